@@ -1,6 +1,7 @@
 """The page of a run: what was seen, escaped, and loading nothing."""
 
 import dataclasses
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -98,4 +99,17 @@ def test_prediction_that_holds_lies_on_the_line() -> None:
     drawn = draw_predictions([Figure("a", 2.0, "ms", "", "t", 2.0)])
 
     x, y = (float(drawn.split(f'c{axis}="')[1].split('"')[0]) for axis in "xy")
-    assert (x - 58) / (470 - 58) == pytest.approx((214 - y) / (214 - 12), abs=0.01)
+    assert (x - 58) / (470 - 58) == pytest.approx((214 - y) / (214 - 30), abs=0.01)
+
+
+def test_title_of_the_y_axis_stands_above_every_line() -> None:
+    plot = draw_curve(Curve("latency", "ms", "share of inferences below", (0.0, 1.0), (0.0, 1.0), "t"))
+    title_y = float(re.search(r'y="([0-9.]+)" class="label">share', plot)[1])  # type: ignore[index]
+    line = re.search(r'points="([^"]+)"', plot)[1]  # type: ignore[index]
+    assert title_y < min(float(point.partition(",")[2]) for point in line.split()) - 8
+
+
+def test_names_break_behind_their_marks_and_words_do_not_break() -> None:
+    page = make_page(EVIDENCE)
+    assert "test_<wbr>a" in page
+    assert "anywhere" not in page

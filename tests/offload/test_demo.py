@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from numpy.typing import NDArray
 from tests.offload.onnx_models import model_of
 from tests.offload.planning_sample import BANDWIDTHS, sample
@@ -28,8 +29,10 @@ from edgekit_offload.demo.director import PHASES, DemoSetup, run_demo
 from edgekit_offload.demo.live_server import LiveServer
 from edgekit_offload.demo.recording import EDGEKIT, Begun, Phase, Recording, Request
 from edgekit_runtime.dataclass_json import to_plain
+from edgekit_runtime.errors import OutputError
 from edgekit_runtime.package.manifest import BackendChoice, Manifest
 from edgekit_runtime.remote.cut_table import CUT_TABLE_NAME, CUT_TABLE_ROLE, CutTable, OffloadPlan, PlanCosts
+from edgekit_toolkit.commands.offload.demo import command as demo
 from edgekit_toolkit.commands.offload.demo_package import choose_ways
 
 SHORT_S = 6.0
@@ -106,8 +109,27 @@ def test_single_answer_of_a_way_in_a_phase_stands_in_the_table() -> None:
     kept = tuple(one for one in plain.requests if one.way == EDGEKIT or one.at_s < last)
     recording = replace(plain, requests=(*kept, Request(last + 0.5, "local", "local", 0.321, True)))
 
-    assert recording.oracle(recording.begun[-1]) == ("local", 0.321)
-    assert "321 ms" in text_of(section_of(body_of(render_saved_page(recording)), "phases"))
+    assert "321 ms (1)" in text_of(section_of(body_of(render_saved_page(recording)), "phases"))
+
+
+def test_phase_in_which_a_way_had_no_request_is_left_out_of_the_comparison() -> None:
+    plain = recorded()
+    last = plain.begun[-1].begin_s
+    slower = tuple(one for one in plain.requests if one.way != "local" or one.at_s < last)
+    recording = replace(plain, requests=slower)
+    first = summarize(recording)[0]
+    assert recording.oracle(recording.begun[-1]) is None
+    assert recording.mean_to_oracle() == pytest.approx(1.0)
+    assert "of 20 requests in 2 of 3 phases; in 1 a way had no request" in first
+    assert "no request" in text_of(section_of(body_of(render_saved_page(recording)), "phases"))
+    assert "of 30 requests in 3 of 3 phases." in summarize(plain)[0]
+
+
+def test_page_that_cannot_be_written_is_said_before_the_demo_begins(tmp_path: Path) -> None:
+    for output, words in ((tmp_path, "is a folder"), (tmp_path / "none" / "demo.html", "is missing")):
+        result = CliRunner().invoke(demo, ["--no-browser", "-o", str(output)])
+        assert isinstance(result.exception, OutputError)
+        assert words in str(result.exception)
 
 
 def test_switches_are_listed_with_their_reasons() -> None:

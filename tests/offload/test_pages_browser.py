@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from tests.offload.planning_sample import hostile, sample
@@ -34,7 +35,10 @@ MEASURE = """<script>addEventListener('load', () => {
     e.getBoundingClientRect().right > innerWidth + 1).map(e => e.tagName + '.' + e.className);
   if (document.documentElement.scrollWidth > innerWidth) wide.push('page');
   const shown = [...document.querySelectorAll('svg.plot')].filter(e => e.getBoundingClientRect().width > 0);
-  document.title = JSON.stringify({width: innerWidth, wide, charts: shown.length});
+  const cut = [...document.querySelectorAll('.scroll')].filter(e => innerWidth > 1000 &&
+    e.scrollWidth > e.clientWidth + 1).map(e => e.ariaLabel);
+  const tall = [...document.querySelectorAll('#ways ~ * tr')].filter(e => e.offsetHeight > 100).length;
+  document.title = JSON.stringify({width: innerWidth, wide, cut, tall, charts: shown.length});
 });</script></main>"""
 
 
@@ -96,7 +100,13 @@ def test_page_opens_without_console_messages_and_keeps_its_charts(
 @pytest.mark.parametrize("width", [1200, 390])
 @pytest.mark.parametrize("name", list(PAGES))
 def test_page_fits_the_screen_and_shows_one_chart(name: str, width: int, site: Site, tmp_path: Path) -> None:
-    assert measured(site, PAGES[name](), width, tmp_path) == {"width": width, "wide": [], "charts": 1}
+    assert measured(site, PAGES[name](), width, tmp_path) == {
+        "width": width,
+        "wide": [],
+        "cut": [],
+        "tall": ANY if name == "hostile" or width < 1000 else 0,
+        "charts": 1,
+    }
 
 
 def measured(site: Site, page: str, width: int, folder: Path) -> Any:

@@ -735,7 +735,7 @@ def test_rounded_ways_of_what_is_no_classifier_are_offered_on_request_only(max_l
         assert way.is_over_loss == (way in lossy and max_loss < 1)
         assert way.plan.answers_changed is None or way not in lossy
         if way.is_over_loss:
-            assert "--max-loss 100% admits it" in way.explanation
+            assert "--classes; --max-loss 100% admits it" in way.explanation
             assert way.name not in {one.name for one in result.table.plans}
 
 

@@ -363,6 +363,16 @@ def test_plan_that_was_asked_for_runs_only_where_it_can() -> None:
     assert choose(TABLE, Conditions(None), None, asked, cause="it failed").reason.startswith("it failed")
 
 
+def test_unknown_plan_that_was_asked_for_leaves_what_changes_no_answer() -> None:
+    asked = Preference(plan="cut99")
+    cut = dataclasses.replace(CUT, head="cut3.head")
+    for table, exact in ((TABLE, "local"), (CutTable((cut, RAW)), "raw"), (CutTable((cut,)), "cut3")):
+        decision = choose(table, link(2), None, asked)
+        assert decision.plan.name == exact
+        assert "no plan 'cut99'" in decision.reason
+        assert all(plan.name in decision.reason for plan in table.plans)
+
+
 PACKED = OffloadPlan(
     "packed",
     PlanCosts(0.012, 0.021, 50_000.0, 100.0, plain_bytes=100_000.0, compress_s=0.002, decompress_s=0.001),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.remote.offload_parts import wait_until
 
+from edgekit_runtime.client.responses import make_error, parse_head
 from edgekit_runtime.errors import EdgekitError, RequestError, TransportError
 from edgekit_runtime.remote.cut_table import CutTable, Escalation, Objective, OffloadPlan, PlanCosts
 from edgekit_runtime.remote.link_estimate import Exchange
@@ -244,6 +245,17 @@ def test_pause_grows_while_a_server_answers_golden_inputs_and_is_too_loaded_for_
     state.note_reply(CUT, refuse(RequestError(503, "busy")), is_late=False)
     assert not state.breaker.may_probe(now[0] + 29)
     assert state.breaker.may_probe(now[0] + 60)
+
+
+def test_refusal_of_a_proxy_without_a_server_is_not_called_load() -> None:
+    head = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 20\r\n\r\n"
+    state = make_state()
+    error = make_error(parse_head(head, 100), memoryview(b"<h1>No server</h1>  "))
+    state.note_reply(CUT, refuse(error), is_late=False)
+    assert "a proxy does where no server is left" in state.breaker.cause
+    assert "loaded" not in state.breaker.cause
+    state.note_reply(CUT, refuse(RequestError(503, "the queue is full")), is_late=False)
+    assert "the queue is full" in state.breaker.cause
 
 
 def test_requests_that_fail_together_are_one_failure() -> None:

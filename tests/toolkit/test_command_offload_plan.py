@@ -13,7 +13,7 @@ from tests.offload.onnx_models import model_of
 
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_runtime.dataclass_json import from_plain
-from edgekit_runtime.errors import CutError, EdgekitError, ModelError
+from edgekit_runtime.errors import CutError, EdgekitError, ModelError, OutputError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.remote.cut_table import read_cut_table
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
@@ -52,6 +52,19 @@ def test_plan_prints_every_way_and_where_it_is_best(planned: tuple[Result, Path]
     for words in ("local", "raw", "uint8", "cut", "What to make of it", "Written", "placements tried"):
         assert words in text
     assert re.search(r"uint8 .* measured", text)  # coded uploads are run as they are
+
+
+def test_plan_of_a_model_says_why_it_writes_no_package(planned: tuple[Result, Path]) -> None:
+    text = " ".join(planned[0].stdout.split())
+    assert "No package was written" in text
+    assert "edgekit package" in text
+
+
+def test_folder_that_cannot_be_written_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "plans"):
+        with pytest.raises(OutputError, match=re.escape(str(folder))):
+            invoke(tmp_path / "no.onnx", "--device", "local", "--server", "local", "-o", folder)
 
 
 def test_plan_writes_json_and_a_page(planned: tuple[Result, Path]) -> None:

@@ -20,6 +20,7 @@ from edgekit_runtime.tensors import Array
 
 _MAX_KEPT: Final = 64
 _MAX_KEPT_BYTES: Final = 4096
+_NO_SERVER: Final = (502, 503, 504)
 _TIMES: Final = b"\r\nServer-Timing:"  # a head that states times is never repeated
 
 
@@ -191,5 +192,7 @@ def _reshape(target: Array, shape: tuple[int, ...]) -> Array:
 
 def make_error(head: ResponseHead, body: memoryview) -> RequestError:
     """Return the error that a response states."""
-    message = decode_error(bytes(body)) or f"the service answered with status {head.status}"
+    message = decode_error(bytes(body)) or f"the service answered with status {head.status} and no reason"
+    if head.status in _NO_SERVER and not decode_error(bytes(body)):
+        message += ", as a proxy does where no server is left"
     return RequestError(head.status, message, retry_after_s=head.retry_after_s)

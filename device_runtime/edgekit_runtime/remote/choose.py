@@ -198,6 +198,7 @@ def _list_plans(
 
     If the device cannot run the model, plans with a server that failed or is loaded are returned too. If the
     server has proved no plan at all, all are returned; a session lets it prove one before it sends anything.
+    In the place of a plan that was requested and cannot run, one that changes no answer is returned, if any.
     """
     local = table.local
     proved = [
@@ -208,11 +209,15 @@ def _list_plans(
         cause = "the server has not proved a plan that can run now"
     if forced is not None:
         if forced not in {plan.name for plan in table.plans}:
-            cause = f"the package has no plan '{forced}' for this request, which was asked for"
+            names = ", ".join(plan.name for plan in table.plans)
+            cause = (
+                f"the package has no plan '{forced}' for this request, which was asked for; it has {names}"
+            )
         elif forced not in {plan.name for plan in plans}:
             cause = cause or f"the server has not proved '{forced}' yet, which was asked for"
         asked = [plan for plan in plans if plan.name == forced]
-        plans = asked or (plans if local is None else [local])
+        exact = [plan for plan in plans if plan.head is None and not plan.media]
+        plans = asked or (exact or plans if local is None else [local])
     return plans or list(table.plans), cause
 
 

@@ -82,6 +82,20 @@ def make_folders(path: Path, mode: int = 0o777, disk: Disk = DISK) -> None:
         raise OutputError(f"cannot make {path}: {cause.strerror}") from cause
 
 
+def check_target(path: Path) -> None:
+    """Check that `write_atomically` can write `path`, before work that takes long.
+
+    Raises:
+        OutputError: it is a folder, or its folder is missing or unwritable.
+    """
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise OutputError(f"{path}: its folder is missing; make it first")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise OutputError(f"{path}: its folder is not writable; choose another")
+
+
 @contextlib.contextmanager
 def write_atomically(path: Path, *, mode: int = 0o666, disk: Disk = DISK) -> Iterator[BinaryIO]:
     """Yield a binary file that becomes `path` when the block ends without an error, and vanishes otherwise.

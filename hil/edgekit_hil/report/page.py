@@ -1,6 +1,7 @@
 """The page of one file of evidence: one HTML file that loads nothing."""
 
 import html
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -17,7 +18,8 @@ body { font: 14px/1.45 system-ui, sans-serif; color: var(--text); background: va
 h1 { font-size: 24px; margin: 0; } h2 { font-size: 17px; margin: 28px 0 8px; }
 p { margin: 4px 0; color: var(--soft); }
 table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: 4px 8px 4px 0;
-  border-bottom: 1px solid var(--line); vertical-align: top; overflow-wrap: anywhere; }
+  border-bottom: 1px solid var(--line); vertical-align: top; }
+.scroll { overflow-x: auto; }
 .number { text-align: right; white-space: nowrap; } .failed { color: var(--red); font-weight: 600; }
 .passed { color: var(--green); } .plots { display: grid; gap: 16px;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); }
@@ -91,13 +93,18 @@ def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     head = "".join(f"<th>{title}" for title in titles)
     body = "".join(
         "<tr>"
-        + "".join(f'<td class="{_escape(cell) if cell in _OUTCOMES else ""}">{_escape(cell)}' for cell in row)
+        + "".join(f'<td class="{_escape(cell) if cell in _OUTCOMES else ""}">{_break(cell)}' for cell in row)
         for row in rows
     )
-    return f"<table><tr>{head}{body}</table>"
+    return f'<div class="scroll"><table><tr>{head}{body}</table></div>'
 
 
 _OUTCOMES: Final = ("passed", "failed", "skipped")
+
+
+def _break(text: str) -> str:
+    """Return text that may be broken behind the marks in names of tests and files, and in no word."""
+    return re.sub(r"([_/:.]+)(?=[A-Za-z])", r"\1<wbr>", _escape(text))
 
 
 def _escape(text: str) -> str:

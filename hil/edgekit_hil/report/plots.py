@@ -11,7 +11,7 @@ _WIDTH: Final = 480
 _HEIGHT: Final = 260
 _LEFT: Final = 58
 _RIGHT: Final = 470
-_TOP: Final = 12
+_TOP: Final = 30  # the title of the y axis stands above, where no line crosses it
 _BOTTOM: Final = 214
 _TICKS: Final = 5
 _MOST_POINTS: Final = 600
@@ -87,7 +87,7 @@ def _axes(
         parts.append(f'<text x="{_LEFT - 6}" y="{place + 4:.1f}" class="end">{value:.3g}</text>')
     x_label, y_label = (html.escape(label) for label in labels)
     parts.append(f'<text x="{_RIGHT}" y="{_BOTTOM + 36}" class="end label">{x_label}</text>')
-    parts.append(f'<text x="{_LEFT + 6}" y="{_TOP + 10}" class="label">{y_label}</text>')
+    parts.append(f'<text x="4" y="{_TOP - 14}" class="label">{y_label}</text>')
     return "".join(parts)
 
 

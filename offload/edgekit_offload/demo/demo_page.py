@@ -59,9 +59,15 @@ def summarize(recording: Recording) -> list[str]:
         return ["No request was answered yet."]
     right = len(own) - recording.wrong
     sentences = [f"{right:,} of {len(own):,} answers were right, under load and without the server too."]
+    compared = [phase for phase in recording.begun if recording.oracle(phase) is not None]
     if ratio is not None:
+        count = sum(len(recording.within(phase, EDGEKIT)) for phase in compared)
+        left_out = len(recording.begun) - len(compared)
+        others = f"; in {left_out} a way had no request, or none answered" if left_out else ""
         sentences.insert(
-            0, f"edgekit took {ratio:.2f} times as long as the best way of each phase, on the mean."
+            0,
+            f"edgekit took {ratio:.2f} times as long as the best way of each phase, on the mean of"
+            f" {count:,} requests in {len(compared)} of {len(recording.begun)} phases{others}.",
         )
     return [*sentences, *(_against(recording, way) for way in rivals_of(recording))]
 
@@ -120,8 +126,9 @@ def _phases(recording: Recording) -> Markup:
     rows = [_phase_row(recording, phase) for phase in recording.begun]
     note = el(
         "p",
-        "Medians of requests that were measured in this run: every second request is edgekit's own choice, "
-        "the ways take turns in between. Each way has a connection of its own.",
+        "Medians of requests that were measured in this run, with their number: every second request is "
+        "edgekit's own choice, the ways take turns in between. Each way has a connection of its own. A phase "
+        "in which a way had no request has no oracle.",
         class_="note",
     )
     grid = table(head, rows, numeric=frozenset(range(1, len(head))), caption="Latency in each phase")
@@ -130,19 +137,23 @@ def _phases(recording: Recording) -> Markup:
 
 def _phase_row(recording: Recording, phase: Begun) -> Markup:
     own, oracle = recording.within(phase, EDGEKIT), recording.oracle(phase)
-    cells = [_latency(median_of(own)), _latency(percentile(own, 0.95))]
+    cells = [_latency(median_of(own), count=len(own)), _latency(percentile(own, 0.95))]
     best = None if oracle is None else oracle[0]
-    cells += [_latency(median_of(recording.within(phase, way)), best=way == best) for way in recording.ways]
+    for way in recording.ways:
+        latencies = recording.within(phase, way)
+        cells.append(_latency(median_of(latencies), best=way == best, count=len(latencies)))
     words = "" if oracle is None else f"{show_ms(oracle[1])} ({oracle[0]})"
     return el(
         "tr", el("th", phase.phase.title, scope="row", class_="name"), *cells, el("td", words, class_="n")
     )
 
 
-def _latency(latency_s: float | None, *, best: bool = False) -> Markup:
+def _latency(latency_s: float | None, *, best: bool = False, count: int = 0) -> Markup:
+    """Return a cell with a latency, and the number of requests behind it."""
     if latency_s is None:
-        return el("td", "", class_="n")
+        return el("td", "no request", class_="n")
     text = show_ms(latency_s) if math.isfinite(latency_s) else "no answer"
+    text += f" ({count})" if count else ""
     return el("td", text, class_="n best" if best else "n")
 
 

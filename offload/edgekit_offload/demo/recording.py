@@ -111,13 +111,15 @@ class Recording:
         ]
 
     def oracle(self, phase: Begun) -> tuple[str, float] | None:
-        """Return the way with the least median latency in a phase, and that median; None if none answers."""
-        found = [(median_of(self.within(phase, way)), way) for way in self.ways]
-        known = [(value, way) for value, way in found if value is not None and math.isfinite(value)]
-        if not known:
+        """Return the way with the least median latency in a phase, and that median.
+
+        None if a way had no request in the phase, since it may be the best, or if no way answers.
+        """
+        latencies = [(self.within(phase, way), way) for way in self.ways]
+        if not latencies or not all(values for values, _ in latencies):
             return None
-        value, way = min(known)
-        return way, value
+        value, way = min((statistics.median(values), way) for values, way in latencies)
+        return (way, value) if math.isfinite(value) else None
 
     def switches(self) -> Iterator[Switch]:
         """Yield each change of the plan that gives the answers."""
@@ -126,7 +128,7 @@ class Recording:
             yield Switch(first.at_s, before or "no answer", after or "no answer", first.reason)
 
     def mean_to_oracle(self) -> float | None:
-        """Return edgekit's mean latency as a multiple of the oracle's over all phases, or None."""
+        """Return edgekit's mean latency as a multiple of the oracle's over phases that have one, or None."""
         own, ideal = 0.0, 0.0
         for phase in self.begun:
             latencies, oracle = self.within(phase, EDGEKIT), self.oracle(phase)

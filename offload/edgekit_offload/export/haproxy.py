@@ -54,7 +54,9 @@ global
 
 defaults
     mode http
-    timeout connect 1s
+    # With TLS, so three round trips. A request whose connection failed waits as long, at most a second,
+    # before it goes to the only replica that is left.
+    timeout connect 300ms
     timeout client 75s
     timeout server 30s
     timeout http-request 10s

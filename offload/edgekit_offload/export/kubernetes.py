@@ -1,6 +1,7 @@
 """Manifests for Kubernetes (replicas of our service) and for KServe (Triton with the exported repository).
 
-They are plain JSON, which is also YAML. In both, the models have the names that the device's cut table uses.
+Each file is YAML with several documents, each of them plain JSON: validators do not look into a `List`. In
+both, the models have the names that the device's cut table uses.
 
 Source: Kubernetes API reference, apps/v1, v1, autoscaling/v2 and policy/v1; KServe API v1beta1 and v1alpha1.
 """
@@ -45,7 +46,7 @@ USER {user}
 def write_manifests(
     package: OpenedPackage, tails: tuple[Tail, ...], folder: Path, backend: TritonBackend
 ) -> None:
-    """Write `kubernetes.json`, `kserve.json`, a `Containerfile`, and the repository that KServe serves.
+    """Write `kubernetes.yaml`, `kserve.yaml`, a `Containerfile`, and the repository that KServe serves.
 
     Args:
         package: the package that the replicas serve; it is copied beside the `Containerfile`.
@@ -64,8 +65,8 @@ def write_manifests(
     with write_atomically(folder / package.manifest.file_name) as file:
         package.copy_to(file)
     _write(folder / "Containerfile", container)
-    _write(folder / "kubernetes.json", _as_list(kubernetes_objects(name, package.manifest, tails)))
-    _write(folder / "kserve.json", _as_list(kserve_objects(name)))
+    _write(folder / "kubernetes.yaml", _join_documents(kubernetes_objects(name, package.manifest, tails)))
+    _write(folder / "kserve.yaml", _join_documents(kserve_objects(name)))
 
 
 def object_name(model: str) -> str:
@@ -221,8 +222,8 @@ def _object(
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **rest}
 
 
-def _as_list(objects: list[dict[str, Any]]) -> str:
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2) + "\n"
+def _join_documents(objects: list[dict[str, Any]]) -> str:
+    return "---\n".join(json.dumps(one, indent=2) + "\n" for one in objects)
 
 
 def _write(path: Path, text: str) -> None:

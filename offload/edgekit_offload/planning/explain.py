@@ -262,7 +262,10 @@ def _describe_loss(way: Way) -> str:
             " changes: give them by --samples; --max-loss 100% admits it without"
         )
     if way.expected_loss is None:
-        return "not offered, since what its coding changes is unknown; --max-loss 100% admits it"
+        return (
+            "not offered, since what its coding changes is unknown: name the output with scores of classes by"
+            " --classes; --max-loss 100% admits it without"
+        )
     loss, error = 100 * way.expected_loss, 100 * way.loss_error
     enough = math.ceil((loss + error) * 100) / 100
     return (

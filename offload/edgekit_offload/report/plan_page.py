@@ -187,7 +187,7 @@ def _ways(result: PlanningResult) -> Markup | None:
         "inputs.",
         class_="note",
     )
-    grid = table(head, rows, numeric=frozenset(range(2, 8)), caption="Every way to run the model")
+    grid = table(head, rows, numeric=frozenset(range(2, 6)), caption="Every way to run the model")
     return section("Every way", grid, note, key="ways")
 
 
@@ -201,8 +201,8 @@ def _way_row(result: PlanningResult, number: int, way: Way) -> Markup:
         el("td", _NONE if is_local else show_ms(costs.server_s), class_="n"),
         el("td", _NONE if is_local else show_bytes(costs.upload_bytes), class_="n"),
         el("td", _NONE if is_local else show_bytes(costs.download_bytes), class_="n"),
-        el("td", _NONE if is_local else describe_answers(way, result.samples), class_="n"),
-        el("td", _NONE if is_local else describe_leakage(way), class_="n"),
+        el("td", _NONE if is_local else describe_answers(way, result.samples), class_="where"),
+        el("td", _NONE if is_local else describe_leakage(way), class_="where"),
         el("td", badge(way.label)),
         el("td", _where_best(result, way), class_="where"),
         class_="chosen" if way.wins else None,
@@ -215,7 +215,8 @@ def _where_best(result: PlanningResult, way: Way) -> str:
         found = [win for win in way.wins if win.rtt_ms == rtt_ms]
         if found:
             ranges = " and ".join(
-                f"{three_digits(win.from_mbit_s)} to {three_digits(win.to_mbit_s)}" for win in found
+                " to ".join(dict.fromkeys(map(three_digits, (win.from_mbit_s, win.to_mbit_s))))
+                for win in found
             )
             return f"{ranges} Mbit/s at {three_digits(rtt_ms)} ms"
     if way.is_over_loss:

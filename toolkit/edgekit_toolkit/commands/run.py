@@ -58,10 +58,13 @@ def command(
     from edgekit_runtime.package.archive import read_package
     from edgekit_runtime.sessions import open_preferred, open_session
     from edgekit_runtime.sessions.opening.package_opening import check_first_opening
+    from edgekit_runtime.system.atomic_files import check_target
     from edgekit_runtime.system.paths import find_keys_folder
     from edgekit_runtime.trust.trust_store import TrustStore
     from edgekit_toolkit.openings.model_opening import PACKAGE_LIMIT_S
 
+    if output_path is not None:
+        check_target(output_path)
     trust = TrustStore.from_folder(find_keys_folder())
     with contextlib.ExitStack() as stack:
         opened = stack.enter_context(read_package(package, trust))

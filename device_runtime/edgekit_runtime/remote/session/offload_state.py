@@ -345,7 +345,7 @@ class OffloadState:
             with self.lock:
                 pause_s = way.back_off.fail(self._chance.random()) if self.breaker.is_closed else 0.0
             wait_s = max(error.retry_after_s or 1.0, pause_s)
-            self.fail("the server says that it is loaded", at_least_s=wait_s)
+            self.fail(f"the server takes no requests now: {error}", at_least_s=wait_s)
         else:
             self.fail(f"the server failed: {error}", way)
 

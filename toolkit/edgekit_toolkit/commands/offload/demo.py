@@ -52,11 +52,12 @@ def command(seconds: float, *, output: Path, proxy: bool, no_browser: bool, as_j
     from edgekit_offload.demo.director import run_demo
     from edgekit_offload.demo.live_server import LiveServer
     from edgekit_offload.demo.recording import Recording, to_json
-    from edgekit_runtime.system.atomic_files import write_atomically
+    from edgekit_runtime.system.atomic_files import check_target, write_atomically
     from edgekit_toolkit.commands.offload.demo_package import make_demo_package
     from edgekit_toolkit.commands.progress import ProgressBar
     from edgekit_toolkit.console import open_console
 
+    check_target(output)
     begin_s = time.monotonic()
     console = open_console(stderr=as_json)
     states = [Recording("a network is made and planned", "", "", (), (), ())]

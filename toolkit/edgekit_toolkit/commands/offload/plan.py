@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from edgekit_offload.planning.result import PlanningResult
 
 _ENDINGS: Final = (".json", ".html")
+_NO_PACKAGE: Final = (
+    "No package was written: {model} is a model. Plan its package to have one: edgekit package {model},"
+    " then edgekit offload plan packages/*.edgepkg"
+)
 
 
 @click.command("plan")
@@ -112,6 +116,7 @@ def command(model: Path, *, output: Path, as_json: bool, key: str, **options: An
     from edgekit_toolkit.commands.progress import ProgressBar
     from edgekit_toolkit.console import open_console
 
+    _make_folder(output)
     console = open_console(stderr=as_json)
     with ProgressBar(console) as progress:
         inputs = read_inputs(model, options, progress)
@@ -129,27 +134,38 @@ def command(model: Path, *, output: Path, as_json: bool, key: str, **options: An
         click.echo(json.dumps(to_plain(result)))
     else:
         print_plan(result, console, written)
+        if model.suffix != ".edgepkg":
+            console.print(_NO_PACKAGE.format(model=model))
+        elif inputs.realise is None:
+            console.print("No package was written: no cut was measured. Name two machines to have one.")
 
 
-def _write(result: PlanningResult, folder: Path, name: str) -> list[Path]:
-    """Write the plan as JSON and as a page.
+def _make_folder(folder: Path) -> None:
+    """Make the folder for the plan, before the measurements: those take minutes.
 
     Raises:
         OutputError: the folder cannot be written.
     """
-    import json
-
-    from edgekit_offload.report.plan_page import render_plan_page
-    from edgekit_runtime.dataclass_json import to_plain
     from edgekit_runtime.errors import OutputError
-    from edgekit_runtime.system.atomic_files import write_atomically
+    from edgekit_runtime.system.atomic_files import check_target
 
-    texts = (json.dumps(to_plain(result), indent=1) + "\n", render_plan_page(result))
-    written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as cause:
         raise OutputError(f"{folder}: {cause.strerror}; choose another folder by --output") from cause
+    check_target(folder / "plan")
+
+
+def _write(result: PlanningResult, folder: Path, name: str) -> list[Path]:
+    """Write the plan as JSON and as a page."""
+    import json
+
+    from edgekit_offload.report.plan_page import render_plan_page
+    from edgekit_runtime.dataclass_json import to_plain
+    from edgekit_runtime.system.atomic_files import write_atomically
+
+    texts = (json.dumps(to_plain(result), indent=1) + "\n", render_plan_page(result))
+    written = []
     for ending, text in zip(_ENDINGS, texts, strict=True):
         path = folder / f"{name}.plan{ending}"
         with write_atomically(path) as file:

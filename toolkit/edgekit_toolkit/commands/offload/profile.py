@@ -57,12 +57,14 @@ def command(file: Path, *, on: str, server: str | None, as_json: bool, **options
     from edgekit_offload.profiling.model_profile import write_profile
     from edgekit_runtime.remote.measurement.link_probe import probe_link
     from edgekit_runtime.remote.offload_options import read_token
+    from edgekit_runtime.system.atomic_files import check_target
     from edgekit_toolkit.commands.offload.source import read_named_model
     from edgekit_toolkit.commands.progress import ProgressBar
     from edgekit_toolkit.console import open_console
 
     machine, model = Machine.parse(on), read_named_model(file)
     output = options["output"] or Path(f"{model.name}.{_machine_name(on)}.profile.json")
+    check_target(output)
     link = None
     with ProgressBar(open_console(stderr=True)) as progress:
         if server is not None:
