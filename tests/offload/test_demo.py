@@ -126,7 +126,7 @@ def test_phase_in_which_a_way_had_no_request_is_left_out_of_the_comparison() -> 
 
 
 def test_page_that_cannot_be_written_is_said_before_the_demo_begins(tmp_path: Path) -> None:
-    for output, words in ((tmp_path, "is a folder"), (tmp_path / "none" / "demo.html", "is missing")):
+    for output, words in ((tmp_path, "is a folder"), (tmp_path / "none" / "demo.html", "make its folder")):
         result = CliRunner().invoke(demo, ["--no-browser", "-o", str(output)])
         assert isinstance(result.exception, OutputError)
         assert words in str(result.exception)

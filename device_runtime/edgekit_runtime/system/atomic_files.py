@@ -89,11 +89,11 @@ def check_target(path: Path) -> None:
         OutputError: it is a folder, or its folder is missing or unwritable.
     """
     if path.is_dir():
-        raise OutputError(f"{path} is a folder; name a file in it")
+        raise OutputError(f"cannot write {path}: it is a folder; name a file in it")
     if not path.parent.is_dir():
-        raise OutputError(f"{path}: its folder is missing; make it first")
+        raise OutputError(f"cannot write {path}: No such file or directory; make its folder first")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise OutputError(f"{path}: its folder is not writable; choose another")
+        raise OutputError(f"cannot write {path}: Permission denied; choose another folder")
 
 
 @contextlib.contextmanager
