@@ -13,6 +13,7 @@ from edgekit_fleet.rollouts.decide import decide
 from edgekit_fleet.rollouts.gates import GateLimits, Period, Sample, find_period, judge_samples, measure
 from edgekit_fleet.rollouts.progress import (
     TRANSIENT_CODES,
+    UNTRIED_CODES,
     Answered,
     Decision,
     Joined,
@@ -60,10 +61,12 @@ def step(progress: Progress, now: float) -> Decision:
     return decision
 
 
-def answer(progress: Progress, devices: tuple[str, ...], now: float, outcome: str = "succeeded") -> None:
+def answer(
+    progress: Progress, devices: tuple[str, ...], now: float, outcome: str = "succeeded", code: str = ""
+) -> None:
     for device in devices:
         readings = (Reading(model="m", stage=0, measures={"latency": 0.0}),)
-        apply(progress, Answered(device=device, outcome=outcome, readings=readings), now)  # type: ignore[arg-type]
+        apply(progress, Answered(device=device, outcome=outcome, code=code, readings=readings), now)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", BAD_MODELS)
@@ -418,6 +421,37 @@ def test_rollout_to_one_device_that_fails_does_not_end_well() -> None:
         "stopped, and 1 device goes back: 1 of 1 devices are judged, and none runs the release well: "
     )
     assert "failed to install it" in ended.sentence
+
+
+@pytest.mark.parametrize("code", sorted(UNTRIED_CODES))
+@pytest.mark.parametrize("outcome", ["refused", "failed"])
+def test_device_that_could_not_try_the_release_says_nothing_about_it(outcome: str, code: str) -> None:
+    progress = start(1)
+    answer(progress, step(progress, 1.0).devices, 2.0, outcome, code)
+    ended = step(progress, 3.0)
+    assert ended.sentence == (
+        "stopped, and 1 device goes back: 1 of 1 devices are judged, 1 device has not tried it"
+        f" ({code}: 1), which says nothing about the release"
+    )
+
+
+def test_full_disks_do_not_stop_a_release_that_others_run_well() -> None:
+    progress = start(40)
+    while progress.state == "running":
+        devices = step(progress, 1.0).devices
+        answer(progress, tuple(one for one in devices if int(one[1:]) % 2), 2.0, "failed", "disk-full")
+        answer(progress, tuple(one for one in devices if not int(one[1:]) % 2), 2.0)
+    assert progress.state == "succeeded"
+    assert progress.last is not None
+    assert "nothing is shown against the release; 20 devices have not tried it (disk-full: 20)" in (
+        progress.last.sentence
+    )
+
+
+def test_first_device_with_a_full_disk_lets_no_further_devices_begin_than_the_first_step() -> None:
+    progress = start(40, minimum=1, waves=(1, 40))
+    answer(progress, step(progress, 1.0).devices, 2.0, "refused", "disk-full")
+    assert len(step(progress, 3.0).devices) == 1
 
 
 def test_end_of_a_rollout_counts_the_devices_that_do_not_run_the_release() -> None:

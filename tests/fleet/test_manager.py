@@ -17,9 +17,12 @@ from sqlalchemy import delete, select, update
 from tests.fleet.conftest import Fleet
 from tests.fleet.fleet_device import eventually, make_csr, post
 from tests.free_port import free_port
+from tests.waiting import wait_for
 
+from edgekit_fleet.access.tokens import add_token, list_tokens
 from edgekit_fleet.manager import control_loop, inbox
 from edgekit_fleet.operations import devices, running
+from edgekit_fleet.operations.webhooks import add_webhook, list_webhooks
 from edgekit_fleet.releases.repository import NewTarget, TufRepository, open_repository
 from edgekit_fleet.store.database import open_store, sqlite_url
 from edgekit_fleet.store.due import mark_due
@@ -642,3 +645,15 @@ def test_turns_whose_commits_were_not_confirmed_count_once(fleet, monkeypatch):
         await device.disconnect()
 
     asyncio.run(run())
+
+
+def test_what_an_expired_token_has_made_ends_with_it(fleet):
+    for name, actor in (("of-ci", "token:ci"), ("of-other", "token:other"), ("of-ann", "ann")):
+        add_webhook(fleet.store, name, "http://127.0.0.1:9/", [], actor=actor)
+    with fleet.store.transaction() as session:
+        add_token(session, "made", ["read"], actor="token:ci")
+        add_token(session, "other", ["read"], actor="ann", life_s=600.0)
+        add_token(session, "ci", ["admin"], actor="ann", life_s=0.0)
+    wait_for(lambda: [one.name for one in list_webhooks(fleet.store)] == ["of-ann", "of-other"])
+    with fleet.store.snapshot() as session:
+        assert [one.name for one in list_tokens(session)] == ["ci", "other"]

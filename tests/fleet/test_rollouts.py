@@ -1,6 +1,7 @@
 """Rollouts over the store: what devices are told, what a plan says, and that a killed manager goes on."""
 
 import math
+import random
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
@@ -8,12 +9,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 from sqlalchemy.orm import Session
+from tests.agent.parts import NOON, want
 
 from edgekit_fleet.identity import enrolment
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.operations import devices, rollouts
 from edgekit_fleet.operations.rollouts import RolloutRequest
 from edgekit_fleet.rollouts import observations, runner
+from edgekit_fleet.rollouts.preview import DeviceView, PackageView, Situation, preview
 from edgekit_fleet.rollouts.progress import Answered
 from edgekit_fleet.rollouts.runner import RolloutRunner, read_entries
 from edgekit_fleet.rollouts.selector import parse_selector
@@ -32,6 +35,7 @@ from edgekit_fleet.store.tables import (
     RolloutRow,
     WantedModelRow,
 )
+from edgekit_runtime.agent.conditions import SPARE_BYTES, ModelView, find_obstacle
 from edgekit_runtime.agent.documents import DesiredModel, ModelFigures, Reported, ReportedModel
 from edgekit_runtime.agent.signing import seal
 from edgekit_runtime.dataclass_json import from_plain, to_plain
@@ -465,7 +469,7 @@ def test_orders_are_followed_and_misplaced_ones_refused(store: Store) -> None:
 
 
 def test_plan_names_who_is_refused_and_why(store: Store) -> None:
-    add_devices(store, 9, engines="onnxruntime", free_bytes="5000", battery="mains")
+    add_devices(store, 9, engines="onnxruntime", free_bytes="50000000", battery="mains")
     add_release(store)
     changes = {
         "d001": {"target": "jetson-orin-nano"},
@@ -495,6 +499,32 @@ def test_plan_names_who_is_refused_and_why(store: Store) -> None:
         "d007": "same",
     }
     assert rollouts.list_rollouts(store) == []
+
+
+def test_plan_and_device_have_one_rule_for_the_room_on_a_disk() -> None:
+    draw = random.Random(28)
+    outcomes = set()
+    for _ in range(500):
+        size_bytes = draw.choice((1, 1000, 1 << 20, 1 << 30))
+        needed_bytes = 2 * size_bytes + SPARE_BYTES
+        free_bytes = max(0, needed_bytes + draw.choice((-1, 0, 1, -size_bytes, size_bytes)))
+        package = PackageView(
+            model="kws",
+            target="rpi5",
+            version="2.0.0",
+            manifest_sha256="b" * 64,
+            path="p",
+            size_bytes=size_bytes,
+            sha256="c" * 64,
+        )
+        situation = Situation(target="rpi5", is_disk_known=True)
+        planned, _ = preview([DeviceView("d1", situation, str(free_bytes))], [package])
+        obstacle = find_obstacle(
+            want(size_bytes=size_bytes), ModelView(model="kws"), replace(NOON, free_bytes=free_bytes), 0
+        )
+        assert bool(planned) == (obstacle is None), (size_bytes, free_bytes)
+        outcomes.add(bool(planned))
+    assert outcomes == {True, False}
 
 
 @pytest.mark.parametrize("because", ["2 answered NaN", ""])

@@ -15,6 +15,7 @@ from click.shell_completion import shell_complete
 
 from edgekit_runtime import __version__
 from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.system.shown_text import log_lines
 from edgekit_toolkit import commands
 from edgekit_toolkit.lazy_commands import OrderedGroup, lazy_commands
 
@@ -71,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; None takes those of the process.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
+    log_lines()  # what devices and servers send stands in them
     try:
         code = _run(arguments)
         sys.stdout.flush()  # here, where a closed pipe can still be handled quietly

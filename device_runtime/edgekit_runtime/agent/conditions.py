@@ -1,6 +1,7 @@
 """Conditions under which an update may begin or continue. Pure: the caller measures."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -106,12 +107,24 @@ def find_obstacle(
         return Obstacle("older", f"version {wanted.version} is older than {view.version}, which is here")
     if wanted.window is not None and not is_window(wanted.window):
         return Obstacle("window", f"window {wanted.window[:20]!r} is not of the form 01:00-04:00")
-    needed_bytes = wanted.size_bytes - done_bytes + wanted.size_bytes + SPARE_BYTES
+    needed_bytes = count_needed_bytes((wanted.size_bytes,), done_bytes)
     if wanted.sha256 not in conditions.downloaded and needed_bytes > conditions.free_bytes:
         return Obstacle(
             "disk-full", f"the update needs {needed_bytes} bytes, {conditions.free_bytes} are free"
         )
     return _find_shortage(wanted, conditions, done_bytes)
+
+
+def count_needed_bytes(sizes_bytes: Sequence[int], done_bytes: int = 0) -> int:
+    """Return the free bytes that a device needs to install packages one after the other.
+
+    The plan of a rollout uses it too: it must not promise what devices refuse.
+
+    Args:
+        sizes_bytes: size of each package, at least one.
+        done_bytes: bytes of them that are on the device already.
+    """
+    return sum(sizes_bytes) - done_bytes + max(sizes_bytes) + SPARE_BYTES
 
 
 def _find_shortage(wanted: DesiredModel, conditions: DeviceConditions, done_bytes: int) -> Obstacle | None:
@@ -142,8 +155,8 @@ def check_window(window: str | None, conditions: DeviceConditions) -> Obstacle |
     if found is None:
         return Obstacle("window", f"window {window[:20]!r} is not of the form 01:00-04:00")
     if conditions.now_s is None:
-        return Obstacle("clock", f"waits for {window}, and the clock is not set", may_pass=True)
+        return Obstacle("clock", f"waits for {window} local time, and the clock is not set", may_pass=True)
     begin, end = int(found[1]) * 60 + int(found[2]), int(found[3]) * 60 + int(found[4])
     now = conditions.minute_of_day
     is_within = begin <= now < end if begin <= end else now >= begin or now < end
-    return None if is_within else Obstacle("window", f"waits for {window}", may_pass=True)
+    return None if is_within else Obstacle("window", f"waits for {window} local time", may_pass=True)

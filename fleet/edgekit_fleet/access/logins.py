@@ -146,13 +146,18 @@ def find_login(store: Store, secret: str, now: float, *, is_use: bool = True) ->
         row = session.get(LoginRow, digest(secret))
         if row is None or not now < min(row.expires_at, row.seen_at + IDLE_S):
             return None
-        login = Login(users.principal_of_user(session.get_one(UserRow, row.user)), digest(f"csrf {secret}"))
+        login = Login(users.principal_of_user(session.get_one(UserRow, row.user)), csrf_of(secret))
     if is_use and now - row.seen_at >= _NOTE_S:
         with store.transaction() as session:
             session.execute(
                 update(LoginRow).where(LoginRow.secret_sha256 == row.secret_sha256).values(seen_at=now)
             )
     return login
+
+
+def csrf_of(secret: str) -> str:
+    """Return the token that forms of a login carry; it proves its login also after that has ended."""
+    return digest(f"csrf {secret}")
 
 
 def close_login(session: Session, secret: str) -> None:

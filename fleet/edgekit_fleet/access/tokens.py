@@ -124,6 +124,19 @@ def end_grants_of(session: Session, maker: str, *, actor: str) -> None:
             revoke_token(session, name, actor=actor)
 
 
+def end_expired(session: Session, after: float, until: float) -> None:
+    """End what was made with tokens that have expired in this time, as if they were revoked.
+
+    Args:
+        session: session of a transaction.
+        after: seconds since 1970.
+        until: the same; it counts.
+    """
+    expired = select(TokenRow.name).where(TokenRow.expires_at > after, TokenRow.expires_at <= until)
+    for name in session.scalars(expired).all():
+        end_grants_of(session, f"token:{name}", actor="manager")
+
+
 def principal_of_token(store: Store, secret: str, now: float) -> Principal | None:
     """Return what the holder of a token may do, or None if it is unknown or has ended."""
     with store.snapshot() as session:

@@ -8,7 +8,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -76,9 +76,15 @@ def make_app(console: Console) -> Starlette:
     app = Starlette(
         routes=make_routes(console),
         middleware=[Middleware(_Headers), Middleware(GZipMiddleware, compresslevel=_COMPRESSION)],
+        exception_handlers={405: _lead_to_page},
     )
     app.router.redirect_slashes = False  # it would send browsers to whatever host the request names
     return app
+
+
+async def _lead_to_page(request: Request, _error: Exception) -> Response:
+    """Lead a browser from the address of an action, which it may have in its history, to the page above."""
+    return RedirectResponse(request.url.path.rpartition("/")[0] or "/", 303)
 
 
 def make_routes(console: Console) -> list[BaseRoute]:

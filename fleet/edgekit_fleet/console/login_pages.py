@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgekit_fleet.access.guard import LOGIN, read_cookie, set_cookie
-from edgekit_fleet.access.logins import close_login, open_login
+from edgekit_fleet.access.logins import close_login, find_login, open_login
 from edgekit_fleet.console.shell import Console, local_address
 from edgekit_runtime.errors import EdgekitError, RequestError
 
@@ -14,22 +14,30 @@ from edgekit_runtime.errors import EdgekitError, RequestError
 def show_login(console: Console, request: Request) -> Response:
     """Show the form of the login."""
     target = local_address(request.query_params.get("next", "/"))
-    return console.render(request, "login.html", target=target, name="", problem="")
+    return console.render(request, "login.html", target=target, name="", problem="", order="")
 
 
 def log_in(console: Console, request: Request) -> Response:
     """Let a user in."""
     form = request.state.form
     name, target = form.get("name", ""), local_address(form.get("next", "/"))
+    order = form.get("order_before", "")
     address = request.client.host if request.client else ""
     try:
         secret = console.desk.log_in(name, form.get("password", ""), address)
     except RequestError as error:
         status = error.status
         return console.render(
-            request, "login.html", status=status, target=target, name=name, problem=str(error)
+            request, "login.html", status=status, target=target, name=name, problem=str(error), order=order
         )
-    return _enter(console, request, secret, target)
+    if not order:
+        return _enter(console, request, secret, target)
+    login = find_login(console.store, secret, time.time())
+    if login is not None:
+        request.state.principal, request.state.csrf = login.principal, login.csrf_token
+    response = console.ask_to_confirm(request, order)
+    set_cookie(request, response, LOGIN, secret)
+    return response
 
 
 def log_out(console: Console, request: Request) -> Response:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.concurrency import run_in_threadpool
@@ -23,8 +23,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from edgekit_fleet.access.first_admin import FirstAdminCode
-from edgekit_fleet.access.guard import login_of, read_cookie, set_cookie
-from edgekit_fleet.access.logins import LoginDesk
+from edgekit_fleet.access.guard import LOGIN, login_of, read_cookie, set_cookie
+from edgekit_fleet.access.logins import LoginDesk, csrf_of
 from edgekit_fleet.access.principal import Principal, Scope
 from edgekit_fleet.console.formats import FILTERS, format_share
 from edgekit_fleet.console.live import Watcher
@@ -54,6 +54,11 @@ _VISITOR: Final = "visitor"
 _VISITOR_CHARS: Final = 32
 _NOTICE_S: Final = 30
 _YEAR_S: Final = 365 * 86_400
+_MAX_FIELDS: Final = 200
+_PASSWORD: Final = "password"  # noqa: S105  # a field's name
+_OTHER_LOGIN: Final = RequestError(
+    403, "the form is of another login; open the page again and repeat what you did"
+)
 
 Page: TypeAlias = Callable[["Console", Request], Response]
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -180,11 +185,25 @@ class Console:
 
     def _answer(self, request: Request, function: Page, scope: Scope | None) -> Response:
         def act() -> Response:
-            if request.method == "POST":
-                _check_csrf(request, request.state.form)
+            if request.method == "POST" and not _fits_csrf(request, request.state.form):
+                if request.state.principal is None:
+                    raise _OTHER_LOGIN
+                return self.ask_to_confirm(request, _write_order(request), 403)
             return function(self, request)
 
         return self._guard(request, scope, act)
+
+    def ask_to_confirm(self, request: Request, order: str, status: int = 200) -> Response:
+        """Return a page with a form that was sent under a login that had ended, to be sent again.
+
+        Args:
+            request: request that it answers; its user is logged in.
+            order: from the field of the login form; foreign text.
+            status: HTTP status.
+        """
+        parts = urlsplit(local_address(order))
+        fields = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=_MAX_FIELDS)
+        return self.render(request, "confirm.html", status=status, action=parts.path, fields=fields)
 
     def _guard(self, request: Request, scope: Scope | None, act: Callable[[], Answer]) -> Answer | Response:
         """Act if the user holds the scope. Else, or if the action fails, return a page that says why."""
@@ -205,10 +224,23 @@ class Console:
         return self.render(request, "error.html", status=status, message=str(error))
 
     def _ask_for_login(self, request: Request) -> Response:
-        address = f"/login?next={quote(with_query(request))}"
-        if "hx-request" in request.headers:  # for a part of an open page whose login has ended meanwhile
-            return Response(status_code=401, headers={"hx-redirect": "/login"})
-        return RedirectResponse(address, 303)
+        """Return the way to the login, which takes a form along that was sent under the last login."""
+        if "hx-request" in request.headers:  # of an open page, whose forms may be filled in
+            return Response(status_code=401)
+        if request.method != "POST":
+            return RedirectResponse(f"/login?next={quote(with_query(request))}", 303)
+        page = local_address(urlsplit(request.headers.get("referer", "")).path or "/")
+        secret = read_cookie(request, LOGIN)
+        fields = getattr(request.state, "form", {})
+        if secret and hmac.compare_digest(fields.get("csrf", "").encode(), csrf_of(secret).encode()):
+            problem = "Your login has ended, so nothing was done yet. Log in, and confirm it."
+            order = _write_order(request)
+            return self.render(
+                request, "login.html", status=401, target=page, name="", problem=problem, order=order
+            )
+        return self.redirect(
+            request, f"/login?next={quote(page)}", "Your login has ended, so nothing was done. Do it again."
+        )
 
 
 @functools.cache
@@ -258,16 +290,29 @@ def read_theme(request: Request) -> str:
     return theme if theme in THEMES else "auto"
 
 
+def _write_order(request: Request) -> str:
+    """Return path and fields of a form as one text; not its passwords, which the page asks for again."""
+    fields = {
+        name: "" if name == _PASSWORD else value
+        for name, value in request.state.form.items()
+        if name not in ("csrf", "order_before")
+    }
+    return f"{request.url.path}?{urlencode(fields)}"
+
+
 async def _read_form(request: Request) -> dict[str, str]:
     body = await read_body(request, _MAX_FORM_BYTES, _FORM_S)
-    fields = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=200)
+    fields = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
     return {name: value.replace("\r\n", "\n") for name, value in fields}
 
 
+def _fits_csrf(request: Request, fields: Mapping[str, str]) -> bool:
+    return hmac.compare_digest(fields.get("csrf", "").encode(), request.state.csrf.encode())
+
+
 def _check_csrf(request: Request, fields: Mapping[str, str]) -> None:
-    sent = fields.get("csrf", "")
-    if not hmac.compare_digest(sent.encode(), request.state.csrf.encode()):
-        raise RequestError(403, "the form is of another login; open the page again and repeat what you did")
+    if not _fits_csrf(request, fields):
+        raise _OTHER_LOGIN
 
 
 def _find_status(error: EdgekitError, method: str) -> int:

@@ -19,6 +19,7 @@ from typing import Final
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from edgekit_fleet.access.tokens import end_expired
 from edgekit_fleet.broker.mosquitto import Mosquitto, write_revoked
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.identity.enrolment import list_revoked_serials
@@ -144,6 +145,7 @@ class ControlLoop:
         self._link = BrokerLink(self.inbox.put, parts.authority.name_manager(shards.number))
         self._decided_at = self._kept_at = self._expired_at = self._beat_at = float("-inf")
         self._refreshed_at = self._aged_at = float("-inf")
+        self._tokens_ended_at = 0.0
         self._aging: Iterator[str] = iter(())  # devices whose old figures are still to be deleted
         self._decided_number = self._audit_seen
         self._hellos: list[str] = []
@@ -307,6 +309,7 @@ class ControlLoop:
         with self._store.concurrent_transaction() as session:
             self.shards.check(session)
             alarm_expiries(session, expiries, now)
+            end_expired(session, self._tokens_ended_at, now)
             revoked, seen = self._follow_administration(session)
             if now - self._expired_at >= _EXPIRY_S:
                 self._expired_at = now
@@ -325,6 +328,7 @@ class ControlLoop:
             # A node of a cluster may repeat what thousands of devices said long ago.
             lacking = lacking[:_LACKING_AT_ONCE]
             self._publisher.renew(session, [known.name for known in lacking])  # each new one is answered
+        self._tokens_ended_at = now
         for known in lacking:
             known.asked_at, known.is_late = now, False
         await self._publish(answers, now)

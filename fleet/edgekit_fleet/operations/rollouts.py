@@ -333,7 +333,10 @@ def give_order(store: Store, name: str, order: Order, actor: str, note: str = ""
         }
         if row.state not in fits[order]:
             expected = " or ".join(fits[order])
-            raise FleetError(f"rollout '{name}' is {row.state}, expected {expected} to {order} it")
+            raise FleetError(
+                f"rollout '{name}' is {row.state}, expected {expected} to {order} it;"
+                " an order takes effect at the manager's next turn, so look again"
+            )
         if order == "abort":
             others = _count_overridden(session, row)
             if others:

@@ -154,8 +154,9 @@ def _go_on(progress: Progress, judgement: Judgement, now: float) -> Decision:
     settings, started = progress.settings, progress.started
     if started == 0:
         return _start(progress, 0, settings.minimum, "the first devices")
-    judged = silent = 0
+    judged = silent = untried = 0
     for member in progress.members.values():
+        untried += member.is_untried
         judged += is_judged(member, settings, now)
         silent += member.state == "started" and now - member.started_at >= settings.patience_s
     is_all = started == len(progress.members)
@@ -175,7 +176,9 @@ def _go_on(progress: Progress, judgement: Judgement, now: float) -> Decision:
     if judged == started and is_leaning and running == 0:
         reason = f"{said}, and none runs the release well: {judgement.suspicion}"
         return _abort(progress, reason, figures)
-    most = 2 * judged + silent if judged >= settings.minimum else max(2 * judged, replaced_at_most)
+    tried = judged - untried
+    most = 2 * tried + silent if tried >= settings.minimum else max(2 * tried, replaced_at_most)
+    most += untried
     is_small = len(progress.members) <= _SMALL_FLEET
     if is_leaning and (not is_all or (is_small and running < judged)):
         if started >= (progress.wave_end if is_small else max(settings.minimum, _MOST_SUSPECTED)):
@@ -234,11 +237,19 @@ def _start(progress: Progress, wave: int, most: int, reason: str) -> Decision:
 def _finish(progress: Progress, judged: int, said: str, figures: Mapping[str, float]) -> Decision:
     """End the rollout: well if at least one device runs the release."""
     running = int(figures["running"])
+    codes = Counter(member.code for member in progress.members.values() if member.is_untried)
+    untried = ""
+    if codes:
+        by_code = ", ".join(f"{code}: {count}" for code, count in sorted(codes.items()))
+        untried = f"{_count(codes.total(), 'has', 'have')} not tried it ({by_code})"
+    bad = judged - running - codes.total()
     if running == 0:
-        return _abort(progress, f"{said}, and none runs the release well", figures)
+        reason = "and none runs the release well" if bad else "which says nothing about the release"
+        return _abort(progress, ", ".join(filter(None, (said, untried, reason))), figures)
     found = "nothing is shown against the release"
-    if running < judged:
-        found = f"{_count(judged - running, 'does', 'do')} not run the release well, too few to stop it"
+    if bad > 0:
+        found = f"{_count(bad, 'does', 'do')} not run the release well, too few to stop it"
+    found = "; ".join(filter(None, (found, untried)))
     rest = f"; {progress.started - judged} others follow when they answer" * (judged < progress.started)
     return Decision(
         action="succeed", wave=progress.wave, sentence=f"done: {said} and {found}{rest}", figures=figures

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
+from edgekit_runtime.agent.conditions import count_needed_bytes
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.slots.versions import is_older
 
@@ -121,8 +122,8 @@ def preview(
         if outcome is None:
             outcome = outcomes[device.situation] = _decide(device.situation, packages, is_return)
         free_bytes = _number(device.free_bytes) if outcome.packages else None
-        if free_bytes is not None and free_bytes < outcome.size_bytes:
-            reason = f"it has {free_bytes:.0f} bytes free, the packages need {outcome.size_bytes}"
+        if free_bytes is not None and free_bytes < outcome.needed_bytes:
+            reason = f"it has {free_bytes:.0f} bytes free, the update needs {outcome.needed_bytes}"
             refused.append(Refused(device=device.name, code="disk", reason=reason))
         elif outcome.code:
             refused.append(Refused(device=device.name, code=outcome.code, reason=outcome.reason))
@@ -147,7 +148,7 @@ class _Outcome:
     code: str = ""
     reason: str = ""
     packages: tuple[PackageView, ...] = ()
-    size_bytes: int = 0
+    needed_bytes: int = 0
     bytes: int = 0
     minutes: float = 0.0
     note: str = ""
@@ -173,19 +174,19 @@ def _decide(device: Situation, release: Sequence[PackageView], is_return: bool) 
     if blocking or not wanted:
         code, reason = (blocking or reasons)[0]
         return _Outcome(code=code, reason=reason)
-    needed = sum(package.size_bytes for package in wanted)
+    needed_bytes = count_needed_bytes([package.size_bytes for package in wanted])
     memory = _number(device.facts.get("memory_bytes"))
     peak = sum(package.memory_bytes or 0 for package in wanted)
     if memory is not None and memory < peak:
         reason = f"it has {memory:.0f} bytes of memory, the packages need about {peak}"
-        return _Outcome(code="memory", reason=reason, packages=tuple(wanted), size_bytes=needed)
+        return _Outcome(code="memory", reason=reason, packages=tuple(wanted), needed_bytes=needed_bytes)
     unknown = [] if device.is_disk_known else ["free_bytes"]
     unknown += [name for name in ("memory_bytes", "engines") if name not in device.facts]
     unknown += [f"memory of {package.model}" for package in wanted if package.memory_bytes is None]
     total = sum(_download_bytes(device, package) for package in wanted)
     return _Outcome(
         packages=tuple(wanted),
-        size_bytes=needed,
+        needed_bytes=needed_bytes,
         bytes=total,
         minutes=total * 8e-6 / (_number(device.facts.get("link_mbit_s")) or _ASSUMED_MBIT_S) / 60,
         note=f"unknown: {', '.join(unknown)}" if unknown else "",

@@ -184,6 +184,11 @@ TRANSIENT_CODES: Final = frozenset(("timeout", "load", "internal"))
 A device repeats a download that breaks by itself, until the time of its execution is over.
 """
 
+UNTRIED_CODES: Final = frozenset(
+    ("disk-full", "memory", "budget", "battery", "pinned", "older", "window", "clock")
+)
+"""Reasons of a device for which it has not tried the release: they say nothing about it."""
+
 _KINDS: Final[dict[str, type[Any]]] = {
     "started": Started,
     "joined": Joined,
@@ -238,6 +243,11 @@ class Member:
     attempts: int = 0
     returns: int = 0
     code: str = ""
+
+    @property
+    def is_untried(self) -> bool:
+        """Return whether the device could not try the release."""
+        return self.state in ("failed", "refused") and self.code in UNTRIED_CODES
 
 
 @dataclass(slots=True)
@@ -359,7 +369,7 @@ def _apply_answer(progress: Progress, entry: Answered, at: float) -> None:
     if entry.outcome is not None and member.state == "started":
         member.state, member.code, member.answered_at = entry.outcome, entry.code, at
         # The first attempt is the sample: a release that needs three attempts everywhere is no good release.
-        if is_failed is None and entry.outcome in ("succeeded", "failed"):
+        if is_failed is None and entry.outcome in ("succeeded", "failed") and not member.is_untried:
             is_failed = entry.outcome == "failed"
     if entry.fault:
         fault, is_failed = entry.fault, is_failed or False

@@ -20,6 +20,7 @@ from edgekit_fleet.store.tables import (
     RolloutRow,
     WantedModelRow,
 )
+from edgekit_runtime.agent.conditions import count_needed_bytes
 from edgekit_runtime.agent.documents import DesiredModel
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import FleetError, NotFoundError
@@ -109,7 +110,7 @@ def read_groups(
     )
     busy = dict(open_members.all())
     # By the number of digits: the text may be anything, which PostgreSQL does not compare with a number.
-    digits = len(str(sum(one.size_bytes for one in packages)))
+    digits = len(str(count_needed_bytes([one.size_bytes for one in packages] or [0])))
     free_bytes = _read_fact("free_bytes")
     free_bytes = case((func.length(free_bytes) <= digits, free_bytes))
     columns = [column.label(f"c{number}") for number, column in enumerate((free_bytes, *_SITUATION))]

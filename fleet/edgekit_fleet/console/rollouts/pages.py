@@ -22,10 +22,11 @@ _MEMBERS: Final = 100
 # The store has `offered` for devices that are started.
 _EXPOSED: Final = tuple("offered" if state == "started" else state for state in EXPOSED_STATES)
 _ORDERS: Final[Mapping[str, str]] = {
-    "pause": "is paused",
-    "resume": "goes on",
+    # The manager does it at its next turn; until then the page shows what is.
+    "pause": "will pause",
+    "resume": "will go on",
     "approve": "has its approval",
-    "abort": "goes back",
+    "abort": "will go back",
 }
 
 

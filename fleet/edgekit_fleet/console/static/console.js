@@ -13,8 +13,10 @@ if (box) {
   box.addEventListener("htmx:sse:after:connection", () => show("live", "Live"));
   box.addEventListener("htmx:sse:error", () => show("lost", "Reconnecting"));
   // The last two: the first connection failed, and htmx tries it only once.
-  for (const end of ["htmx:sse:close", "htmx:error", "htmx:response:error"])
+  for (const end of ["htmx:sse:close", "htmx:error"])
     box.addEventListener(end, () => show("lost", "Not live: reload the page"));
+  // Of any part of the page: a login that has ended leads nowhere by itself, since a form may be filled in.
+  document.addEventListener("htmx:response:error", () => show("lost", "Not live: reload the page"));
 }
 
 // A form with files: it is told before the upload if they are too large, and is sent once.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import getpass
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,5 +153,7 @@ def read_tags(texts: tuple[str, ...]) -> dict[str, str]:
 
 
 def format_time(at: float | None) -> str:
-    """Return a time as `2026-11-22 23:05:18`, in the local time zone."""
-    return "never" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    """Return a time as `2026-11-22 23:05:18 UTC`, as the console and devices write it."""
+    from edgekit_runtime.agent.membership import format_utc
+
+    return "never" if at is None else format_utc(at)

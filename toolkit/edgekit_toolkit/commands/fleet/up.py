@@ -96,10 +96,8 @@ def command(
     from edgekit_fleet.operations.running import start
     from edgekit_fleet.store.fleet_folder import FleetSettings
     from edgekit_runtime.system.own_process import share_heap
-    from edgekit_runtime.system.shown_text import log_lines
 
     share_heap()  # before threads start
-    log_lines()
     settings = folder.read_settings() if joins or folder.has_settings else FleetSettings()
     chosen = {name: value for name, value in options.items() if value}
     if joins and chosen.keys() - _OF_ONE_MACHINE:

@@ -1,0 +1,77 @@
+"""Forms that are sent under a login that has ended: none is lost, and none is done without a word."""
+
+import html
+import re
+
+import pytest
+from tests.fleet.console.conftest import PASSWORD, Client, log_in
+
+from edgekit_fleet.console.app import make_app
+from edgekit_fleet.store.tables import LoginRow
+
+ACTIONS = (
+    *("/audit/verify", "/devices/d-0001/revoke", "/devices/d-0001/tags", "/queries", "/queries/remove"),
+    *("/releases/r/withdraw", "/rollouts", "/rollouts/r/order", "/settings/codes", "/settings/tokens"),
+    *("/settings/users", "/settings/windows"),
+)
+
+
+def read_hidden(text):
+    """Return the hidden fields of the first form of the page's content."""
+    form = text.partition("<main")[2].partition("<form")[2].partition("</form>")[0]
+    found = re.findall(r'type="hidden" name="([^"]+)" value="([^"]*)"', form)
+    return {name: html.unescape(value) for name, value in found}
+
+
+@pytest.mark.parametrize("path", ACTIONS)
+def test_form_of_a_login_that_has_ended_is_confirmed_after_the_next_login(served, path):
+    client = log_in(served, "maria")
+    csrf = re.search(r'name="csrf" value="([^"]+)"', client.get("/").text)[1]
+    with served.store.transaction() as session:
+        session.query(LoginRow).update({"expires_at": 1.0})
+    fields = {"name": "a<b & c", "password": "secret of the form", "note": "é\n=&"}
+    door = client.post(path, csrf=csrf, **fields)
+    assert (door.status, "nothing was done yet" in door.text) == (401, True)
+    assert "secret of the form" not in door.text
+    hidden = read_hidden(door.text)
+    wrong = client.post("/login", name="maria", **{**hidden, "password": "wrong"})
+    assert (wrong.status, read_hidden(wrong.text)["order_before"]) == (401, hidden["order_before"])
+    page = client.post("/login", name="maria", **{**hidden, "password": PASSWORD})
+    assert (page.status, f'action="{path}"' in page.text) == (200, True)
+    assert "a&lt;b &amp; c" in page.text
+    again = read_hidden(page.text)
+    assert {name: again.get(name) for name in ("name", "note")} == {"name": "a<b & c", "note": "é\n=&"}
+    assert 'type="password"' in page.text
+    done = client.post(path, **again, password="secret of the form")  # noqa: S106
+    assert done.status in (200, 303, 404, 422)
+    assert "Nothing was done yet" not in done.text
+
+
+def test_form_of_the_login_before_is_confirmed(served):
+    client = log_in(served, "maria")
+    answer = client.post("/queries", csrf="of another login", name="mine", selector="site=lyon")
+    assert (answer.status, "Nothing was done yet" in answer.text) == (403, True)
+    done = client.post("/queries", **read_hidden(answer.text))
+    assert "Saved as" in client.follow(done).text
+
+
+def test_form_of_a_stranger_is_not_kept(served):
+    answer = Client(served.port).post("/queries", csrf="guess", name="mine", selector="site=lyon")
+    assert (answer.status, answer.headers["location"]) == (303, "/login?next=/")
+
+
+@pytest.mark.parametrize("path", [*ACTIONS, "/theme", "/logout"])
+def test_address_of_an_action_leads_to_a_page(served, path):
+    client = log_in(served, "maria")
+    answer = client.get(path)
+    for _ in range(3):
+        answer = client.follow(answer) if answer.status == 303 else answer
+    assert answer.status in (200, 404)
+    assert "Method Not Allowed" not in answer.text
+
+
+def test_actions_here_are_those_of_the_console(served):
+    routes = [each for each in make_app(served.console).routes if hasattr(each, "methods")]
+    patterns = {each.path_regex.pattern for each in routes if "POST" in (each.methods or ())}
+    known = {*ACTIONS, "/theme", "/logout", "/login", "/first", "/releases"}
+    assert [one for one in patterns if not any(re.fullmatch(one, path) for path in known)] == []
