@@ -1,13 +1,14 @@
 """The interface of a command of `edgekit-device`, and checks of arguments that commands share."""
 
 import argparse
-import math
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from edgekit_runtime.system.shown_text import clean_line
+
+_MAX_NUMBER: Final = 1e12  # its products and whole numbers are numbers, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +57,13 @@ def seconds(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """Return the number in `text`, over 0 and finite, for `type=` of an argument."""
+    """Return the number in `text`, over 0 and at most 10^12, for `type=` of an argument."""
     try:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected a number over 0")
+    if not 0 < number <= _MAX_NUMBER:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a number over 0, at most {_MAX_NUMBER:g}")
     return number
 
 

@@ -19,7 +19,7 @@ from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN
 
 from edgekit_fleet.access.guard import LOGIN
 from edgekit_fleet.console import live
-from edgekit_fleet.store.tables import DeviceRow
+from edgekit_fleet.store.tables import DeviceRow, LoginRow
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on PATH")
 
@@ -122,6 +122,25 @@ def test_every_page_is_clean_in_both_themes_and_fits_a_phone(tab, addresses, axe
         faults += [f"{name}: {line}" for line in expected]
         tab.messages.clear()
     assert not faults, "\n".join(faults)
+
+
+def test_order_of_an_ended_login_is_confirmed_after_the_next_one(tab, addresses, served):
+    tab.set_view(1280)
+    tab.open(addresses["revoke"])
+    device = addresses["device"].rpartition("/")[2]
+    tab.type("#why", "stolen on the train")
+    with served.store.transaction() as session:
+        session.query(LoginRow).update({"expires_at": 1.0})
+    tab.click("main button")
+    tab.wait("main", "Your login has ended, so nothing was done yet.")
+    tab.type("#name", "maria")
+    tab.type("#password", PASSWORD)
+    tab.click("main button")
+    tab.wait("main", "stolen on the train")
+    assert tab.run(OVERFLOW) == []
+    tab.click("main button", "Do it now")
+    tab.wait("main", f"{device} was revoked at 20")
+    assert [line for line in tab.messages if "401" not in line] == []
 
 
 def test_keyboard_alone_logs_in_filters_and_revokes(browser, served):  # noqa: F811

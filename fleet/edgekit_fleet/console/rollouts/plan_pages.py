@@ -26,6 +26,7 @@ from edgekit_runtime.errors import EdgekitError, FleetError
 
 _RELEASES: Final = 50
 _SHOWN: Final = 5
+_MAX_DEVICES: Final = 10**9
 _DEFAULTS: Final = RolloutSettings(waves=(1,), minimum=1)
 _LIMITS: Final = GateLimits()
 
@@ -187,7 +188,7 @@ def _read_request(fields: Mapping[str, str], name: str = "") -> RolloutRequest:
     if fields["window"].strip():
         options["window"] = fields["window"].strip()
     minimum = _read_number(fields, "minimum")
-    if minimum is not None and not (minimum.is_integer() and minimum >= 1):
+    if minimum is not None and not (minimum.is_integer() and 1 <= minimum <= _MAX_DEVICES):
         raise FleetError(f"first step: {fields['minimum']!r} is no number of devices")
     return RolloutRequest(
         release=fields["release"],
