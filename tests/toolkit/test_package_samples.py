@@ -248,3 +248,11 @@ def test_recurrence_that_sees_single_steps_is_warned_of(tmp_path: Path, in_front
     assert len(warned) == (not in_front)
     assert all("[N, unk__1, 1, 6], with an axis for N samples in front" in text for text in warned)
     assert [(size["name"], size["size"]) for size in report["sizes"]] == [("unk__1", 10 if in_front else 1)]
+
+
+def test_batch_that_the_model_fixes_is_one_sample_where_samples_have_an_axis_in_front(tmp_path: Path) -> None:
+    x = np.random.default_rng(4).normal(size=(24, 4, 8)).astype(np.float32)
+    model, data = saved(mlp(4), tmp_path / "net.onnx"), stored(tmp_path / "data.npz", {"x": x})
+    found = package(model, tmp_path / "out", "--calibration", data, "--json").json["data"]
+    assert (found["calibration"]["samples"], found["evaluation"]["samples"]) == (12, 12)
+    assert found["calibration"]["noise_samples"] <= 12

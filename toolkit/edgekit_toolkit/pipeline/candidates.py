@@ -21,7 +21,6 @@ from edgekit_toolkit.quantize.search_work import SearchWork
 from edgekit_toolkit.quantize.sensitivity import BlockNoise, Fidelity, decibel, mixed_plans, mixes
 from edgekit_toolkit.quantize.smallest_form import check_smallest_form
 from edgekit_toolkit.samples.generated import Feeds
-from edgekit_toolkit.samples.shards import Batching
 
 Ranges = Mapping[str, tuple[float, float]]
 
@@ -142,6 +141,7 @@ def find_candidates(
     dims: Mapping[str, int],
     progress: Progress,
     like: Form | None = None,
+    group: int = 1,
 ) -> CandidateSet:
     """Return the candidates for a model.
 
@@ -157,6 +157,7 @@ def find_candidates(
         progress: called with the present step, how much of it is done, and its total.
         like: the only form beside the float model, made once with weights near to its `earlier` model and
             once without; None to search.
+        group: samples in each feed of `calibration`.
 
     Raises:
         RecipeError: `like` does not fit the model.
@@ -179,7 +180,7 @@ def find_candidates(
         parts=quantizer.output_parts(samples[0]),
         work=work,
     )
-    found.noise_samples = len(samples) * (Batching.of(quantizer.model.specs()[0]).size or 1)
+    found.noise_samples = len(samples) * group
     if like is not None:
         for label, form in ((_NEAR, like), (_LIKE, replace(like, earlier=None))):
             if like.kind != forms.FLOAT32 and found.add(label, quantizer, form, fidelity) is None:

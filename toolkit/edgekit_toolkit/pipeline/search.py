@@ -69,6 +69,7 @@ def search(
             dims=prepared.dims,
             progress=progress,
             like=request.like,
+            group=prepared.samples.calibration.group,
         )
     names = [spec.name for spec in prepared.source.outputs]
     with phases.phase("judge"):

@@ -39,6 +39,7 @@ class Part:
         labelled: whether they have labels.
         stream: makes a fresh stream; the argument is the batch if the model leaves it free.
         in_front: whether each sample is a run, with an axis for samples in front of the inputs' axes.
+        group: samples that the model takes at once, if it fixes that.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class Part:
     labelled: bool
     stream: Callable[[int], Iterator[Batch]]
     in_front: bool = False
+    group: int = 1
 
     @property
     def is_generated(self) -> bool:
@@ -177,7 +179,8 @@ def _thinned(source: DataSource) -> DataSource:
 
 
 def _part(kind: str, source: DataSource) -> Part:
-    return Part(kind, len(source), source.sha256, source.labelled, source.stream, source.in_front)
+    group = source.batching.size or 1
+    return Part(kind, len(source), source.sha256, source.labelled, source.stream, source.in_front, group)
 
 
 def _generated(
@@ -187,7 +190,8 @@ def _generated(
         for number in range(count):
             yield generate(seed * 1000 + number)[0], None
 
-    return Part("generated", count * (Batching.of(inputs).size or 1), None, False, stream)
+    group = Batching.of(inputs).size or 1
+    return Part("generated", count * group, None, False, stream, group=group)
 
 
 def feeds_only(part: Part) -> Iterator[Feeds]:
