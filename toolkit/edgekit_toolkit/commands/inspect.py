@@ -222,7 +222,10 @@ def _golden_rows(golden: Golden) -> Iterator[tuple[str, str, str]]:
         yield "input", tensor.name, text
     for output in golden.outputs:
         text = f"{_type(output.dtype, output.shape)}, within {output.atol:g} + {output.rtol:g} * |expected|"
-        yield "output", output.name, text + ("" if output.every == 1 else f", every {output.every}. value")
+        unit = "value" if output.axis is None else "row"
+        text += "" if output.every == 1 else f", every {output.every}. {unit}"
+        text += "" if output.axis is None else f", a set of rows of which {output.loose} may differ"
+        yield "output", output.name, text
     if golden.rows is not None:
         count = len(golden.rows.seeds)
         yield "rows", f"{count} more", f"drawn from the inputs by the seeds {_value(list(golden.rows.seeds))}"
