@@ -121,7 +121,7 @@ class Planned:
         self._nodes = joined.nodes
         raw = np.array([joined.tensor_bytes[tensor] for tensor in joined.graph.tensors], np.float64)
         free = np.zeros(len(raw))
-        coded = CodedTensors(("raw",) * len(raw), raw, free, free)
+        coded = CodedTensors(("raw",) * len(raw), raw, free, free, raw)
         weights = joined.weight_bytes.astype(np.float64)
         self.costs = GraphCosts(
             joined.graph, joined.seconds, raw, weights, joined.weight_readers, {"raw": coded}

@@ -51,8 +51,8 @@ def costs_of(graph: KernelGraph, rng: random.Random, tiers: int = 2) -> GraphCos
         graph, seconds, raw, np.array([rng.uniform(0, 1e6) for _ in graph.kernels]),
         np.eye(len(graph.kernels), dtype=bool),
         {
-            "raw": CodedTensors(("raw",) * len(raw), raw, zero, zero),
-            "int8": CodedTensors(("int8",) * len(raw), raw / 5, raw / 1e9, raw / 5e9),
+            "raw": CodedTensors(("raw",) * len(raw), raw, zero, zero, raw),
+            "int8": CodedTensors(("int8",) * len(raw), raw / 5, raw / 1e9, raw / 5e9, raw),
         },
     )  # fmt: skip
 
@@ -61,7 +61,7 @@ def chain(seconds: list[tuple[float, float]], raw_bytes: list[float]) -> GraphCo
     kernels = tuple(Kernel(f"k{n}", (f"t{n}",), (f"t{n + 1}",)) for n in range(len(seconds)))
     graph = KernelGraph(kernels, ("t0",), (f"t{len(seconds)}",))
     raw, zero = np.array(raw_bytes), np.zeros(len(raw_bytes))
-    coded = CodedTensors(("raw",) * len(raw), raw, zero, zero)
+    coded = CodedTensors(("raw",) * len(raw), raw, zero, zero, raw)
     no_weights = np.zeros((len(seconds), 0), bool)
     return GraphCosts(graph, np.array(seconds), raw, np.zeros(0), no_weights, {"raw": coded})
 
@@ -169,7 +169,7 @@ def test_tensor_that_must_stay_is_made_on_the_device(objective: Objective) -> No
     raw, zero = np.full(5, 10.0), np.zeros(5)
     wide = GraphCosts(
         branched, np.array([(0.1, 0.001)] * 4), raw, np.zeros(0), np.zeros((4, 0), bool),
-        {"raw": CodedTensors(("raw",) * 5, raw, zero, zero)},
+        {"raw": CodedTensors(("raw",) * 5, raw, zero, zero, raw)},
     )  # fmt: skip
     goal = replace(goal, latency_limit_s=0.39)
     found = find_cuts(wide, [link(50.0)], goal, kept_tensors(branched, ("t2",)))
@@ -216,7 +216,7 @@ def test_weights_that_two_kernels_share_count_on_each_side_that_has_one() -> Non
     raw, zero = np.full(3, 10.0), np.zeros(3)
     costs = GraphCosts(
         graph, np.array([(0.1, 0.001), (0.1, 0.001)]), raw, np.array([5e6]), np.ones((2, 1), bool),
-        {"raw": CodedTensors(("raw",) * 3, raw, zero, zero)},
+        {"raw": CodedTensors(("raw",) * 3, raw, zero, zero, raw)},
     )  # fmt: skip
     weights = {tiers: device_weights(costs, tiers) for tiers in graph.placements(2)}
     assert weights == {(0, 0): 5e6, (0, 1): 5e6, (1, 0): 5e6, (1, 1): 0.0}

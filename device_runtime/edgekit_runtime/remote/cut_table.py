@@ -115,6 +115,8 @@ class OffloadPlan:
             (`latency_model.as_sent`).
         escalation: escalation of a cascade; then `head` answers by itself if it is sure.
         codes: input of the model -> its values that the head can code; for other inputs, all values.
+        decoder: the submodel that restores outputs on the device from the codes in a reply; None if outputs
+            come as they are.
         answers_changed: share of the samples whose answer is not that of the whole model; None if unknown.
         leakage_db: lower bound of how well an attacker recovers the input from the sent tensors, as PSNR;
             None if unknown, if nothing is sent, or if an input itself is sent, with or without a coding.
@@ -133,6 +135,7 @@ class OffloadPlan:
     answers_changed: Annotated[float, Range(0, 1)] | None = None
     leakage_db: Annotated[float, Range(-1000, 1000)] | None = None
     codes: Mapping[str, InputCodes] = field(default_factory=dict)
+    decoder: str | None = None
 
     def __post_init__(self) -> None:
         """Check that this can be run."""
@@ -207,8 +210,9 @@ def read_cut_table(package: OpenedPackage) -> CutTable | None:
     table = from_plain(CutTable, plain, where, CutError)
     known = {submodel.name for submodel in package.manifest.submodels}
     for plan in table.plans:
-        if plan.head is not None and plan.head not in known:
-            raise CutError(
-                f"{where}: plan '{plan.name}' needs the submodel '{plan.head}', the package has none"
-            )
+        for part in (plan.head, plan.decoder):
+            if part is not None and part not in known:
+                raise CutError(
+                    f"{where}: plan '{plan.name}' needs the submodel '{part}', the package has none"
+                )
     return table

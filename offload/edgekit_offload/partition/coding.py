@@ -229,6 +229,17 @@ def code_tensor(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | N
     )
 
 
+def code_reply(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | None:
+    """Return how an output comes back from the server, or None if it comes as it is.
+
+    Only with codings that round anyway, and in 8 bits at least. Small outputs, such as scores of classes,
+    take a few packets in any coding.
+    """
+    sizes = [size for size in spec.shape[1:] if isinstance(size, int)]
+    is_large = len(sizes) + 1 == len(spec.shape) and np.prod(sizes) > _SMALL_VALUES
+    return code_tensor(spec, Coding("int8"), opset) if coding.kind in _LEVELS and is_large else None
+
+
 def _codes_integers(dtype: str, coding: Coding) -> bool:
     return dtype in {"delta": INTEGER_TYPES, "samples": ("int16",)}.get(coding.kind, ())
 

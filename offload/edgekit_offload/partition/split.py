@@ -20,6 +20,7 @@ from edgekit_offload.partition.coding import (
     Coding,
     Nodes,
     build_model,
+    code_reply,
     code_tensor,
     describe,
 )
@@ -28,6 +29,7 @@ from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.cut_table import InputCodes
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
+DECODER_SUFFIX: Final = ".reply.head"  # of the decoder of replies, which devices alone run, as heads
 WEIGHTS_PATH: Final = "model.onnx"  # the toolkit's name of the model in a package
 _SMALL_BYTES: Final = 1024  # weights up to this size stay in the submodel; a reference takes 100 bytes
 _DEFAULT_DOMAINS: Final = ("", "ai.onnx")
@@ -59,6 +61,7 @@ class SplitModels:
         sent: tensors that cross the link: the tail's inputs.
         coded: names of the model's tensors that cross, before coding.
         codes: tensor -> the values that the head can code, for tensors for which it cannot code all.
+        decoder: model for the device that restores outputs from the codes in a reply; None if there are none.
     """
 
     head: Part | None
@@ -66,6 +69,7 @@ class SplitModels:
     sent: tuple[TensorSpec, ...]
     coded: tuple[str, ...]
     codes: Mapping[str, InputCodes] = field(default_factory=dict)
+    decoder: Part | None = None
 
 
 def split_model(
@@ -95,33 +99,52 @@ def split_model(
     whole = model if isinstance(model, SourceModel) else SourceModel(model)
     device, server = _sides(whole, device_nodes)
     nodes = whole.proto.graph.node
-    made = {name for index in server for name in nodes[index].output}
+    written = {name for index in server for name in nodes[index].output}
     # A constant, or an input that is also an output, is an output of the side that runs alone.
-    tail_outputs = [name for name in whole.outputs if name in made or (not device and coding.kind == "raw")]
+    tail_outputs = [
+        name for name in whole.outputs if name in written or (not device and coding.kind == "raw")
+    ]
     head_outputs = [name for name in whole.outputs if name not in tail_outputs]
     crossing = _crossing(whole, device, server, tail_outputs)
     opset = next(one.version for one in whole.proto.opset_import if one.domain in _DEFAULT_DOMAINS)
     specs = {name: whole.sent_spec(name) for name in crossing}
     coded = {name: code_tensor(specs[name], coding, opset) for name in crossing}
-    _check_names(whole, [one for one in coded.values() if one is not None])
+    outputs = {name: whole.spec(name) for name in tail_outputs}
+    # The coding of an upload is that of its input alone.
+    replied = {name: code_reply(spec, coding, opset) if device else None for name, spec in outputs.items()}
+    _check_names(whole, [one for one in (*coded.values(), *replied.values()) if one is not None])
     sent = tuple(
         spec for name, one in coded.items() for spec in ((specs[name],) if one is None else one.sent)
     )
     builder = _Builder(whole, weights_path)
     head = None
     if device or head_outputs or any(coded.values()):
-        outputs = [*sent, *(whole.spec(name) for name in head_outputs if name not in {s.name for s in sent})]
+        made = [*sent, *(whole.spec(name) for name in head_outputs if name not in {s.name for s in sent})]
         encoders = [one.encode for one in coded.values() if one is not None]
-        head = builder.build(device, outputs, after=encoders)
+        head = builder.build(device, made, after=encoders)
     tail = builder.build(
         server,
-        [whole.spec(name) for name in tail_outputs],
+        [spec for name, one in replied.items() for spec in ((outputs[name],) if one is None else one.sent)],
         inputs=sent,
+        after=[one.encode for one in replied.values() if one is not None],
         before=[one.decode for one in coded.values() if one is not None],
         renamed={name: one.restored for name, one in coded.items() if one is not None},
     )
     codes = coding.codes_of(list(specs.values()))
-    return SplitModels(head, tail, sent, tuple(crossing), codes)
+    return SplitModels(head, tail, sent, tuple(crossing), codes, _decoder(replied, outputs))
+
+
+def _decoder(replied: Mapping[str, CodedTensor | None], outputs: Mapping[str, TensorSpec]) -> Part | None:
+    """Return the model that restores the coded outputs under their own names."""
+    coded = {name: one for name, one in replied.items() if one is not None}
+    if not coded:
+        return None
+    for name, one in coded.items():
+        one.decode.add("Identity", [one.restored], name)
+    inputs = tuple(spec for one in coded.values() for spec in one.sent)
+    made = tuple(outputs[name] for name in coded)
+    content = build_model([one.decode for one in coded.values()], inputs, made)
+    return Part(content, inputs, made, reads_weights=False)
 
 
 def whole_upload(

@@ -17,7 +17,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from edgekit_offload.cuts.kernel_graph import KernelGraph
-from edgekit_offload.partition.coding import CodedTensor, Coding, build_model, code_tensor
+from edgekit_offload.partition.coding import CodedTensor, Coding, build_model, code_reply, code_tensor
 from edgekit_offload.planning.costs import TENSOR_BYTES, CodedTensors
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.measurement.job_runner import PAUSE_S
@@ -145,6 +145,7 @@ def measure_codings(
     raw_bytes, coded_bytes = np.zeros(len(graph.tensors)), np.zeros(len(graph.tensors))
     spent_s, recorded_bytes = dict.fromkeys(FAMILIES, 0.0), 0
     codecs = {family: TensorCodec(family) for family in FAMILIES}
+    reply_bytes = {family: np.zeros(len(graph.tensors)) for family in FAMILIES}
     counts = np.zeros(len(graph.tensors))
     is_coded = {family: np.zeros(len(graph.tensors), np.bool_) for family in FAMILIES}
     compressed_bytes(np.zeros(1))  # the first call may import
@@ -164,6 +165,8 @@ def measure_codings(
                 scale = arrays[row].nbytes / max(array.nbytes, 1)
                 sizes[family][row] += compressed_bytes(body) * scale + TENSOR_BYTES * (len(parts) - 1)
                 spent_s[family] += time.perf_counter() - begin_s
+                reply = codecs["int8"].encode(array) if _codes_reply(arrays[row], family) else (array,)
+                reply_bytes[family][row] += sum(part.nbytes for part in reply) * scale
         if recorded_bytes > _RECORDED_BYTES:
             break
     codings = {}
@@ -172,9 +175,18 @@ def measure_codings(
         names = tuple(family if coded else "raw" for coded in is_coded[family])
         sent_bytes = sizes[family] / counts
         codings[family] = CodedTensors(
-            names, sent_bytes, coded_s * device_slowdown, coded_s * server_slowdown
+            names,
+            sent_bytes,
+            coded_s * device_slowdown,
+            coded_s * server_slowdown,
+            reply_bytes[family] / counts,
         )
     return codings
+
+
+def _codes_reply(array: Array, family: str) -> bool:
+    spec = TensorSpec(_TENSOR, array.dtype.name, ("N", *array.shape[1:]))
+    return array.ndim > 1 and code_reply(spec, TensorCodec(family).coding, _OPSET) is not None
 
 
 def _take_part(array: Array) -> Array:
@@ -197,7 +209,7 @@ class TensorCodec:
     """
 
     def __init__(self, family: str) -> None:
-        self._coding = Coding("int8" if family == "int8" else "int4" if family == "int4" else "raw")
+        self.coding = Coding("int8" if family == "int8" else "int4" if family == "int4" else "raw")
         self._coded: dict[tuple[int, ...], CodedTensor | None] = {}
         self._sessions: dict[tuple[str, tuple[int, ...]], onnxruntime.InferenceSession] = {}
 
@@ -232,7 +244,7 @@ class TensorCodec:
         sizes = array.shape[1:]
         spec = TensorSpec(_TENSOR, "float32", ("N", *sizes))
         if sizes not in self._coded:
-            self._coded[sizes] = code_tensor(spec, self._coding, _OPSET)
+            self._coded[sizes] = code_tensor(spec, self.coding, _OPSET)
         coded = self._coded[sizes]
         if coded is None:
             return None

@@ -76,12 +76,14 @@ class CodedTensors:
         sent_bytes: float64 [tensors], size after coding and compression.
         encode_s: float64 [tensors], time to encode on the device.
         decode_s: float64 [tensors], time to decode on the server.
+        reply_bytes: float64 [tensors], size as an output in a reply, which is not compressed.
     """
 
     names: tuple[str, ...]
     sent_bytes: NDArray[np.float64]
     encode_s: NDArray[np.float64]
     decode_s: NDArray[np.float64]
+    reply_bytes: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class GraphCosts:
             server_s=float(self.seconds[placed == 1, 1].sum() + coded.decode_s[sent].sum()),
             upload_bytes=float(coded.sent_bytes[sent].sum() + MESSAGE_BYTES + TENSOR_BYTES * len(sent)),
             download_bytes=float(
-                self.raw_bytes[returned].sum() + MESSAGE_BYTES + TENSOR_BYTES * len(returned)
+                coded.reply_bytes[returned].sum() + MESSAGE_BYTES + TENSOR_BYTES * len(returned)
             ),
         )
 
@@ -202,13 +204,13 @@ def latency_costs(
     """
     link, coded = _usable(conditions), costs.codings[coding]
     slowdown = np.array([conditions.device_slowdown, conditions.server_slowdown])
-    sent_bytes, raw_bytes = coded.sent_bytes + TENSOR_BYTES, costs.raw_bytes + TENSOR_BYTES
+    sent_bytes, reply_bytes = coded.sent_bytes + TENSOR_BYTES, coded.reply_bytes + TENSOR_BYTES
     upload = (
         sent_bytes * BITS / link.up_bits_per_s
         + coded.encode_s * conditions.device_slowdown
         + coded.decode_s * conditions.server_slowdown
     )
-    download = raw_bytes * BITS / link.down_bits_per_s
+    download = reply_bytes * BITS / link.down_bits_per_s
     heads_s = MESSAGE_BYTES * BITS * (1 / link.up_bits_per_s + 1 / link.down_bits_per_s)
     setup = np.array([link.rtt_s + conditions.server_wait_s + heads_s])
     compute = _stay(costs, costs.seconds[:, :2] * slowdown, kept)
@@ -234,7 +236,7 @@ def energy_costs(
         + coded.encode_s * conditions.device_slowdown * power.compute_w
         + coded.decode_s * conditions.server_slowdown * power.radio_w
     )
-    download = (costs.raw_bytes + TENSOR_BYTES) * down_j
+    download = (coded.reply_bytes + TENSOR_BYTES) * down_j
     wait_j = (link.rtt_s + conditions.server_wait_s) * power.radio_w + MESSAGE_BYTES * (up_j + down_j)
     compute = _stay(costs, compute, kept)
     return Costs(compute, _forbid(upload, kept), download[:, np.newaxis], np.array([wait_j]))
@@ -262,7 +264,7 @@ def pipeline_stages(
     device[:, 1] = server[:, 0] = 0.0
     free, none = np.zeros((len(costs.raw_bytes), 1)), np.zeros(1)
     send = (coded.sent_bytes + TENSOR_BYTES) * BITS / link.up_bits_per_s
-    reply = ((costs.raw_bytes + TENSOR_BYTES) * BITS / link.down_bits_per_s)[:, np.newaxis]
+    reply = ((coded.reply_bytes + TENSOR_BYTES) * BITS / link.down_bits_per_s)[:, np.newaxis]
     heads = np.array([MESSAGE_BYTES * BITS * (1 / link.up_bits_per_s + 1 / link.down_bits_per_s)])
     return (
         Costs(
@@ -282,7 +284,7 @@ def tier_costs(
     for link in links:
         up, down = BITS / link.up_bits_per_s, BITS / link.down_bits_per_s
         upload.append((coded.sent_bytes + TENSOR_BYTES) * up + coded.encode_s + coded.decode_s)
-        download.append((costs.raw_bytes + TENSOR_BYTES) * down)
+        download.append((coded.reply_bytes + TENSOR_BYTES) * down)
         setup.append(link.rtt_s + MESSAGE_BYTES * (up + down))
     sending = np.stack(upload, axis=1)
     if kept is not None:

@@ -20,7 +20,14 @@ from numpy.typing import NDArray
 
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.source_model import SourceModel
-from edgekit_offload.partition.split import WEIGHTS_PATH, Part, SplitModels, split_model, whole_upload
+from edgekit_offload.partition.split import (
+    DECODER_SUFFIX,
+    WEIGHTS_PATH,
+    Part,
+    SplitModels,
+    split_model,
+    whole_upload,
+)
 from edgekit_offload.planning.codings import (
     COMPRESSION_PAYS,
     AnswerChange,
@@ -50,6 +57,7 @@ from edgekit_runtime.remote.measurement.job import TransferCoding
 from edgekit_runtime.tensors import Array
 
 _ZSTD: Final = " zstd"  # suffix of a plan's name: only its compression
+_REPLY: Final = " reply"  # the same: only the decoding of the reply
 _DIRECTIONS: Final[tuple[Literal["encode", "decode"], ...]] = ("encode", "decode")
 _RUNS_S: Final = 0.5  # time of the model's runs for one attack, if time is limited
 _LEAST_ATTACKED: Final = 40  # samples
@@ -67,6 +75,7 @@ class SentSamples:
         plain_bytes: bytes of the upload without compression.
         compression: compression of the request.
         change: change of the answers; None if unknown, see `compare_answers`.
+        reply: outputs of the tail for the first sample.
     """
 
     tensors: Feeds
@@ -75,6 +84,7 @@ class SentSamples:
     download_bytes: float
     compression: Compression
     change: AnswerChange | None
+    reply: Feeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +152,11 @@ class MeasuredCuts:
         for one in extracted:
             if one.sent.compression == "zstd":
                 heads[one.plan.name + _ZSTD], tails[one.plan.name + _ZSTD] = map(one.compress, _DIRECTIONS)
+            if one.split.decoder is not None:
+                taken = {spec.name: one.sent.reply[spec.name] for spec in one.split.decoder.inputs}
+                heads[one.plan.name + _REPLY] = RunnableGraph(
+                    one.split.decoder.content, self.options, inputs=taken
+                )
         shown = {name: one for name, one in heads.items() if one}
         device_s, self.usual_s = _time(self.device, whole, shown, self.seconds)
         server_s, _ = _time(self.server, whole, tails, self.seconds)
@@ -149,7 +164,7 @@ class MeasuredCuts:
         for one in extracted:
             found = one.sent
             costs = PlanCosts(
-                device_s.get(one.plan.name, 0.0),
+                device_s.get(one.plan.name, 0.0) + device_s.get(one.plan.name + _REPLY, 0.0),
                 server_s[one.plan.name],
                 found.upload_bytes,
                 found.download_bytes,
@@ -159,7 +174,14 @@ class MeasuredCuts:
                 decompress_s=server_s.get(one.plan.name + _ZSTD, 0.0),
             )
             changed = None if found.change is None else found.change.changed
-            plan = replace(one.plan, costs=costs, compression=found.compression, answers_changed=changed)
+            stem = (one.plan.tail or "").removesuffix(".tail")
+            plan = replace(
+                one.plan,
+                costs=costs,
+                compression=found.compression,
+                answers_changed=changed,
+                decoder=None if one.split.decoder is None else f"{stem}{DECODER_SUFFIX}",
+            )
             results[plan.name] = Realised(plan, label, found.change)
         local = PlanCosts(device_s[LOCAL], is_measured=True)
         results[LOCAL] = Realised(OffloadPlan(LOCAL, local), self.device.label)
@@ -204,8 +226,10 @@ class MeasuredCuts:
         """Run head and tail on the samples."""
         head = None if split.head is None else self._session(split.head)
         tail = self._session(split.tail)
+        decoder = None if split.decoder is None else self._session(split.decoder)
         plain_bytes, packed_bytes, down_bytes, changes = [], [], [], []
         first: Feeds = {}
+        reply: Feeds = {}
         may_pack = has_zstd() and not plan.media
         classes = {*self.classes, *find_probabilities(wanted)}
         for feeds, expected in zip(self.feeds, wanted, strict=True):
@@ -216,7 +240,10 @@ class MeasuredCuts:
             plain_bytes.append(request_bytes(coded.files))
             packed_bytes.append(request_bytes(coded.files, "zstd") if may_pack else plain_bytes[-1])
             outputs = _run(tail, coded.decoded)
+            reply = reply or outputs
             down_bytes.append(reply_bytes(outputs))
+            if decoder is not None:
+                outputs = {**outputs, **_run(decoder, outputs)}
             changes.append(compare_answers({**made, **outputs}, expected, classes))
         is_packed = sum(packed_bytes) < COMPRESSION_PAYS * sum(plain_bytes)
         return SentSamples(
@@ -226,6 +253,7 @@ class MeasuredCuts:
             statistics.fmean(down_bytes),
             "zstd" if is_packed else "identity",
             average_changes(changes),
+            reply,
         )
 
     def _head(self, way: _Extracted) -> RunnableGraph | None:

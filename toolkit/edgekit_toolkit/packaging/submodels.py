@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edgekit_offload.partition.split import Part, SplitModels
+from edgekit_offload.partition.split import DECODER_SUFFIX, Part, SplitModels
 from edgekit_runtime.canonical_json import JsonValue, encode_json
 from edgekit_runtime.codecs.media import MediaCodec, decode_media, encode_media
 from edgekit_runtime.errors import BackendError, CutError
@@ -216,6 +216,17 @@ class _SubmodelWriter:
             backend = replace(submodel.backend, options=options)
             submodel = replace(submodel, backend=backend)
         yield submodel, artifacts
+        if split.decoder is not None:
+            inputs, contents = [], {}
+            for spec in split.decoder.inputs:
+                path = _path(golden_input(spec.name, outputs[spec.name], "golden")[1])
+                one, contents[path] = golden_input(spec.name, outputs[spec.name], path)
+                inputs.append(one)
+            name = f"{attached.name}{DECODER_SUFFIX}"
+            restored = self._run(
+                name, split.decoder, {spec: outputs[spec] for spec in (i.name for i in inputs)}
+            )
+            yield self._submodel(name, split.decoder, (tuple(inputs), contents), restored)
 
     def _submodel(
         self,
@@ -330,7 +341,7 @@ def _table_bytes(
     named = {one.name: one for one in submodels}
     plans = []
     for plan in table.plans:
-        for submodel in (plan.head, plan.tail):
+        for submodel in (plan.head, plan.tail, plan.decoder):
             if submodel is not None and submodel not in named:
                 raise CutError(
                     f"plan '{plan.name}' names the submodel '{submodel}', expected one of"
@@ -338,5 +349,8 @@ def _table_bytes(
                 )
         tail = None if plan.tail is None else served_name(model, named[plan.tail], artifacts)
         plans.append(replace(plan, tail=tail))
-    plain: dict[str, JsonValue] = json.loads(json.dumps(asdict(replace(table, plans=tuple(plans)))))
+    plain = json.loads(json.dumps(asdict(replace(table, plans=tuple(plans)))))
+    for plan in plain["plans"]:
+        if plan["decoder"] is None:  # older devices refuse fields that they do not know
+            del plan["decoder"]
     return encode_json(plain)

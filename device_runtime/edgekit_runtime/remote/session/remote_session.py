@@ -242,7 +242,7 @@ class RemoteSession:
                 self.state.disprove(way)
             return outputs
         self.state.note_head(decision.plan, head_s)
-        outputs = self._fetch(decision, request, inputs, rows, began_s=began_s)
+        outputs = way.decode(self._fetch(decision, request, inputs, rows, began_s=began_s))
         return {
             spec.name: outputs[spec.name] if spec.name in outputs else made[spec.name]
             for spec in self.outputs

@@ -43,6 +43,7 @@ class TailWay:
         self.is_proved, self.mismatch, self.retry_s = False, "", -math.inf
         self.left_for, self.back_off = "", BackOff()
         self._head: Session | None = None
+        self._decoder: Session | None = None
         self._is_open = True
         self._lock = threading.Lock()
         shown = package
@@ -72,14 +73,26 @@ class TailWay:
             if not self._is_open:
                 raise BackendError("backend 'offload': the session is closed")
             if self._head is None and self.plan.head is not None:
-                view = self._package.select_submodel(self.plan.head)
-                self._head = open_choice(view, view.manifest.backend, self._threads)
+                self._head = self._open(self.plan.head)
+            if self._decoder is None and self.plan.decoder is not None:
+                self._decoder = self._open(self.plan.decoder)
             return self._head
+
+    def _open(self, name: str) -> Session:
+        view = self._package.select_submodel(name)
+        return open_choice(view, view.manifest.backend, self._threads)
 
     def run_head(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs of the head; empty if the inputs are sent as they are."""
         head = self._head or self.open_head()
         return {} if head is None else head.run({spec.name: inputs[spec.name] for spec in head.inputs})
+
+    def decode(self, outputs: dict[str, Array]) -> dict[str, Array]:
+        """Return the outputs of a reply with those that it holds as codes; a local run has none."""
+        decoder = self._decoder
+        if decoder is None or any(spec.name not in outputs for spec in decoder.inputs):
+            return outputs
+        return {**outputs, **decoder.run({spec.name: outputs[spec.name] for spec in decoder.inputs})}
 
     def encode(self, inputs: Mapping[str, Array], made: Mapping[str, Array]) -> dict[str, Array]:
         """Return the inputs of the tail, media as files.
@@ -143,24 +156,27 @@ class TailWay:
 
     def interrupt(self) -> None:
         """End the runs of the head."""
-        if (interrupt := getattr(self._head, "interrupt", None)) is not None:
-            interrupt()
+        for part in (self._head, self._decoder):
+            if (interrupt := getattr(part, "interrupt", None)) is not None:
+                interrupt()
 
     def cancel_runs(self) -> None:
         """End the runs of the head under way with an error."""
         cancel_runs(self._head)
+        cancel_runs(self._decoder)
 
     def close(self) -> None:
         """Close the head; it is not opened again."""
         with self._lock:
             self._is_open = False
-            if self._head is not None:
-                self._head.close()
+            for part in (self._head, self._decoder):
+                if part is not None:
+                    part.close()
 
     def _check_outputs(self) -> None:
         manifest, plan = self._package.manifest, self.plan
         parts = {one.name: {spec.name for spec in one.outputs} for one in manifest.submodels}
-        made = parts.get(plan.head or "", set())
+        made = parts.get(plan.head or "", set()) | parts.get(plan.decoder or "", set())
         if plan.escalation is None:
             made = made | {spec.name for spec in self.outputs}
         needed = {spec.name for spec in manifest.outputs}

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from edgekit_offload.demo.demo_model import INPUT, OUTPUT, make_images, make_model, pick_images, run_model
 from edgekit_offload.demo.director import DEVICE_SHARE, PHASES
-from edgekit_offload.partition.split import SplitModels, whole_upload
+from edgekit_offload.partition.split import DECODER_SUFFIX, SplitModels, whole_upload
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.planner import MAX_LOSS, PlanInputs, plan
 from edgekit_offload.planning.realise import MeasuredCuts
@@ -113,7 +113,8 @@ def _package(
         else:
             used[name] = splits[way.name]
         head = None if used[name].head is None else f"{name}.head"
-        plans.append(replace(way.plan, head=head, tail=f"{name}.tail"))
+        decoder = None if used[name].decoder is None else f"{name}{DECODER_SUFFIX}"
+        plans.append(replace(way.plan, head=head, tail=f"{name}.tail", decoder=decoder))
     model = folder / f"{_NAME}.onnx"
     model.write_bytes(content)
     signer = load_signer(_NAME, keys)

@@ -1,0 +1,114 @@
+"""Large outputs come back in 8 bits with cuts that round anyway, from the split to the device's answer."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from tests.offload.onnx_models import model_of
+from tests.offload.test_odd_models import measure_here, run_part
+from tests.offload.test_photo_offload import offloading
+from tests.offload.test_planner import inputs_of
+from tests.service.serve_parts import wait_ready
+from tests.service.test_offload_serve import free_port, serving
+from tests.waiting import wait_for
+
+from edgekit_offload.partition.coding import Coding
+from edgekit_offload.partition.split import split_model
+from edgekit_offload.planning import planner
+from edgekit_offload.planning.planner import plan
+from edgekit_offload.planning.realise import MeasuredCuts
+from edgekit_offload.profiling.machine import Machine
+from edgekit_runtime.remote.cut_table import CutTable
+from edgekit_toolkit.commands.offload.plan_package import attach
+from edgekit_toolkit.packaging.plain_package import write_plain_package
+from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
+
+SIDE = 32
+
+
+def mask_model() -> bytes:
+    """A photo in, a small tensor in the middle, and a mask as large as the photo out."""
+    rng = np.random.default_rng(0)
+    weights = {
+        "k": rng.normal(size=(4, 3, 8, 8)).astype(np.float32),
+        "u": rng.normal(size=(4, 8, 8, 8)).astype(np.float32),
+        "o": rng.normal(size=(8, 5)).astype(np.float32),
+    }
+    return model_of(
+        [
+            ("Conv", ["x", "k"], ["small"]), ("ConvTranspose", ["small", "u"], ["mask"]),
+            ("GlobalAveragePool", ["mask"], ["mean"]), ("Flatten", ["mean"], ["flat"]),
+            ("MatMul", ["flat", "o"], ["scores"]),
+        ],
+        {"x": ("N", 3, SIDE, SIDE)}, ["mask", "scores"], weights=weights,
+        attributes={0: {"strides": [8, 8]}, 1: {"strides": [8, 8]}},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_large_output_of_a_lossy_cut_comes_back_in_codes(kind: str) -> None:
+    content = mask_model()
+    split = split_model(content, [0], Coding(kind))  # type: ignore[arg-type]
+    assert split.decoder is not None
+    assert {one.name for one in split.tail.outputs} == {"mask.codes", "mask.ends", "mask.range", "scores"}
+    x = np.random.default_rng(1).normal(size=(2, 3, SIDE, SIDE)).astype(np.float32)
+    exact = split_model(content, [0], Coding("raw"))
+    assert exact.decoder is None
+    sent = run_part(split.head, {"x": x}, content)
+    reply = run_part(split.tail, sent, content)
+    restored = run_part(split.decoder, reply, content)["mask"]
+    coded = sum(value.nbytes for name, value in reply.items() if name.startswith("mask"))
+    assert coded < restored.nbytes / 2.5
+    plain = split_model(content, [0, 1], Coding("raw"))
+    uncoded = run_part(plain.head, {"x": x}, content)["mask"]
+    if kind == "int8":
+        assert np.abs(restored - uncoded).max() < 0.05 * np.ptp(uncoded)
+
+
+def test_coded_reply_is_planned_packaged_served_and_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(planner, "run_seconds", lambda *_: 1e9)  # so coding takes nothing, at any load
+    generate_key("default")
+    content, rng = mask_model(), np.random.default_rng(2)
+    feeds = [{"x": rng.normal(size=(1, 3, SIDE, SIDE)).astype(np.float32)} for _ in range(3)]
+    (tmp_path / "mask.onnx").write_bytes(content)
+    signer = load_signer()
+    package = write_plain_package(
+        tmp_path / "mask.onnx", name="mask", target="x86-64", folder=tmp_path, sign=signer
+    )
+    machine = Machine("local", (), execute=measure_here)
+    measured = MeasuredCuts(content, feeds, machine, machine, 0.05)
+    made = inputs_of(content, [0.001, 5.0, 5.0, 0.1, 0.1], [0.001] * 5, feeds)
+    result = plan(replace(made, realise=measured, max_loss=1.0))
+    ways = {way.name: way.plan for way in result.ways}
+    coded = next(one for one in ways.values() if one.decoder is not None)
+    raw_cuts = [one for name, one in ways.items() if name.startswith("cut") and name.endswith("-raw")]
+    exact = max(raw_cuts, key=lambda one: one.costs.download_bytes)
+    assert exact.decoder is None
+    assert coded.costs.download_bytes < exact.costs.download_bytes / 2.5
+    (tmp_path / "plans").mkdir()
+    slow = replace(ways["local"], costs=replace(ways["local"].costs, device_s=10.0))
+    planned = attach(
+        package,
+        replace(result, table=CutTable((slow, coded))),
+        measured.splits,
+        tmp_path / "plans",
+        "default",
+    )
+    expected = onnxruntime.InferenceSession(content).run(["mask", "scores"], feeds[0])
+    port = free_port()
+    with serving(tmp_path, planned, "--port", port) as process:
+        wait_ready(process)
+        with offloading(planned, port) as session:
+            assert session.wait_for_probe(60)
+            wait_for(lambda: session.decision().plan.name == coded.name, "the device to choose the cut")
+            wait_for(lambda: session.run(feeds[0]) and session.counts.remote > 0, "an answer of the server")
+            answer = session.run(feeds[0])
+            assert session.counts.failed == 0
+    assert set(answer) == {"mask", "scores"}
+    np.testing.assert_allclose(answer["mask"], expected[0], atol=0.05 * float(np.ptp(expected[0])))
