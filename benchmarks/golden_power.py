@@ -5,7 +5,8 @@ counted on labelled samples. A corruption that loses over 5 points must fail the
 then go through the self-test of other environments, in which nothing may fail.
 
     PYTHONPATH=device_runtime:toolkit .venv/bin/python benchmarks/golden_power.py
-        [--only NAME ...] [--samples 150] [--python ENVIRONMENT/bin/python ...] [--json FILE]
+        [--only NAME ...] [--engines ort litert] [--samples 150] [--times-only]
+        [--python ENVIRONMENT/bin/python ...] [--json FILE]
 """
 
 import argparse
@@ -17,6 +18,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,25 +123,50 @@ def packages(source: Source, backend: str) -> Iterator[tuple[str, Assembled]]:
     """Yield label and package of each form that `edgekit package` builds for a model and an engine."""
     target = load_target("x86-64")
     request = Request(
-        model=source.model, target=target, budget=parse_budget(""), name=source.name, version="1",
-        calibration=source.calibration, evaluation=source.evaluation, threads=1, backend=backend,
-    )  # fmt: skip
+        model=source.model,
+        target=target,
+        budget=parse_budget(""),
+        name=source.name,
+        version="1",
+        calibration=source.calibration,
+        evaluation=source.evaluation,
+        threads=1,
+        backend=backend,
+    )
     prepared = prepare(request, Phases(lambda *_: None))
     quantizer = open_quantizer(
         prepared.floats, backend, target, threads=1, dims=prepared.dims, feeds=prepared.feeds
     )
     made = find_candidates(
-        quantizer, lambda: feeds_only(prepared.samples.calibration), per_channel=True, kinds=KINDS[backend],
-        dims=prepared.dims, limit_s=SEARCH_S, progress=lambda *_: None,
-    )  # fmt: skip
+        quantizer,
+        lambda: feeds_only(prepared.samples.calibration),
+        per_channel=True,
+        kinds=KINDS[backend],
+        dims=prepared.dims,
+        limit_s=SEARCH_S,
+        progress=lambda *_: None,
+    )
     for place, candidate in enumerate(made.candidates):
         recipe = Recipe(
-            name=f"{source.name}-{backend}-{place}", version="1", target=target.name, backend=backend,
-            source_sha256=prepared.source.sha256, batch=None, dims=prepared.dims, steps=(),
-            form=candidate.form, model_sha256="", golden_seed=0, golden_ranges=prepared.ranges,
-            golden_rows=tuple(prepared.golden.rows), budget={}, figures={}, labels=None, preprocessing=None,
+            name=f"{source.name}-{backend}-{place}",
+            version="1",
+            target=target.name,
+            backend=backend,
+            source_sha256=prepared.source.sha256,
+            batch=None,
+            dims=prepared.dims,
+            steps=(),
+            form=candidate.form,
+            model_sha256="",
+            golden_seed=0,
+            golden_ranges=prepared.ranges,
+            golden_rows=tuple(prepared.golden.rows),
+            budget={},
+            figures={},
+            labels=None,
+            preprocessing=None,
             tools={},
-        )  # fmt: skip
+        )
         yield candidate.label, assemble(recipe, prepared.golden, candidate.model)
 
 
@@ -181,16 +208,16 @@ class Signed:
             except EdgekitError:
                 return 0.0, False
 
-    def seconds(self, *, rows: bool, repeats: int = 7) -> float:
-        """Return the least processor time of reading, opening and testing, with or without further rows."""
-        times = []
-        for _ in range(repeats):
+    def time_ratio(self, repeats: int = 15) -> float:
+        """Return the least processor time of reading, opening and testing over that with one row."""
+        seconds: dict[bool, list[float]] = {True: [], False: []}
+        for _, has_rows in product(range(repeats), seconds):
             begin = time.process_time()
             with read_package(self.path, self._trust) as opened:
                 golden = read_golden(opened)
-                (golden if rows else replace(golden, rows=())).check(open_session(opened, threads=1))
-            times.append(time.process_time() - begin)
-        return min(times)
+                (golden if has_rows else replace(golden, rows=())).check(open_session(opened, threads=1))
+            seconds[has_rows].append(time.process_time() - begin)
+        return min(seconds[True]) / min(seconds[False])
 
 
 def accuracy(session: Session, samples: Samples) -> float:
@@ -248,6 +275,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="*")
+    parser.add_argument("--engines", nargs="*", default=["ort", "litert"])
     parser.add_argument("--samples", type=int, default=150)
     parser.add_argument("--seed", type=int, default=0, help="chooses layers, channels and classes")
     parser.add_argument("--times-only", action="store_true", help="make no corruptions")
@@ -267,7 +295,7 @@ def main() -> None:
             if arguments.only and source.name not in arguments.only:
                 continue
             samples = read_samples(source.evaluation, arguments.samples)
-            for backend in ("ort", "litert"):
+            for backend in arguments.engines:
                 key, ratios, forms = f"{source.name}, {backend}", [], 0
                 trials[key] = []
                 for label, package in packages(source, backend):
@@ -276,7 +304,7 @@ def main() -> None:
                         signed.test(samples)
                     else:
                         trials[key] += try_form(label, package, signed, samples, seed=arguments.seed)
-                    ratios.append(signed.seconds(rows=True) / signed.seconds(rows=False))
+                    ratios.append(signed.time_ratio())
                     paths.append(signed.path)
                     forms += 1
                 bad = [trial for trial in trials[key] if trial.loss > LOSS]

@@ -1,6 +1,7 @@
 """The self-test of a package notices what is wrong with its model, also behind a saturated softmax."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,36 @@ def test_a_costly_model_gets_fewer_rows() -> None:
 
     cheap, costly = choose_seeds(run, first, macs=1e4), choose_seeds(run, first, macs=1e9)
     assert len(cheap) > len(costly) == 2
+
+
+@pytest.mark.parametrize(("macs", "most_runs"), [(1e9, 25), (3e9, 10), (1e11, 3), (math.inf, 3)])
+def test_a_costly_model_runs_a_few_times_to_choose_its_rows(macs: float, most_runs: int) -> None:
+    runs: list[dict[str, np.ndarray[Any, Any]]] = []
+
+    def run(feeds: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+        runs.append(feeds)
+        return [feeds["x"] * 2]
+
+    first = {"x": np.random.default_rng(0).standard_normal((1, 8)).astype(np.float32)}
+    assert len(choose_seeds(run, first, macs=macs)) == 2
+    assert len(runs) <= most_runs
+
+
+def test_a_package_whose_engine_opens_fast_has_fewer_rows(tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert")
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["h"], pads=[1, 1, 1, 1]),
+        helper.make_node("GlobalAveragePool", ["h"], ["y"]),
+    ]
+    weights = {"w": np.random.default_rng(0).standard_normal((16, 16, 3, 3)).astype(np.float32)}
+    model = model_of(nodes, [tensor("x", [1, 16, 52, 52])], [tensor("y", [1, 16, 1, 1])], weights)
+    source, counts = saved(model, tmp_path / "model.onnx"), []
+    for backend in ("ort", "litert"):
+        assert package(source, tmp_path / backend, "--backend", backend).code == 0
+        with read_only(tmp_path / backend) as opened:
+            assert opened.manifest.golden.rows is not None
+            counts.append(len(opened.manifest.golden.rows.seeds))
+    assert counts == [5, 4]
 
 
 def test_rows_whose_outputs_are_no_numbers_are_left_out() -> None:

@@ -23,7 +23,14 @@ from edgekit_runtime.package.row_sets import row_axes
 from edgekit_runtime.trust.dsse import PACKAGE_PREDICATE_TYPE, Statement
 from edgekit_toolkit.models.model import Model, Runner
 from edgekit_toolkit.onnx_graph.specs import common_specs
-from edgekit_toolkit.packaging.golden_rows import JITTERS, add_steps, choose_seeds, golden_rows, off_by_codes
+from edgekit_toolkit.packaging.golden_rows import (
+    JITTERS,
+    add_steps,
+    choose_seeds,
+    count_rows,
+    golden_rows,
+    off_by_codes,
+)
 from edgekit_toolkit.packaging.golden_tensors import check_outputs, golden_feeds, golden_outputs
 from edgekit_toolkit.packaging.recipe import Recipe
 from edgekit_toolkit.samples.generated import Feeds
@@ -48,7 +55,9 @@ class Reference:
     Attributes:
         inputs, artifacts: inputs of the first row.
         feeds, outputs: the first row.
-        rows: seed of each further row -> outputs in the order of `outputs`, without those of `axes`.
+        rows: seed of each further row -> outputs in the order of `outputs`, without those of `axes`; the best
+            row first.
+        macs: multiply-adds of one inference.
         axes: outputs whose number of rows depends on the data, with the axis of the rows.
     """
 
@@ -57,6 +66,7 @@ class Reference:
     feeds: Feeds
     outputs: Mapping[str, NDArray[Any]]
     rows: Mapping[int, Sequence[NDArray[Any]]]
+    macs: float
     axes: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -88,11 +98,11 @@ def golden_reference(
     first = dict(zip(names, run(feeds), strict=True))
     check_outputs(first)
     axes = {} if all(spec.size_bytes is not None for spec in outputs) else _row_axes(run, feeds, names)
-    fixed = _without(run, names, axes)
+    fixed, macs = _without(run, names, axes), _macs(floats, dims)
     if rows is None:
-        rows = choose_seeds(fixed, feeds, macs=_macs(floats, dims)) if len(axes) < len(names) else ()
+        rows = choose_seeds(fixed, feeds, macs=macs) if len(axes) < len(names) else ()
     drawn = {row: fixed(resample(feeds, row)) for row in rows}
-    return Reference(golden, artifacts, feeds, first, drawn, axes)
+    return Reference(golden, artifacts, feeds, first, drawn, macs, axes)
 
 
 def _row_axes(run: Runner, first: Feeds, names: Sequence[str]) -> dict[str, int]:
@@ -200,7 +210,10 @@ def _golden(
         return Golden(reference.inputs, expected), artifacts
     order = [name for name in reference.outputs if name not in axes]
     fixed = [name for name in names if name not in axes]
-    drawn = {seed: [outputs[order.index(name)] for name in fixed] for seed, outputs in reference.rows.items()}
+    drawn = {
+        seed: [reference.rows[seed][order.index(name)] for name in fixed]
+        for seed in list(reference.rows)[: count_rows(reference.macs, recipe.backend)]
+    }
     rows, more = golden_rows(_without(run, names, axes), feeds, drawn, fixed, integer=integer)
     return Golden(reference.inputs, expected, rows), {**artifacts, **more}
 

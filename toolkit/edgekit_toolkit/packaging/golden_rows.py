@@ -19,9 +19,7 @@ from edgekit_toolkit.models.model import Runner
 from edgekit_toolkit.samples.generated import Feeds
 
 _CANDIDATES_A_ROW: Final = 20
-_MIN_CANDIDATES_A_ROW: Final = 4
 _MAX_CHOOSING: Final = 2e10  # multiply-adds, about a second on a core
-_MAX_ROWS: Final = 5
 JITTERS: Final = 3
 _CODES: Final = 255
 _MAX_VALUES: Final = 1024  # stored of one output and row
@@ -35,10 +33,22 @@ _SCORE_SHARE: Final = {"float": 0.05, "int8": 0.1}
 _NOISE_FACTOR: Final = 2.0
 _LEAST_SCORE: Final = 1e-9
 _FLOORS: Final = (1e-6, 1e-4, 1e-2)  # where rounding moves small scores too far
-# Multiply-adds that a row may cost for all rows to be taken; a row of more takes as much time as opening.
-_CHEAP_ROW: Final = 8e6
+_MIN_ROWS: Final = 2
+_MAX_ROWS: Final = 5
+# Multiply-adds that a row may cost for all rows to be taken, which then take half as long as opening.
+_CHEAP_ROW: Final = {"ort": 8e6, "litert": 5e6}
 
 Outputs = Sequence[NDArray[Any]]
+
+
+def count_rows(macs: float, backend: str = "ort") -> int:
+    """Return how many further rows a package has; costly models get fewer, and more where opening takes long.
+
+    Args:
+        macs: multiply-adds of one inference.
+        backend: backend of the package.
+    """
+    return int(np.clip(_MAX_ROWS * _CHEAP_ROW[backend] / max(macs, 1.0), _MIN_ROWS, _MAX_ROWS))
 
 
 def choose_seeds(run: Runner, first: Feeds, *, macs: float) -> tuple[int, ...]:
@@ -47,14 +57,15 @@ def choose_seeds(run: Runner, first: Feeds, *, macs: float) -> tuple[int, ...]:
     Args:
         run: the float model.
         first: the first row.
-        macs: multiply-adds of one inference; costly models get fewer rows.
+        macs: multiply-adds of one inference; of costly models few rows are tried, or none but those taken.
     """
-    count = int(np.clip(_MAX_ROWS * _CHEAP_ROW / max(macs, 1.0), 2, _MAX_ROWS))
-    reference = run(first)
+    count, reference = count_rows(macs), run(first)
     jitters = [off_by_codes(first, turn) for turn in range(2)]
-    rows, seeds = [], []
     affordable = _MAX_CHOOSING / max(macs * (1 + len(jitters)), 1.0)
-    for seed in range(int(np.clip(affordable, _MIN_CANDIDATES_A_ROW * count, _CANDIDATES_A_ROW * count))):
+    if affordable < count:  # nothing to compare
+        jitters = []
+    rows, seeds = [], []
+    for seed in range(int(np.clip(affordable, count, _CANDIDATES_A_ROW * count))):
         feeds = resample(first, seed)
         try:
             outputs = run(feeds)
