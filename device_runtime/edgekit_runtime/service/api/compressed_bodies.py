@@ -1,8 +1,8 @@
 """Requests whose bodies are compressed: `Content-Encoding: zstd`, `gzip` or `deflate`.
 
 A short body is decompressed at once. A longer one is decompressed on a thread, since the loop serves others
-meanwhile. Only one long body is decompressed at a time, and the others wait compressed. So a bomb takes no
-more memory than a plain body, however many clients send one.
+meanwhile. Only one long body is decompressed at a time, and the others wait compressed. So bombs take the
+memory of one of them, however many clients send one.
 """
 
 import asyncio
