@@ -62,11 +62,6 @@ class Tuned:
 def keep_tuned(manifest: Manifest, choice: BackendChoice, tuned: Tuned) -> Path:
     """Store `tuned` as the options of exactly this package; return the path.
 
-    Args:
-        manifest: manifest of the package.
-        choice: the backend that was tuned.
-        tuned: settings that tuning found.
-
     Raises:
         OutputError: the folder cannot be created or written.
     """
@@ -86,12 +81,7 @@ def keep_tuned(manifest: Manifest, choice: BackendChoice, tuned: Tuned) -> Path:
 
 
 def recall_tuned(manifest: Manifest, choice: BackendChoice) -> Tuned | None:
-    """Return the stored options for a backend of a package, or None.
-
-    Args:
-        manifest: manifest of the package.
-        choice: its backend.
-    """
+    """Return the stored options for a backend of a package, or None."""
     try:
         document: Any = json.loads(_find_tuned(manifest, choice).read_bytes())
         if document["engine"] != _engine_version(choice.name) or document["processors"] != _processors():

@@ -72,12 +72,3 @@ def bearer_of(request: HTTPConnection, store: Store) -> Principal | None:
     if scheme.lower() != "bearer" or not secret.startswith(PREFIX):
         return None
     return principal_of_token(store, secret.strip(), time.time())
-
-
-def principal_of(request: HTTPConnection, store: Store) -> Principal | None:
-    """Return who sent a request, by cookie or token; `Principal.require` then checks the scope.
-
-    A request by cookie that changes something also needs `Login.accepts`.
-    """
-    login = login_of(request, store)
-    return login.principal if login is not None else bearer_of(request, store)

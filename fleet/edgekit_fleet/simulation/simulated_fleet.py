@@ -111,14 +111,6 @@ class SimulatedFleet:
         """Return the number of devices for which this holds."""
         return sum(map(holds, self.devices.values()))
 
-    def count_versions(self, model: str) -> dict[str, int]:
-        """Return version -> number of devices whose slots open it; empty where nothing is installed."""
-        found: dict[str, int] = {}
-        for device in self.devices.values():
-            version = device.versions.get(model, "")
-            found[version] = found.get(version, 0) + 1
-        return found
-
     def wait_until(
         self, holds: Callable[[SimulatedDevice], bool], limit_s: float, *, devices: int | None = None
     ) -> float:

@@ -240,18 +240,18 @@ def _request(**headers):
 def test_token_opens_its_scopes_until_it_ends_or_is_revoked(store):
     with store.transaction() as session:
         secret = tokens.add_token(session, "ci", ["rollout", "read", "read"], actor="ann", life_s=3600)
-    assert guard.principal_of(_request(authorization=f"Bearer {secret}"), store) == Principal(
+    assert guard.bearer_of(_request(authorization=f"Bearer {secret}"), store) == Principal(
         "token:ci", frozenset({"read", "rollout"})
     )
     for wrong in ("", "Bearer", f"Basic {secret}", f"Bearer {secret}x", "Bearer ekt_", "Bearer \ud800"):
-        assert guard.principal_of(_request(authorization=wrong), store) is None
+        assert guard.bearer_of(_request(authorization=wrong), store) is None
     with store.transaction() as session:
         found = tokens.list_tokens(session)[0]
     assert found.used_at is not None
     assert tokens.principal_of_token(store, secret, found.expires_at) is None
     with store.transaction() as session:
         tokens.revoke_token(session, "ci", actor="ann")
-    assert guard.principal_of(_request(authorization=f"Bearer {secret}"), store) is None
+    assert guard.bearer_of(_request(authorization=f"Bearer {secret}"), store) is None
 
 
 @pytest.mark.parametrize("how", ["removed", "demoted", "token revoked"])
