@@ -22,3 +22,9 @@ def test_exported_model_is_packaged_and_served_or_refused_by_name(kind: str, tmp
     results = [*Trial(number, tmp_path).results(engines=ENGINES[number % 2 :][:1], with_plan=False)]
     assert [result for result in results if result.outcome not in GOOD] == []
     assert len(results) == 3 or results[0].outcome == "refused"
+
+
+@pytest.mark.usefixtures("new_home")
+def test_offload_of_a_model_with_an_empty_cache_is_planned(tmp_path: Path) -> None:
+    (result,) = Trial(60, tmp_path).results(engines=())
+    assert (result.kind, result.step, result.outcome) == ("cached", "plan", "ok")

@@ -258,7 +258,7 @@ def _find_series(name: str, feeds: Sequence[Feeds]) -> _CodedInput | str:
     if not 1 <= first.ndim <= _MOST_SERIES_RANK:
         return f"'{name}' has {first.ndim} dimensions, a series has 1 to {_MOST_SERIES_RANK}"
     rows = _rows(feeds, name)
-    if max(rows.shape[1:]) < _LEAST_SERIES:
+    if not rows.size or max(rows.shape[1:]) < _LEAST_SERIES:
         return f"'{name}' {list(first.shape)} is no series of at least {_LEAST_SERIES} steps"
     samples = [one[name] if first.ndim > 1 else one[name][np.newaxis] for one in feeds]
     if not is_integer:
