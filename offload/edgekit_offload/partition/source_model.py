@@ -14,7 +14,7 @@ import onnxruntime
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from edgekit_offload.profiling.fused_graph import is_plain
+from edgekit_offload.profiling.fused_graph import is_plain, vary_values
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.tensors import TensorSpec
 
@@ -26,7 +26,6 @@ _LOG_FATAL_ONLY: Final = 4
 _RANDOM: Final = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
-_OTHER_SCALE: Final = -30.0  # of inputs for which sizes that depend on values are others
 _INTEGER_SIZES: Final = 2  # generated integers are 0 or 1, which are indices almost everywhere
 
 
@@ -169,7 +168,7 @@ class SourceModel:
                 f"model: {', '.join(symbols)} are free independently of each other, expected one batch; fix"
                 f" all but one and cut again, otherwise {WHOLE_ONLY}"
             )
-        other = self._try({}, _OTHER_SCALE) or one
+        other = self._try({}, varied=True) or one
         return one, two, other
 
     @cached_property
@@ -192,19 +191,19 @@ class SourceModel:
                 symbols[dim.dim_param or f"{name}_0"] = None
         return tuple(symbols)
 
-    def _try(self, sizes: Mapping[str, int], scale: float = 1.0) -> dict[str, Any] | None:
+    def _try(self, sizes: Mapping[str, int], *, varied: bool = False) -> dict[str, Any] | None:
         """Return what `run_all` returns, or None if the model does not run so."""
         try:
-            return self.run_all(sizes, scale)
+            return self.run_all(sizes, varied=varied)
         except CutError:
             return None
 
-    def run_all(self, sizes: Mapping[str, int], scale: float = 1.0) -> dict[str, Any]:
+    def run_all(self, sizes: Mapping[str, int], *, varied: bool = False) -> dict[str, Any]:
         """Return every tensor of a run on generated inputs, including the inputs.
 
         Args:
             sizes: name of a free size -> the size; 1 for others.
-            scale: factor of the generated floats, which are in 0..1.
+            varied: whether floats, which are in 0..1, are varied as for sizes that depend on values.
 
         Raises:
             CutError: onnxruntime does not run the model.
@@ -224,8 +223,10 @@ class SourceModel:
             ]
             dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
             is_float = dtype.kind == "f"
-            made = stream.random(shape) * scale if is_float else stream.integers(0, _INTEGER_SIZES, shape)
+            made = stream.random(shape) if is_float else stream.integers(0, _INTEGER_SIZES, shape)
             feeds[value.name] = np.asarray(made).astype(dtype)
+            if varied:
+                feeds[value.name] = vary_values(feeds[value.name], 0)
         try:
             names = [one.name for one in self._traced.get_outputs()]
             values = self._traced.run(names, feeds)

@@ -27,7 +27,8 @@ _NCHWC_DOMAIN: Final = "com.microsoft.nchwc"
 # onnxruntime names a node of the blocked layout after the output of the node that it replaces, with a number
 # if that name was taken.
 _NCHWC_NAME: Final = re.compile(r"(?P<output>.+)_nchwc(_token_\d+)?")
-_SCALES: Final = (-1.0, 30.0)  # factors of the inputs under which sizes that depend on values change
+_OTHER_RUNS: Final = 3  # with other values, under which sizes that depend on values change
+_FACTORS: Final = (0.0, 1.0, -30.0)
 _NUMBER: Final = re.compile(r"_token_\d+$")
 # These run on 8 bits as on floats, so the widening and narrowing nodes around them are dropped.
 _MOVING_OPS: Final = frozenset(
@@ -147,10 +148,8 @@ def measure_sizes(
         runs = [session.run(list(tensors), feeds)]
     except Exception as cause:  # its exceptions have no other common base
         raise CutError(f"the sizes of the model's tensors cannot be measured: {cause}") from cause
-    for scale in _SCALES:
-        scaled = {
-            name: one * one.dtype.type(scale) if one.dtype.kind == "f" else one for name, one in feeds.items()
-        }
+    for seed in range(_OTHER_RUNS):
+        scaled = {name: vary_values(value, seed) for name, value in feeds.items()}
         with contextlib.suppress(Exception):  # a model may refuse such values
             runs.append(session.run(list(tensors), scaled))
     sizes: dict[str, int] = {}
@@ -161,6 +160,14 @@ def measure_sizes(
             if len({value.shape for value in values}) == 1 and (values[0].size or name in feeds):
                 fixed.add(name)
     return sizes, frozenset(tensors) - fixed
+
+
+def vary_values(values: Array, seed: int) -> Array:
+    """Return floats times random factors, zero among them; others, which may be indices, as they are."""
+    if values.dtype.kind != "f":
+        return values
+    factors = np.random.default_rng(seed).choice(_FACTORS, values.shape)
+    return np.asarray(values * factors).astype(values.dtype)
 
 
 def is_plain(value: object) -> bool:
