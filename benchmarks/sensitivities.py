@@ -1,19 +1,21 @@
 """Compares the noise of all layers by error propagation with one layer at a time: time and order.
 
-    python benchmarks/sensitivities.py MODEL.onnx SAMPLES.npz [--samples 16] [--every 1]
+    python benchmarks/sensitivities.py MODEL.onnx SAMPLES.npz [--samples 16] [--propagated 16] [--every 1]
 
-Both see the same samples and the same static int8 plan. `--every 3` measures each third layer alone.
+Both see the same static int8 plan, and the same samples unless fewer are propagated.
+`--every 3` measures each third layer alone.
 """
 
 import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from edgekit_toolkit.importers.onnx import load_onnx
@@ -39,9 +41,10 @@ def timed(name: str, call: Callable[[], T]) -> T:
 @click.argument("model", type=click.Path(exists=True, path_type=Path))
 @click.argument("data", type=click.Path(exists=True, path_type=Path))
 @click.option("--samples", "count", default=16, show_default=True)
+@click.option("--propagated", type=int, help="Samples to propagate; all unless given. The search takes 16.")
 @click.option("--every", default=1, show_default=True, help="Measure every nth layer alone.")
 @click.option("--threads", default=2, show_default=True)
-def main(*, model: Path, data: Path, count: int, every: int, threads: int) -> None:
+def main(*, model: Path, data: Path, count: int, propagated: int | None, every: int, threads: int) -> None:
     click.echo(machine())
     source = load_onnx(model)
     (spec,) = source.inputs
@@ -53,22 +56,27 @@ def main(*, model: Path, data: Path, count: int, every: int, threads: int) -> No
     kernels = quantizer.kernels(elementwise=True)
     ranges = quantizer.ranges(kernels, lambda: iter(samples), lambda: None)
     plan = Plan(ASYMMETRIC, frozenset(kernels), {name: item.whole() for name, item in ranges.items()})
-    fidelity = Fidelity(
-        quantizer.model,
-        samples,
-        threads=threads,
-        softmax_axes=quantizer.softmax_axes(),
-        parts=quantizer.output_parts(samples[0]),
-    )
-    propagated = timed(
-        "all layers, propagated", lambda: list(quantizer.block_noises(plan, {}, fidelity, lambda: False))
+
+    def compared_with(feeds: list[dict[str, NDArray[Any]]]) -> Fidelity:
+        return Fidelity(
+            quantizer.model,
+            feeds,
+            threads=threads,
+            softmax_axes=quantizer.softmax_axes(),
+            parts=quantizer.output_parts(samples[0]),
+        )
+
+    few, all_samples = compared_with(samples[:propagated]), compared_with(samples)
+    noises = timed(
+        f"all layers, {len(samples[:propagated])} samples propagated",
+        lambda: list(quantizer.block_noises(plan, {}, few, lambda: False)),
     )[::every]
-    parts, write = [item.block for item in propagated], quantizer.writer({})
+    parts, write = [item.block for item in noises], quantizer.writer({})
     measured = timed(
-        f"{len(parts)} layers, one at a time",
-        lambda: list(measure_blocks(write, plan, parts, fidelity, lambda: False)),
+        f"{len(parts)} layers, one at a time, {len(samples)} samples",
+        lambda: list(measure_blocks(write, plan, parts, all_samples, lambda: False)),
     )
-    pairs = [(one.noise, other.noise) for one, other in zip(propagated, measured, strict=True)]
+    pairs = [(block.noise, alone.noise) for block, alone in zip(noises, measured, strict=True)]
     click.echo(f"rank correlation {spearmanr(*zip(*pairs, strict=True)).statistic:.3f}")
 
 

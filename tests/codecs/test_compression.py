@@ -82,9 +82,11 @@ def test_deflate_is_one_stream() -> None:
     assert status(zlib.compress(TEXT) * 2, "deflate") == 400
 
 
-@pytest.mark.parametrize(("coding", "frame"), [("zstd", compress(b"")), ("gzip", gzip.compress(b""))])
-def test_body_of_very_many_empty_frames_is_refused(coding: str, frame: bytes) -> None:
-    assert status(frame * 100_000, coding) == 400
+@pytest.mark.parametrize(("coding", "compress_frame"), [("zstd", compress), ("gzip", gzip.compress)])
+def test_body_of_very_many_empty_frames_is_refused(
+    coding: str, compress_frame: Callable[[bytes], bytes]
+) -> None:
+    assert status(compress_frame(b"") * 100_000, coding) == 400
 
 
 @pytest.mark.parametrize("size", [0, 1, len(TEXT) - 1, len(TEXT) + 1, LIMIT])
