@@ -3,10 +3,11 @@ import random
 import struct
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from edgekit_runtime.codecs.compression import compress, decompress, list_codings, read_size
+from edgekit_runtime.codecs.compression import compress, decompress, decompress_frame, list_codings, read_size
 from edgekit_runtime.errors import BackendError, RequestError
 
 zstandard = pytest.importorskip("zstandard")
@@ -87,6 +88,37 @@ def test_body_of_very_many_empty_frames_is_refused(
     coding: str, compress_frame: Callable[[bytes], bytes]
 ) -> None:
     assert status(compress_frame(b"") * 100_000, coding) == 400
+
+
+def test_body_of_many_members_is_not_copied_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    class Reader:
+        def __init__(self, window_bits: int) -> None:
+            self._reader = make_reader(window_bits)
+
+        def __getattr__(self, name: str) -> Any:
+            value = getattr(self._reader, name)
+            if name == "unused_data":
+                sizes.append(len(value))
+            return value
+
+    make_reader = zlib.decompressobj
+    monkeypatch.setattr(zlib, "decompressobj", Reader)
+    text = random.Random(2).randbytes(200_000)
+    data = gzip.compress(b"") * 4000 + gzip.compress(text)
+    assert decompress(data, "gzip", max_bytes=LIMIT) == text
+    assert len(sizes) >= 4000
+    assert max(sizes) <= 16 << 10
+
+
+@pytest.mark.parametrize("coding", ["zstd", "gzip", "deflate"])
+def test_short_frame_is_read_whole_or_not_at_all(coding: str) -> None:
+    write = {"zstd": compress, "gzip": gzip.compress, "deflate": zlib.compress}[coding]
+    data = write(TEXT)
+    assert decompress_frame(memoryview(data), coding, max_bytes=len(TEXT) + 1) == TEXT
+    for other in (write(TEXT + TEXT), data + write(b"x"), data + b"x", data[:-1]):
+        assert decompress_frame(other, coding, max_bytes=len(TEXT) + 1) is None
 
 
 @pytest.mark.parametrize("size", [0, 1, len(TEXT) - 1, len(TEXT) + 1, LIMIT])

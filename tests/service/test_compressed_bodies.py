@@ -3,10 +3,12 @@ import contextlib
 import gc
 import gzip
 import struct
+import threading
 import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -157,8 +159,9 @@ def test_bodies_of_many_clients_at_once_are_all_answered(
 class Client:
     """What decompression needs of a connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "192.0.2.1") -> None:
         self.is_open = True
+        self.client = address
         self.status = 200
         self.contents: list[bytes] = []
         self.done = asyncio.Event()
@@ -244,3 +247,98 @@ def test_client_that_leaves_while_its_body_is_decompressed_harms_nobody(
             with service.connect() as client:
                 client.sendall(request)
         assert ask(service, infer_bytes(X)).binary == Y
+
+
+class Recorder:
+    """Stands for a reader of zlib or zstandard, and notes the thread and the size of all it expands."""
+
+    def __init__(self, calls: list[tuple[int, int]], reader: Any) -> None:
+        self._calls, self._reader = calls, reader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def decompress(self, *arguments: Any, **options: Any) -> bytes:
+        content = b""
+        try:
+            content = self._reader.decompress(*arguments, **options)
+        finally:
+            self._calls.append((threading.get_ident(), len(content)))
+        return content
+
+    def decompressobj(self, **options: Any) -> "Recorder":
+        return Recorder(self._calls, self._reader.decompressobj(**options))
+
+
+def lying(frame: bytes) -> bytes:
+    """Return the frame with a content size of 1000 bytes stated."""
+    assert frame[4] >> 5 == 0b100  # four bytes of size, behind the window
+    return frame[:6] + struct.pack("<I", 1000) + frame[10:]
+
+
+HOSTILE = [
+    ("zstd", compress(b"short") + compress(bytes(30 << 20))),
+    ("zstd", lying(compress(bytes(30 << 20)))),
+    ("zstd", compress(b"a") * 4096),
+    ("zstd", struct.pack("<II", 0x184D2A50, 8) + bytes(8) + compress(bytes(30 << 20))),
+    ("gzip", gzip.compress(b"") * 1600),
+    ("gzip", gzip.compress(b"short") + gzip.compress(bytes(30 << 20))),
+    ("gzip", gzip.compress(bytes(30 << 20))),
+    ("deflate", zlib.compress(bytes(30 << 20))),
+]
+
+
+@pytest.mark.parametrize("number", range(len(HOSTILE)))
+def test_short_hostile_body_expands_on_the_thread(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    coding, body = HOSTILE[number]
+    head = HeadCache().parse(f"POST / HTTP/1.1\r\nHost: l\r\nContent-Encoding: {coding}\r\n\r\n".encode())
+    calls: list[tuple[int, int]] = []
+    for module, name in ((zlib, "decompressobj"), (zstandard, "ZstdDecompressor")):
+        make = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *given, make=make, **options: Recorder(calls, make(*given, **options))
+        )
+    client = Client()
+
+    async def send() -> None:
+        bodies = CompressedBodies(asyncio.get_running_loop(), HttpLimits(max_body_bytes=16 << 20))
+        decode: Callable[..., None] = bodies.decode(Client.act)  # type: ignore[arg-type]
+        decode(client, head, memoryview(body))
+        await asyncio.wait_for(client.done.wait(), 60)
+        assert bodies.close(60)
+
+    asyncio.run(send())
+    sizes = [size for thread, size in calls if thread == threading.get_ident()]
+    assert len(sizes) <= 1
+    assert sum(sizes) <= 128 << 10
+    assert len(calls) > len(sizes)
+
+
+def test_clients_whose_bodies_wait_take_turns() -> None:
+    content = np.random.default_rng(3).bytes(40 << 10)
+    head = HeadCache().parse(b"POST / HTTP/1.1\r\nHost: l\r\nContent-Encoding: gzip\r\n\r\n")
+    order: list[str] = []
+
+    def act(client: Client, _head: RequestHead, _content: memoryview) -> None:
+        order.append(client.client)
+        client.done.set()
+
+    async def send() -> None:
+        bodies = CompressedBodies(asyncio.get_running_loop(), HttpLimits())
+        decode: Callable[..., None] = bodies.decode(act)  # type: ignore[arg-type]
+        body = memoryview(gzip.compress(content))
+        clients = [Client("many") for _ in range(65)]  # one under way, and as many as may wait
+        for client in clients:
+            decode(client, head, body)
+        with pytest.raises(RequestError) as caught:
+            decode(Client("many"), head, body)
+        assert (caught.value.status, caught.value.retry_after_s) == (503, 1)
+        clients += [Client("few"), Client("few"), Client("other")]
+        for client in clients[-3:]:
+            decode(client, head, body)
+        for client in clients:
+            await asyncio.wait_for(client.done.wait(), 60)
+        assert bodies.close(60)
+
+    asyncio.run(send())
+    assert order == ["many", "many", "few", "other", "many", "few"] + ["many"] * 62

@@ -1,6 +1,7 @@
 """Clients from other machines that begin to speak TLS and never go on."""
 
 import contextlib
+import os
 import socket
 import ssl
 import struct
@@ -15,6 +16,8 @@ from tests.runtime.conftest import PackageMaker
 from tests.service.service_parts import Replies, Running, X, Y, ask, infer_bytes, running_linear
 from tests.waiting import wait_for
 
+from edgekit_runtime.service.http.connection import Connection
+from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.options.http import HttpLimits
 
 TLS_CLIENTS = 40
@@ -155,3 +158,30 @@ def test_half_handshakes_are_bounded_and_disturb_nobody(
         with target.connect() as client:
             client.sendall(target.request)
             assert Replies(client).next().binary == Y
+
+
+def test_client_of_a_connection_is_its_address_or_its_process(
+    maker: PackageMaker, tmp_path: Path, token_file: Path, certificate: tuple[Path, Path]
+) -> None:
+    with (
+        encrypted(maker, tmp_path, certificate, token_file) as target,
+        contextlib.ExitStack() as stack,
+    ):
+        http, clients = target.service.service.http, []
+        handle = http.handle_request
+
+        def note(connection: Connection, head: RequestHead, body: memoryview) -> None:
+            clients.append(connection.client)
+            handle(connection, head, body)
+
+        http.handle_request = note
+        for connect in (target.connect, target.service.connect):
+            client = stack.enter_context(connect())
+            client.sendall(target.request)
+            assert Replies(client).next().binary == Y
+    (tmp_path / "plain").mkdir()
+    with running_linear(maker, tmp_path / "plain") as service, service.connect_tcp() as client:
+        handle, service.service.http.handle_request = service.service.http.handle_request, note
+        client.sendall(infer_bytes(X))
+        assert Replies(client).next().binary == Y
+    assert clients == ["127.0.0.1", str(os.getpid()), "127.0.0.1"]

@@ -23,8 +23,9 @@ ZSTD: Final = "zstd"
 _LEVEL: Final = 1
 _MAX_WINDOW_BYTES: Final = 8 << 20  # RFC 9659: the limit for senders, the least for readers
 _WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-# Of input at once. A KiB of zstd gives at most 32 MB; the readers of the others take a limit of their output.
-_PIECE_BYTES: Final = {ZSTD: 1 << 10, "gzip": 256 << 10, "deflate": 256 << 10}
+# Of input at once; behind a member, the rest of a piece is copied. A KiB of zstd gives at most 32 MB; the
+# readers of the others take a limit of their output.
+_PIECE_BYTES: Final = {ZSTD: 1 << 10, "gzip": 16 << 10, "deflate": 16 << 10}
 # Of one body; empty ones take no room, so only their number ends them.
 _MAX_FRAMES: Final = {ZSTD: 4096, "gzip": 4096, "deflate": 1}
 _OUTPUT_BYTES: Final = 256 << 10
@@ -87,14 +88,40 @@ def decompress(data: "bytes | memoryview", coding: str, *, max_bytes: int) -> by
     if coding != ZSTD:
         make_inflater = functools.partial(zlib.decompressobj, _WINDOW_BITS[coding])
         return _read_frames(data, coding, max_bytes, make_inflater, zlib.error)
+    if size_bytes and (content := _read_zstd_frame(data)) is not None:
+        return content
     zstd = _need_zstd()
     reader = zstd.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
-    if size_bytes:
-        with contextlib.suppress(zstd.ZstdError):  # damaged, or the first of several frames
-            content: bytes = reader.decompress(data, allow_extra_data=False)
-            return content
     make_reader = functools.partial(reader.decompressobj, write_size=_OUTPUT_BYTES)
     return _read_frames(data, coding, max_bytes, make_reader, zstd.ZstdError)
+
+
+def decompress_frame(data: "bytes | memoryview", coding: str, *, max_bytes: int) -> bytes | None:
+    """Return the content of a body that is one sound frame of at most `max_bytes`; otherwise maybe None.
+
+    Unlike `decompress`, it never expands more than that, whatever the body holds or states. It raises what
+    `read_size` does.
+    """
+    size_bytes = read_size(data, coding)
+    if coding == ZSTD:
+        return _read_zstd_frame(data) if size_bytes and size_bytes <= max_bytes else None
+    reader = zlib.decompressobj(_WINDOW_BITS[coding])
+    with contextlib.suppress(zlib.error):
+        content = reader.decompress(data, max_bytes)
+        if reader.eof and not reader.unused_data:
+            return content
+    return None
+
+
+def _read_zstd_frame(data: "bytes | memoryview") -> bytes | None:
+    """Return the content of one frame, which states its size; None if damaged, or with bytes behind it."""
+    zstd = _need_zstd()
+    reader = zstd.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+    try:
+        content: bytes = reader.decompress(data, allow_extra_data=False)
+    except zstd.ZstdError:
+        return None
+    return content
 
 
 def _read_frames(

@@ -76,6 +76,7 @@ class Connection:
     Attributes:
         is_open: whether it was neither closed nor released.
         is_local: whether the client came over the Unix socket, whose permissions say who may connect.
+        address: address of the client where the socket does not state it, as behind TLS; else empty.
         descriptors: descriptors that arrived with the body of the present request. A handler that keeps one
             removes it from the list.
         on_close: called once when the connection ends here, or None.
@@ -88,7 +89,7 @@ class Connection:
 
     __slots__ = (
         *("_body_bytes", "_expected", "_has_ended", "_head", "_is_advancing", "_is_paused", "_is_yielding"),
-        *("_lease", "_moved_bytes", "_owner", "_parser", "_send_buffer", "_socket", "closes"),
+        *("_lease", "_moved_bytes", "_owner", "_parser", "_send_buffer", "_socket", "address", "closes"),
         *("deadline_tick", "descriptors", "is_busy", "is_lingering", "is_local", "is_open"),
         *("on_admit", "on_close"),
     )
@@ -119,6 +120,7 @@ class Connection:
         self._socket = connected
         self.is_open = True
         self.is_local = is_local
+        self.address = ""
         self.descriptors: list[int] = []
         self.on_close = on_close
         self.on_admit = on_admit
@@ -490,6 +492,18 @@ class Connection:
     def peer_pid(self) -> int:
         """The process at the other end of a Unix socket; 0 if that is not known."""
         return find_peer(self._socket) if self.is_open and self._socket.family == socket.AF_UNIX else 0
+
+    @property
+    def client(self) -> str:
+        """Who is at the other end: the address, or the process over the Unix socket; empty if not known."""
+        if self.address or not self.is_open:
+            return self.address
+        if self._socket.family == socket.AF_UNIX:
+            return str(self.peer_pid)
+        try:
+            return str(self._socket.getpeername()[0])
+        except OSError:  # it has gone
+            return ""
 
     @property
     def is_between_requests(self) -> bool:

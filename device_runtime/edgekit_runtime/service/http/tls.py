@@ -100,6 +100,7 @@ class TlsListener:
     async def _serve(self, connected: socket.socket) -> None:
         task = asyncio.current_task()
         try:
+            address = str(connected.getpeername()[0])
             reader, writer = await _handshake(connected, self._context)
         except OSError as cause:
             _logger.debug("a TLS handshake failed: %s", cause)
@@ -115,7 +116,8 @@ class TlsListener:
                     inner.close()
                 else:
                     on_admit = functools.partial(self._admit, task)
-                    Connection(self._http, inner, is_local=False, on_admit=on_admit)
+                    connection = Connection(self._http, inner, is_local=False, on_admit=on_admit)
+                    connection.address = address
                 await _bridge(reader, writer, outer, timeout_s)
         except (OSError, asyncio.TimeoutError) as cause:
             _logger.debug("a TLS connection ended: %s", cause)
