@@ -104,6 +104,26 @@ class Renewal:
     problem: str = ""
 
 
+@dataclass(slots=True)
+class RefusalPause:
+    """The pause before the web server is asked why brokers refuse this device, or for a new certificate.
+
+    It outlives an `Agent`, which a new certificate ends: the broker may refuse that one, too.
+
+    Attributes:
+        questions: how many there were since the last connection.
+        ends_s: end of the pause, on the monotonic clock.
+    """
+
+    questions: int = 0
+    ends_s: float = 0.0
+
+    def begin(self, now_s: float) -> None:
+        """Begin a pause, twice as long as the last one."""
+        self.ends_s = now_s + min(_FIRST_ASK_S * 2.0**self.questions, _RENEWAL_S)
+        self.questions += 1
+
+
 class DocumentLink(Protocol):
     """What carries documents to the agent and from it: see `MqttLink`."""
 
@@ -138,6 +158,7 @@ class Agent:
         link: "DocumentLink | None" = None,
         carrier: StepCarrier | None = None,
         renew: "Callable[[bool], Renewal] | None" = None,
+        pause: RefusalPause | None = None,
     ) -> None:
         """Read the journal; `run` connects.
 
@@ -150,6 +171,7 @@ class Agent:
             link: used in place of a connection to the broker.
             carrier: downloads and installs; by default this process does.
             renew: fetches a new certificate if it is time, or at once if it is told so; None never does.
+            pause: pause of the agent before this one.
 
         Raises:
             OutputError: the folder cannot be made or written.
@@ -190,7 +212,7 @@ class Agent:
         self._instance = secrets.token_hex(8)
         self._will = b""  # of this connection
         self._link_status = read_link_status(folder) or LinkStatus()
-        self._refused, self._refusals, self._ask_s = "", 0, 0.0
+        self._refused, self._pause = "", pause or RefusalPause()
 
     def run(self, stop: threading.Event) -> Literal["stopped", "renewed"]:
         """Work until `stop` is set, or until a new certificate or fleet requires a new connection.
@@ -539,8 +561,10 @@ class Agent:
         """Write for `edgekit-device fleet status` whether there is a link, and why not."""
         is_connected, problem = self._link.is_connected, self._link.problem
         text = "" if problem is None else problem.text
+        if is_connected:
+            self._pause.questions = 0
         if problem is None or not problem.is_refusal:
-            self._refused, self._refusals = "", 0
+            self._refused = ""
         elif self._refused:
             text = f"{text} ({self._refused})"
         state = self._link_status
@@ -560,17 +584,17 @@ class Agent:
         Where the broker refuses the device, the web server may renew, or say why it does not.
         """
         if read_stamp(self._member.folder) != self._member.stamp:
+            self._pause.ends_s = 0.0
             return True
         problem = self._link.problem
-        is_refused = problem is not None and problem.is_refusal and now_s >= self._ask_s
+        is_refused = problem is not None and problem.is_refusal and now_s >= self._pause.ends_s
         if self._renew is None or self._read_clock() is None or not (now_s >= self._renewal_s or is_refused):
             return False
         self._renewal_s = now_s + _RENEWAL_S
         renewal = self._renew(is_refused)
         if is_refused:
             self._refused = renewal.problem
-            self._ask_s = now_s + min(_FIRST_ASK_S * 2.0**self._refusals, _RENEWAL_S)
-            self._refusals += 1
+            self._pause.begin(now_s)
         return renewal.is_new
 
 

@@ -213,7 +213,7 @@ class LinkProblem:
 
     Attributes:
         text: what happened and what to do, without a full stop.
-        is_refusal: whether somebody answered, and the fleet's web server may know more.
+        is_refusal: whether the fleet refuses this device, and its web server may know more.
     """
 
     text: str
@@ -249,8 +249,8 @@ def explain_failure(error: BaseException, address: str) -> LinkProblem:
         return LinkProblem(f"{address}: its certificate {fault}")
     if isinstance(error, ssl.SSLError):
         words = str(error).upper().replace(" ", "_")
-        reason = next((text for alert, text in _ALERTS.items() if alert in words), str(error))
-        return LinkProblem(f"{address}: {reason}", is_refusal=True)
+        reason = next((text for alert, text in _ALERTS.items() if alert in words), "")
+        return LinkProblem(f"{address}: {reason or error}", is_refusal=bool(reason))
     return LinkProblem(f"{address}: {str(error) or type(error).__name__}; is the fleet's server up?")
 
 

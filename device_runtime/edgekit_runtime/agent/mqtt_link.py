@@ -34,6 +34,7 @@ _CONNECT_TIMEOUT_S: Final = 10.0
 _HELLO_AGAIN_S: Final = 1.0  # least time between a connection and the next try
 _MAX_WIDTH_S: Final = 900.0
 _UNSUPPORTED_PROTOCOL: Final = 132
+_REFUSALS: Final = (134, 135)  # bad user name or password, not authorized
 _RECEIVED_KINDS: Final[tuple[Kind, ...]] = ("desired",)
 
 _logger = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ class MqttLink:
                 _logger.exception("the connection to broker %s failed", self._brokers[0])
             if not self._stopping.is_set():
                 text = f"{self._brokers[0]}: the broker ended the connection without a word"
-                self.problem = self._failure or LinkProblem(text, is_refusal=not was_accepted)
+                self.problem = self._failure or LinkProblem(text)
                 _logger.warning("%s", self.problem.text)
             failures = 0 if was_accepted else failures + 1
             self._brokers.append(self._brokers.pop(0))  # its node may be gone; another one is as good
@@ -254,7 +255,7 @@ class MqttLink:
         self._is_refused = reason.value == _UNSUPPORTED_PROTOCOL
         if reason.is_failure:
             text = f"{self._brokers[0]}: the broker refuses this device: {reason}"
-            self._failure = LinkProblem(text, is_refusal=not self._is_refused)
+            self._failure = LinkProblem(text, is_refusal=reason.value in _REFUSALS)
             client.disconnect()
             return
         client.subscribe([(topic(self._device, kind), 1) for kind in _RECEIVED_KINDS])

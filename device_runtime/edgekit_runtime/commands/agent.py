@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if arguments.print_unit:
         unit = _UNIT.format(command=Path(sys.executable).parent / "edgekit-device")
         return Outcome({"unit": unit}, unit.splitlines())
-    from edgekit_runtime.agent.agent import Agent, AgentOptions
+    from edgekit_runtime.agent.agent import Agent, AgentOptions, RefusalPause
     from edgekit_runtime.agent.execution.install import Installer
     from edgekit_runtime.agent.execution.step_child import ChildSteps, StepPlaces
     from edgekit_runtime.agent.journal import hold_journal
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         socket_path=None if socket_path is None else str(socket_path.absolute()),
         bytes_per_s=None if cap is None else cap * 125.0,
     )
-    stop = threading.Event()
+    stop, pause = threading.Event(), RefusalPause()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with hold_journal(state / "fleet", _LOCK_S), VerifyingProcess(keys) as trust:
@@ -108,7 +108,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
             member = read_membership(config)
             installer = Installer(Slots(state, trust, member.enrolment.target), socket_path)
             parts = (member, state / "fleet", installer, options)
-            Agent(*parts, carrier=ChildSteps(places), renew=partial(_renew, config)).run(stop)
+            renew = partial(_renew, config)
+            Agent(*parts, carrier=ChildSteps(places), renew=renew, pause=pause).run(stop)
     return Outcome({"stopped": True}, ["stopped"])
 
 
