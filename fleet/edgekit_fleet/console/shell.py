@@ -186,12 +186,21 @@ class Console:
     def _answer(self, request: Request, function: Page, scope: Scope | None) -> Response:
         def act() -> Response:
             if request.method == "POST" and not _fits_csrf(request, request.state.form):
-                if request.state.principal is None:
+                if request.state.principal is None or not _is_own_page(request):
                     raise _OTHER_LOGIN
-                return self.ask_to_confirm(request, _write_order(request), 403)
+                return self._confirm(request)
             return function(self, request)
 
         return self._guard(request, scope, act)
+
+    def _confirm(self, request: Request) -> Response:
+        """Ask to confirm a form of another login; of a login form, what was sent before it."""
+        form = request.state.form
+        if request.url.path != "/login":
+            return self.ask_to_confirm(request, _write_order(request), 403)
+        if order := form.get("order_before"):
+            return self.ask_to_confirm(request, order, 403)
+        return self.redirect(request, local_address(form.get("next", "/")))
 
     def ask_to_confirm(self, request: Request, order: str, status: int = 200) -> Response:
         """Return a page with a form that was sent under a login that had ended, to be sent again.
@@ -308,6 +317,14 @@ async def _read_form(request: Request) -> dict[str, str]:
 
 def _fits_csrf(request: Request, fields: Mapping[str, str]) -> bool:
     return hmac.compare_digest(fields.get("csrf", "").encode(), request.state.csrf.encode())
+
+
+def _is_own_page(request: Request) -> bool:
+    """Return whether a page of ours sent the form; `SameSite` lets other ports of the host through."""
+    headers = request.headers
+    if (site := headers.get("sec-fetch-site")) is not None:
+        return site == "same-origin"
+    return headers.get("origin", "").partition("://")[2] == headers.get("host", "unknown")
 
 
 def _check_csrf(request: Request, fields: Mapping[str, str]) -> None:

@@ -107,6 +107,7 @@ class KnownDevice:
     entries: int = 0  # in the audit log, of this day
     instances: dict[str, tuple[int, str]] = field(default_factory=dict)
     notice: str = ""  # see `Desired`
+    notice_ends_at: float = 0.0
     versions: frozenset[int] = frozenset()  # hashes of (model, version) whose figures were kept on this day
 
     @property
@@ -143,14 +144,17 @@ class KnownDevice:
         """Return the address of another machine that uses this device's identity, or an empty text.
 
         An agent that was started again has a new `instance`, and the old one never says hello again. So an
-        instance that comes back after another one with a higher number of its own runs beside that one.
+        instance that comes back after another one with a higher number of its own runs beside that one. A
+        hello that is late or repeated does not say who runs now.
         """
+        before, _ = self.instances.get(hello.instance, (-1, ""))
+        if hello.sequence < self.hello_sequence or hello.sequence <= before:
+            return ""
         last = next(reversed(self.instances), "")
-        before, _ = self.instances.pop(hello.instance, (hello.sequence, ""))
-        self.instances[hello.instance] = max(before, hello.sequence), clean_line(hello.address, _MAX_NAME)
+        is_back = self.instances.pop(hello.instance, None) is not None and last != hello.instance
+        self.instances[hello.instance] = hello.sequence, clean_line(hello.address, _MAX_NAME)
         if len(self.instances) > _INSTANCES:
             del self.instances[next(iter(self.instances))]
-        is_back = hello.sequence > before and last not in ("", hello.instance)
         return self.instances[last][1] if is_back else ""
 
     @property
@@ -440,7 +444,7 @@ class Inbox:
                 " stop one of them, delete `fleet/device.key` there, and enrol it under a name of its own"
             )
             if self._alarm(device, COPY_ALARM, text, now):
-                device.notice = f"at {format_utc(now)}, {text}"
+                device.notice, device.notice_ends_at = f"at {format_utc(now)}, {text}", now + _DAY_S
                 self._noticed.add(name)
         if not self._apply(device, document, now):
             last = {

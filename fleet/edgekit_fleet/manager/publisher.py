@@ -108,7 +108,7 @@ class Publisher:
         if not due:
             return []
         wanted = _read_wanted(session, [row.device for row in due])
-        outgoing, changed, unchanged = [], [], []
+        outgoing, changed, unchanged, life_s = [], [], [], self._life_s
         for row in due:
             content = wanted.get(row.device, [])
             digest = hashlib.sha256(repr(content).encode()).hexdigest()
@@ -118,6 +118,7 @@ class Publisher:
                 continue
             known = self._index.devices.get(row.device)
             held = known.desired_held if known is not None else 0
+            notice_s = known.notice_ends_at - now if known is not None else 0.0
             version = max(row.version, held) + 1
             try:
                 envelope = seal_payload(self._make(row.device, version, content, now), "desired", self._key)
@@ -135,7 +136,8 @@ class Publisher:
                     "envelope": envelope,
                     "key_id": self._key_id,
                     "issued_at": now,
-                    "expires_at": now + self._life_s,
+                    # At half its life it is written again: with a notice, when that ends.
+                    "expires_at": now + (min(life_s, life_s / 2 + notice_s) if notice_s > 0 else life_s),
                     "is_due": False,
                 }
             )
@@ -226,7 +228,7 @@ class Publisher:
             "expires_at": now + self._life_s,
             "epoch": self._shards.epoch_of(device),
             "sequence": known.highest_sequence if known is not None else 0,
-            "notice": known.notice if known is not None else "",
+            "notice": known.notice if known is not None and now < known.notice_ends_at else "",
             "removed": [model for model, text in content if not text],
             "reconnect_s": max(_LEAST_RECONNECT_S, devices / _DEVICES_A_SECOND),
         }

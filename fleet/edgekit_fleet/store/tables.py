@@ -156,7 +156,8 @@ class DesiredRow(Table):
         content_sha256: SHA-256 of its models, to see whether they changed.
         envelope: signed envelope as it is published.
         key_id: id of the manager's key that signed it.
-        issued_at, expires_at: begin and end of the validity of the document.
+        issued_at, expires_at: begin and end of the validity of the document; the end is earlier here if the
+            document bears a notice, which ends after a day.
         is_due: whether the rows in `wanted_models` have changed since.
     """
 

@@ -20,7 +20,9 @@ from edgekit_fleet.identity.enrolment import revoke
 from edgekit_fleet.manager import inbox
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.manager.publisher import Publisher
+from edgekit_fleet.store.audit import COPY_ALARM
 from edgekit_fleet.store.database import open_store, sqlite_url
+from edgekit_fleet.store.due import mark_due
 from edgekit_fleet.store.shards import LEASE_S, Shards
 from edgekit_fleet.store.tables import AttributeRow, AuditRow, DesiredRow, DeviceRow, FigureRow
 from edgekit_runtime.agent.documents import (
@@ -40,6 +42,7 @@ from edgekit_runtime.agent.signing import key_id, seal, seal_payload, unseal
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import UnavailableError
 
+DAY_S = 86_400.0
 SOON_S = 5.0
 """Deadline by which an attack by the broker must be reported."""
 
@@ -312,11 +315,17 @@ class ManagerSite:
         self.inbox.forget()
         return answers
 
-    def make_due(self):
+    def make_due(self, now=NOW_S):
         with self.store.transaction() as session:
-            made = self.publisher.make_due(session, NOW_S)
-        self.publisher.note_published(made, NOW_S)
+            made = self.publisher.make_due(session, now)
+        self.publisher.note_published(made, now)
         return {one.device: one for one in made}
+
+    def take_hello(self, instance, sequence, now=NOW_S):
+        """Take a hello of a run of an agent of `d1`."""
+        stated = {"instance": instance, "sequence": sequence, "address": f"at {instance}", "runtime": "1"}
+        self.inbox.put(topic("d1", "hello"), seal(Hello(device="d1", **stated), "hello", self.key))
+        self.take(now)
 
     def alarms(self):
         with self.store.transaction() as session:
@@ -361,6 +370,62 @@ def test_document_of_a_clock_that_was_a_year_ahead_is_written_again(manager):
     public = manager.manager.public_key()
     found = unseal(made.envelope, "desired", Desired, {key_id(public): public}, "desired")
     assert (found.version, found.issued_at) == (2, NOW_S)
+
+
+@pytest.mark.parametrize(
+    "hellos",
+    [
+        "a10 b12 a10 b13",
+        "b12 a10 b13",
+        "a10 b12 a11 b13",  # a11 was delayed
+        "a10 b12 c13 a10 b12 c14",
+        "a10 c1 c11 c12",  # c has lost its journal, and numbers on
+        "b12 a10 b12 b13",
+    ],
+)
+def test_hellos_of_one_machine_that_are_repeated_or_late_are_no_copy(manager, hellos):
+    for hello in hellos.split():
+        manager.take_hello(hello[0], int(hello[1:]))
+    assert COPY_ALARM not in manager.alarms()
+
+
+@pytest.mark.parametrize(
+    "hellos",
+    [
+        "a10 b12 a14",
+        "a10 b10 a13 b13",  # both number on from one journal
+        "b10 a12 b11 b14",  # b has been behind, and was sent the highest number
+    ],
+)
+def test_hellos_of_two_machines_that_alternate_are_a_copy(manager, hellos):
+    for hello in hellos.split():
+        manager.take_hello(hello[0], int(hello[1:]))
+    assert COPY_ALARM in manager.alarms()
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_notice_of_a_copy_ends_after_a_day(manager, is_restarted):
+    """Also if another manager has the device by then."""
+    for instance, sequence in (("a", 10), ("b", 12), ("a", 14)):
+        manager.take_hello(instance, sequence)
+    public = manager.manager.public_key()
+
+    def read_notice(now):
+        with manager.store.transaction() as session:
+            manager.publisher.mark_expiring(session, now)
+        made = manager.make_due(now).get("d1")
+        keys = {key_id(public): public}
+        return None if made is None else unseal(made.envelope, "desired", Desired, keys, "d1").notice
+
+    assert "two machines use the identity of d1" in read_notice(NOW_S)
+    with manager.store.transaction() as session:  # as after a rollout
+        mark_due(session, ["d1"], content_sha256="")
+    assert "two machines use the identity of d1" in read_notice(NOW_S + DAY_S / 2)
+    if is_restarted:
+        manager.open()
+    assert read_notice(NOW_S + DAY_S - 60.0) is None
+    assert read_notice(NOW_S + DAY_S + 60.0) == ""
+    assert read_notice(NOW_S + DAY_S + 120.0) is None
 
 
 def test_retained_documents_after_a_reconnect_are_not_verified_again(manager, monkeypatch):

@@ -53,11 +53,16 @@ class Client:
         return answer
 
     def post(self, path: str, **form: str) -> Answer:
-        """Post a form, with the token of this login if the form names none."""
+        """Post a form, with the token of this login if the form names none, from a page of this console."""
         if "csrf" not in form:
             page = self.get("/").text
             form["csrf"] = page.partition('name="csrf" value="')[2].partition('"')[0]
-        return self.send("POST", path, urlencode(form), {"content-type": "application/x-www-form-urlencoded"})
+        return self.post_from({"sec-fetch-site": "same-origin"}, path, **form)
+
+    def post_from(self, headers: dict[str, str], path: str, **form: str) -> Answer:
+        """Post a form from a page for which the browser sends these headers."""
+        kind = {"content-type": "application/x-www-form-urlencoded"}
+        return self.send("POST", path, urlencode(form), {**kind, **headers})
 
     def follow(self, answer: Answer) -> Answer:
         """Go where the answer sends a browser."""

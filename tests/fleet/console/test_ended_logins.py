@@ -55,6 +55,62 @@ def test_form_of_the_login_before_is_confirmed(served):
     assert "Saved as" in client.follow(done).text
 
 
+@pytest.mark.parametrize(
+    ("headers", "is_kept"),
+    [
+        ({"sec-fetch-site": "same-origin"}, True),
+        ({"sec-fetch-site": "same-site", "origin": "OWN"}, False),  # another port of this host
+        ({"sec-fetch-site": "cross-site"}, False),
+        ({"sec-fetch-site": "none"}, False),
+        ({"origin": "OWN"}, True),
+        ({"origin": "http://127.0.0.1:1"}, False),
+        ({"origin": "null"}, False),
+        ({}, False),
+    ],
+)
+@pytest.mark.parametrize("path", ["/settings/users", "/login"])
+def test_form_of_another_login_is_confirmed_only_from_a_page_of_the_console(served, path, headers, is_kept):
+    client = log_in(served, "maria")
+    headers = {name: served.address if value == "OWN" else value for name, value in headers.items()}
+    order = "/settings/users?action=add&name=eve&role=admin"
+    fields = {"csrf": "guess", "action": "add", "name": "eve", "order_before": order}
+    answer = client.post_from(headers, path, **fields)
+    assert (answer.status, "Nothing was done yet" in answer.text) == (403, is_kept)
+    assert ("eve" in answer.text) == is_kept
+    if is_kept:
+        assert read_hidden(answer.text)["name"] == "eve"
+        assert 'action="/settings/users"' in answer.text
+
+
+def test_confirmation_shows_every_field_of_the_form_but_its_password(served):
+    fields = {"name": "eve", "next": "/rollouts", "role": "admin", "password": "secret of the form"}
+    answer = log_in(served, "maria").post("/settings/users", csrf="of another login", **fields)
+    facts = dict(re.findall(r"<dt>([^<]+)</dt><dd[^>]*>([^<]+)</dd>", answer.text))
+    assert facts == {"to": "/settings/users", "name": "eve", "next": "/rollouts", "role": "admin"}
+    assert "secret of the form" not in answer.text
+
+
+def test_form_is_kept_if_another_tab_logs_in_first(served):
+    client = log_in(served, "maria")
+    csrf = re.search(r'name="csrf" value="([^"]+)"', client.get("/").text)[1]
+    with served.store.transaction() as session:
+        session.query(LoginRow).update({"expires_at": 1.0})
+    door = read_hidden(client.post("/queries", csrf=csrf, name="mine", selector="site=lyon").text)
+    tab = read_hidden(client.get("/login").text)
+    assert client.post("/login", name="maria", **tab, password=PASSWORD).status == 303
+    page = client.post("/login", name="maria", **door, password=PASSWORD)
+    assert "Nothing was done yet" in page.text
+    done = client.post("/queries", **read_hidden(page.text))
+    assert "Saved as" in client.follow(done).text
+
+
+def test_login_after_the_login_of_another_tab_goes_on_to_its_page(served):
+    client = Client(served.port)
+    tabs = [read_hidden(client.get("/login?next=/audit").text) for _ in range(2)]
+    answers = [client.post("/login", name="maria", **tab, password=PASSWORD) for tab in tabs]
+    assert [(each.status, each.headers.get("location")) for each in answers] == [(303, "/audit")] * 2
+
+
 def test_form_of_a_stranger_is_not_kept(served):
     answer = Client(served.port).post("/queries", csrf="guess", name="mine", selector="site=lyon")
     assert (answer.status, answer.headers["location"]) == (303, "/login?next=/")
