@@ -1,7 +1,10 @@
 """Large outputs come back in 8 bits with cuts that round anyway, from the split to the device's answer."""
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import onnxruntime
@@ -9,21 +12,31 @@ import pytest
 from tests.offload.onnx_models import model_of
 from tests.offload.test_odd_models import measure_here, run_part
 from tests.offload.test_photo_offload import offloading
-from tests.offload.test_planner import inputs_of
+from tests.offload.test_planner import inputs_of, profile_of
 from tests.service.serve_parts import wait_ready
 from tests.service.test_offload_serve import free_port, serving
 from tests.waiting import wait_for
 
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.split import split_model
-from edgekit_offload.planning import planner
+from edgekit_offload.planning import cut_candidates, planner
 from edgekit_offload.planning.planner import plan
 from edgekit_offload.planning.realise import MeasuredCuts
 from edgekit_offload.profiling.machine import Machine
-from edgekit_runtime.remote.cut_table import CutTable
+from edgekit_runtime.errors import BackendError
+from edgekit_runtime.package.archive import OpenedPackage, read_package
+from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts, read_cut_table
+from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
+from edgekit_runtime.remote.session import tail_way
+from edgekit_runtime.remote.session.tail_way import TailWay
+from edgekit_runtime.sessions import session as sessions
+from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.system.paths import find_keys_folder
+from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.commands.offload.plan_package import attach
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
+from edgekit_toolkit.packaging.submodels import attach_plans
 
 SIDE = 32
 
@@ -65,6 +78,117 @@ def test_large_output_of_a_lossy_cut_comes_back_in_codes(kind: str) -> None:
     uncoded = run_part(plain.head, {"x": x}, content)["mask"]
     if kind == "int8":
         assert np.abs(restored - uncoded).max() < 0.05 * np.ptp(uncoded)
+
+
+def test_estimate_of_three_tiers_counts_the_coded_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    content, rng = mask_model(), np.random.default_rng(2)
+    feeds = [{"x": rng.normal(size=(1, 3, SIDE, SIDE)).astype(np.float32)} for _ in range(3)]
+    made = inputs_of(content, [0.001, 5.0, 5.0, 0.1, 0.1], [0.001] * 5, feeds)
+    edge = profile_of(content, [0.001, 4.0, 4.0, 0.1, 0.1], "edge")
+    replies: list[float] = []
+
+    def predict(one: OffloadPlan, conditions: Conditions) -> float:
+        replies.append(one.costs.download_bytes)
+        return predict_s(one, conditions)
+
+    monkeypatch.setattr(planner, "run_seconds", lambda *_: 1e9)
+    monkeypatch.setattr(cut_candidates, "predict_s", predict)
+    result = plan(replace(made, max_loss=1.0, edge=edge, edge_link=LinkState(50e6, 50e6, 0.001)))
+    lossy = [one for one in result.tiers if one.coding != "raw" and one.kernels[0] and one.kernels[2]]
+    assert lossy
+    assert 0 < min(replies) < 8 * SIDE * SIDE * 4 / 2.5
+
+
+def fail(*_: object) -> NoReturn:
+    raise BackendError("no memory")
+
+
+@pytest.fixture
+def coded_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., OpenedPackage]:
+    """Writes a package with the plans of the named kinds."""
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    generate_key("default")
+    (tmp_path / "mask.onnx").write_bytes(mask_model())
+    plain = write_plain_package(
+        tmp_path / "mask.onnx", name="mask", target="x86-64", folder=tmp_path, sign=load_signer()
+    )
+    trust = TrustStore.from_folder(find_keys_folder())
+
+    def write(*names: str) -> OpenedPackage:
+        splits = {
+            "coded": split_model(mask_model(), [0], Coding("int8")),
+            "raw": split_model(mask_model(), [0], Coding("raw")),
+        }
+        plans = {
+            "local": OffloadPlan("local", PlanCosts(1.0)),
+            "raw": OffloadPlan("raw", PlanCosts(0.01), head="raw.head", tail="raw.tail"),
+            "coded": OffloadPlan(
+                "coded", PlanCosts(0.01), head="coded.head", tail="coded.tail", decoder="coded.reply.head"
+            ),
+        }
+        table = CutTable(tuple(plans[name] for name in names))
+        with read_package(plain, trust) as package:
+            path = attach_plans(package, splits, table, folder=tmp_path, sign=load_signer(), version="2.0.0")
+        return read_package(path, trust)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("names", "tables"),
+    [
+        (("coded", "local", "raw"), {"cut-table": ["local", "raw"], "coded-plans": ["coded"]}),
+        (("local", "raw"), {"cut-table": ["local", "raw"]}),
+        (("coded",), {"cut-table": ["coded"]}),
+    ],
+)
+def test_plans_with_a_decoder_stand_where_earlier_devices_skip_them(
+    names: tuple[str, ...], tables: dict[str, list[str]], coded_package: Callable[..., OpenedPackage]
+) -> None:
+    with coded_package(*names) as package:
+        stored = {
+            one.role: json.loads(bytes(package.read(one.path)))
+            for one in package.manifest.artifacts
+            if one.role in ("cut-table", "coded-plans")
+        }
+        table = read_cut_table(package)
+    stored["cut-table"] = stored["cut-table"]["plans"]
+    assert {role: [plan["name"] for plan in plans] for role, plans in stored.items()} == tables
+    assert all(
+        ("decoder" in plan) == (plan["name"] == "coded") for plans in stored.values() for plan in plans
+    )
+    assert table is not None
+    assert {plan.name: plan.decoder for plan in table.plans} == {
+        name: "coded.reply.head" if name == "coded" else None for name in names
+    }
+
+
+def test_decoder_that_fails_to_open_once_is_opened_with_the_next_request(
+    coded_package: Callable[..., OpenedPackage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = np.random.default_rng(1).normal(size=(1, 3, SIDE, SIDE)).astype(np.float32)
+    with coded_package("local", "coded") as package:
+        table = read_cut_table(package)
+        assert table is not None
+        way = TailWay(next(plan for plan in table.plans if plan.tail), package, 1)
+        opened: list[str] = []
+
+        def open_choice(view: OpenedPackage, *arguments: Any) -> Session:
+            opened.append(str(view.submodel))
+            if opened.count("coded.reply.head") == 1 and opened[-1] == "coded.reply.head":
+                fail()
+            return sessions.open_choice(view, *arguments)
+
+        monkeypatch.setattr(tail_way, "open_choice", open_choice)
+        with pytest.raises(BackendError, match="no memory"):
+            way.run_head({"x": x})
+        made = way.run_head({"x": x})
+        tail = sessions.open_session(package.select_submodel("coded.tail"), threads=1)
+        reply = way.decode(tail.run({spec.name: made[spec.name] for spec in tail.inputs}))
+        tail.close()
+        way.close()
+    expected = onnxruntime.InferenceSession(mask_model()).run(["mask"], {"x": x})[0]
+    np.testing.assert_allclose(reply["mask"], expected, atol=0.05 * float(np.ptp(expected)))
 
 
 def test_coded_reply_is_planned_packaged_served_and_restored(
@@ -110,5 +234,7 @@ def test_coded_reply_is_planned_packaged_served_and_restored(
             wait_for(lambda: session.run(feeds[0]) and session.counts.remote > 0, "an answer of the server")
             answer = session.run(feeds[0])
             assert session.counts.failed == 0
+            monkeypatch.setattr(session.state.ways[coded.name], "decode", fail)
+            np.testing.assert_allclose(session.run(feeds[0])["mask"], expected[0], atol=1e-4)
     assert set(answer) == {"mask", "scores"}
     np.testing.assert_allclose(answer["mask"], expected[0], atol=0.05 * float(np.ptp(expected[0])))

@@ -31,7 +31,7 @@ from edgekit_offload.demo.recording import EDGEKIT, Begun, Phase, Recording, Req
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import OutputError
 from edgekit_runtime.package.manifest import BackendChoice, Manifest
-from edgekit_runtime.remote.cut_table import CUT_TABLE_NAME, CUT_TABLE_ROLE, CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.remote.cut_table import CUT_TABLE_ROLE, CutTable, OffloadPlan, PlanCosts
 from edgekit_toolkit.commands.offload.demo import command as demo
 from edgekit_toolkit.commands.offload.demo_package import choose_ways
 
@@ -217,8 +217,8 @@ def make_setup(plain: PackageMaker, folder: Path, *, weight: NDArray[np.float32]
         OffloadPlan("local", PlanCosts(3600.0)),
         OffloadPlan("raw", PlanCosts(0.0, 0.001, 16.0, 8.0), tail=tail),
     )
-    maker.artifacts[CUT_TABLE_NAME] = json.dumps(to_plain(CutTable(plans))).encode()
-    maker.roles[CUT_TABLE_NAME] = CUT_TABLE_ROLE
+    maker.artifacts["cut-table.json"] = json.dumps(to_plain(CutTable(plans))).encode()
+    maker.roles["cut-table.json"] = CUT_TABLE_ROLE
     write_split(maker, path, part)
     rows = np.array([[0, 1, 2, 3], [-1, 0, 0, -1], [3, 1, -5, 0]], np.float32)
     requests = folder / "requests.npz"

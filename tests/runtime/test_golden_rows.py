@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgekit_runtime.canonical_json import encode_json
-from edgekit_runtime.errors import ManifestError
+from edgekit_runtime.errors import DataError, ManifestError
 from edgekit_runtime.package.archive import OpenedPackage, read_package, write_package
 from edgekit_runtime.package.golden import Golden, GoldenRows, RowsOutput, resample
 from edgekit_runtime.package.manifest import Manifest, parse_manifest
@@ -118,6 +119,13 @@ def test_an_output_of_rows_that_is_malformed_is_refused(
     change: dict[str, Any], reason: str, maker: Any
 ) -> None:
     check_refused(maker, lambda rows: rows["outputs"][0].update(change), reason)
+
+
+def test_rows_of_an_output_that_is_a_set_of_rows_are_refused(maker: Any) -> None:
+    rows = GoldenRows(SEEDS, (RowsOutput("y", "golden/rows.bin", (1e-5,) * 3),))
+    sets = tuple(replace(output, axis=0) for output in maker.manifest().golden.outputs)
+    with pytest.raises(DataError, match="expected golden outputs without axis"):
+        Golden(maker.manifest().golden.inputs, sets, rows).artifact_sizes()
 
 
 def check_refused(maker: Any, edit: Any, reason: str) -> None:

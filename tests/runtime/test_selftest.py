@@ -191,11 +191,13 @@ def test_a_sampled_output_of_another_shape_fails_with_the_full_shape(
 ROWS = np.array([[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]], np.float32)
 
 
-def check_rows(maker: Any, path: Path, got: np.ndarray, *, every: int = 1, loose: int = 1) -> bool:
+def check_rows(
+    maker: Any, path: Path, got: np.ndarray, *, every: int = 1, loose: int = 1, more: int = 1
+) -> bool:
     """Whether `got` passes for `ROWS`, whose number depends on the data."""
     stored = ROWS[::every]
     artifacts = {**maker.artifacts, "golden/y.bin": stored.tobytes()}
-    output = GoldenOutput("y", "float32", ROWS.shape, "golden/y.bin", 0.1, 0.0, every, 0, loose)
+    output = GoldenOutput("y", "float32", ROWS.shape, "golden/y.bin", 0.1, 0.0, every, 0, loose, more)
     golden = Golden(maker.manifest().golden.inputs, (output,))
     manifest = maker.manifest(artifacts, golden=golden, outputs=(TensorSpec("y", "float32", ("K", 2)),))
     write_package(path, manifest, artifacts, maker.signer)
@@ -227,7 +229,21 @@ def test_rows_of_another_width_fail(maker: Any, tmp_path: Path) -> None:
     assert not check_rows(maker, tmp_path / "set.edgepkg", ROWS[:, :1])
 
 
-@pytest.mark.parametrize(("axis", "loose"), [(2, 1), (-1, 1), (0, -1), (True, 0)])
-def test_axis_or_number_of_loose_rows_that_cannot_be_is_refused(axis: Any, loose: int) -> None:
+def test_number_of_rows_has_a_bound_of_its_own(maker: Any, tmp_path: Path) -> None:
+    assert not check_rows(maker, tmp_path / "set.edgepkg", ROWS[:4], loose=2, more=0)
+    assert not check_rows(maker, tmp_path / "set.edgepkg", ROWS[:3], loose=1, more=2)
+
+
+@pytest.mark.parametrize("axis", [2, -1, True])
+def test_axis_that_cannot_be_is_refused(axis: Any) -> None:
     with pytest.raises(DataError, match="expected an axis of"):
-        GoldenOutput("y", "float32", (5, 2), "y.bin", 0.1, 0.0, 1, axis, loose)
+        GoldenOutput("y", "float32", (5, 2), "y.bin", 0.1, 0.0, 1, axis)
+
+
+@pytest.mark.parametrize(
+    ("axis", "loose", "more"),
+    [(0, -1, 0), (0, 2, 0), (0, 3, 0), (0, True, 0), (0, 0, 3), (0, 0, -1), (None, 1, 0)],
+)
+def test_bounds_with_which_every_output_could_pass_are_refused(axis: Any, loose: int, more: int) -> None:
+    with pytest.raises(DataError, match="half of the rows"):
+        GoldenOutput("y", "float32", (5, 2), "y.bin", 0.1, 0.0, 2, axis, loose, more)

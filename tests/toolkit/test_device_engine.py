@@ -11,6 +11,8 @@ from tests.toolkit.fake_onnxruntime import write_aborting_onnxruntime
 from tests.toolkit.package_run import TINY, package
 
 from edgekit_hil.provisioning.pinned_packages import read_pinned
+from edgekit_runtime.errors import SlowOpeningError
+from edgekit_toolkit.packaging import device_engine
 from edgekit_toolkit.packaging.device_engine import FETCH_VARIABLE, find_device_engine
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -113,3 +115,23 @@ def test_proof_that_is_switched_off_fetches_nothing_and_is_said(
     monkeypatch.setenv(FETCH_VARIABLE, "off")
     assert f"{FETCH_VARIABLE} is off" in report_of(tmp_path / "out")["proof"]["note"]
     assert not cache.exists()
+
+
+@pytest.mark.parametrize(("slow", "note"), [(1, ""), (2, "Not opened with onnxruntime")])
+def test_release_of_devices_that_opens_a_package_too_slowly_here_refuses_nothing(
+    slow: int, note: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_other_release()
+    install_release(cache)
+    tries = iter([SlowOpeningError("the machine is busy")] * slow)
+
+    def open_slowly(*_: object, **__: object) -> str:
+        if (error := next(tries, None)) is not None:
+            raise error
+        return ""
+
+    monkeypatch.setattr(device_engine, "test_in_child", open_slowly)
+    report = report_of(tmp_path / "out")
+    assert not [text for text in report["warnings"] if "refuses" in text]
+    assert report["proof"]["note"].startswith(note)
+    assert (report["proof"]["engine"] == report["proof"]["device_engine"]) == (slow == 1)

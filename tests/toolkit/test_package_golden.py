@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 from tests.toolkit.package_run import (
     mlp,
     model_of,
@@ -21,9 +21,13 @@ from tests.toolkit.package_run import (
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.package.golden import GoldenInput, GoldenOutput
 from edgekit_runtime.sessions import open_session
-from edgekit_runtime.sessions.selftest import read_golden_inputs, run_selftest
+from edgekit_runtime.sessions.selftest import GoldenCase, read_golden_inputs, run_selftest
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.importers.onnx import load_onnx
+from edgekit_toolkit.packaging.assemble import assemble, golden_reference
 from edgekit_toolkit.packaging.golden_tensors import golden_feeds, golden_outputs
+from edgekit_toolkit.packaging.recipe import Recipe
+from edgekit_toolkit.quantize.forms import FLOAT32, Form
 
 MAX_ELEMENTS = 4096
 
@@ -53,6 +57,75 @@ def test_an_input_is_what_a_device_decodes(shape: tuple[int, ...]) -> None:
     assert (value.shape, value.dtype) == (shape, np.float32)
     assert isinstance(value, np.ndarray)
     np.testing.assert_array_equal(described.decode(stored_bytes), value)
+
+
+class FixedSession:
+    """Returns what it is told to."""
+
+    def __init__(self, value: np.ndarray[Any, Any]) -> None:
+        self._value = value
+
+    def run(self, _: Any) -> dict[str, np.ndarray[Any, Any]]:
+        return {"y": self._value}
+
+
+@pytest.mark.parametrize("noisy", [0, 640, 6000])
+def test_set_of_sampled_rows_is_held_to_a_quarter_of_what_is_stored(noisy: int) -> None:
+    rows = np.random.default_rng(0).uniform(1, 100, (6000, 4)).astype(np.float32)
+    moved = rows.copy()
+    moved[:noisy] += 50
+    (output,), artifacts = golden_outputs(
+        {"y": rows}, {"y": rows}, integer=True, axes={"y": 0}, jittered=[{"y": moved}]
+    )
+    assert output.stored_shape == (1000, 4)
+    assert output.count_atol == 1
+    assert 0.95 * min(noisy / 3, 250) <= output.loose <= min(max(1, noisy / 3 + 1), 250)
+    case = GoldenCase({}, ((output, output.decode(artifacts[output.path])),))
+
+    def passes(value: np.ndarray[Any, Any]) -> bool:
+        return case.check(FixedSession(value)).passed  # type: ignore[arg-type]
+
+    assert passes(rows[::-1])
+    assert passes(moved) == (noisy < 6000)
+    assert not passes(np.zeros_like(rows))
+    assert not passes(rows[: len(rows) // 2])
+    assert not passes(np.concatenate([rows, rows[:2]]))
+
+
+def test_number_of_rows_may_differ_by_twice_its_noise() -> None:
+    rows = np.random.default_rng(0).uniform(1, 100, (100, 4)).astype(np.float32)
+    (output,), _ = golden_outputs(
+        {"y": rows}, {"y": rows}, integer=True, axes={"y": 0}, jittered=[{"y": rows[:95]}]
+    )
+    assert (output.loose, output.count_atol) == (10, 10)
+
+
+def test_output_whose_rows_differ_in_the_packaged_form_alone_has_no_further_rows(tmp_path: Path) -> None:
+    """The float model finds all values, the packaged form some."""
+
+    def found(limit: float) -> Any:
+        nodes = [
+            helper.make_node("MatMul", ["x", "w"], ["y"]),
+            helper.make_node("Greater", ["y", "limit"], ["large"]),
+            helper.make_node("NonZero", ["large"], ["indices"]),
+            helper.make_node("Transpose", ["indices"], ["places"], perm=[1, 0]),
+        ]
+        weights = {"w": np.eye(8, dtype=np.float32), "limit": np.float32([limit])}
+        outputs = [tensor("y", [1, 8]), tensor("places", ["K", 2], TensorProto.INT64)]
+        model = model_of(nodes, [tensor("x", [1, 8])], outputs, weights)
+        return load_onnx(saved(model, tmp_path / f"{limit}.onnx")).model
+
+    reference = golden_reference(found(-1e9), {}, {}, 0)
+    assert (reference.axes, bool(reference.rows)) == ({}, True)
+    recipe = Recipe(
+        name="found", version="1.0.0", target="x86-64", backend="ort", source_sha256="0" * 64, batch=None,
+        dims={}, steps=(), form=Form(FLOAT32), model_sha256="0" * 64, golden_seed=0, golden_ranges={},
+        budget={}, figures={}, labels=None, preprocessing=None, tools={},
+    )  # fmt: skip
+    golden = assemble(recipe, reference, found(0.0)).manifest.golden
+    assert {output.name: output.axis for output in golden.outputs} == {"y": None, "places": 0}
+    assert golden.rows is not None
+    assert [output.name for output in golden.rows.outputs] == ["y"]
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 224, 224), (1, 1, 16000), (1, 3, 640, 640)])

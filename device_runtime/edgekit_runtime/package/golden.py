@@ -235,7 +235,8 @@ class GoldenOutput(Record):
             on are stored and compared; with `axis` it is the step between stored rows.
         axis: axis of the rows if their number depends on the data: they are compared as a set, see
             `row_sets`. None for other outputs.
-        loose: how many rows may be without a counterpart, on either side.
+        loose: how many of the stored rows may be without a counterpart, half of them at most.
+        count_atol: how many rows more or fewer there may be, half of them at most.
 
     Raises:
         DataError: a field has the wrong type or value.
@@ -252,6 +253,7 @@ class GoldenOutput(Record):
     every: int = field(default=1, metadata=OPTIONAL)
     axis: int | None = field(default=None, metadata=OPTIONAL)
     loose: int = field(default=0, metadata=OPTIONAL)
+    count_atol: int = field(default=0, metadata=OPTIONAL)
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -263,10 +265,13 @@ class GoldenOutput(Record):
                 f"golden tensor '{self.name}': every is {self.every!r}, expected an integer of at least 1"
             )
         is_axis = self.axis is None or (type(self.axis) is int and 0 <= self.axis < len(self.shape))
-        if not is_axis or type(self.loose) is not int or self.loose < 0:
+        rows = self.shape[self.axis] if is_axis and self.axis is not None else 0
+        bounds = (self.loose, -(-rows // self.every)), (self.count_atol, rows)
+        if not is_axis or any(type(bound) is not int or not 0 <= bound <= n // 2 for bound, n in bounds):
             raise DataError(
-                f"golden tensor '{self.name}': axis is {self.axis!r} and loose {self.loose!r}, expected an"
-                f" axis of {list(self.shape)} and an integer of at least 0"
+                f"golden tensor '{self.name}': axis is {self.axis!r}, loose {self.loose!r} and count_atol"
+                f" {self.count_atol!r}, expected an axis of {list(self.shape)} and integers from 0 to half of"
+                f" the rows, {bounds[0][1]} stored of {rows}"
             )
 
     @property
@@ -385,14 +390,16 @@ class Golden(Record):
         """Return for each output of the further rows how it is compared, row by row.
 
         Raises:
-            DataError: it is no golden output, or is there twice, or a field has the wrong type or value.
+            DataError: it is no golden output without axis, or is there twice, or a field is wrong.
         """
         if self.rows is None:
             return []
-        first = {output.name: output for output in self.outputs}
+        first = {output.name: output for output in self.outputs if output.axis is None}
         names = [output.name for output in self.rows.outputs]
         if not names or any(name not in list(first) or names.count(name) > 1 for name in names):
-            raise DataError(f"golden rows hold {names}, expected golden outputs ({sorted(first)}), each once")
+            raise DataError(
+                f"golden rows hold {names}, expected golden outputs without axis: {sorted(first)}"
+            )
         return [
             [
                 replace(first[rows.name], path=rows.path, atol=atol, rtol=rtol, every=rows.every)

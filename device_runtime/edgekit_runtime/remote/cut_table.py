@@ -15,8 +15,10 @@ from edgekit_runtime.dataclass_json import Range, from_plain
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.package.archive import OpenedPackage
 
-CUT_TABLE_NAME: Final = "cut-table.json"
 CUT_TABLE_ROLE: Final = "cut-table"
+CODED_PLANS_ROLE: Final = "coded-plans"
+"""A list of the plans that have a decoder, which earlier runtimes refuse in a cut table."""
+TABLE_ROLES: Final = (CUT_TABLE_ROLE, CODED_PLANS_ROLE)
 MAX_PLANS: Final = 64
 LOCAL: Final = "local"
 
@@ -194,18 +196,21 @@ class CutTable:
 
 
 def read_cut_table(package: OpenedPackage) -> CutTable | None:
-    """Return the cut table of a verified package, or None if it has none.
+    """Return the cut table of a verified package with all its plans, or None if it has none.
 
     Raises:
         CutError: the table is malformed, or names a submodel that is not in the package.
     """
-    paths = [one.path for one in package.manifest.artifacts if one.role == CUT_TABLE_ROLE]
+    artifacts = package.manifest.artifacts
+    paths = [one.path for role in TABLE_ROLES for one in artifacts if one.role == role]
     if not paths:
         return None
-    where = f"{package.path}: {paths[0]}"
+    where = f"{package.path}: {', '.join(paths)}"
     try:
-        plain = json.loads(bytes(package.read(paths[0])))
-    except (ValueError, RecursionError) as cause:
+        plain, *further = (json.loads(bytes(package.read(path))) for path in paths)
+        for plans in further:
+            plain["plans"] += plans
+    except (ValueError, RecursionError, KeyError, TypeError) as cause:
         raise CutError(f"{where}: no JSON: {cause}; package the model again") from cause
     table = from_plain(CutTable, plain, where, CutError)
     known = {submodel.name for submodel in package.manifest.submodels}

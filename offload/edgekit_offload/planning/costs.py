@@ -125,17 +125,21 @@ class GraphCosts:
             if tensor in graph.outputs and tensor in graph.producer and tiers[graph.producer[tensor]] > link
         )
 
+    def wire_bytes(self, tiers: tuple[int, ...], coding: str, link: int = 0) -> tuple[float, float]:
+        """Return the bytes of a request and of its reply over a link."""
+        coded, sent, returned = self.codings[coding], self.sent(tiers, link), self.returned(tiers, link)
+        up = float(coded.sent_bytes[list(sent)].sum()) + MESSAGE_BYTES + TENSOR_BYTES * len(sent)
+        down = float(coded.reply_bytes[list(returned)].sum()) + MESSAGE_BYTES + TENSOR_BYTES * len(returned)
+        return up, down
+
     def plan_costs(self, tiers: tuple[int, ...], coding: str) -> PlanCosts:
         """Return the costs of a request with a placement on two tiers, as sums over kernels."""
         coded, placed = self.codings[coding], np.array(tiers)
-        sent, returned = list(self.sent(tiers)), list(self.returned(tiers))
+        sent = list(self.sent(tiers))
         return PlanCosts(
-            device_s=float(self.seconds[placed == 0, 0].sum() + coded.encode_s[sent].sum()),
-            server_s=float(self.seconds[placed == 1, 1].sum() + coded.decode_s[sent].sum()),
-            upload_bytes=float(coded.sent_bytes[sent].sum() + MESSAGE_BYTES + TENSOR_BYTES * len(sent)),
-            download_bytes=float(
-                coded.reply_bytes[returned].sum() + MESSAGE_BYTES + TENSOR_BYTES * len(returned)
-            ),
+            float(self.seconds[placed == 0, 0].sum() + coded.encode_s[sent].sum()),
+            float(self.seconds[placed == 1, 1].sum() + coded.decode_s[sent].sum()),
+            *self.wire_bytes(tiers, coding),
         )
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_offload.planning.costs import (
-    MESSAGE_BYTES,
     DeviceLimits,
     GraphCosts,
     add_energy,
@@ -320,9 +319,8 @@ def _first_cuts(search: CutSearch, tiers: Sequence[TierPlan], names: _Names) -> 
         if (coding, placed) in cuts or len(cuts) == MAX_FIRST_CUTS:
             continue
         edge, server = (ms / 1e3 for ms in found.compute_ms[1:])
-        up = sum(one.sent_bytes for one in found.sent[1]) + MESSAGE_BYTES
-        down = float(costs.raw_bytes[list(costs.returned(found.tiers, 1))].sum()) + MESSAGE_BYTES
-        rest = OffloadPlan("rest", PlanCosts(edge, server, up, down), tail="rest")
+        rest_costs = PlanCosts(edge, server, *costs.wire_bytes(found.tiers, coding, 1))
+        rest = OffloadPlan("rest", rest_costs, tail="rest")
         made = _candidate(FoundCut(coding, placed, found.certificate), names.tier(coding), search, two)
         rest_s = min(made.plan.costs.server_s, predict_s(rest, Conditions(search.edge_link)))
         plan = replace(made.plan, costs=replace(made.plan.costs, server_s=rest_s))

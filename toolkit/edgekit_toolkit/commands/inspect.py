@@ -224,7 +224,8 @@ def _golden_rows(golden: Golden) -> Iterator[tuple[str, str, str]]:
         text = f"{_type(output.dtype, output.shape)}, within {output.atol:g} + {output.rtol:g} * |expected|"
         unit = "value" if output.axis is None else "row"
         text += "" if output.every == 1 else f", every {output.every}. {unit}"
-        text += "" if output.axis is None else f", a set of rows of which {output.loose} may differ"
+        if output.axis is not None:
+            text += f", a set of rows: {output.loose} may differ, their number by {output.count_atol}"
         yield "output", output.name, text
     if golden.rows is not None:
         count = len(golden.rows.seeds)

@@ -197,19 +197,19 @@ def _golden(
     tolerances of the further rows were measured for.
     """
     run, integer = model.open(names, threads=_THREADS), model.computes_in_codes()
-    axes, feeds = reference.axes, reference.feeds
+    feeds, floats = reference.feeds, {name: reference.outputs[name] for name in names}
     first = dict(zip(names, run(feeds), strict=True))
+    axes = {**reference.axes, **row_axes([{}, {}], [first, floats])}
     jittered = []
     for turn in range(JITTERS if integer and axes else 0):
         with suppress(BackendError):  # the model may refuse such values
             shifted = run(add_steps(feeds, off_by_codes(feeds, turn)))
             jittered.append(dict(zip(names, shifted, strict=True)))
-    floats = {name: reference.outputs[name] for name in names}
     expected, artifacts = golden_outputs(first, floats, integer=integer, axes=axes, jittered=jittered)
-    if recipe.backend == "tensorrt":
-        return Golden(reference.inputs, expected), artifacts
-    order = [name for name in reference.outputs if name not in axes]
+    order = [name for name in reference.outputs if name not in reference.axes]
     fixed = [name for name in names if name not in axes]
+    if recipe.backend == "tensorrt" or not fixed:
+        return Golden(reference.inputs, expected), artifacts
     drawn = {
         seed: [reference.rows[seed][order.index(name)] for name in fixed]
         for seed in list(reference.rows)[: count_rows(reference.macs, recipe.backend)]

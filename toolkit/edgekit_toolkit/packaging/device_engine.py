@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Literal
@@ -74,8 +75,8 @@ def prove(
     """
     wanted = find_device_engine(engine, show)
     device = f"{wanted.name} {wanted.release}"
+    own = f"{wanted.name} {_find_own_release(wanted.name)}"
     if wanted.problem:
-        own = f"{wanted.name} {_find_own_release(wanted.name)}"
         note = (
             f"Opened and self-tested with {own} of this machine only; devices run {device}: {wanted.problem}"
         )
@@ -84,14 +85,16 @@ def prove(
         path = Path(folder) / package.manifest.file_name
         write_package(path, package.manifest, package.artifacts, signer)
         with read_package(path, KnownDigest(package.manifest.sha256)) as opened:
+            test = partial(test_in_child, opened, limit_s=_TEST_LIMIT_S, engines=wanted.folder, is_kept=False)
             try:
-                problem = test_in_child(opened, limit_s=_TEST_LIMIT_S, engines=wanted.folder, is_kept=False)
-            except (BackendError, SlowOpeningError) as error:
+                try:
+                    problem = test()
+                except SlowOpeningError:  # a busy machine
+                    problem = test()
+            except BackendError as error:
                 return EngineProof(device, device, problem=str(error))
             except UnavailableError as error:  # says nothing about the package
-                return EngineProof(
-                    device, device, note=f"Not opened with {device}, which devices run: {error}"
-                )
+                return EngineProof(own, device, note=f"Not opened with {device}, which devices run: {error}")
     return EngineProof(device, device, problem=problem)
 
 

@@ -22,7 +22,7 @@ from edgekit_runtime.package.archive import OpenedPackage, Sign, write_package
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest, Submodel
 from edgekit_runtime.package.submodels import served_name
-from edgekit_runtime.remote.cut_table import CUT_TABLE_NAME, CUT_TABLE_ROLE, CutTable
+from edgekit_runtime.remote.cut_table import CODED_PLANS_ROLE, CUT_TABLE_ROLE, TABLE_ROLES, CutTable
 from edgekit_runtime.sessions.options import DECODE, read_options
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import TensorSpec
@@ -99,8 +99,9 @@ def attach_plans(
             golden = dict.fromkeys(artifacts, "golden")
             roles |= {**golden, submodel.backend.artifact: "submodel"}
     described = {one.path: one for one in describe_artifacts(contents, roles)}
-    contents[CUT_TABLE_NAME] = _table_bytes(_with_codes(table, splits), plain.name, submodels, described)
-    roles[CUT_TABLE_NAME] = CUT_TABLE_ROLE
+    tables = _write_tables(_with_codes(table, splits), plain.name, submodels, described)
+    contents |= {f"{role}.json": encode_json(content) for role, content in tables.items()}
+    roles |= {f"{role}.json": role for role in tables}
     manifest = replace(
         plain,
         version=version or plain.version,
@@ -154,7 +155,7 @@ def write_tail_package(tail: OpenedPackage, content: bytes, *, folder: Path, sig
 def _without_plans(package: OpenedPackage) -> tuple[Manifest, dict[str, bytes]]:
     """The package as it was before plans were added."""
     manifest = package.manifest
-    dropped = {one.path for one in manifest.artifacts if one.role in ("submodel", CUT_TABLE_ROLE)}
+    dropped = {one.path for one in manifest.artifacts if one.role in ("submodel", *TABLE_ROLES)}
     dropped |= {one.path for one in manifest.artifacts if one.path.startswith(f"{_FOLDER}/")}
     backend = manifest.backend
     if backend.name == OFFLOAD and backend.fallback is not None:
@@ -334,10 +335,13 @@ def _with_codes(table: CutTable, splits: Mapping[str, SplitModels]) -> CutTable:
     return replace(table, plans=plans)
 
 
-def _table_bytes(
+def _write_tables(
     table: CutTable, model: str, submodels: list[Submodel], artifacts: Mapping[str, Artifact]
-) -> bytes:
-    """The cut table with the names under which a server serves the tails."""
+) -> dict[str, JsonValue]:
+    """The cut table, and apart from it plans with a decoder, by roles; tails as a server names them.
+
+    Older devices skip those. If there are no others, the table holds them, and older devices refuse it.
+    """
     named = {one.name: one for one in submodels}
     plans = []
     for plan in table.plans:
@@ -350,7 +354,9 @@ def _table_bytes(
         tail = None if plan.tail is None else served_name(model, named[plan.tail], artifacts)
         plans.append(replace(plan, tail=tail))
     plain = json.loads(json.dumps(asdict(replace(table, plans=tuple(plans)))))
-    for plan in plain["plans"]:
-        if plan["decoder"] is None:  # older devices refuse fields that they do not know
-            del plan["decoder"]
-    return encode_json(plain)
+    coded = [plan for plan in plain["plans"] if plan["decoder"] is not None]
+    others = [plan for plan in plain["plans"] if plan["decoder"] is None]
+    for plan in others:
+        del plan["decoder"]
+    plain["plans"] = others or coded
+    return {CUT_TABLE_ROLE: plain, **({CODED_PLANS_ROLE: coded} if others and coded else {})}

@@ -235,18 +235,25 @@ class RemoteSession:
             compression, fields = decision.plan.compression, self._server.fields
             request = way.prepare(sent, self.outputs, compression=compression, fields=fields)
         except EdgekitError as cause:
-            if self.local is None:
-                raise
-            outputs = self._run_local(inputs, rows)  # fails too if the inputs are to blame
-            if not isinstance(cause, RefusedInputError):
-                self.state.disprove(way)
-            return outputs
+            return self._run_instead(way, cause, inputs, rows)
         self.state.note_head(decision.plan, head_s)
-        outputs = way.decode(self._fetch(decision, request, inputs, rows, began_s=began_s))
-        return {
-            spec.name: outputs[spec.name] if spec.name in outputs else made[spec.name]
-            for spec in self.outputs
-        }
+        reply = self._fetch(decision, request, inputs, rows, began_s=began_s)
+        try:
+            outputs = {**made, **way.decode(reply)}
+        except EdgekitError as cause:
+            return self._run_instead(way, cause, inputs, rows)
+        return {spec.name: outputs[spec.name] for spec in self.outputs}
+
+    def _run_instead(
+        self, way: TailWay, cause: EdgekitError, inputs: Mapping[str, Array], rows: int
+    ) -> dict[str, Array]:
+        """Return the outputs of a local run after a part of a plan failed on this device."""
+        if self.local is None:
+            raise cause
+        outputs = self._run_local(inputs, rows)  # fails too if the inputs are to blame
+        if not isinstance(cause, RefusedInputError):
+            self.state.disprove(way)
+        return outputs
 
     def _wait_for_proof(self, inputs: Mapping[str, Array], rows: int) -> PlanChoice:
         """Return the choice for these inputs, with a plan that the server has proved.

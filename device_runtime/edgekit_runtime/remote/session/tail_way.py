@@ -72,10 +72,11 @@ class TailWay:
         with self._lock:
             if not self._is_open:
                 raise BackendError("backend 'offload': the session is closed")
-            if self._head is None and self.plan.head is not None:
-                self._head = self._open(self.plan.head)
+            # The decoder first: a head that is open says that the decoder is open too.
             if self._decoder is None and self.plan.decoder is not None:
                 self._decoder = self._open(self.plan.decoder)
+            if self._head is None and self.plan.head is not None:
+                self._head = self._open(self.plan.head)
             return self._head
 
     def _open(self, name: str) -> Session:
