@@ -7,7 +7,6 @@ import argparse
 import collections
 import traceback
 
-import onnxruntime
 from tests.offload.odd_models import odd_models
 from tests.offload.test_odd_models import check_answers, plan_model
 
@@ -20,7 +19,6 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=117)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    onnxruntime.set_default_logger_severity(4)
     counts: collections.Counter[str] = collections.Counter()
     for name, content in odd_models(arguments.seed, arguments.models):
         try:

@@ -53,7 +53,7 @@ def test_shipped_benches_are_real_for_this_machine_alone() -> None:
         ("a: [", "not YAML"),
         ("targets: {}", "section 'edgekit:'"),
         ("- 1", "section 'edgekit:'"),
-        ("edgekit: 3", "expected a table, got int"),
+        ("edgekit: 3", "expected a table, got a number"),
         ("edgekit: {name: a, kind: real, target: b}", "'architecture' is missing"),
         ("edgekit: {name: a, kind: seen, target: b, architecture: c}", "one of real, emulated, simulated"),
         ("edgekit: {name: ../a, kind: real, target: b, architecture: c}", "expected letters, digits"),

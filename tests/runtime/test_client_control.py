@@ -180,7 +180,7 @@ def test_metrics_of_a_service_that_has_ended_are_an_error(tmp_path: Path) -> Non
         read_metrics(tmp_path / "gone.sock")
 
 
-@pytest.mark.parametrize(("use", "seconds"), [("tell", 180), ("ask", 5), ("metrics", 5)])
+@pytest.mark.parametrize(("use", "seconds"), [("tell", 300), ("ask", 5), ("metrics", 5)])
 def test_service_that_does_not_answer_is_waited_for_in_bounds(
     use: str, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
