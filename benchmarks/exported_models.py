@@ -146,9 +146,22 @@ class Trial:
 
     def _package(self, engine: str, out: Path) -> tuple[str, str]:
         outcome, detail = run_command(
-            "package", self.path, "-t", "x86-64", "--backend", engine, "--calibration", self.data,
-            "--budget", "size=10MB,drop=3%", "--search-seconds", "0", "-o", out, "--json",
-        )  # fmt: skip
+            "package",
+            self.path,
+            "-t",
+            "x86-64",
+            "--backend",
+            engine,
+            "--calibration",
+            self.data,
+            "--budget",
+            "size=10MB,drop=3%",
+            "--search-seconds",
+            "0",
+            "-o",
+            out,
+            "--json",
+        )
         if outcome == "ok":
             baseline = json.loads(detail)["accuracy"]["baseline"]
             if baseline != 1:
@@ -171,9 +184,22 @@ class Trial:
 
     def _plan(self) -> tuple[str, str]:
         return run_command(
-            "offload", "plan", self.path, "--device", "local", "--server", "local", "--samples", self.data,
-            "--bandwidth", "1,100", "--seconds", "0.2", "-o", self.folder / "plan",
-        )  # fmt: skip
+            "offload",
+            "plan",
+            self.path,
+            "--device",
+            "local",
+            "--server",
+            "local",
+            "--samples",
+            self.data,
+            "--bandwidth",
+            "1,100",
+            "--seconds",
+            "0.2",
+            "-o",
+            self.folder / "plan",
+        )
 
 
 def run_child(*, with_plan: bool) -> None:
@@ -188,7 +214,7 @@ def run_child(*, with_plan: bool) -> None:
 
 
 class Child:
-    """A process that tries models, started anew after it has died."""
+    """A child process that tries models; it is restarted after it dies."""
 
     def __init__(self, home: Path, *arguments: str) -> None:
         self._environment = {**os.environ, "EDGEKIT_HOME": str(home), "EDGEKIT_DEVICE_ENGINES": "off"}
@@ -200,9 +226,13 @@ class Child:
         if self._process is None:
             command = [sys.executable, "-m", "benchmarks.exported_models", "--child", *self._arguments]
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
                 env=self._environment,
-            )  # fmt: skip
+            )
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         print(number, file=process.stdin, flush=True)

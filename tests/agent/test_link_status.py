@@ -89,7 +89,7 @@ def test_server_of_another_fleet_is_explained(tmp_path):
     (tmp_path / "other").mkdir()
     _, pem = make_server(tmp_path / "other")
     text = explain_failure(shake_hands(server, make_context(pem)), "fleet:8883").text
-    assert "is of another fleet, or this one was made anew; to let it in again" in text
+    assert "belongs to another fleet, or this fleet was created again; to let it in again" in text
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_server_of_another_fleet_is_explained(tmp_path):
         (ssl.SSLError(1, "[SSL: SSLV3_ALERT_CERTIFICATE_REVOKED] sslv3 alert"), "has revoked", True),
         (ssl.SSLError(1, "[SSL] ssl/tls alert certificate revoked (_ssl.c:1)"), "has revoked", True),
         (ssl.SSLError(1, "[SSL: SSLV3_ALERT_CERTIFICATE_EXPIRED] x"), "asks for a new one", True),
-        (ssl.SSLError(1, "[SSL: TLSV1_ALERT_UNKNOWN_CA] x"), "was made anew", True),
+        (ssl.SSLError(1, "[SSL: TLSV1_ALERT_UNKNOWN_CA] x"), "was created again", True),
         (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] x"), "WRONG_VERSION_NUMBER", False),
         (ssl.SSLEOFError(8, "[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred"), "EOF occurred", False),
         (ConnectionRefusedError(111, "Connection refused"), "is the fleet's server up?", False),

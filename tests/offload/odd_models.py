@@ -154,11 +154,15 @@ def _control_flow(graph: _Graph) -> None:
             helper.make_node("Identity", ["on"], ["on_out"]),
         ]
         loop = helper.make_graph(
-            nodes, "loop",
-            [helper.make_tensor_value_info("i", _INT64, []), helper.make_tensor_value_info("on", _BOOL, []),
-             helper.make_tensor_value_info("state", _FLOAT, None)],
+            nodes,
+            "loop",
+            [
+                helper.make_tensor_value_info("i", _INT64, []),
+                helper.make_tensor_value_info("on", _BOOL, []),
+                helper.make_tensor_value_info("state", _FLOAT, None),
+            ],
             [helper.make_tensor_value_info("on_out", _BOOL, []), scaled],
-        )  # fmt: skip
+        )
         graph.add("Loop", "count go d", "scaled_out", body=loop)
     graph.classes("scaled_out")
 
@@ -347,9 +351,20 @@ def _own_operator(graph: _Graph) -> None:
 
 
 KINDS: tuple[Callable[[_Graph], None], ...] = (
-    _recurrent, _tokens, _sequence, _optional, _control_flow, _sizes_from_data, _several_free_axes,
-    _odd_output, _tied_weights, _odd_input, _small, _random, _own_operator,
-)  # fmt: skip
+    _recurrent,
+    _tokens,
+    _sequence,
+    _optional,
+    _control_flow,
+    _sizes_from_data,
+    _several_free_axes,
+    _odd_output,
+    _tied_weights,
+    _odd_input,
+    _small,
+    _random,
+    _own_operator,
+)
 
 
 def odd_models(seed: int, count: int) -> Iterator[tuple[str, bytes]]:

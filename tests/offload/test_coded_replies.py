@@ -51,13 +51,17 @@ def mask_model() -> bytes:
     }
     return model_of(
         [
-            ("Conv", ["x", "k"], ["small"]), ("ConvTranspose", ["small", "u"], ["mask"]),
-            ("GlobalAveragePool", ["mask"], ["mean"]), ("Flatten", ["mean"], ["flat"]),
+            ("Conv", ["x", "k"], ["small"]),
+            ("ConvTranspose", ["small", "u"], ["mask"]),
+            ("GlobalAveragePool", ["mask"], ["mean"]),
+            ("Flatten", ["mean"], ["flat"]),
             ("MatMul", ["flat", "o"], ["scores"]),
         ],
-        {"x": ("N", 3, SIDE, SIDE)}, ["mask", "scores"], weights=weights,
+        {"x": ("N", 3, SIDE, SIDE)},
+        ["mask", "scores"],
+        weights=weights,
         attributes={0: {"strides": [8, 8]}, 1: {"strides": [8, 8]}},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

@@ -139,9 +139,13 @@ def suppressed(member: Member) -> None:
     turned = member.add("Transpose", scores, perm=[0, 2, 1])
     one = np.array([1])
     chosen = member.add(
-        "NonMaxSuppression", boxes, turned, np.array([int(member.draw.integers(5, 60))]),
-        np.array([0.5], np.float32), np.array([float(member.draw.uniform(0.3, 0.6))], np.float32),
-    )  # fmt: skip
+        "NonMaxSuppression",
+        boxes,
+        turned,
+        np.array([int(member.draw.integers(5, 60))]),
+        np.array([0.5], np.float32),
+        np.array([float(member.draw.uniform(0.3, 0.6))], np.float32),
+    )
     number = member.add("Squeeze", member.add("Gather", chosen, np.array([2]), axis=1), one)
     label = member.add("Squeeze", member.add("Gather", chosen, np.array([1]), axis=1), one)
     found = member.add("Gather", member.add("Squeeze", boxes, np.array([0])), number, axis=0)

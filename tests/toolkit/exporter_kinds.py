@@ -68,9 +68,14 @@ class Exported:
     def conv(self, tensor: str, channels: int, made: int, size: int = 3, stride: int = 1) -> str:
         pads = [size // 2] * 4
         result = self(
-            "Conv", tensor, self.weight(made, channels, size, size), self.weight(made),
-            kernel_shape=[size] * 2, strides=[stride] * 2, pads=pads,
-        )  # fmt: skip
+            "Conv",
+            tensor,
+            self.weight(made, channels, size, size),
+            self.weight(made),
+            kernel_shape=[size] * 2,
+            strides=[stride] * 2,
+            pads=pads,
+        )
         kind = self.rng.choice(["Relu", "HardSwish", "Silu", "LeakyRelu"])
         return self("Mul", result, self("Sigmoid", result)) if kind == "Silu" else self(kind, result)
 
@@ -118,9 +123,16 @@ def recurrent(g: Exported) -> None:
         x = g.normal("x", ["T" if free else steps, 1, width], steps, 1, width)
     attributes = {"linear_before_reset": 1} if kind == "GRU" else {}
     made = g(
-        str(kind), x, g.weight(ways, gates * hidden, width), g.weight(ways, gates * hidden, hidden),
-        g.weight(ways, 2 * gates * hidden), outputs=2, hidden_size=hidden, direction=direction, **attributes,
-    )  # fmt: skip
+        str(kind),
+        x,
+        g.weight(ways, gates * hidden, width),
+        g.weight(ways, gates * hidden, hidden),
+        g.weight(ways, 2 * gates * hidden),
+        outputs=2,
+        hidden_size=hidden,
+        direction=direction,
+        **attributes,
+    )
     if g.flag():
         last = g("Reshape", g("Transpose", made[1], perm=[1, 0, 2]), g.store([1, ways * hidden]))
         g.output(g.dense(last, ways * hidden, 5), [1, 5])

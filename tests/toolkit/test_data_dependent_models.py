@@ -28,9 +28,17 @@ def packaged(folder: Path, member: Member, *options: object) -> dict[str, Any]:
     """Package a member in `folder`, where a service looks for keys and package; return the report."""
     model, data = saved(member.model(), folder / "linear.onnx"), stored(folder / "data.npz", member.samples)
     outcome = package(
-        model, folder / "out", "--calibration", data, "--search-seconds", 3,
-        "--budget", "size=10MB,drop=100%", "--json", *options,
-    )  # fmt: skip
+        model,
+        folder / "out",
+        "--calibration",
+        data,
+        "--search-seconds",
+        3,
+        "--budget",
+        "size=10MB,drop=100%",
+        "--json",
+        *options,
+    )
     assert outcome.code == 0, outcome.stdout[-500:] + outcome.stderr[-500:]
     return outcome.json
 

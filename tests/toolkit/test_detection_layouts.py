@@ -46,17 +46,23 @@ WRITERS: dict[str, Writer] = {
     "centre and size in 0..1": lambda b, s, c: {"y": joined(centred(b) / 260, s, c)[None]},
     "only what counts": lambda b, s, c: {"y": joined(b, s, c)[s > 0.3]},
     "TFLite": lambda b, s, c: {
-        "boxes": joined(b[:, [1, 0, 3, 2]] / 260)[None], "classes": c[None].astype(np.float32),
-        "scores": s[None].astype(np.float32), "count": np.array([BOXES], np.float32),
+        "boxes": joined(b[:, [1, 0, 3, 2]] / 260)[None],
+        "classes": c[None].astype(np.float32),
+        "scores": s[None].astype(np.float32),
+        "count": np.array([BOXES], np.float32),
     },
     "TensorRT": lambda b, s, c: {
-        "num_dets": np.array([[BOXES]], np.int32), "boxes": joined(b)[None],
-        "scores": s[None].astype(np.float32), "labels": c[None].astype(np.int32),
+        "num_dets": np.array([[BOXES]], np.int32),
+        "boxes": joined(b)[None],
+        "scores": s[None].astype(np.float32),
+        "labels": c[None].astype(np.int32),
     },
     "torchvision": lambda b, s, c: {
-        "boxes": joined(b)[s > 0.3], "labels": c[s > 0.3], "scores": s[s > 0.3].astype(np.float32)
+        "boxes": joined(b)[s > 0.3],
+        "labels": c[s > 0.3],
+        "scores": s[s > 0.3].astype(np.float32),
     },
-}  # fmt: skip
+}
 
 
 def written(writer: Writer, classes: int) -> list[Outputs]:

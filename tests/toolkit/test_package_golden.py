@@ -118,10 +118,24 @@ def test_output_whose_rows_differ_in_the_packaged_form_alone_has_no_further_rows
     reference = golden_reference(found(-1e9), {}, {}, 0)
     assert (reference.axes, bool(reference.rows)) == ({}, True)
     recipe = Recipe(
-        name="found", version="1.0.0", target="x86-64", backend="ort", source_sha256="0" * 64, batch=None,
-        dims={}, steps=(), form=Form(FLOAT32), model_sha256="0" * 64, golden_seed=0, golden_ranges={},
-        budget={}, figures={}, labels=None, preprocessing=None, tools={},
-    )  # fmt: skip
+        name="found",
+        version="1.0.0",
+        target="x86-64",
+        backend="ort",
+        source_sha256="0" * 64,
+        batch=None,
+        dims={},
+        steps=(),
+        form=Form(FLOAT32),
+        model_sha256="0" * 64,
+        golden_seed=0,
+        golden_ranges={},
+        budget={},
+        figures={},
+        labels=None,
+        preprocessing=None,
+        tools={},
+    )
     golden = assemble(recipe, reference, found(0.0)).manifest.golden
     assert {output.name: output.axis for output in golden.outputs} == {"y": None, "places": 0}
     assert golden.rows is not None

@@ -116,9 +116,15 @@ def halves(count: int, metric: str, *, kind: str = "user") -> Scores:
 
     contestants = [runner(lambda x: x * [[0.1, 1]]), runner(np.asarray)]
     return score_candidates(
-        runner(np.asarray), contestants, Part(kind, count, None, True, stream), metric,
-        inputs=INPUTS, outputs=OUTPUTS, alone=False, progress=lambda *_: None,
-    )  # fmt: skip
+        runner(np.asarray),
+        contestants,
+        Part(kind, count, None, True, stream),
+        metric,
+        inputs=INPUTS,
+        outputs=OUTPUTS,
+        alone=False,
+        progress=lambda *_: None,
+    )
 
 
 @pytest.mark.parametrize(("count", "held_back"), [(11, None), (12, 6), (101, 50)])
@@ -457,11 +463,15 @@ def scored_rows(
         return lambda feeds: model(int(feeds["x"][0, 0]))
 
     return score_candidates(
-        runner(source), [runner(candidate)], Part("user", count, None, labels, stream), metric,
+        runner(source),
+        [runner(candidate)],
+        Part("user", count, None, labels, stream),
+        metric,
         inputs=(TensorSpec("x", "float32", ("N", 1)),),
         outputs=tuple(TensorSpec(f"y{place}", "float32", ("K", 4)) for place in range(len(source(0)))),
-        alone=False, progress=lambda *_: None,
-    )  # fmt: skip
+        alone=False,
+        progress=lambda *_: None,
+    )
 
 
 def boxes_of(number: int) -> Array:

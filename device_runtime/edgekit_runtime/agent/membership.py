@@ -36,7 +36,7 @@ _AGAIN: Final = (
 )
 # X509_V_ERR_* of OpenSSL -> what is wrong with the certificate of the server.
 _SERVER_FAULTS: Final = {
-    **dict.fromkeys((18, 19, 20, 21), f"is of another fleet, or this one was made anew; {_AGAIN}"),
+    **dict.fromkeys((18, 19, 20, 21), f"belongs to another fleet, or this fleet was created again; {_AGAIN}"),
     **dict.fromkeys((62, 64), "is for another address: start `edgekit fleet up` with `--name` for this one"),
 }
 _TIME_FAULTS: Final = {9: "is not valid yet", 10: "has expired"}
@@ -44,7 +44,7 @@ _TIME_FAULTS: Final = {9: "is not valid yet", 10: "has expired"}
 _ALERTS: Final = {
     "ALERT_CERTIFICATE_REVOKED": f"the fleet has revoked this device; {_AGAIN}",
     "ALERT_CERTIFICATE_EXPIRED": "this device's certificate has expired; the agent asks for a new one",
-    "ALERT_UNKNOWN_CA": f"the fleet was made anew and does not know this device; {_AGAIN}",
+    "ALERT_UNKNOWN_CA": f"the fleet was created again and does not know this device; {_AGAIN}",
 }
 
 

@@ -298,9 +298,9 @@ class GoldenOutput(Record):
         Args:
             output: output of the stated shape.
         """
-        if self.axis is not None:
-            output = output.take(np.arange(0, self.shape[self.axis], self.every), self.axis)
-        return output.reshape(-1)[:: self.every if self.axis is None else 1]
+        if self.axis is None:
+            return output.reshape(-1)[:: self.every]
+        return output.take(np.arange(0, self.shape[self.axis], self.every), self.axis).reshape(-1)
 
     def decode(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
         """Return the stored values, of `stored_shape`.

@@ -198,7 +198,7 @@ def _list_plans(
 
     If the device cannot run the model, plans with a server that failed or is loaded are returned too. If the
     server has proved no plan at all, all are returned; a session lets it prove one before it sends anything.
-    In the place of a plan that was requested and cannot run, one that changes no answer is returned, if any.
+    If the requested plan cannot run, plans that change no answer are returned, if there are any.
     """
     local = table.local
     proved = [

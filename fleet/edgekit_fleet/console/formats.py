@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from edgekit_runtime.agent.membership import format_utc
+
 NONE: Final = "\u2013"
 _UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60))
 
@@ -28,7 +30,7 @@ def format_ago(at: float | None) -> str:
 
 def format_time(at: float | None) -> str:
     """Return a time in UTC to the second."""
-    return "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+    return "" if at is None else format_utc(at)
 
 
 def format_machine_time(at: float) -> str:

@@ -44,9 +44,7 @@ _ORDERS: Final = (
     _ColumnOrder(6, box=2, score=1, label=0),  # PaddleDetection
     _ColumnOrder(7, box=1, score=6, label=5),  # YOLOv7: number of the image, box, class, score
     _ColumnOrder(7, box=1, score=5, label=6),
-    _ColumnOrder(
-        7, box=3, score=2, label=1
-    ),  # Caffe's DetectionOutput: number of the image, class, score, box
+    _ColumnOrder(7, box=3, score=2, label=1),  # Caffe: number of the image, class, score, box
 )
 
 

@@ -144,9 +144,15 @@ def golden_outputs(
         path, axis = f"golden/output{position}.bin", axes.get(name)
         atol = _atol(aligned.get(name, value), floats[name], integer=integer)
         golden = GoldenOutput(
-            name, value.dtype.name, value.shape, path, atol, 0.0,
-            every=max(1, -(-value.size // _MAX_ELEMENTS)), axis=axis,
-        )  # fmt: skip
+            name,
+            value.dtype.name,
+            value.shape,
+            path,
+            atol,
+            0.0,
+            every=max(1, -(-value.size // _MAX_ELEMENTS)),
+            axis=axis,
+        )
         if axis is not None:
             golden = _loosen(golden, value, moved)
         stored = np.ascontiguousarray(golden.pick(value))

@@ -96,7 +96,7 @@ def search(
         )
     with phases.phase("choose"):
         candidates, accepted = _choose(
-            *(request, limits, prepared, drafted), scores=scores, signer=signer, progress=progress
+            request, limits, prepared, drafted, scores=scores, signer=signer, progress=progress
         )
     run = Run(
         request=request,
@@ -166,7 +166,11 @@ def _choose(
     def check(candidate_id: str) -> Acceptance:
         one = by_id[candidate_id]
         return check_accepted(
-            *(request.backend, one.model, one.package, prepared.feeds[0], signer),
+            request.backend,
+            one.model,
+            one.package,
+            prepared.feeds[0],
+            signer,
             show=lambda text: progress(text, None, None),
         )
 

@@ -156,18 +156,18 @@ class TailWay:
         return make_tail_request(self.plan.tail or "", golden.inputs, expected, self.plan.compression, fields)
 
     def interrupt(self) -> None:
-        """End the runs of the head."""
+        """End the runs of head and decoder."""
         for part in (self._head, self._decoder):
             if (interrupt := getattr(part, "interrupt", None)) is not None:
                 interrupt()
 
     def cancel_runs(self) -> None:
-        """End the runs of the head under way with an error."""
+        """End the runs of head and decoder under way with an error."""
         cancel_runs(self._head)
         cancel_runs(self._decoder)
 
     def close(self) -> None:
-        """Close the head; it is not opened again."""
+        """Close head and decoder; they are not opened again."""
         with self._lock:
             self._is_open = False
             for part in (self._head, self._decoder):
