@@ -69,7 +69,7 @@ def measure(host: str, port: int, size: int) -> None:
     rtt_s = min(client.exchange(1, 1) for _ in range(20))
     client.exchange(size, size)
     up_s, down_s = (
-        min(client.exchange(*sizes) for _ in range(3)) - rtt_s for sizes in ((size, 1), (1, size))
+        min(client.exchange(*sizes) for _ in range(6)) - rtt_s for sizes in ((size, 1), (1, size))
     )
     rates = {"up_mbit_s": size * 8 / up_s / 1e6, "down_mbit_s": size * 8 / down_s / 1e6}
     print(json.dumps({"rtt_ms": rtt_s * 1e3, **rates}))

@@ -18,6 +18,7 @@ _MOST_CHUNK_BYTES: Final = 16_384
 _CHUNK_S: Final = 0.005  # time that a chunk takes on the link
 _LEAST_CHUNK_BYTES: Final = 256
 _MOST_LATE_S: Final = 0.05
+_INSTANT_S: Final = 0.0005  # a read that takes less found its bytes in the buffer
 _MOST_CHUNKS: Final = 32  # chunks that wait for delivery
 
 
@@ -40,16 +41,16 @@ class SharedWire:
         """The number of bytes that pass at once."""
         return min(_MOST_CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, int(self.bytes_per_s * _CHUNK_S)))
 
-    async def send(self, size_bytes: int, *, were_ready: bool) -> float:
+    async def send(self, size_bytes: int, *, was_waiting: bool) -> float:
         """Wait until the wire has taken these bytes; return when they arrive.
 
         Args:
             size_bytes: the number of bytes.
-            were_ready: whether they waited before the wire was free; then a late wake-up of this process
+            was_waiting: whether they were there before this process asked for them; then its late wake-up
                 costs no bandwidth.
         """
         now = time.monotonic()
-        is_late = were_ready and now - self._free_at < _MOST_LATE_S
+        is_late = was_waiting and now - self._free_at < _MOST_LATE_S
         self._free_at = (
             self._free_at if is_late else max(now, self._free_at)
         ) + size_bytes / self.bytes_per_s
@@ -130,14 +131,13 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, wir
             await writer.drain()
 
     delivery = asyncio.ensure_future(deliver())
-    were_ready = False
     try:
         while True:
-            most_bytes = wire.chunk_bytes
-            chunk = await reader.read(most_bytes)
+            asked = time.monotonic()
+            chunk = await reader.read(wire.chunk_bytes)
+            was_waiting = time.monotonic() - asked < _INSTANT_S
             await wire.is_open.wait()
-            await on_the_way.put((await wire.send(len(chunk), were_ready=were_ready), chunk))
-            were_ready = len(chunk) == most_bytes
+            await on_the_way.put((await wire.send(len(chunk), was_waiting=was_waiting), chunk))
             if not chunk:
                 break
         await delivery
