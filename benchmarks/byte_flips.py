@@ -30,7 +30,7 @@ TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
 def make_package(model: str, folder: Path) -> Path:
     """A package of one of models/tiny, signed with a key of this run only."""
     data = [str(TINY / f"{model}.{part}.npz") for part in ("calib", "eval")]
-    command = [sys.executable, "-m", "edgekit_toolkit", "package", str(TINY / f"{model}.onnx")]
+    command = [sys.executable, "-m", "edgekit_cli", "package", str(TINY / f"{model}.onnx")]
     command += ["--target", "x86-64", "--calibration", data[0], "--eval", data[1], "-o", str(folder)]
     os.environ["EDGEKIT_HOME"] = str(folder)
     subprocess.run(command, check=True, stdout=sys.stderr)

@@ -1,6 +1,6 @@
 """Canaries of identical and of negated versions on a busy machine: how many go back, after how many answers.
 
-    PYTHONPATH=device_runtime:toolkit .venv/bin/python benchmarks/canary_identical.py
+    scripts/python benchmarks/canary_identical.py
         [--runs 100] [--negated 10] [--seconds 3] [--burners 2] [--clients 4] [--share 0.5] [--isolated]
 
 One service process serves models/tiny/digits_cnn.onnx to clients that ask without a pause, beside processes

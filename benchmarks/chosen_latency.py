@@ -1,6 +1,6 @@
 """Is a package that was chosen for another machine slower here than its float32 source, and does it say so?
 
-    PYTHONPATH=device_runtime:toolkit:offload:fleet .venv/bin/python benchmarks/chosen_latency.py
+    scripts/python benchmarks/chosen_latency.py
         [--only NAME ...] [--targets rpi5 jetson android]
 
 Each model is packaged for each target by the command line, with its default limits. The package and the

@@ -86,7 +86,7 @@ def first_sample(name: str, data: Path) -> Path:
 
 def edgekit(*arguments: str | Path) -> tuple[int, dict[str, Any]]:
     """Exit code and document of a command with --json."""
-    command = [sys.executable, "-m", "edgekit_toolkit", *arguments, "--json"]
+    command = [sys.executable, "-m", "edgekit_cli", *arguments, "--json"]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
         document: dict[str, Any] = json.loads(process.stdout)

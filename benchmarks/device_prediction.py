@@ -1,6 +1,6 @@
 """Latency and peak memory on a slowed device: predicted here, beside what was measured there.
 
-    PYTHONPATH=device_runtime:toolkit:offload:fleet:hil .venv/bin/python benchmarks/device_prediction.py \
+    scripts/python benchmarks/device_prediction.py \
         [--folder ../shared/models/models] [--only NAME ...] [--share 0.33 0.2 0.1] [--seconds 50] \
         [--engine ort] [--no-memory] [--json FILE]
 

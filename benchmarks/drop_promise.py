@@ -4,7 +4,7 @@ Each model is searched once. Then the real rule (`scoring`, `confirmation`) deci
 the evaluation samples, and what it chose is held against the samples that were not drawn. Sets larger than
 the evaluation samples are drawn with replacement and held against all of them.
 
-Usage, with PYTHONPATH=device_runtime:toolkit:offload:fleet: .venv/bin/python benchmarks/drop_promise.py
+Usage, with scripts/python benchmarks/drop_promise.py
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """A model whose self-test never ends beside others: their clients' p99, and how long changes of them take.
 
-    PYTHONPATH=device_runtime:toolkit .venv/bin/python benchmarks/endless_load.py [--rounds 10] [--seconds 4]
+    scripts/python benchmarks/endless_load.py [--rounds 10] [--seconds 4]
 
 One service process serves models/tiny/digits_cnn.onnx to one client that asks without a pause. In turn: some
 seconds without a load, and as many in which a signed package with an endless ONNX Loop is loading

@@ -1,6 +1,6 @@
 """What a request that never ends costs others, and how soon its model and the service recover.
 
-    PYTHONPATH=device_runtime:toolkit:. .venv/bin/python -m benchmarks.endless_runs [--rounds 5] [--seconds 2]
+    scripts/python -m benchmarks.endless_runs [--rounds 5] [--seconds 2]
 
 For each kind (a loop in onnxruntime in process, on threads by configuration and isolated, a loop in LiteRT,
 which is isolated by itself): p99 of another model's requests before and while a hostile request runs, whose

@@ -1,7 +1,6 @@
 """Packages of every static form of models, opened and self-tested by several releases of onnxruntime.
 
-    export PYTHONPATH=device_runtime:toolkit:offload:fleet:hil
-    .venv/bin/python benchmarks/engine_releases.py MODEL.onnx... --release 1.24.4=FOLDER...
+    scripts/python benchmarks/engine_releases.py MODEL.onnx... --release 1.24.4=FOLDER...
 
 FOLDER is where `pip install --no-deps --target FOLDER onnxruntime==1.24.4` put a release. Forms: each scheme
 for onnxruntime and TensorRT x scales a channel or a tensor x all layers or matrix products only, calibrated

@@ -1,6 +1,6 @@
 """Small models as exporters write them, each through package, verify, serve and offload plan.
 
-    .venv/bin/python -m benchmarks.exported_models [--count 300] [--first 0] [--kind NAME] [--no-plan]
+    scripts/python -m benchmarks.exported_models [--count 300] [--first 0] [--kind NAME] [--no-plan]
 
 Model N is of kind N modulo their number (`exporter_kinds` of the tests), from seed N. Commands run in a
 child process, so that an engine that aborts costs one model. Numbers are compared with onnxruntime on the
@@ -29,6 +29,7 @@ import numpy as np
 import onnx
 from tests.toolkit.exporter_kinds import KINDS, Array, build
 
+from edgekit_cli.cli import main as edgekit
 from edgekit_runtime.client import Client
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.package.archive import read_package
@@ -39,7 +40,6 @@ from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.cli import main as edgekit
 
 ENGINES: Final = ("ort", "litert")
 GOOD: Final = {"ok", "refused"}

@@ -1,6 +1,6 @@
 """Memory of an idle agent: after its start, after an update, and a minute later.
 
-    PYTHONPATH=device_runtime:toolkit:fleet:. .venv/bin/python -m benchmarks.fleet_agent_memory
+    scripts/python -m benchmarks.fleet_agent_memory
 
 Real: mosquitto, the manager, a service with a model of a few hundred bytes, and `edgekit-device agent`, which
 downloads, verifies and installs two versions and follows their confirmation. The modules are compiled before,

@@ -1,6 +1,6 @@
 """Every page of the console over a large store, while devices report.
 
-    PYTHONPATH=device_runtime:toolkit:fleet:. .venv/bin/python -m benchmarks.fleet_console [--devices 100000]
+    scripts/python -m benchmarks.fleet_console [--devices 100000]
 
 Fills a store (60 s for 100,000 devices), serves the console on loopback, and asks for each page again and
 again, while another thread writes reports as the manager does. Figures are what the client sees: from the
@@ -28,18 +28,18 @@ from urllib.parse import quote
 
 from tests.fleet.console.conftest import Served
 from tests.fleet.console.rollout_sample import add_rollout
+from tests.fleet.filled_store import fill_store
 from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN
 
+from edgekit_cli.fleet.up import prepare_interpreter
 from edgekit_fleet.access import users
 from edgekit_fleet.access.guard import LOGIN
 from edgekit_fleet.access.logins import open_login
 from edgekit_fleet.console.fleet_page import warm_up
-from edgekit_fleet.simulation.filled_store import fill_store
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store, update_many
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import DeviceRow
-from edgekit_toolkit.commands.fleet.up import prepare_interpreter
 
 SELECTORS = {
     "a tag": "site=lyon",

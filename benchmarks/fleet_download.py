@@ -1,6 +1,6 @@
 """Bytes on the wire of a package over 64 kbit/s that is cut every 30 s, and how well a cap is held.
 
-    PYTHONPATH=device_runtime:toolkit:offload:fleet .venv/bin/python benchmarks/fleet_download.py [--json F]
+    scripts/python benchmarks/fleet_download.py [--json F]
 
 About 200 s, ends by itself after 280 s; needs root. The fleet's web server and the agent's downloads run in
 two network namespaces with an emulated link between them, a pair for each row, all at the same time. Each
@@ -27,8 +27,8 @@ from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.releases.repository import NewTarget, TufRepository
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.web.server import serve_devices
-from edgekit_offload.emulation.namespace_link import SERVER_HOST
-from edgekit_offload.emulation.testbed import Testbed
+from edgekit_host.emulation.namespace_link import SERVER_HOST
+from edgekit_host.emulation.testbed import Testbed
 from edgekit_runtime.agent.artifacts.download import Downloader, DownloadLimits
 from edgekit_runtime.agent.artifacts.repository import RepositoryClient
 from edgekit_runtime.agent.membership import make_context

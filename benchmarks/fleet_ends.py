@@ -1,6 +1,6 @@
 """How soon a device and the console say why a device is away or refuses: six situations, real processes.
 
-    PYTHONPATH=device_runtime:fleet:. .venv/bin/python -m benchmarks.fleet_ends [--only NAME]
+    scripts/python -m benchmarks.fleet_ends [--only NAME]
 
 A fleet with mosquitto runs on free ports of loopback. Each device is a folder with `edgekit-device agent`.
 For each situation the time is measured until `edgekit-device fleet status` has a sentence, and until the page

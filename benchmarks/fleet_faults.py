@@ -1,6 +1,6 @@
 """Kills, lost writes, full disks and torn files over every transition of the agent and of the manager.
 
-    PYTHONPATH=device_runtime:toolkit:fleet:. .venv/bin/python -m benchmarks.fleet_faults [--limit-s 270]
+    scripts/python -m benchmarks.fleet_faults [--limit-s 270]
 
 Four parts, each with its share of the time; `--part NAME` runs one of them.
 

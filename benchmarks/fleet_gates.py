@@ -1,6 +1,6 @@
 """How early a rollout stops a bad model, and how often a good one: simulated devices, the real decisions.
 
-    PYTHONPATH=device_runtime:fleet:. .venv/bin/python -m benchmarks.fleet_gates [--seeds 10] [--json FILE]
+    scripts/python -m benchmarks.fleet_gates [--seeds 10] [--json FILE]
 
 Everything is simulated but the decisions. It takes some ten minutes of two cores with 10 seeds.
 Beside ours stands the rule of hawkBit 0.9 as its documentation states it: a group stops when 5 % of *all its

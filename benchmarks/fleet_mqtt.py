@@ -1,6 +1,6 @@
 """Processor time of one message of QoS 1 out and one in: the manager's connection, gmqtt and paho.
 
-    PYTHONPATH=device_runtime:toolkit:fleet .venv/bin/python benchmarks/fleet_mqtt.py
+    scripts/python benchmarks/fleet_mqtt.py
 
 About 15 s. A real mosquitto as `edgekit fleet up` starts it, over TLS; 8,000 messages of 1,500 bytes to as
 many topics, which the sender itself subscribes to. Each runs in a process of its own, twice, in turn.

@@ -1,6 +1,6 @@
 """A fleet on PostgreSQL: restarts, failover, a full disk, managers that are killed, and one or two of them.
 
-    PYTHONPATH=device_runtime:toolkit:fleet:. .venv/bin/python -m benchmarks.fleet_postgresql PART
+    scripts/python -m benchmarks.fleet_postgresql PART
         [--devices 200] [--times 50] [--seed 1]
 
 PART is `restart`, `failover`, `full`, `kill` or `scale`; each ends by itself after 230 s. Real: PostgreSQL
@@ -78,7 +78,7 @@ class Site:
 
     def start_manager(self) -> None:
         """Start one more manager, and wait until it has joined."""
-        command = [sys.executable, "-m", "edgekit_toolkit", "fleet", "up", "--join", "--json"]
+        command = [sys.executable, "-m", "edgekit_cli", "fleet", "up", "--join", "--json"]
         command += ["--console-port", str(free_port())]
         with (self.folder.path / "managers.log").open("ab") as log:
             process = subprocess.Popen(

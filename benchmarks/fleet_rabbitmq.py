@@ -1,6 +1,6 @@
 """A fleet on two nodes of RabbitMQ 4: what `doctor` finds, and what happens when a node dies.
 
-    PYTHONPATH=device_runtime:toolkit:fleet:. .venv/bin/python -m benchmarks.fleet_rabbitmq [--devices 100]
+    scripts/python -m benchmarks.fleet_rabbitmq [--devices 100]
         [--managers 1]
 
 About 60 s, and as long again at the first call; needs root and Debian's apt. Debian 13's rabbitmq-server is

@@ -1,6 +1,6 @@
 """Many TLS devices against the real mosquitto and the real manager, on this machine.
 
-    PYTHONPATH=device_runtime:toolkit:fleet:. .venv/bin/python -m benchmarks.fleet_scale [--devices 500]
+    scripts/python -m benchmarks.fleet_scale [--devices 500]
     ... --gates --devices 1000
 
 Real: mosquitto, `edgekit fleet up` in a process of its own, TLS with a certificate each, signed documents,
@@ -74,7 +74,7 @@ def prepare(devices: int, folder: Path) -> list[SimulatedMember]:
 @contextlib.contextmanager
 def running_manager(folder: FleetFolder) -> Iterator[tuple[int, int]]:
     """Run `edgekit fleet up`; yields the process ids of manager and broker."""
-    command = [sys.executable, "-m", "edgekit_toolkit", "fleet", "up", "--folder", str(folder.path)]
+    command = [sys.executable, "-m", "edgekit_cli", "fleet", "up", "--folder", str(folder.path)]
     with (folder.path / "manager.log").open("wb") as log:
         process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=log)
     try:

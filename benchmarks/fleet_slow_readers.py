@@ -1,6 +1,6 @@
 """Whether slow readers of downloads keep devices out, and what memory they cost the manager.
 
-    PYTHONPATH=device_runtime:toolkit:fleet:. .venv/bin/python -m benchmarks.fleet_slow_readers [--seconds N]
+    scripts/python -m benchmarks.fleet_slow_readers [--seconds N]
 
 Three addresses of loopback hold 170 TLS connections each to the web server of `edgekit fleet up`. Each asks
 for a package of 64 MiB and takes 1 kB a second, four times the least rate; it connects again when it was
@@ -108,7 +108,7 @@ def main() -> None:
     ports = {f"--{name}-port": free_port() for name in ("broker", "web", "console")}
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root, "fleet")
-        command = [sys.executable, "-m", "edgekit_toolkit", "fleet", "up", "--json", "--folder", str(folder)]
+        command = [sys.executable, "-m", "edgekit_cli", "fleet", "up", "--json", "--folder", str(folder)]
         for name, port in ports.items():
             command += [name, str(port)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE)

@@ -1,6 +1,6 @@
 """ONNX's tests of operators, each in a process of its own: what imports, converts to TFLite and has costs.
 
-    .venv/bin/python benchmarks/function_operators.py [--only TEXT] [--json FILE]
+    scripts/python benchmarks/function_operators.py [--only TEXT] [--json FILE]
 
 Of many operators that ONNX defines by a function the set has a test and the same test written out
 (`test_gelu_default_1`, `test_gelu_default_1_expanded`). A test that is refused although its written-out form

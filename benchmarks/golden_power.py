@@ -4,7 +4,7 @@ Each form of eight models is packaged, corrupted in about thirty ways and signed
 counted on labelled samples. A corruption that loses over 5 points must fail the self-test. The sound packages
 then go through the self-test of other environments, in which nothing may fail.
 
-    PYTHONPATH=device_runtime:toolkit .venv/bin/python benchmarks/golden_power.py
+    scripts/python benchmarks/golden_power.py
         [--only NAME ...] [--engines ort litert] [--samples 150] [--times-only]
         [--python ENVIRONMENT/bin/python ...] [--json FILE]
 """

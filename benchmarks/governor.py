@@ -1,6 +1,6 @@
 """Does the governor hold its limits, and what does that cost? On a simulated device, not a real one.
 
-    PYTHONPATH=device_runtime:toolkit:. .venv/bin/python benchmarks/governor.py [--only NAME ...] [--all]
+    scripts/python benchmarks/governor.py [--only NAME ...] [--all]
         [--governed] [--seeds 5] [--first-seed 0] [--json FILE] [--plot FILE.svg]
 
 Each scenario runs once a seed under the governor and under every fixed setting (of two models: every pair of

@@ -1,6 +1,6 @@
 """How good is the governor's forecast of latency? Forecast over simulated 99th percentile, of every setting.
 
-    PYTHONPATH=device_runtime:toolkit:. .venv/bin/python benchmarks/governor_forecast.py [--seconds 1500]
+    scripts/python benchmarks/governor_forecast.py [--seconds 1500]
         [--seed 1]
 
 A queue of its own, not the governor's: requests come evenly or at random, an engine takes what waits, up to a

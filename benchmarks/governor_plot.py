@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from edgekit_offload.report.markup import Markup, el, join
+from edgekit_host.markup import Markup, el, join
 
 _WIDTH, _STRIP, _LEFT, _RIGHT, _TOP = 760.0, 110.0, 60.0, 12.0, 22.0
 _INNER = _STRIP - _TOP - 22.0

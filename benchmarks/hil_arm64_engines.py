@@ -1,6 +1,6 @@
 """Do the aarch64 wheels of the engines run our packages? Shown under qemu-user, for one processor at a time.
 
-    PYTHONPATH=device_runtime:toolkit:offload:hil:. .venv/bin/python -m benchmarks.hil_arm64_engines
+    scripts/python -m benchmarks.hil_arm64_engines
 
 On the ARM64 userland (make its image first: `./edgekit hil image`), with the wheels of each release of an
 engine instead of the image's own. The packages of models/tiny for `rpi5` run their self-tests. It

@@ -1,6 +1,6 @@
 """A device is killed, hangs, runs out of memory or loses its power: does the right version serve then?
 
-    PYTHONPATH=device_runtime:toolkit:offload:hil:. .venv/bin/python -m benchmarks.hil_booted_events
+    scripts/python -m benchmarks.hil_booted_events
 
 On the bench arm64-booted (emulated; make its image first: `./edgekit hil image`). The events of
 `edgekit_hil/tests/booted_machine.py` in turn, each from a snapshot; about 15 to 90 s each on two cores. Needs

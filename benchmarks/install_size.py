@@ -1,6 +1,6 @@
 """How many packages and bytes an install of edgekit takes, measured in fresh environments.
 
-    .venv/bin/python benchmarks/install_size.py [device] [device-litert] [host] [edgekit[device]] ...
+    scripts/python benchmarks/install_size.py [device] [device-litert] [host] [edgekit[device]] ...
 
 Installs the pinned requirements and the wheels of this checkout, without pip itself and without bytecode (a
 device with a read-only root never writes any); the bytecode of every module is then measured separately.

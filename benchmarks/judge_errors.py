@@ -5,7 +5,7 @@ error to choose it and to call the limit kept, or to package it with `--strict`.
 stated drop where it is chosen, less the mean over all draws, which is the true one but for chance. A third of
 the samples are copies in the rows with copies.
 
-Usage, with PYTHONPATH=device_runtime:toolkit:offload:fleet: .venv/bin/python benchmarks/judge_errors.py
+Usage, with scripts/python benchmarks/judge_errors.py
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Conversion to TFLite of real public models: which convert, how exact, and what is refused with which words.
 
-    .venv/bin/python benchmarks/litert_conversion.py [--only NAME ...]
+    scripts/python benchmarks/litert_conversion.py [--only NAME ...]
 
 Each model is optimised and converted as `edgekit package` does it, run in LiteRT, and compared with what
 onnxruntime makes of the file as it came. Inputs are real where `../shared/models` or Pillow provide them,

@@ -1,6 +1,6 @@
 """What LiteRT does with damaged files: refuses, computes, or takes the process down.
 
-    PYTHONPATH=device_runtime .venv/bin/python benchmarks/litert_flips.py MODEL.tflite ... [--trials 300]
+    scripts/python benchmarks/litert_flips.py MODEL.tflite ... [--trials 300]
 
 Each trial changes one byte of the structure (the first and last 16 kB, where a file keeps everything but its
 weights) and loads and runs the model in a process of its own.

@@ -1,6 +1,6 @@
 """Odd models through planning: how many get a plan, how many a sentence, and whether cuts answer right.
 
-.venv/bin/python -m benchmarks.odd_plans --models 117 --seed 0
+scripts/python -m benchmarks.odd_plans --models 117 --seed 0
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """How fast the choice of a plan follows a link that changes, beside simpler rules.
 
-    PYTHONPATH=device_runtime:toolkit:offload .venv/bin/python benchmarks/offload_adaptation.py
+    scripts/python benchmarks/offload_adaptation.py
         [--requests 12 | --trace 4g|wifi|train] [--json FILE]
 
 At most 4 minutes, with `--trace` too. It needs root for the emulated device (10 % of a processor) and link.
@@ -38,9 +38,9 @@ from typing import Any, Final
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from tests.offload.traces import TRACE_KINDS, TraceStep, make_trace
 
 from edgekit_offload.demo.demo_model import make_images, make_model
-from edgekit_offload.emulation.traces import TRACE_KINDS, TraceStep, make_trace
 from edgekit_runtime.remote.cut_table import LOCAL, OffloadPlan
 from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
 from offload_bench import print_table, write_json

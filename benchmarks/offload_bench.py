@@ -21,7 +21,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 from securesystemslib.signer import CryptoSigner
 
-from edgekit_offload.emulation.testbed import Testbed
+from edgekit_host.emulation.testbed import Testbed
+from edgekit_offload.demo.demo_package import write_certificate
 from edgekit_offload.export.service_config import service_config
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
@@ -30,7 +31,6 @@ from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
 from edgekit_runtime.sessions.media import MediaSession
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.session import Session
-from edgekit_toolkit.commands.offload.demo_package import write_certificate
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 if TYPE_CHECKING:

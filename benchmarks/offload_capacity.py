@@ -1,6 +1,6 @@
 """How many devices a server carries at the same p99: planned for capacity, against all on the server.
 
-    PYTHONPATH=device_runtime:toolkit:offload .venv/bin/python benchmarks/offload_capacity.py
+    scripts/python benchmarks/offload_capacity.py
         --only small_memory [--seconds 4] [--rate 2] [--json FILE]
 
 At most 4 minutes for one case. It needs root, two processors and ../shared/models.

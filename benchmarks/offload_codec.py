@@ -1,6 +1,6 @@
 """What the codings of a cut cost: accuracy, bytes after zstd-1, time to code and decode.
 
-    PYTHONPATH=device_runtime:toolkit:offload .venv/bin/python benchmarks/offload_codec.py [--json FILE]
+    scripts/python benchmarks/offload_codec.py [--json FILE]
 
 At three to five cuts of each model of models/tiny and ../shared/models with labelled samples, and of the int8
 forms that `edgekit package` makes of two of them; without ../shared/models the first alone. Under five
@@ -152,7 +152,7 @@ def _work(work: Any) -> Subject:
 def _packaged(work: Any, folder: Path) -> Subject:
     """The int8 form that `edgekit package` chooses; it is not in the float model's package."""
     model, calibration, evaluation = work.prepare()
-    command = [sys.executable, "-m", "edgekit_toolkit", "package", model, "--target", "x86-64"]
+    command = [sys.executable, "-m", "edgekit_cli", "package", model, "--target", "x86-64"]
     command += [
         "--backend",
         "ort",

@@ -1,6 +1,6 @@
 """Exact cuts beside published ones: random graphs against an exhaustive search, time, and real models.
 
-    PYTHONPATH=device_runtime:offload:toolkit:. .venv/bin/python benchmarks/offload_cuts.py
+    scripts/python benchmarks/offload_cuts.py
         [--graphs 10000] [--json FILE] [MODEL.onnx ...]
 
 It takes one to two minutes. Without models it takes those of models/tiny. Kernels of the real models are

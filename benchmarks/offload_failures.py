@@ -1,6 +1,6 @@
 """What an application sees when the server fails: answers, latency, and what hedging costs.
 
-    PYTHONPATH=device_runtime:toolkit:offload .venv/bin/python benchmarks/offload_failures.py
+    scripts/python benchmarks/offload_failures.py
         [--trials 10] [--only KIND ...] [--json FILE]
 
 At most 7 minutes at rest, with --trials 5 at most 4. It needs root for the emulated device (10 % of a

@@ -1,6 +1,6 @@
 """Limits on weights and memory with shared weights, against an exhaustive search.
 
-.venv/bin/python -m benchmarks.offload_limits --graphs 110 --seed 12
+scripts/python -m benchmarks.offload_limits --graphs 110 --seed 12
 """
 
 import argparse

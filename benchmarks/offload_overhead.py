@@ -1,6 +1,6 @@
 """What a session with a server costs where the choice is local: beside the plain session, on loopback.
 
-    PYTHONPATH=device_runtime:toolkit:offload:. python benchmarks/offload_overhead.py [--json FILE]
+    scripts/python benchmarks/offload_overhead.py [--json FILE]
 
 About 15 s. A small real model (`models/tiny/digits_cnn.onnx`), whose cut table says that the device is
 faster than any server, so the link is not probed again once the server has proved itself. Both sessions take
@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from edgekit_offload.packaging.submodels import attach_plans
 from edgekit_offload.partition.split import whole_upload
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts
@@ -33,7 +34,6 @@ from edgekit_runtime.sessions.session import Session, open_session
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
-from edgekit_toolkit.packaging.submodels import attach_plans
 from results import machine
 
 ROOT = Path(__file__).resolve().parent.parent

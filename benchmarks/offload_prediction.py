@@ -1,6 +1,6 @@
 """How well the latency of every way to run a model is predicted, and what the choice costs beside the best.
 
-    PYTHONPATH=device_runtime:toolkit:offload .venv/bin/python benchmarks/offload_prediction.py
+    scripts/python benchmarks/offload_prediction.py
         [--quick] [--models resnet8 ...] [--seconds 6] [--json FILE] [--merge FILE ...]
 
 At most 7 minutes a model at rest, so 28 in all: 4 models x 6 bandwidths x 3 round trips; with `--quick` 1

@@ -17,6 +17,8 @@ import numpy as np
 import onnx
 from PIL import Image
 
+from edgekit_offload.packaging.plan_package import attach
+from edgekit_offload.packaging.submodels import attach_plans
 from edgekit_offload.partition.calibrate import find_bytes
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.split import WEIGHTS_PATH, SplitModels, whole_upload
@@ -32,9 +34,7 @@ from edgekit_runtime.system.child_process import run_program
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.commands.offload.plan_package import attach
 from edgekit_toolkit.packaging.signing_keys import load_signer
-from edgekit_toolkit.packaging.submodels import attach_plans
 from offload_bench import PORT, SHARED, START_LIMIT_S, EmulatedBench, write_tail
 
 ROWS = 4  # different requests, so that an answer to another one is seen
@@ -255,7 +255,7 @@ class ProductBench(EmulatedBench):
             ("--token-file", "token"),
         ):
             options += [option, str(self.folder / name)]
-        command = [sys.executable, "-m", "edgekit_toolkit", "offload", "serve", *options]
+        command = [sys.executable, "-m", "edgekit_cli", "offload", "serve", *options]
         self.server = self.start_server([*command, *(str(one.packages[ALL]) for one in planned)])
 
     def start_device(self) -> None:

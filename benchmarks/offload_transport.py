@@ -1,6 +1,6 @@
 """What a request to a tail costs beside the model: ours against Starlette/uvicorn, on loopback, in one run.
 
-    PYTHONPATH=device_runtime:toolkit python benchmarks/offload_transport.py [--ray] [--json FILE]
+    scripts/python benchmarks/offload_transport.py [--ray] [--json FILE]
 
 About 40 s, with Ray Serve 120. Two models that compute nothing: 602 kB up and 4 kB back, and 4 kB both
 ways. All servers speak the protocol, and are asked by our client and by a bare socket that sends prepared

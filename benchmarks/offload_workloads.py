@@ -1,6 +1,6 @@
 """Where splitting a model between device and server pays: workloads and photographs, planned and measured.
 
-    PYTHONPATH=device_runtime:toolkit:offload .venv/bin/python benchmarks/offload_workloads.py
+    scripts/python benchmarks/offload_workloads.py
         --only sensor_tcn [--seconds 3] [--json FILE]
     ... benchmarks/offload_workloads.py --merge FILE... [--json FILE]
 

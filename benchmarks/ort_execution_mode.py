@@ -1,6 +1,6 @@
 """Does onnxruntime's parallel execution mode ever win? Public models, two operators at once against one.
 
-    PYTHONPATH=device_runtime:toolkit .venv/bin/python benchmarks/ort_execution_mode.py [--only NAME ...]
+    scripts/python benchmarks/ort_execution_mode.py [--only NAME ...]
 
 In turn in one process: one after another with one and with two threads, and two at once with one and with two
 threads each. "heavy at once" is how many convolutions, products and recurrent layers stand side by side at

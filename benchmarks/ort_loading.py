@@ -1,6 +1,6 @@
 """Does a model that was saved optimised load faster and in less memory?
 
-    .venv/bin/python benchmarks/ort_loading.py [MODEL.onnx ...]
+    scripts/python benchmarks/ort_loading.py [MODEL.onnx ...]
 
 Each figure is of a fresh process with one thread: the time in the constructor of `OrtSession`, the median of
 five runs, and the peak and the final memory of the process less what it had before loading. The rounds are

@@ -1,6 +1,6 @@
 """Power cuts on a real ext4 on a block device: one run is recorded, any instant of it is replayed.
 
-    PYTHONPATH=device_runtime:toolkit:fleet:hil:. .venv/bin/python -m benchmarks.power_cuts [--cuts 20000]
+    scripts/python -m benchmarks.power_cuts [--cuts 20000]
 
 Needs root, /dev/fuse, loop devices and qemu-storage-daemon (apt-get install qemu-utils). Three runs:
 
@@ -33,11 +33,10 @@ from typing import Any
 
 from tests.faults.processes import end_with
 from tests.hil.power_cut_runs import LEFT_OUT, Run, leave_out, make_runs
-
-from edgekit_hil.power_cuts.cuts import KINDS, Cut, find_flushes, pick_writes, plan_cuts
-from edgekit_hil.power_cuts.mounts import enter_private_memory, find_obstacle
-from edgekit_hil.power_cuts.recording import Recording, record
-from edgekit_hil.power_cuts.replay import Replay
+from tests.hil.power_cuts.cuts import KINDS, Cut, find_flushes, pick_writes, plan_cuts
+from tests.hil.power_cuts.mounts import enter_private_memory, find_obstacle
+from tests.hil.power_cuts.recording import Recording, record
+from tests.hil.power_cuts.replay import Replay
 
 SHARES = {"slots": 0.5, "download and install": 0.25, "delta and install": 0.25}
 BATCH = 50

@@ -1,7 +1,6 @@
 """int8 on x86 without VNNI: agreement with float32, and latency, with and without the engine's exact kernels.
 
-    export PYTHONPATH=device_runtime:toolkit
-    .venv/bin/python benchmarks/products_without_vnni.py MODEL.onnx SAMPLES.npz
+    scripts/python benchmarks/products_without_vnni.py MODEL.onnx SAMPLES.npz
 
 SAMPLES.npz holds the model's input by name. The first half calibrates a static int8 form; the last `--count`
 samples are judged: how often the largest output is where the float model has it. A processor with VNNI

@@ -1,6 +1,6 @@
 """Packages of real public models for each engine: what is made, what it computes, how the rest is refused.
 
-    .venv/bin/python benchmarks/public_packages.py [--only NAME ...] [--engine ENGINE ...] [OPTION ...]
+    scripts/python benchmarks/public_packages.py [--only NAME ...] [--engine ENGINE ...] [OPTION ...]
 
 Each model goes through the command `edgekit package` for onnxruntime, TensorRT and LiteRT. A package must
 open, and its outputs on inputs that packaging never saw are compared with what onnxruntime, without
@@ -122,7 +122,7 @@ def measure(subject: Subject, engine: str, given: Sequence[str]) -> Row:
     inputs = "none" if subject.samples is None else subject.samples.kind
     with tempfile.TemporaryDirectory() as name:
         folder, start = Path(name) / "out", time.perf_counter()
-        command = [sys.executable, "-m", "edgekit_toolkit", "package", subject.path, *ENGINES[engine]]
+        command = [sys.executable, "-m", "edgekit_cli", "package", subject.path, *ENGINES[engine]]
         command += [*subject.options, *LIMITS, *given, "--json", "-o", folder]
         process = subprocess.run(command, capture_output=True, text=True, check=False)
         seconds = time.perf_counter() - start
@@ -192,7 +192,7 @@ def main() -> int:
     print(f"| model | inputs | {' | '.join(chosen.engine)} |\n|{'---|' * (2 + len(chosen.engine))}")
     with tempfile.TemporaryDirectory() as home:
         os.environ["EDGEKIT_HOME"] = os.environ["EDGEKIT_CACHE"] = home
-        command = [sys.executable, "-m", "edgekit_toolkit", "keys", "generate", "--json"]
+        command = [sys.executable, "-m", "edgekit_cli", "keys", "generate", "--json"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         for public in MODELS:
             if chosen.only and public.name not in chosen.only:

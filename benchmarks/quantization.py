@@ -78,7 +78,7 @@ def run_edgekit(work: Work, budget: str, data: Command, folder: Path, *, blind: 
     """
     model, calibration, evaluation = data
     metric = work.metric if work.metric != "mask_iou" else f"{HERE / 'metrics.py'}:mask_iou"
-    command: Command = [sys.executable, "-m", "edgekit_toolkit", "package", model, "--target", "x86-64"]
+    command: Command = [sys.executable, "-m", "edgekit_cli", "package", model, "--target", "x86-64"]
     command += ["--backend", "ort"]  # the peers make models for onnxruntime
     command += ["--budget", budget, "--calibration", calibration, "--metric", metric]
     command += [] if blind else ["--eval", evaluation]
@@ -177,7 +177,7 @@ def time_together(judge: Judge, made: Sequence[Made], limits: LatencyLimits) -> 
 def prepare_process() -> None:
     """Keep this process and its children on two cores, with a signing key of this run only."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
-    command = [sys.executable, "-m", "edgekit_toolkit", "keys", "generate"]
+    command = [sys.executable, "-m", "edgekit_cli", "keys", "generate"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 

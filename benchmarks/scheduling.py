@@ -1,4 +1,4 @@
-"""What a lane costs and what batches bring; run with `.venv/bin/python benchmarks/scheduling.py`.
+"""What a lane costs and what batches bring; run with `scripts/python benchmarks/scheduling.py`.
 
 Ratios within one run; interleaved, medians. It needs nothing but the checkout.
 """

@@ -1,6 +1,6 @@
 """The service beside MLServer, LitServe and BentoML: added latency, requests/s, return after a crash.
 
-    PYTHONPATH=device_runtime:toolkit .venv/bin/python benchmarks/service.py [--only NAME ...] [--seconds 5]
+    scripts/python benchmarks/service.py [--only NAME ...] [--seconds 5]
 
 Needs `wrk` (apt-get install wrk) and two cores; makes the environments of the others on first use (1.5 GB).
 

@@ -1,6 +1,6 @@
 """What clients feel while another client misbehaves: their p99 before and during each attack.
 
-    PYTHONPATH=device_runtime:toolkit:. .venv/bin/python benchmarks/service_attacks.py
+    scripts/python benchmarks/service_attacks.py
         [--rounds 5] [--seconds 3]
 
 One service process on loopback and a Unix socket, with TLS and a token, serves models/tiny/digits_cnn.onnx to

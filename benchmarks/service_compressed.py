@@ -1,6 +1,6 @@
 """Compressed requests of 64 clients of tritonclient.http.aio at once: how many are refused, and the memory.
 
-    PYTHONPATH=device_runtime:toolkit:. .venv/bin/python -m benchmarks.service_compressed [--requests 256]
+    scripts/python -m benchmarks.service_compressed [--requests 256]
 
 Each row has a service of its own on loopback, with its default limits; the client runs in an environment of
 its own, made on first use. Memory is the peak of the service's resident memory during a row, less that

@@ -1,6 +1,6 @@
 """What a worker process of its own costs a model, and what its crash costs everybody.
 
-    PYTHONPATH=device_runtime:toolkit .venv/bin/python benchmarks/service_crash.py [--crashes 10]
+    scripts/python benchmarks/service_crash.py [--crashes 10]
 
 - Latency: the same small model in the service's process and in a worker of the same service; blocks of
   requests take turns, client and server on one core.

@@ -1,6 +1,6 @@
 """What the service adds to a bare `InferenceSession.run`, and what it costs while nobody asks.
 
-    PYTHONPATH=device_runtime:toolkit .venv/bin/python benchmarks/service_latency.py [--seconds 10]
+    scripts/python benchmarks/service_latency.py [--seconds 10]
         [--device-python DEVICE_ENV/bin/python] [--idle-seconds 20] [--profile]
 
 - Added latency: client and server share one core, so that no other core has to wake up; blocks of requests

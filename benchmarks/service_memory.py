@@ -1,6 +1,6 @@
 r"""What the memory of an idle service is made of, beside what its libraries take without it.
 
-    PYTHONPATH=device_runtime:toolkit .venv/bin/python benchmarks/service_memory.py \
+    scripts/python benchmarks/service_memory.py \
         [--device-python DEVICE_ENV/bin/python]
 
 Each line is a process of its own, which does what the lines before did too: Python, numpy, onnxruntime, one

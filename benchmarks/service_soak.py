@@ -1,6 +1,6 @@
 """The service at full load while versions are swapped: failed requests, memory over time, p99 against steady.
 
-    PYTHONPATH=device_runtime:toolkit .venv/bin/python benchmarks/service_soak.py
+    scripts/python benchmarks/service_soak.py
         [--minutes 10] [--swaps 1000] [--clients 16] [--swap-every 3] [--steady 2] [--json FILE]
 
 One service process serves models/tiny/digits_cnn.onnx to clients that ask without a pause, in as many

@@ -1,6 +1,6 @@
 """Is the engine that a tournament keeps the fastest when all are measured again?
 
-    PYTHONPATH=device_runtime:toolkit .venv/bin/python benchmarks/tournament.py [--only NAME ...] [--again 4]
+    scripts/python benchmarks/tournament.py [--only NAME ...] [--again 4]
         [--seconds 6] [--folder FOLDER]
 
 The models are those of `public_models.py` that convert to TFLite, each in a package with onnxruntime and

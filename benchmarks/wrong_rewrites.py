@@ -1,6 +1,6 @@
 """Time in which packaging finds rewrites of onnxruntime that change a model, beside that of our own passes.
 
-    PYTHONPATH=device_runtime:toolkit .venv/bin/python benchmarks/wrong_rewrites.py MODEL.onnx...
+    scripts/python benchmarks/wrong_rewrites.py MODEL.onnx...
 
 Prints one line a model, with the rewrites that were found. Inputs are generated.
 """

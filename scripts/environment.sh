@@ -1,6 +1,6 @@
 # Sourced by ./edgekit and the scripts beside this file, with `root` set to the checkout.
 #
-# use_environment KIND makes sure that .venv holds requirements/KIND.txt and that our five source folders are
+# use_environment KIND makes sure that .venv holds requirements/KIND.txt and that our six source folders are
 # importable, so that edits are live. When the stamp is current this costs one `cksum`; everything slow is in
 # environment.py. The stamp is written last, so whatever was interrupted is repaired by the next run.
 
@@ -8,7 +8,7 @@ use_environment() {
     [ -n "${root##*:*}" ] || fail "PYTHONPATH cannot hold a path with a colon; move this checkout: $root"
     unset PYTHONHOME
     unset PYTHONDONTWRITEBYTECODE # each process would compile what it imports: packages come without bytecode
-    PYTHONPATH="$root/device_runtime:$root/toolkit:$root/offload:$root/fleet:$root/hil"
+    PYTHONPATH="$root/device_runtime:$root/host:$root/toolkit:$root/offload:$root/fleet:$root/hil"
     export PYTHONPATH
     wanted="$(cksum <"$root/requirements/$1.txt")|${EDGEKIT_PYTHON-}" || exit 1
     is_stamped "$1" && return

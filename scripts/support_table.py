@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from edgekit_hil.evidence.evidence_file import Evidence, read_folders
+from edgekit_host.evidence import Evidence, read_folders
 from edgekit_toolkit.targets.loader import list_targets
 from edgekit_toolkit.targets.spec import Target
 

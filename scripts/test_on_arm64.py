@@ -13,7 +13,7 @@ from edgekit_hil.images.root_folder import find_python, install_wheels
 from edgekit_runtime.system.paths import find_cache_folder
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-SOURCES: Final = ("device_runtime", "toolkit", "offload", "fleet", "hil")
+SOURCES: Final = ("device_runtime", "host", "toolkit", "offload", "fleet", "hil")
 FOLDERS: Final = ("tests/codecs", "tests/runtime", "tests/service", "tests/agent", "tests/remote")
 # What tests import beside what the image has; the engines stay those of the image.
 WHEELS: Final = (

@@ -14,7 +14,7 @@ TINY = ROOT / "models" / "tiny"
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The user's environment, with keys of its own."""
-    folders = ("device_runtime", "toolkit", "offload", "fleet", "hil")
+    folders = ("device_runtime", "host", "toolkit", "offload", "fleet", "hil")
     return {
         **os.environ,
         "EDGEKIT_HOME": str(tmp_path_factory.mktemp("home")),

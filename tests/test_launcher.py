@@ -50,7 +50,7 @@ class Checkout:
         (self.root / "requirements").mkdir(parents=True)
         shutil.copy(ROOT / "edgekit", self.root)
         shutil.copytree(ROOT / "scripts", self.root / "scripts")
-        package = self.root / "toolkit" / "edgekit_toolkit"
+        package = self.root / "host" / "edgekit_cli"
         package.mkdir(parents=True)
         (package / "__init__.py").touch()
         (package / "cli.py").write_text(ECHO_CLI)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
+from edgekit_cli.cli import cli
+from edgekit_cli.lazy_commands import LazyCommand
 from edgekit_runtime import cli as device_cli
-from edgekit_toolkit.cli import cli
-from edgekit_toolkit.lazy_commands import LazyCommand
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("device_runtime", "toolkit", "offload", "fleet", "hil")
+SOURCES = ("device_runtime", "host", "toolkit", "offload", "fleet", "hil")
 PAGES = ("README.md", "CONTRIBUTING.md", "docs", "hil", "changelog", "deploy", "examples")
 NAMED = re.compile(r"`(?:\./|env/bin/)?(edgekit|edgekit-device) ([a-z-][^`]*)`")
 TYPED = re.compile(r"^(?:\./|env/bin/)(edgekit|edgekit-device) ([a-z-][^#|>&\n]*)", re.MULTILINE)

@@ -22,7 +22,7 @@ OURS = {
     "work/out",  # what `package` was told to write
 }
 
-TOOLKIT = "from edgekit_toolkit.cli import main; main()"
+TOOLKIT = "from edgekit_cli.cli import main; main()"
 DEVICE = "import sys; from edgekit_runtime.cli import main; sys.exit(main())"
 BARE = f"import onnxruntime; onnxruntime.InferenceSession({str(MODEL)!r})"
 
@@ -62,7 +62,7 @@ class Home:
         self.folder, self.calls = folder, folder / "calls"
         for name in ("home", "work", "tmp"):
             (folder / name).mkdir()
-        packages = ("device_runtime", "toolkit", "offload", "fleet", "hil")
+        packages = ("device_runtime", "host", "toolkit", "offload", "fleet", "hil")
         self.started = {
             "cwd": folder / "work",
             "stdout": subprocess.PIPE,

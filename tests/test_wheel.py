@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
+from edgekit_cli.cli import main
 from edgekit_runtime import __version__
-from edgekit_toolkit.cli import main
 
 ROOT = Path(__file__).parents[1]
 # Distribution -> import package -> folder.
 PACKAGES = {
     "edgekit": {"edgekit_runtime": "device_runtime"},
     "edgekit-host": {
+        "edgekit_cli": "host",
+        "edgekit_host": "host",
         "edgekit_toolkit": "toolkit",
         "edgekit_offload": "offload",
         "edgekit_fleet": "fleet",
@@ -119,8 +121,10 @@ def test_wheel_holds_every_file_of_its_packages_and_nothing_else(
     }
     if distribution == "edgekit-host":
         files = ("device.txt", "device-litert.txt")
-        there |= {f"edgekit_hil/provisioning/requirements/{name}" for name in files}
-        there |= {f"edgekit_hil/evidence/seen/{path.name}" for path in (ROOT / "hil" / "evidence").iterdir()}
+        there |= {f"edgekit_host/requirements/{name}" for name in files}
+        there |= {
+            f"edgekit_host/released_evidence/{path.name}" for path in (ROOT / "hil" / "evidence").iterdir()
+        }
     assert packed == there
     assert sum(name.endswith("/py.typed") for name in packed) == len(PACKAGES[distribution])
 

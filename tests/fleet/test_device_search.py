@@ -5,13 +5,13 @@ import random
 import pytest
 from sqlalchemy import select
 from sqlalchemy.dialects import sqlite
+from tests.fleet.filled_store import fill_store
 
 from edgekit_fleet.operations import device_search, devices
 from edgekit_fleet.operations.device_search import ATTENTION, Search, count_devices, find_devices
 from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_fleet.rollouts.selector_sql import compile_selector
 from edgekit_fleet.rollouts.views import list_attributes, read_devices
-from edgekit_fleet.simulation.filled_store import fill_store
 from edgekit_fleet.store.database import open_store
 from edgekit_fleet.store.tables import DeviceRow
 from edgekit_runtime.errors import FleetError

@@ -13,8 +13,8 @@ from tests.fleet.conftest import Fleet
 from tests.fleet.fleet_device import eventually
 from tests.free_port import free_port
 
+from edgekit_cli.cli import main
 from edgekit_fleet.store.fleet_folder import FleetFolder
-from edgekit_toolkit.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,7 +42,7 @@ def test_up_starts_all_once_and_ctrl_c_ends_all(tmp_path, mosquitto, capsys):
         *ports,
     ]
     path = os.pathsep.join(
-        str(ROOT / name) for name in ("device_runtime", "toolkit", "offload", "fleet", "hil")
+        str(ROOT / name) for name in ("device_runtime", "host", "toolkit", "offload", "fleet", "hil")
     )
     process = subprocess.Popen(
         [*command, "--json"], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}, text=True

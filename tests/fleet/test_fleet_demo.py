@@ -43,10 +43,10 @@ def test_wait_goes_on_as_long_as_new_states_come_and_ends_a_minute_after_the_las
 
 def start(folder, *options):
     path = os.pathsep.join(
-        str(ROOT / name) for name in ("device_runtime", "toolkit", "offload", "fleet", "hil")
+        str(ROOT / name) for name in ("device_runtime", "host", "toolkit", "offload", "fleet", "hil")
     )
     return subprocess.Popen(
-        [sys.executable, "-m", "edgekit_toolkit", "fleet", "demo", *options],
+        [sys.executable, "-m", "edgekit_cli", "fleet", "demo", *options],
         env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -22,7 +22,7 @@ def test_fault_leaves_no_device_without_a_model_and_no_manager_that_cannot_go_on
         pytest.skip("SQLite's functions are replaced in its shared library, on Linux")
     out = tmp_path / "out.json"
     words = ["-m", "benchmarks.fleet_faults", "--part", part, "--most", str(most), "--json", str(out)]
-    folders = (ROOT / name for name in ("device_runtime", "toolkit", "fleet", "."))
+    folders = (ROOT / name for name in ("device_runtime", "host", "toolkit", "fleet", "."))
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     done = subprocess.run(
         [sys.executable, *words], cwd=ROOT, env=variables, check=False, capture_output=True, text=True

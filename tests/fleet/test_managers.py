@@ -206,7 +206,7 @@ def test_backup_of_a_fleet_with_its_own_database_holds_the_folder(two, tmp_path,
 def served(folder, *options):
     """Yield process and port of the console of a manager."""
     port = free_port()
-    command = [sys.executable, "-m", "edgekit_toolkit", "fleet", "up", "--json", "--console-port", str(port)]
+    command = [sys.executable, "-m", "edgekit_cli", "fleet", "up", "--json", "--console-port", str(port)]
     process = subprocess.Popen(
         [*command, "--folder", str(folder.path), *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

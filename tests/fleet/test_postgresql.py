@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from sqlalchemy import String, cast, func, select, text
+from tests.fleet.filled_store import fill_store
 
 from edgekit_fleet.access import tokens, users
 from edgekit_fleet.api.repeats import KeyedRequest, begin_request
@@ -13,7 +14,6 @@ from edgekit_fleet.broker.mosquitto import list_brokers
 from edgekit_fleet.operations import records, saved, webhooks
 from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.releases.repository import open_repository
-from edgekit_fleet.simulation.filled_store import fill_store
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import open_store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings

@@ -12,6 +12,7 @@ from tests.runtime.conftest import PackageMaker
 from tests.runtime.conftest import maker as maker  # a fixture
 from tests.runtime.slot_cases import write_keys
 
+from edgekit_cli.cli import main
 from edgekit_fleet.operations import releases
 from edgekit_fleet.releases.delta_offers import Base
 from edgekit_fleet.releases.repository import TufRepository
@@ -24,7 +25,6 @@ from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import DeviceRow, ExecutionRow, RolloutRow, WantedModelRow
 from edgekit_runtime.agent.manager_keys import read_named
 from edgekit_runtime.errors import FleetError, OutputError, PackageError, SignatureError
-from edgekit_toolkit.cli import main
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """One file of evidence, for tests."""
 
-from edgekit_hil.evidence.evidence_file import DeviceFacts, Evidence, Figure, TestOutcome
+from edgekit_host.evidence import DeviceFacts, Evidence, Figure, TestOutcome
 
 FACTS = DeviceFacts(
     *("Pi 5", "aarch64", "Debian 12", "6.6", "3.11.2", "0.1.0", {"onnxruntime": "1.24.4"}, 1, 2),

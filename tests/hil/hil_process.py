@@ -8,7 +8,7 @@ import sys
 def start_hil(*arguments: str) -> "subprocess.Popen[str]":
     """Start `edgekit hil ARGUMENTS`."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "edgekit_toolkit", "hil", *arguments]
+    command = [sys.executable, "-m", "edgekit_cli", "hil", *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
 

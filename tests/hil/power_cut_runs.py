@@ -12,12 +12,12 @@ from typing import Any
 from unittest import mock
 
 from tests.faults.step_faults import StepBench
+from tests.hil.power_cuts.recording import NOTHING, Step
 from tests.runtime import slot_cases
 from tests.runtime.conftest import PackageMaker
 from tests.runtime.conftest import maker as make_maker
 from tests.runtime.slot_cases import MODEL, VERSIONS
 
-from edgekit_hil.power_cuts.recording import NOTHING, Step
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.slots import MAX_BEGUN, Permissions

@@ -9,10 +9,10 @@ import pytest
 from tests.hil.evidence_parts import FACTS
 
 from edgekit_hil.benches.bench_file import BenchSettings
-from edgekit_hil.evidence.evidence_file import NetworkTimes
 from edgekit_hil.tests import bench_target
 from edgekit_hil.tests.bench_target import BenchTarget
 from edgekit_hil.tests.models import PackageMaker
+from edgekit_host.evidence import NetworkTimes
 from edgekit_runtime.errors import BenchError
 from edgekit_toolkit.measurement.arithmetic import measures_here
 from edgekit_toolkit.targets.figures import Figure, Source, Status

@@ -15,6 +15,7 @@ import pytest
 from tests.free_port import free_port
 from tests.hil.ssh_device import find_obstacle, open_device
 
+from edgekit_cli.cli import main
 from edgekit_fleet.operations import devices
 from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.releases.repository import TufRepository
@@ -26,7 +27,6 @@ from edgekit_hil.provisioning.install import Wanted, install, probe, uninstall
 from edgekit_hil.provisioning.ssh_host import SshHost
 from edgekit_runtime.errors import ProvisioningError, TransportError
 from edgekit_runtime.service import systemd
-from edgekit_toolkit.cli import main
 from edgekit_toolkit.targets import loader
 
 pytestmark = pytest.mark.skipif(find_obstacle() is not None, reason=find_obstacle() or "")

@@ -16,15 +16,15 @@ from tests.hil.ssh_board import SshBoard
 from tests.runtime.power_tree import Tree
 from yaml import safe_load
 
+from edgekit_cli.cli import main
 from edgekit_hil.benches.bench_file import read_bench
 from edgekit_hil.benches.bench_lock import BenchLock
 from edgekit_hil.benches.bench_writer import SshBench
-from edgekit_hil.evidence.evidence_file import MeasuredPower, read_evidence, write_evidence
+from edgekit_host.evidence import MeasuredPower, read_evidence, write_evidence
 from edgekit_offload.profiling import machine
 from edgekit_offload.profiling.machine import time_batches
 from edgekit_runtime.errors import BenchError, CutError
 from edgekit_runtime.remote.measurement.machine_facts import describe_machine
-from edgekit_toolkit.cli import main
 from edgekit_toolkit.measurement.calibration_models import digest_calibration_models
 from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
 from edgekit_toolkit.targets.figures import Figure, Source

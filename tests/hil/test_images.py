@@ -13,7 +13,7 @@ from edgekit_hil.images.debian_archive import DebianArchive
 from edgekit_hil.images.image_cache import Image, find_image, make_image
 from edgekit_hil.images.initial_disk import KernelModules, write_initrd
 from edgekit_hil.images.root_folder import unpack
-from edgekit_hil.provisioning.pinned_packages import read_pinned
+from edgekit_host.pinned_packages import read_pinned
 from edgekit_runtime.errors import BenchError, BenchUnavailableError
 
 

@@ -19,10 +19,10 @@ from edgekit_hil.benches.bench_file import read_bench
 from edgekit_hil.benches.bench_lock import BenchLock
 from edgekit_hil.benches.device import Device, describe
 from edgekit_hil.benches.opening import Bench, open_bench
-from edgekit_hil.evidence.evidence_file import Figure
 from edgekit_hil.tests import test_figures
 from edgekit_hil.tests.bench_target import BenchTarget
 from edgekit_hil.tests.models import Promise
+from edgekit_host.evidence import Figure
 from edgekit_runtime.errors import BenchError, BenchUnavailableError
 
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.hil.power_cuts import mounts
 
 from edgekit_hil.benches.bench_file import find_bench
 from edgekit_hil.benches.opening import open_bench
 from edgekit_hil.drivers import constrained
-from edgekit_hil.power_cuts import mounts
 from edgekit_runtime.errors import BenchUnavailableError, ConfigError
 
 

@@ -13,10 +13,10 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from edgekit_hil.power_cuts.mounts import find_obstacle
+from tests.hil.power_cuts.mounts import find_obstacle
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("device_runtime", "toolkit", "fleet", "hil", ".")
+FOLDERS = ("device_runtime", "host", "toolkit", "fleet", "hil", ".")
 LIMIT_S = 30.0
 
 pytestmark = pytest.mark.skipif(find_obstacle() is not None, reason=find_obstacle() or "")

@@ -11,7 +11,7 @@ from tests.hil.ssh_board import run_ssh_board
 from tests.runtime.power_tree import Tree
 from yaml import safe_dump, safe_load
 
-from edgekit_hil.evidence.evidence_file import read_evidence
+from edgekit_host.evidence import read_evidence
 
 
 def test_power_over_an_update_is_recorded_and_plotted(
@@ -26,7 +26,7 @@ def test_power_over_an_update_is_recorded_and_plotted(
         sensors = {"python": str(board.python), "sysfs": str(tmp_path / "sys")}
         document["targets"]["main"]["drivers"]["SensorsDriver"] = sensors
         path.write_text(safe_dump({**document, "imports": ["edgekit_hil.drivers.sensors"]}))
-        command = [sys.executable, "-m", "edgekit_toolkit", "hil", "run", "-k", "swap"]
+        command = [sys.executable, "-m", "edgekit_cli", "hil", "run", "-k", "swap"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(
             [*command, "--bench", str(path), "--evidence", str(tmp_path / "seen")],

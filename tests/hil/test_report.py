@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 import pytest
 from tests.hil.evidence_parts import EVIDENCE
 
-from edgekit_hil.evidence.evidence_file import Curve, Evidence, Figure
 from edgekit_hil.report.page import make_page
 from edgekit_hil.report.plots import draw_curve, draw_predictions
+from edgekit_host.evidence import Curve, Evidence, Figure
 
 
 class Reader(HTMLParser):

@@ -11,8 +11,8 @@ from tests.hil.evidence_parts import FACTS
 
 from edgekit_hil.benches.bench_file import find_bench
 from edgekit_hil.benches.opening import Bench
-from edgekit_hil.evidence.evidence_file import Curve, read_evidence
 from edgekit_hil.tests.conftest import Recorder
+from edgekit_host.evidence import Curve, read_evidence
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = """

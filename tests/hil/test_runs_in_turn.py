@@ -12,7 +12,7 @@ from tests.waiting import wait_for
 
 from edgekit_hil.benches.bench_file import find_bench, read_bench
 from edgekit_hil.benches.bench_lock import BenchLock
-from edgekit_hil.evidence.evidence_file import read_evidence
+from edgekit_host.evidence import read_evidence
 from edgekit_runtime.errors import BenchError
 from edgekit_runtime.system.child_process import child_environment
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.hil.evidence_parts import EVIDENCE
 
-from edgekit_hil.evidence.evidence_file import Evidence, NetworkTimes, list_committed, read_folders
+from edgekit_host.evidence import Evidence, NetworkTimes, list_committed, read_folders
 from edgekit_toolkit.targets.loader import list_targets
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -3,9 +3,9 @@
 import struct
 
 import pytest
+from tests.hil.power_cuts.cuts import KINDS, Cut, find_flushes, pick_writes, plan_cuts
+from tests.hil.power_cuts.write_log import count_entries, read_log, trim_log
 
-from edgekit_hil.power_cuts.cuts import KINDS, Cut, find_flushes, pick_writes, plan_cuts
-from edgekit_hil.power_cuts.write_log import count_entries, read_log, trim_log
 from edgekit_runtime.errors import DataError
 
 FLUSH, FUA, DISCARD = 1, 2, 4

@@ -8,6 +8,7 @@ import pytest
 from onnx import numpy_helper
 from tests.service.service_parts import make_config, running
 
+from edgekit_offload.packaging.submodels import attach_plans
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.split import SplitModels, split_model, whole_upload
 from edgekit_runtime.client.client import Client
@@ -23,7 +24,6 @@ from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
-from edgekit_toolkit.packaging.submodels import attach_plans
 
 MODEL = Path(__file__).parents[2] / "models" / "tiny" / "mnist5k_dscnn.onnx"
 COSTS = PlanCosts(device_s=0.01, server_s=0.002, upload_bytes=1000.0, download_bytes=40.0)

@@ -18,6 +18,8 @@ from tests.service.serve_parts import wait_ready
 from tests.service.test_offload_serve import free_port, serving
 from tests.waiting import wait_for
 
+from edgekit_cli.cli import cli
+from edgekit_cli.offload import plan_request
 from edgekit_offload.planning import planner, realise
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_offload.profiling import machine as machines
@@ -26,8 +28,6 @@ from edgekit_offload.profiling.model_profile import ModelProfile
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.remote.measurement.job import Timing
 from edgekit_runtime.remote.measurement.request_cost import RequestCost
-from edgekit_toolkit.cli import cli
-from edgekit_toolkit.commands.offload import plan_request
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
 

@@ -17,6 +17,8 @@ from tests.service.serve_parts import wait_ready
 from tests.service.test_offload_serve import free_port, serving
 from tests.waiting import wait_for
 
+from edgekit_offload.packaging.plan_package import attach
+from edgekit_offload.packaging.submodels import attach_plans
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.split import split_model
 from edgekit_offload.planning import cut_candidates, planner
@@ -33,10 +35,8 @@ from edgekit_runtime.sessions import session as sessions
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.commands.offload.plan_package import attach
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
-from edgekit_toolkit.packaging.submodels import attach_plans
 
 SIDE = 32
 

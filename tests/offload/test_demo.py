@@ -23,7 +23,9 @@ from tests.runtime.conftest import WEIGHT, PackageMaker, maker  # noqa: F401  # 
 from tests.runtime.slot_cases import write_keys
 from tests.service.tail_parts import Part, write_split
 
+from edgekit_cli.offload.demo import command as demo
 from edgekit_offload.demo.demo_model import INPUT, OUTPUT, make_images, make_model, pick_images, run_model
+from edgekit_offload.demo.demo_package import choose_ways
 from edgekit_offload.demo.demo_page import render_live_page, render_saved_page, summarize
 from edgekit_offload.demo.director import PHASES, DemoSetup, run_demo
 from edgekit_offload.demo.live_server import LiveServer
@@ -32,8 +34,6 @@ from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import OutputError
 from edgekit_runtime.package.manifest import BackendChoice, Manifest
 from edgekit_runtime.remote.cut_table import CUT_TABLE_ROLE, CutTable, OffloadPlan, PlanCosts
-from edgekit_toolkit.commands.offload.demo import command as demo
-from edgekit_toolkit.commands.offload.demo_package import choose_ways
 
 SHORT_S = 6.0
 
@@ -229,7 +229,7 @@ def make_setup(plain: PackageMaker, folder: Path, *, weight: NDArray[np.float32]
 
     def serve(host: str, port: int) -> list[str]:
         options = ["--host", host, "--port", str(port), "--keys", str(home / "keys")]
-        return [sys.executable, "-m", "edgekit_toolkit", "offload", "serve", str(path), *options]
+        return [sys.executable, "-m", "edgekit_cli", "offload", "serve", str(path), *options]
 
     return DemoSetup(folder, path, home, serve, "http", "", "", ("local", "raw"), requests, "y", "linear")
 
@@ -305,7 +305,7 @@ def test_demo_as_a_user_starts_it_answers_right_and_explains_itself(tmp_path: Pa
     page = tmp_path / "demo.html"
     command = ["offload", "demo", "--proxy", "--seconds", "20", "--no-browser", "--json", "-o", str(page)]
     found = subprocess.run(
-        [sys.executable, "-m", "edgekit_toolkit", *command],
+        [sys.executable, "-m", "edgekit_cli", *command],
         check=False,
         capture_output=True,
         text=True,

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from tests.waiting import is_running, wait_for
 
-from edgekit_offload.emulation.cpu_quota import CpuQuota
-from edgekit_offload.emulation.testbed import Testbed
+from edgekit_host.emulation.cpu_quota import CpuQuota
+from edgekit_host.emulation.testbed import Testbed
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.system.child_process import ChildProcess
 
@@ -148,7 +148,7 @@ def test_closed_testbed_leaves_nothing() -> None:
 def test_crashed_owner_leaves_nothing() -> None:
     crashing = (
         "import sys, time\n"
-        "from edgekit_offload.emulation.testbed import Testbed\n"
+        "from edgekit_host.emulation.testbed import Testbed\n"
         "testbed = Testbed(device_share=0.2, kind='namespaces')\n"
         f"print(testbed.spawn('device', [sys.executable, '-c', {BUSY!r}]).pid, flush=True)\n"
         "time.sleep(600)\n"

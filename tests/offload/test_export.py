@@ -35,6 +35,7 @@ from tests.offload.export_parts import (
 from tests.remote.offload_parts import set_server
 from tests.service.serve_parts import TOKEN, environment, write_certificate
 
+from edgekit_cli.offload import command as offload
 from edgekit_offload.export.haproxy import write_haproxy
 from edgekit_offload.export.kubernetes import object_name
 from edgekit_offload.export.tails import Tail
@@ -47,7 +48,6 @@ from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.commands.offload import command as offload
 
 # onnxruntime differs by rounding between machines and numbers of rows.
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}

@@ -14,6 +14,7 @@ from tests.service.serve_parts import wait_ready
 from tests.service.test_offload_serve import free_port, serving
 from tests.waiting import wait_for
 
+from edgekit_offload.packaging.plan_package import attach
 from edgekit_offload.planning.cut_candidates import CutCandidate
 from edgekit_offload.planning.planner import Realised, plan
 from edgekit_offload.planning.realise import MeasuredCuts
@@ -25,7 +26,6 @@ from edgekit_runtime.remote.offload_options import OffloadOptions, write_offload
 from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.commands.offload.plan_package import attach
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
 

@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.offload.export_parts import make_package
 
+from edgekit_cli.offload.profile import command
+from edgekit_cli.offload.source import read_named_model
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_offload.profiling.model_profile import read_profile
 from edgekit_offload.profiling.planning_graph import join_profiles
 from edgekit_runtime.errors import CutError, ModelError, PackageError
-from edgekit_toolkit.commands.offload.profile import command
-from edgekit_toolkit.commands.offload.source import read_named_model
 
 MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny"
 LOOP = """

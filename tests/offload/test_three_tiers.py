@@ -17,6 +17,8 @@ from tests.service.serve_parts import wait_ready
 from tests.service.test_offload_serve import free_port, serving
 from tests.waiting import wait_for
 
+from edgekit_cli.cli import cli
+from edgekit_cli.offload import plan_package, plan_request
 from edgekit_offload.planning import planner, realise
 from edgekit_offload.profiling import machine as machines
 from edgekit_offload.profiling.machine import Machine, RunnableGraph
@@ -29,8 +31,6 @@ from edgekit_runtime.remote.offload_options import OffloadOptions, write_offload
 from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.cli import cli
-from edgekit_toolkit.commands.offload import plan_package, plan_request
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
 

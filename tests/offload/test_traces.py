@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from tests.offload.traces import TRACE_KINDS, make_trace, time_share
 
-from edgekit_offload.emulation.traces import TRACE_KINDS, make_trace, time_share
 from edgekit_runtime.errors import ConfigError
 
 

@@ -16,6 +16,7 @@ from tests.service.serve_parts import wait_ready
 from tests.waiting import bounded
 
 import edgekit_runtime
+from edgekit_offload.packaging.submodels import attach_plans
 from edgekit_offload.partition.calibrate import find_bytes
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.split import Part, SplitModels, split_model, whole_upload
@@ -26,7 +27,6 @@ from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
-from edgekit_toolkit.packaging.submodels import attach_plans
 
 SIZE = 32
 MARGIN = 0.6  # of the cascade: about half of the pictures lie on either side

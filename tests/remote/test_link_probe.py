@@ -15,7 +15,7 @@ from tests.runtime.conftest import PackageMaker
 from tests.service.service_parts import running_linear
 from tests.waiting import wait_for
 
-from edgekit_offload.emulation.testbed import Testbed
+from edgekit_host.emulation.testbed import Testbed
 from edgekit_runtime.errors import TransportError
 from edgekit_runtime.remote.measurement.link_probe import probe_link
 

@@ -16,7 +16,7 @@ from tests.remote.hostile_server import HostileServer, http, tensor_reply
 from tests.remote.offload_parts import LOCAL, RAW, X, Y, offloading, set_server, wait_until, write_offloaded
 from tests.runtime.conftest import WEIGHT, PackageMaker
 
-from edgekit_offload.emulation.testbed import Testbed
+from edgekit_host.emulation.testbed import Testbed
 from edgekit_runtime.client.link import Link
 from edgekit_runtime.errors import BackendError, UnavailableError
 from edgekit_runtime.package.archive import read_package

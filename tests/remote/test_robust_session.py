@@ -16,6 +16,7 @@ from tests.remote.offload_parts import LOCAL, RAW, X, Y, offloading, set_server,
 from tests.remote.planned_package import REMOTE, serving
 from tests.runtime.conftest import PackageMaker
 
+from edgekit_offload.packaging.submodels import attach_plans
 from edgekit_offload.partition.split import split_model
 from edgekit_runtime.client.link import Address
 from edgekit_runtime.errors import CutError, DataError
@@ -32,7 +33,6 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
-from edgekit_toolkit.packaging.submodels import attach_plans
 
 
 @pytest.fixture

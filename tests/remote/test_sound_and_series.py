@@ -10,6 +10,7 @@ from tests.offload.onnx_models import branching_model, model_of
 from tests.remote.offload_parts import LOCAL
 from tests.remote.planned_package import REMOTE, Array, offloading
 
+from edgekit_offload.packaging.submodels import attach_plans
 from edgekit_offload.partition.calibrate import SOUND, find_series
 from edgekit_offload.partition.coding import INTEGERS, Coding
 from edgekit_offload.partition.split import whole_upload
@@ -19,7 +20,6 @@ from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
-from edgekit_toolkit.packaging.submodels import attach_plans
 
 TINY = Path(__file__).resolve().parents[2] / "models" / "tiny"
 PITCHES_HZ = (200, 330, 470, 620, 800, 1100, 1500, 2100)

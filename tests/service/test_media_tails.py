@@ -8,6 +8,7 @@ import pytest
 from tests.offload.onnx_models import model_of
 from tests.service.service_parts import make_config, running
 
+from edgekit_offload.packaging.submodels import attach_plans
 from edgekit_offload.partition.calibrate import SOUND, find_bytes
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.split import whole_upload
@@ -22,7 +23,6 @@ from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
-from edgekit_toolkit.packaging.submodels import attach_plans
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MEAN, STD = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])

@@ -42,7 +42,7 @@ def start(folder: Path, *arguments: object, descriptors: int | None = None) -> "
     }
     limited = [] if descriptors is None else ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh"]
     return subprocess.Popen(
-        [*limited, sys.executable, "-m", "edgekit_toolkit", "offload", "serve", *map(str, arguments)],
+        [*limited, sys.executable, "-m", "edgekit_cli", "offload", "serve", *map(str, arguments)],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

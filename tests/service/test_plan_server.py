@@ -8,10 +8,10 @@ from click.testing import CliRunner
 from tests.runtime.conftest import PackageMaker
 from tests.service.serve_parts import served
 
+from edgekit_cli.cli import cli
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import ConfigError, CutError, TransportError
-from edgekit_toolkit.cli import cli
 
 
 def run_plan(model: Path, server: str, folder: Path) -> PlanningResult:

@@ -18,11 +18,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from edgekit_cli import progress
+from edgekit_cli.cli import main
 from edgekit_runtime.package.archive import OpenedPackage, read_package
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.cli import main
-from edgekit_toolkit.commands import progress
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
 

@@ -12,12 +12,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from edgekit_cli.cli import COMMANDS, cli, main
 from edgekit_runtime import __version__, errors
 from edgekit_runtime.errors import EdgekitError, RequestError, SignatureError
 from edgekit_toolkit import lazy_commands
-from edgekit_toolkit.cli import COMMANDS, cli, main
 
-EDGEKIT = [sys.executable, "-m", "edgekit_toolkit"]
+EDGEKIT = [sys.executable, "-m", "edgekit_cli"]
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
 HEAVY = {"numpy", "onnx", "onnxruntime", "onnxoptimizer", "rich", "securesystemslib", "cryptography"}
 
@@ -59,7 +59,7 @@ def run_edgekit(*arguments: str, **environment: str) -> "subprocess.CompletedPro
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["completion", "bash"]])
 def test_help_version_and_completion_import_no_heavy_module(arguments: list[str]) -> None:
     code = (
-        "import sys\nfrom edgekit_toolkit.cli import main\n"
+        "import sys\nfrom edgekit_cli.cli import main\n"
         f"assert main({arguments!r}) == 0\nprint(*sys.modules, file=sys.stderr)"
     )
     result = subprocess.run(
@@ -84,9 +84,7 @@ def test_help_lists_the_installed_commands_in_order_of_first_use() -> None:
 
 
 def test_command_without_module_is_not_offered() -> None:
-    offered = lazy_commands.lazy_commands(
-        {"completion": "here", "teleport": "no such module"}, "edgekit_toolkit.commands"
-    )
+    offered = lazy_commands.lazy_commands({"completion": "here", "teleport": "no such module"}, "edgekit_cli")
     assert [command.name for command in offered] == ["completion"]
 
 

@@ -13,11 +13,11 @@ from tests.toolkit.command_run import invoker
 from tests.toolkit.package_run import tensor
 from tests.toolkit.package_sample import make_model, write_linear, write_model
 
+from edgekit_cli.inspect import command
 from edgekit_runtime.errors import DigestError, PackageError, SignatureError
 from edgekit_runtime.package.golden import Codes, Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest_entries import BackendChoice
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.commands.inspect import command
 from edgekit_toolkit.packaging.evidence import evidence_path, write_evidence
 from edgekit_toolkit.packaging.signing_keys import StatementSigner, load_signer
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from tests.toolkit.command_run import invoker
 from tests.toolkit.small_tflite import Lite, small_cnn
 
+from edgekit_cli.inspect import command
 from edgekit_runtime.errors import ModelError
 from edgekit_runtime.sessions import EngineMissingError
-from edgekit_toolkit.commands.inspect import command
 from edgekit_toolkit.importers.tflite.importer import load_tflite
 from edgekit_toolkit.tflite.flatbuffer import schema
 

@@ -7,10 +7,10 @@ import pytest
 from click.testing import Result
 from tests.toolkit.command_run import invoker
 
+from edgekit_cli.cli import main
+from edgekit_cli.keys import command
 from edgekit_runtime.errors import OutputError, SignatureError
 from edgekit_runtime.trust.trust_store import read_public_key
-from edgekit_toolkit.cli import main
-from edgekit_toolkit.commands.keys import command
 from edgekit_toolkit.packaging.signing_keys import list_keys, load_signer
 
 

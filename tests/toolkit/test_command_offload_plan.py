@@ -11,6 +11,16 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.offload.onnx_models import model_of
 
+from edgekit_cli.cli import cli
+from edgekit_cli.offload import source
+from edgekit_cli.offload.plan_request import (
+    parse_bandwidths,
+    parse_bytes,
+    parse_numbers,
+    parse_percent,
+    parse_watts,
+)
+from edgekit_cli.offload.source import read_named_model, read_samples, read_whole_model
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import CutError, EdgekitError, ModelError, OutputError
@@ -19,16 +29,6 @@ from edgekit_runtime.remote.cut_table import read_cut_table
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.cli import cli
-from edgekit_toolkit.commands.offload import source
-from edgekit_toolkit.commands.offload.plan_request import (
-    parse_bandwidths,
-    parse_bytes,
-    parse_numbers,
-    parse_percent,
-    parse_watts,
-)
-from edgekit_toolkit.commands.offload.source import read_named_model, read_samples, read_whole_model
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
 MODEL, SAMPLES = TINY / "digits_cnn.onnx", TINY / "digits_cnn.calib.npz"

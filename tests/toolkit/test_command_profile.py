@@ -6,8 +6,8 @@ import pytest
 from tests.toolkit.command_run import invoker
 from tests.toolkit.package_run import edgekit
 
+from edgekit_cli.profile import command
 from edgekit_runtime.errors import CutError, OutputError, TargetError
-from edgekit_toolkit.commands.profile import command
 from edgekit_toolkit.evaluation.judge import model_on_target
 from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
 from edgekit_toolkit.models.onnx import OnnxModel

@@ -12,6 +12,7 @@ from tests.toolkit.command_run import invoker
 from tests.toolkit.package_run import tensor
 from tests.toolkit.package_sample import GOLDEN_X, WEIGHT, make_model, write_linear, write_model
 
+from edgekit_cli.run import command
 from edgekit_runtime.errors import (
     BackendError,
     DataError,
@@ -21,7 +22,6 @@ from edgekit_runtime.errors import (
     SignatureError,
 )
 from edgekit_runtime.package.manifest_entries import BackendChoice
-from edgekit_toolkit.commands.run import command
 from edgekit_toolkit.packaging.signing_keys import load_signer
 
 X = np.random.default_rng(3).normal(size=(25, 4)).astype(np.float32)

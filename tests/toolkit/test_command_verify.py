@@ -11,10 +11,10 @@ import pytest
 from tests.toolkit.command_run import invoker
 from tests.toolkit.package_sample import write_linear
 
+from edgekit_cli.cli import main
+from edgekit_cli.verify import command
 from edgekit_runtime.errors import BackendError, DigestError, PackageError, SignatureError
 from edgekit_runtime.package.manifest_entries import BackendChoice
-from edgekit_toolkit.cli import main
-from edgekit_toolkit.commands.verify import command
 from edgekit_toolkit.packaging.evidence import evidence_path, write_evidence
 from edgekit_toolkit.packaging.signing_keys import export_key, load_signer
 

@@ -10,7 +10,7 @@ import pytest
 from tests.toolkit.fake_onnxruntime import write_aborting_onnxruntime
 from tests.toolkit.package_run import TINY, package
 
-from edgekit_hil.provisioning.pinned_packages import read_pinned
+from edgekit_host.pinned_packages import read_pinned
 from edgekit_runtime.errors import SlowOpeningError
 from edgekit_toolkit.packaging import device_engine
 from edgekit_toolkit.packaging.device_engine import FETCH_VARIABLE, find_device_engine

@@ -16,7 +16,7 @@ import pytest
 from tests.toolkit.small_models import random_feeds
 from tests.toolkit.test_quantize_forms import all_forms, network
 
-from edgekit_hil.provisioning.pinned_packages import read_pinned
+from edgekit_host.pinned_packages import read_pinned
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.paths import find_cache_folder
 from edgekit_toolkit.models.onnx import OnnxModel

@@ -15,8 +15,8 @@ from tests.toolkit.command_run import invoker
 from tests.toolkit.package_run import mlp
 from tests.toolkit.package_sample import write_linear
 
+from edgekit_cli.inspect import command
 from edgekit_runtime.errors import PackageError
-from edgekit_toolkit.commands.inspect import command
 
 pytestmark = pytest.mark.usefixtures("new_home")
 invoke = invoker(command)

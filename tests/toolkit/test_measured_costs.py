@@ -10,7 +10,7 @@ from tests.hil.evidence_parts import EVIDENCE
 from tests.toolkit.package_run import edgekit, mlp, package, saved
 
 from edgekit_hil.evidence import evidence_file
-from edgekit_hil.evidence.evidence_file import (
+from edgekit_host.evidence import (
     Evidence,
     Figure,
     MeasuredPower,

@@ -6,9 +6,9 @@ import pkgutil
 import click
 import pytest
 
-from edgekit_toolkit import commands
-from edgekit_toolkit.cli import main
-from edgekit_toolkit.commands.number_range import NumberRange
+import edgekit_cli
+from edgekit_cli.cli import main
+from edgekit_cli.number_range import NumberRange
 
 
 def list_options(command, path):
@@ -21,15 +21,13 @@ def list_options(command, path):
 
 MODULES = [
     importlib.import_module(module.name)
-    for module in pkgutil.walk_packages(commands.__path__, f"{commands.__name__}.")
+    for module in pkgutil.walk_packages(edgekit_cli.__path__, f"{edgekit_cli.__name__}.")
 ]
 NUMBERS = [
     pytest.param(option, id=f"{path} {option.name}")
     for module in MODULES
     if isinstance(getattr(module, "command", None), click.Command)
-    for path, option in list_options(
-        module.command, module.__name__.removeprefix("edgekit_toolkit.commands.")
-    )
+    for path, option in list_options(module.command, module.__name__.removeprefix("edgekit_cli."))
     if option.type.name.startswith("float")
 ]
 

@@ -25,7 +25,7 @@ from edgekit_toolkit.models.saturating_products import find_saturating
 from edgekit_toolkit.packaging.evidence import evidence_path, read_evidence
 
 ROOT = Path(__file__).parents[2]
-RUN = "import sys; from edgekit_toolkit.cli import main; sys.exit(main(sys.argv[1:]))"
+RUN = "import sys; from edgekit_cli.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -46,7 +46,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_on(python: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run `edgekit ARGUMENTS` in another Python."""
     paths = os.pathsep.join(
-        str(ROOT / name) for name in ("device_runtime", "toolkit", "offload", "fleet", "hil")
+        str(ROOT / name) for name in ("device_runtime", "host", "toolkit", "offload", "fleet", "hil")
     )
     return subprocess.run(
         [python, "-c", RUN, *map(str, arguments)],

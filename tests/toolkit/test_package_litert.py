@@ -168,7 +168,7 @@ def test_fixed_batch_is_kept(tmp_path: Path) -> None:
 HIDE = """
 import sys
 from importlib import metadata
-from edgekit_toolkit.cli import main
+from edgekit_cli.cli import main
 hidden = sys.argv.pop(1).split(",")
 sys.modules.update(dict.fromkeys(name.replace("-", "_") for name in hidden))
 known = metadata.version

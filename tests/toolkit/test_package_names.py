@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.toolkit.package_run import mlp, package, saved, stored
 
-from edgekit_toolkit.cli import main
+from edgekit_cli.cli import main
 
 pytestmark = pytest.mark.usefixtures("home")
 

@@ -160,7 +160,7 @@ def test_another_process_with_another_hash_seed_gives_the_same_bytes(
     source, _ = tiny("digits_cnn")
     command = ["package", source, "--recipe", mixed.recipe, "-o", tmp_path]
     subprocess.run(
-        [sys.executable, "-m", "edgekit_toolkit", *map(str, command)],
+        [sys.executable, "-m", "edgekit_cli", *map(str, command)],
         env={**environment(), "PYTHONHASHSEED": seed},
         check=True,
         capture_output=True,

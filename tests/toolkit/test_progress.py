@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from edgekit_toolkit.commands import progress
-from edgekit_toolkit.commands.progress import ProgressBar
+from edgekit_cli import progress
+from edgekit_cli.progress import ProgressBar
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from tests.toolkit.command_run import invoker
 
+from edgekit_cli.targets import command
 from edgekit_runtime.errors import TargetError
-from edgekit_toolkit.commands.targets import command
 from edgekit_toolkit.targets.loader import load_target
 
 

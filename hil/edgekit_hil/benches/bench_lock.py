@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_hil.benches.bench_file import BenchFile
-from edgekit_hil.evidence.evidence_file import find_hil_folder
+from edgekit_host.evidence import find_hil_folder
 from edgekit_runtime.errors import BenchError
 
 _FOLDER: Final = "benches"

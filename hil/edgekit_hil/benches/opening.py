@@ -19,8 +19,8 @@ from edgekit_hil.benches.bench_file import BenchFile
 from edgekit_hil.benches.bench_lock import BenchLock
 from edgekit_hil.benches.device import Device, describe
 from edgekit_hil.drivers.meter import MeterProtocol
-from edgekit_hil.evidence.evidence_file import DeviceFacts
 from edgekit_hil.provisioning.device_facts import OLDEST_PYTHON
+from edgekit_host.evidence import DeviceFacts
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import BenchError, BenchUnavailableError, EdgekitError
 

@@ -19,7 +19,7 @@ from labgrid.resource import Resource
 
 from edgekit_hil.drivers.local import COMMAND_LIMIT_S, LocalDriver
 from edgekit_hil.drivers.own_folder import PREFIX
-from edgekit_offload.emulation.testbed import Testbed
+from edgekit_host.emulation.testbed import Testbed
 from edgekit_runtime.errors import BenchError, ConfigError
 
 _MEMORY: Final = Path("/sys/fs/cgroup/memory")

@@ -13,7 +13,7 @@ import attr
 from labgrid.driver import Driver
 from labgrid.factory import target_factory
 
-from edgekit_hil.evidence.evidence_file import MOST_WATTS, MeasuredPower
+from edgekit_host.evidence import MOST_WATTS, MeasuredPower
 from edgekit_runtime.errors import BenchError
 from edgekit_runtime.system.child_process import run_program
 

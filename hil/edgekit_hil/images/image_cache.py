@@ -29,7 +29,7 @@ from edgekit_hil.images.root_folder import (
     make_root,
     unpack,
 )
-from edgekit_hil.provisioning.pinned_packages import read_pinned
+from edgekit_host.pinned_packages import read_pinned
 from edgekit_runtime.errors import BenchError, BenchUnavailableError
 from edgekit_runtime.system.paths import find_cache_folder
 

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
-from edgekit_hil.provisioning.pinned_packages import Engine, find_list
+from edgekit_host.pinned_packages import Engine, find_list
 
 PACKAGES: Final = (
     *("base-files", "base-passwd", "bash", "coreutils", "dash", "debianutils", "diffutils", "findutils"),

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_hil.provisioning.device_facts import HostFacts
-from edgekit_hil.provisioning.pinned_packages import Engine
 from edgekit_hil.provisioning.ssh_host import SshHost
 from edgekit_hil.provisioning.wheelhouse import MODULES, Wheelhouse, pack
+from edgekit_host.pinned_packages import Engine
 from edgekit_runtime.errors import ProvisioningError
 from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX
 

@@ -19,7 +19,7 @@ from typing import Final
 
 import edgekit_runtime
 from edgekit_hil.provisioning.device_facts import DevicePython, HostFacts
-from edgekit_hil.provisioning.pinned_packages import Engine, read_pinned
+from edgekit_host.pinned_packages import Engine, read_pinned
 from edgekit_runtime import __version__
 from edgekit_runtime.errors import OutputError, ProvisioningError
 from edgekit_runtime.system.child_process import run_program

@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from edgekit_hil.evidence.evidence_file import Evidence
 from edgekit_hil.report.plots import draw_curve, draw_predictions
+from edgekit_host.evidence import Evidence
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --text: #1b2230; --soft: #545e70; --line: #d9dde3; --page: #fff;

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from edgekit_hil.evidence.evidence_file import Curve, Figure
+from edgekit_host.evidence import Curve, Figure
 
 _WIDTH: Final = 480
 _HEIGHT: Final = 260

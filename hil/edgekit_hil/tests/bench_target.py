@@ -9,12 +9,12 @@ from typing import Any, Final
 import pytest
 
 from edgekit_hil.benches.opening import Bench
-from edgekit_hil.evidence.evidence_file import DeviceFacts, MeasuredPower, NetworkTimes
+from edgekit_host.evidence import DeviceFacts, MeasuredPower, NetworkTimes
 from edgekit_runtime.errors import BenchError
 from edgekit_runtime.system.child_process import run_program
 from edgekit_runtime.system.paths import find_config_folder
 
-TOOLKIT: Final = "edgekit_toolkit"
+TOOLKIT: Final = "edgekit_cli"
 OPEN_LIMIT_S: Final = 900.0
 """Seconds to open a package: TensorRT builds its engine then."""
 ENGINE_PACKAGES: Final = {

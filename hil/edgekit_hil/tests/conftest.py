@@ -12,10 +12,10 @@ import pytest
 from edgekit_hil.benches.bench_file import find_bench, list_shipped
 from edgekit_hil.benches.device import Device
 from edgekit_hil.benches.opening import Bench, open_bench
-from edgekit_hil.evidence.evidence_file import Curve, Figure
 from edgekit_hil.tests.bench_target import BenchTarget
 from edgekit_hil.tests.models import PackageMaker
 from edgekit_hil.tests.plugin import RunRecord
+from edgekit_host.evidence import Curve, Figure
 from edgekit_runtime.errors import BenchError, BenchUnavailableError
 
 _OF_TIME: Final = ("s", "ms", "mJ")

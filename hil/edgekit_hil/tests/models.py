@@ -20,10 +20,10 @@ from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]  
 
 import edgekit_hil
 import edgekit_runtime
-from edgekit_hil.evidence.evidence_file import list_committed
 from edgekit_hil.images.programs import run_checked
 from edgekit_hil.tests import large_model
 from edgekit_hil.tests.bench_target import TOOLKIT
+from edgekit_host.evidence import list_committed
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import BenchError
 from edgekit_runtime.package.archive import read_package, write_package
@@ -206,6 +206,8 @@ def _hash_sources() -> str:
     beside = [
         runtime.parent / "edgekit_toolkit",
         runtime.parents[1] / "toolkit",
+        runtime.parent / "edgekit_host",
+        runtime.parents[1] / "host",
     ]  # in a release, in a checkout
     versions = sorted(f"{each.name}=={each.version}" for each in distributions())
     digest = hashlib.sha256("\n".join(versions).encode())

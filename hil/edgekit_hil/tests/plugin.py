@@ -12,7 +12,8 @@ import pytest
 import edgekit_runtime  # noqa: F401  # switches telemetry off, before a test imports onnxruntime
 from edgekit_hil.benches.bench_file import BenchFile
 from edgekit_hil.benches.opening import Bench
-from edgekit_hil.evidence.evidence_file import (
+from edgekit_hil.report.page import make_page
+from edgekit_host.evidence import (
     Curve,
     Evidence,
     Figure,
@@ -22,7 +23,6 @@ from edgekit_hil.evidence.evidence_file import (
     read_checkout,
     write_evidence,
 )
-from edgekit_hil.report.page import make_page
 
 _MAX_REASON: Final = 300  # characters
 

@@ -4,9 +4,9 @@ import math
 from importlib import resources
 from typing import Final
 
+from edgekit_host.markup import Markup, el, join, render_document, section, show_ms, table
 from edgekit_offload.demo.recording import EDGEKIT, Begun, Recording, median_of, percentile
 from edgekit_offload.demo.timeline import plan_colors, rivals_of, timeline
-from edgekit_offload.report.markup import Markup, el, join, render_document, section, show_ms, table
 from edgekit_offload.report.plan_page import page_style
 
 _REFRESH_MS: Final = 500

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from edgekit_host.emulation.testbed import LinkKind, Testbed
 from edgekit_offload.demo.device_worker import WorkerConfig
 from edgekit_offload.demo.recording import Begun, Phase, Recording, Request
-from edgekit_offload.emulation.testbed import LinkKind, Testbed
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import TransportError
 from edgekit_runtime.system.child_process import ChildProcess

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import onnx
 
-from edgekit_offload.emulation.cpu_quota import LEAST_SHARE, MOST_SHARE, CpuQuota
+from edgekit_host.emulation.cpu_quota import LEAST_SHARE, MOST_SHARE, CpuQuota
 from edgekit_offload.profiling.fused_graph import (
     find_obstacle,
     is_plain,

@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from edgekit_host.markup import three_digits
 from edgekit_offload.planning.explain import LIMIT_BROKEN
 from edgekit_offload.planning.result import NEVER, PlanningResult, Way
 from edgekit_offload.report.latency_chart import Curve, Reach
-from edgekit_offload.report.markup import three_digits
 
 _WORTH: Final = 1.05  # least gain of a split over the best whole-model way that is worth a sentence
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from edgekit_offload.report.markup import Markup, el, show_ms, three_digits
+from edgekit_host.markup import Markup, el, show_ms, three_digits
 
 _WIDTH, _HEIGHT = 640.0, 420.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 628.0, 14.0, 330.0

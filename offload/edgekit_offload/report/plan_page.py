@@ -9,16 +9,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Final
 
-from edgekit_offload.planning.explain import (
-    describe_answers,
-    describe_certificate,
-    describe_leakage,
-    describe_limits,
-)
-from edgekit_offload.planning.result import Label, PlanningResult, Way
-from edgekit_offload.report.decision import curves_of, decide, reaches_of
-from edgekit_offload.report.latency_chart import Curve, Reach, colors_of, latency_chart
-from edgekit_offload.report.markup import (
+from edgekit_host.markup import (
     Markup,
     el,
     join,
@@ -29,6 +20,15 @@ from edgekit_offload.report.markup import (
     table,
     three_digits,
 )
+from edgekit_offload.planning.explain import (
+    describe_answers,
+    describe_certificate,
+    describe_leakage,
+    describe_limits,
+)
+from edgekit_offload.planning.result import Label, PlanningResult, Way
+from edgekit_offload.report.decision import curves_of, decide, reaches_of
+from edgekit_offload.report.latency_chart import Curve, Reach, colors_of, latency_chart
 
 _NONE: Final = "-"
 _MOST_COLUMNS: Final = 7

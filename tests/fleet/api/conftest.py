@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
+from tests.fleet.filled_store import fill_store
 
 from edgekit_fleet.access import tokens
 from edgekit_fleet.api.endpoints.endpoint import Fleet
@@ -16,7 +17,6 @@ from edgekit_fleet.api.endpoints.table import PREFIX
 from edgekit_fleet.api.routes import join_apps, make_api
 from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.releases.repository import TufRepository
-from edgekit_fleet.simulation.filled_store import fill_store
 from edgekit_fleet.store.attributes import replace_attributes
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import DeviceRow

@@ -14,9 +14,9 @@ from tests.runtime.conftest import maker as maker  # a fixture
 from tests.runtime.slot_cases import write_keys
 from tests.waiting import wait_for
 
+from edgekit_cli.cli import main
 from edgekit_fleet.store.tables import RolloutRow
 from edgekit_runtime.dataclass_json import to_plain
-from edgekit_toolkit.cli import main
 
 
 class Shell:

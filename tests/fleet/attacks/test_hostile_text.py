@@ -4,11 +4,11 @@ import time
 
 import pytest
 
+from edgekit_cli.cli import main
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.attributes import replace_attributes
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import DesiredRow, DeviceRow, ExecutionRow
-from edgekit_toolkit.cli import main
 
 HOSTILE = "\x1b]0;t\x07\x1b[2J\x9b31m\r\nroot: ok\u202e\u2066\u2028\x7f"
 ACTS = set(HOSTILE) - set("root: ok[]0;t2J31m\n")

@@ -13,13 +13,13 @@ from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
 import pytest
+from tests.fleet.filled_store import fill_store
 
 from edgekit_fleet.access import users
 from edgekit_fleet.access.guard import LOGIN
 from edgekit_fleet.access.logins import open_login
 from edgekit_fleet.console.app import make_app
 from edgekit_fleet.console.shell import Console
-from edgekit_fleet.simulation.filled_store import fill_store
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import UserRow

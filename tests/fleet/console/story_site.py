@@ -23,6 +23,7 @@ from tests.fleet.conftest import mosquitto  # noqa: F401  # a fixture
 from tests.free_port import free_port
 from tests.waiting import bounded, wait_for
 
+from edgekit_cli.fleet.demo_packages import MODEL, TARGET, make_setup
 from edgekit_fleet.demo.network import Network
 from edgekit_fleet.demo.real_device import Application, RealDevice
 from edgekit_fleet.identity.authority import Authority
@@ -32,7 +33,6 @@ from edgekit_fleet.simulation.behaviour import DeviceBehaviour, VersionBehaviour
 from edgekit_fleet.simulation.enrolment import enrol_simulated, read_access
 from edgekit_fleet.simulation.simulated_fleet import SimulatedFleet
 from edgekit_fleet.store.fleet_folder import FleetFolder
-from edgekit_toolkit.commands.fleet.demo_packages import MODEL, TARGET, make_setup
 
 ROOT = Path(__file__).resolve().parents[3]
 SIMULATED = tuple(f"sim-{number:02}" for number in range(1, 21))
@@ -74,10 +74,10 @@ class Site:
         """Start `edgekit fleet up`; return the link for the first administrator that it prints."""
         ports = [text for name, port in self.ports.items() for text in (f"--{name}-port", str(port))]
         names = ["--name", NEAR, "--name", SERVERS]
-        sources = ("device_runtime", "toolkit", "offload", "fleet", "hil")
+        sources = ("device_runtime", "host", "toolkit", "offload", "fleet", "hil")
         process = subprocess.Popen(
             [
-                *(sys.executable, "-u", "-m", "edgekit_toolkit", "fleet", "up"),
+                *(sys.executable, "-u", "-m", "edgekit_cli", "fleet", "up"),
                 *("--folder", str(folder / "fleet"), *names, *ports),
             ],
             env={

@@ -4,8 +4,8 @@ import html
 import re
 
 import pytest
+from tests.fleet.filled_store import fill_store
 
-from edgekit_fleet.simulation.filled_store import fill_store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 
 _MOST_PAGES = 60

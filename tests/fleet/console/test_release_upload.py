@@ -9,13 +9,13 @@ import pytest
 from tests.fleet.console.conftest import log_in
 from tests.waiting import wait_for
 
+from edgekit_cli.fleet.demo_packages import make_setup
 from edgekit_fleet.operations import releases
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.web import uploads
 from edgekit_fleet.web.multipart import MultipartParser, PartBegin
 from edgekit_fleet.web.uploads import clean_name
 from edgekit_runtime.errors import RequestError
-from edgekit_toolkit.commands.fleet.demo_packages import make_setup
 
 EDGE = "xxboundaryxx"
 TYPE = f"multipart/form-data; boundary={EDGE}"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from edgekit_hil.evidence.evidence_file import MeasuredPower, NetworkTimes
+from edgekit_host.evidence import MeasuredPower, NetworkTimes
 from edgekit_runtime.errors import TargetError
 from edgekit_toolkit.costs.device_transfer import FittedRatios, fit_ratios
 from edgekit_toolkit.measurement.calibration_models import digest_calibration_models

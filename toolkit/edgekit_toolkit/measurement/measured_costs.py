@@ -1,6 +1,6 @@
 """Costs that runs on a device of the target's class have measured: they take the place of coefficients."""
 
-from edgekit_hil.evidence.evidence_file import Evidence, NetworkTimes, read_measured_costs
+from edgekit_host.evidence import Evidence, NetworkTimes, read_measured_costs
 from edgekit_runtime.errors import TargetError
 from edgekit_toolkit.measurement.arithmetic import measures_here
 from edgekit_toolkit.measurement.device_profile import SOURCE, add_times, is_current, parse_engine

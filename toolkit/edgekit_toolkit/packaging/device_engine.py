@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Literal
 
-from edgekit_hil.provisioning.pinned_packages import read_pinned
+from edgekit_host.pinned_packages import read_pinned
 from edgekit_runtime.errors import BackendError, ProvisioningError, SlowOpeningError, UnavailableError
 from edgekit_runtime.package.archive import read_package, write_package
 from edgekit_runtime.sessions.opening.package_opening import test_in_child

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from edgekit_toolkit.console import is_ascii_only, plain, print_line
+from edgekit_host.terminal import is_ascii_only, plain, print_line
 from edgekit_toolkit.report.document import (
     Accuracy,
     BudgetLine,

@@ -101,7 +101,7 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
 def _has_waits(facts: MachineFacts, job: Job) -> bool:
     """Return whether the kernel makes runs wait for a quota, which their middle half does not show.
 
-    The quota that a sender grants is spread evenly (`edgekit_offload.emulation`).
+    The quota that a sender grants is spread evenly (`edgekit_host.emulation`).
     """
     return facts.quota is not None and job.quota is None
 

@@ -1,6 +1,8 @@
 """The candidates: two Pareto plots and the table of all figures."""
 
-from edgekit_offload.report.markup import Markup, el, join
+from edgekit_host.markup import Markup, el, join
+from edgekit_host.plots.axes import Quantity
+from edgekit_host.plots.scatter import Mark, pareto_plot
 from edgekit_toolkit.report.document import Report, ReportedCandidate, ReportedStanding
 from edgekit_toolkit.report.figures import (
     FIGURES,
@@ -14,8 +16,6 @@ from edgekit_toolkit.report.figures import (
 )
 from edgekit_toolkit.report.page.pieces import badge, badged_heading, figure_cell, section, table
 from edgekit_toolkit.report.page.variants import variant_table
-from edgekit_toolkit.report.plots.axes import Quantity
-from edgekit_toolkit.report.plots.scatter import Mark, pareto_plot
 
 _KEY = (
     ("meets", "meets all limits"),

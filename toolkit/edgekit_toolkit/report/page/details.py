@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from edgekit_offload.report.markup import Markup, el, join
+from edgekit_host.markup import Markup, el, join
+from edgekit_host.plots.bars import bar
 from edgekit_toolkit.report.document import Layer, Load, Report, ReportedStep, ReportedTensor
 from edgekit_toolkit.report.figures import show, show_macs, show_number
 from edgekit_toolkit.report.page.pieces import (
@@ -17,7 +18,6 @@ from edgekit_toolkit.report.page.pieces import (
     section,
     table,
 )
-from edgekit_toolkit.report.plots.bars import bar
 
 TOP_LAYERS = 30
 # The reason that the chain gives for a pass without a place to change.

@@ -4,7 +4,7 @@ import base64
 import hashlib
 from importlib import resources
 
-from edgekit_offload.report.markup import Markup, el, join
+from edgekit_host.markup import Markup, el, join
 from edgekit_toolkit.report.document import Report
 from edgekit_toolkit.report.page.candidates import candidates
 from edgekit_toolkit.report.page.details import layers, origin, provenance, steps

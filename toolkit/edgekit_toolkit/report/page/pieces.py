@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from edgekit_offload.report.markup import Markup, el, join
+from edgekit_host.markup import Markup, el, join
 from edgekit_toolkit.report.document import Label, ReportedDrop, ReportedFigure
 from edgekit_toolkit.report.figures import common_origin, exact, shorten, show
 

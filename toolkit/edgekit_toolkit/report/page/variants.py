@@ -1,6 +1,6 @@
 """The further variants that a package carries: as a table, and as lines of text."""
 
-from edgekit_offload.report.markup import Markup, el, join
+from edgekit_host.markup import Markup, el, join
 from edgekit_toolkit.report.document import CarriedVariant
 from edgekit_toolkit.report.figures import FIGURES, show, show_drop
 from edgekit_toolkit.report.page.pieces import figure_cell, table

@@ -1,6 +1,7 @@
 """The top of the page: name, warnings, the decision, and each figure against its limit."""
 
-from edgekit_offload.report.markup import Markup, el, join
+from edgekit_host.markup import Markup, el, join
+from edgekit_host.plots.bars import budget_bar
 from edgekit_toolkit.report.document import BudgetLine, Report, ReportedCandidate, find_candidate, subject_of
 from edgekit_toolkit.report.figures import (
     FIGURES,
@@ -16,7 +17,6 @@ from edgekit_toolkit.report.figures import (
 )
 from edgekit_toolkit.report.headline import headline
 from edgekit_toolkit.report.page.pieces import MEASURED, badge, number, section, table
-from edgekit_toolkit.report.plots.bars import budget_bar
 
 
 def heading(report: Report) -> Markup:

@@ -1,1 +1,0 @@
-"""Results of a run on a bench, as a file that can be committed."""

@@ -1,0 +1,87 @@
+"""`edgekit device install`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import cast
+
+import click
+
+from edgekit_cli.device.device_options import (
+    as_json_option,
+    host_option,
+    parse_host,
+    ssh_config_option,
+)
+
+
+@click.command("install")
+@host_option
+@click.option(
+    "--engine", type=click.Choice(["ort", "litert"]), default="ort", show_default=True,
+    help="Engine: onnxruntime, or LiteRT. TensorRT of JetPack is used where it is there.",
+)  # fmt: skip
+@click.option(
+    "--trust", "keys", type=click.Path(exists=True, dir_okay=False, path_type=Path), multiple=True,
+    metavar="FILE",
+    help="Public key whose packages the device accepts, NAME.pub.pem; may be repeated.  [default: your keys]",
+)  # fmt: skip
+@click.option("--target", default="", help="Target that its packages must have, as in `edgekit targets`.")
+@click.option(
+    "--code", default="", help="One-time code of `edgekit fleet enroll`: the device joins the fleet."
+)
+@ssh_config_option
+@as_json_option
+def command(
+    *,
+    host: str,
+    engine: str,
+    keys: tuple[Path, ...],
+    target: str,
+    code: str,
+    ssh_config: Path | None,
+    as_json: bool,
+) -> None:
+    """Install edgekit on a device, or bring it up to date; what is right already stays.
+
+    Packages are fetched here, for the device's Python and architecture, and checked by their hashes here and
+    there. The new version goes beside the old one and replaces it only if it starts.
+    """
+    device = parse_host(host, ssh_config)
+    from edgekit_cli.progress import ProgressBar
+    from edgekit_hil.provisioning.install import Wanted, install
+    from edgekit_host.pinned_packages import Engine
+    from edgekit_host.terminal import open_console
+    from edgekit_runtime.dataclass_json import to_plain
+    from edgekit_runtime.errors import ProvisioningError
+    from edgekit_runtime.system.paths import find_keys_folder
+    from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX, list_keys
+    from edgekit_toolkit.targets.loader import find_user_targets, load_target
+
+    if wrong := [str(key) for key in keys if not key.name.endswith(PUBLIC_KEY_SUFFIX)]:
+        raise ProvisioningError(f"{', '.join(wrong)}: expected files named NAME{PUBLIC_KEY_SUFFIX}")
+    if target:  # packages state the name, never an alias or a file
+        target = load_target(target, [find_user_targets()]).name
+    wanted = Wanted(
+        engine=cast("Engine", engine),
+        keys=keys or tuple(list_keys(find_keys_folder())),
+        target=target,
+        code=code,
+    )
+    with ProgressBar(open_console(stderr=True)) as progress:
+        found = install(device, wanted, progress.show)
+    if as_json:
+        body = {"host": host, "release": found.release, "changed": found.changed, "notes": found.notes}
+        click.echo(json.dumps({**body, "facts": to_plain(found.facts)}, indent=2))
+        return
+    for change in found.changed:
+        click.echo(f"  {change}")
+    for note in found.notes:
+        click.echo(f"  note: {note}")
+    if not wanted.keys:
+        click.echo(
+            "  note: the device trusts no key yet; make one with `edgekit keys generate`, then run this again"
+        )
+    click.echo(f"{host}: {'set up' if found.changed else 'nothing to change'}, release {found.release}")
+    click.echo(f"  next: edgekit device status --host {host}")

@@ -1,0 +1,59 @@
+"""`edgekit fleet`: manage devices and what they run. Each command is one file of this folder."""
+
+from pathlib import Path
+
+import click
+
+from edgekit_cli.fleet.fleet_options import keep_server
+from edgekit_cli.lazy_commands import OrderedGroup, lazy_commands
+
+# In the order of a first use; the text is what `edgekit fleet --help` shows.
+COMMANDS = {
+    "demo": "See a fleet on this machine: a good release, a bad one, a network cut.",
+    "up": "Start the manager, its broker and its web server on this machine.",
+    "enroll": "Make one-time codes that let devices in.",
+    "release": "Make a release of packages.",
+    "withdraw": "Withdraw a release, so that no rollout can offer it.",
+    "rollout": "Plan, start, watch, pause and stop rollouts.",
+    "rollback": "Bring devices back to what they ran before.",
+    "devices": "List the devices.",
+    "device": "Show one device; tag it, or shut it out.",
+    "tag": "Set tags of a device; asks where that changes what it gets.",
+    "why": "Say in one sentence why a device runs what it runs.",
+    "audit": "Show who did what, when.",
+    "keys": "Exchange the keys that sign what devices may fetch.",
+    "doctor": "Find out what a broker really does.",
+    "bundle": "Write a release into a file, for devices without a network.",
+    "collect": "Take in what such devices have answered.",
+    "backup": "Write all of a fleet into one file.",
+    "restore": "Restore a fleet from a backup.",
+    "user": "Add, list and remove users of the console.",
+    "token": "Make, list and revoke tokens of programs.",
+    "webhook": "Call a URL when something happens.",
+}
+
+command = OrderedGroup(
+    "fleet",
+    commands=lazy_commands(COMMANDS, __name__),
+    help="Manage devices: who they are, what they run, and what they should run.",
+    callback=keep_server,
+    params=[
+        click.Option(
+            ["--server"],
+            envvar="EDGEKIT_FLEET_SERVER",
+            metavar="URL",
+            help="Of a fleet on another machine, as https://HOST:8444.  [default: the fleet in --folder]",
+        ),
+        click.Option(
+            ["--token-file"],
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="Holds the token for the server.  [default: EDGEKIT_FLEET_TOKEN]",
+        ),
+        click.Option(
+            ["--ca"],
+            envvar="EDGEKIT_FLEET_CA",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="Certificate that signed the server's, as `curl --cacert`.  [default: those of this system]",
+        ),
+    ],
+)

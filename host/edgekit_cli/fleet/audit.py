@@ -1,0 +1,92 @@
+"""`edgekit fleet audit`: who did what, when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgekit_cli.fleet.fleet_options import (
+    as_json_option,
+    folder_option,
+    format_time,
+    print_json,
+)
+from edgekit_cli.fleet.fleet_server import connect
+from edgekit_runtime.errors import FleetError
+
+if TYPE_CHECKING:
+    from edgekit_fleet.api.client import FleetCaller
+    from edgekit_fleet.operations.records import AuditRecord
+
+
+@click.command("audit")
+@click.argument("subject", required=False)
+@click.option("--action", help="Only actions that begin so, such as alarm or rollout.")
+@click.option(
+    "--limit", default=50, show_default=True, type=click.IntRange(1, 100_000), help="At most so many."
+)
+@folder_option
+@as_json_option
+def command(subject: str | None, *, action: str | None, limit: int, path: Path | None, as_json: bool) -> None:
+    """Show the newest entries of the audit log, or those of SUBJECT: a device, release or rollout.
+
+    The log is checked whole: it fails if an entry was changed.
+    """
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.devices import CHECK_AUDIT
+        from edgekit_fleet.api.endpoints.endpoint import Nothing
+
+        found = _read_newest(fleet, subject or "", action or "", limit)
+        broken = fleet.call(CHECK_AUDIT, Nothing()).broken
+    if as_json:
+        print_json(found)
+    else:
+        from edgekit_host.terminal import open_console, print_line
+
+        console = open_console()
+        for each in found:
+            detail = _describe(each.detail)
+            words = (format_time(each.at), (each.action, "bold"), each.subject, f"by {each.actor}", detail)
+            print_line(console, *words, indent=4)
+    if broken is not None:
+        raise FleetError(f"entry {broken} of the audit log was changed, or one before it is missing")
+
+
+def _read_newest(fleet: FleetCaller, subject: str, action: str, limit: int) -> list[AuditRecord]:
+    from edgekit_fleet.api.endpoints.devices import READ_AUDIT, ReadAudit
+
+    found: list[AuditRecord] = []
+    before: int | None = 0
+    while before is not None and len(found) < limit:
+        size = min(limit - len(found), 1000)
+        page = fleet.call(READ_AUDIT, ReadAudit(subject=subject, action=action, limit=size, before=before))
+        found = [*page.items, *found]
+        before = page.next
+    return found
+
+
+def _describe(detail: Mapping[str, Any]) -> str:
+    """Return the content of an entry: for a rollout's log the event in words, else JSON."""
+    if "entries" in detail:
+        return "; ".join(map(_describe_step, detail["entries"]))
+    return json.dumps(detail, sort_keys=True) if detail else ""
+
+
+def _describe_step(step: Mapping[str, Any]) -> str:
+    kind = step["kind"]
+    if kind == "decided":
+        return str(step["sentence"])
+    if kind == "answered":
+        words = (step["device"], step.get("outcome") or "", step.get("code") or "", step.get("fault") or "")
+        figures = "; ".join(
+            f"{one['model']}: " + ", ".join(f"{name} {value:.3g}" for name, value in one["measures"].items())
+            for one in step.get("readings", ())
+        )
+        return " ".join(filter(None, (*words, figures)))
+    if kind == "ordered":
+        return " ".join(filter(None, ("order:", step["order"], step.get("note") or "")))
+    return f"{kind}: {len(step['devices'])} devices"

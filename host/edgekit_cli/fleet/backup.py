@@ -1,0 +1,33 @@
+"""`edgekit fleet backup`: all of a fleet in one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgekit_cli.fleet.fleet_options import (
+    as_json_option,
+    find_folder,
+    folder_option,
+    print_json,
+)
+
+
+@click.command("backup")
+@click.argument("file", type=click.Path(path_type=Path))
+@folder_option
+@as_json_option
+def command(file: Path, *, path: Path | None, as_json: bool) -> None:
+    """Write settings, authority, keys, releases and store to FILE, also while the fleet runs.
+
+    Keep it as safe as the manager itself: it holds the fleet's private keys.
+    """
+    folder = find_folder(path)
+    from edgekit_fleet.operations import records
+
+    records.back_up(folder, file)
+    if as_json:
+        print_json({"file": str(file), "size_bytes": file.stat().st_size})
+    else:
+        click.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB. It holds private keys: keep it safe.")

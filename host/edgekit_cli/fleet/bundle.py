@@ -1,0 +1,49 @@
+"""`edgekit fleet bundle`: a release in one file, for devices without a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgekit_cli.fleet.fleet_options import (
+    as_json_option,
+    find_actor,
+    folder_option,
+    format_time,
+    open_fleet,
+    print_json,
+)
+
+
+@click.command("bundle")
+@click.argument("release")
+@click.option("--to", "selector", required=True, metavar="SELECTOR", help='Such as "site=lyon".')
+@click.option(
+    "-o",
+    "--out",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The bundle to write.",
+)
+@folder_option
+@as_json_option
+def command(release: str, *, selector: str, out: Path, path: Path | None, as_json: bool) -> None:
+    """Write RELEASE and the signed orders of devices into one file, to be carried by hand.
+
+    A rollout must want the release of them: `edgekit fleet rollout start RELEASE --to SELECTOR --waves 100%`.
+    On the device: `edgekit-device fleet apply FILE`. Then here: `edgekit fleet collect RESULTS`.
+    """
+    with open_fleet(path) as (folder, store):
+        from edgekit_fleet.operations.bundles import write_bundle
+
+        made = write_bundle(folder, store, release, selector, out, actor=find_actor())
+    if as_json:
+        print_json(made)
+        return
+    from edgekit_runtime.system.shown_text import clean
+
+    click.echo(clean(f"{out}  {made.size_bytes / 1e6:.3f} MB, good until {format_time(made.expires_at)}"))
+    click.echo(clean(f"  for {len(made.devices)} devices: {', '.join(made.devices[:10])}"))
+    for name, reason in made.refused:
+        click.echo(clean(f"  not for {name}: {reason}"))

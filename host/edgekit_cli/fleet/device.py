@@ -1,0 +1,69 @@
+"""`edgekit fleet device`: one device, its tags, its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgekit_cli.fleet.fleet_options import (
+    as_json_option,
+    folder_option,
+    format_time,
+    print_json,
+    read_tags,
+)
+from edgekit_cli.fleet.fleet_server import connect
+from edgekit_cli.fleet.tag import set_tags
+
+
+@click.command("device")
+@click.argument("name")
+@click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Set a tag; no value removes it.")
+@click.option("--revoke", metavar="REASON", help="Shut the device out: its certificates count no more.")
+@click.option("--yes", "is_sure", is_flag=True, help="Set tags also where that changes what it gets.")
+@folder_option
+@as_json_option
+def command(
+    name: str, *, tags: tuple[str, ...], revoke: str | None, is_sure: bool, path: Path | None, as_json: bool
+) -> None:
+    """Show the device NAME, after changing it if that is asked for."""
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.devices import GET_DEVICE, REVOKE_DEVICE, RevokeDevice
+        from edgekit_fleet.api.endpoints.endpoint import Named
+
+        if tags:
+            set_tags(fleet, name, read_tags(tags), is_sure=is_sure)
+        if revoke is not None:
+            fleet.call(REVOKE_DEVICE, RevokeDevice(name=name, reason=revoke))
+        found = fleet.call(GET_DEVICE, Named(name=name))
+    if as_json:
+        print_json(found)
+        return
+    from edgekit_host.terminal import open_console, print_line, print_section
+
+    console = open_console()
+    print_line(console, (found.why, "bold"))
+    summary = found.summary
+    rows = [
+        ("class", summary.target),
+        ("status", f"{summary.status}{', online' if summary.is_online else ''}"),
+        ("last seen", format_time(summary.last_seen_at)),
+        ("document", f"{found.desired_sent} sent, {found.desired_held} held"),
+        ("certificate", f"{found.certificate_serial}, until {format_time(found.certificate_expires_at)}"),
+    ]
+    print_section(console, "Device", rows)
+    print_section(console, "Tags", sorted(summary.tags.items()))
+    names = sorted({*summary.models, *found.desired})
+    models = [
+        (
+            each,
+            f"runs {summary.models.get(each) or 'nothing'}",
+            f"should run {found.desired.get(each, 'the same')}",
+        )
+        for each in names
+    ]
+    print_section(console, "Models", models)
+    steps = [(each["model"], each["version"], each["state"], each["reason"]) for each in found.executions]
+    print_section(console, "Attempts, newest first", steps)
+    print_section(console, "Facts", sorted(found.facts.items()))

@@ -1,0 +1,72 @@
+"""`edgekit fleet doctor`: what a broker really does, and everything of the fleet that expires."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgekit_cli.fleet.fleet_options import (
+    as_json_option,
+    find_folder,
+    folder_option,
+    print_json,
+)
+from edgekit_runtime.errors import FleetError
+
+if TYPE_CHECKING:
+    from edgekit_fleet.broker.probe import Finding
+    from edgekit_fleet.manager.expiry import Expiry
+
+
+@click.command("doctor")
+@click.argument("brokers", nargs=-1, metavar="[HOST:PORT]...")
+@click.option("--no-tls", is_flag=True, help="Probe a broker on this machine without TLS.")
+@folder_option
+@as_json_option
+def command(brokers: tuple[str, ...], *, no_tls: bool, path: Path | None, as_json: bool) -> None:
+    """Probe a broker, and show what of the fleet ends to be valid, with what to do.
+
+    The broker is the one at HOST:PORT, several nodes of a cluster, or a mosquitto as `up` starts it. It must
+    trust the fleet's authority. The fleet's manager must not be connected to it.
+    """
+    folder = find_folder(path)
+    from edgekit_fleet.operations.doctor import find_expiries, probe_broker, probe_own
+    from edgekit_fleet.operations.running import open_authority
+
+    if brokers:
+        addresses = tuple(_read_address(text) for text in brokers)
+        authority = None if no_tls else open_authority(folder, folder.read_settings())
+        found = probe_broker(authority, addresses)
+    else:
+        found = probe_own()
+    expiries = find_expiries(folder) if folder.has_settings else []
+    if as_json:
+        print_json({"broker": found, "expiries": expiries})
+    else:
+        _print(found, expiries)
+    refused = [each.check for each in found if each.effect == "refused"]
+    if refused:
+        raise FleetError(f"no fleet may run on this broker: {', '.join(refused)}")
+
+
+def _print(found: list[Finding], expiries: list[Expiry]) -> None:
+    from edgekit_host.terminal import open_console, print_section
+
+    console, now = open_console(), time.time()
+    rows = [(each.check, "yes" if each.works else "no", each.effect, each.text) for each in found]
+    print_section(console, "Broker", rows)
+    due = [("act now" if one.is_urgent(now) else "act soon", one) for one in expiries if one.is_due(now)]
+    print_section(console, "Ends to be valid", [(how, one.describe(now), one.advice) for how, one in due])
+    if expiries and not due:
+        first = expiries[0]
+        print_section(console, "Ends to be valid", [("nothing soon", f"first {first.describe(now)}")])
+
+
+def _read_address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise click.UsageError(f"{text!r}: expected HOST:PORT")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,51 @@
+"""`edgekit fleet enroll`: one-time codes for devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgekit_cli.fleet.fleet_options import (
+    as_json_option,
+    folder_option,
+    print_json,
+    read_tags,
+)
+from edgekit_cli.fleet.fleet_server import connect
+from edgekit_cli.number_range import NumberRange
+
+
+@click.command("enroll")
+@click.option("--name", default="device", show_default=True, help="Name of the device.")
+@click.option(
+    "--count", type=click.IntRange(1, 10_000), help="Make so many codes, for NAME-1, NAME-2 and so on."
+)
+@click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Tag that the device gets.")
+@click.option("--target", default="", help="Target of its packages.  [default: the device states it]")
+@click.option("--hours", default=24.0, show_default=True, type=NumberRange(0.01, 8760), help="Validity.")
+@folder_option
+@as_json_option
+def command(
+    *,
+    name: str,
+    count: int | None,
+    tags: tuple[str, ...],
+    target: str,
+    hours: float,
+    path: Path | None,
+    as_json: bool,
+) -> None:
+    """Make one-time codes. Each lets one device in: edgekit-device enroll --code CODE."""
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.devices import INVITE_DEVICES, InviteDevices
+
+        names = (name,) if count is None else tuple(f"{name}-{number}" for number in range(1, count + 1))
+        request = InviteDevices(names=names, target=target, tags=read_tags(tags), hours=hours)
+        found = fleet.call(INVITE_DEVICES, request).items
+    if as_json:
+        print_json(found)
+        return
+    for each in found:
+        click.echo(f"On {each.device}, within {hours:g} hours:")
+        click.echo(f"  edgekit-device enroll --code {each.code}")

@@ -1,0 +1,49 @@
+"""`edgekit fleet keys`: exchange the keys of the repository's roles, and of the manager."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgekit_cli.fleet.fleet_options import (
+    as_json_option,
+    find_actor,
+    folder_option,
+    open_fleet,
+    print_json,
+)
+
+
+@click.group("keys")
+def command() -> None:
+    """Exchange the keys that sign what devices may fetch, and what they are told to run."""
+
+
+@command.command("rotate")
+@click.argument("roles", nargs=-1, metavar="[ROLE]...")
+@click.option(
+    "--root-keys",
+    "root_folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of the root's private keys, which sign the exchange.  [default: in the fleet's folder]",
+)
+@folder_option
+@as_json_option
+def rotate(roles: tuple[str, ...], root_folder: Path | None, path: Path | None, as_json: bool) -> None:
+    """Exchange the keys of manager, root, targets, snapshot, timestamp or class-CLASS; devices follow.
+
+    manager is the key whose documents devices obey: a running manager signs all of them again, with the new
+    one. Without ROLE no key changes: the root is signed again, for two years. It may be done while the fleet
+    runs. If it is cut off, do it again.
+    """
+    with open_fleet(path) as (folder, store):
+        from edgekit_fleet.operations import releases
+
+        releases.rotate_keys(folder, store, roles, actor=find_actor(), root_folder=root_folder)
+    if as_json:
+        print_json({"rotated": roles})
+    elif not roles:
+        click.echo("the root is signed again, with the same keys")
+    else:
+        click.echo(f"new keys for {', '.join(roles)}; back the fleet up: edgekit fleet backup FILE")

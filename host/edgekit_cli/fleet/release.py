@@ -1,0 +1,138 @@
+"""`edgekit fleet release`: offer packages to devices under one approval; that alone updates no device."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgekit_cli.fleet.fleet_options import (
+    as_json_option,
+    find_actor,
+    folder_option,
+    open_fleet,
+    print_json,
+)
+from edgekit_cli.fleet.fleet_server import connect, is_remote
+from edgekit_cli.number_range import NumberRange
+
+if TYPE_CHECKING:
+    from edgekit_fleet.operations.releases import ReleaseSummary
+
+
+@click.command("release")
+@click.argument("packages", nargs=-1)
+@click.option("--name", default="", help="Name of the release.  [default: today's date and a number]")
+@click.option("--note", default="", help="A note to show with it.")
+@click.option("--list", "is_list", is_flag=True, help="List the releases instead.")
+@click.option(
+    "--min-agreement",
+    type=NumberRange(0, 0.9999),
+    help="With the version before, if it disagrees by design.  [default: 0.95 less the evidence's drop]",
+)
+@folder_option
+@click.option(
+    "--keys",
+    "keys_folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Release only what the keys *.pub.pem in this folder signed.  [default: `edgekit keys list`]",
+)
+@as_json_option
+def command(
+    packages: tuple[str, ...],
+    *,
+    name: str,
+    note: str,
+    is_list: bool,
+    min_agreement: float | None,
+    path: Path | None,
+    keys_folder: Path | None,
+    as_json: bool,
+) -> None:
+    """Offer PACKAGES, one a model and device class, as one release.
+
+    A package is a file, or an artifact in a registry: oci://HOST/NAME@sha256:DIGEST.
+
+    Then `edgekit fleet rollout plan RELEASE --to SELECTOR` shows which devices would get it.
+    """
+    if not packages and not is_list:
+        raise click.UsageError("name at least one package, or --list")
+    settings = {"name": name, "note": note, "min_agreement": min_agreement}
+    if is_list:
+        found = _list(path)
+    else:
+        if is_remote(path) and keys_folder is not None:
+            raise click.UsageError("--keys is for a folder; a server trusts the keys of its own machine")
+        with tempfile.TemporaryDirectory(prefix="edgekit-release-") as fetched:
+            files = [_find_file(each, Path(fetched)) for each in packages]
+            if is_remote(path):
+                found = [_make_there(files, settings)]
+            else:
+                found = [_make_here(path, files, keys_folder, settings)]
+    if as_json:
+        print_json(found)
+        return
+    from edgekit_runtime.system.shown_text import clean
+
+    for one in found:
+        withdrawn = " (withdrawn)" if one.is_withdrawn else ""
+        click.echo(clean(f"{one.name}{withdrawn}  {one.note}".rstrip()))
+        for model, version, target, size_bytes in one.packages:
+            click.echo(clean(f"  {model} {version} for {target}, {size_bytes / 1e6:.3f} MB"))
+        for model, target, version, size_bytes in one.deltas:
+            click.echo(clean(f"  {model} for {target} from {version}: {size_bytes / 1e6:.3f} MB"))
+    if not found:
+        click.echo("no releases; make one: edgekit fleet release PACKAGE...")
+
+
+def _find_file(package: str, folder: Path) -> Path:
+    """Return the file of a package, fetched into `folder` if it lies in a registry."""
+    from edgekit_fleet.releases.oci_registry import fetch_package, is_reference
+
+    if is_reference(package):
+        place = folder / package.rpartition(":")[2]
+        place.mkdir()
+        return fetch_package(package, place)
+    if not Path(package).is_file():
+        raise click.UsageError(f"there is no file {package}")
+    return Path(package)
+
+
+def _list(path: Path | None) -> list[ReleaseSummary]:
+    with connect(path) as fleet:
+        from edgekit_fleet.api.client import list_all
+        from edgekit_fleet.api.endpoints.releases import LIST_RELEASES, ListPage
+
+        return list(list_all(fleet, LIST_RELEASES, ListPage))
+
+
+def _make_there(packages: list[Path], settings: dict[str, Any]) -> ReleaseSummary:
+    """Upload packages to a server, and make a release of them."""
+    with connect(None) as fleet:
+        from edgekit_fleet.api.endpoints.releases import (
+            MAKE_RELEASE,
+            UPLOAD_PACKAGE,
+            MakeRelease,
+            UploadPackage,
+        )
+        from edgekit_runtime.system.atomic_files import hash_file
+
+        digests = tuple(hash_file(each) for each in packages)
+        for each, sha256 in zip(packages, digests, strict=True):
+            fleet.call(UPLOAD_PACKAGE, UploadPackage(sha256=sha256, file=each))
+        return fleet.call(MAKE_RELEASE, MakeRelease(packages=digests, **settings))
+
+
+def _make_here(
+    path: Path | None, packages: list[Path], keys_folder: Path | None, settings: dict[str, Any]
+) -> ReleaseSummary:
+    """Make a release of packages on the fleet's own machine, where they need no second copy."""
+    with open_fleet(path) as (folder, store):
+        from edgekit_fleet.operations import releases
+        from edgekit_runtime.system.paths import find_keys_folder
+        from edgekit_runtime.trust.trust_store import TrustStore
+
+        trust = TrustStore.from_folder(keys_folder or find_keys_folder())
+        return releases.make_release(folder, store, trust, packages, actor=find_actor(), **settings)

@@ -1,0 +1,42 @@
+"""`edgekit fleet restore`: a fleet from a backup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgekit_cli.fleet.fleet_options import (
+    as_json_option,
+    find_folder,
+    folder_option,
+    print_json,
+)
+
+
+@click.command("restore")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--database",
+    default="",
+    metavar="URL",
+    help="PostgreSQL for the store from now on: a store in FILE is copied into it, else it must hold the"
+    " fleet.  [default: as before]",
+)
+@folder_option
+@as_json_option
+def command(file: Path, *, database: str, path: Path | None, as_json: bool) -> None:
+    """Restore a fleet from the backup FILE into an empty folder. Never run the old and the new one at once.
+
+    With --database this is the way from SQLite to PostgreSQL.
+
+    Devices that have moved on since keep what they have; the manager takes their numbers over.
+    """
+    folder = find_folder(path)
+    from edgekit_fleet.operations import records
+
+    records.restore(folder, file, database)
+    if as_json:
+        print_json({"folder": str(folder.path)})
+    else:
+        click.echo(f"Restored to {folder.path}. Next: edgekit fleet up")

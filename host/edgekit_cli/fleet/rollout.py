@@ -1,0 +1,329 @@
+"""`edgekit fleet rollout`: bring a release to devices in waves, watch it, stop it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgekit_cli.fleet.fleet_options import (
+    as_json_option,
+    folder_option,
+    format_time,
+    print_json,
+)
+from edgekit_cli.fleet.fleet_server import connect
+from edgekit_cli.number_range import NumberRange
+
+if TYPE_CHECKING:
+    from edgekit_fleet.api.client import FleetCaller
+    from edgekit_fleet.operations.rollouts import RolloutPlan, RolloutSummary
+    from edgekit_fleet.rollouts.progress import Order
+
+_MOST_LISTED = 20
+_WATCH_S = 0.5
+_ORDERS = ("new-first", "old-first", "unloaded")
+_OPEN = ("running", "paused", "returning")
+
+
+def _by_model(
+    convert: Callable[[str], Any],
+) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, Any]]:
+    """Return the reader of `VALUE`, for all models, and `MODEL=VALUE`: model or empty -> value."""
+
+    def read(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+        try:
+            return {model: convert(text) for model, _, text in (value.rpartition("=") for value in values)}
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+
+    return read
+
+
+def _read_order(text: str) -> str:
+    if text not in _ORDERS:
+        raise ValueError(f"{text!r} is none of {', '.join(_ORDERS)}")
+    return text
+
+
+def _read_priority(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"{text!r} is no whole number from 0")
+    return int(text)
+
+
+@click.group("rollout")
+def command() -> None:
+    """Bring a release to devices, in waves that stop by themselves."""
+
+
+def _request_options(function: Callable[..., None]) -> Callable[..., None]:
+    options = (
+        click.argument("release"),
+        click.option(
+            "--to",
+            "selector",
+            required=True,
+            metavar="SELECTOR",
+            help='Which devices, as "class=jetson and site=lyon", or "all".',
+        ),
+        click.option("--waves", default="1%,10%,50%,100%", show_default=True, help="Shares or counts."),
+        click.option(
+            "--minimum",
+            type=click.IntRange(min=1),
+            help="Devices of the first step.  [default: a tenth, 1 to 30]",
+        ),
+        folder_option,
+        as_json_option,
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@command.command("plan")
+@_request_options
+def plan(
+    release: str, *, selector: str, waves: str, minimum: int | None, path: Path | None, as_json: bool
+) -> None:
+    """Show which devices would get RELEASE, which would not and why. Changes nothing."""
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.releases import PLAN_ROLLOUT, PlanRollout
+
+        request = PlanRollout(release=release, selector=selector, waves=waves, minimum=minimum)
+        found = fleet.call(PLAN_ROLLOUT, request)
+    _print_plan(found, as_json)
+
+
+@command.command("start")
+@_request_options
+@click.option("--name", default="", help="Name of the rollout.")
+@click.option("--window", help="Local time of day in which devices may switch, as 01:00-04:00.")
+@click.option(
+    "--approve",
+    "approval",
+    type=click.Choice(["none", "first", "each"]),
+    default="none",
+    show_default=True,
+    help="Which waves wait for `rollout approve`.",
+)
+@click.option("--trial", type=click.Choice(["none", "shadow", "canary"]), default="none", show_default=True)
+@click.option(
+    "--order",
+    "orders",
+    multiple=True,
+    callback=_by_model(_read_order),
+    metavar="[MODEL=]ORDER",
+    help="new-first or old-first: load the new version before or after the old one is unloaded;"
+    " unloaded: only unload.  [default: new-first]",
+)
+@click.option(
+    "--priority",
+    "priorities",
+    multiple=True,
+    callback=_by_model(_read_priority),
+    metavar="[MODEL=]NUMBER",
+    help="Models with a higher one are updated first on a device.  [default: 0]",
+)
+@click.option("--soak", "soak_s", type=NumberRange(min=0), default=300.0, show_default=True, help="Seconds.")
+@click.option(
+    "--spread",
+    "spread_s",
+    type=NumberRange(0, 86_400),
+    default=0.0,
+    show_default=True,
+    help="Seconds over which the devices of a step begin.",
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(0, 10),
+    default=2,
+    show_default=True,
+    help="Further attempts on a device whose failure may pass.",
+)
+@click.option(
+    "--min-agreement", type=NumberRange(0, 0.9999), help="With the old version, on the same inputs."
+)
+@click.option("--max-latency-ratio", type=NumberRange(min=1.0001), help="New over old.")
+@click.option("--join", "is_dynamic", is_flag=True, help="Devices that match later join at the end.")
+def start(release: str, *, path: Path | None, as_json: bool, **options: Any) -> None:
+    """Start a rollout of RELEASE; its devices are chosen now, and stay the same."""
+    for one, each in (("order", "orders"), ("priority", "priorities")):
+        if "" in options[each]:
+            options[one] = options[each].pop("")
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.releases import START_ROLLOUT, RolloutLimits, StartRollout
+
+        limits = RolloutLimits(**{name: options.pop(name) for name in ("min_agreement", "max_latency_ratio")})
+        made = fleet.call(START_ROLLOUT, StartRollout(release=release, limits=limits, **options))
+    _print_summaries([made], as_json)
+    if not as_json:
+        click.echo(f"watch it: edgekit fleet rollout watch {made.name}")
+
+
+@command.command("list")
+@folder_option
+@as_json_option
+def list_command(path: Path | None, as_json: bool) -> None:
+    """List the rollouts, the newest first."""
+    with connect(path) as fleet:
+        from edgekit_fleet.api.client import list_all
+        from edgekit_fleet.api.endpoints.releases import LIST_ROLLOUTS, ListPage
+
+        _print_summaries(list(list_all(fleet, LIST_ROLLOUTS, ListPage)), as_json)
+
+
+@command.command("watch")
+@click.argument("name")
+@folder_option
+@as_json_option
+def watch(name: str, path: Path | None, as_json: bool) -> None:
+    """Follow a rollout until it ends: live on a terminal, else a line for each change.
+
+    Without a terminal it also ends at a pause, which only a person can end. The exit code is 1 if the rollout
+    did not succeed.
+    """
+    from edgekit_host.terminal import open_console
+
+    console, summary = open_console(), None
+    with connect(path) as fleet:
+        if console.is_terminal and not as_json:
+            from rich.live import Live
+
+            with Live(console=console, refresh_per_second=4) as live:
+                for summary in _follow(fleet, name):
+                    live.update(_describe(summary))
+        else:
+            for summary in _follow(fleet, name):
+                _print_summaries([summary], as_json)
+                if summary.state == "paused":
+                    break
+    if summary is None or summary.state != "succeeded":
+        click.get_current_context().exit(1)
+
+
+def _follow(fleet: FleetCaller, name: str) -> Iterator[RolloutSummary]:
+    """Yield a rollout each time it has changed, until it has ended."""
+    from edgekit_fleet.api.endpoints.releases import GET_ROLLOUT, GetRollout
+
+    last = None
+    while True:
+        summary = fleet.call(GET_ROLLOUT, GetRollout(name=name))
+        if summary != last:
+            yield summary
+        last = summary
+        if summary.state not in _OPEN:
+            return
+        time.sleep(_WATCH_S)
+
+
+@command.command("replay")
+@click.argument("name")
+@folder_option
+@as_json_option
+def replay(name: str, path: Path | None, as_json: bool) -> None:
+    """Decide a rollout again from the audit log, and show where that differs; exit code 1 if it does."""
+    from edgekit_runtime.system.shown_text import clean
+
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.endpoint import Named
+        from edgekit_fleet.api.endpoints.releases import REPLAY_ROLLOUT
+
+        found = fleet.call(REPLAY_ROLLOUT, Named(name=name)).differences
+    if as_json:
+        from edgekit_runtime.dataclass_json import to_plain
+
+        print_json({"rollout": name, "is_equal": not found, "differences": [to_plain(one) for one in found]})
+    elif not found:
+        click.echo(clean(f"{name}: equal, its log gives every decision again"))
+    for one in found if not as_json else ():
+        decided = "nothing" if one.decided is None else f"{one.decided.action}: {one.decided.sentence}"
+        click.echo(clean(f"{format_time(one.at)}: logged {one.logged.action}: {one.logged.sentence}"))
+        click.echo(clean(f"  decided now: {decided}"))
+    if found:
+        click.get_current_context().exit(1)
+
+
+def _make_order(order: Order, text: str) -> click.Command:
+    @click.command(order, help=text)
+    @click.argument("name")
+    @click.option("--note", default="", help="A note for the audit log.")
+    @folder_option
+    @as_json_option
+    def run(name: str, note: str, path: Path | None, as_json: bool) -> None:
+        give_order(name, order, note, path=path, as_json=as_json)
+
+    return run
+
+
+def give_order(name: str, order: Order, note: str, *, path: Path | None, as_json: bool) -> None:
+    """Give an order to a rollout, and print the rollout."""
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.releases import ORDER_ROLLOUT, OrderRollout
+
+        request = OrderRollout(name=name, order=order, note=note)
+        _print_summaries([fleet.call(ORDER_ROLLOUT, request)], as_json)
+
+
+command.add_command(_make_order("approve", "Let the wave go that waits for an approval."))
+command.add_command(_make_order("pause", "Start no more devices; gates still stop a bad release."))
+command.add_command(_make_order("resume", "Go on after a pause."))
+command.add_command(_make_order("abort", "Stop, and take back every device that was updated."))
+
+
+def _print_plan(found: RolloutPlan, as_json: bool) -> None:
+    from edgekit_runtime.dataclass_json import to_plain
+    from edgekit_runtime.system.shown_text import clean
+
+    if as_json:
+        print_json({**to_plain(found), "bytes": found.bytes})
+        return
+    count = len(found.planned)
+    if not count and not found.refused:
+        click.echo(
+            clean(f"no device matches {found.selector!r}; `edgekit fleet devices` lists devices and tags")
+        )
+        return
+    minutes = max((one.minutes for one in found.planned), default=0.0)
+    click.echo(
+        f"devices that get it: {count}; {found.bytes / 1e6:.1f} MB in all, at most {minutes:.1f} minutes each"
+        " (estimated)"
+    )
+    for one in found.planned[:_MOST_LISTED]:
+        packages = ", ".join(f"{each.model} {each.version}" for each in one.packages)
+        note = f" ({one.note})" if one.note else ""
+        click.echo(clean(f"  {one.device}: {packages}, {one.bytes / 1e6:.1f} MB{note}"))
+    _print_rest(count)
+    click.echo(f"devices that match and get nothing: {len(found.refused)}")
+    for each in found.refused[:_MOST_LISTED]:
+        click.echo(clean(f"  {each.device}: {each.reason}"))
+    _print_rest(len(found.refused))
+    if count:
+        click.echo(f"devices at the end of each wave: {', '.join(map(str, found.waves))}")
+        click.echo(f"agreement with the version before: at least {found.min_agreement:g}, if it is tried")
+
+
+def _print_rest(count: int) -> None:
+    if count > _MOST_LISTED:
+        click.echo(f"  and {count - _MOST_LISTED} more; --json lists all")
+
+
+def _print_summaries(found: list[RolloutSummary], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    for one in found:
+        click.echo(_describe(one))
+    if not found:
+        click.echo("no rollouts; start one: edgekit fleet rollout start RELEASE --to SELECTOR")
+
+
+def _describe(summary: RolloutSummary) -> str:
+    from edgekit_runtime.system.shown_text import clean
+
+    devices = ", ".join(f"{count} {state}" for state, count in sorted(summary.members.items()))
+    wave = f"wave {summary.wave} of {len(summary.waves)}"
+    return clean(f"{summary.name}: {summary.state}, {wave}; {devices}; {summary.because}")

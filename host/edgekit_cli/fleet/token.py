@@ -1,0 +1,87 @@
+"""`edgekit fleet token`: what programs log in with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgekit_cli.fleet.fleet_options import (
+    as_json_option,
+    folder_option,
+    format_time,
+    print_json,
+)
+from edgekit_cli.fleet.fleet_server import connect
+from edgekit_cli.number_range import NumberRange
+
+if TYPE_CHECKING:
+    from edgekit_fleet.access.principal import Scope
+
+
+@click.group("token")
+def command() -> None:
+    """Make, list and revoke tokens of programs, such as a CI job."""
+
+
+@command.command("add")
+@click.argument("name")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    required=True,
+    type=click.Choice(["read", "release", "rollout", "device", "admin"]),
+    help="What it may do; may be repeated.",
+)
+@click.option("--days", default=90.0, show_default=True, type=NumberRange(0.001, 3650), help="Validity.")
+@folder_option
+@as_json_option
+def add(name: str, scopes: tuple[Scope, ...], days: float, path: Path | None, as_json: bool) -> None:
+    """Make the token NAME and print it; it cannot be shown again."""
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.access import ADD_TOKEN, AddToken
+
+        made = fleet.call(ADD_TOKEN, AddToken(name=name, scopes=scopes, days=days))
+    if as_json:
+        print_json(made)
+    else:
+        click.echo(made.token)
+
+
+@command.command("list")
+@folder_option
+@as_json_option
+def list_command(path: Path | None, as_json: bool) -> None:
+    """List the tokens, without their secrets."""
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.access import LIST_TOKENS
+        from edgekit_fleet.api.endpoints.endpoint import Nothing
+
+        found = fleet.call(LIST_TOKENS, Nothing()).items
+    if as_json:
+        print_json(found)
+        return
+    for each in found:
+        end = "for ever" if each.expires_at is None else f"until {format_time(each.expires_at)}"
+        click.echo(f"{each.name}: {', '.join(each.scopes)}; {end}, last used {format_time(each.used_at)}")
+    if not found:
+        click.echo("no tokens; make one: edgekit fleet token add NAME --scope read")
+
+
+@command.command("revoke")
+@click.argument("name")
+@folder_option
+@as_json_option
+def revoke(name: str, path: Path | None, as_json: bool) -> None:
+    """End the token NAME."""
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.access import REVOKE_TOKEN
+        from edgekit_fleet.api.endpoints.endpoint import Named
+
+        left = fleet.call(REVOKE_TOKEN, Named(name=name)).items
+    if as_json:
+        print_json(left)
+    else:
+        click.echo(f"{name} has ended; {len(left)} tokens are left")

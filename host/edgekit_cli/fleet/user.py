@@ -1,0 +1,112 @@
+"""`edgekit fleet user`: who may log in at the console."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgekit_cli.fleet.fleet_options import (
+    as_json_option,
+    folder_option,
+    format_time,
+    print_json,
+)
+from edgekit_cli.fleet.fleet_server import connect
+
+if TYPE_CHECKING:
+    from edgekit_fleet.access.principal import Role
+    from edgekit_fleet.api.endpoints.endpoint import Endpoint
+
+_role_option = click.option(
+    "--role",
+    type=click.Choice(["viewer", "operator", "admin"]),
+    default="viewer",
+    show_default=True,
+    help="operator: also releases, rollouts, devices; admin: also users and tokens.",
+)
+
+
+@click.group("user")
+def command() -> None:
+    """Add, list and remove users of the console."""
+
+
+@command.command("add")
+@click.argument("name")
+@_role_option
+@folder_option
+@as_json_option
+def add(name: str, role: Role, path: Path | None, as_json: bool) -> None:
+    """Add the user NAME; asks for a password, or reads it from standard input."""
+    from edgekit_fleet.api.endpoints.access import ADD_USER, AddUser
+
+    _call(ADD_USER, AddUser(name=name, password=_read_password(), role=role), path, as_json=as_json)
+
+
+@command.command("list")
+@folder_option
+@as_json_option
+def list_command(path: Path | None, as_json: bool) -> None:
+    """List the users."""
+    from edgekit_fleet.api.endpoints.access import LIST_USERS
+    from edgekit_fleet.api.endpoints.endpoint import Nothing
+
+    _call(LIST_USERS, Nothing(), path, as_json=as_json)
+
+
+@command.command("remove")
+@click.argument("name")
+@folder_option
+@as_json_option
+def remove(name: str, path: Path | None, as_json: bool) -> None:
+    """Remove the user NAME, and end their logins."""
+    from edgekit_fleet.api.endpoints.access import REMOVE_USER
+    from edgekit_fleet.api.endpoints.endpoint import Named
+
+    _call(REMOVE_USER, Named(name=name), path, as_json=as_json)
+
+
+@command.command("password")
+@click.argument("name")
+@folder_option
+@as_json_option
+def password(name: str, path: Path | None, as_json: bool) -> None:
+    """Give the user NAME another password, and end their logins."""
+    from edgekit_fleet.api.endpoints.access import SET_PASSWORD, SetPassword
+
+    _call(SET_PASSWORD, SetPassword(name=name, password=_read_password()), path, as_json=as_json)
+
+
+@command.command("role")
+@click.argument("name")
+@click.argument("role", type=click.Choice(["viewer", "operator", "admin"]))
+@folder_option
+@as_json_option
+def set_role(name: str, role: Role, path: Path | None, as_json: bool) -> None:
+    """Give the user NAME another ROLE."""
+    from edgekit_fleet.api.endpoints.access import SET_ROLE, SetRole
+
+    _call(SET_ROLE, SetRole(name=name, role=role), path, as_json=as_json)
+
+
+def _call(endpoint: Endpoint[Any, Any], request: Any, path: Path | None, *, as_json: bool) -> None:
+    with connect(path) as fleet:
+        found = fleet.call(endpoint, request).items
+    if as_json:
+        print_json(found)
+        return
+    for each in found:
+        click.echo(f"{each.name}: {each.role}, last seen {format_time(each.seen_at)}")
+    if not found:
+        click.echo("no users; make one: edgekit fleet user add NAME --role admin")
+
+
+def _read_password() -> str:
+    """Return a password, typed twice at a terminal, or the first line of standard input."""
+    if sys.stdin.isatty():
+        typed: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+        return typed
+    return sys.stdin.readline().rstrip("\n")

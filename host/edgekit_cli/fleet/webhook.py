@@ -1,0 +1,74 @@
+"""`edgekit fleet webhook`: addresses that are told of what happens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgekit_cli.fleet.fleet_options import as_json_option, folder_option, print_json
+from edgekit_cli.fleet.fleet_server import connect
+
+
+@click.group("webhook")
+def command() -> None:
+    """Call a URL when something happens, with signed messages."""
+
+
+@command.command("add")
+@click.argument("name")
+@click.argument("url")
+@click.option(
+    "--action", "actions", multiple=True, help="Only those that begin so, as rollout.  [default: all]"
+)
+@folder_option
+@as_json_option
+def add(name: str, url: str, actions: tuple[str, ...], path: Path | None, as_json: bool) -> None:
+    """Tell URL of what happens from now on; prints the secret that signs the messages."""
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.access import ADD_WEBHOOK, AddWebhook
+
+        made = fleet.call(ADD_WEBHOOK, AddWebhook(name=name, url=url, actions=actions))
+    if as_json:
+        print_json(made)
+    else:
+        click.echo(made.secret)
+
+
+@command.command("list")
+@folder_option
+@as_json_option
+def list_command(path: Path | None, as_json: bool) -> None:
+    """List the webhooks, and whether their messages arrive."""
+    from edgekit_runtime.system.shown_text import clean
+
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.access import LIST_WEBHOOKS
+        from edgekit_fleet.api.endpoints.endpoint import Nothing
+
+        found = fleet.call(LIST_WEBHOOKS, Nothing()).items
+    if as_json:
+        print_json(found)
+        return
+    for each in found:
+        state = f"failed {each.failures} times: {each.because}" if each.failures else "well"
+        click.echo(clean(f"{each.name}: {each.url}, {state}"))
+    if not found:
+        click.echo("no webhooks; make one: edgekit fleet webhook add NAME URL")
+
+
+@command.command("remove")
+@click.argument("name")
+@folder_option
+@as_json_option
+def remove(name: str, path: Path | None, as_json: bool) -> None:
+    """Delete the webhook NAME."""
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.access import REMOVE_WEBHOOK
+        from edgekit_fleet.api.endpoints.endpoint import Named
+
+        left = fleet.call(REMOVE_WEBHOOK, Named(name=name)).items
+    if as_json:
+        print_json(left)
+    else:
+        click.echo(f"{name} is removed; {len(left)} webhooks are left")

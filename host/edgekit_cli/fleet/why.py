@@ -1,0 +1,29 @@
+"""`edgekit fleet why`: one sentence about a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgekit_cli.fleet.fleet_options import as_json_option, folder_option, print_json
+from edgekit_cli.fleet.fleet_server import connect
+
+
+@click.command("why")
+@click.argument("name")
+@folder_option
+@as_json_option
+def command(name: str, *, path: Path | None, as_json: bool) -> None:
+    """Say what the device NAME runs, what it should run, and what stands between."""
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.devices import GET_DEVICE
+        from edgekit_fleet.api.endpoints.endpoint import Named
+
+        found = fleet.call(GET_DEVICE, Named(name=name))
+    if as_json:
+        print_json({"device": name, "why": found.why})
+    else:
+        from edgekit_host.terminal import open_console, print_line
+
+        print_line(open_console(), found.why)

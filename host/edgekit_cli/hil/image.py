@@ -1,0 +1,29 @@
+"""`edgekit hil image`: the system of the emulated ARM64 devices, made from Debian's packages."""
+
+from __future__ import annotations
+
+import time
+
+import click
+from rich.console import Console
+
+from edgekit_cli.progress import ProgressBar
+
+
+@click.command("image")
+@click.option("--rebuild", is_flag=True, help="Make it although there is one with the same packages.")
+def command(*, rebuild: bool) -> None:
+    """Make the ARM64 system of the benches arm64-userland and arm64-booted, where it is missing.
+
+    It takes the mirror and the release of this machine's own apt, and needs root. The image stays in your
+    cache; the two newest are kept.
+    """
+    from edgekit_hil.images.image_cache import make_image
+    from edgekit_hil.strategies.booted import save_snapshot
+
+    begun_s = time.monotonic()
+    with ProgressBar(Console(stderr=True)) as bar:
+        image = make_image(bar.show, rebuild=rebuild)
+        if not image.snapshot.exists():
+            save_snapshot(image, bar.show)
+    click.echo(f"{image.folder} ({time.monotonic() - begun_s:.0f} s)")

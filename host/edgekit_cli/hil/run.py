@@ -1,0 +1,148 @@
+"""`edgekit hil run`: the tests on one bench or several."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgekit_runtime.errors import BenchError, CutError, TargetError
+
+if TYPE_CHECKING:
+    from edgekit_hil.benches.bench_file import BenchFile
+    from edgekit_toolkit.targets.spec import DeviceTimes
+
+_OWN_FILE = Path("bench.yaml")
+
+
+@click.command("run")
+@click.option(
+    "--bench", "benches", multiple=True, metavar="FILE",
+    help="Environment file of a bench, or the name of one of `edgekit hil benches`; may be repeated."
+    "  [default: bench.yaml if it is here, else every bench that needs no hardware]",
+)  # fmt: skip
+@click.option("-k", "expression", metavar="EXPRESSION", help="Only tests whose name fits, as pytest has it.")
+@click.option(
+    "--evidence", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
+    help="Where the evidence and its report are written.  [default: hil/evidence in your configuration]",
+)  # fmt: skip
+@click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Also write JUnit's XML.")
+@click.option(
+    "--soak-seconds", type=click.IntRange(1), default=20, show_default=True, help="Length of the soak test."
+)
+@click.option(
+    "--profile-seconds", type=click.IntRange(5), default=60, show_default=True,
+    help="Length of the measurement of a real device for which packages are predicted by its own profile, if"
+    " it has none yet.",
+)  # fmt: skip
+def command(
+    benches: tuple[str, ...],
+    *,
+    expression: str | None,
+    evidence: Path | None,
+    junit: Path | None,
+    soak_seconds: int,
+    profile_seconds: int,
+) -> None:
+    """Run the tests, by pytest with labgrid underneath.
+
+    A real device over the network is profiled before, unless it has a profile that holds
+    (`edgekit profile`) or its target prefers TensorRT. The evidence keeps the times, by which
+    `edgekit package` predicts latency on its class.
+    """
+    import pytest
+
+    import edgekit_hil
+    from edgekit_hil.benches.bench_file import find_bench
+    from edgekit_hil.tests.models import MODELS
+
+    named = benches or ((str(_OWN_FILE),) if _OWN_FILE.exists() else ())
+    if not benches and named and _OWN_FILE.stat().st_uid != os.geteuid():
+        # labgrid runs the Python files that an environment file imports.
+        raise BenchError(
+            f"{_OWN_FILE} belongs to another user, and can run code; --bench {_OWN_FILE} takes it"
+        )
+    files = [find_bench(each) for each in named]  # a malformed file is refused before anything begins
+    if not MODELS.is_dir():
+        raise BenchError(
+            f"the models that the tests install are in a checkout of edgekit, and {MODELS} is none"
+        )
+    for each, file in zip(named, files, strict=True):
+        _profile_once(each, file, profile_seconds)
+    folder = Path(edgekit_hil.__file__).parent / "tests"
+    arguments = [
+        "-c",
+        "/dev/null",
+        f"--rootdir={folder}",
+        "--import-mode=importlib",
+        "-v",
+        "-ra",
+        "--tb=short",
+    ]
+    arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # labgrid, which is imported by now
+    arguments += ["-p", "no:labgrid", "-p", "no:cacheprovider", "-p", "edgekit_hil.tests.plugin"]
+    arguments += [f"--bench={Path(each).absolute() if Path(each).exists() else each}" for each in named]
+    arguments += [f"--soak-seconds={soak_seconds}"]
+    for option, value in (("-k", expression), ("--evidence", evidence), ("--junitxml", junit)):
+        if value is not None:
+            arguments += [option, str(value)]
+    code = pytest.main([*arguments, str(folder)])
+    if code == pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+        raise click.UsageError(f"-k {expression!r} fits no test")
+    if code != pytest.ExitCode.OK:
+        raise BenchError("a test failed or a named bench could not be used; the reasons stand above")
+
+
+def _profile_once(bench: str, file: BenchFile, seconds: float) -> None:
+    """Measure the profile of a real device of the user, unless there is one that holds for it."""
+    from edgekit_cli.hil.bench_machine import find_device
+    from edgekit_cli.profile import measure_profile
+    from edgekit_cli.progress import ProgressBar
+    from edgekit_host.terminal import open_console
+    from edgekit_toolkit.measurement.device_profile import start_profile
+    from edgekit_toolkit.targets.loader import find_user_targets, load_target
+
+    settings, folder = file.settings, find_user_targets()
+    target = load_target(settings.target, [folder])
+    if (
+        settings.kind != "real"
+        or not file.keeps_state
+        or not settings.has_time
+        or target.backend.default == "tensorrt"
+    ):
+        return
+    path = folder / f"{settings.profile_name}.toml"
+    times = load_target(str(path)).device_times if path.is_file() else None
+    if path.is_file() and times is None:
+        return  # a target that the user wrote under this name is kept
+    try:
+        target = start_profile(target, settings.profile_name)
+        if times is not None and _holds(times, file):
+            return
+        with ProgressBar(open_console(stderr=True)) as progress, find_device(bench) as device:
+            found = measure_profile(device, target, path, seconds, progress.show)
+        click.echo(
+            f"profile of bench '{settings.name}': {path}; networks left out of the fit were off by"
+            f" {found.fitted.uncertainty:.2f} x at most; power: {found.describe_power()}"
+        )
+    except (BenchError, CutError, TargetError) as error:  # the tests say what they lack
+        click.echo(f"bench '{settings.name}' is not profiled: {error}", err=True)
+
+
+def _holds(times: DeviceTimes, file: BenchFile) -> bool:
+    """Return whether a profile is of the device that a bench has now, and of its engine.
+
+    Raises:
+        BenchError: the bench is not available.
+    """
+    from edgekit_hil.benches.opening import open_bench
+    from edgekit_toolkit.measurement.device_profile import is_current
+
+    if not is_current(times) or not times.is_real:
+        return False
+    with open_bench(file) as opened:
+        return opened.facts.model == times.device and opened.facts.has_engine(times.engine)

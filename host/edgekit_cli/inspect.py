@@ -1,0 +1,292 @@
+"""`edgekit inspect`: the contents of a package, also before anybody trusts its key; or a `.tflite` model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rich.console import Console
+
+    from edgekit_runtime.canonical_json import JsonValue
+    from edgekit_runtime.errors import SignatureError
+    from edgekit_runtime.package.golden import Golden
+    from edgekit_runtime.package.manifest import Manifest, Variant
+    from edgekit_runtime.package.manifest_entries import BackendChoice
+    from edgekit_runtime.trust.trust_store import TrustStore
+
+_MAX_DEPTH = 3  # levels of free JSON that are shown as rows; deeper ones are shown as JSON
+_MAX_WHOLE = 1e15  # below this a float holds every whole number
+_MAX_SHOWN = 1e300  # JSON allows larger integers, which no float holds
+
+
+class Evidence(NamedTuple):
+    """The evidence file beside a package; `problem` says why it is no evidence for the package, if so."""
+
+    path: Path
+    verified: bool
+    predicate: Mapping[str, JsonValue]
+    problem: str | None = None
+
+
+class Inspection(NamedTuple):
+    """A package as found; unless it is `verified`, its `key_id` is only a claim."""
+
+    path: Path
+    manifest: Manifest
+    verified: bool
+    key_id: str
+    key_name: str | None
+    evidence: Evidence | None
+
+
+@click.command("inspect")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(file: Path, *, as_json: bool) -> None:
+    """Show what FILE holds, a package or a .tflite model.
+
+    Form and digests of a package are checked. One by a key that is not trusted here is shown too, marked
+    UNVERIFIED; nothing of it is run. A .tflite model is tried on zeros in a process of its own.
+    """
+    from edgekit_runtime.errors import ManifestError
+    from edgekit_toolkit.importers.file_kind import is_tflite
+
+    if file.suffix == ".tflite" or is_tflite(file):
+        from edgekit_cli.inspect_tflite import show_tflite
+
+        show_tflite(file, as_json=as_json)
+        return
+    found = _inspect_package(file)
+    try:
+        if as_json:
+            _print_json(found)
+        else:
+            _show(found)
+    except RecursionError as cause:
+        raise ManifestError(f"{file}: its manifest or evidence is nested too deeply to be shown") from cause
+
+
+def _inspect_package(path: Path) -> Inspection:
+    """Return the contents of a package.
+
+    Raises:
+        PackageError: the file is not a package; the message says what it is, if that is known.
+    """
+    from edgekit_runtime.errors import PackageError
+    from edgekit_toolkit.importers.file_kind import describe_no_package
+
+    try:
+        return _inspect(path)
+    except PackageError as error:
+        words = describe_no_package(path)
+        if words is None:
+            raise
+        raise PackageError(f"{path}: no package, but {words}") from error
+
+
+def _inspect(path: Path) -> Inspection:
+    from edgekit_runtime.errors import SignatureError
+    from edgekit_runtime.package.archive import read_package, read_unverified_manifest
+    from edgekit_runtime.system.paths import find_keys_folder
+    from edgekit_runtime.trust.trust_store import TrustStore
+    from edgekit_toolkit.packaging.signing_keys import list_keys
+
+    trust = TrustStore.from_folder(find_keys_folder())
+    names = {key.key_id: key.name for key in list_keys()}
+    try:
+        with read_package(path, trust) as package:
+            manifest, key_id, verified = package.manifest, package.key_id, True
+    except SignatureError as error:
+        if not _is_by_unknown_key(error, trust):
+            raise
+        unverified = read_unverified_manifest(path)
+        manifest, key_id, verified = unverified.manifest, unverified.claimed_key_id, False
+    return Inspection(path, manifest, verified, key_id, names.get(key_id), _find_evidence(path, trust))
+
+
+def _is_by_unknown_key(error: SignatureError, trust: TrustStore) -> bool:
+    """Return whether the key is not known here, so that the signature cannot be checked."""
+    return error.key_id is not None and error.key_id not in trust.key_ids
+
+
+def _find_evidence(package: Path, trust: TrustStore) -> Evidence | None:
+    from edgekit_runtime.errors import DigestError, SignatureError
+    from edgekit_toolkit.packaging.evidence import evidence_path, read_evidence, read_unverified_evidence
+
+    path = evidence_path(package)
+    if not path.exists():
+        return None
+    try:
+        try:
+            return Evidence(path, True, read_evidence(path, package, trust).predicate)
+        except SignatureError as error:
+            if not _is_by_unknown_key(error, trust):
+                raise
+            return Evidence(path, False, read_unverified_evidence(path, package).predicate)
+    except (SignatureError, DigestError) as error:
+        return Evidence(path, False, {}, str(error))
+
+
+def _print_json(found: Inspection) -> None:
+    import json
+
+    evidence = found.evidence
+    document = {
+        "path": str(found.path),
+        "verified": found.verified,
+        "key_id": found.key_id,
+        "key_name": found.key_name,
+        "manifest": json.loads(found.manifest.to_bytes()),
+        "evidence": None if evidence is None else {**evidence._asdict(), "path": str(evidence.path)},
+    }
+    click.echo(json.dumps(document, indent=2))
+
+
+def _show(found: Inspection) -> None:
+    from edgekit_host.terminal import open_console, print_line, print_section
+
+    console, manifest = open_console(), found.manifest
+    if not found.verified:
+        notice = "signed by a key that is not trusted here, so anybody can have written what follows."
+        print_line(console, ("UNVERIFIED:", "bold red"), notice, indent=12)
+        print_line(console, "If you know the owner of the key: edgekit keys trust PUBLIC_KEY.pem NAME")
+        console.print()
+    print_line(console, (f"{manifest.name} {manifest.version} for {manifest.target}", "bold"))
+    trusted = f"as {found.key_name}" if found.verified else "NO"
+    print_section(console, "Signature", [("key", found.key_id), ("trusted", trusted)])
+    for title, specs in (("Inputs", manifest.inputs), ("Outputs", manifest.outputs)):
+        print_section(console, title, [(spec.name, _type(spec.dtype, spec.shape)) for spec in specs])
+    print_section(console, "Artifacts", _artifact_rows(manifest))
+    print_section(console, "Backend", _backend_rows(manifest.backend))
+    print_section(console, "Budget", _free_rows(manifest.budget))
+    print_section(console, "Figures", _figure_rows(manifest.figures))
+    print_section(console, "Golden self-test", _golden_rows(manifest.golden))
+    for variant in manifest.variants:
+        print_section(console, f"Variant {variant.name}", _variant_rows(variant))
+    print_section(console, "Provenance", _free_rows(manifest.provenance))
+    _show_evidence(console, found.evidence)
+
+
+def _show_evidence(console: Console, evidence: Evidence | None) -> None:
+    from edgekit_host.terminal import print_line, print_section
+
+    if evidence is None:
+        return
+    console.print()
+    if evidence.problem is not None:
+        print_line(console, ("NO EVIDENCE:", "bold red"), evidence.problem, indent=13)
+        return
+    state = "verified" if evidence.verified else "UNVERIFIED: by a key that is not trusted here"
+    print_line(console, ("Evidence", "bold"), f"{evidence.path.name} ({state})")
+    print_section(console, "What it states", _free_rows(evidence.predicate))
+
+
+def _type(dtype: str, shape: tuple[int | str, ...]) -> str:
+    return f"{dtype} [{', '.join(map(str, shape))}]"
+
+
+def _artifact_rows(manifest: Manifest) -> Iterator[tuple[str]]:
+    for artifact in manifest.artifacts:
+        yield (f"{artifact.path} ({artifact.role}, {artifact.size_bytes:,} bytes)",)
+        yield (f"sha256 {artifact.sha256}",)  # with its path in one row it would not fit into 80 columns
+
+
+def _backend_rows(backend: BackendChoice) -> Iterator[tuple[str, str]]:
+    for index, choice in enumerate(backend.chain):
+        options = ", ".join(f"{name} {_value(value)}" for name, value in choice.options.items())
+        text = f"{choice.name} runs {choice.artifact}; options: {options or 'none'}"
+        yield "fallback" if index else "first", text
+    if backend.fallback is None:
+        yield "fallback", "none"
+
+
+def _variant_rows(variant: Variant) -> Iterator[tuple[str, str]]:
+    yield from _backend_rows(variant.backend)
+    for kind, name, text in _golden_rows(variant.golden):
+        if kind == "output":  # its inputs are very probably those of the default
+            yield f"{kind} {name}", text
+    yield from _figure_rows(variant.figures)
+
+
+def _golden_rows(golden: Golden) -> Iterator[tuple[str, str, str]]:
+    for tensor in golden.inputs:
+        text, codes = _type(tensor.dtype, tensor.shape), tensor.codes
+        if codes:
+            text += f", {codes.dtype} codes * {codes.scale:g} + {codes.offset:g}"
+            text += "" if codes.repeat is None else f", each for {list(codes.repeat)} values"
+        yield "input", tensor.name, text
+    for output in golden.outputs:
+        text = f"{_type(output.dtype, output.shape)}, within {output.atol:g} + {output.rtol:g} * |expected|"
+        unit = "value" if output.axis is None else "row"
+        text += "" if output.every == 1 else f", every {output.every}. {unit}"
+        if output.axis is not None:
+            text += f", a set of rows: {output.loose} may differ, their number by {output.count_atol}"
+        yield "output", output.name, text
+    if golden.rows is not None:
+        count = len(golden.rows.seeds)
+        yield "rows", f"{count} more", f"drawn from the inputs by the seeds {_value(list(golden.rows.seeds))}"
+
+
+def _figure_rows(figures: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
+    """Return the rows of figures; for `reference`, which holds tables for a device, only its presence."""
+    yield from _free_rows({name: value for name, value in figures.items() if name != "reference"})
+    if "reference" in figures:
+        reference = figures["reference"]
+        samples = reference.get("samples") if isinstance(reference, dict) else None
+        yield "reference", f"of {_value(samples)} calibration samples, for drift (--json shows it)"
+
+
+def _free_rows(
+    values: Mapping[str, JsonValue], prefix: str = "", depth: int = 1, origin: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Yield a name and a text for each value in a free JSON object; inner objects give names with dots.
+
+    Label and place of a figure (measured, modelled, estimated; where) follow it in brackets (`origin`).
+    """
+    for name, value in values.items():
+        if not isinstance(value, dict) or value.keys() <= {"label", "on"} or depth == _MAX_DEPTH:
+            yield f"{prefix}{name}", _number(name, value) + (f" ({origin})" if origin else "")
+            continue
+        inner = {key: item for key, item in value.items() if key not in ("label", "on")}
+        stated = ", ".join(_value(value[key]) for key in ("label", "on") if key in value) or origin
+        if "value" in inner:
+            yield f"{prefix}{name}", _figure(name, inner, stated)
+        else:
+            yield from _free_rows(inner, f"{prefix}{name}.", depth + 1, stated)
+
+
+def _figure(name: str, figure: Mapping[str, JsonValue], origin: str) -> str:
+    unit = figure.get("unit")
+    rest = [f"{key} {_value(item)}" for key, item in figure.items() if key not in ("value", "unit")]
+    text = _number(name, figure["value"], unit if isinstance(unit, str) else None)
+    notes = ", ".join(([origin] if origin else []) + rest)
+    return f"{text} ({notes})" if notes else text
+
+
+def _number(name: str, value: JsonValue, unit: str | None = None) -> str:
+    """Return a value with its unit, which figures and limits of known names have without stating it."""
+    from edgekit_toolkit.report.figures import FIGURES, show
+
+    unit = unit or FIGURES.get(name, ("", ""))[1]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not unit or abs(value) > _MAX_SHOWN:
+        return _value(value)
+    return show(value, unit)
+
+
+def _value(value: JsonValue) -> str:
+    import json
+
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value.is_integer() and abs(value) < _MAX_WHOLE else f"{value:.6g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return json.dumps(value, ensure_ascii=False)

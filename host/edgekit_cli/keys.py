@@ -1,0 +1,122 @@
+"""`edgekit keys`: the keys that sign packages, and those that are trusted. Private keys are never printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from edgekit_toolkit.packaging.signing_keys import KeyInfo
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_a_file = click.Path(path_type=Path)
+
+
+@click.group("keys", no_args_is_help=True)
+def command() -> None:
+    """Make, list, share and trust the keys that sign packages.
+
+    A key has a name in one folder, $EDGEKIT_HOME/keys or ~/.config/edgekit/keys. Every key there is trusted
+    on this machine; those with a private part here, or in an HSM or KMS, can sign.
+    """
+
+
+@command.command()
+@click.argument("name", default="default")
+@_json_option
+def generate(name: str, *, as_json: bool) -> None:
+    """Make an ed25519 key called NAME, which signs on this machine."""
+    from edgekit_toolkit.packaging.signing_keys import generate_key
+
+    _report(generate_key(name), f"made, and trusted here; edgekit keys export {name} FILE shares it", as_json)
+
+
+@command.command("list")
+@_json_option
+def list_command(*, as_json: bool) -> None:
+    """List the keys that are trusted here, and how those that can sign do so."""
+    from edgekit_toolkit.packaging.signing_keys import list_keys
+
+    keys = list_keys()
+    if as_json:
+        import dataclasses
+        import json
+
+        click.echo(json.dumps([dataclasses.asdict(key) for key in keys], indent=2))
+        return
+    from edgekit_host.terminal import open_console, print_line, print_section
+    from edgekit_runtime.system.paths import find_keys_folder
+
+    console = open_console()
+    if not keys:
+        print_line(console, f"No keys in {find_keys_folder()}; `edgekit keys generate` makes one.")
+        return
+    print_line(console, f"{len(keys)} in {find_keys_folder()}")
+    for key in keys:
+        print_section(console, key.name, [(_describe(key),), (f"key id {key.key_id}",)])
+
+
+@command.command()
+@click.argument("name")
+@click.argument("file", type=_a_file)
+@_json_option
+def export(name: str, file: Path, *, as_json: bool) -> None:
+    """Write the public key NAME to FILE, so that others can trust it; FILE must not exist."""
+    from edgekit_runtime.errors import OutputError
+    from edgekit_toolkit.packaging.signing_keys import export_key
+
+    if file.exists():  # it may be the only copy of a private key
+        raise OutputError(f"{file} exists, and is not replaced; choose another file or remove it")
+    _report(export_key(name, file), f"public key written to {file}; `edgekit keys trust` takes it", as_json)
+
+
+@command.command()
+@click.argument("file", type=_a_file)
+@click.argument("name")
+@_json_option
+def trust(file: Path, name: str, *, as_json: bool) -> None:
+    """Trust the public key in FILE (PEM) from now on, under NAME.
+
+    The owner of its private part can then sign packages for this machine: compare the key id with the owner.
+    """
+    from edgekit_toolkit.packaging.signing_keys import trust_key
+
+    _report(trust_key(file, name), "trusted here from now on", as_json)
+
+
+@command.command()
+@click.argument("name")
+@click.argument("uri")
+@click.argument("file", type=_a_file)
+@_json_option
+def register(name: str, uri: str, file: Path, *, as_json: bool) -> None:
+    """Sign with a key that is held elsewhere, under NAME.
+
+    URI says where, as securesystemslib takes it (hsm:, awskms:, gcpkms:, azurekms:, ...); FILE holds its
+    public part (PEM).
+    """
+    from edgekit_toolkit.packaging.signing_keys import register_uri
+
+    _report(register_uri(name, uri, file), "trusted here, and signs from now on", as_json)
+
+
+def _report(key: KeyInfo, done: str, as_json: bool) -> None:
+    if as_json:
+        import dataclasses
+        import json
+
+        click.echo(json.dumps(dataclasses.asdict(key), indent=2))
+        return
+    from edgekit_host.terminal import open_console, print_line
+
+    console = open_console()
+    print_line(console, f"{key.name}:", done)
+    print_line(console, f"key id {key.key_id}")
+
+
+def _describe(key: KeyInfo) -> str:
+    if key.signs_with is None:
+        return "is trusted; cannot sign here"
+    return f"signs with {'the private key here' if key.signs_with == 'file' else key.signs_with}"

@@ -1,0 +1,27 @@
+"""`edgekit offload`: split a model between device and server. Each command is one file of this folder."""
+
+import click
+
+from edgekit_cli.lazy_commands import OrderedGroup, lazy_commands
+
+# In the order of a first use; the text is what `edgekit offload --help` shows.
+COMMANDS = {
+    "demo": "See a slow device, a server and a changing link, on this machine.",
+    "profile": "Measure a model's kernels, and the link to a server.",
+    "plan": "Find the best ways to run a model between device and server, and package them.",
+    "serve": "Serve the server's half of packages.",
+    "export": "Write the server's half for Triton, KServe or HAProxy.",
+}
+
+command = OrderedGroup(
+    "offload",
+    commands=lazy_commands(COMMANDS, __name__),
+    help="Split a model between device and server, from measured costs.",
+)
+
+insecure_option = click.option(
+    "--insecure",
+    is_flag=True,
+    help="Allow plain HTTP to another machine: everybody on the way can read what is sent, and answer with"
+    " wrong numbers. A token is never sent so.",
+)

@@ -1,0 +1,91 @@
+"""`edgekit offload export`: the server's half of a package for Triton, Kubernetes, KServe or HAProxy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgekit_cli.offload import insecure_option
+
+
+@click.command("export")
+@click.argument("package", type=click.Path(path_type=Path))
+@click.option(
+    "--format",
+    "form",
+    required=True,
+    type=click.Choice(["triton", "kserve", "haproxy"]),
+    help="What to write.",
+)
+@click.option(
+    "--output",
+    "folder",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder to write.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(["onnxruntime", "python"]),
+    default="onnxruntime",
+    show_default=True,
+    help="What runs the tails in Triton; photographs and sound need python.",
+)
+@click.option(
+    "--replica",
+    "replicas",
+    multiple=True,
+    metavar="URL",
+    help="haproxy: HOST:PORT or https://HOST:PORT of an `edgekit offload serve`; once for each replica.",
+)
+@insecure_option
+@click.option(
+    "--keys",
+    "keys_folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Trust the keys *.pub.pem in this folder.  [default: `edgekit keys list`]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    package: Path,
+    *,
+    form: str,
+    folder: Path,
+    backend: str,
+    replicas: tuple[str, ...],
+    insecure: bool,
+    keys_folder: Path | None,
+    as_json: bool,
+) -> None:
+    """Write the models that PACKAGE needs on a server, for servers of others.
+
+    triton: a model repository. kserve: manifests for Kubernetes and KServe. haproxy: a configuration for
+    replicas of `edgekit offload serve`. The device needs no change: it asks for the same names.
+    """
+    import json
+
+    from edgekit_offload.export.haproxy import write_haproxy
+    from edgekit_offload.export.kubernetes import write_manifests
+    from edgekit_offload.export.tails import find_tails
+    from edgekit_offload.export.triton import TritonBackend, write_repository
+    from edgekit_runtime.package.archive import read_package
+    from edgekit_runtime.system.paths import find_keys_folder
+    from edgekit_runtime.trust.trust_store import TrustStore
+
+    chosen: TritonBackend = "python" if backend == "python" else "onnxruntime"
+    with read_package(package, TrustStore.from_folder(keys_folder or find_keys_folder())) as opened:
+        tails = find_tails(opened)
+        if form == "triton":
+            write_repository(tails, folder, chosen)
+        elif form == "kserve":
+            write_manifests(opened, tails, folder, chosen)
+        else:
+            write_haproxy(tails, folder, replicas, insecure=insecure)
+    if as_json:
+        click.echo(json.dumps({"folder": str(folder), "models": [tail.name for tail in tails]}))
+        return
+    for tail in tails:
+        how = "joins requests" if tail.is_batched else "one request at a time"
+        click.echo(f"{tail.name}: {how}")
+    click.echo(f"written to {folder}; docs/guide/offload-export.md says how to use it")

@@ -1,0 +1,174 @@
+"""`edgekit offload plan`: find the best ways to run a model between device and server, and package them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from edgekit_cli.number_range import NumberRange
+from edgekit_cli.offload import insecure_option
+
+if TYPE_CHECKING:
+    from edgekit_offload.planning.result import PlanningResult
+
+_ENDINGS: Final = (".json", ".html")
+_NO_PACKAGE: Final = (
+    "No package was written: {model} is a model. Plan its package to have one: edgekit package {model},"
+    " then edgekit offload plan packages/*.edgepkg"
+)
+
+
+@click.command("plan")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option(
+    "--device", required=True, metavar="PROFILE|MACHINE",
+    help="A profile of `edgekit offload profile`, or a machine to profile now: local, local@20%, ssh:HOST.",
+)  # fmt: skip
+@click.option(
+    "--server", required=True, metavar="PROFILE|MACHINE|URL",
+    help="The same of the server; or http(s)://HOST:PORT, where the whole model is served under its name.",
+)  # fmt: skip
+@click.option("--token-file", type=click.Path(path_type=Path), help="Holds the token of the server at URL.")
+@click.option("--ca-file", metavar="PEM", help="Authority that signed the certificate of the server at URL.")
+@insecure_option
+@click.option(
+    "--bandwidth", default="1..100", show_default=True, metavar="MBIT/S",
+    help="Range A..B in logarithmic steps, or values such as 2,10,50.",
+)  # fmt: skip
+@click.option("--rtt", default="20", show_default=True, metavar="MS", help="Round trips, such as 5,20,80.")
+@click.option(
+    "--samples", type=click.Path(path_type=Path),
+    help="Samples as `edgekit package` takes them: the bytes of what is sent depend on them."
+    " So does what codings change in the answers: int8 is offered from 16 samples on, lossier codings from"
+    " 100.  [default: the golden inputs of a package, or made up; then only what is exact is offered]",
+)  # fmt: skip
+@click.option(
+    "--objective", type=click.Choice(["latency", "energy", "throughput", "capacity"]), default="latency",
+    show_default=True, help="What is best; capacity: the most devices for a server within --latency-limit.",
+)  # fmt: skip
+@click.option("--latency-limit", type=NumberRange(min=0, min_open=True), metavar="MS",
+              help="Of 99 % of requests, for --objective capacity; of one, for energy.")  # fmt: skip
+@click.option("--requests-per-s", type=NumberRange(min=0, min_open=True), default=1.0, show_default=True,
+              help="Of each device, for --objective capacity.")  # fmt: skip
+@click.option(
+    "--power", metavar="COMPUTE,RADIO",
+    help="Watts above idle while the device computes, and while its radio is on, for --objective energy.",
+)  # fmt: skip
+@click.option(
+    "--keep-on-device", multiple=True, metavar="TENSOR|input",
+    help="A tensor that must not be sent, nor another form of it (moved, recoded, scaled). That is residency,"
+    " not secrecy: what is sent may reveal it.",
+)  # fmt: skip
+@click.option("--max-leak", type=NumberRange(), metavar="DB",
+              help="Refuse ways whose measured leakage (PSNR, a lower bound) is higher; needs 1,000"
+              " samples.")  # fmt: skip
+@click.option("--max-loss", default="0.1%", show_default=True, metavar="PERCENT",
+              help="Share of the answers that a coding may make wrong, estimated on samples, with a standard"
+              " error. Where that is unknown, 100% admits it.")  # fmt: skip
+@click.option("--classes", multiple=True, metavar="OUTPUT",
+              help="An output with scores of classes, which shows what a coding changes."
+              "  [default: as the package says, and what is probabilities]")  # fmt: skip
+@click.option("--sample-rate", type=NumberRange(min=0, min_open=True), metavar="HZ",
+              help="Of sound, for Opus.  [default: as the package's preprocessing says, or"
+              " 16000]")  # fmt: skip
+@click.option("--cascade", metavar="SMALL_MODEL", type=click.Path(path_type=Path),
+              help="A small classifier for the device: it answers where it is sure.")  # fmt: skip
+@click.option("--agreement", type=NumberRange(0, 1, min_open=True, max_open=True), default=0.95,
+              show_default=True, help="Share of answers of a cascade that must be MODEL's.")  # fmt: skip
+@click.option("--memory", metavar="SIZE", help="Limit of weights and activations on the device: 64MB.")
+@click.option("--weights", metavar="SIZE", help="Limit of the weights alone on the device: 8MB.")
+@click.option("--tiers", type=click.IntRange(2, 3), default=2, show_default=True,
+              help="3: a machine at the edge between device and server.")  # fmt: skip
+@click.option("--edge", metavar="PROFILE|MACHINE", help="The machine at the edge, for --tiers 3.")
+@click.option("--edge-link", default="100@10", show_default=True, metavar="MBIT/S@MS",
+              help="Link from edge to server, for --tiers 3.")  # fmt: skip
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path), default=Path("plans"), show_default=True,
+    help="Folder for the plan as HTML and JSON, and for the package that carries it.",
+)  # fmt: skip
+@click.option("--key", default="default", show_default=True, help="Signing key of `edgekit keys`.")
+@click.option("--seconds", type=NumberRange(min=0.1), default=10.0, show_default=True,
+              help="How long each machine measures.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def command(model: Path, *, output: Path, as_json: bool, key: str, **options: Any) -> None:
+    """Compare every way to run MODEL (.onnx or .edgepkg) between a device and a server.
+
+    All on the device, the input sent raw or in the fair codec of its kind, and the best cuts, each over a
+    range of bandwidths: as a table, a page, and JSON. Of an .edgepkg that was planned on two machines, a new
+    package carries the plans and their submodels.
+    """
+    import json
+
+    from edgekit_cli.offload.plan_request import read_inputs
+    from edgekit_cli.offload.plan_table import print_plan
+    from edgekit_cli.progress import ProgressBar
+    from edgekit_host.terminal import open_console
+    from edgekit_offload.packaging.plan_package import (
+        EDGE_FOLDER,
+        TieredCuts,
+        add_cascade,
+        attach,
+        attach_tails,
+        with_warning,
+    )
+    from edgekit_offload.planning.planner import plan
+    from edgekit_runtime.dataclass_json import to_plain
+
+    _make_folder(output)
+    console = open_console(stderr=as_json)
+    with ProgressBar(console) as progress:
+        inputs = read_inputs(model, options, progress)
+        result = plan(inputs, progress.show)
+        progress.show("writing")
+        written = _write(result, output, model.name.removesuffix(model.suffix))
+        if model.suffix == ".edgepkg" and inputs.realise is not None:
+            splits = add_cascade(result, inputs)
+            written.append(attach(model, result, splits, output, key))
+            if isinstance(inputs.realise, TieredCuts):
+                written += attach_tails(written[-1], result, inputs.realise.tails, output / EDGE_FOLDER, key)
+            left_out = [one.name for one in result.table.plans if one.tail and one.name not in splits]
+            result = with_warning(result, left_out)
+    if as_json:
+        click.echo(json.dumps(to_plain(result)))
+    else:
+        print_plan(result, console, written)
+        if model.suffix != ".edgepkg":
+            console.print(_NO_PACKAGE.format(model=model))
+        elif inputs.realise is None:
+            console.print("No package was written: no cut was measured. Name two machines to have one.")
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder for the plan, before the measurements: those take minutes.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    from edgekit_runtime.errors import OutputError
+    from edgekit_runtime.system.atomic_files import check_target
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise OutputError(f"{folder}: {cause.strerror}; choose another folder by --output") from cause
+    check_target(folder / "plan")
+
+
+def _write(result: PlanningResult, folder: Path, name: str) -> list[Path]:
+    """Write the plan as JSON and as a page."""
+    import json
+
+    from edgekit_offload.report.plan_page import render_plan_page
+    from edgekit_runtime.dataclass_json import to_plain
+    from edgekit_runtime.system.atomic_files import write_atomically
+
+    texts = (json.dumps(to_plain(result), indent=1) + "\n", render_plan_page(result))
+    written = []
+    for ending, text in zip(_ENDINGS, texts, strict=True):
+        path = folder / f"{name}.plan{ending}"
+        with write_atomically(path) as file:
+            file.write(text.encode())
+        written.append(path)
+    return written

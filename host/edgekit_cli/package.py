@@ -1,0 +1,287 @@
+"""`edgekit package`: turn a trained model into a signed package that keeps a device's budget."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgekit_cli.number_range import NumberRange
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edgekit_toolkit.packaging.signing_keys import StatementSigner
+    from edgekit_toolkit.pipeline.request import Request
+    from edgekit_toolkit.pipeline.run import Run
+    from edgekit_toolkit.report.document import Report
+
+_MAX_BATCH = 2**31 - 1
+_MAX_VARIANTS = 9  # the default, and what edgekit_runtime.package.variants allows beside it
+_BACKENDS = ("auto", "ort", "litert", "tensorrt")
+
+
+@click.command("package")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option(
+    "--target", "-t", help="Device class: a name of `edgekit targets`, or a .toml file of your own."
+)
+@click.option(
+    "--backend", type=click.Choice(_BACKENDS),
+    help="Engine that the package is for; auto packages for each that runs here and keeps the fastest. "
+    "[default: tensorrt or litert where the target prefers them, else auto]",
+)  # fmt: skip
+@click.option(
+    "--variants", type=click.IntRange(1, _MAX_VARIANTS), default=1, show_default=True, metavar="N",
+    help="Carry up to N variants of the model, of which the device runs one. Each keeps every limit, "
+    "and the whole package keeps that on size.",
+)  # fmt: skip
+@click.option(
+    "--budget", "-b", default="", metavar="LIMITS",
+    help="Limits that hold at once, such as size=10MB,latency=5ms,memory=64MB,energy=20mJ,drop=1%. "
+    "Unless given, size=10MB and drop=1%.",
+)  # fmt: skip
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path),
+    help="Samples for ranges: a folder of JPEG, PNG or WAV files, .npz, .npy, or a folder of these.",
+)
+@click.option(
+    "--eval",
+    "evaluation",
+    type=click.Path(path_type=Path),
+    help="Samples to judge by, with labels: class folders, or `y` in .npz.",
+)
+@click.option(
+    "--metric", default="auto", show_default=True,
+    help="auto, top1, top5, agreement, pixel_agreement, mask_overlap, detections, similarity, or "
+    "FILE.py:FUNCTION (your own code, run as you).",
+)  # fmt: skip
+@click.option(
+    "--strict", is_flag=True,
+    help="Package only a candidate that the samples show to keep the limit on the drop.",
+)  # fmt: skip
+@click.option(
+    "--recipe",
+    type=click.Path(path_type=Path),
+    help="Repeat an earlier package: no search, same bytes. It writes no report: there are no candidates.",
+)
+@click.option(
+    "--like", type=click.Path(path_type=Path), metavar="RECIPE",
+    help="Keep form and ranges of an earlier package, by its .recipe.json (its .edgepkg lies beside it), and "
+    "stay near its weights: for a model that was trained further, whose update then is small. It is judged "
+    "as usual; no other form is searched.",
+)  # fmt: skip
+@click.option(
+    "--out",
+    "-o",
+    type=click.Path(path_type=Path),
+    default=Path("packages"),
+    show_default=True,
+    help="Folder for the results.",
+)
+@click.option("--name", help="Name of the package. [default: the model's file name]")
+@click.option(
+    "--version",
+    "version",
+    help="Version of the package.  [default: 1.0.0, or the next patch that the folder does not hold]",
+)
+@click.option(
+    "--power-mode", metavar="NAME",
+    help="Power mode of the target to model latency and energy for.  [default: the one set out of the box]",
+)  # fmt: skip
+@click.option("--batch", type=click.IntRange(1, _MAX_BATCH), help="Fix the batch. [default: as it is]")
+@click.option(
+    "--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a free dimension, for measuring."
+)
+@click.option(
+    "--fix",
+    "fixed",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Bind an input to a constant and compute what follows, such as sr=16000: a number, or nested lists "
+    "in JSON. Samples then have no array of it.",
+)
+@click.option(
+    "--labels", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Class names, one a line."
+)
+@click.option(
+    "--preprocessing",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE|imagenet",
+    help="How a photograph or recording becomes the input (JSON, docs/guide/samples.md); packaged too.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 256),
+    help="Threads while judging. [default: the cores here, 4 at most]",
+)
+@click.option(
+    "--search-seconds",
+    "search_s",
+    type=NumberRange(min=0),
+    default=60.0,
+    show_default=True,
+    help="Work of the search of ranges and mixed precisions, in seconds of a nominal processor.",
+)
+@click.option(
+    "--key",
+    default="default",
+    show_default=True,
+    help="Signing key of `edgekit keys`; the default one is made on first use.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    model: Path,
+    *,
+    recipe: Path | None,
+    out: Path,
+    key: str,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Package MODEL (.onnx, .tflite, .pt2) for a device, under a budget, with proof.
+
+    Optimises, quantizes and measures candidates, chooses the fastest that keeps every limit, and writes a
+    signed package with evidence, recipe and report; or refuses and says which limit stands in the way.
+    """
+    _import_engines()
+    from edgekit_cli.package_recipe import check_alone, repeat_recipe
+    from edgekit_cli.package_request import command_line, read_request
+    from edgekit_host.terminal import open_console
+
+    console = open_console(stderr=as_json)  # with --json it shows only the progress bar
+    try:
+        if recipe is None:
+            request = read_request(model, options)
+            document, written = _search(
+                request, out, key, console, command_line(ctx), fixed_version=options["version"] is not None
+            )
+            _show(document, written, console, as_json=as_json)
+        else:
+            check_alone(ctx)
+            repeat_recipe(
+                model, recipe, out, console,
+                like=options["like"], target=options["target"], key=key, as_json=as_json,
+            )  # fmt: skip
+    except MemoryError as error:
+        from edgekit_runtime.errors import EdgekitError
+
+        raise EdgekitError(
+            "not enough memory for inputs of this size; give a smaller --batch or --dim"
+        ) from error
+
+
+def _import_engines() -> None:
+    """Import the slow modules; Ctrl-C waits, because an interrupt crashes extension modules on import."""
+    interrupts: list[int] = []
+    in_main = threading.current_thread() is threading.main_thread()  # a handler can be set only there
+    before = signal.getsignal(signal.SIGINT)
+    if in_main:
+        signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        import edgekit_toolkit.report.builder  # noqa: F401
+    finally:
+        if in_main:
+            signal.signal(signal.SIGINT, before)
+    if interrupts:
+        raise KeyboardInterrupt
+
+
+def _search(
+    request: Request, out: Path, key: str, console: Console, command_line: str, *, fixed_version: bool
+) -> tuple[Report, list[Path]]:
+    """Search and write; returns the report and its files."""
+    from edgekit_cli.progress import ProgressBar
+    from edgekit_toolkit.measurement.measured_costs import take_measured_costs
+    from edgekit_toolkit.packaging.next_version import find_free_version
+    from edgekit_toolkit.packaging.signing_keys import load_signer
+    from edgekit_toolkit.pipeline.engine_tournament import search_engines
+    from edgekit_toolkit.pipeline.publish import output_folder
+    from edgekit_toolkit.pipeline.search import search, with_measured_memory
+    from edgekit_toolkit.pipeline.variants import carry_variants
+
+    with output_folder(out):
+        signer = load_signer(key)
+        if not fixed_version:
+            version = find_free_version(request.name, request.target.name, out)
+            request = replace(request, version=version)
+        with ProgressBar(console) as progress:
+            request = replace(request, target=take_measured_costs(request.target))
+            if request.backend == "auto":
+                run = search_engines(request, signer, progress.show)
+            else:
+                run = carry_variants([search(request, signer, progress.show)], signer)
+            if run.chosen is not None:
+                progress.show("measuring memory in a fresh process")
+                run = with_measured_memory(run, run.chosen)
+            if not fixed_version:
+                run = _with_last_version(run, out)
+            progress.show("writing")
+            return _write(run, out, signer, command_line)
+
+
+def _with_last_version(run: Run, out: Path) -> Run:
+    """Return the run under the previous version, if that package is in `out` and is the same."""
+    from edgekit_toolkit.packaging.next_version import FIRST_VERSION, under_last_version
+
+    packaged = run.packaged
+    if packaged is None or run.request.version == FIRST_VERSION:
+        return run
+    found = under_last_version(packaged.recipe, packaged.package, out)
+    if isinstance(found, str):
+        return replace(run, warnings=[*run.warnings, found])
+    recipe, package = found
+    return replace(
+        run,
+        request=replace(run.request, version=recipe.version),
+        whole=replace(packaged, recipe=recipe, package=package),
+    )
+
+
+def _write(run: Run, out: Path, signer: StatementSigner, command_line: str) -> tuple[Report, list[Path]]:
+    """Write the report, and the package if one was chosen."""
+    from edgekit_toolkit.pipeline.publish import evidence_of, publish, staging
+    from edgekit_toolkit.report.builder import describe, evidence_figures
+    from edgekit_toolkit.report.document import finite_report
+    from edgekit_toolkit.report.files import write_report
+
+    request, published = run.request, None
+    with staging(out) as stage:
+        if run.chosen is not None and run.packaged is not None:
+            evidence = evidence_of(evidence_figures(run, run.chosen))
+            published = publish(run.packaged.package, run.packaged.recipe, evidence, stage, signer)
+        document = finite_report(describe(run, command_line, published))
+        written = write_report(document, stage, f"{request.name}-{request.version}-{request.target.name}")
+    return document, [out / path.name for path in written]
+
+
+def _show(document: Report, written: list[Path], console: Console, *, as_json: bool) -> None:
+    """Print the outcome; a refusal is an error.
+
+    Raises:
+        BudgetError: no candidate keeps all limits.
+    """
+    import json
+
+    from edgekit_runtime.errors import BudgetError
+    from edgekit_toolkit.report.terminal import print_summary
+
+    outcome = document["outcome"]
+    if not as_json:
+        print_summary(document, console, written)
+    elif outcome["chosen"] is not None:
+        click.echo(json.dumps(document))
+    if outcome["chosen"] is None:
+        raise BudgetError(
+            f"{outcome['reason']}. To package: {outcome['needed']}. Report: {written[0]}",
+            binding=tuple(outcome["binding"]), closest=outcome["closest"], needed=outcome["needed"],
+            report=str(written[1]),
+        )  # fmt: skip

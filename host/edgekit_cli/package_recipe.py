@@ -1,0 +1,118 @@
+"""`edgekit package MODEL --recipe FILE`: repeats an earlier package without a search."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from edgekit_cli.progress import ProgressBar
+from edgekit_host.terminal import print_line, print_section
+from edgekit_toolkit.packaging.recipe import Recipe, read_recipe
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from edgekit_toolkit.pipeline.publish import Published, evidence_of, output_folder, publish, staging
+from edgekit_toolkit.pipeline.replay import read_earlier, repeat
+from edgekit_toolkit.targets.loader import find_user_targets, load_target
+
+
+def check_alone(ctx: click.Context) -> None:
+    """Refuse options whose value the recipe holds: they would be ignored.
+
+    Raises:
+        click.UsageError: such an option was given.
+    """
+    stated = [
+        parameter.opts[0]
+        for parameter in ctx.command.params
+        if isinstance(parameter, click.Option)
+        and parameter.name not in {"recipe", "like", "target", "out", "key", "as_json"}
+        and ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+    ]
+    if stated:
+        raise click.UsageError(
+            f"--recipe holds what {', '.join(stated)} would decide; give it alone (with -o, --key, --json,"
+            " the recipe's own --target, and --like for an update)."
+        )
+
+
+def _check_target(target: str | None, recipe: Recipe) -> None:
+    """Refuse another target than the recipe's; the target's file need not be here."""
+    if target in {None, recipe.target}:
+        return
+    name = load_target(str(target), [find_user_targets()]).name
+    if name != recipe.target:
+        raise click.UsageError(
+            f"the recipe is for target {recipe.target}, --target {target} is {name}; leave out --target, or"
+            f" leave out --recipe to package for {name}."
+        )
+
+
+def repeat_recipe(
+    model: Path,
+    path: Path,
+    out: Path,
+    console: Console,
+    *,
+    like: Path | None,
+    target: str | None,
+    key: str,
+    as_json: bool,
+) -> None:
+    """Repeat a recipe: same model, same tools and same key give the same bytes.
+
+    Args:
+        model: path of the source model.
+        path: path of the recipe.
+        out: folder for the results.
+        console: where the outcome is shown.
+        like: recipe of the earlier package whose weights an update stays near to, or None.
+        target: as the user gave it, or None.
+        key: name of the signing key.
+        as_json: whether to print JSON.
+
+    Raises:
+        click.UsageError: the recipe is for another target.
+        RecipeError: the recipe cannot be repeated.
+        OutputError: the results cannot be written.
+    """
+    recipe = read_recipe(path)
+    _check_target(target, recipe)
+    with output_folder(out):
+        signer = load_signer(key)
+        with ProgressBar(console) as progress:
+            progress.show("repeating the recipe")
+            assembled = repeat(model, recipe, None if like is None else read_earlier(like)[1])
+            evidence = evidence_of({"repeated": recipe.sha256, "target": recipe.target})
+            with staging(out) as stage:
+                published = publish(assembled, recipe, evidence, stage, signer)
+    if as_json:
+        result = {
+            "package": str(out / published.package), "bytes": published.size_bytes,
+            "sha256": published.sha256, "key_id": published.key_id, "recipe_sha256": recipe.sha256,
+        }  # fmt: skip
+        click.echo(json.dumps(result))
+    else:
+        _print_summary(console, recipe, published, out)
+
+
+def _print_summary(console: Console, recipe: Recipe, published: Published, out: Path) -> None:
+    title = f"{recipe.name} {recipe.version} for {recipe.target}"
+    print_line(console, "repeated", (title, "bold"), f"({recipe.backend}, {recipe.form.kind})")
+    score = recipe.figures.get("score")
+    if isinstance(score, Mapping):
+        stated = f"{score.get('metric')} {score.get('value')}, source {score.get('source_value')}"
+        print_line(console, f"its recipe states: {stated} ({score.get('samples')} samples)", indent=2)
+    print_line(console, "no report: nothing was searched or judged again, that of the first run still holds")
+    print_section(
+        console,
+        "Written",
+        [
+            ("Package", out / published.package),
+            ("Size", f"{published.size_bytes:,} bytes"),
+            ("SHA-256", published.sha256),
+            ("Key", published.key_id),
+            ("Recipe", out / published.recipe),
+            ("Evidence", out / published.evidence),
+        ],
+    )

@@ -1,0 +1,297 @@
+"""`edgekit profile`: measures a device once, so that `edgekit package` predicts latency on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgekit_cli.number_range import NumberRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from edgekit_cli.hil.bench_machine import MeteredMachine
+    from edgekit_host.evidence import MeasuredPower
+    from edgekit_offload.profiling.machine import RunnableGraph
+    from edgekit_runtime.remote.measurement.job import Measured
+    from edgekit_runtime.remote.measurement.machine_facts import MachineFacts, MeasuredEngine
+    from edgekit_toolkit.costs.device_transfer import FittedRatios
+    from edgekit_toolkit.measurement.host_run import HostRuns
+    from edgekit_toolkit.targets.spec import DeviceTimes, Target
+
+
+_REST_SHARE = 6  # of the measurement: so much time the device rests before, if there is a meter
+
+
+@click.command("profile")
+@click.option(
+    "--on", "on", metavar="MACHINE", required=True,
+    help="The device: 'ssh:HOST', a bench of `edgekit hil` (its file or name), or 'local@20%' (this machine"
+    " slowed down, needs root).",
+)  # fmt: skip
+@click.option(
+    "--target", "base", metavar="TARGET",
+    help="The target that the device is one of.  [default: that of the bench]",
+)  # fmt: skip
+@click.option(
+    "--name", help="Name of the new target.  [default: TARGET-BENCH of a bench, else TARGET-profiled]"
+)
+@click.option(
+    "--seconds", type=NumberRange(5, 3600), default=60.0, show_default=True,
+    help="How long to measure on the device.",
+)  # fmt: skip
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="Write the target file here.  [default: your targets]"
+)
+@click.option("--force", is_flag=True, help="Replace an existing target file.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    on: str,
+    *,
+    base: str | None,
+    name: str | None,
+    seconds: float,
+    output: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Measure MACHINE and write a target with which `edgekit package` predicts latency and energy on it.
+
+    Small networks run on the device, and the profile is their times. It holds on any machine: there
+    `edgekit package` runs the same networks beside a model. How much longer each kind of kernel takes on the
+    device is fitted on whole networks; the error of networks that the fit has not seen is the uncertainty
+    that reports state.
+
+    With a meter of the whole device on the bench, the profile has its power at rest and while the networks
+    run, and energy is that power times the predicted latency.
+
+    `edgekit hil run` makes its packages by the profile of a bench, and shows how far off it is there.
+
+    A machine named 'ssh:HOST' needs `edgekit[device]` installed, and a login without a password.
+    """
+    import json
+
+    from edgekit_cli.hil.bench_machine import find_device
+    from edgekit_cli.progress import ProgressBar
+    from edgekit_host.terminal import open_console, print_line
+    from edgekit_runtime.remote.measurement.machine_facts import describe_engine
+    from edgekit_toolkit.measurement.device_profile import parse_engine
+    from edgekit_toolkit.targets.loader import find_user_targets
+
+    device, target = find_device(on), _find_target(on, base, name)
+    path = output or find_user_targets() / f"{target.name}.toml"
+    _check(target, path, is_forced=force)
+    with ProgressBar(open_console(stderr=True)) as progress, device as opened:
+        found = measure_profile(opened, target, path, seconds, progress.show)
+    if as_json:
+        place = {"target": target.name, "file": str(path), "label": opened.machine.label}
+        click.echo(json.dumps({**place, **found.describe()}, indent=2))
+    else:
+        console = open_console()
+        _show(console, target.name if output is None else str(output), path, found)
+        if found.machine.engine != (here := describe_engine(parse_engine(found.machine.engine))):
+            there = f"the device runs {found.machine.engine}, this machine {here}"
+            print_line(
+                console, ("Note:", "yellow"), f"{there}; kernels of two releases may differ.", indent=0
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredProfile:
+    """A profile as it was measured: facts about the device, the networks on both sides, the fit, the power.
+
+    Attributes:
+        machine, here, times, fitted: as their types say.
+        power: power of the device, or None.
+        power_text: what measured it, or why nothing did.
+    """
+
+    machine: MachineFacts
+    here: HostRuns
+    times: DeviceTimes
+    fitted: FittedRatios
+    power: MeasuredPower | None
+    power_text: str
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Error of each network by a fit to the others."""
+        return dict(zip(self.here.networks, self.fitted.errors, strict=True))
+
+    def describe(self) -> dict[str, object]:
+        """Return the profile as JSON."""
+        from edgekit_runtime.dataclass_json import to_plain
+
+        networks = {
+            name: {
+                "here_s": self.here.networks[name].whole_s,
+                "there_s": self.times.seconds[name].value,
+                "error": error,
+            }
+            for name, error in self.errors.items()
+        }
+        return {
+            "machine": to_plain(self.machine),
+            "power": None if self.power is None else to_plain(self.power),
+            "power_text": self.power_text,
+            "fit": to_plain(self.fitted),
+            "uncertainty": self.fitted.uncertainty,
+            "networks": networks,
+        }
+
+    def describe_power(self) -> str:
+        """Return the power and what measured it, or why it is that of the target."""
+        if self.power is None:
+            return f"that of the target, not measured; {self.power_text}"
+        return f"{self.power.idle_w:.3g} W at rest, {self.power.active_w:.3g} W meanwhile ({self.power_text})"
+
+
+def measure_profile(
+    device: MeteredMachine, target: Target, path: Path, seconds: float, show: Callable[..., None]
+) -> MeasuredProfile:
+    """Measure a device, and write a target with its profile.
+
+    Args:
+        device: the device.
+        target: target without a profile, under the name that it gets.
+        path: file of the target.
+        seconds: how long to measure on the device.
+        show: called with a description of each step.
+
+    Raises:
+        CutError: the device does not measure.
+        TargetError: a time is none of a device.
+    """
+    from edgekit_offload.profiling.machine import RunnableGraph
+    from edgekit_toolkit.measurement.calibration_models import make_calibration_models
+    from edgekit_toolkit.measurement.device_profile import HOST_S, SOURCE, add_times, fit_here
+    from edgekit_toolkit.measurement.host_run import measure_host_runs
+    from edgekit_toolkit.targets.figures import Figure, Source, Status
+    from edgekit_toolkit.targets.writer import write_target
+
+    engine = target.backend.default
+    assert engine != "tensorrt"  # noqa: S101  # see `_check`
+    networks = make_calibration_models(engine)
+    graphs = [RunnableGraph(network.content) for network in networks.values()]
+    has_modes = len(target.power.modes) > 1
+    measured, found, power_text = _measure(device, graphs, engine, seconds, show, has_modes=has_modes)
+    facts, label = measured.machine, device.machine.label
+    title = f"edgekit profile of {facts.cpu}, {facts.cores} cores ({label}), {facts.engine}"
+    power = "" if found is None else f"; power at rest and meanwhile: {power_text}"
+    source = Source(
+        *(SOURCE, title),
+        date=facts.date[:10],
+        derivation=f"{len(networks)} networks ran there; ratios are fitted by relative error where a package"
+        f" is made, and the worst network that was left out of the fit is the uncertainty{power}",
+    )
+    there = {name: each.seconds for name, each in zip(networks, measured.timings, strict=True)}
+    is_real = label == "measured"
+    profiled = add_times(target, facts.cpu, facts.engine, there, found, source, is_real=is_real)
+    write_target(path, profiled)  # what follows can be repeated
+    show("measuring here")
+    here, times = measure_host_runs((), engine, HOST_S), profiled.device_times
+    assert times is not None  # noqa: S101  # for the type checker
+    fitted = fit_here(times, here)
+    status: Status = "measured" if times.is_real else "estimated"
+    times = replace(times, uncertainty=Figure(fitted.uncertainty, "1", status, SOURCE))
+    write_target(path, replace(profiled, device_times=times))
+    return MeasuredProfile(facts, here, times, fitted, found, power_text)
+
+
+def _measure(
+    device: MeteredMachine,
+    graphs: list[RunnableGraph],
+    engine: MeasuredEngine,
+    seconds: float,
+    show: Callable[..., None],
+    *,
+    has_modes: bool,
+) -> tuple[Measured, MeasuredPower | None, str]:
+    """Return the times of graphs on a device, its power meanwhile, and what measured that or why nothing did.
+
+    A meter that fails costs the power alone.
+    """
+    import time
+
+    from edgekit_hil.drivers.meter import summarize
+    from edgekit_offload.profiling.machine import time_batches
+    from edgekit_runtime.errors import BenchError
+
+    text = f"measuring {len(graphs)} networks on {device.machine.text}, about {seconds:.0f} s"
+    meter, meter_text = device.meter, f"meter: {device.meter_text}"
+    if meter is not None and not meter.is_whole:
+        meter, meter_text = None, f"the meter reads only a part of the device: {device.meter_text}"
+    if has_modes:
+        meter, meter_text = None, "a target with several power modes keeps its own"
+    measured = None
+    try:
+        if meter is not None:
+            show("reading the meter at rest")
+            with meter.measure() as idle:
+                time.sleep(seconds / _REST_SHARE)
+            with meter.measure() as active:
+                show(text)
+                measured = time_batches(device.machine, graphs, seconds=seconds, engine=engine)
+            return measured, summarize(idle, active), meter_text
+    except BenchError as error:
+        meter_text = f"{meter_text}: {error}"
+    if measured is None:
+        show(text)
+        measured = time_batches(device.machine, graphs, seconds=seconds, engine=engine)
+    return measured, None, meter_text
+
+
+def _find_target(on: str, base: str | None, name: str | None) -> Target:
+    """Return the target that a profile is made from, with the name of the new one."""
+    from edgekit_cli.hil.bench_machine import find_names
+    from edgekit_toolkit.measurement.device_profile import start_profile
+    from edgekit_toolkit.targets.loader import find_user_targets, load_target
+
+    own_base, own_name = find_names(on) or (None, None)
+    if (base := base or own_base) is None:
+        raise click.UsageError(f"{on} is no bench, whose file would say it: name the device's --target")
+    target = load_target(base, [find_user_targets()])
+    if base != own_base or own_name is None:
+        own_name = f"{target.name}-profiled"
+    return start_profile(target, name or own_name)
+
+
+def _check(target: Target, path: Path, *, is_forced: bool) -> None:
+    """Refuse a profile that could not be used, before anything is measured."""
+    from edgekit_runtime.errors import OutputError, TargetError
+
+    if target.backend.default == "tensorrt":
+        raise TargetError(
+            f"{target.name}: expected a target that prefers onnxruntime or LiteRT, got TensorRT, whose"
+            " latency is modelled by coefficients; measure packages on the device: edgekit-device tournament"
+        )
+    if path.exists() and not is_forced:
+        raise OutputError(f"{path} exists; give another --name, or --force to replace it")
+
+
+def _show(console: Console, name: str, path: Path, found: MeasuredProfile) -> None:
+    from edgekit_host.terminal import print_line, print_section
+    from edgekit_toolkit.costs.device_transfer import CACHE_BYTES
+
+    fitted, errors = found.fitted, found.errors
+    ratios = [(kind, f"{ratio:.2f} x as long as here") for kind, ratio in sorted(fitted.ratios.items())]
+    spilled = f"{fitted.s_per_spilled_byte * 1e12:.0f} us more for each MB"
+    spill_row = (f"data of a kernel beyond {CACHE_BYTES >> 10} KiB", spilled)
+    thread_row, sharing = ("threads", "none that help"), fitted.sharing
+    if sharing.share < 1:
+        long = f"kernels much longer than {sharing.alone_s * 1e6:.0f} us here"
+        thread_row = (long, f"{sharing.share:.0%} of that, since threads share them")
+    print_section(console, "Kernels on the device", [*ratios, spill_row, thread_row])
+    worst = sorted(errors, key=lambda network: -abs(errors[network]))[:5]
+    rows = [(network, f"{errors[network]:+.1%}") for network in worst]
+    print_section(console, "Worst predictions of networks that the fit had not seen", rows)
+    console.print()
+    print_line(console, "Power:", found.describe_power(), indent=0)
+    print_line(console, "Uncertainty:", f"{fitted.uncertainty:.2f} x", indent=0)
+    print_line(console, "Target:", str(path), indent=0)
+    print_line(console, "Next:", f"edgekit package MODEL --target {name}", indent=0)

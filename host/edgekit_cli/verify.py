@@ -1,0 +1,159 @@
+"""`edgekit verify`: whether a trusted key signed a package, and it works on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edgekit_runtime.package.archive import OpenedPackage
+    from edgekit_runtime.sessions.selftest import OutputCheck
+    from edgekit_runtime.trust.trust_store import TrustStore
+
+_OK = ("ok", "green")  # a mark and its style
+
+
+@click.command("verify")
+@click.argument("package", type=click.Path(path_type=Path))
+@click.option(
+    "--key",
+    "key_files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Trust this public key (a PEM file); may be given several times.",
+)
+@click.option(
+    "--keys",
+    "keys_folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Trust the keys *.pub.pem in this folder.  [default without --key: `edgekit keys list`]",
+)
+@click.option("--no-self-test", is_flag=True, help="Do not run the model on its golden inputs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    package: Path, *, key_files: tuple[Path, ...], keys_folder: Path | None, no_self_test: bool, as_json: bool
+) -> None:
+    """Check PACKAGE: form, digests, signature, evidence beside it, and its self-tests on this machine.
+
+    Each variant is tested; one whose engine is not here is shown as not run, unless none is here.
+
+    Exit code 0 means that every check passed; docs/reference/exit-codes.md lists the other codes.
+    """
+    from edgekit_runtime.package.archive import read_package
+    from edgekit_runtime.package.variants import DEFAULT_VARIANT
+    from edgekit_toolkit.packaging.evidence import evidence_path, read_evidence
+
+    # One line as soon as a check has passed, so that the checks passed before an error are visible.
+    def report(check: str, detail: str, mark: tuple[str, str] = _OK) -> None:
+        if not as_json:
+            from edgekit_host.terminal import open_console, print_line
+
+            print_line(open_console(), mark, f"{check}:", detail, indent=3)
+
+    trust = _choose_trust(key_files, keys_folder)
+    with read_package(package, trust) as opened:
+        manifest = opened.manifest
+        report("form and digests", f"{manifest.file_name}, {len(manifest.artifacts)} artifacts")
+        report("signature", f"by the trusted key {opened.key_id}")
+        evidence = evidence_path(package)
+        has_evidence = evidence.exists()
+        if has_evidence:
+            read_evidence(evidence, package, trust)
+            report("evidence", f"{evidence.name} is about this package, by a trusted key")
+        tests = [] if no_self_test else _run_selftests(opened)
+        for test in tests:
+            of = "" if test.variant == DEFAULT_VARIANT else f"variant {test.variant}: "
+            for check in test.checks:
+                report("self-test", of + check.message)
+            if test.not_run is not None:
+                report("self-test", f"{of}not run: {test.not_run}", ("--", "yellow"))
+        if as_json:
+            _print_json(opened, evidence if has_evidence else None, None if no_self_test else tests)
+
+
+def _choose_trust(key_files: tuple[Path, ...], keys_folder: Path | None) -> TrustStore:
+    from edgekit_runtime.system.paths import find_keys_folder
+    from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX
+    from edgekit_runtime.trust.trust_store import TrustStore, read_public_key
+
+    folder = keys_folder or (None if key_files else find_keys_folder())
+    in_folder = sorted(folder.glob(f"*{PUBLIC_KEY_SUFFIX}")) if folder else []
+    return TrustStore((read_public_key(path) for path in (*key_files, *in_folder)), folder)
+
+
+class VariantSelfTest(NamedTuple):
+    """The self-test of one variant; `not_run` names what is missing for it."""
+
+    variant: str
+    checks: tuple[OutputCheck, ...]
+    not_run: str | None = None
+
+
+def _run_selftests(package: OpenedPackage) -> list[VariantSelfTest]:
+    """Test every variant whose engine is installed here.
+
+    Raises:
+        EngineMissingError: there is none for any of them.
+        BackendError: a variant fails.
+    """
+    import contextlib
+
+    from edgekit_runtime.errors import BackendError
+    from edgekit_runtime.sessions import EngineMissingError, open_session
+    from edgekit_runtime.sessions.opening.package_opening import check_first_opening
+    from edgekit_runtime.sessions.selftest import run_selftest
+    from edgekit_toolkit.openings.model_opening import PACKAGE_LIMIT_S
+
+    tests, variants = [], package.manifest.all_variants
+    for name in [variant.name for variant in variants]:
+        try:
+            check_first_opening(package, variants=[name], limit_s=PACKAGE_LIMIT_S)
+            session = open_session(package, variant=name)
+        except EngineMissingError as error:
+            tests.append(VariantSelfTest(name, (), str(error)))
+            continue
+        with contextlib.closing(session):
+            result = run_selftest(session, package.select(name))
+        if not result.passed:
+            wrong = "; ".join(check.message for check in result.checks if not check.passed)
+            of = "" if len(variants) == 1 else f" of the variant '{name}'"
+            raise BackendError(
+                f"{package.path}: the self-test{of} failed, so this machine does not compute what the package"
+                f" promises: {wrong}; update the engine, or package the model for it"
+            )
+        tests.append(VariantSelfTest(name, result.checks))
+    missing = [test.not_run for test in tests if test.not_run is not None]
+    if len(missing) == len(tests):
+        raise EngineMissingError(
+            f"{package.path}: the self-test cannot run: {'; '.join(missing)}; --no-self-test checks the rest"
+        )
+    return tests
+
+
+def _print_json(
+    package: OpenedPackage, evidence: Path | None, tests: Sequence[VariantSelfTest] | None
+) -> None:
+    import dataclasses
+    import json
+
+    ran = [
+        {"variant": test.variant, **dataclasses.asdict(check)}
+        for test in tests or ()
+        for check in test.checks
+    ]
+    manifest = package.manifest
+    document = {
+        "path": str(package.path),
+        "name": manifest.name,
+        "version": manifest.version,
+        "target": manifest.target,
+        "key_id": package.key_id,
+        "evidence": None if evidence is None else str(evidence),
+        "self_test": None if tests is None else ran,
+        "not_run": {test.variant: test.not_run for test in tests or () if test.not_run is not None},
+    }
+    click.echo(json.dumps(document, indent=2))

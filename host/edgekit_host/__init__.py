@@ -1,0 +1,1 @@
+"""What all parts of the host side share: pages, plots, evidence, emulation, terminal, pinned packages."""

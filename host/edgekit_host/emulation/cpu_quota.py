@@ -1,0 +1,219 @@
+"""A CPU quota that makes processes of this machine as slow as a small device.
+
+A cgroup of version 1 or 2 binds them to one processor. A process of higher priority takes that processor away
+for the rest of each half of a millisecond (`steal_time`). So even short work is slowed, and steadily. The
+kernel's own bandwidth control cannot do that: it counts at clock ticks of 4 ms and begins with a full quota,
+so that 1 ms of work took 0.9 to 27 ms, and 5 ms of work after a pause 5 to 40 ms. Neither slows caches or
+memory, so results measured with it are labelled `emulated`.
+
+Source: "CFS Bandwidth Control", "CPUSETS" and "Control Group v2", documentation of the Linux kernel.
+"""
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.system.child_process import ChildProcess
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_PREFIX: Final = "edgekit-quota"
+LEAST_SHARE: Final = 0.1  # the kernel leaves 5 % of each second to processes of normal priority
+MOST_SHARE: Final = 0.95
+_START_LIMIT_S: Final = 10.0
+_TURN_LIMIT_S: Final = 300.0  # how long to wait for another quota to end
+_LEAVE_LIMIT_S: Final = 2.0
+_POLL_S: Final = 0.01
+_START_TIME: Final = 19  # field of /proc/PID/stat behind the name, proc(5)
+_numbers = itertools.count(1)
+
+
+class CpuQuota:
+    """Processes that get a share of one processor; at the end of a `with` block they are killed.
+
+    The thread that makes it must outlive it. A processor carries one quota at a time: a second one takes
+    another processor, or waits.
+
+    Attributes:
+        share: share of one processor.
+        cpu: number of that processor.
+        procs_file: a process that writes its id here comes under the quota, as do the children it starts
+            later.
+        label: text for results that were measured with it.
+    """
+
+    def __init__(self, share: float, mounts: Path = Path("/proc/self/mounts")) -> None:
+        """Make the cgroup, and remove the cgroups that crashed processes left behind.
+
+        Args:
+            share: share of one processor, 0.1 to 0.95.
+            mounts: table of mounted file systems.
+
+        Raises:
+            ConfigError: the share is out of range, this process may not make a cgroup or raise a priority, or
+                no processor became free of a quota in time.
+        """
+        if not LEAST_SHARE <= share <= MOST_SHARE:
+            raise ConfigError(
+                f"CPU share {share:g} is out of range; expected {LEAST_SHARE:g} to {MOST_SHARE:g}"
+            )
+        self.label = f"emulated: {share:.0%} of one processor"
+        parent, version = _find_cpuset(mounts)
+        _remove_leftovers(parent)
+        pid = os.getpid()
+        self._folder = parent / f"{_PREFIX}-{pid}-{_start_time(pid)}-{next(_numbers)}"
+        self.procs_file = self._folder / "cgroup.procs"
+        with contextlib.ExitStack() as undo:
+            self.cpu = _take_processor(undo)
+            undo.callback(_remove, self._folder)
+            try:
+                self._bind(parent, version)
+            except OSError as cause:
+                raise ConfigError(
+                    f"a CPU quota needs root and a writable cgroup: {cause}; be root"
+                ) from cause
+            self._thief = undo.enter_context(contextlib.ExitStack())
+            self.change(share)
+            self._open = undo.pop_all()
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def add(self, pid: int) -> None:
+        """Put a process under the quota, with all its threads and the children it starts later.
+
+        Raises:
+            ConfigError: there is no such process.
+        """
+        try:
+            self.procs_file.write_text(str(pid))
+        except OSError as cause:
+            raise ConfigError(f"process {pid} cannot be put under a CPU quota: {cause}") from cause
+
+    def change(self, share: float) -> None:
+        """Give the processes another share from now on.
+
+        Raises:
+            ConfigError: this process may not raise its priority.
+        """
+        with contextlib.ExitStack() as undo:
+            thief = undo.enter_context(
+                ChildProcess("edgekit_host.emulation.steal_time", str(self.cpu), str(1 - share))
+            )
+            _wait_until_steals(thief)
+            self._thief.close()
+            self._thief.push(undo.pop_all())
+        self.share = share
+
+    def close(self) -> None:
+        """Kill the processes under the quota and remove it; a second call does nothing."""
+        self._open.close()
+
+    def _bind(self, parent: Path, version: int) -> None:
+        """Make the group and bind it to the processor."""
+        if version == 2:
+            (parent / "cgroup.subtree_control").write_text("+cpuset")
+        self._folder.mkdir()
+        (self._folder / "cpuset.cpus").write_text(str(self.cpu))
+        if version == 1:  # version 1 accepts no process in a group without memory nodes
+            (self._folder / "cpuset.mems").write_text((parent / "cpuset.mems").read_text())
+
+
+def _take_processor(undo: contextlib.ExitStack) -> int:
+    """Return a processor without a quota, highest number first; it is free again when this process ends.
+
+    Raises:
+        ConfigError: no processor became free in time.
+    """
+    cpus = sorted(os.sched_getaffinity(0), reverse=True)
+    deadline = time.monotonic() + _TURN_LIMIT_S
+    while True:
+        for cpu in cpus:
+            mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                mark.bind(f"\0{_PREFIX}-{cpu}")  # its name vanishes with the process, unlike a file's
+            except OSError:
+                mark.close()
+            else:
+                undo.enter_context(mark)
+                return cpu
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"every processor has a CPU quota already, for {_TURN_LIMIT_S:g} s; end another measurement"
+            )
+        time.sleep(_POLL_S)
+
+
+def _wait_until_steals(thief: ChildProcess) -> None:
+    """Wait until a process has the priority to take a processor away.
+
+    Raises:
+        ConfigError: it may not have that priority.
+    """
+    deadline = time.monotonic() + _START_LIMIT_S
+    while time.monotonic() < deadline:
+        if thief.wait(_POLL_S) is not None:
+            break
+        with contextlib.suppress(OSError):
+            if os.sched_getscheduler(thief.pid) & os.SCHED_RR:
+                return
+    raise ConfigError(f"a CPU quota needs root, for a priority of real time: {thief.last_line}; be root")
+
+
+def _find_cpuset(mounts: Path) -> tuple[Path, int]:
+    """Return the folder of the root cgroup that binds to processors, and its version.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    for line in mounts.read_text().splitlines():
+        _, point, kind, options, *_ = line.split()
+        root = Path(point)
+        if kind == "cgroup" and "cpuset" in options.split(","):
+            return root, 1
+        controllers = root / "cgroup.controllers"
+        if kind == "cgroup2" and controllers.is_file() and "cpuset" in controllers.read_text().split():
+            return root, 2
+    raise ConfigError("a CPU quota needs the cgroup controller 'cpuset', and no mounted cgroup has it")
+
+
+def _start_time(pid: int) -> str | None:
+    """Return when a process started, in ticks since boot, or None if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START_TIME]
+    except OSError:
+        return None
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Remove the groups of processes that have ended."""
+    for folder in parent.glob(f"{_PREFIX}-*-*-*"):
+        pid, start = folder.name.removeprefix(f"{_PREFIX}-").split("-")[:2]
+        if _start_time(int(pid)) != start:
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Kill the processes of a group and remove it; if that fails, the next `CpuQuota` removes it."""
+    deadline = time.monotonic() + _LEAVE_LIMIT_S
+    while folder.is_dir() and time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            for pid in (folder / "cgroup.procs").read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+            return
+        time.sleep(_POLL_S)

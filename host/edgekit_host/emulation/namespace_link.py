@@ -1,0 +1,195 @@
+"""The process that holds two network namespaces and is the link between them; `Testbed` starts it.
+
+Each namespace has a TUN interface. On its way out a packet passes `tbf`, which slows the sender as the
+queue of a modem does. This process reads the packet, keeps it for its time on the wire and for half a round
+trip, and writes it to the other interface: whole, in order, unchanged. `tbf` alone would pass the first
+packet without delay; the clock here counts every packet. The kernel's own TCP runs on both sides.
+
+The namespaces have no names. The kernel removes them, their interfaces and queues once this process and those
+inside have ended, so there is nothing to clean up after a crash.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import select
+import socket
+import struct
+import subprocess
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from edgekit_host.emulation.enter import CLONE_NEWNET, enter_network
+from edgekit_runtime.system.child_process import open_channel
+
+DEVICE_HOST: Final = "10.77.0.1"
+SERVER_HOST: Final = "10.77.0.2"
+_INTERFACE: Final = "edgekit0"
+_MTU_BYTES: Final = 1500
+_TCP_PAYLOAD_BYTES: Final = 1448  # payload of a packet with time stamps; the rest is headers of IP and TCP
+_TUNSETIFF: Final = 0x4004_54CA
+_IFF_TUN_NO_PI: Final = 0x1001
+_QUEUE_BYTES: Final = 1 << 20  # TCP keeps far less in the queue; a full queue would drop packets
+# `tbf` passes a burst without delay; the clock below counts it. The burst never becomes smaller: a packet of
+# several segments that is larger than a new burst would block the head of the queue for ever.
+_BURST_BYTES: Final = 16_000
+_MOST_PACKETS: Final = 64  # packets read from one side before the other side's turn
+
+
+class OneWay:
+    """Packets on their way from one interface to the other.
+
+    Attributes:
+        bytes_per_s: speed of the wire, headers included.
+        delay_s: time from the last bit sent to the last bit received.
+        is_blocked: whether every packet is lost.
+    """
+
+    def __init__(self, source: int, target: int) -> None:
+        self.source, self._target = source, target
+        self.bytes_per_s, self.delay_s, self.is_blocked = 1.0, 0.0, False
+        self._packets: deque[tuple[float, bytes]] = deque()
+        self._wire_free_at = 0.0
+
+    def take(self) -> None:
+        """Read the packets that were sent, and note when each arrives."""
+        for _ in range(_MOST_PACKETS):
+            try:
+                packet = os.read(self.source, _MTU_BYTES)
+            except BlockingIOError:
+                return
+            if self.is_blocked:
+                continue
+            self._wire_free_at = max(time.monotonic(), self._wire_free_at) + len(packet) / self.bytes_per_s
+            due = self._wire_free_at + self.delay_s
+            if self._packets:
+                due = max(due, self._packets[-1][0])  # a shorter delay does not let a packet overtake
+            self._packets.append((due, packet))
+
+    def deliver(self) -> float | None:
+        """Write the packets that are due; return when the next one is due, or None."""
+        while self._packets:
+            due, packet = self._packets[0]
+            if due > time.monotonic():
+                return due
+            self._packets.popleft()
+            with contextlib.suppress(OSError):  # the interface goes down at the end
+                os.write(self._target, packet)
+        return None
+
+    def drop_all(self) -> None:
+        """Drop the packets that are on their way."""
+        self._packets.clear()
+
+
+class NamespaceLink:
+    """Two namespaces and the link between them."""
+
+    def __init__(self) -> None:
+        self._device, device_tun = _make_namespace(DEVICE_HOST, SERVER_HOST)
+        self._server, server_tun = _make_namespace(SERVER_HOST, DEVICE_HOST)
+        self._up, self._down = OneWay(device_tun, server_tun), OneWay(server_tun, device_tun)
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Paths of the namespaces for other processes."""
+        pid = os.getpid()
+        return {"device": f"/proc/{pid}/fd/{self._device}", "server": f"/proc/{pid}/fd/{self._server}"}
+
+    def apply(self, order: Mapping[str, Any]) -> None:
+        """Change the link; connections stay."""
+        for way, namespace, rate in (
+            (self._up, self._device, "up_bits_per_s"),
+            (self._down, self._server, "down_bits_per_s"),
+        ):
+            way.is_blocked = order["is_blocked"]
+            if way.is_blocked:
+                way.drop_all()
+                continue
+            wire_bits_per_s = order[rate] * _MTU_BYTES / _TCP_PAYLOAD_BYTES
+            way.bytes_per_s, way.delay_s = wire_bits_per_s / 8, order["rtt_s"] / 2
+            enter_network(namespace)
+            _run(
+                *("tc", "qdisc", "replace", "dev", _INTERFACE, "root", "handle", "1:", "tbf"),
+                *("rate", f"{round(wire_bits_per_s)}bit"),
+                *("burst", f"{_BURST_BYTES}b", "limit", f"{_QUEUE_BYTES}b"),
+            )
+
+    def relay(self, channel: socket.socket) -> None:
+        """Carry packets and obey orders until the channel closes."""
+        orders = channel.makefile("rw", encoding="ascii")
+        while True:
+            due = [at for at in (self._up.deliver(), self._down.deliver()) if at is not None]
+            timeout_s = max(0.0, min(due) - time.monotonic()) if due else None
+            ready, _, _ = select.select(
+                [self._up.source, self._down.source, channel.fileno()], [], [], timeout_s
+            )
+            for way in (self._up, self._down):
+                if way.source in ready:
+                    way.take()
+            if channel.fileno() in ready:
+                line = orders.readline()
+                if not line:
+                    return
+                try:
+                    self.apply(json.loads(line))
+                except OSError as cause:
+                    orders.write(f"{json.dumps({'error': str(cause)})}\n")
+                else:
+                    orders.write("{}\n")
+                orders.flush()
+
+
+def _make_namespace(host: str, peer: str) -> tuple[int, int]:
+    """Make a network namespace with an interface; return the descriptors of both."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNET) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot make a network namespace: {os.strerror(code)}")
+    namespace = os.open("/proc/self/ns/net", os.O_RDONLY)
+    tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH22x", _INTERFACE.encode(), _IFF_TUN_NO_PI))
+    Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")  # IPv6's own packets would use the link
+    settings = Path("/proc/sys/net/ipv4")
+    with contextlib.suppress(OSError):  # the choice of most devices; a host may have another one
+        (settings / "tcp_congestion_control").write_text("cubic")
+    # A new connection remembers nothing of the last one: else a measurement depends on earlier links.
+    (settings / "tcp_no_metrics_save").write_text("1")
+    _run("ip", "link", "set", "lo", "up")
+    _run("ip", "address", "add", host, "peer", peer, "dev", _INTERFACE)
+    _run("ip", "link", "set", _INTERFACE, "mtu", str(_MTU_BYTES), "up")
+    return namespace, tun
+
+
+def _run(*command: str) -> None:
+    """Run `ip` or `tc` in the namespace of this thread.
+
+    Raises:
+        OSError: the program is not installed, or it failed.
+    """
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"`{' '.join(command)}`: {done.stderr.strip()}")
+
+
+def main() -> None:
+    """Make the link, print the paths of the namespaces, and carry packets."""
+    channel = open_channel()
+    with contextlib.suppress(OSError):  # a relay that waits for a processor adds to the delay
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    try:
+        link = NamespaceLink()
+    except OSError as cause:
+        channel.sendall(f"{json.dumps({'error': str(cause)})}\n".encode())
+        return
+    channel.sendall(f"{json.dumps(link.paths)}\n".encode())
+    link.relay(channel)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""A device, a server and a link between them, emulated on this machine, to measure and show offloading.
+
+With root, both sides are network namespaces and the kernel's TCP runs between them (`namespace_link`).
+Without it, both are on loopback and a proxy stands in front of the server (`proxy_link`).
+"""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from edgekit_host.emulation import proxy_link
+from edgekit_host.emulation.cpu_quota import CpuQuota
+from edgekit_host.emulation.enter import NOTHING
+from edgekit_host.emulation.namespace_link import SERVER_HOST
+from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.system.child_process import ChildProcess, JsonChild, Output
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Side: TypeAlias = Literal["device", "server"]
+LinkKind: TypeAlias = Literal["namespaces", "proxy"]
+
+_ANSWER_LIMIT_S: Final = 20.0
+_ROOM: Final = "edgekit_host.emulation"
+_ROOT: Final = Path("/")
+
+
+class Testbed:
+    """An emulated device and server; at the end of a `with` block all their processes are killed.
+
+    The thread that makes it must outlive it, because the kernel kills the processes with that thread.
+
+    Attributes:
+        kind: how the link is emulated.
+        label: text for results that were measured here.
+        server_host: the address that a server binds to.
+        quota: quota of the device's processes, or None if nothing slows them.
+    """
+
+    __test__ = False  # pytest would collect it as a test by its name
+
+    def __init__(self, *, device_share: float | None = None, kind: LinkKind | None = None) -> None:
+        """Make both sides, with a link of 20 Mbit/s each way and a round trip of 20 ms.
+
+        Args:
+            device_share: share of one processor that the device's processes get; None for no limit. A share
+                needs root.
+            kind: how the link is emulated; None for namespaces if this process is root, else the proxy.
+
+        Raises:
+            ConfigError: this machine cannot emulate that, or this user may not.
+        """
+        self.kind: LinkKind = kind or ("namespaces" if os.geteuid() == 0 else "proxy")
+        self._namespaces = {"device": NOTHING, "server": NOTHING}
+        self._rates = {"up_bits_per_s": 20e6, "down_bits_per_s": 20e6, "rtt_s": 0.02}
+        with contextlib.ExitStack() as undo:
+            self.quota = None if device_share is None else undo.enter_context(CpuQuota(device_share))
+            if self.kind == "namespaces":
+                self.server_host = SERVER_HOST
+                self.label = "emulated: network namespaces with tbf and a TUN relay for delay"
+                self._link = undo.enter_context(JsonChild(f"{_ROOM}.namespace_link"))
+                self._namespaces = self._receive()
+            else:
+                self.server_host = proxy_link.HOST
+                self.label = "emulated: proxy that limits bandwidth and adds delay, on loopback"
+                self._link = undo.enter_context(JsonChild(f"{_ROOM}.proxy_link"))
+            if self.quota is not None:
+                self.label += f"; {self.quota.label.removeprefix('emulated: ')} on the device"
+            self._order(is_blocked=False)
+            self._open = undo.pop_all()
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def set_link(self, *, up_mbit_s: float, down_mbit_s: float, rtt_ms: float) -> None:
+        """Change the link and end a block; open connections stay.
+
+        Args:
+            up_mbit_s: bandwidth of TCP to the server, without headers, as a speed test shows.
+            down_mbit_s: the same from the server.
+            rtt_ms: round trip of a small message.
+
+        Raises:
+            ConfigError: a figure is not positive, or the link has ended.
+        """
+        if min(up_mbit_s, down_mbit_s) <= 0 or rtt_ms < 0:
+            raise ConfigError(
+                f"link of {up_mbit_s:g} and {down_mbit_s:g} Mbit/s with {rtt_ms:g} ms: expected bandwidths "
+                "above 0; use block() for a link that is down"
+            )
+        self._rates = {
+            "up_bits_per_s": up_mbit_s * 1e6,
+            "down_bits_per_s": down_mbit_s * 1e6,
+            "rtt_s": rtt_ms / 1e3,
+        }
+        self._order(is_blocked=False)
+
+    def block(self) -> None:
+        """Make the link a black hole, until `set_link`: nothing arrives, and neither side gets an error."""
+        self._order(is_blocked=True)
+
+    def reach(self, port: int) -> tuple[str, int]:
+        """Return host and port at which the device reaches the server's `port`."""
+        if self.kind == "namespaces":
+            return self.server_host, port
+        self._link.send({"port": port}, _ANSWER_LIMIT_S)
+        return self.server_host, int(self._receive()["port"])
+
+    def spawn(
+        self, side: Side, command: Sequence[str], *, folder: Path = _ROOT, output: Output = "keep"
+    ) -> ChildProcess:
+        """Start a command on one side; `close` kills it, as does the end of this process.
+
+        Raises:
+            OSError: the command cannot be started.
+        """
+        procs_file, avoided_cpu = NOTHING, NOTHING
+        if self.quota is not None and side == "device":
+            procs_file = str(self.quota.procs_file)
+        elif self.quota is not None:
+            avoided_cpu = str(self.quota.cpu)
+        place = (self._namespaces[side], procs_file, avoided_cpu)
+        child = ChildProcess(f"{_ROOM}.enter", *place, *command, folder=folder, output=output)
+        return self._open.enter_context(child)
+
+    def close(self) -> None:
+        """End every process and remove both sides; a second call does nothing."""
+        self._open.close()
+
+    def _order(self, *, is_blocked: bool) -> None:
+        """Send the state of the link to its process."""
+        self._link.send({**self._rates, "is_blocked": is_blocked}, _ANSWER_LIMIT_S)
+        self._receive()
+
+    def _receive(self) -> dict[str, Any]:
+        """Return the answer of the link's process.
+
+        Raises:
+            ConfigError: the process cannot do that, or has ended.
+        """
+        try:
+            answer: dict[str, Any] = self._link.receive(_ANSWER_LIMIT_S)
+        except (OSError, EOFError) as cause:
+            end = self._link.explain_end()
+            raise ConfigError(f"the emulated link ended {end}") from cause
+        if "error" in answer:
+            raise ConfigError(
+                f"network namespaces need root, /dev/net/tun, `ip` and `tc` (iproute2): {answer['error']}; "
+                "run as root, or use the proxy"
+            )
+        return answer

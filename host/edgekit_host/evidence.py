@@ -1,0 +1,329 @@
+"""Evidence: the results of one run on one bench, as JSON that can be committed."""
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.errors import BenchError
+from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.paths import find_config_folder
+
+FORMAT: Final = 1
+MOST_WATTS: Final = 1000.0
+"""More than any device of ours draws: a meter that gives milliwatts is found by it."""
+_PACKAGE: Final = Path(__file__).resolve().parent
+_GIT_LIMIT_S: Final = 30
+_SOURCES: Final = ("--", ":(top)", ":(top,exclude)hil/evidence")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """Facts that a device reports about itself.
+
+    Attributes:
+        model: model of the board, else of the processor.
+        architecture: output of `uname -m`.
+        os: name and version of the system.
+        kernel: release of the kernel.
+        python: version of Python.
+        runtime: version of edgekit-runtime, or empty if it is not installed.
+        engines: versions by package name.
+        memory_bytes: memory of the machine.
+        free_bytes: free space on the disk that the tests use.
+        clock: governor and highest clock of the first processor, and the power mode of a Jetson, as far as
+            the device reports them; or empty.
+    """
+
+    model: str
+    architecture: str
+    os: str
+    kernel: str
+    python: str
+    runtime: str
+    engines: Mapping[str, str]
+    memory_bytes: int
+    free_bytes: int
+    clock: str = ""
+
+    def has_engine(self, named: str) -> bool:
+        """Return whether the device has an engine, named with its release: `onnxruntime 1.24.4`."""
+        return named in {f"{name.removesuffix('-gpu')} {release}" for name, release in self.engines.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured value.
+
+    Attributes:
+        name: what was measured, with the model.
+        value: the value, in `unit`.
+        unit: unit such as `ms`, `bytes`, `%`.
+        method: how it was measured.
+        test: id of the test that measured it.
+        predicted: value that the package or the profile predicted, in `unit`, or None.
+    """
+
+    name: str
+    value: float | None
+    unit: str
+    method: str
+    test: str
+    predicted: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Share by which the prediction is too high; negative if it is too low."""
+        if self.predicted is None or not self.value:
+            return None
+        return self.predicted / self.value - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Many measured values, for a plot.
+
+    Attributes:
+        name: what was measured.
+        x_label, y_label: quantities with their units.
+        x, y: coordinates of the points, in their order.
+        test: id of the test that measured it.
+    """
+
+    name: str
+    x_label: str
+    y_label: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    test: str
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPower:
+    """Power of a device, by a meter of the whole of it.
+
+    Attributes:
+        idle_w: watts at rest.
+        active_w: watts while networks ran.
+    """
+
+    idle_w: float
+    active_w: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.idle_w < self.active_w <= MOST_WATTS:
+            raise BenchError(
+                f"{self.idle_w:g} W at rest and {self.active_w:g} W meanwhile, expected more meanwhile, and"
+                f" 0 to {MOST_WATTS:g} W"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkTimes:
+    """Times of the toolkit's calibration networks on the device, by which `edgekit package` predicts others.
+
+    Attributes:
+        date: date of the measurement.
+        engine: name and release of the engine on the device.
+        networks: digest of the networks.
+        seconds: time of one inference of each network, by its name.
+        power: power of the device meanwhile; None without a meter of the whole.
+    """
+
+    date: str
+    engine: str
+    networks: str
+    seconds: Mapping[str, float]
+    power: MeasuredPower | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TestOutcome:
+    """The outcome of one test.
+
+    Attributes:
+        test: id of the test.
+        proves: what the test shows if it passes.
+        outcome: outcome as pytest names it.
+        reason: why it was skipped, or the last line of a failure.
+        seconds: duration of the test.
+    """
+
+    __test__ = False  # pytest would collect the class as a test
+
+    test: str
+    proves: str
+    outcome: Literal["passed", "failed", "skipped"]
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One run on one bench.
+
+    Attributes:
+        bench: name of the bench.
+        kind: whether the results are from the real device, an emulated one, or a stand-in.
+        target: target of the device.
+        date: start of the run, in UTC.
+        commit: commit of the checkout that ran, or empty outside of one.
+        is_dirty: whether that checkout held changes that are in no commit.
+        device: facts about the device.
+        tests: all tests, in their order.
+        figures: all figures, in their order.
+        curves: all curves, in their order.
+        left_out: number of tests that the command line left out, such as by -k.
+        network_times: times of the profile by which this run's latencies were predicted, or None.
+        format: version of the file format.
+    """
+
+    bench: str
+    kind: Literal["real", "emulated", "simulated"]
+    target: str
+    date: str
+    commit: str
+    is_dirty: bool
+    device: DeviceFacts
+    tests: tuple[TestOutcome, ...]
+    figures: tuple[Figure, ...]
+    curves: tuple[Curve, ...] = ()
+    left_out: int = 0
+    network_times: NetworkTimes | None = None
+    format: int = FORMAT
+
+    @property
+    def file_name(self) -> str:
+        """Name of the file that holds this evidence."""
+        return f"{self.target}-{self.bench}-{self.date[:19].replace(':', '')}.json"
+
+    @property
+    def latency_errors(self) -> tuple[float, ...]:
+        """Errors of the predicted latencies of this run."""
+        return tuple(each.error for each in self.figures if each.unit == "ms" and each.error is not None)
+
+    def count(self, outcome: str) -> int:
+        """Return how many tests had this outcome."""
+        return sum(each.outcome == outcome for each in self.tests)
+
+    def describe_tests(self) -> str:
+        """Return how many tests passed, failed, were skipped, and were left out."""
+        counts = [f"{self.count(each)} {each}" for each in ("passed", "failed", "skipped")]
+        return ", ".join([*counts, *([f"{self.left_out} left out"] if self.left_out else [])])
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """The source tree of the running code.
+
+    Attributes:
+        commit: hash of the commit, or empty outside of a checkout.
+        is_dirty: whether files differ from the commit or are in none; evidence of other runs does not count.
+    """
+
+    commit: str
+    is_dirty: bool
+
+
+def read_checkout() -> Checkout:
+    """Return the commit of the running code: empty for an installed wheel, `unknown` if git does not say."""
+    if not (_PACKAGE.parents[1] / ".git").exists():
+        return Checkout("", is_dirty=False)
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return Checkout(commit, bool(_git("status", "--porcelain", *_SOURCES)))
+    except (OSError, subprocess.SubprocessError):
+        return Checkout("unknown", is_dirty=True)
+
+
+def write_evidence(evidence: Evidence, folder: Path) -> Path:
+    """Write a file of evidence into `folder`, and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / evidence.file_name
+    with write_atomically(path) as file:
+        file.write(f"{json.dumps(to_plain(evidence), indent=1)}\n".encode())
+    return path
+
+
+def read_evidence(path: Path) -> Evidence:
+    """Return the evidence in a file.
+
+    Raises:
+        BenchError: the file is no evidence, or of a newer format.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as cause:
+        raise BenchError(f"{path}: no evidence: {cause}") from cause
+    if isinstance(content, dict) and content.get("format") != FORMAT:
+        raise BenchError(f"{path}: format {content.get('format')!r}, expected {FORMAT}; update edgekit")
+    return from_plain(Evidence, content, str(path), BenchError)
+
+
+def read_folders(folders: Iterable[Path]) -> list[Evidence]:
+    """Return all evidence in some folders, oldest first."""
+    files = {path.name: path for folder in folders for path in sorted(folder.glob("*.json"))}
+    return sorted((read_evidence(path) for path in files.values()), key=lambda each: each.date)
+
+
+def list_committed() -> Path:
+    """Return the folder of the evidence that came with this source, or with this release."""
+    released = _PACKAGE / "released_evidence"
+    return released if released.is_dir() else _PACKAGE.parents[1] / "hil" / "evidence"
+
+
+def find_hil_folder() -> Path:
+    """Return the folder of this user's benches and evidence."""
+    return find_config_folder() / "hil"
+
+
+def read_newest(target: str) -> list[Evidence]:
+    """Return the newest evidence of a target for each of its benches, of this source and of this user.
+
+    This leaves out runs in which every test was skipped, and files of the user that cannot be read.
+    """
+    return list({one.bench: one for one in _read_all(target)}.values())
+
+
+def _read_all(target: str) -> list[Evidence]:
+    """Return all evidence of a target that shows something, oldest first."""
+    seen = read_folders([list_committed()])
+    for path in (find_hil_folder() / "evidence").glob("*.json"):
+        with contextlib.suppress(BenchError):
+            seen.append(read_evidence(path))
+    seen.sort(key=lambda each: each.date)
+    return [one for one in seen if one.target == target and one.count("skipped") < len(one.tests)]
+
+
+def read_measured_costs(target: str) -> list[tuple[Evidence, NetworkTimes]]:
+    """Return evidence with times of calibration networks on a real device, and the times, newest first.
+
+    Times of an emulated device are never costs of its class.
+
+    Args:
+        target: target of the device.
+    """
+    newest_first = reversed(_read_all(target))
+    return [(one, one.network_times) for one in newest_first if one.kind == "real" and one.network_times]
+
+
+def describe_source(evidence: Evidence, current: Checkout) -> str:
+    """Return the source of evidence, relative to the present checkout: `this commit`, `commit 1234abc`..."""
+    if not evidence.commit:
+        return "no commit (an installed release)"
+    changes = " with changes that were not committed" if evidence.is_dirty else ""
+    if evidence.commit == current.commit and not evidence.is_dirty:
+        return "this commit"
+    return f"commit {evidence.commit[:9]}{changes}"
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(_PACKAGE), *arguments],
+        check=True, capture_output=True, text=True, timeout=_GIT_LIMIT_S,
+    )  # fmt: skip
+    return done.stdout.strip()

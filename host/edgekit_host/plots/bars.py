@@ -1,0 +1,56 @@
+"""The bars beside the numbers of the tables and tiles, as inline SVG."""
+
+from edgekit_host.markup import Markup, el
+
+
+def bar(share: float, style: str, *, back: float | None = None) -> Markup:
+    """Return a thin horizontal bar that fills its table cell.
+
+    The number is in the cell beside it, so screen readers skip the bar.
+
+    Args:
+        share: length, 0..1 of the width.
+        style: class of the bar.
+        back: length of a paler bar above it (the value before), or None.
+    """
+    length = 100 * min(1.0, max(0.0, share))
+    if back is None:
+        bars, height = [rect(0, 0, length, 10, style)], 10
+    else:
+        bars, height = [rect(0, 0, 100 * back, 6, "before"), rect(0, 8, length, 6, style)], 14
+    return el(
+        "svg",
+        *bars,
+        viewBox=f"0 0 100 {height}",
+        preserveAspectRatio="none",
+        class_="bar" if back is None else "bar pair",
+        aria_hidden="true",
+    )
+
+
+def budget_bar(share: float, state: str, *, title: str) -> Markup:
+    """Return a value against its limit: the limit is the tick at 80 % of the width, so excess shows.
+
+    Args:
+        share: value / limit; limited to 0..1.25.
+        state: what is shown about the limit; the bar of one that is not resolved is pale.
+        title: the same in words.
+    """
+    length = 80 * min(1.25, max(0.0, share))
+    return el(
+        "svg",
+        el("title", title),
+        rect(0, 2, 80, 8, "track"),
+        rect(80, 2, 20, 8, "beyond"),
+        rect(0, 2, length, 8, state if state in ("ok", "over") else "open"),
+        rect(79.5, 0, 1, 12, "tick"),
+        viewBox="0 0 100 12",
+        preserveAspectRatio="none",
+        class_="bar budget",
+        role="img",
+    )
+
+
+def rect(x: float, y: float, width: float, height: float, style: str) -> Markup:
+    """Return a rectangle whose colour is its class's."""
+    return el("rect", x=float(x), y=float(y), width=float(width), height=float(height), class_=style)

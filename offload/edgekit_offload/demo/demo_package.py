@@ -1,0 +1,180 @@
+"""The package of the demo: its network, planned on this machine and signed with a key of its own."""
+
+import datetime
+import ipaddress
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from edgekit_offload.demo.demo_model import INPUT, OUTPUT, make_images, make_model, pick_images, run_model
+from edgekit_offload.demo.director import DEVICE_SHARE, PHASES
+from edgekit_offload.packaging.submodels import attach_plans
+from edgekit_offload.partition.split import DECODER_SUFFIX, SplitModels, whole_upload
+from edgekit_offload.planning.envelope import Grid
+from edgekit_offload.planning.planner import MAX_LOSS, PlanInputs, plan
+from edgekit_offload.planning.realise import MeasuredCuts
+from edgekit_offload.planning.result import PlanningResult, Way
+from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.remote.cut_table import LOCAL, CutTable, OffloadPlan
+from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_toolkit.packaging.plain_package import write_plain_package
+from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
+
+_NAME: Final = "demo"
+_IMAGES: Final = 24
+_REQUESTS: Final = 8
+_SAMPLES: Final = 4  # that the plan is made with
+_PROFILE_S: Final = 1.0  # on each machine
+_REALISE_S: Final = 1.5  # on each machine
+_BANDWIDTHS_MBIT_S: Final = (1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0)
+_MOST_CUTS: Final = 1  # each way takes time from the others
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPackage:
+    """The package that the demo runs.
+
+    Attributes:
+        path: path of the package.
+        keys: folder of the key that signed it.
+        requests: path of the images with their right answers.
+        ways: names of the plans that the demo measures beside edgekit.
+        result: the plan.
+    """
+
+    path: Path
+    keys: Path
+    requests: Path
+    ways: tuple[str, ...]
+    result: PlanningResult
+
+
+def make_demo_package(folder: Path, progress: Callable[[str], None]) -> DemoPackage:
+    """Make, plan and package the network of the demo.
+
+    Raises:
+        CutError: this machine cannot measure it.
+        OutputError: the folder cannot be written.
+    """
+    progress("making a network and images")
+    images = make_images(_IMAGES)
+    content = make_model(images)
+    chosen = pick_images(content, images, _REQUESTS)
+    requests = folder / "requests.npz"
+    np.savez(requests, **{INPUT: chosen, "classes": run_model(content, chosen).argmax(axis=1)})
+    feeds = [{INPUT: image[np.newaxis]} for image in chosen[:_SAMPLES]]
+    device = Machine.parse(f"local@{100 * DEVICE_SHARE:.0f}%" if os.geteuid() == 0 else "local")
+    server = Machine.parse("local")
+    progress("profiling the device")
+    graph = RunnableGraph(content)
+    device_profile = profile_kernels(device, graph, name=_NAME, seconds=_PROFILE_S)
+    progress("profiling the server")
+    server_profile = profile_kernels(server, graph, name=_NAME, seconds=_PROFILE_S)
+    device, server = device.at_speed_of(device_profile), server.at_speed_of(server_profile)
+    cuts = MeasuredCuts(content, feeds, device, server, _REALISE_S, classes=(OUTPUT,))
+    grid = Grid(_BANDWIDTHS_MBIT_S, (PHASES[0].rtt_ms,))
+    # Too few samples for `max_loss`: `choose_ways` goes by what the codings change in these few.
+    inputs = PlanInputs(
+        _NAME, content, device_profile, server_profile, grid, feeds, realise=cuts, max_loss=1.0
+    )
+    result = plan(inputs, lambda what, _done, _total: progress(what))
+    progress("packaging")
+    keys = folder / "home" / "keys"
+    generate_key(_NAME, keys)
+    path, ways = _package(folder, content, result, cuts.splits, keys)
+    return DemoPackage(path, keys, requests, ways, result)
+
+
+def _package(
+    folder: Path, content: bytes, result: PlanningResult, splits: dict[str, SplitModels], keys: Path
+) -> tuple[Path, tuple[str, ...]]:
+    """Write the package; return its path and the ways to measure beside edgekit."""
+    used: dict[str, SplitModels] = {}
+    plans: list[OffloadPlan] = []
+    decode: dict[str, dict[str, str]] = {}
+    for way in choose_ways(result):
+        name = way.name.partition(":")[0]
+        if way.kind == "local":
+            plans.append(way.plan)
+            continue
+        if way.kind == "upload":
+            used[name] = whole_upload(content)
+            if way.plan.media:
+                decode[name] = {INPUT: name}
+        else:
+            used[name] = splits[way.name]
+        head = None if used[name].head is None else f"{name}.head"
+        decoder = None if used[name].decoder is None else f"{name}{DECODER_SUFFIX}"
+        plans.append(replace(way.plan, head=head, tail=f"{name}.tail", decoder=decoder))
+    model = folder / f"{_NAME}.onnx"
+    model.write_bytes(content)
+    signer = load_signer(_NAME, keys)
+    plain = write_plain_package(model, name=_NAME, target="x86-64", folder=folder, sign=signer)
+    table = CutTable(tuple(plans), device=result.device.name, server=result.server.name)
+    carrying = folder / "offload"
+    carrying.mkdir()
+    with read_package(plain, TrustStore.from_folder(keys)) as package:
+        path = attach_plans(package, used, table, folder=carrying, sign=signer, decode=decode)
+    return path, tuple(one.name for one in plans)
+
+
+def choose_ways(result: PlanningResult) -> list[Way]:
+    """Return the ways that the demo measures: local, the uploads as a photograph, and the best cut.
+
+    They are in its package even if they are the best under no condition, since the page compares them; but
+    only ways that the plan offers, and whose codings lose little on its few samples.
+    """
+    offered = [way for way in result.ways if not way.is_over_loss and (way.expected_loss or 0.0) <= MAX_LOSS]
+    local = [way for way in offered if way.name == LOCAL]
+    uploads = [way for way in offered if way.kind == "upload"]
+    photos = [way for way in uploads if way.plan.media]
+    # At the slow link of the demo, where a cut can pay off.
+    column = result.bandwidths_mbit_s.index(min(phase.mbit_s for phase in PHASES))
+    cuts = [way for way in offered if way.kind == "cut"]
+    cuts = [way for way in cuts if way.in_table] or cuts
+    cuts.sort(key=lambda way: way.latency_ms[0][column])
+    return [*local, *(photos or uploads[:1]), *cuts[:_MOST_CUTS]]
+
+
+def write_certificate(folder: Path, host: str) -> tuple[Path, Path]:
+    """Write a self-signed certificate for an address, valid for a day, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "edgekit demo")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    address = x509.IPAddress(ipaddress.ip_address(host))
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    certificate, private = folder / "server.pem", folder / "server.key"
+    certificate.write_bytes(built.public_bytes(serialization.Encoding.PEM))
+    plain = serialization.NoEncryption()
+    written = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    private.touch(mode=0o600)
+    private.write_bytes(written)
+    return certificate, private
+
+
+def write_token(folder: Path) -> Path:
+    """Write a token for the server of this demo; return its path."""
+    path = folder / "token"
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_hex(32), encoding="ascii")
+    return path

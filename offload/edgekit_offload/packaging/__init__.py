@@ -1,0 +1,1 @@
+"""Packages that carry a plan: submodels, tails and the cut table."""

@@ -1,1 +1,0 @@
-"""One file a command, each exposing `command`. The table in `cli.py` names them; nothing is imported here."""
