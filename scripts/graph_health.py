@@ -42,6 +42,21 @@ MOST_FILES_OF_FOLDER = {
 # Words that read as prose and tell a stranger nothing; none is a name or one of the words of a name.
 BANNED = {"hear", "tell", "lay", "say", "lives", "tally", "given", "pace", "sparing", "keeping"}
 
+# Words that are no names of variables and parameters: they say nothing about what the name holds.
+FILLERS = {
+    "one", "ones", "found", "each", "place", "places", "kept", "held", "known", "made", "came", "took", "wanted",
+    "way", "ways", "what", "said", "shown", "given", "left", "told", "seen", "got", "asked", "taken", "who", "rest",
+}  # fmt: skip
+MOST_FILLERS = {  # shares of a package's variables and parameters
+    "edgekit_runtime": 1.0,
+    "edgekit_host": 1.0,
+    "edgekit_cli": 1.0,
+    "edgekit_toolkit": 1.0,
+    "edgekit_offload": 1.0,
+    "edgekit_fleet": 1.0,
+    "edgekit_hil": 1.0,
+}
+
 
 def read_modules(checkout: Path) -> dict[str, ast.Module]:
     """Return the syntax tree of each of our modules by its dotted name."""
@@ -129,6 +144,26 @@ def find_banned_names(modules: dict[str, ast.Module]) -> list[str]:
     return faults
 
 
+def find_fillers(modules: dict[str, ast.Module]) -> tuple[dict[str, float], list[str]]:
+    """Return the share of fillers among the variables and parameters of each package, and a line for each."""
+    counts: Counter[str] = Counter()
+    lines: defaultdict[str, list[str]] = defaultdict(list)
+    for module, tree in sorted(modules.items()):
+        package = module.partition(".")[0]
+        for node in ast.walk(tree):
+            is_variable = isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store)
+            if is_variable or isinstance(node, ast.arg):
+                name = getattr(node, "arg", getattr(node, "id", getattr(node, "attr", "")))
+                counts[package] += 1
+                if name.strip("_").lower() in FILLERS:
+                    lines[package].append(f"{module}:{node.lineno} is named {name!r}")
+    shares = {package: len(lines[package]) / count for package, count in counts.items()}
+    faults = [
+        line for package, share in shares.items() if share > MOST_FILLERS[package] for line in lines[package]
+    ]
+    return shares, faults
+
+
 def _names(tree: ast.Module) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -169,11 +204,13 @@ def main(checkout: Path) -> int:
         "classes": find_duplicate_classes(modules),
         "names": find_banned_names(modules),
     }
+    shares, faults["fillers"] = find_fillers(modules)
     print(
         f"graph: {len(modules)} modules; largest folder {largest};"
         f" highest fan-out {busiest} ({len(imports[busiest])});"
         f" {len(rings)} rings ({len(faults['rings'])} files);"
-        f" {len(faults['classes'])} duplicate class names; {len(faults['names'])} banned names"
+        f" {len(faults['classes'])} duplicate class names; {len(faults['names'])} banned names;"
+        f" fillers {', '.join(f'{package} {share:.1%}' for package, share in sorted(shares.items()))}"
     )
     for lines in faults.values():
         print(*lines, sep="\n", end="\n" if lines else "")
