@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from edgekit_runtime.remote.choose import LOADED
+from edgekit_runtime.offload.choose import LOADED
 
 OK = 200
 KINDS = ("remote", "local", "errors")

@@ -41,8 +41,8 @@ from numpy.typing import NDArray
 from tests.offload.traces import TRACE_KINDS, TraceStep, make_trace
 
 from edgekit_offload.demo.demo_model import make_images, make_model
-from edgekit_runtime.remote.cut_table import LOCAL, OffloadPlan
-from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
+from edgekit_runtime.offload.cut_table import LOCAL, OffloadPlan
+from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
 from offload_bench import print_table, write_json
 from offload_product import ALL, ROWS, UINT8, ProductBench, describe_load, plan_whole, use_folder
 

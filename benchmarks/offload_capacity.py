@@ -36,8 +36,8 @@ import workload_models
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, time_models
 from edgekit_runtime.codecs.media import MediaCodec, encode_media
-from edgekit_runtime.remote.latency_model import LinkState, transfer_s
-from edgekit_runtime.remote.offload_server import make_tail_request
+from edgekit_runtime.offload.latency_model import LinkState, transfer_s
+from edgekit_runtime.offload.offload_server import make_tail_request
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from offload_bench import PORT, TOKEN, Feeds, OffloadBench, print_table, write_json
 from planned_ways import Planned, PlannedWay

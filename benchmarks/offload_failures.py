@@ -39,8 +39,8 @@ from typing import Any
 
 import numpy as np
 
+from edgekit_runtime.offload.cut_table import LOCAL, read_cut_table
 from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.remote.cut_table import LOCAL, read_cut_table
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from offload_bench import PORT, SHARED, TOKEN, print_table, write_json

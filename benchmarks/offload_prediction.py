@@ -48,10 +48,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from edgekit_runtime.remote.cut_table import LOCAL, OffloadPlan
-from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
-from edgekit_runtime.remote.measurement.job_runner import PAUSE_S
-from edgekit_runtime.remote.measurement.request_cost import average_middle
+from edgekit_runtime.offload.cut_table import LOCAL, OffloadPlan
+from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
+from edgekit_runtime.offload.measurement.job_runner import PAUSE_S
+from edgekit_runtime.offload.measurement.request_cost import average_middle
 from offload_bench import TOKEN, print_table, write_json
 from offload_product import ALL, MODELS, ROWS, ProductBench, describe_load, plan_product, use_folder
 

@@ -28,8 +28,8 @@ from edgekit_offload.planning.planner import PlanInputs, plan
 from edgekit_offload.planning.realise import MeasuredCuts
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels, time_models
 from edgekit_offload.profiling.model_profile import ModelProfile
+from edgekit_runtime.offload.cut_table import LOCAL, CutTable, OffloadPlan, PlanCosts
 from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.remote.cut_table import LOCAL, CutTable, OffloadPlan, PlanCosts
 from edgekit_runtime.system.child_process import run_program
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.tensors import Array

@@ -17,11 +17,11 @@ import numpy as np
 from device_orders import obey
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.remote.measurement.link_probe import probe_link
-from edgekit_runtime.remote.offload_status import Counts
-from edgekit_runtime.remote.session import remote_session
-from edgekit_runtime.remote.session.offload_state import OffloadState
-from edgekit_runtime.remote.session.remote_session import RemoteSession
+from edgekit_runtime.offload.measurement.link_probe import probe_link
+from edgekit_runtime.offload.offload_status import Counts
+from edgekit_runtime.offload.session import remote_session
+from edgekit_runtime.offload.session.offload_state import OffloadState
+from edgekit_runtime.offload.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import Session, open_session
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.system.processor_speed import SpeedGate, begin_anywhere

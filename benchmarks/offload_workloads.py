@@ -39,7 +39,7 @@ import numpy as np
 import workload_models
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.result import PlanningResult
-from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s, served_s
+from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s, served_s
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from offload_bench import PORT, Feeds, OffloadBench, print_table, write_json
 from offload_capacity import write_requests

@@ -21,8 +21,8 @@ from edgekit_offload.planning.result import Way
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_offload.profiling.planning_graph import join_profiles
 from edgekit_runtime.codecs.media import MediaCodec, encode_media
-from edgekit_runtime.remote.cut_table import OffloadPlan
-from edgekit_runtime.remote.latency_model import Conditions
+from edgekit_runtime.offload.cut_table import OffloadPlan
+from edgekit_runtime.offload.latency_model import Conditions
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from offload_bench import Feeds
 from peers.published_cuts import place_by_dads, place_linearly

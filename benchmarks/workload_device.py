@@ -18,7 +18,7 @@ import numpy as np
 from device_orders import obey
 from edgekit_runtime.client.link import Address
 from edgekit_runtime.codecs.media import MediaCodec, encode_media
-from edgekit_runtime.remote.offload_server import OffloadServer, make_tail_request
+from edgekit_runtime.offload.offload_server import OffloadServer, make_tail_request
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import Array, TensorSpec
 

@@ -43,10 +43,37 @@ MOST_FILES_OF_FOLDER = {
 BANNED = {"hear", "tell", "lay", "say", "lives", "tally", "given", "pace", "sparing", "keeping"}
 
 # Words that are no names of variables and parameters: they say nothing about what the name holds.
-FILLERS = {
-    "one", "ones", "found", "each", "place", "places", "kept", "held", "known", "made", "came", "took", "wanted",
-    "way", "ways", "what", "said", "shown", "given", "left", "told", "seen", "got", "asked", "taken", "who", "rest",
-}  # fmt: skip
+FILLERS = set(
+    [
+        "asked",
+        "came",
+        "each",
+        "found",
+        "given",
+        "got",
+        "held",
+        "kept",
+        "known",
+        "left",
+        "made",
+        "one",
+        "ones",
+        "place",
+        "places",
+        "rest",
+        "said",
+        "seen",
+        "shown",
+        "taken",
+        "told",
+        "took",
+        "wanted",
+        "way",
+        "ways",
+        "what",
+        "who",
+    ]
+)
 MOST_FILLERS = {  # shares of a package's variables and parameters
     "edgekit_runtime": 1.0,
     "edgekit_host": 1.0,

@@ -14,7 +14,7 @@ from edgekit_runtime.system.paths import find_cache_folder
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCES: Final = ("device_runtime", "host", "toolkit", "offload", "fleet", "hil")
-FOLDERS: Final = ("tests/codecs", "tests/runtime", "tests/service", "tests/agent", "tests/remote")
+FOLDERS: Final = ("tests/codecs", "tests/runtime", "tests/service", "tests/agent", "tests/offload/session")
 # What tests import beside what the image has; the engines stay those of the image.
 WHEELS: Final = (
     *("hypothesis==6.170.15", "onnx==1.23.2", "click==8.5.1", "rich==15.0.0", "packaging", "jsonschema"),
@@ -37,10 +37,10 @@ LEFT_OUT: Final = {
     "tests/agent/test_idle_imports.py": _NEEDS_FLEET,
     "tests/agent/test_rollout_end_to_end.py": _NEEDS_FLEET,
     "tests/agent/test_step_child.py::test_step_whose_process_is_silent": "its process begins too slowly",
-    "tests/remote/test_cancelled_requests.py::test_aborted_request_drops": _TCP_INFO,
-    "tests/remote/test_cancelled_requests.py::test_request_on_a_new_connection": _TCP_INFO,
-    "tests/remote/test_planned_package.py::test_service_offloads_behind": _TCP_INFO,
-    "tests/remote/test_tls_servers.py::test_abort_over_tls": _TCP_INFO,
+    "tests/offload/session/test_cancelled_requests.py::test_aborted_request_drops": _TCP_INFO,
+    "tests/offload/session/test_cancelled_requests.py::test_request_on_a_new_connection": _TCP_INFO,
+    "tests/offload/session/test_planned_package.py::test_service_offloads_behind": _TCP_INFO,
+    "tests/offload/session/test_tls_servers.py::test_abort_over_tls": _TCP_INFO,
     "tests/runtime/test_tournament.py::test_an_engine_that_crashes": "qemu prints a line after SIGSEGV",
     "tests/service/test_governed_service.py::"
     "test_hot_device_is_served_in_another_way_and_no_request_fails[isolated]": (

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from edgekit_cli.hil.bench_machine import MeteredMachine
     from edgekit_host.evidence import MeasuredPower
     from edgekit_offload.profiling.machine import RunnableGraph
-    from edgekit_runtime.remote.measurement.job import Measured
-    from edgekit_runtime.remote.measurement.machine_facts import MachineFacts, MeasuredEngine
+    from edgekit_runtime.offload.measurement.job import Measured
+    from edgekit_runtime.offload.measurement.machine_facts import MachineFacts, MeasuredEngine
     from edgekit_toolkit.costs.device_transfer import FittedRatios
     from edgekit_toolkit.measurement.host_run import HostRuns
     from edgekit_toolkit.targets.spec import DeviceTimes, Target
@@ -79,7 +79,7 @@ def command(
     from edgekit_cli.hil.bench_machine import find_device
     from edgekit_cli.progress import ProgressBar
     from edgekit_host.terminal import open_console, print_line
-    from edgekit_runtime.remote.measurement.machine_facts import describe_engine
+    from edgekit_runtime.offload.measurement.machine_facts import describe_engine
     from edgekit_toolkit.measurement.device_profile import parse_engine
     from edgekit_toolkit.targets.loader import find_user_targets
 

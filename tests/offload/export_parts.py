@@ -23,11 +23,11 @@ from tests.runtime.slot_cases import write_keys
 from edgekit_runtime.client import Client
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan, PlanCosts
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest, Submodel
 from edgekit_runtime.package.submodels import served_name
-from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 

@@ -13,8 +13,8 @@ from edgekit_offload.planning.result import (
     Way,
     WinRange,
 )
-from edgekit_runtime.remote.cut_table import CutTable, Escalation, OffloadPlan, PlanCosts
-from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
+from edgekit_runtime.offload.cut_table import CutTable, Escalation, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
 
 BANDWIDTHS = tuple(round(100 ** (index / 20), 3) for index in range(21))
 RTTS = (5.0, 20.0, 100.0)

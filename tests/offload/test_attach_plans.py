@@ -13,8 +13,8 @@ from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.split import SplitModels, split_model, whole_upload
 from edgekit_runtime.client.client import Client
 from edgekit_runtime.errors import BackendError, CutError
+from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan, PlanCosts, read_cut_table
 from edgekit_runtime.package.archive import OpenedPackage, read_package
-from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts, read_cut_table
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.serving.memory_estimate import model_bytes

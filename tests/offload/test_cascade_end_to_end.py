@@ -26,8 +26,8 @@ from edgekit_offload.profiling import machine as machines
 from edgekit_offload.profiling.machine import Machine, RunnableGraph
 from edgekit_offload.profiling.model_profile import ModelProfile
 from edgekit_runtime.dataclass_json import from_plain
-from edgekit_runtime.remote.measurement.job import Timing
-from edgekit_runtime.remote.measurement.request_cost import RequestCost
+from edgekit_runtime.offload.measurement.job import Timing
+from edgekit_runtime.offload.measurement.request_cost import RequestCost
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
 

@@ -19,8 +19,8 @@ from edgekit_offload.planning.explain import describe_answers
 from edgekit_offload.planning.planner import Realised, plan
 from edgekit_offload.planning.result import Refusal
 from edgekit_offload.planning.ways import UploadWay
-from edgekit_runtime.remote.cut_table import Escalation, OffloadPlan, PlanCosts
-from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s, reserved_server_s
+from edgekit_runtime.offload.cut_table import Escalation, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s, reserved_server_s
 
 
 def linear_model(error: float) -> bytes:

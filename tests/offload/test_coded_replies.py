@@ -26,11 +26,11 @@ from edgekit_offload.planning.planner import plan
 from edgekit_offload.planning.realise import MeasuredCuts
 from edgekit_offload.profiling.machine import Machine
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan, PlanCosts, read_cut_table
+from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
+from edgekit_runtime.offload.session import tail_way
+from edgekit_runtime.offload.session.tail_way import TailWay
 from edgekit_runtime.package.archive import OpenedPackage, read_package
-from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts, read_cut_table
-from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
-from edgekit_runtime.remote.session import tail_way
-from edgekit_runtime.remote.session.tail_way import TailWay
 from edgekit_runtime.sessions import session as sessions
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.system.paths import find_keys_folder

@@ -32,7 +32,7 @@ from tests.offload.export_parts import (
     run,
     wait_ready,
 )
-from tests.remote.offload_parts import set_server
+from tests.offload.session.offload_parts import set_server
 from tests.service.serve_parts import TOKEN, environment, write_certificate
 
 from edgekit_cli.offload import command as offload
@@ -43,8 +43,8 @@ from edgekit_offload.export.triton import configuration, write_repository
 from edgekit_runtime.client import Client
 from edgekit_runtime.client.link import Address
 from edgekit_runtime.errors import ConfigError, CutError, EdgekitError
-from edgekit_runtime.remote.offload_server import OffloadServer, make_tail_request
-from edgekit_runtime.remote.session.remote_session import RemoteSession
+from edgekit_runtime.offload.offload_server import OffloadServer, make_tail_request
+from edgekit_runtime.offload.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_runtime.trust.trust_store import TrustStore

@@ -18,8 +18,8 @@ from edgekit_offload.planning.result import PlanningResult
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import CutError, EdgekitError
-from edgekit_runtime.remote.measurement.job import read_job
-from edgekit_runtime.remote.measurement.job_runner import measure
+from edgekit_runtime.offload.measurement.job import read_job
+from edgekit_runtime.offload.measurement.job_runner import measure
 from edgekit_runtime.system.child_process import ProgramResult
 
 SECONDS = 0.02

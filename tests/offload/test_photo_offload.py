@@ -21,9 +21,9 @@ from edgekit_offload.planning.realise import MeasuredCuts
 from edgekit_offload.planning.result import PlanningResult, Refusal
 from edgekit_offload.planning.ways import UploadWay
 from edgekit_offload.profiling.machine import Machine
-from edgekit_runtime.remote.cut_table import LOCAL, CutTable, OffloadPlan, PlanCosts
-from edgekit_runtime.remote.offload_options import OffloadOptions, write_offload_options
-from edgekit_runtime.remote.session.remote_session import RemoteSession
+from edgekit_runtime.offload.cut_table import LOCAL, CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.offload_options import OffloadOptions, write_offload_options
+from edgekit_runtime.offload.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package

@@ -26,11 +26,11 @@ from edgekit_offload.profiling.machine import Machine
 from edgekit_offload.profiling.model_profile import KernelTime, ModelProfile, digest_model
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.remote.choose import choose
-from edgekit_runtime.remote.cut_table import Objective, OffloadPlan, PlanCosts
-from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
-from edgekit_runtime.remote.measurement.machine_facts import MachineFacts
-from edgekit_runtime.remote.measurement.request_cost import RequestCost
+from edgekit_runtime.offload.choose import choose
+from edgekit_runtime.offload.cut_table import Objective, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
+from edgekit_runtime.offload.measurement.machine_facts import MachineFacts
+from edgekit_runtime.offload.measurement.request_cost import RequestCost
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
 GRID = Grid((0.1, 1.0, 10.0, 100.0), (5.0, 20.0))

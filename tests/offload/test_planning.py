@@ -29,8 +29,8 @@ from edgekit_offload.planning.explain import describe_certificate
 from edgekit_offload.planning.result import Certificate, StatedLimit, WinRange
 from edgekit_offload.planning.sweep import FoundCut, Goal, find_cuts, place_on_tiers
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.remote.cut_table import Objective, OffloadPlan
-from edgekit_runtime.remote.latency_model import (
+from edgekit_runtime.offload.cut_table import Objective, OffloadPlan
+from edgekit_runtime.offload.latency_model import (
     Conditions,
     LinkState,
     energy_j,

@@ -13,7 +13,7 @@ from onnx import helper
 from edgekit_offload.profiling.model_profile import KernelTime, ModelProfile, digest_model
 from edgekit_offload.profiling.planning_graph import PlanningGraph, join_profiles
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.remote.measurement.machine_facts import MachineFacts
+from edgekit_runtime.offload.measurement.machine_facts import MachineFacts
 
 FACTS = MachineFacts("cpu", "Linux", 1, None, None, "onnxruntime", "2026-01-01T00:00:00Z")
 MOST_PLACEMENTS = 200

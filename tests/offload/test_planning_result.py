@@ -4,7 +4,7 @@ import json
 
 from edgekit_offload.planning.result import Certificate, PlannedMachine, PlanningResult, Way, WinRange
 from edgekit_runtime.dataclass_json import from_plain, to_plain
-from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan, PlanCosts
 
 
 def test_json_of_a_result_reads_back_equal() -> None:

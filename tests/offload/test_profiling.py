@@ -21,7 +21,7 @@ from edgekit_offload.profiling.machine import (
 from edgekit_offload.profiling.model_profile import ModelProfile, read_profile, write_profile
 from edgekit_offload.profiling.planning_graph import join_profiles
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.remote.measurement.machine_facts import describe_engine
+from edgekit_runtime.offload.measurement.machine_facts import describe_engine
 from edgekit_runtime.system import processor_speed
 from edgekit_toolkit.measurement.calibration_models import make_calibration_models
 

@@ -23,12 +23,12 @@ from edgekit_offload.planning import planner, realise
 from edgekit_offload.profiling import machine as machines
 from edgekit_offload.profiling.machine import Machine, RunnableGraph
 from edgekit_offload.profiling.model_profile import ModelProfile
+from edgekit_runtime.offload.cut_table import CutTable, read_cut_table
+from edgekit_runtime.offload.measurement.job import Timing
+from edgekit_runtime.offload.measurement.request_cost import RequestCost
+from edgekit_runtime.offload.offload_options import OffloadOptions, write_offload_options
+from edgekit_runtime.offload.session.remote_session import RemoteSession
 from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.remote.cut_table import CutTable, read_cut_table
-from edgekit_runtime.remote.measurement.job import Timing
-from edgekit_runtime.remote.measurement.request_cost import RequestCost
-from edgekit_runtime.remote.offload_options import OffloadOptions, write_offload_options
-from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package

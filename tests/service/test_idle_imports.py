@@ -26,7 +26,7 @@ UNUSED = (
     "edgekit_runtime.trust.trust_store",
     "edgekit_runtime.power.governor.governor",
     "edgekit_runtime.service.governor.profile",
-    "edgekit_runtime.service.workers.remote_model",
+    "edgekit_runtime.service.workers.isolated_model",
     "edgekit_runtime.service.observability.json_log",
     "edgekit_runtime.service.http.tls",
     "edgekit_runtime.sessions.litert.session",

@@ -26,7 +26,7 @@ from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.options.resources import DriftLimits
 from edgekit_runtime.service.options.rollout import CanaryOptions, Gates
 from edgekit_runtime.service.workers import worker_handle
-from edgekit_runtime.service.workers.remote_model import WorkerTrial
+from edgekit_runtime.service.workers.isolated_model import WorkerTrial
 from edgekit_runtime.service.workers.worker_handle import WorkerHandle
 from edgekit_runtime.slots import HEALTHY, Slots
 

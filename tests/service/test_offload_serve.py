@@ -22,7 +22,7 @@ import edgekit_offload
 import edgekit_runtime
 import edgekit_toolkit
 from edgekit_runtime.client.client import Client
-from edgekit_runtime.remote.offload_options import read_offload_options
+from edgekit_runtime.offload.offload_options import read_offload_options
 
 
 def free_port() -> int:

@@ -33,7 +33,7 @@ from edgekit_runtime.protocol.rest import parse_infer_path
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
-from edgekit_runtime.service.workers import remote_model, worker_handle
+from edgekit_runtime.service.workers import isolated_model, worker_handle
 from edgekit_runtime.service.workers.restart_policy import Crashes
 from edgekit_runtime.slots import HEALTHY, REJECTED, UNPROVEN, Slots
 from edgekit_runtime.system.child_process import child_environment
@@ -227,7 +227,7 @@ def test_fault_while_a_process_is_begun_stops_no_other_loading(
         before = count_descriptors()
         for name in ("__init__", "begin"):
             with monkeypatch.context() as patched:
-                patched.setattr(remote_model.RemoteModel, name, fail)
+                patched.setattr(isolated_model.IsolatedModel, name, fail)
                 assert ask(service, load_linear).status == 503
         wait_for(lambda: count_descriptors() <= before, "closed descriptors")
         assert ask(service, post_bytes("/v2/repository/models/other/load", b"")).status == 200

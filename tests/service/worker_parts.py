@@ -34,7 +34,7 @@ from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
-from edgekit_runtime.service.workers.remote_model import RemoteModel
+from edgekit_runtime.service.workers.isolated_model import IsolatedModel
 from edgekit_runtime.tensors import TensorSpec
 
 OTHER = "/v2/models/other/infer"
@@ -102,12 +102,12 @@ def running_isolated(
         yield service
 
 
-def find_model(service: Running, name: str = "linear") -> RemoteModel:
-    def find() -> RemoteModel:
+def find_model(service: Running, name: str = "linear") -> IsolatedModel:
+    def find() -> IsolatedModel:
         (model,) = (one for one in service.service.workers.models if one.manifest.name == name)
         return model
 
-    model: RemoteModel = service.call(find)
+    model: IsolatedModel = service.call(find)
     return model
 
 

@@ -24,8 +24,8 @@ from edgekit_cli.offload.source import read_named_model, read_samples, read_whol
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import CutError, EdgekitError, ModelError, OutputError
+from edgekit_runtime.offload.cut_table import read_cut_table
 from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.remote.cut_table import read_cut_table
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore

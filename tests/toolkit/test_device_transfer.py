@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgekit_runtime.errors import BackendError, TargetError
-from edgekit_runtime.remote.measurement.job_runner import make_inputs
+from edgekit_runtime.offload.measurement.job_runner import make_inputs
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_toolkit.costs.device_transfer import (
     FittedRatios,

@@ -19,7 +19,7 @@ from edgekit_host.evidence import (
     write_evidence,
 )
 from edgekit_runtime.errors import TargetError
-from edgekit_runtime.remote.measurement.machine_facts import describe_engine
+from edgekit_runtime.offload.measurement.machine_facts import describe_engine
 from edgekit_toolkit.evaluation.judge import model_on_target
 from edgekit_toolkit.measurement import device_profile
 from edgekit_toolkit.measurement.calibration_models import digest_calibration_models

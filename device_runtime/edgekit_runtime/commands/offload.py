@@ -51,8 +51,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run_measure(_: argparse.Namespace) -> Outcome:
     """Measure the job on the standard input."""
     from edgekit_runtime.dataclass_json import to_plain
-    from edgekit_runtime.remote.measurement.job import read_job
-    from edgekit_runtime.remote.measurement.job_runner import measure
+    from edgekit_runtime.offload.measurement.job import read_job
+    from edgekit_runtime.offload.measurement.job_runner import measure
 
     job, blobs = read_job(sys.stdin.buffer)
     return Outcome(to_plain(measure(job, blobs)), ())
@@ -60,7 +60,7 @@ def run_measure(_: argparse.Namespace) -> Outcome:
 
 def run_server(arguments: argparse.Namespace) -> Outcome:
     """Store the server."""
-    from edgekit_runtime.remote.offload_options import OffloadOptions, write_offload_options
+    from edgekit_runtime.offload.offload_options import OffloadOptions, write_offload_options
 
     options = OffloadOptions(
         arguments.url,
@@ -80,7 +80,7 @@ def run_server(arguments: argparse.Namespace) -> Outcome:
 
 def run_off(_: argparse.Namespace) -> Outcome:
     """Remove the server."""
-    from edgekit_runtime.remote.offload_options import write_offload_options
+    from edgekit_runtime.offload.offload_options import write_offload_options
 
     path = write_offload_options(None)
     return Outcome({"server": None, "file": str(path)}, ["models run on this device from their next start"])
@@ -88,8 +88,8 @@ def run_off(_: argparse.Namespace) -> Outcome:
 
 def run_status(_: argparse.Namespace) -> Outcome:
     """Show the sessions that offload."""
-    from edgekit_runtime.remote.offload_options import read_offload_options
-    from edgekit_runtime.remote.offload_status import read_statuses
+    from edgekit_runtime.offload.offload_options import read_offload_options
+    from edgekit_runtime.offload.offload_status import read_statuses
 
     options, fault = None, ""
     try:

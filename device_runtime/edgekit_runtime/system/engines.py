@@ -37,7 +37,7 @@ class BuiltIn:
 BUILT_IN: Final[Mapping[str, BuiltIn]] = {
     "ort": BuiltIn("edgekit_runtime.sessions.ort", "open_ort", ("onnxruntime",), install_command("device")),
     "offload": BuiltIn(
-        "edgekit_runtime.remote.backend", "open_offload", ("onnxruntime",), install_command("device")
+        "edgekit_runtime.offload.backend", "open_offload", ("onnxruntime",), install_command("device")
     ),
     "tensorrt": BuiltIn(
         "edgekit_runtime.sessions.tensorrt",

@@ -26,9 +26,9 @@ from edgekit_hil.tests.bench_target import TOOLKIT
 from edgekit_host.evidence import list_committed
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import BenchError
+from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan, PlanCosts
 from edgekit_runtime.package.archive import read_package, write_package
 from edgekit_runtime.package.manifest import Artifact, BackendChoice
-from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts
 from edgekit_runtime.system.child_process import run_program
 from edgekit_runtime.system.paths import find_cache_folder, find_config_folder
 from edgekit_runtime.trust.dsse import Envelope, encode_signed

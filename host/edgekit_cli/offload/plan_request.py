@@ -24,7 +24,7 @@ from edgekit_offload.planning.realise import MeasuredCuts, leakage_of
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_offload.profiling.model_profile import ModelProfile, read_profile
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.remote.latency_model import LinkState
+from edgekit_runtime.offload.latency_model import LinkState
 from edgekit_runtime.tensors import Array
 from edgekit_toolkit.openings.model_opening import check_opening
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from edgekit_offload.profiling.model_profile import KernelTime, ModelProfile
-    from edgekit_runtime.remote.measurement.link_probe import LinkProbe
+    from edgekit_runtime.offload.measurement.link_probe import LinkProbe
 
 _SHOWN = 10  # kernels
 _NAME_CHARS = 30  # characters of a name; converters join several, and a row should fit into a line
@@ -58,8 +58,8 @@ def command(file: Path, *, on: str, server: str | None, as_json: bool, **options
     from edgekit_host.terminal import open_console
     from edgekit_offload.profiling.machine import Machine, profile_kernels
     from edgekit_offload.profiling.model_profile import write_profile
-    from edgekit_runtime.remote.measurement.link_probe import probe_link
-    from edgekit_runtime.remote.offload_options import read_token
+    from edgekit_runtime.offload.measurement.link_probe import probe_link
+    from edgekit_runtime.offload.offload_options import read_token
     from edgekit_runtime.system.atomic_files import check_target
 
     machine, model = Machine.parse(on), read_named_model(file)

@@ -23,8 +23,8 @@ from edgekit_offload.planning.planner import MAX_LOSS, PlanInputs, plan
 from edgekit_offload.planning.realise import MeasuredCuts
 from edgekit_offload.planning.result import PlanningResult, Way
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
+from edgekit_runtime.offload.cut_table import LOCAL, CutTable, OffloadPlan
 from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.remote.cut_table import LOCAL, CutTable, OffloadPlan
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer

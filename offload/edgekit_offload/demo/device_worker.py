@@ -19,12 +19,12 @@ from edgekit_runtime.client.link import Address
 from edgekit_runtime.codecs.media import MediaCodec, encode_media
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import ConfigError, EdgekitError, TransportError
+from edgekit_runtime.offload.choose import PlanChoice
+from edgekit_runtime.offload.cut_table import LOCAL, OffloadPlan, read_cut_table
+from edgekit_runtime.offload.offload_options import OffloadOptions, write_offload_options
+from edgekit_runtime.offload.offload_server import OffloadServer, make_tail_request
+from edgekit_runtime.offload.session.remote_session import RemoteSession
 from edgekit_runtime.package.archive import OpenedPackage, read_package
-from edgekit_runtime.remote.choose import PlanChoice
-from edgekit_runtime.remote.cut_table import LOCAL, OffloadPlan, read_cut_table
-from edgekit_runtime.remote.offload_options import OffloadOptions, write_offload_options
-from edgekit_runtime.remote.offload_server import OffloadServer, make_tail_request
-from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import Session, open_choice, open_session
 from edgekit_runtime.system.child_process import end_with_parent
 from edgekit_runtime.system.paths import find_keys_folder

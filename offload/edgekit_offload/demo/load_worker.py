@@ -19,8 +19,8 @@ from edgekit_offload.demo.device_worker import WorkerConfig
 from edgekit_runtime.client.client import Client
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import ConfigError, EdgekitError
+from edgekit_runtime.offload.cut_table import read_cut_table
 from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.remote.cut_table import read_cut_table
 from edgekit_runtime.system.child_process import end_with_parent
 from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore

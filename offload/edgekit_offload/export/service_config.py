@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from edgekit_runtime.remote.latency_model import MAX_WAITING
+from edgekit_runtime.offload.latency_model import MAX_WAITING
 
 LEAST_BYTES_PER_S: Final = 2048  # 16 kbit/s: plans are made for links far below the service's usual limit
 MAX_BATCH: Final = MAX_WAITING // 2  # a device computes the answer itself before two full batches are done

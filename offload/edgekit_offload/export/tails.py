@@ -12,9 +12,9 @@ from typing import Final
 import onnx
 
 from edgekit_runtime.errors import CutError, OutputError
+from edgekit_runtime.offload.cut_table import read_cut_table
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import Manifest
-from edgekit_runtime.remote.cut_table import read_cut_table
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.row_independence import rows_are_independent
 from edgekit_runtime.sessions.selftest import read_golden_inputs

@@ -18,9 +18,9 @@ from edgekit_offload.planning.realise import MeasuredCuts
 from edgekit_offload.planning.result import PlanningResult, Refusal
 from edgekit_offload.planning.ways import UploadWay
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
+from edgekit_runtime.offload.cut_table import CutTable
+from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
 from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.remote.cut_table import CutTable
-from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.signing_keys import load_signer

@@ -18,11 +18,11 @@ from edgekit_offload.partition.split import DECODER_SUFFIX, Part, SplitModels
 from edgekit_runtime.canonical_json import JsonValue, encode_json
 from edgekit_runtime.codecs.media import MediaCodec, decode_media, encode_media
 from edgekit_runtime.errors import BackendError, CutError
+from edgekit_runtime.offload.cut_table import CODED_PLANS_ROLE, CUT_TABLE_ROLE, TABLE_ROLES, CutTable
 from edgekit_runtime.package.archive import OpenedPackage, Sign, write_package
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest, Submodel
 from edgekit_runtime.package.submodels import served_name
-from edgekit_runtime.remote.cut_table import CODED_PLANS_ROLE, CUT_TABLE_ROLE, TABLE_ROLES, CutTable
 from edgekit_runtime.sessions.options import DECODE, read_options
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import TensorSpec

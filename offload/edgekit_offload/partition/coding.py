@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.remote.cut_table import InputCodes
+from edgekit_runtime.offload.cut_table import InputCodes
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 CodingKind: TypeAlias = Literal["raw", "int8", "int4", "uint8", "delta", "pixels", "samples"]

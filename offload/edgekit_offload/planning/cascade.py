@@ -19,8 +19,8 @@ from edgekit_offload.partition.split import Part, SplitModels
 from edgekit_offload.planning.codings import Feeds, find_probabilities, open_model, run_seconds
 from edgekit_offload.planning.envelope import Score, score_all
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.remote.cut_table import Escalation, OffloadPlan
-from edgekit_runtime.remote.latency_model import Conditions
+from edgekit_runtime.offload.cut_table import Escalation, OffloadPlan
+from edgekit_runtime.offload.latency_model import Conditions
 from edgekit_runtime.tensors import TensorSpec
 
 NAME: Final = "cascade"

@@ -20,7 +20,7 @@ from edgekit_offload.cuts.kernel_graph import KernelGraph
 from edgekit_offload.partition.coding import CodedTensor, Coding, build_model, code_reply, code_tensor
 from edgekit_offload.planning.costs import TENSOR_BYTES, CodedTensors
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.remote.measurement.job_runner import PAUSE_S
+from edgekit_runtime.offload.measurement.job_runner import PAUSE_S
 from edgekit_runtime.tensors import Array, TensorSpec
 
 FAMILIES: Final = ("raw", "int8", "int4")

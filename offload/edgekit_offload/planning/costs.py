@@ -18,12 +18,12 @@ from edgekit_offload.cuts.solver import Limit
 from edgekit_offload.planning.explain import size
 from edgekit_runtime.client.requests import token_line
 from edgekit_runtime.errors import CutError
+from edgekit_runtime.offload.cut_table import Compression, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.latency_model import Conditions, LinkState, wire_bytes
+from edgekit_runtime.offload.offload_server import make_tail_request
 from edgekit_runtime.protocol.infer_request import InferRequest, RequestedOutput
 from edgekit_runtime.protocol.infer_response import encode_response
 from edgekit_runtime.protocol.json_tensors import finish
-from edgekit_runtime.remote.cut_table import Compression, OffloadPlan, PlanCosts
-from edgekit_runtime.remote.latency_model import Conditions, LinkState, wire_bytes
-from edgekit_runtime.remote.offload_server import make_tail_request
 from edgekit_runtime.tensors import Array
 
 BITS: Final = 8

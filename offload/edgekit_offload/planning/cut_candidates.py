@@ -23,8 +23,8 @@ from edgekit_offload.planning.result import Refusal, SentTensor, TierPlan
 from edgekit_offload.planning.sweep import FoundCut, Goal, find_cuts, place_on_tiers
 from edgekit_offload.profiling.planning_graph import PlanningGraph
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.remote.cut_table import OffloadPlan, PlanCosts
-from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
+from edgekit_runtime.offload.cut_table import OffloadPlan, PlanCosts
+from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
 
 MAX_CUTS: Final = 8
 MAX_ROUNDS: Final = 12  # sweeps; each seeks cuts behind tensors of the last one that leak too much

@@ -53,8 +53,8 @@ from edgekit_offload.profiling.fused_graph import is_plain
 from edgekit_offload.profiling.model_profile import ModelProfile, describe_cause
 from edgekit_offload.profiling.planning_graph import PlanningGraph, check_model, join_profiles
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.remote.cut_table import LOCAL, CutTable, Objective, OffloadPlan, PlanCosts
-from edgekit_runtime.remote.latency_model import (
+from edgekit_runtime.offload.cut_table import LOCAL, CutTable, Objective, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.latency_model import (
     Conditions,
     LinkState,
     energy_j,

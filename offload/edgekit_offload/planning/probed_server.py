@@ -17,8 +17,8 @@ from edgekit_offload.planning.codings import Feeds
 from edgekit_offload.profiling.model_profile import ModelProfile
 from edgekit_runtime.client.client import Client
 from edgekit_runtime.errors import CutError, RequestError
-from edgekit_runtime.remote.measurement.link_probe import LinkProbe, probe_link
-from edgekit_runtime.remote.offload_options import read_token
+from edgekit_runtime.offload.measurement.link_probe import LinkProbe, probe_link
+from edgekit_runtime.offload.offload_options import read_token
 
 _URL: Final = re.compile(r"https?:.*")
 _NO_ACCESS: Final = (401, 403)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Literal, TypeAlias
 
 from edgekit_runtime.dataclass_json import Range
-from edgekit_runtime.remote.cut_table import CutTable, Objective, OffloadPlan
+from edgekit_runtime.offload.cut_table import CutTable, Objective, OffloadPlan
 
 Label: TypeAlias = Literal["measured", "emulated", "modelled"]
 Kind: TypeAlias = Literal["local", "upload", "cut", "cascade"]

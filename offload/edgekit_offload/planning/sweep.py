@@ -25,8 +25,8 @@ from edgekit_offload.planning.costs import (
 )
 from edgekit_offload.planning.result import Certificate, SentTensor, StatedLimit, TierPlan
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.remote.cut_table import Objective
-from edgekit_runtime.remote.latency_model import Conditions, LinkState
+from edgekit_runtime.offload.cut_table import Objective
+from edgekit_runtime.offload.latency_model import Conditions, LinkState
 
 _LATENCY: Final = "latency"
 _SETTINGS_OF_SPLITS: Final = 3  # number of bandwidths; each needs a mixed-integer program

@@ -26,7 +26,7 @@ from edgekit_runtime.codecs.media import (
     encode_media,
 )
 from edgekit_runtime.errors import CutError, EdgekitError
-from edgekit_runtime.remote.cut_table import OffloadPlan, PlanCosts
+from edgekit_runtime.offload.cut_table import OffloadPlan, PlanCosts
 from edgekit_runtime.tensors import Array
 
 RAW_WAY: Final = "raw"

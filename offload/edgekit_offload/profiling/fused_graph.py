@@ -18,8 +18,8 @@ import onnxruntime
 
 from edgekit_offload.profiling.model_profile import KernelTime
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.remote.measurement.job import NodeTiming
-from edgekit_runtime.remote.measurement.job_runner import make_inputs
+from edgekit_runtime.offload.measurement.job import NodeTiming
+from edgekit_runtime.offload.measurement.job_runner import make_inputs
 from edgekit_runtime.sessions.ort import OrtOptions, make_settings
 from edgekit_runtime.tensors import DTYPES, Array
 

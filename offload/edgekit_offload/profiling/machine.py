@@ -34,7 +34,7 @@ from edgekit_offload.profiling.model_profile import (
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import ConfigError, CutError
-from edgekit_runtime.remote.measurement.job import (
+from edgekit_runtime.offload.measurement.job import (
     Job,
     JobGraph,
     JobInput,
@@ -43,7 +43,7 @@ from edgekit_runtime.remote.measurement.job import (
     Timing,
     TransferCoding,
 )
-from edgekit_runtime.remote.measurement.machine_facts import MeasuredEngine
+from edgekit_runtime.offload.measurement.machine_facts import MeasuredEngine
 from edgekit_runtime.system.child_process import ProgramResult, describe_end, run_program
 from edgekit_runtime.tensors import Array
 

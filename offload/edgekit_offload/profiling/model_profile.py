@@ -13,8 +13,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
 from edgekit_runtime.errors import CutError, EdgekitError
-from edgekit_runtime.remote.measurement.machine_facts import MachineFacts
-from edgekit_runtime.remote.measurement.request_cost import RequestCost
+from edgekit_runtime.offload.measurement.machine_facts import MachineFacts
+from edgekit_runtime.offload.measurement.request_cost import RequestCost
 from edgekit_runtime.system.atomic_files import write_atomically
 
 WHOLE_MODEL_ONLY: Final = "whole-model ways only"

@@ -3,7 +3,7 @@
 import platform
 from collections.abc import Iterator
 
-from edgekit_runtime.remote.measurement.machine_facts import describe_engine
+from edgekit_runtime.offload.measurement.machine_facts import describe_engine
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_toolkit.evaluation.metrics import Metric

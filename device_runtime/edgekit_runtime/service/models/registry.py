@@ -21,7 +21,7 @@ from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.options.model import ModelOptions, Rollout
 from edgekit_runtime.service.options.resources import ModelMemory
 from edgekit_runtime.service.serving.loader import Loaded, OpenRemote, map_exceptions, trim_after_start
-from edgekit_runtime.service.serving.remote import RemoteVersion
+from edgekit_runtime.service.serving.remote import IsolatedVersion
 from edgekit_runtime.service.serving.served_version import Served
 
 _NEXT_AFTER_S: Final = 5.0  # at the start; most models take less
@@ -77,7 +77,7 @@ class Registry:
         )
         self.rollouts = RolloutController(self._lifecycle, self.metrics, self._start)
 
-    def find_remote(self, name: str, version: str | None) -> RemoteVersion | None:
+    def find_remote(self, name: str, version: str | None) -> IsolatedVersion | None:
         """Return a version in worker processes, or None if it is in this process or not ready."""
         try:
             return self.models.find(name, version).loaded.remote

@@ -22,7 +22,7 @@ from edgekit_runtime.service.options.model import GovernorOptions, Isolation, Mo
 from edgekit_runtime.service.serving.hostile_inputs import find_isolation_reason
 from edgekit_runtime.service.serving.load_deadline import LoadAttempt
 from edgekit_runtime.service.serving.memory_estimate import count_sessions, model_bytes
-from edgekit_runtime.service.serving.remote import RemoteVersion
+from edgekit_runtime.service.serving.remote import IsolatedVersion
 from edgekit_runtime.sessions.instances import LoadedWay, open_instances, warm_up
 from edgekit_runtime.sessions.local_results import recall_order, recall_tuned
 from edgekit_runtime.sessions.row_independence import rows_are_independent
@@ -38,7 +38,7 @@ _LOAD_TIMEOUT_S: Final = 120.0
 _logger = logging.getLogger(__name__)
 
 
-OpenRemote: TypeAlias = Callable[[OpenedPackage, ModelOptions, "Loaded | None"], RemoteVersion]
+OpenRemote: TypeAlias = Callable[[OpenedPackage, ModelOptions, "Loaded | None"], IsolatedVersion]
 """Opens a package in a worker of its own, or in that of the version given; see `Supervisor.open`."""
 
 
@@ -60,7 +60,7 @@ class Loaded:
     path: Path
     scheduling: SchedulingLimits
     ways: tuple[LoadedWay, ...] = ()
-    remote: RemoteVersion | None = None
+    remote: IsolatedVersion | None = None
     memory_bytes: int = 0
     sessions_counted: int = 1
 

@@ -28,14 +28,14 @@ class RunningTrial(Protocol):
         """Return what was observed, for `/v2` statistics."""
 
 
-class RemoteTrial(RunningTrial, Protocol):
+class IsolatedTrial(RunningTrial, Protocol):
     """A trial in the worker of the version in use."""
 
     def begin(self, report: Callable[[Any], None]) -> None:
         """Pass the verdict (`Promote` or `Rollback`) to `report`, at once if it has fallen already."""
 
 
-class RemoteVersion(DrainingLane, Protocol):
+class IsolatedVersion(DrainingLane, Protocol):
     """A version in worker processes; as a lane it answers the calls that no worker can take.
 
     Attributes:
@@ -45,7 +45,7 @@ class RemoteVersion(DrainingLane, Protocol):
     metrics: LaneMetrics
 
     @property
-    def trial(self) -> RemoteTrial | None:
+    def trial(self) -> IsolatedTrial | None:
         """The trial in which this version is the candidate, or None."""
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:

@@ -21,13 +21,13 @@ from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.resources import ModelMemory
 from edgekit_runtime.service.rollout.trial import find_difference
 from edgekit_runtime.service.serving.loader import Loaded
-from edgekit_runtime.service.serving.remote import RemoteVersion
+from edgekit_runtime.service.serving.remote import IsolatedVersion
 from edgekit_runtime.service.worker_wire.channel import Kind
 from edgekit_runtime.service.worker_wire.messages import VerifiedPackage, WorkerSpec
 from edgekit_runtime.system.resource_errors import check_lack
 
 if TYPE_CHECKING:
-    from edgekit_runtime.service.workers.remote_model import RemoteModel
+    from edgekit_runtime.service.workers.isolated_model import IsolatedModel
     from edgekit_runtime.service.workers.worker_handle import WorkerHandle
 
 _POLL_S: Final = 0.005
@@ -42,7 +42,7 @@ _logger = logging.getLogger(__name__)
 class Versions(Protocol):
     """The versions that the service serves."""
 
-    def find_remote(self, name: str, version: str | None) -> RemoteVersion | None:
+    def find_remote(self, name: str, version: str | None) -> IsolatedVersion | None:
         """Return a version in worker processes, or None if it is not ready or not there."""
 
     def report_crash(self, name: str, version: str, reason: str, *, is_loop: bool) -> None:
@@ -75,16 +75,16 @@ class Supervisor:
         self._http, self._regions, self._config = http, regions, config
         self._versions, self._limits, self._token = versions, limits, token
         self._names = {name for name, options in config.models.items() if options.isolated}
-        self._models: list[RemoteModel] = []  # also those on trial, and those of which a process still ends
+        self._models: list[IsolatedModel] = []  # also those on trial, and those of which a process still ends
         self._is_over = False
         regions.on_add, regions.on_remove = self._add_region, self._remove_region
 
     @property
-    def models(self) -> "tuple[RemoteModel, ...]":
+    def models(self) -> "tuple[IsolatedModel, ...]":
         """The versions in use."""
         return tuple(model for model in self._models if model.is_in_use)
 
-    def open(self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None) -> "RemoteModel":
+    def open(self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None) -> "IsolatedModel":
         """Return the model of `package`, loaded in a process of its own; waits for that, on another thread.
 
         Args:
@@ -98,7 +98,7 @@ class Supervisor:
             UnavailableError: it cannot be loaded now; this is no evidence against the package.
         """
         manifest = package.manifest
-        host: RemoteModel | None = None
+        host: IsolatedModel | None = None
         if beside is None:
             spec = self._make_spec(package, options)
             limit_s = _TRIES * spec.isolation.start_timeout_s
@@ -153,10 +153,10 @@ class Supervisor:
         )
 
     async def _open(
-        self, manifest: Manifest, spec: WorkerSpec, package: int, limit_s: float, host: "RemoteModel | None"
-    ) -> "RemoteModel":
+        self, manifest: Manifest, spec: WorkerSpec, package: int, limit_s: float, host: "IsolatedModel | None"
+    ) -> "IsolatedModel":
         """Return a version that has begun within `limit_s`: in workers of its own, or on trial in `host`."""
-        from edgekit_runtime.service.workers.remote_model import RemoteModel  # most services have none
+        from edgekit_runtime.service.workers.isolated_model import IsolatedModel  # most services have none
 
         if self._is_over:
             os.close(package)
@@ -165,10 +165,10 @@ class Supervisor:
             self._names.add(manifest.name)
             self._http.clearance += 1
         self._models = [model for model in self._models if not model.is_over]
-        model: RemoteModel | None = None
+        model: IsolatedModel | None = None
         try:
             report_crash = self._versions.report_crash
-            model = RemoteModel(
+            model = IsolatedModel(
                 self._http, self._regions, manifest, spec, package=package, report_crash=report_crash
             )
             self._models.append(model)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgekit_runtime.remote.session.remote_session import RemoteSession
+from edgekit_runtime.offload.session.remote_session import RemoteSession
 from edgekit_runtime.sessions import Session, open_session
 from edgekit_runtime.tensors import Array
 

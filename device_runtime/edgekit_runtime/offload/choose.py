@@ -1,0 +1,249 @@
+"""Chooses the plan for the next request from a cut table and the present conditions.
+
+It is pure and takes microseconds: no clock, no numpy, no I/O. It does not estimate the conditions
+(`link_estimate`).
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from edgekit_runtime.offload.cut_table import CutTable, Objective, OffloadPlan
+from edgekit_runtime.offload.latency_model import (
+    Conditions,
+    energy_j,
+    predict_s,
+    reserved_server_s,
+    slowest_stage_s,
+)
+
+HYSTERESIS: Final = 0.10  # a plan must at first be better than the current one by this share
+LOADED: Final = 0.95  # from this load of a server on devices stay local
+_PATIENCE: Final = 4  # decisions after which half of the hysteresis is left
+_LEAST_GAIN: Final = 1e-4  # least gain of a switch, as a share: less is rounding
+_TIE: Final = 1e-6  # weight of latency between plans that cost a server the same
+_MBIT: Final = 1e6
+_MS: Final = 1e3
+_GOALS: Final[dict[Objective, str]] = {
+    "latency": "least latency",
+    "energy": "least energy",
+    "capacity": "most devices a server",
+    "throughput": "most requests a second",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """What a choice optimises.
+
+    Attributes:
+        objective: objective, as in a cut table.
+        deadline_s: latency that is good enough, for energy or capacity; None for the table's.
+        plan: name of the plan to run whenever it can be used, or None to choose.
+    """
+
+    objective: Objective = "latency"
+    deadline_s: float | None = None
+    plan: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerUp:
+    """The best of the plans that were not chosen.
+
+    Attributes:
+        name: name of the plan.
+        predicted_s: its predicted latency.
+        cost: see `PlanChoice`.
+    """
+
+    name: str
+    predicted_s: float
+    cost: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanChoice:
+    """A plan, and the reasons.
+
+    Attributes:
+        plan: the plan to run.
+        predicted_s: its predicted latency.
+        conditions: the conditions for which it was chosen.
+        cost: two numbers. The first is 1 if the plan is too late; the second is then its latency. Else the
+            second is what the objective minimises: seconds of latency, of the slowest stage or of the server,
+            or joules.
+        objective: the objective of the choice.
+        limit_s: latency that is good enough, for energy or capacity.
+        other: the best of the other plans, or None; it may be better than `plan` if that runs already,
+            because a switch needs a larger gain.
+        challenges: how often in a row another plan was better than the current one, by less than a switch
+            needs.
+        cause: why no plan with a server was considered, or empty.
+        is_forced: whether the plan was requested by name.
+    """
+
+    plan: OffloadPlan
+    predicted_s: float
+    conditions: Conditions
+    cost: tuple[float, float] = (0.0, 0.0)
+    objective: Objective = "latency"
+    limit_s: float = math.inf
+    other: RunnerUp | None = None
+    challenges: int = 0
+    cause: str = ""
+    is_forced: bool = False
+
+    @property
+    def reason(self) -> str:
+        """One sentence on the reason."""
+        own = self._judge(self.predicted_s, self.cost)
+        if self.is_forced:
+            return f"{self.plan.name} was asked for by name" + (f"; {self.cause}" if self.cause else "")
+        if self.cause:
+            return f"{self.cause}; {self.plan.name} takes {own}"
+        link, other = self.conditions.link, self.other
+        goal = _GOALS[self.objective]
+        if math.isfinite(self.limit_s) and self.objective in ("energy", "capacity"):
+            goal += f" within {self.limit_s * _MS:.3g} ms"
+        if other is None or link is None:
+            return f"{goal}: {self.plan.name} takes {own}; there is no other plan"
+        text = f"the link has {link.up_bits_per_s / _MBIT:.3g} Mbit/s; {goal}: {self.plan.name} takes {own}, "
+        text += f"{other.name} {self._judge(other.predicted_s, other.cost)}"
+        return text + ", which is too little better to switch yet" * (other.cost < self.cost)
+
+    def _judge(self, predicted_s: float, cost: tuple[float, float]) -> str:
+        """Return the compared figure of a plan, in words."""
+        taken = f"{predicted_s * _MS:.3g} ms"
+        if not math.isfinite(predicted_s):
+            return "for ever"
+        if cost[0]:
+            return f"{taken}, too late"
+        match self.objective:
+            case "energy":
+                return f"{cost[1] * _MS:.3g} mJ in {taken}"
+            case "capacity":
+                return f"{(cost[1] - predicted_s * _TIE) * _MS:.3g} ms of the server in {taken}"
+            case "throughput":
+                return f"{cost[1] * _MS:.3g} ms in its slowest stage"
+        return taken
+
+
+def choose(
+    table: CutTable,
+    conditions: Conditions,
+    current: PlanChoice | None = None,
+    preference: Preference | None = None,
+    *,
+    usable: Collection[str] | None = None,
+    server_load: float = 0.0,
+    cause: str = "",
+) -> PlanChoice:
+    """Return the next plan.
+
+    The least cost wins, but a plan that replaces the current one must be better by 10 %. The longer it stays
+    better, the smaller the required gain: half after four decisions, a quarter after eight.
+
+    Args:
+        table: the plans.
+        conditions: the conditions under which they are compared.
+        current: the previous decision, or None.
+        preference: what to optimise; by default the objective of the table.
+        usable: names of the plans whose server part answers correctly; None for all.
+        server_load: load of the server as a share of its capacity; over `LOADED` the device stays local.
+        cause: why no server can be used now, or empty.
+    """
+    preference = preference or Preference(table.objective)
+    objective = preference.objective
+    if objective == "energy" and table.radio_w is None:
+        objective = "latency"  # no energy is known
+    limit_s = table.latency_limit_s if preference.deadline_s is None else preference.deadline_s
+    limit_s = math.inf if limit_s is None else limit_s
+    if not cause and server_load >= LOADED:
+        cause = f"the server says that it is loaded ({server_load:.2f})"
+    if not cause and conditions.link is None:
+        cause = "there is no link to the server"
+    plans, cause = _list_plans(table, preference.plan, usable, cause)
+    seconds = {plan.name: predict_s(plan, conditions) for plan in plans}
+    if preference.plan is not None and plans[0].name == preference.plan:
+        return PlanChoice(plans[0], seconds[plans[0].name], conditions, cause=cause, is_forced=True)
+    costs = {
+        plan.name: _cost(plan, conditions, seconds[plan.name], (objective, limit_s, table.radio_w or 0.0))
+        for plan in plans
+    }
+    best = min(plans, key=lambda plan: costs[plan.name])
+    chosen, challenges = best, 0
+    if current is not None and best.name != current.plan.name and current.plan.name in costs:
+        chosen, challenges = _resist(best, current, costs)
+    others = [plan.name for plan in plans if plan is not chosen]
+    other = min(others, key=costs.__getitem__, default=None)
+    return PlanChoice(
+        chosen,
+        seconds[chosen.name],
+        conditions,
+        costs[chosen.name],
+        objective,
+        limit_s,
+        None if other is None else RunnerUp(other, seconds[other], costs[other]),
+        challenges,
+        cause,
+    )
+
+
+def _list_plans(
+    table: CutTable, forced: str | None, usable: Collection[str] | None, cause: str
+) -> tuple[list[OffloadPlan], str]:
+    """Return the plans that can run, or the one requested by name; and why no others.
+
+    If the device cannot run the model, plans with a server that failed or is loaded are returned too. If the
+    server has proved no plan at all, all are returned; a session lets it prove one before it sends anything.
+    If the requested plan cannot run, plans that change no answer are returned, if there are any.
+    """
+    local = table.local
+    proved = [
+        plan for plan in table.plans if plan.tail is not None and (usable is None or plan.name in usable)
+    ]
+    plans = proved if local is None else [local, *([] if cause else proved)]
+    if not cause and not proved and any(plan.tail for plan in table.plans):
+        cause = "the server has not proved a plan that can run now"
+    if forced is not None:
+        if forced not in {plan.name for plan in table.plans}:
+            names = ", ".join(plan.name for plan in table.plans)
+            cause = (
+                f"the package has no plan '{forced}' for this request, which was asked for; it has {names}"
+            )
+        elif forced not in {plan.name for plan in plans}:
+            cause = cause or f"the server has not proved '{forced}' yet, which was asked for"
+        asked = [plan for plan in plans if plan.name == forced]
+        exact = [plan for plan in plans if plan.head is None and not plan.media]
+        plans = asked or (exact or plans if local is None else [local])
+    return plans or list(table.plans), cause
+
+
+def _resist(
+    best: OffloadPlan, current: PlanChoice, costs: dict[str, tuple[float, float]]
+) -> tuple[OffloadPlan, int]:
+    """Return the plan that wins over the current one, and how often in a row that was close."""
+    is_late, cost = costs[current.plan.name]
+    best_is_late, best_cost = costs[best.name]
+    share = HYSTERESIS * 0.5 ** (current.challenges / _PATIENCE)
+    if best_is_late < is_late or best_cost < cost * (1 - max(share, _LEAST_GAIN)) or not math.isfinite(cost):
+        return best, 0
+    return current.plan, current.challenges + (1 if best_cost < cost else 0)
+
+
+def _cost(
+    plan: OffloadPlan, conditions: Conditions, seconds: float, goal: tuple[Objective, float, float]
+) -> tuple[float, float]:
+    """Return a cost, see `PlanChoice`; `goal` is objective, limit on latency, watts of the radio."""
+    objective, limit_s, radio_w = goal
+    if objective == "throughput":
+        return (0.0, slowest_stage_s(plan, conditions))
+    if objective == "latency":
+        return (0.0, seconds)
+    if objective == "capacity":
+        cost = reserved_server_s(plan, conditions, limit_s) + seconds * _TIE
+    else:
+        cost = energy_j(plan, conditions, radio_w)
+    return (1.0, seconds) if seconds > limit_s or not math.isfinite(cost) else (0.0, cost)

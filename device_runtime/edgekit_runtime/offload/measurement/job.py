@@ -1,0 +1,192 @@
+"""A measurement job as a device gets it, a line of JSON and blobs, and its result, one JSON object.
+
+This module runs nothing (`job_runner` does).
+"""
+
+import json
+from collections.abc import Mapping, Sequence  # noqa: F401  # `from_plain` looks up names of JsonValue here
+from dataclasses import dataclass, field
+from typing import IO, Annotated, Final, Literal, TypeAlias
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.dataclass_json import Range, from_plain
+from edgekit_runtime.errors import CutError
+from edgekit_runtime.offload.cut_table import Compression
+from edgekit_runtime.offload.measurement.machine_facts import MachineFacts, MeasuredEngine
+from edgekit_runtime.offload.measurement.request_cost import RequestCost
+
+MAX_HEADER_BYTES: Final = 4 << 20
+MAX_BLOBS_BYTES: Final = 16 << 30
+
+JobKind: TypeAlias = Literal["profile", "time", "batch"]
+_Quota: TypeAlias = Annotated[float, Range(0, 1e4)]
+_Seconds: TypeAlias = Annotated[float, Range(0, 86400)]
+
+
+@dataclass(frozen=True, slots=True)
+class JobInput:
+    """One input of a graph; its values are a blob.
+
+    Attributes:
+        name, dtype, shape: name, dtype and shape of the input; dtype is one of `tensors.DTYPES`.
+        blob: number of the blob.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    blob: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferCoding:
+    """The work of a half of a model on the tensors that cross the link, beside its graph.
+
+    Attributes:
+        tensors: tensors that are sent: outputs or inputs of a head, or inputs of a tail.
+        does: `encode` for a head, after its run; `decode` for a tail, before its run.
+        media: tensor that is sent as a file -> its codec.
+        compression: compression of the body.
+    """
+
+    tensors: tuple[str, ...]
+    does: Literal["encode", "decode"]
+    media: Mapping[str, str] = field(default_factory=dict)
+    compression: Compression = "identity"
+
+
+@dataclass(frozen=True, slots=True)
+class JobGraph:
+    """A graph to run.
+
+    Attributes:
+        model: number of the blob with the model; None for a head that only codes its inputs.
+        options: `OrtOptions` that differ from their defaults.
+        weights: location of external data -> number of the blob.
+        inputs: inputs of the run; if they are empty, values are generated, and free dimensions are 1.
+        coding: coding that is timed with it; None for the graph alone.
+    """
+
+    model: int | None
+    options: Mapping[str, JsonValue] = field(default_factory=dict)
+    weights: Mapping[str, int] = field(default_factory=dict)
+    inputs: tuple[JobInput, ...] = ()
+    coding: TransferCoding | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A measurement job.
+
+    Attributes:
+        kind: `profile` for the kernels of the one graph; `time` for whole runs of all, five in a row in turn;
+            `batch` for the mean of consecutive runs without a pause, of all in turn.
+        graphs: the graphs.
+        blob_bytes: size of each blob.
+        seconds: time limit, kept approximately; loading is not counted. Runs at a speed of the processor
+            other than the usual one do not count, up to twice that time.
+        engine: what runs the graphs. Jobs of the kind `batch` may use LiteRT, for `.tflite` files. Their
+            graphs have no options, inputs or weights, and run in sessions as packages have them.
+        quota: processor time that the sender grants, in cores; None for the system's figure.
+        usual_s: `MachineFacts.usual_s` of an earlier job with whose times these are compared; if the
+            processor hardly ever has that speed, times at another one count.
+    """
+
+    kind: JobKind
+    graphs: tuple[JobGraph, ...]
+    blob_bytes: tuple[int, ...]
+    seconds: _Seconds = 10.0
+    engine: MeasuredEngine = "ort"
+    quota: _Quota | None = None
+    usual_s: _Seconds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Time of one run, after a pause of 20 ms unless it is one of a batch.
+
+    Attributes:
+        seconds: the mean of the middle half of the runs, at one speed of the processor; of all runs if the
+            kernel makes runs wait for a quota.
+        spread: distance between the quartiles, as a share of the median.
+        rounds: number of timed runs.
+        usual_s: that speed (`SpeedGate`), the same for all timings of a job; None for a node.
+    """
+
+    seconds: _Seconds
+    spread: Annotated[float, Range(0, 1e9)]
+    rounds: int
+    usual_s: _Seconds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTiming:
+    """Time of one node of the optimised graph.
+
+    Attributes:
+        name: name of the node in onnxruntime.
+        op: its operator.
+        timing: its time.
+        output_bytes: sizes of its outputs.
+    """
+
+    name: str
+    op: str
+    timing: Timing
+    output_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The result of a job.
+
+    Attributes:
+        machine: the machine that measured.
+        timings: one timing for each graph.
+        nodes: nodes of a profile, in the order in which they ran.
+        graph: the optimised graph without large weights, an ONNX model in base64.
+        obstacle: why there are no nodes; empty if there are.
+        request: for a profile, the costs of a request beside the model.
+    """
+
+    machine: MachineFacts
+    timings: tuple[Timing, ...]
+    nodes: tuple[NodeTiming, ...] = ()
+    graph: str = ""
+    obstacle: str = ""
+    request: RequestCost = field(default_factory=RequestCost)
+
+
+def read_job(stream: IO[bytes]) -> tuple[Job, list[memoryview]]:
+    """Return the job on a stream, and its blobs.
+
+    Raises:
+        CutError: the job is malformed, too large, or ends too soon.
+    """
+    line = stream.readline(MAX_HEADER_BYTES)
+    try:
+        job = from_plain(Job, json.loads(line), "job", CutError)
+    except (ValueError, RecursionError) as cause:
+        raise CutError(f"job: its first line is no JSON: {cause}; send it by `edgekit offload`") from cause
+    if sum(job.blob_bytes) > MAX_BLOBS_BYTES:
+        raise CutError(f"job: blobs of {sum(job.blob_bytes)} bytes, expected at most {MAX_BLOBS_BYTES}")
+    if not job.graphs or (job.kind == "profile" and len(job.graphs) > 1):
+        raise CutError(f"job: {len(job.graphs)} graphs, expected one, or some for 'time'")
+    for graph in job.graphs:
+        if graph.model is None and (job.kind == "profile" or graph.coding is None):
+            raise CutError("job: a graph without a model codes its inputs, and cannot be profiled")
+        models = () if graph.model is None else (graph.model,)
+        for number in (*models, *graph.weights.values(), *(one.blob for one in graph.inputs)):
+            if number >= len(job.blob_bytes):
+                raise CutError(f"job: names blob {number}, there are {len(job.blob_bytes)}")
+    blobs = []
+    for size_bytes in job.blob_bytes:
+        blob = memoryview(bytearray(size_bytes))
+        filled = 0
+        while filled < size_bytes:
+            got = stream.readinto(blob[filled:])  # type: ignore[attr-defined]  # of every binary stream
+            if not got:
+                raise CutError("job: the stream ended before the last blob")
+            filled += got
+        blobs.append(blob)
+    return job, blobs

@@ -1,0 +1,446 @@
+"""Measures models on this machine for the planner: the program behind `edgekit-device offload measure`.
+
+It runs one job (`job`) and ends; it is no server. It needs numpy and onnxruntime, and knows nothing about
+ONNX: the host interprets the kernels (`edgekit_offload.profiling`).
+"""
+
+import contextlib
+import json
+import random
+import statistics
+import tempfile
+import time
+from base64 import b64encode
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from edgekit_runtime.codecs.compression import compress, decompress
+from edgekit_runtime.codecs.media import MediaCodec, decode_media, encode_media
+from edgekit_runtime.errors import BackendError, CutError
+from edgekit_runtime.offload.measurement.job import (
+    MAX_BLOBS_BYTES,
+    Job,
+    JobGraph,
+    JobInput,
+    Measured,
+    NodeTiming,
+    Timing,
+    TransferCoding,
+)
+from edgekit_runtime.offload.measurement.machine_facts import MachineFacts, MeasuredEngine, describe_machine
+from edgekit_runtime.offload.measurement.request_cost import average_middle, measure_request
+from edgekit_runtime.sessions.options import read_options
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession, create_session, make_settings, with_weights
+from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.system.processor_speed import (
+    MOST_WAITING,
+    SpeedGate,
+    begin_anywhere,
+)
+from edgekit_runtime.tensors import DTYPES, Array
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+_MAX_PROFILED_NODES: Final = (
+    20_000  # onnxruntime writes 800 bytes for each, and Python reads them all at once
+)
+_NODE_BYTES: Final = 150  # least size in the file of a graph without weights
+_MIN_ROUNDS: Final = 5
+_MAX_ROUNDS: Final = 2000
+_WARMUP_ROUNDS: Final = 3
+_IN_A_ROW: Final = 5
+_BATCH_S: Final = 0.03
+_FIND_SPEED_S: Final = 1.2
+# Pause before a run: a request comes after a while, when others use caches, TLBs and branch predictors.
+# Small models then take 1.4 to 2.6 times as long as runs in a row, in processor time too, whether the
+# processor sleeps meanwhile or not; pauses of 100 ms add another 5 to 10 %.
+PAUSE_S: Final = 0.02
+_REQUEST_SHARE: Final = 0.5  # share of a job's time
+_KERNEL_SUFFIX: Final = "_kernel_time"
+_TRUNCATED_S: Final = 0.5e-6  # onnxruntime cuts times to whole microseconds: half of one is lost on average
+
+
+def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
+    """Return the measurements of a job.
+
+    Raises:
+        CutError: an input does not fit its blob.
+        BackendError: onnxruntime is missing or refused a graph or its inputs.
+        TransportError: this machine cannot connect to itself.
+    """
+    if job.kind == "batch":
+        return _time_batches(job, blobs)
+    gate = SpeedGate(job.usual_s, min(job.seconds, _FIND_SPEED_S))
+    facts = replace(describe_machine(job.quota), usual_s=gate.usual_s)
+    with tempfile.TemporaryDirectory(prefix="edgekit-measure-") as folder:
+        if job.kind == "profile":
+            measured = _profile(facts, job, blobs, Path(folder), gate)
+            request = measure_request(PAUSE_S, job.seconds * _REQUEST_SHARE, gate, facts.quota or 1.0)
+            return replace(measured, machine=replace(facts, usual_s=gate.usual_s), request=request)
+        runs = [_open_half(graph, blobs, Path(folder), number) for number, graph in enumerate(job.graphs)]
+        clocks, has_waits = [_Clock(run, gate, job.quota) for run in runs], _has_waits(facts, job)
+        orders, until_s = np.random.default_rng(0), time.monotonic() + job.seconds * MOST_WAITING
+        for run in runs * _WARMUP_ROUNDS:
+            run()
+        while _lacks_rounds(clocks, job.seconds, until_s):
+            for number in orders.permutation(len(clocks)):
+                clocks[number].run()  # refills caches that the others used; a device runs one way repeatedly
+                for _ in range(_IN_A_ROW):
+                    clocks[number].time()
+        usual_s = _settle(clocks, gate)
+    timings = (replace(_summarise(each.seconds, has_waits), usual_s=usual_s) for each in clocks)
+    return Measured(replace(facts, usual_s=usual_s), tuple(timings))
+
+
+def _has_waits(facts: MachineFacts, job: Job) -> bool:
+    """Return whether the kernel makes runs wait for a quota, which their middle half does not show.
+
+    The quota that a sender grants is spread evenly (`edgekit_host.emulation`).
+    """
+    return facts.quota is not None and job.quota is None
+
+
+def _profile(
+    facts: MachineFacts,
+    job: Job,
+    blobs: Sequence[memoryview],
+    folder: Path,
+    gate: SpeedGate,
+) -> Measured:
+    """Return times of a graph's nodes, and of whole runs without profiling, in turn."""
+    graph = job.graphs[0]
+    plain = _open(graph, blobs, folder, 0)
+    obstacle, session, profiled = "", None, plain
+    try:
+        profiled, session = _open_profiled(graph, blobs, folder)
+        profiled()
+    except BackendError as cause:
+        obstacle = f"its kernels cannot be profiled: {cause}"
+    most = _MAX_ROUNDS
+    if session is not None:
+        nodes = (folder / "optimised.onnx").stat().st_size // _NODE_BYTES + 1
+        most = max(_MIN_ROUNDS, min(_MAX_ROUNDS, _MAX_PROFILED_NODES // nodes))
+    for _ in range(_WARMUP_ROUNDS):
+        plain()
+    clock, until_s = _Clock(plain, gate, job.quota), time.monotonic() + job.seconds * MOST_WAITING
+    while _lacks_rounds([clock], job.seconds, until_s):
+        clock.time()
+        if session is not None and clock.rounds <= most:
+            time.sleep(PAUSE_S)
+            profiled()
+    _settle([clock], gate)
+    whole = _summarise(clock.seconds, _has_waits(facts, job))
+    if session is None:
+        return Measured(facts, (whole,), obstacle=obstacle)
+    timings = _read_profile(Path(session.end_profiling()))
+    content = (folder / "optimised.onnx").read_bytes()
+    return Measured(facts, (whole,), timings, b64encode(content).decode("ascii"))
+
+
+def _open_profiled(
+    graph: JobGraph, blobs: Sequence[memoryview], folder: Path
+) -> "tuple[Callable[[], object], onnxruntime.InferenceSession]":
+    def prepare(settings: "onnxruntime.SessionOptions") -> None:
+        settings.enable_profiling = True
+        settings.profile_file_prefix = str(folder / "profile")
+        settings.optimized_model_filepath = str(folder / "optimised.onnx")
+        for name, value in (
+            ("initializers_file_name", "weights"),
+            ("initializers_min_size_in_bytes", "1024"),
+        ):
+            settings.add_session_config_entry(f"session.optimized_model_external_{name}", value)
+
+    session = _load(graph, blobs, folder / "profiled.onnx", prepare)
+    return _bind(session, graph, blobs), session
+
+
+def _open(graph: JobGraph, blobs: Sequence[memoryview], folder: Path, number: int) -> Callable[[], object]:
+    """Return a call that runs a graph once."""
+    return _bind(_load(graph, blobs, folder / f"{number}.onnx", lambda _: None), graph, blobs)
+
+
+def _open_session(model: memoryview, engine: MeasuredEngine) -> Callable[[], object]:
+    """Return a call that runs a model once on generated values, in a session as a package has it."""
+    session: Session
+    if engine == "litert":
+        from edgekit_runtime.sessions.litert.session import LiteRtSession
+
+        session = LiteRtSession(model)
+    else:
+        session = OrtSession(model)
+    values = np.random.default_rng(0)
+    feeds = {spec.name: _make_values(spec.dtype, spec.shape, values) for spec in session.inputs}
+    return lambda: session.run(feeds)
+
+
+def _open_half(
+    graph: JobGraph, blobs: Sequence[memoryview], folder: Path, number: int
+) -> Callable[[], object]:
+    """Return a call that runs a graph and its coding once."""
+    coding = graph.coding
+    if coding is None:
+        return _open(graph, blobs, folder, number)
+    feeds = {one.name: _read_input(one, blobs[one.blob]) for one in graph.inputs}
+    run: Callable[[], object] = list
+    names: list[str] = []
+    if graph.model is not None:
+        session = _load(graph, blobs, folder / f"{number}.onnx", lambda _: None)
+        names = [node.name for node in session.get_outputs()]
+        run = _bind(session, graph, blobs)
+    absent = [name for name in coding.tensors if name not in feeds and name not in names]
+    if absent:
+        raise CutError(f"job: its graph has no tensor '{absent[0]}' to code")
+
+    def run_and_encode() -> object:
+        outputs: Any = run()
+        return _encode(coding, {**feeds, **dict(zip(names, outputs, strict=True))})
+
+    if coding.does == "encode":
+        return run_and_encode
+    arrived = {name: feeds[name] for name in coding.tensors}
+    encoded = _encode(coding, arrived)
+    return lambda: (_decode(coding, arrived, encoded), run())
+
+
+def _encode(coding: TransferCoding, tensors: Mapping[str, Array]) -> list[bytes | memoryview]:
+    """Return the parts of a body."""
+    parts: list[bytes | memoryview] = []
+    for name in coding.tensors:
+        array = np.ascontiguousarray(tensors[name])
+        codec = coding.media.get(name)
+        if codec is not None:
+            parts.append(encode_media(MediaCodec.parse(codec), array[0]))
+        else:
+            parts.append(memoryview(array.reshape(-1).view(np.uint8)))  # type: ignore[arg-type]  # a buffer
+    return [compress(b"".join(parts))] if coding.compression == "zstd" else parts
+
+
+def _decode(
+    coding: TransferCoding, tensors: Mapping[str, Array], parts: Sequence[bytes | memoryview]
+) -> list[object]:
+    """Undo `_encode`; tensors that arrive as they are cost nothing."""
+    if coding.compression == "zstd":
+        return [decompress(parts[0], "zstd", max_bytes=MAX_BLOBS_BYTES)]
+    files = {name: part for name, part in zip(coding.tensors, parts, strict=True) if name in coding.media}
+    return [
+        decode_media(
+            MediaCodec.parse(coding.media[name]),
+            file,
+            dtype=tensors[name].dtype.name,
+            channels=1 if tensors[name].shape[-1] == 1 else 3,
+        )
+        for name, file in files.items()
+    ]
+
+
+def _load(
+    graph: JobGraph,
+    blobs: Sequence[memoryview],
+    path: Path,
+    prepare: "Callable[[onnxruntime.SessionOptions], None]",
+) -> "onnxruntime.InferenceSession":
+    options = read_options(OrtOptions, "ort", graph.options)
+    try:
+        settings = make_settings(options)
+        prepare(settings)
+        assert graph.model is not None  # noqa: S101  # for the type checker; `read_job` checks it
+        path.write_bytes(blobs[graph.model])
+        with contextlib.ExitStack() as stack:
+            opened = str(path)
+            for name, number in graph.weights.items():
+                opened = stack.enter_context(with_weights(opened, name, blobs[number], settings))
+            session = create_session(opened, settings, options.disabled_optimizers)
+    except Exception as cause:  # its exceptions have no other common base
+        raise BackendError(f"backend 'ort': onnxruntime refused the model: {cause}") from cause
+    path.unlink()
+    return session
+
+
+def _bind(
+    session: "onnxruntime.InferenceSession", graph: JobGraph, blobs: Sequence[memoryview]
+) -> Callable[[], object]:
+    """Return a call, tried once, that runs a session on the inputs of the job."""
+    if graph.inputs:
+        taken = {node.name for node in session.get_inputs()}  # a head sends further inputs as they are
+        feeds = {one.name: _read_input(one, blobs[one.blob]) for one in graph.inputs if one.name in taken}
+    else:
+        feeds = make_inputs(session)
+    names = [node.name for node in session.get_outputs()]
+    # As in `OrtSession`: the compiled session under the public one.
+    run = getattr(session, "_sess", session).run
+
+    def call() -> object:
+        return run(names, feeds, None)
+
+    try:
+        call()
+    except Exception as cause:  # as above
+        raise BackendError(f"backend 'ort': running the model failed: {cause}") from cause
+    return call
+
+
+def _read_input(wanted: JobInput, blob: memoryview) -> Array:
+    dtype = DTYPES.get(wanted.dtype)
+    if dtype is None or int(np.prod(wanted.shape, dtype=object)) * dtype.itemsize != len(blob):
+        raise CutError(
+            f"job: input '{wanted.name}' is {wanted.dtype} {list(wanted.shape)}, its blob has"
+            f" {len(blob)} bytes"
+        )
+    return np.frombuffer(blob, dtype).reshape(wanted.shape)
+
+
+def _make_input(node: Any, values: np.random.Generator) -> Array:
+    kind = node.type.removeprefix("tensor(").removesuffix(")")
+    kind = {"float": "float32", "double": "float64"}.get(kind, kind)
+    if kind not in DTYPES:
+        raise BackendError(f"input '{node.name}' is a {node.type}, which is no plain tensor")
+    return _make_values(kind, node.shape, values)
+
+
+def _make_values(dtype: str, shape: Sequence[object], values: np.random.Generator) -> Array:
+    sizes = [size if isinstance(size, int) else 1 for size in shape]
+    made = values.random(sizes) if dtype.startswith("float") else np.zeros(sizes)
+    return np.asarray(made, dtype=DTYPES[dtype])
+
+
+def make_inputs(session: "onnxruntime.InferenceSession") -> dict[str, Array]:
+    """Return values that a session can run on: in 0..1, and 0 for integers, which may be indices.
+
+    Raises:
+        BackendError: an input is not a plain tensor.
+    """
+    values = np.random.default_rng(0)
+    return {node.name: _make_input(node, values) for node in session.get_inputs()}
+
+
+def _read_profile(path: Path) -> tuple[NodeTiming, ...]:
+    """Return the nodes of a profile in the order in which they ran.
+
+    The first run is left out: it allocates.
+    """
+    seconds: dict[str, list[float]] = defaultdict(list)
+    events: dict[str, Mapping[str, Any]] = {}
+    for event in json.loads(path.read_bytes()):
+        name = event.get("name", "")
+        if event.get("cat") == "Node" and name.endswith(_KERNEL_SUFFIX):
+            key = f"{event['args']['node_index']} {name}"
+            events[key] = event
+            seconds[key].append(event["dur"] * 1e-6 + _TRUNCATED_S)
+    return tuple(
+        NodeTiming(
+            events[key]["name"].removesuffix(_KERNEL_SUFFIX),
+            events[key]["args"]["op_name"],
+            _summarise(values[1:] or values),
+            tuple(_count_bytes(one) for one in events[key]["args"].get("output_type_shape", ())),
+        )
+        for key, values in seconds.items()
+    )
+
+
+def _count_bytes(typed_shape: Mapping[str, Sequence[int]]) -> int:
+    """Return the size of a tensor in a profile's form: `{"float": [1, 16]}`."""
+    size_bytes = 0
+    for name, shape in typed_shape.items():
+        kind = {"float": "float32", "double": "float64"}.get(name, name)
+        size_bytes += int(np.prod(shape, dtype=object)) * (DTYPES[kind].itemsize if kind in DTYPES else 1)
+    return size_bytes
+
+
+class _Clock:
+    """Times of one call.
+
+    Attributes:
+        run: the call.
+        seconds: times of the runs at the usual speed of the processor.
+        others: time and speed of the other runs.
+        spent_s: time of the runs at the usual speed, with their pauses.
+    """
+
+    def __init__(self, run: Callable[[], object], gate: SpeedGate, quota: float | None) -> None:
+        self.run, self._gate = run, gate
+        self._draws, self._share = random.Random(0), quota or 1.0  # noqa: S311  # of moments
+        self.seconds: list[float] = []
+        self.others: list[tuple[float, float]] = []
+        self.spent_s = 0.0
+
+    def time(self) -> None:
+        """Run once, after a pause."""
+        time.sleep(PAUSE_S)
+        begin_anywhere(self._draws, self._share)
+        begin = time.perf_counter()
+        self.run()
+        took_s = time.perf_counter() - begin
+        if self._gate.check():
+            self.seconds.append(took_s)
+            self.spent_s += PAUSE_S + took_s
+        else:
+            self.others.append((took_s, self._gate.now_s))
+
+    @property
+    def rounds(self) -> int:
+        """The number of runs, at any speed."""
+        return len(self.seconds) + len(self.others)
+
+
+def _time_batches(job: Job, blobs: Sequence[memoryview]) -> Measured:
+    """Return the mean time of a run of each graph in batches, which come in turns of random order.
+
+    What slows the machine for a while slows all graphs alike, so their times compare with each other.
+    """
+    facts, repeats = describe_machine(job.quota, job.engine), []
+    runs = [_open_session(blobs[graph.model or 0], job.engine) for graph in job.graphs]
+    for run in runs:
+        begin, count = time.perf_counter(), 0
+        while not count or time.perf_counter() - begin < _BATCH_S:
+            run()
+            count += 1
+        repeats.append(count)
+    found: list[list[float]] = [[] for _ in runs]
+    orders, until_s = np.random.default_rng(0), time.monotonic() + job.seconds
+    while len(found[-1]) < _MIN_ROUNDS or (time.monotonic() < until_s and len(found[-1]) < _MAX_ROUNDS):
+        for number in orders.permutation(len(runs)):
+            runs[number]()  # refills caches that the others used
+            begin = time.perf_counter()
+            for _ in range(repeats[number]):
+                runs[number]()
+            found[number].append((time.perf_counter() - begin) / repeats[number])
+    return Measured(facts, tuple(map(_summarise, found)))
+
+
+def _lacks_rounds(clocks: Sequence[_Clock], seconds: float, until_s: float) -> bool:
+    """Return whether another round is needed: `_MIN_ROUNDS` of each, then for so many seconds."""
+    rounds = min(one.rounds for one in clocks)
+    if rounds < _MIN_ROUNDS:
+        return True
+    is_over = sum(one.spent_s for one in clocks) >= seconds or time.monotonic() >= until_s
+    return rounds < _MAX_ROUNDS and not is_over
+
+
+def _settle(clocks: Sequence[_Clock], gate: SpeedGate) -> float:
+    """Return the speed of the runs that count, the same for all clocks, so that they compare.
+
+    If the processor hardly ever had its usual speed, it is another one, which is the usual one from now on.
+    """
+    if all(len(one.seconds) >= _MIN_ROUNDS for one in clocks):
+        return gate.usual_s
+    is_enough = all(len(one.others) >= _MIN_ROUNDS for one in clocks)
+    gate.usual_s = statistics.median(speed_s for one in clocks for _, speed_s in one.others)
+    for one in clocks:
+        others = [took_s for took_s, _ in one.others]
+        one.seconds = others if is_enough else one.seconds + others
+    return gate.usual_s
+
+
+def _summarise(seconds: Sequence[float], has_waits: bool = False) -> Timing:
+    lower, median, upper = (float(each) for each in np.quantile(seconds, (0.25, 0.5, 0.75)))
+    return Timing(
+        statistics.fmean(seconds) if has_waits else average_middle(seconds),
+        (upper - lower) / median if median else 0.0,
+        len(seconds),
+    )

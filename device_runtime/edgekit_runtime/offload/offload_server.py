@@ -1,0 +1,565 @@
+"""A server that computes the rest of a plan: warm connections, requests, and replies that are not trusted.
+
+A reply counts only if status, names, dtypes, shapes, sizes in bytes and values are as from a correct server.
+This module neither chooses plans nor runs models.
+"""
+
+import contextlib
+import itertools
+import json
+import logging
+import math
+import queue
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from edgekit_runtime.client.link import Address, Link
+from edgekit_runtime.client.requests import make_request_head, token_line
+from edgekit_runtime.client.responses import ResponseHead, make_error, read_response
+from edgekit_runtime.codecs.compression import compress
+from edgekit_runtime.errors import EdgekitError, RequestError, TransportError
+from edgekit_runtime.offload.cut_table import Compression
+from edgekit_runtime.offload.latency_model import payload_bytes, wire_bytes
+from edgekit_runtime.offload.link_estimate import Exchange
+from edgekit_runtime.protocol.infer_request import InferRequest, InferTensor, encode_request
+from edgekit_runtime.protocol.rest import HEADER_LENGTH, model_path
+from edgekit_runtime.tensors import Array, TensorSpec
+
+_MAX_REPLY_BYTES: Final = 256 << 20
+NO_MODEL: Final = "edgekit-link-probe"
+_LIVE: Final = "/v2/health/live"
+_MS: Final = 1e-3
+_MOST_STATED_S: Final = 3600.0
+# Offsets in struct tcp_info of linux/tcp.h.
+_THRESHOLD_AT: Final = 76
+_NO_THRESHOLD: Final = 0x7FFFFFFF
+_MSS_AT, _RECEIVED_AT, _RTT_AT, _CWND_AT, _ACKED_AT, _MIN_RTT_AT, _BUSY_AT = 16, 52, 68, 80, 120, 148, 168
+_CLOCK_MS: Final = 4  # largest step of the kernel's clock for these times
+
+# Sixteen: our service caches parsed requests by their JSON, so few ids keep that cache useful.
+_ids = itertools.cycle(f"{number:x}" for number in range(16))
+
+_logger = logging.getLogger(__name__)
+
+
+class ReplyError(TransportError):
+    """A server sent a reply that no correct server sends."""
+
+
+class NonFiniteError(ReplyError):
+    """An output holds NaN or infinity: either the model computes that, or the server is broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTimes:
+    """A server's times and load, as stated in a reply.
+
+    Attributes:
+        queue_s, compute_s: time in its queue, and of the model; None if not stated.
+        load: load as a share of its capacity, None if not stated.
+    """
+
+    queue_s: float | None = None
+    compute_s: float | None = None
+    load: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TailRequest:
+    """A request for a model on the server.
+
+    Attributes:
+        parts: the request as bytes and arrays.
+        size_bytes: size of all parts.
+        expected: the outputs that a reply must have.
+        id: id that a reply repeats; a reply with another id answers another request.
+    """
+
+    parts: Sequence[Any]
+    size_bytes: int
+    expected: tuple[TensorSpec, ...]
+    id: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reply:
+    """The result of a request: outputs or an error.
+
+    Attributes:
+        outputs: the outputs, or None.
+        error: why there are none, or None.
+        exchange: sizes and times, without the server's own time.
+        times: times that the server stated.
+        is_cut_off: whether this device aborted it while its body was being sent.
+    """
+
+    outputs: dict[str, Array] | None
+    error: EdgekitError | None
+    exchange: Exchange
+    times: ServerTimes
+    is_cut_off: bool = False
+
+
+def make_tail_request(
+    model: str,
+    tensors: Mapping[str, Array],
+    expected: tuple[TensorSpec, ...],
+    compression: Compression,
+    fields: str,
+    *,
+    version: str | None = None,
+) -> TailRequest:
+    """Return the request that sends tensors to a model, or to one of its versions.
+
+    Raises:
+        DataError: the protocol has no such dtype.
+        BackendError: zstd is not installed here.
+    """
+    entries = tuple(InferTensor(name, array.dtype, array.shape) for name, array in tensors.items())
+    request_id = next(_ids)
+    text = encode_request(InferRequest(entries, id=request_id))
+    arrays = [np.ascontiguousarray(array) for array in tensors.values() if array.size]
+    lines = f"{fields}Content-Type: application/octet-stream\r\n{HEADER_LENGTH}: {len(text)}\r\n"
+    body: list[Any] = [text, *arrays]
+    body_bytes = len(text) + sum(array.nbytes for array in arrays)
+    if compression == "zstd":
+        packed = compress(b"".join([text, *(array.tobytes() for array in arrays)]))
+        if len(packed) < body_bytes:
+            body, body_bytes = [packed], len(packed)
+            lines += "Content-Encoding: zstd\r\n"
+    head = make_request_head("POST", f"{model_path(model, version)}/infer", lines, body_bytes)
+    return TailRequest([head, *body], len(head) + body_bytes, expected, request_id)
+
+
+def make_upload_probe(size_bytes: int, fields: str, tail: str | None) -> TailRequest:
+    """Return a request with random bytes for a model that no server has; the answer is 404.
+
+    In that answer our server states the load of `tail`, which the request names as the version.
+    """
+    body = np.random.default_rng(0).integers(0, 256, size_bytes, np.uint8)
+    return make_tail_request(NO_MODEL, {"x": body}, (), "identity", fields, version=tail)
+
+
+class WarmConnection:
+    """A warm connection with its own thread, so that the caller can stop waiting at any time.
+
+    Attributes:
+        link: the connection.
+        connect_s: time that it took to connect, with TLS; 0 before that.
+    """
+
+    def __init__(self, address: Address) -> None:
+        """Start the thread; it connects with the first request."""
+        self.link, self.connect_s = Link(address, _MAX_REPLY_BYTES), 0.0
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="edgekit-offload", daemon=True)
+        self._thread.start()
+
+    def do(self, work: Callable[[], None] | None) -> None:
+        """Run `work`, which raises nothing, on the thread; None ends the thread."""
+        self._work.put(work)
+
+    def connect(self, timeout_s: float) -> None:
+        """Connect unless it is connected.
+
+        Raises:
+            TransportError: the server cannot be reached.
+        """
+        if not self.check_open():
+            began_s = time.monotonic()
+            self.link.connect(timeout_s)
+            self.connect_s = time.monotonic() - began_s
+
+    def check_open(self) -> bool:
+        """Return whether it is connected; close it if the server closed it or sent unasked data."""
+        self.link.drop_leftovers()
+        return self.link.connection > 0
+
+    def _serve(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            del work  # holds the tensors of the request
+        self.link.close()
+
+
+class Pending:
+    """A request that is under way.
+
+    Attributes:
+        done: set once there is a reply.
+        reply: the reply, or None until then.
+        is_connected: whether it has a connection on which it can be sent.
+    """
+
+    __slots__ = (
+        *("_base", "_connection", "_is_over", "_lock", "_request", "_sent_bytes"),
+        *("done", "is_aborted", "is_connected", "reply"),
+    )
+
+    def __init__(self, connection: WarmConnection, request: TailRequest) -> None:
+        self._connection, self._request = connection, request
+        self.done = threading.Event()
+        self.reply: Reply | None = None
+        self.is_aborted = self.is_connected = self._is_over = False
+        self._lock = threading.Lock()
+        self._base: tuple[int, int] | None = None  # the connection's bytes and microseconds before it
+        self._sent_bytes: int | None = None  # at the time of the abort
+
+    @property
+    def sent_bytes(self) -> int | None:
+        """The bytes of the request that the server's machine has acknowledged; None if not known yet."""
+        if self._sent_bytes is not None:
+            return self._sent_bytes
+        base, link = self._base, self._connection.link
+        acked = None if base is None else _read_counter(link, _ACKED_AT)
+        if base is None or acked is None:
+            return None
+        size_bytes = max(0, acked - base[0])
+        return payload_bytes(size_bytes) if link.address.is_tls else size_bytes
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether all of the request has arrived there, as far as known."""
+        sent = self.sent_bytes
+        return self.is_connected and (sent is None or sent >= self._request.size_bytes)
+
+    @property
+    def acked_s(self) -> float | None:
+        """How long some of it was not acknowledged; None if not known."""
+        busy_us = _read_counter(self._connection.link, _BUSY_AT)
+        if self._base is None or busy_us is None or busy_us <= self._base[1]:
+            return None
+        return (busy_us - self._base[1]) * 1e-6
+
+    def abort(self) -> None:
+        """End it with an error as its reply; do nothing if it has a reply: the connection serves another."""
+        with self._lock:
+            if not self._is_over:
+                self.is_aborted, self._sent_bytes = True, self.sent_bytes
+                self._connection.link.abort()
+
+    def publish(self, reply: Reply) -> None:
+        """Give the reply to its waiter; a second call changes nothing."""
+        if not self.done.is_set():
+            self.reply = reply
+            self.done.set()
+
+    def run(self, timeout_s: float) -> Reply:
+        """Return the reply; call it once, on the thread of the connection."""
+        reply = _exchange(self._connection.link, self._request, timeout_s, self)
+        with self._lock:
+            self._is_over = True
+        return reply
+
+    def connect(self, timeout_s: float) -> None:
+        """Connect if need be, so that the following times are this request's alone.
+
+        Raises:
+            TransportError: the server cannot be reached, or the request was aborted meanwhile.
+        """
+        link = self._connection.link
+        self.is_connected, self._base = False, None
+        self._connection.connect(timeout_s)
+        acked, busy_us = _read_counter(link, _ACKED_AT), _read_counter(link, _BUSY_AT)
+        with self._lock:
+            if self.is_aborted:
+                raise TransportError(f"{link.address}: the request was ended before it was sent")
+            self._base = None if acked is None or busy_us is None else (acked, busy_us)
+            self.is_connected = True
+
+
+class OffloadServer:
+    """A server, and the warm connections to it; safe for many threads."""
+
+    def __init__(self, address: Address, token: str | None = None) -> None:
+        """Prepare; nothing is connected yet."""
+        self._address = address
+        self.fields = f"Host: {address.authority}\r\n{token_line(token)}"
+        self._idle: list[WarmConnection] = []
+        self._pending: set[Pending] = set()
+        self._taken: set[WarmConnection] = set()
+        self._lock = threading.Lock()
+        self._is_open = True
+        self._connect_s = 0.0
+
+    def __str__(self) -> str:
+        return str(self._address)
+
+    def send(
+        self, request: TailRequest, timeout_s: float, finish: Callable[[Pending, Reply], None]
+    ) -> Pending:
+        """Begin a request; `finish` is called on another thread before the reply is published.
+
+        `finish` may publish the reply itself, if it has work that must come after that.
+        """
+        connection = self._take()
+        pending = Pending(connection, request)
+        with self._lock:
+            self._pending.add(pending)
+
+        def work() -> None:
+            reply = pending.run(timeout_s)
+            try:
+                finish(pending, reply)
+            except Exception:  # without its thread the next request would wait for ever
+                _logger.exception("offload: a reply of %s could not be noted", self._address)
+            with self._lock:
+                self._pending.discard(pending)
+            pending.publish(reply)
+            self._put(connection)
+
+        connection.do(work)
+        return pending
+
+    def find_connect_s(self) -> float:
+        """Return how long the next request will take to connect, as the last did; 0 if one is open."""
+        with self._lock:
+            return 0.0 if self._idle and self._idle[-1].check_open() else self._connect_s
+
+    def forget_slow_link(self) -> bool:
+        """Close idle connections with the small window of a link that was slow; return whether any did.
+
+        Measured after 2 Mbit/s at 20 Mbit/s: 12 KiB took 60 ms on such a connection and 26 ms on a new one.
+        """
+        with self._lock:
+            slow = [one for one in self._idle if _has_left_slow_start(one.link)]
+            self._idle = [one for one in self._idle if one not in slow]
+        for connection in slow:
+            connection.do(None)
+        return bool(slow)
+
+    def measure_round_trip(self, timeout_s: float) -> tuple[float, float]:
+        """Return the round trip of the network, and the time of a small request on a warm connection; blocks.
+
+        Raises:
+            TransportError: the server cannot be reached, or does not speak the protocol.
+            RequestError: the server refused.
+        """
+        connection = self._take()
+        try:
+            head = make_request_head("GET", _LIVE, self.fields)
+            link, seconds = connection.link, []
+            for _ in range(3):
+                connection.connect(timeout_s)
+                began_s = time.monotonic()
+                found = link.ask((head,), len(head), timeout_s)
+                seconds.append(time.monotonic() - began_s - _read_delay(link))
+                if found is not None and found[0].status >= 300:
+                    raise make_error(*found)
+            return _read_round_trip(link, min(seconds)), min(seconds)
+        finally:
+            self._put(connection)
+
+    def interrupt(self) -> None:
+        """End all requests."""
+        with self._lock:
+            pending = list(self._pending)
+        for one in pending:
+            one.abort()
+
+    def close(self) -> None:
+        """End all requests and connections."""
+        self._is_open = False
+        self.interrupt()
+        with self._lock:
+            idle, self._idle = self._idle, []
+            for connection in self._taken:
+                connection.link.abort()
+        for connection in idle:
+            connection.do(None)
+
+    def _take(self) -> WarmConnection:
+        with self._lock:
+            connection = self._idle.pop() if self._idle else WarmConnection(self._address)
+            self._taken.add(connection)
+            return connection
+
+    def _put(self, connection: WarmConnection) -> None:
+        with self._lock:
+            self._taken.discard(connection)
+            self._connect_s = connection.connect_s or self._connect_s
+            if self._is_open:
+                self._idle.append(connection)
+                return
+        connection.do(None)
+
+
+def _exchange(link: Link, request: TailRequest, timeout_s: float, pending: Pending) -> Reply:
+    began_s, elapsed_s, download_bytes, times = time.monotonic(), 0.0, 0.0, ServerTimes()
+    outputs: dict[str, Array] | None = None
+    error: EdgekitError | None = None
+    window: float | None = None
+    rest_bytes, rest_s = 0, 0.0
+    is_tls = link.address.is_tls
+    sent: float | None = wire_bytes(request.size_bytes, is_tls=is_tls)
+    try:
+        found, until_s = None, began_s + timeout_s
+        for _ in range(2):  # the server may have closed an idle connection
+            pending.connect(max(until_s - time.monotonic(), _MS))
+            began_s = time.monotonic()
+            found = link.ask(request.parts, request.size_bytes, max(until_s - began_s, _MS))
+            if found is not None or pending.is_aborted:
+                break
+        elapsed_s = time.monotonic() - began_s - _read_delay(link)
+        if found is None:
+            error = TransportError(f"{link.address}: closes every connection before it answers")
+            sent = pending.sent_bytes
+        else:
+            reply_bytes, times = len(found[0].data) + len(found[1]), read_times(found[0])
+            download_bytes = wire_bytes(reply_bytes, is_tls=is_tls)
+            first_s, first_bytes = link.first_read
+            rest_bytes = max(0, reply_bytes - first_bytes)
+            rest_s = began_s + elapsed_s - first_s if rest_bytes else 0.0
+            window = _read_window(link)
+            outputs = check_reply(found[0], found[1], request)
+    except EdgekitError as cause:
+        elapsed_s, error = elapsed_s or (time.monotonic() - began_s) * pending.is_connected, cause
+        sent = pending.sent_bytes
+    except Exception as cause:  # a hostile server may cause any error of a parser
+        elapsed_s = elapsed_s or time.monotonic() - began_s
+        error = ReplyError(f"{link.address}: the answer cannot be read: {cause!r}")
+    acked_s = pending.acked_s if error is None or download_bytes else None
+    exchange = Exchange(sent or 0, download_bytes, elapsed_s, 0.0, window, rest_bytes, rest_s, acked_s)
+    return Reply(outputs, error, exchange, times, pending.is_aborted)
+
+
+def check_reply(head: ResponseHead, body: memoryview, request: TailRequest) -> dict[str, Array]:
+    """Return the outputs of a reply; all are as expected.
+
+    Raises:
+        RequestError: the server refuses.
+        ReplyError: names, dtypes, shapes or sizes are not those of a correct server.
+        NonFiniteError: an output holds NaN or infinity.
+        TransportError: the reply is no response of the protocol.
+    """
+    if head.status != 200:
+        raise make_error(head, body)
+    outputs, _ = read_response(head, body, None, bytearray())
+    stated_id = json.loads(bytes(body[: head.json_bytes])).get("id", request.id)  # some servers repeat no id
+    if stated_id != request.id:
+        raise ReplyError("the server answered another request; its reply is not used")
+    expected = request.expected
+    if outputs.keys() != {spec.name for spec in expected}:
+        names = [spec.name for spec in expected]
+        raise ReplyError(f"the server answered with outputs {sorted(outputs)}, expected {sorted(names)}")
+    if head.json_bytes is not None:
+        stated = head.json_bytes + sum(array.nbytes for array in outputs.values())
+        if stated != len(body):
+            raise ReplyError(f"the server answered with {len(body)} bytes, its tensors have {stated}")
+    for spec in expected:
+        array = outputs[spec.name]
+        try:
+            spec.check(array)
+        except EdgekitError as cause:
+            raise ReplyError(f"the server answered wrongly: {cause}") from cause
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise NonFiniteError(
+                f"the server's reply holds NaN or infinity in '{spec.name}', so it is not used"
+            )
+    return outputs
+
+
+def read_times(head: ResponseHead) -> ServerTimes:
+    """Return the times in the headers of a reply; unreadable values count as missing.
+
+    Source: W3C Server Timing; ORCA, the `TEXT` form of `endpoint-load-metrics`.
+    """
+    queue_s = compute_s = load = None
+    for line in head.data.decode("latin-1").split("\r\n")[1:]:
+        name, _, value = line.partition(":")
+        match name.strip().lower():
+            case "server-timing":
+                for metric in value.split(",")[:16]:
+                    what, seconds = _read_metric(metric)
+                    if what == "queue":
+                        queue_s = seconds
+                    elif what == "compute":
+                        compute_s = seconds
+            case "endpoint-load-metrics":
+                load = _read_load(value.strip())
+    return ServerTimes(queue_s, compute_s, load)
+
+
+def _read_metric(metric: str) -> tuple[str, float | None]:
+    name, *parameters = (part.strip() for part in metric.split(";"))
+    for parameter in parameters:
+        key, _, value = parameter.partition("=")
+        if key.strip().lower() == "dur":
+            number = _read_number(value)
+            return name, None if number is None else min(number * _MS, _MOST_STATED_S)
+    return name, None
+
+
+def _read_load(value: str) -> float | None:
+    form, _, rest = value.partition(" ")
+    if form.upper() != "TEXT":
+        return None
+    for pair in rest.split(",")[:16]:
+        key, _, number = pair.partition("=")
+        if key.strip() == "application_utilization":
+            return _read_number(number)
+    return None
+
+
+def _read_number(text: str) -> float | None:
+    with contextlib.suppress(ValueError):
+        number = float(text.strip().strip('"'))
+        if math.isfinite(number) and number >= 0:
+            return number
+    return None
+
+
+def _read_counter(link: Link, at: int) -> int | None:
+    data = link.read_tcp_info()
+    if data is None or len(data) < at + 8:
+        return None
+    count: int = struct.unpack_from("=Q", data, at)[0]
+    return count
+
+
+def _read_delay(link: Link) -> float:
+    """Return how long ago the last bytes came: a busy device notices late, which is not the link's delay."""
+    data = link.read_tcp_info()
+    if data is None or len(data) < _RECEIVED_AT + 4:
+        return 0.0
+    (received_ms,) = struct.unpack_from("=I", data, _RECEIVED_AT)
+    return float(max(0, received_ms - _CLOCK_MS) * _MS)
+
+
+def _read_round_trip(link: Link, small_s: float) -> float:
+    """Return TCP's round trip, without the work of both machines; `small_s` if the system does not tell.
+
+    Large bodies delay themselves, which raises TCP's average; its minimum may be minutes old.
+    """
+    data = link.read_tcp_info()
+    if data is None or len(data) < _MIN_RTT_AT + 4:
+        return small_s
+    average = struct.unpack_from("=I", data, _RTT_AT)[0] * 1e-6
+    least = struct.unpack_from("=I", data, _MIN_RTT_AT)[0] * 1e-6
+    return float(min(max(least, min(average, small_s), 1e-6), small_s))
+
+
+def _has_left_slow_start(link: Link) -> bool:
+    data = link.read_tcp_info()
+    if data is None or len(data) < _THRESHOLD_AT + 4:
+        return False
+    return bool(struct.unpack_from("=I", data, _THRESHOLD_AT)[0] < _NO_THRESHOLD)
+
+
+def _read_window(link: Link) -> float | None:
+    data = link.read_tcp_info()
+    if data is None or len(data) < _CWND_AT + 4:
+        return None
+    mss, cwnd = struct.unpack_from("=I", data, _MSS_AT)[0], struct.unpack_from("=I", data, _CWND_AT)[0]
+    return float(mss * cwnd)
+
+
+def is_overload(error: EdgekitError) -> bool:
+    """Return whether a server refused for lack of capacity, which is no fault."""
+    return isinstance(error, RequestError) and error.status in (429, 503, 504)

@@ -1,0 +1,269 @@
+"""Decides when to probe a server, and how long a request waits for it before the device runs the model too.
+
+A server is probed after a fault, and while requests do not measure the link. A probe runs on its own thread,
+so a request never waits for one. The module is pure: clock and chance are arguments.
+
+Source: Nygard, "Release It!", 2nd edition, section 5.2; back-off with equal jitter as in Brooker,
+"Exponential Backoff And Jitter", AWS Architecture Blog, 2015; hedged requests as in Dean and Barroso, "The
+Tail at Scale", CACM 56(2), 2013.
+"""
+
+from typing import Final
+
+from edgekit_runtime.offload.latency_model import LinkState
+
+LEAST_MOVED_BYTES: Final = 1500  # if less is acknowledged between two looks, the link carries nothing
+_FIRST_S: Final = 0.5
+_MOST_S: Final = 60.0
+_MOST_STEPS: Final = 16
+_LEAST_PAUSE_S: Final = 0.25
+_SHARE: Final = 0.05  # pause between two probes, as a share of the time since the server was left
+_LINK_SHARE: Final = 5  # a probe takes at most one part of so many of the link's time
+_HOUR_S: Final = 3600.0
+_BUSY_S: Final = 0.1  # time that a probe waits for a request to end, before it is sent beside it
+_MOST_RUNS: Final = 4  # local runs that hedges may take at once
+_MOST_WAIT: Final = 0.3  # longest wait, as a share of the local run that follows: 1.3 local runs in all
+_MOST_WAIT_S: Final = 10e-3  # part of the 20 ms that a fault may add; the rest starts the local run
+_SLACK: Final = 0.25  # how late a reply may be if there is time enough, as a share of its usual time
+_SLACK_S: Final = 2e-3
+_EARLY_WAIT: Final = 0.1  # a hedge sooner than this share of the local run gains little
+_MOST_LATE_S: Final = 1.0
+_LATE_SHARE: Final = 0.1  # share of replies that take longer than usual
+_STEP: Final = 0.1
+_KEPT: Final = 0.99  # each request keeps this share of the longest local run, which load may have caused
+_MOST_USUAL: Final = 2.0
+_FIRST_BITS: Final = 8 * 2 * LEAST_MOVED_BYTES  # TCP acknowledges every other segment
+_MOST_UNSEEN_BYTES: Final = 4 * LEAST_MOVED_BYTES  # so few bytes may be acknowledged only with the reply
+
+
+class BackOff:
+    """The pause after failures in a row: at most 0.5 s after the first; each doubles it, up to a minute."""
+
+    __slots__ = ("_failures",)
+
+    def __init__(self) -> None:
+        """Begin without a failure."""
+        self._failures = 0
+
+    def fail(self, chance: float) -> float:
+        """Count one more failure and return the pause after it in seconds; `chance` is uniform in 0..1."""
+        wait_s = min(_MOST_S, _FIRST_S * 2.0 ** min(self._failures, _MOST_STEPS))
+        self._failures += 1
+        return wait_s * (0.5 + chance / 2)
+
+    def succeed(self) -> None:
+        """End the row of failures."""
+        self._failures = 0
+
+
+class CircuitBreaker:
+    """Closed: requests go to the server. Open: nothing goes. Half-open: one probe may go.
+
+    Any correct answer closes it and ends its row of failures. Each plan has its own `BackOff` for requests of
+    the application, because a server that answers golden inputs correctly may fail on those.
+
+    Attributes:
+        is_closed: whether requests may go to the server.
+        cause: one sentence on why it is open.
+    """
+
+    __slots__ = ("_back_off", "_retry_s", "cause", "is_closed")
+
+    def __init__(self) -> None:
+        """Begin open, and ready for the first probe."""
+        self.is_closed = False
+        self.cause = "the server has not answered yet"
+        self._back_off = BackOff()
+        self._retry_s = float("-inf")
+
+    def may_probe(self, now_s: float) -> bool:
+        """Return whether it is time for a probe."""
+        return not self.is_closed and now_s >= self._retry_s
+
+    def succeed(self) -> None:
+        """Close: the server answered correctly."""
+        self.is_closed, self.cause = True, ""
+        self._back_off.succeed()
+
+    def fail(self, now_s: float, cause: str, chance: float, at_least_s: float = 0.0) -> None:
+        """Open, for longer with each failure in a row.
+
+        Args:
+            now_s: now.
+            cause: one sentence on what happened.
+            chance: uniform in 0..1.
+            at_least_s: wait that the server asked for; at most a minute of it is granted.
+        """
+        self.is_closed, self.cause = False, cause
+        self._retry_s = now_s + max(min(at_least_s, _MOST_S), self._back_off.fail(chance))
+
+
+class ProbeSchedule:
+    """When to probe the link. The pause grows with the time since a plan with the server was left.
+
+    So a better link is noticed after a twentieth of the time that it was bad, and the number of probes grows
+    only with the logarithm of that time. From 20 minutes on there is one probe a minute.
+
+    Attributes:
+        due_s: when the next probe may be sent.
+    """
+
+    __slots__ = ("_bytes_per_s", "_left_s", "_paid_s", "due_s")
+
+    def __init__(self, now_s: float, bytes_per_hour: float | None = None) -> None:
+        """Begin with a probe that is due.
+
+        Args:
+            now_s: now.
+            bytes_per_hour: limit of the bytes that probes send over the link; None for no limit.
+        """
+        self._left_s, self.due_s = now_s, float("-inf")
+        self._bytes_per_s = float("inf") if bytes_per_hour is None else bytes_per_hour / _HOUR_S
+        self._paid_s = float("-inf")  # when the bytes sent so far will be within the limit
+
+    def restart(self, now_s: float) -> None:
+        """Probe often again: a plan that had answered is left."""
+        self._left_s = now_s
+        self.due_s = min(self.due_s, now_s + _LEAST_PAUSE_S)
+
+    def note_probe(self, now_s: float, took_s: float) -> None:
+        """Note that a probe has ended."""
+        pause_s = max(_SHARE * (now_s - self._left_s), (_LINK_SHARE - 1) * took_s, _LEAST_PAUSE_S)
+        self.due_s = now_s + min(pause_s, _MOST_S)
+
+    def postpone(self, now_s: float) -> None:
+        """Note that a probe would be of no use, so that requests do not each cause another look."""
+        self.due_s = now_s + _LEAST_PAUSE_S
+
+    def spend(self, now_s: float, size_bytes: float) -> None:
+        """Note the bytes that a probe sent over the link."""
+        if self._bytes_per_s > 0:
+            self._paid_s = max(self._paid_s, now_s) + size_bytes / self._bytes_per_s
+
+    def may_spend(self, now_s: float) -> bool:
+        """Return whether the limit allows a probe of the link."""
+        return self._bytes_per_s > 0 and now_s >= self._paid_s
+
+    def is_due(self, now_s: float, *, is_busy: bool) -> bool:
+        """Return whether to probe now; preferably between requests."""
+        return now_s >= self.due_s + (_BUSY_S if is_busy else 0.0)
+
+
+class HedgePolicy:
+    """How long to wait for a reply, and how much device time local runs beside late requests may take.
+
+    A token bucket limits that time: each request adds a share of its own time on the device. Without credit a
+    hedge begins later; in debt no request goes to the server. Not safe for several threads at once.
+    """
+
+    __slots__ = ("_credit_s", "_longest_s", "_share", "_usual")
+
+    def __init__(self, share: float, local_s: float) -> None:
+        """Begin with a full bucket.
+
+        Args:
+            share: share of the time of requests on the device.
+            local_s: time of a local run.
+        """
+        self._share, self._credit_s = share, _MOST_RUNS * local_s
+        self._longest_s = local_s  # of recent local runs, because requests differ in rows
+        self._usual = 1.0  # multiple of the prediction: nine of ten replies come sooner
+
+    @property
+    def is_in_debt(self) -> bool:
+        """Whether hedges have taken more than their share."""
+        return self._credit_s < 0
+
+    def may_hedge(self, local_s: float) -> bool:
+        """Return whether there is credit for a local run."""
+        return self._credit_s >= local_s
+
+    def earn(self, device_s: float, local_s: float) -> None:
+        """Note the time of a request on the device itself."""
+        self._longest_s = max(local_s, self._longest_s * _KEPT)
+        self._credit_s = min(self._credit_s + self._share * device_s, _MOST_RUNS * self._longest_s)
+
+    def spend(self, device_s: float) -> None:
+        """Note the device's work beside a reply that came late."""
+        self._credit_s -= device_s
+
+    def note_reply(self, took_s: float, expected_s: float) -> None:
+        """Note the time of a reply, and its expected time."""
+        step = _STEP * (1 - _LATE_SHARE if took_s > self._usual * expected_s else -_LATE_SHARE)
+        self._usual = min(max(self._usual + step, 0.0), _MOST_USUAL)
+
+    def allow_s(self, expected_s: float, local_s: float, spent_s: float) -> float:
+        """Return how long to wait for a reply before a local run begins.
+
+        With it a fault costs at most 1.3 local runs, unless replies usually take longer than that allows.
+
+        Args:
+            expected_s: time until the reply is expected.
+            local_s: time of a local run.
+            spent_s: time of this request so far.
+        """
+        usual_s = expected_s * self._usual
+        late_s = max(_SLACK * usual_s, _SLACK_S, _EARLY_WAIT * local_s)
+        if not self.may_hedge(local_s):
+            return usual_s + min(late_s + usual_s, local_s)
+        limit_s = _MOST_WAIT * local_s + _MOST_WAIT_S - spent_s
+        return min(usual_s + min(late_s, _MOST_LATE_S), max(limit_s, usual_s + _SLACK_S))
+
+
+class ReplyWait:
+    """How long one request waits for its reply, by the bytes that the link has carried so far.
+
+    A link that carries nothing is noticed after half of the allowed time, or when its first acknowledgement
+    is late. A link that is only slow gets more time, if at its rate the reply comes before the end of a local
+    run.
+
+    Attributes:
+        look_s: how long to wait until the first look.
+    """
+
+    __slots__ = ("_after_s", "_allowed_s", "_local_s", "_seen", "_upload_bytes", "look_s")
+
+    def __init__(
+        self, allowed_s: float, local_s: float, after_s: float, upload_bytes: int, *, link: LinkState | None
+    ) -> None:
+        """Begin as the request is sent.
+
+        Args:
+            allowed_s: wait after which a local run begins if nothing is known of the link.
+            local_s: time of a local run.
+            after_s: time from the last byte of the request to the reply.
+            upload_bytes: size of the request.
+            link: the estimated link.
+        """
+        acked_s = 0.0  # when its first bytes may be acknowledged
+        if link is not None:
+            acked_s = link.rtt_s + _FIRST_BITS / max(link.up_bits_per_s, 1.0) + _SLACK_S
+        self.look_s = min(max(allowed_s / 2, acked_s), allowed_s)
+        self._allowed_s, self._local_s = allowed_s, local_s
+        self._after_s, self._upload_bytes = after_s, upload_bytes
+        self._seen = (0.0, 0)  # at the last look
+
+    def more_s(self, elapsed_s: float, sent_bytes: int | None) -> float | None:
+        """Return how long to wait until the next look; None if the local run shall begin.
+
+        Args:
+            elapsed_s: time since the request was sent.
+            sent_bytes: acknowledged bytes; None if the system does not tell.
+        """
+        (before_s, before_bytes), self._seen = self._seen, (elapsed_s, sent_bytes or 0)
+        is_over = elapsed_s >= self._allowed_s
+        rest_s = None if is_over else self._allowed_s - elapsed_s
+        if sent_bytes is None:
+            return rest_s
+        if sent_bytes >= self._upload_bytes:
+            has_got_more_time = before_s >= self._allowed_s and before_bytes < self._upload_bytes
+            return self._after_s if has_got_more_time else rest_s
+        if (moved_bytes := sent_bytes - before_bytes) < LEAST_MOVED_BYTES:
+            return None if self._upload_bytes > _MOST_UNSEEN_BYTES else rest_s
+        if not is_over:
+            return rest_s
+        upload_s = (self._upload_bytes - sent_bytes) / moved_bytes * (elapsed_s - before_s)
+        due_s = upload_s + self._after_s
+        if elapsed_s + due_s > self._allowed_s + self._local_s:
+            return None
+        return min(due_s, self.look_s)  # the link may fail at any time

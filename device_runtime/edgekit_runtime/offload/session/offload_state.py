@@ -1,0 +1,436 @@
+"""A session's knowledge of the link, the server and this device, and the plan that follows from it.
+
+The threads of requests, of connections and of the prober share it. It runs and sends nothing.
+"""
+
+import dataclasses
+import random
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Mapping
+from typing import Final, TypeAlias
+
+from edgekit_runtime.errors import RequestError
+from edgekit_runtime.offload.choose import PlanChoice, Preference, choose
+from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan
+from edgekit_runtime.offload.latency_model import Conditions, LinkState, as_sent, predict_s, send_plain
+from edgekit_runtime.offload.link_estimate import LinkEstimate
+from edgekit_runtime.offload.offload_options import OffloadOptions
+from edgekit_runtime.offload.offload_server import NonFiniteError, Reply, ServerTimes, is_overload
+from edgekit_runtime.offload.offload_status import Counts
+from edgekit_runtime.offload.probe_schedule import (
+    LEAST_MOVED_BYTES,
+    CircuitBreaker,
+    HedgePolicy,
+    ProbeSchedule,
+)
+from edgekit_runtime.offload.session.tail_way import TailWay
+
+_RECENT: Final = 8  # number of local runs that give the device's load
+_RECONSIDER: Final = 16  # local runs between two choices while nothing else changed
+_LEAST_RUN_S: Final = 5e-4  # a shorter run says little about its machine
+_SAID_S: Final = 120.0  # time for which a server's stated load counts: two pauses of probes
+_REFUSED_S: Final = 30.0  # pause until a server without a tail is asked for it again
+_MANY_BITS_PER_S: Final = 1e10
+_MOST_TABLES: Final = 16
+_IN_DEBT: Final = "local runs beside late replies have used up their share of this device"
+_MOST_CAUSE: Final = 300  # characters of a server's text
+_SWITCHES: Final = 8
+
+_Moment: TypeAlias = tuple[int, bool, float]  # epoch, whether the link is warm, time to connect
+
+
+class OffloadState:
+    """The known state, and the plan to run next.
+
+    Attributes:
+        ways: name -> plan that needs the server.
+        counts: how requests were answered.
+        running: number of requests under way.
+        sent_bytes: bytes of all requests to the server.
+        wake: set when the prober has something to do.
+        lock: lock of `estimate`, `breaker`, `hedges` and the rest; requests that run locally do not wait for
+            it.
+        estimate: estimate of the link.
+        breaker: whether requests may go to the server.
+        schedule: when to probe.
+        hedges: how long to wait for a reply.
+        connect_s: time that the next request takes to connect; 0 if a connection is open.
+        switches: the last changes of the plan, in words.
+        has_local_failed: whether the last local run failed.
+    """
+
+    def __init__(self, table: CutTable, ways: Mapping[str, TailWay], options: OffloadOptions) -> None:
+        """Begin without a server.
+
+        Args:
+            table: the plans.
+            ways: the plans that need the server.
+            options: options of the choice.
+        """
+        self.ways, self.counts = ways, Counts()
+        self.running, self.sent_bytes = 0, 0
+        self.wake, self.lock = threading.Event(), threading.Lock()
+        self.estimate, self.breaker = LinkEstimate(), CircuitBreaker()
+        self.schedule = ProbeSchedule(time.monotonic(), options.probe_bytes_per_hour)
+        self.hedges = HedgePolicy(options.hedge_share, table.local.costs.device_s if table.local else 0.0)
+        self.connect_s = self._wait_s = 0.0
+        self._replied_s = float("-inf")  # last update of `_wait_s` and `_compute`
+        self._load, self._load_s = 0.0, float("-inf")  # what the server stated last, and when
+        self.switches: deque[str] = deque(maxlen=_SWITCHES)
+        self.has_local_failed = False
+        self._preference = Preference(
+            options.prefer or table.objective, options.deadline_s, plan=options.plan
+        )
+        self._tables = {1: table}
+        self._device: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        self._compute: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        self._decisions: dict[int, tuple[_Moment, PlanChoice]] = {}
+        self._epoch = self._since = 0
+        self._answered = ""  # plan of the server's last answer
+        self._chance = random.Random()  # noqa: S311  # spreads devices over time; guards nothing
+
+    # Choice
+
+    @property
+    def table(self) -> CutTable:
+        """The plans for one row."""
+        return self._tables[1]
+
+    @property
+    def asked_plan(self) -> str | None:
+        """Name of the only plan that may run; None for a choice."""
+        return self._preference.plan
+
+    def ask_for(self, plan: str | None) -> None:
+        """Run one plan from now on, or choose again."""
+        self._preference = dataclasses.replace(self._preference, plan=plan)
+        self._epoch += 1
+
+    def reconsider(self) -> None:
+        """Decide again before the next request."""
+        self._epoch += 1
+
+    def decision(self, rows: int = 1) -> PlanChoice:
+        """Return the plan of the next request with `rows` rows, and why."""
+        known = self._decisions.get(rows)
+        return known[1] if known is not None and known[0] == self._moment() else self._decide(rows)
+
+    def preview(self) -> PlanChoice:
+        """Return what the next request would run, and why, without an effect on later choices."""
+        with self.lock:
+            known = self._decisions.get(1)
+            return known[1] if known is not None and known[0] == self._moment() else self._choose(1)
+
+    def _moment(self) -> _Moment:
+        """Return the basis of a choice; once it differs, the choice is made again."""
+        return self._epoch, self.estimate.is_warm(time.monotonic()), self.connect_s
+
+    def _choose(self, rows: int, only: CutTable | None = None) -> PlanChoice:
+        """Return the present choice; with `only`, for one request that has other plans than usual."""
+        known = self._decisions.get(rows) if only is None else None
+        asked, now_s = self._preference, time.monotonic()
+        usable = {name for name, way in self.ways.items() if way.is_proved}
+        is_in_debt = self.hedges.is_in_debt and not self.has_local_failed
+        cause = self.breaker.cause or (_IN_DEBT if is_in_debt else "")
+        if not cause and not usable:
+            cause = next((way.left_for for way in self.ways.values() if way.left_for), "")
+        decision = choose(
+            self._table(rows) if only is None else only,
+            self.conditions(now_s),
+            None if known is None else known[1],
+            asked if only is None else dataclasses.replace(asked, plan=None),
+            usable=usable,
+            server_load=self._load if now_s - self._load_s < _SAID_S else 0.0,
+            cause=cause,
+        )
+        return dataclasses.replace(decision, plan=as_sent(decision.plan, decision.conditions))
+
+    def decision_among(self, names: Collection[str], rows: int) -> PlanChoice | None:
+        """Return the choice for a request that only some of the plans with a server can carry.
+
+        It is None if no plan can, and the device cannot run the model by itself either.
+        """
+        with self.lock:
+            table = self._table(rows)
+            plans = tuple(plan for plan in table.plans if plan.tail is None or plan.name in names)
+            return self._choose(rows, dataclasses.replace(table, plans=plans)) if plans else None
+
+    def _decide(self, rows: int) -> PlanChoice:
+        with self.lock:
+            moment, now_s = self._moment(), time.monotonic()
+            known, decision = self._decisions.get(rows), self._choose(rows)
+            if len(self._decisions) > _MOST_TABLES:
+                self._decisions.clear()
+            self._decisions[rows] = (moment, decision)
+            if known is None or known[1].plan.name != decision.plan.name:
+                if known is not None and known[1].plan.name == self._answered:
+                    self.schedule.restart(now_s)
+                    self._answered = ""
+                self.switches.append(f"{decision.plan.name}: {decision.reason}")
+                self.wake.set()
+            return decision
+
+    def _table(self, rows: int) -> CutTable:
+        if rows not in self._tables:
+            if len(self._tables) > _MOST_TABLES:
+                self._tables = {1: self._tables[1]}
+            plans = [one for one in self.table.plans if rows == 1 or not one.media]  # a file holds one row
+            scaled = tuple(scale_plan(plan, rows) for plan in plans or self.table.plans)
+            self._tables[rows] = dataclasses.replace(self.table, plans=scaled)
+        return self._tables[rows]
+
+    def send_plain(self, way: TailWay) -> None:
+        """From now on predict and send a plan without compression: not every server reads zstd."""
+        with self.lock:
+            plans = [send_plain(one) if one.name == way.plan.name else one for one in self.table.plans]
+            self._tables = {1: dataclasses.replace(self.table, plans=tuple(plans))}
+            way.plan = send_plain(way.plan)
+            self._epoch += 1
+
+    # Predictions
+
+    def conditions(self, now_s: float) -> Conditions:
+        """Return the present conditions; call it under `lock`."""
+        link = self.estimate.state(now_s) if self.breaker.is_closed else None
+        slowdown, wait_s = _ratio(self._compute), self._wait_s
+        if (
+            now_s - self._replied_s >= _SAID_S
+        ):  # only replies state it, and there are none if the server was left because of it
+            slowdown, wait_s = 1.0, 0.0
+        return Conditions(link, self.device_slowdown, slowdown, wait_s + self.connect_s)
+
+    @property
+    def device_slowdown(self) -> float:
+        """Time of recent runs here, as a multiple of the table's."""
+        return _ratio(self._device)
+
+    def local_s(self, rows: int) -> float:
+        """Return how long a local run takes; 0 if the device cannot run the model."""
+        plan = self.table.local
+        return 0.0 if plan is None else plan.costs.device_s * rows * self.device_slowdown
+
+    def reply_s(self, decision: PlanChoice) -> float:
+        """Return the expected time of the server's part, once the request is ready."""
+        plan = decision.plan
+        whole = dataclasses.replace(plan, escalation=None) if plan.escalation is not None else plan
+        slowdown = decision.conditions.device_slowdown
+        remote_s = max(0.0, predict_s(whole, decision.conditions) - plan.costs.device_s * slowdown)
+        return remote_s + max(plan.costs.request_s * slowdown, self.estimate.overhead_s)
+
+    def after_upload_s(self, decision: PlanChoice) -> float:
+        """Return the longest time of a reply after the last byte of its request arrived."""
+        costs, conditions = decision.plan.costs, decision.conditions
+        server_s = costs.server_s * conditions.server_slowdown + conditions.server_wait_s
+        return server_s + 2 * (self.estimate.rtt_s or 0.0)
+
+    def allow_s(self, decision: PlanChoice, rows: int, spent_s: float) -> float:
+        """Return how long to wait for a reply before the local run begins; the request earns credit for it.
+
+        Args:
+            decision: the choice for the request.
+            rows: rows of the request.
+            spent_s: time of the request so far.
+        """
+        local_s = self.local_s(rows)
+        with self.lock:
+            self.hedges.earn(decision.plan.costs.device_s * decision.conditions.device_slowdown, local_s)
+        if self.estimate.is_claimed and self.hedges.may_hedge(local_s):
+            return 0.0  # this request tests a probe's claim: both ways at once
+        return self.hedges.allow_s(self.reply_s(decision), local_s, spent_s)
+
+    def find_better(self, now_s: float) -> TailWay | None:
+        """Return the plan that would win on a very good link with a server at rest.
+
+        None if that runs already, or if requests measure the link.
+        """
+        with self.lock:
+            known, conditions = self._decisions.get(1), self.conditions(now_s)
+            if known is None or self.asked_plan is not None or conditions.link is None:
+                return None
+            running = known[1].plan
+            if running.tail is not None and (self.estimate.is_claimed or not self.estimate.is_bound):
+                return None
+            link = LinkState(_MANY_BITS_PER_S, _MANY_BITS_PER_S, conditions.link.rtt_s, 1e9)
+            best = choose(
+                self.table,
+                Conditions(link, conditions.device_slowdown, conditions.server_slowdown),
+                preference=self._preference,
+                usable={name for name, way in self.ways.items() if way.is_proved or now_s >= way.retry_s},
+            )
+            return None if best.plan.name == running.name else self.ways.get(best.plan.name)
+
+    def is_cheap(self, way: TailWay, now_s: float) -> bool:
+        """Return whether the link carries a plan's golden inputs in reasonable time; under `lock`."""
+        link = self.estimate.state(now_s)
+        if link is None or self.table.local is None:
+            return True
+        conditions = dataclasses.replace(self.conditions(now_s), link=link)
+        return predict_s(way.plan, conditions) < max(1.0, 4 * self.local_s(1))
+
+    # Observations
+
+    def count_requests(self) -> int:
+        """Return the number of requests."""
+        return self.counts.local + self.counts.remote + self.counts.hedged + self.counts.failed
+
+    def count_remote(self, plan: str) -> None:
+        """Note that the server answered a request."""
+        self.counts.remote += 1
+        self._answered = plan
+
+    def note_local(self, took_s: float, rows: int) -> None:
+        """Note the time of a local run."""
+        self.has_local_failed = False
+        if (plan := self.table.local) is not None:
+            self._device.append((took_s, (plan.costs.device_s - plan.costs.request_s) * rows))
+        self._since += 1
+        if self._since >= _RECONSIDER:
+            self._since = 0
+            self._epoch += 1
+
+    def note_local_failure(self) -> None:
+        """Note that a local run failed."""
+        self.has_local_failed = True
+        self._epoch += 1
+
+    def note_head(self, plan: OffloadPlan, took_s: float) -> None:
+        """Note the time of a plan's head and codecs, without compression and the rest of its request."""
+        planned_s = plan.costs.device_s - plan.costs.request_s - plan.costs.compress_s
+        if plan.head is not None and planned_s > _LEAST_RUN_S:
+            self._device.append((took_s, planned_s))
+
+    def note_reply(self, plan: OffloadPlan, reply: Reply, *, is_late: bool, is_golden: bool = False) -> None:
+        """Learn from a reply; on the thread of its connection.
+
+        Args:
+            plan: the plan, with the costs of that request.
+            reply: the reply.
+            is_late: whether a local run has begun meanwhile.
+            is_golden: whether golden inputs were sent, which tell nothing about the application's inputs.
+        """
+        now_s, error, way = time.monotonic(), reply.error, self.ways[plan.name]
+        if reply.outputs is not None:
+            with self.lock:
+                way.is_proved = True
+                if not is_golden:
+                    way.back_off.succeed()
+                self._note_times(plan, reply.times)
+                server_s = self._server_s(plan, reply)
+                self.estimate.note(now_s, dataclasses.replace(reply.exchange, server_s=server_s))
+                self.breaker.succeed()
+                self._epoch += 1
+            return
+        if reply.is_cut_off and is_late:
+            with self.lock:
+                if reply.exchange.elapsed_s > 0:  # the connection was open
+                    self.estimate.note_cut_off(reply.exchange)
+                if is_moving(reply):
+                    way.is_proved = True
+                    self.breaker.succeed()
+                self._epoch += 1
+            return
+        if isinstance(error, RequestError) and error.status == 404:
+            self.disprove(way)
+            return
+        if isinstance(error, NonFiniteError):  # it may be correct, so the other plans stay
+            with self.lock:
+                self._leave(way, str(error))
+            return
+        with self.lock:
+            self._note_times(plan, reply.times)
+        if isinstance(error, RequestError) and is_overload(error):
+            with self.lock:
+                pause_s = way.back_off.fail(self._chance.random()) if self.breaker.is_closed else 0.0
+            wait_s = max(error.retry_after_s or 1.0, pause_s)
+            self.fail(f"the server takes no requests now: {error}", at_least_s=wait_s)
+        else:
+            self.fail(f"the server failed: {error}", way)
+
+    def fail(self, cause: str, way: TailWay | None = None, at_least_s: float = 0.0) -> None:
+        """Leave the server until it has answered golden inputs: those of `way`, if that is to blame."""
+        with self.lock:
+            if way is not None:
+                self._leave(way, cause)
+            self.breaker.fail(time.monotonic(), show(cause), self._chance.random(), at_least_s)
+            self._epoch += 1
+
+    def _leave(self, way: TailWay, cause: str) -> None:
+        """Drop a plan that failed the application, for longer each time in a row; under `lock`.
+
+        Requests that fail together count once. If the device cannot run the model, there is no pause: each
+        request waits for the proof.
+        """
+        if way.is_proved:
+            pause_s = way.back_off.fail(self._chance.random())
+            if self.table.local is not None:
+                way.retry_s = time.monotonic() + pause_s
+        way.is_proved, way.left_for = False, show(cause)
+        self._epoch += 1
+
+    def disprove(self, way: TailWay) -> None:
+        """Drop a plan that the server does not compute, or that this device cannot send."""
+        with self.lock:
+            way.is_proved, way.left_for = False, ""
+            way.retry_s = time.monotonic() + _REFUSED_S
+            self._epoch += 1
+
+    def note_load(self, load: float | None) -> None:
+        """Note the load that the server stated; None changes nothing."""
+        if load is not None:
+            self._load, self._load_s = load, time.monotonic()
+
+    def _note_times(self, plan: OffloadPlan, times: ServerTimes) -> None:
+        self.note_load(times.load)
+        if time.monotonic() - self._replied_s >= _SAID_S:
+            self._compute.clear()
+        self._replied_s = time.monotonic()
+        self._wait_s = times.queue_s or 0.0
+        planned_s = plan.costs.server_s - plan.costs.server_request_s - plan.costs.decompress_s
+        if times.compute_s is not None and planned_s > _LEAST_RUN_S:
+            self._compute.append((times.compute_s, planned_s))
+
+    def _server_s(self, plan: OffloadPlan, reply: Reply) -> float:
+        times = reply.times
+        if times.compute_s is not None:
+            return times.compute_s + (times.queue_s or 0.0)
+        moving_s = self.estimate.rtt_s or 0.0  # this server may be faster than in the table
+        return min(plan.costs.server_s, max(0.0, reply.exchange.elapsed_s - moving_s))
+
+
+def show(text: str) -> str:
+    """Return a text with a server's words in a form for terminals, logs and files."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text[:_MOST_CAUSE])
+
+
+def is_moving(reply: Reply) -> bool:
+    """Return whether the link was only slow when this device aborted a request."""
+    return reply.is_cut_off and reply.exchange.upload_bytes > LEAST_MOVED_BYTES
+
+
+def _ratio(pairs: deque[tuple[float, float]]) -> float:
+    """Return the median ratio of the times of runs to their costs; 1 while nothing is known."""
+    ratios = [took_s / planned_s for took_s, planned_s in tuple(pairs) if planned_s > 0]
+    return min(max(statistics.median(ratios), 1e-2), 1e3) if ratios else 1.0
+
+
+def scale_plan(plan: OffloadPlan, rows: int) -> OffloadPlan:
+    """Return a plan with the costs of a request with `rows` rows."""
+    costs = plan.costs
+    scaled = dataclasses.replace(
+        costs,
+        device_s=(costs.device_s - costs.request_s) * rows + costs.request_s,
+        server_s=(costs.server_s - costs.server_request_s) * rows + costs.server_request_s,
+        upload_bytes=costs.upload_bytes * rows,
+        download_bytes=costs.download_bytes * rows,
+        plain_bytes=None if costs.plain_bytes is None else costs.plain_bytes * rows,
+        compress_s=costs.compress_s * rows,
+        decompress_s=costs.decompress_s * rows,
+        device_j=None if costs.device_j is None else costs.device_j * rows,
+    )
+    escalation = plan.escalation
+    if escalation is not None:  # one uncertain row sends all rows
+        escalation = dataclasses.replace(escalation, share=1 - (1 - escalation.share) ** rows)
+    return dataclasses.replace(plan, costs=scaled, escalation=escalation)

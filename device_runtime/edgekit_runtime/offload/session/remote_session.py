@@ -1,0 +1,431 @@
+"""A session that runs each request where it is answered soonest: here, on a server, or split between both.
+
+The caller gets only right answers. A local run replaces a reply that is late, wrong or missing. It begins
+when the reply is later than predicted; the first answer wins and the other is cancelled. No request waits
+until a server has proved itself on golden inputs, unless the device cannot run the model.
+
+`offload_state` chooses, `server_prober` proves, `offload_server` sends and receives.
+"""
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from edgekit_runtime.codecs.compression import has_zstd
+from edgekit_runtime.errors import BackendError, DataError, EdgekitError, RefusedInputError, UnavailableError
+from edgekit_runtime.offload.choose import PlanChoice
+from edgekit_runtime.offload.cut_table import CutTable, Escalation
+from edgekit_runtime.offload.latency_model import send_plain
+from edgekit_runtime.offload.offload_options import OffloadOptions
+from edgekit_runtime.offload.offload_server import OffloadServer, Pending, Reply, TailRequest
+from edgekit_runtime.offload.offload_status import Counts
+from edgekit_runtime.offload.probe_schedule import ReplyWait
+from edgekit_runtime.offload.session.offload_state import OffloadState, is_moving, show
+from edgekit_runtime.offload.session.server_prober import ServerProber
+from edgekit_runtime.offload.session.tail_way import TailWay
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.sessions.row_independence import has_free_rows
+from edgekit_runtime.sessions.session import Session, cancel_runs
+from edgekit_runtime.tensors import Array
+
+_LOOK_S: Final = 0.3  # between two checks of the connection, which cost microseconds
+_RETRY_S: Final = 1.0  # pause before another try of a server on which this device depends
+
+
+class _Hedge:
+    """A local run beside a late request.
+
+    Attributes:
+        session: session that runs it, if a reply can end it; else, and until it begins, None.
+        is_begun: whether the request is late, so that the local run begins or has begun.
+        is_ended: whether a reply has ended it.
+        took_s: its time; None until it is over.
+        is_waste: whether the server also answers, or would have; None until that is known.
+    """
+
+    __slots__ = ("is_begun", "is_ended", "is_waste", "session", "took_s")
+
+    def __init__(self) -> None:
+        self.session: Any = None
+        self.is_begun = self.is_ended = False
+        self.took_s: float | None = None
+        self.is_waste: bool | None = None
+
+
+class RemoteSession:
+    """A model of a package with a cut table, with a server.
+
+    Attributes:
+        inputs, outputs: inputs and outputs of the model.
+        local: the session that runs all of it here, or None if the device cannot; a self-test runs there.
+        state: the state of the link, the server and this device, and the plan that runs next.
+        is_concurrent: whether `run` may be called from several threads; true if the local engine allows it.
+
+    It never has fixed work (`fixed_work`), since a run may wait for a server.
+    """
+
+    def __init__(
+        self,
+        package: OpenedPackage,
+        table: CutTable,
+        options: OffloadOptions,
+        local: Session | None,
+        threads: int | None,
+        *,
+        token: str | None = None,
+    ) -> None:
+        """Begin locally, and prove the server in the background.
+
+        Args:
+            package: stays open until `close`, which closes it.
+            table: its cut table.
+            options: the server, and the options of the choice.
+            local: session of the whole model, owned from now on; None if no plan runs it here.
+            threads: threads of a head, or None.
+            token: token that the server requires, or None.
+
+        Raises:
+            CutError: a plan does not give all outputs of the model.
+        """
+        if not has_zstd():
+            table = dataclasses.replace(table, plans=tuple(map(send_plain, table.plans)))
+        source = package.manifest if local is None else local
+        self.inputs, self.outputs = source.inputs, source.outputs
+        self.local = local
+        self.is_concurrent: bool = local is None or getattr(local, "is_concurrent", False)
+        self._package, self._options = package, options
+        self._has_rows = has_free_rows(source)
+        ways = {plan.name: TailWay(plan, package, threads) for plan in table.plans if plan.tail}
+        self.state = OffloadState(table, ways, options)
+        self._server = OffloadServer(options.address, token)
+        self._is_open, self._looked_s = True, float("-inf")
+        self._prober = ServerProber(
+            self.state,
+            self._server,
+            package.manifest.name,
+            has_rows=self._has_rows,
+            timeout_s=options.timeout_s,
+        )
+
+    @property
+    def counts(self) -> Counts:
+        """How requests were answered."""
+        return self.state.counts
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return all outputs for one set of inputs, see `Session.run`.
+
+        Raises:
+            DataError: an array does not fit its spec.
+            RefusedInputError: the engine refused these inputs.
+            BackendError: the engine failed, or the server computes something else and this device cannot run
+                the model.
+            UnavailableError: the server does not answer, and this device cannot run the model.
+        """
+        if not self._is_open:
+            raise BackendError("backend 'offload': the session is closed")
+        state, rows = self.state, self._count_rows(inputs)
+        decision = self._choose_for(inputs, rows)
+        state.running += 1
+        try:
+            if decision.plan.tail is None:
+                state.counts.local += 1
+                with state.lock:
+                    state.hedges.earn(decision.predicted_s, decision.predicted_s)
+                return self._run_local(inputs, rows)
+            return self._run_split(decision, inputs, rows)
+        finally:
+            state.running -= 1
+            if time.monotonic() >= state.schedule.due_s or state.estimate.is_suspect:
+                state.wake.set()  # allows a probe between two requests
+
+    def decision(self, rows: int = 1) -> PlanChoice:
+        """Return the plan of the next request with `rows` rows, and why."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s > _LOOK_S:
+            self._looked_s, self.state.connect_s = now_s, self._server.find_connect_s()
+        return self.state.decision(rows)
+
+    def wait_for_probe(self, timeout_s: float) -> bool:
+        """Wait until the server has been probed for the first time; return whether it was."""
+        return self._prober.wait(timeout_s)
+
+    def interrupt(self) -> None:
+        """End all runs with an error, from any thread."""
+        self._server.interrupt()
+        for part in (self.local, *self.state.ways.values()):
+            if (interrupt := getattr(part, "interrupt", None)) is not None:
+                interrupt()
+
+    def cancel_runs(self) -> None:
+        """End the runs under way on this device with an error; waits for the server end by themselves."""
+        for part in (self.local, *self.state.ways.values()):
+            cancel_runs(part)
+
+    def close(self) -> None:
+        """Free the model and the connections; a second call does nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._prober.stop()
+        self._server.close()
+        self._prober.close()
+        for way in self.state.ways.values():
+            way.close()
+        if self.local is not None:
+            self.local.close()
+        self._package.close()
+
+    def _choose_for(self, inputs: Mapping[str, Array], rows: int) -> PlanChoice:
+        """Return the choice for these inputs: not the usual plan if its head would change them.
+
+        Raises:
+            DataError: they do not fit the model, or no plan of this package can carry them.
+        """
+        decision = self.decision(rows)
+        if decision.plan.tail is None:
+            return decision
+        self._check_inputs(inputs)
+        if self.state.ways[decision.plan.name].carries(inputs):
+            return decision
+        names = [name for name, way in self.state.ways.items() if way.carries(inputs)]
+        other = self.state.decision_among(names, rows)
+        if other is None:
+            raise DataError(
+                f"plan '{decision.plan.name}' cannot carry these inputs: they are not finite, or beyond the"
+                " values of its samples, and no other plan runs on this device; plan it with more samples"
+            )
+        self.counts.uncoded += 1
+        return other
+
+    def _count_rows(self, inputs: Mapping[str, Array]) -> int:
+        """Return the rows of a request; 1 if that does not matter, or if the inputs are wrong."""
+        first = next(iter(inputs.values()), None) if self._has_rows else None
+        shape = getattr(first, "shape", ())
+        return max(1, shape[0]) if shape else 1
+
+    def _run_local(
+        self, inputs: Mapping[str, Array], rows: int, hedge: _Hedge | None = None
+    ) -> dict[str, Array]:
+        local: Session | None = self.local if hedge is None else hedge.session or self.local
+        if local is None:
+            raise BackendError("backend 'offload': this package has no plan that runs on this device alone")
+        began_s = time.monotonic()
+        try:
+            outputs = local.run(inputs)
+        except BackendError as cause:
+            if not isinstance(cause, RefusedInputError) and (hedge is None or not hedge.is_ended):
+                self.state.note_local_failure()
+            raise
+        self.state.note_local(time.monotonic() - began_s, rows)
+        return outputs
+
+    def _run_split(self, decision: PlanChoice, inputs: Mapping[str, Array], rows: int) -> dict[str, Array]:
+        way, began_s = self.state.ways[decision.plan.name], time.monotonic()
+        try:
+            made = way.run_head(inputs)
+            if decision.plan.escalation is not None and _is_sure(made, decision.plan.escalation):
+                self.counts.local += 1
+                return {spec.name: made[spec.name] for spec in self.outputs}
+            if self.local is None and not way.is_proved:
+                return self._run_split(self._wait_for_proof(inputs, rows), inputs, rows)
+            sent = way.encode(inputs, made)
+            head_s = time.monotonic() - began_s
+            compression, fields = decision.plan.compression, self._server.fields
+            request = way.prepare(sent, self.outputs, compression=compression, fields=fields)
+        except EdgekitError as cause:
+            return self._run_instead(way, cause, inputs, rows)
+        self.state.note_head(decision.plan, head_s)
+        reply = self._fetch(decision, request, inputs, rows, began_s=began_s)
+        try:
+            outputs = {**made, **way.decode(reply)}
+        except EdgekitError as cause:
+            return self._run_instead(way, cause, inputs, rows)
+        return {spec.name: outputs[spec.name] for spec in self.outputs}
+
+    def _run_instead(
+        self, way: TailWay, cause: EdgekitError, inputs: Mapping[str, Array], rows: int
+    ) -> dict[str, Array]:
+        """Return the outputs of a local run after a part of a plan failed on this device."""
+        if self.local is None:
+            raise cause
+        outputs = self._run_local(inputs, rows)  # fails too if the inputs are to blame
+        if not isinstance(cause, RefusedInputError):
+            self.state.disprove(way)
+        return outputs
+
+    def _wait_for_proof(self, inputs: Mapping[str, Array], rows: int) -> PlanChoice:
+        """Return the choice for these inputs, with a plan that the server has proved.
+
+        Raises:
+            BackendError: the server computes something else.
+            UnavailableError: it has proved none of the plans that carry these inputs.
+        """
+        state, until_s = self.state, time.monotonic() + self._options.timeout_s
+        for _ in state.ways:
+            self._prober.prove_now(max(0.0, until_s - time.monotonic()))
+            decision = self._choose_for(inputs, rows)
+            if state.ways[decision.plan.name].is_proved:
+                return decision
+        mismatches = [way.mismatch for way in state.ways.values()]
+        if all(mismatches):
+            raise BackendError(f"backend 'offload': {self._server}: {show(mismatches[0])}")
+        raise self._cannot_run(decision.cause)
+
+    def _cannot_run(self, cause: str) -> UnavailableError:
+        """Return the error of a request that only the server could answer."""
+        text = f"this device cannot run the model without {self._server}: {show(cause)}"
+        return UnavailableError(f"backend 'offload': {text}", _RETRY_S)
+
+    def _check_inputs(self, inputs: Mapping[str, Array]) -> None:
+        """Check names, dtypes and shapes.
+
+        Raises:
+            DataError: they do not fit.
+        """
+        if inputs.keys() != {spec.name for spec in self.inputs}:
+            names = [spec.name for spec in self.inputs]
+            raise DataError(f"got inputs {sorted(inputs)}, expected {sorted(names)}")
+        for spec in self.inputs:
+            spec.check(inputs[spec.name])
+
+    def _fetch(
+        self,
+        decision: PlanChoice,
+        request: TailRequest,
+        inputs: Mapping[str, Array],
+        rows: int,
+        *,
+        began_s: float,
+    ) -> dict[str, Array]:
+        """Return the outputs of the tail, or the whole model's from a local run."""
+        state, hedge, sent_s = self.state, _Hedge(), time.monotonic()
+        local_s, expected_s = state.local_s(rows), state.reply_s(decision)
+        state.sent_bytes += request.size_bytes
+
+        def finish(pending: Pending, reply: Reply) -> None:
+            if reply.outputs is not None:
+                with state.lock:
+                    state.hedges.note_reply(time.monotonic() - sent_s, expected_s)
+            self._settle(hedge, is_waste=reply.outputs is not None or is_moving(reply))
+            state.note_reply(decision.plan, reply, is_late=hedge.is_begun)
+            # Publish before the look at the local run: a run that begins meanwhile then finds the reply.
+            pending.publish(reply)
+            if reply.outputs is not None and hedge.session is not None:
+                hedge.is_ended = True
+                hedge.session.interrupt()
+
+        timeout_s = self._options.timeout_s
+        if self.local is None or decision.is_forced:
+            pending = self._server.send(request, timeout_s, finish)
+            is_there = pending.done.wait(timeout_s)
+            if self.local is None and not is_there:
+                pending.abort()
+                raise self._cannot_run(f"no answer within {timeout_s:g} s")
+        else:
+            patience_s = max(1.0, 4 * (expected_s + local_s))  # only a hedge ends the request sooner
+            pending = self._server.send(request, patience_s, finish)
+            is_there = _await_reply(pending, self._plan_wait(decision, request, rows, sent_s - began_s))
+        if not is_there:
+            return self._hedge(pending, decision.plan.name, inputs, rows, hedge)
+        if self.local is None or (pending.reply is not None and pending.reply.outputs is not None):
+            return self._take(pending, decision.plan.name)
+        self.counts.failed += 1
+        return self._run_local(inputs, rows)
+
+    def _plan_wait(self, decision: PlanChoice, request: TailRequest, rows: int, spent_s: float) -> ReplyWait:
+        """Return how long to wait for a reply."""
+        return ReplyWait(
+            self.state.allow_s(decision, rows, spent_s),
+            self.state.local_s(rows),
+            self.state.after_upload_s(decision),
+            request.size_bytes,
+            link=decision.conditions.link,
+        )
+
+    def _hedge(
+        self, pending: Pending, plan: str, inputs: Mapping[str, Array], rows: int, hedge: _Hedge
+    ) -> dict[str, Array]:
+        """Run locally beside a late request, and return whichever answers first."""
+        self.counts.hedged += 1
+        hedge.is_begun = True
+        share = getattr(self.local, "share", None)
+        hedge.session = None if share is None else share()
+        self._prober.late = pending
+        try:
+            if not _has_outputs(pending):
+                began_s = time.monotonic()
+                try:
+                    outputs = self._run_local(inputs, rows, hedge)
+                finally:
+                    self._settle(hedge, took_s=time.monotonic() - began_s)
+                if not pending.done.is_set():
+                    if not self.state.estimate.is_claimed:
+                        self.state.fail("the reply was late", self.state.ways[plan])
+                    if not pending.is_sent:
+                        pending.abort()  # the rest would only delay the next request
+                return outputs
+        except BackendError:
+            pending.done.wait(self._options.timeout_s)
+            if not _has_outputs(pending):
+                raise
+        return self._take(pending, plan)
+
+    def _settle(self, hedge: _Hedge, *, took_s: float | None = None, is_waste: bool | None = None) -> None:
+        """Charge a local run once its time and the request's outcome are known, in either order.
+
+        A local run that replaces a server that is silent or fails is no waste, and costs no credit: the
+            breaker
+        opens, so there are few.
+        """
+        with self.state.lock:
+            hedge.took_s = took_s if hedge.took_s is None else hedge.took_s
+            hedge.is_waste = is_waste if hedge.is_waste is None else hedge.is_waste
+            if hedge.is_waste and hedge.took_s is not None:
+                self.state.hedges.spend(hedge.took_s)
+                self.state.reconsider()
+
+    def _take(self, pending: Pending, plan: str) -> dict[str, Array]:
+        """Return the outputs of a reply.
+
+        Raises:
+            BackendError: the reply has none.
+            UnavailableError: the reply has none, and the model cannot run here.
+        """
+        reply = pending.reply
+        if reply is not None and reply.outputs is not None:
+            self.state.count_remote(plan)
+            return reply.outputs
+        error = None if reply is None else reply.error
+        if self.local is None:
+            raise self._cannot_run(str(error)) from error
+        raise BackendError(
+            f"backend 'offload': the server {self._server} failed: {show(str(error))}"
+        ) from error
+
+
+def _await_reply(pending: Pending, wait: ReplyWait) -> bool:
+    """Return whether the reply comes before it is time for a local run."""
+    began_s, more_s = time.monotonic(), wait.look_s
+    while not pending.done.wait(more_s):
+        found_s = wait.more_s(time.monotonic() - began_s, pending.sent_bytes)
+        if found_s is None:
+            return False
+        more_s = found_s
+    return True
+
+
+def _has_outputs(pending: Pending) -> bool:
+    """Return whether the server has answered correctly."""
+    return pending.done.is_set() and pending.reply is not None and pending.reply.outputs is not None
+
+
+def _is_sure(outputs: Mapping[str, Array], escalation: Escalation) -> bool:
+    """Return whether in every row the best class is far enough above the second."""
+    scores = outputs[escalation.output]
+    if scores.shape[-1] < 2:
+        return True
+    ordered = scores.copy()
+    ordered.partition(scores.shape[-1] - 2, axis=-1)
+    return bool((ordered[..., -1] - ordered[..., -2] >= escalation.least_margin).all())

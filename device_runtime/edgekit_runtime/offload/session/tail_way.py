@@ -1,0 +1,239 @@
+"""One plan that needs the server, ready to run: its head here, and the request for its tail."""
+
+import math
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from edgekit_runtime.codecs.media import MediaCodec, encode_media
+from edgekit_runtime.errors import BackendError, CutError, DataError, RefusedInputError
+from edgekit_runtime.offload.cut_table import Compression, InputCodes, OffloadPlan
+from edgekit_runtime.offload.offload_server import TailRequest, make_tail_request
+from edgekit_runtime.offload.probe_schedule import BackOff
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.sessions.selftest import GoldenCase, read_golden
+from edgekit_runtime.sessions.session import Session, cancel_runs, open_choice
+from edgekit_runtime.tensors import Array, TensorSpec
+
+_GRID_VALUES: Final = 4096  # values of a channel checked against a fine grid; the range is checked for all
+_COARSE_STEPS: Final = 96  # fewer in the range: 64 steps of the samples, and a quarter of that on each side
+_GRID_TOLERANCE: Final = 0.05  # share of a step: error of a preprocessing's roundings in float32
+
+
+class TailWay:
+    """A plan that needs the server, ready to run.
+
+    Attributes:
+        plan: the plan, without compression if this device or the server cannot do it.
+        is_proved: whether the server has answered its golden inputs correctly.
+        mismatch: description of the server's wrong answer to them, or empty.
+        retry_s: when to ask for the tail again, after a server did not have it or failed.
+        left_for: fault of the application's last request with this plan, or empty.
+        back_off: row of the application's failed requests; only a reply to one of them ends it.
+
+    Raises:
+        CutError: head and tail do not give all outputs of the model.
+    """
+
+    def __init__(self, plan: OffloadPlan, package: OpenedPackage, threads: int | None) -> None:
+        self.plan, self._package, self._threads = plan, package, threads
+        self.is_proved, self.mismatch, self.retry_s = False, "", -math.inf
+        self.left_for, self.back_off = "", BackOff()
+        self._head: Session | None = None
+        self._decoder: Session | None = None
+        self._is_open = True
+        self._lock = threading.Lock()
+        shown = package
+        for submodel in package.manifest.submodels:
+            view = package.select_submodel(submodel.name)
+            if view.manifest.name == plan.tail:
+                shown = view
+        self.inputs = shown.manifest.inputs
+        self.outputs = shown.manifest.outputs
+        self._shown = shown
+        self._codecs = {name: MediaCodec.parse(codec) for name, codec in plan.media.items()}
+        self._check_outputs()
+
+    def carries(self, inputs: Mapping[str, Array]) -> bool:
+        """Return whether head and server compute the whole model's outputs for these inputs.
+
+        The head changes values that its codes cannot hold. No reply with NaN is used, so NaN is not sent
+        either.
+        """
+        return all(map(_is_finite, inputs.values())) and all(
+            _fits(inputs[name], codes) for name, codes in self.plan.codes.items()
+        )
+
+    def open_head(self) -> Session | None:
+        """Return the loaded head; None if the inputs are sent as they are."""
+        with self._lock:
+            if not self._is_open:
+                raise BackendError("backend 'offload': the session is closed")
+            # The decoder first: a head that is open says that the decoder is open too.
+            if self._decoder is None and self.plan.decoder is not None:
+                self._decoder = self._open(self.plan.decoder)
+            if self._head is None and self.plan.head is not None:
+                self._head = self._open(self.plan.head)
+            return self._head
+
+    def _open(self, name: str) -> Session:
+        view = self._package.select_submodel(name)
+        return open_choice(view, view.manifest.backend, self._threads)
+
+    def run_head(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the outputs of the head; empty if the inputs are sent as they are."""
+        head = self._head or self.open_head()
+        return {} if head is None else head.run({spec.name: inputs[spec.name] for spec in head.inputs})
+
+    def decode(self, outputs: dict[str, Array]) -> dict[str, Array]:
+        """Return the outputs of a reply with those that it holds as codes; a local run has none."""
+        decoder = self._decoder
+        if decoder is None or any(spec.name not in outputs for spec in decoder.inputs):
+            return outputs
+        return {**outputs, **decoder.run({spec.name: outputs[spec.name] for spec in decoder.inputs})}
+
+    def encode(self, inputs: Mapping[str, Array], made: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the inputs of the tail, media as files.
+
+        Args:
+            inputs: inputs of the model.
+            made: outputs of the head.
+
+        Raises:
+            DataError: one of its inputs is missing, or media has several rows.
+            RefusedInputError: the head made NaN or infinity of these inputs.
+        """
+        sent = {}
+        for spec in self.inputs:
+            array = made[spec.name] if spec.name in made else inputs.get(spec.name)
+            if array is None:
+                raise DataError(f"plan '{self.plan.name}': nothing makes '{spec.name}', which its tail takes")
+            if not _is_finite(array):
+                raise RefusedInputError(
+                    f"plan '{self.plan.name}': '{spec.name}' is not finite, so it is not sent"
+                )
+            codec = self._codecs.get(spec.name)
+            sent[spec.name] = array if codec is None else _encode(codec, array)
+        return sent
+
+    def prepare(
+        self,
+        sent: Mapping[str, Array],
+        outputs: tuple[TensorSpec, ...],
+        *,
+        compression: Compression,
+        fields: str,
+    ) -> TailRequest:
+        """Return the request of the tail.
+
+        Args:
+            sent: inputs of the tail.
+            outputs: the outputs of the model.
+            compression: compression of the body.
+            fields: header lines for the server.
+
+        Raises:
+            DataError: an array does not fit its spec.
+        """
+        for spec in self.inputs:
+            spec.check(sent[spec.name])
+        expected = _bind(outputs if self._shown is self._package else self.outputs, self.inputs, sent)
+        return make_tail_request(self.plan.tail or "", sent, expected, compression, fields)
+
+    def read_golden(self) -> GoldenCase:
+        """Return the golden case of the tail: its first row, which one request carries.
+
+        A service has tested its package with all rows; here the row shows that it serves this package.
+        """
+        return replace(read_golden(self._shown), rows=())
+
+    def prepare_golden(self, golden: GoldenCase, fields: str) -> TailRequest:
+        """Return the request that proves the server."""
+        expected = _bind(self.outputs, self.inputs, golden.inputs)
+        return make_tail_request(self.plan.tail or "", golden.inputs, expected, self.plan.compression, fields)
+
+    def interrupt(self) -> None:
+        """End the runs of head and decoder."""
+        for part in (self._head, self._decoder):
+            if (interrupt := getattr(part, "interrupt", None)) is not None:
+                interrupt()
+
+    def cancel_runs(self) -> None:
+        """End the runs of head and decoder under way with an error."""
+        cancel_runs(self._head)
+        cancel_runs(self._decoder)
+
+    def close(self) -> None:
+        """Close head and decoder; they are not opened again."""
+        with self._lock:
+            self._is_open = False
+            for part in (self._head, self._decoder):
+                if part is not None:
+                    part.close()
+
+    def _check_outputs(self) -> None:
+        manifest, plan = self._package.manifest, self.plan
+        parts = {one.name: {spec.name for spec in one.outputs} for one in manifest.submodels}
+        made = parts.get(plan.head or "", set()) | parts.get(plan.decoder or "", set())
+        if plan.escalation is None:
+            made = made | {spec.name for spec in self.outputs}
+        needed = {spec.name for spec in manifest.outputs}
+        if plan.escalation is not None:
+            needed.add(plan.escalation.output)
+        if missing := sorted(needed - made):
+            raise CutError(f"plan '{plan.name}' does not give {', '.join(missing)}; plan the model again")
+
+
+def _is_finite(array: Array) -> bool:
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
+
+
+def _fits(array: Array, codes: InputCodes) -> bool:
+    """Return whether values lie within the range of their codes, and on the grid if samples did.
+
+    A fine grid is checked for some values of each channel, spread over it, which takes a tenth of the time: a
+    value between two codes is off by at most half a step, and in other data most values are off. Half a step
+    of a coarse grid is a large error, so all values are checked against that.
+    """
+    channels = [array] if len(codes.step) == 1 else list(np.moveaxis(array, codes.axis, 0))
+    if len(channels) != len(codes.step) or not array.size:
+        return not array.size
+    for values, low, high, step in zip(channels, codes.lowest, codes.highest, codes.step, strict=True):
+        beyond = step * (0.5 if codes.is_grid else 1.0)  # error that rounding may cause anyway
+        if not (float(values.min()) >= low - beyond and float(values.max()) <= high + beyond):  # or NaN
+            return False
+        if codes.is_grid:
+            is_coarse = high - low < _COARSE_STEPS * step
+            stride = 1 if is_coarse else max(1, values.size // _GRID_VALUES) | 1  # odd: meets all columns
+            places = (values.reshape(-1)[::stride].astype(np.float64) - low) / step
+            if float(np.abs(places - np.rint(places)).max()) > _GRID_TOLERANCE:
+                return False
+    return True
+
+
+def _encode(codec: MediaCodec, array: Array) -> Array:
+    if array.ndim > codec.rank:
+        if len(array) != 1:
+            raise DataError(f"{codec.name} takes one row a request, got {len(array)}")
+        array = array[0]
+    return np.frombuffer(encode_media(codec, array), np.uint8)
+
+
+def _bind(
+    outputs: tuple[TensorSpec, ...], inputs: tuple[TensorSpec, ...], sent: Mapping[str, Array]
+) -> tuple[TensorSpec, ...]:
+    """Return outputs with the sizes that their named dimensions have in the sent tensors."""
+    sizes: dict[str, int] = {}
+    for spec in inputs:
+        for name, size in zip(spec.shape, sent[spec.name].shape, strict=False):
+            if isinstance(name, str):
+                sizes.setdefault(name, size)
+    return tuple(
+        TensorSpec(
+            spec.name, spec.dtype, tuple(sizes.get(d, d) if isinstance(d, str) else d for d in spec.shape)
+        )
+        for spec in outputs
+    )

@@ -1,0 +1,156 @@
+"""Inputs that the codes of a plan cannot carry go another way: photographs that are none, and spikes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.offload.session.planned_package import Array, make_model, make_pictures, offloading, write_planned
+
+from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series
+from edgekit_offload.partition.coding import Lattice
+from edgekit_runtime.errors import DataError, RefusedInputError
+from edgekit_runtime.offload.cut_table import OffloadPlan, PlanCosts
+from edgekit_runtime.offload.session.tail_way import TailWay
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.trust.trust_store import TrustStore
+
+PICTURES = make_pictures(4, seed=3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("codes")
+    write_planned(made)
+    write_planned(made, is_whole=False)
+    return made
+
+
+def find_package(folder: Path, kind: str) -> Path:
+    (package,) = (folder / kind).glob("*.edgepkg")
+    return package
+
+
+def off_the_grid(image: Array) -> Array:
+    """Return a picture whose values lie between the codes of 8 bits, as resizing leaves them."""
+    return (image + np.roll(image, 1, axis=-1) * np.float32(0.5)) / np.float32(1.5)
+
+
+@pytest.mark.parametrize("plan", ["uint8", "jpeg"])
+def test_picture_that_is_none_of_8_bits_is_not_rounded(folder: Path, tmp_path: Path, plan: str) -> None:
+    image = PICTURES[:1]
+    whole = OrtSession(make_model(), OrtOptions(threads=1))
+    with offloading(folder, find_package(folder, "planned"), plan, tmp_path) as session:
+        session.run({"image": image})
+        assert session.counts.remote == 1
+        for other in (off_the_grid(image), image + 2, image * np.float32("nan")):
+            found, expected = (one.run({"image": other})["logits"] for one in (session, whole))
+            np.testing.assert_array_equal(found, expected)
+        assert session.counts.remote == 1
+
+
+@pytest.mark.parametrize("plan", ["raw", "cut3-int8", "cut5"])
+def test_what_is_not_finite_is_computed_here_and_nobody_is_blamed(
+    folder: Path, tmp_path: Path, plan: str
+) -> None:
+    dead, infinite = PICTURES[:1].copy(), PICTURES[:1] * np.float32("inf")
+    dead[0, 0, 0, 0] = np.nan
+    overflowing = [] if plan == "raw" else [PICTURES[:1] * np.float32(3e38)]  # in the head
+    whole = OrtSession(make_model(), OrtOptions(threads=1))
+    with offloading(folder, find_package(folder, "planned"), plan, tmp_path) as session:
+        for image in (dead, infinite, *overflowing):
+            found, expected = (one.run({"image": image})["logits"] for one in (session, whole))
+            np.testing.assert_array_equal(found, expected)
+            assert session.decision().plan.name == plan
+        assert session.counts.failed == 0
+
+
+def test_device_that_cannot_run_the_model_refuses_what_is_not_finite(folder: Path, tmp_path: Path) -> None:
+    with offloading(folder, find_package(folder, "split-only"), "cut3-int8", tmp_path) as session:
+        with pytest.raises(DataError, match="not finite"):
+            session.run({"image": PICTURES[:1] * np.float32("nan")})
+        with pytest.raises(RefusedInputError, match="not finite"):
+            session.run({"image": PICTURES[:1] * np.float32(3e38)})
+        session.run({"image": PICTURES[:1]})
+        assert session.counts.remote == 1
+
+
+def test_device_that_cannot_run_the_model_sends_such_a_picture_by_another_plan(
+    folder: Path, tmp_path: Path
+) -> None:
+    other = off_the_grid(PICTURES[:1])
+    expected = OrtSession(make_model(), OrtOptions(threads=1)).run({"image": other})["logits"]
+    with offloading(folder, find_package(folder, "split-only"), "uint8", tmp_path) as session:
+        found = session.run({"image": other})["logits"]
+        np.testing.assert_allclose(
+            found, expected, rtol=0, atol=0.02 * np.ptp(expected)
+        )  # by 8 bits at worst
+        for way in session.state.ways.values():
+            way.carries = lambda _: False  # type: ignore[method-assign]
+        with pytest.raises(DataError, match="no other plan"):
+            session.run({"image": other})
+
+
+def carries(folder: Path, lattice: Lattice, x: Array) -> bool:
+    """Return whether a plan of the device with these codes takes an input."""
+    (path,) = (folder / "planned").glob("*.edgepkg")
+    with read_package(path, TrustStore.from_folder(folder / "keys")) as package:
+        plan = OffloadPlan("raw", PlanCosts(0.0), tail="pictures", codes={"image": lattice.codes})
+        return TailWay(plan, package, 1).carries({"image": x})
+
+
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_every_picture_behind_the_same_preprocessing_is_taken(folder: Path, *, channels_first: bool) -> None:
+    pixels = np.random.default_rng(4).integers(0, 256, (24, 20, 24, 3)).astype(np.float32)
+    mean, std = (np.float32(one) for one in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    x = (pixels / np.float32(255) - mean) / std
+    x = np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if channels_first else x
+    lattice = find_bytes(x[:1])
+    assert lattice is not None
+    assert all(carries(folder, lattice, one[None]) for one in x)
+    for wrong in (x[:1] + np.float32(0.004), x[:1] * np.float32(1.2), x[:1] - 3):
+        assert not carries(folder, lattice, wrong)
+
+
+def test_sound_is_rounded_and_series_are_where_their_samples_were(folder: Path) -> None:
+    generator = np.random.default_rng(5)
+    sound = generator.uniform(-1, 1, (1, 4000)).astype(np.float32)
+    sound[0, 0] = 1.0  # a step beyond the codes
+    assert carries(folder, SOUND, sound)
+    assert not carries(folder, SOUND, sound * np.float32(1.01))
+    steps = generator.integers(-9, 10, (5, 3, 64)).cumsum(2).astype(np.float32)
+    lattice = find_series(steps)
+    assert carries(folder, lattice, steps + 30)  # a quarter of their span
+    assert not carries(folder, lattice, steps + 60)
+    assert not carries(folder, lattice, steps + np.float32(0.3))
+
+
+@pytest.mark.parametrize("find", [find_bytes, find_series])
+@pytest.mark.parametrize("steps", [1, 3, 40])
+def test_coarse_grid_is_checked_for_every_value_and_little_beyond_the_samples(
+    folder: Path, find: Callable[[Array], Lattice | None], steps: int
+) -> None:
+    """A mask of 0 and 1: half a step is half of its range, so that no value may lie between the codes."""
+    generator = np.random.default_rng(6)
+    masks = generator.integers(0, steps + 1, (8, 3, 200, 300)).astype(np.float32)
+    lattice = find(masks if find is find_bytes else masks.reshape(8, 3, -1))
+    assert lattice is not None
+    assert carries(folder, lattice, masks[:1])
+    for place in generator.integers(0, masks[0].size, 6):
+        for wrong in (0.5, steps * 1.25 + 1, -steps * 0.25 - 1):
+            x = masks[:1].copy()
+            x.reshape(-1)[place] = wrong
+            assert not carries(folder, lattice, x)
+
+
+def test_dark_channel_of_the_samples_says_nothing_of_bright_values_there(folder: Path) -> None:
+    steps = (np.float32([1, 1.37, 1]) / 255).reshape(3, 1, 1)  # so that each channel has its grid
+    most = np.array([255, 255, 100]).reshape(3, 1, 1)
+    x = np.random.default_rng(7).integers(0, most + 1, (8, 3, 64, 64)).astype(np.float32) * steps
+    lattice = find_bytes(x)
+    assert lattice is not None
+    for channel, code, is_carried in [(0, 255, True), (1, 255, True), (2, 120, True), (2, 130, False)]:
+        image = x[:1].copy()
+        image[0, channel, 3, 5] = np.float32(code) * steps[channel, 0, 0]
+        assert carries(folder, lattice, image) == is_carried
