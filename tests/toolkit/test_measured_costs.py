@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from edgekit_hil.evidence import evidence_file
 from tests.hil.evidence_parts import EVIDENCE
 from tests.toolkit.package_run import edgekit, mlp, package, saved
 
-from edgekit_hil.evidence import evidence_file
 from edgekit_host.evidence import (
     Evidence,
     Figure,
