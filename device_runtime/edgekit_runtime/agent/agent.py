@@ -132,16 +132,14 @@ class DocumentLink(Protocol):
     reconnect_s: float
 
     @property
-    def problem(self) -> LinkProblem | None: ...  # noqa: D102
+    def problem(self) -> LinkProblem | None: ...
     @property
-    def is_connected(self) -> bool: ...  # noqa: D102  # see `MqttLink`
+    def is_connected(self) -> bool: ...  # see `MqttLink`
 
-    def start(self) -> None: ...  # noqa: D102
-    def stop(self) -> None: ...  # noqa: D102
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
 
-    def put(  # noqa: D102
-        self, kind: Kind, payload: bytes, *, key: str = "", is_retained: bool = False
-    ) -> None: ...
+    def put(self, kind: Kind, payload: bytes, *, key: str = "", is_retained: bool = False) -> None: ...
 
 
 class Agent:

@@ -59,16 +59,16 @@ class Model(Protocol):
     has_fixed_sizes: bool
 
     @property
-    def content(self) -> bytes: ...  # noqa: D102  # see the class
+    def content(self) -> bytes: ...  # see the class
 
     @property
-    def size_bytes(self) -> int: ...  # noqa: D102  # see the class
+    def size_bytes(self) -> int: ...  # see the class
 
     @property
-    def options(self) -> Mapping[str, JsonValue]: ...  # noqa: D102  # see the class
+    def options(self) -> Mapping[str, JsonValue]: ...  # see the class
 
     @property
-    def size(self) -> ModelSize: ...  # noqa: D102  # see the class
+    def size(self) -> ModelSize: ...  # see the class
 
     def stored_tensors(self) -> Iterator[StoredTensor]:
         """Yield the constants, without those inside control flow."""

@@ -44,16 +44,16 @@ class Quantizer(Protocol):
     """
 
     @property
-    def model(self) -> Model: ...  # noqa: D102  # see the class
+    def model(self) -> Model: ...  # see the class
 
     @property
-    def threads(self) -> int: ...  # noqa: D102  # see the class
+    def threads(self) -> int: ...  # see the class
 
     @property
-    def scheme(self) -> Scheme: ...  # noqa: D102  # see the class
+    def scheme(self) -> Scheme: ...  # see the class
 
     @property
-    def labels(self) -> Mapping[str, str]: ...  # noqa: D102  # see the class
+    def labels(self) -> Mapping[str, str]: ...  # see the class
 
     def source_form(self) -> tuple[str, Model]:
         """Return the name of the source form, and the model to package in its own precision."""
