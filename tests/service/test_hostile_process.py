@@ -123,10 +123,12 @@ def test_model_that_hangs_does_not_keep_the_service_from_stopping(
     with service.connect() as client:
         client.sendall(infer_bytes(X))
         time.sleep(0.2)
-        began_s = time.monotonic()
-        threading.Timer(15, gate.open).start()
+        opening = threading.Timer(60, gate.open)
+        opening.start()
         service.stop()
-        assert time.monotonic() - began_s < 8
+        assert opening.is_alive()  # stopped while the model hung
+        opening.cancel()
+        gate.open()
 
 
 def test_only_package_that_is_none_ends_the_service_with_a_reason(folder: Path) -> None:

@@ -68,11 +68,11 @@ def test_name_server_that_does_not_answer_counts(monkeypatch: pytest.MonkeyPatch
 
 def test_all_addresses_of_a_name_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with silent_place() as place:
-        name_places(monkeypatch, *[place] * 8)
+        name_places(monkeypatch, *[place] * 200)
         begin_s = time.monotonic()
         with pytest.raises(TransportError, match="timed out"):
             open_connection(Address.parse("https://edge-box:8443"), 0.5)
-        assert time.monotonic() - begin_s < 3  # eight times as long, if each had all of it
+        assert time.monotonic() - begin_s < 60  # 100 s, if each had all of it
 
 
 def test_address_behind_one_that_is_silent_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
