@@ -13,7 +13,16 @@ settings.register_profile("edgekit", deadline=None, suppress_health_check=[Healt
 settings.load_profile("edgekit")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files of few tests: they have the long ones, and none of them is left for the end."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of the long run."""
+    parser.addoption("--long", action="store_true", help="run also what CONTRIBUTING lists as the long run")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long run to its option, and begin with the files of few tests: they have the longest ones."""
+    if not config.getoption("--long"):
+        long = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
     counts = Counter(item.path for item in items)
     items.sort(key=lambda item: counts[item.path])
