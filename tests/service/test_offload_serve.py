@@ -18,6 +18,7 @@ from tests.service.service_parts import post_bytes
 from tests.service.tail_parts import FEATURES, scale_part, write_split
 from tests.waiting import bounded, wait_for
 
+import edgekit_cli
 import edgekit_offload
 import edgekit_runtime
 import edgekit_toolkit
@@ -32,7 +33,7 @@ def free_port() -> int:
 
 
 def start(folder: Path, *arguments: object, descriptors: int | None = None) -> "subprocess.Popen[str]":
-    modules = (edgekit_runtime, edgekit_toolkit, edgekit_offload)
+    modules = (edgekit_runtime, edgekit_cli, edgekit_toolkit, edgekit_offload)
     sources = [Path(module.__file__ or "").parents[1] for module in modules]
     environment = {
         **os.environ,
