@@ -18,7 +18,8 @@ from tests.service.test_offload_serve import free_port, serving
 from tests.waiting import wait_for
 
 from edgekit_cli.cli import cli
-from edgekit_cli.offload import plan_package, plan_request
+from edgekit_cli.offload import plan_request
+from edgekit_offload.packaging import plan_package
 from edgekit_offload.planning import planner, realise
 from edgekit_offload.profiling import machine as machines
 from edgekit_offload.profiling.machine import Machine, RunnableGraph

@@ -12,10 +12,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from edgekit_cli import lazy_commands
 from edgekit_cli.cli import COMMANDS, cli, main
 from edgekit_runtime import __version__, errors
 from edgekit_runtime.errors import EdgekitError, RequestError, SignatureError
-from edgekit_toolkit import lazy_commands
 
 EDGEKIT = [sys.executable, "-m", "edgekit_cli"]
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from edgekit_hil.evidence import evidence_file
 from tests.hil.evidence_parts import EVIDENCE
 from tests.toolkit.package_run import edgekit, mlp, package, saved
 
+from edgekit_host import evidence as evidence_files
 from edgekit_host.evidence import (
     Evidence,
     Figure,
@@ -167,7 +167,7 @@ def test_target_with_several_power_modes_has_no_use_for_times() -> None:
 def test_newest_times_count_whether_committed_or_of_the_user(
     newest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evidence_file, "list_committed", lambda: tmp_path / "committed")
+    monkeypatch.setattr(evidence_files, "list_committed", lambda: tmp_path / "committed")
     later = "2026-11-25T10:00:00+00:00"
     dates = {"committed": MEASURED.date, "own": MEASURED.date, newest: later}
     committed, own = (dataclasses.replace(MEASURED, date=dates[of], bench=of) for of in ("committed", "own"))
