@@ -18,6 +18,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run also what CONTRIBUTING lists as the long run")
 
 
+@pytest.fixture
+def is_long(pytestconfig: pytest.Config) -> bool:
+    """Whether this is the long run."""
+    return bool(pytestconfig.getoption("--long"))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the long run to its option, and begin with the files of few tests: they have the longest ones."""
     if not config.getoption("--long"):

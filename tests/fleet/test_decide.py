@@ -148,10 +148,11 @@ def test_clean_release_reaches_every_device(devices: int) -> None:
         assert run.exposed == devices or is_alone
 
 
-def test_log_of_a_rollout_gives_the_same_decisions() -> None:
+def test_log_of_a_rollout_gives_the_same_decisions(is_long: bool) -> None:
     """Through the JSON of the audit log, and with clean, bad and half-bad models in fleets of seven sizes."""
     models = [CLEAN, *BAD_MODELS.values(), Model(crash_share=0.02), Model(agreement=0.952)]
-    for seed in range(2 * 7 * len(models)):  # each model twice in a fleet of each size
+    rounds = 14 if is_long else 3  # of a fleet of another size each, from 20 to 80 devices
+    for seed in range(rounds * len(models)):
         run = simulate(seed, 20 + 10 * (seed % 7), models[seed % len(models)])
         written = [(at, json.dumps(entry_to_plain(entry))) for at, entry in run.log]
         progress, differences = replay((at, entry_from_plain(json.loads(text))) for at, text in written)

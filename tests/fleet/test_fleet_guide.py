@@ -24,7 +24,7 @@ from tests.waiting import allow, wait_for
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 
 pytest.importorskip("onnxruntime")
-pytestmark = pytest.mark.usefixtures("mosquitto")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("mosquitto")]
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs" / "guide" / "fleet.md"

@@ -313,12 +313,19 @@ def test_run_on_a_real_device_profiles_it_once_and_keeps_the_times(board: SshBoa
 @pytest.mark.parametrize(
     "change",
     [
-        {"seconds": dict.fromkeys(make_calibration_networks(), Figure(1e-6, "s", "estimated", "profile"))},
-        {"networks": "other"},
-        {"engine": "onnxruntime 0.1"},
-        {"device": "another board"},
+        pytest.param(
+            {
+                "seconds": dict.fromkeys(
+                    make_calibration_networks(), Figure(1e-6, "s", "estimated", "profile")
+                )
+            },
+            id="of an emulated device",
+            marks=pytest.mark.long,
+        ),
+        pytest.param({"networks": "other"}, id="of other networks", marks=pytest.mark.long),
+        pytest.param({"engine": "onnxruntime 0.1"}, id="with another engine", marks=pytest.mark.long),
+        pytest.param({"device": "another board"}, id="of another board"),
     ],
-    ids=["of an emulated device", "of other networks", "with another engine", "of another board"],
 )
 def test_profile_that_does_not_hold_for_the_device_is_measured_again(
     board: SshBoard, folder: Path, change: dict[str, Any]

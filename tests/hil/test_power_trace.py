@@ -13,6 +13,8 @@ from yaml import safe_dump, safe_load
 
 from edgekit_host.evidence import read_evidence
 
+pytestmark = pytest.mark.long
+
 
 def test_power_over_an_update_is_recorded_and_plotted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

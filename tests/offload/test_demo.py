@@ -301,6 +301,7 @@ def test_demo_carries_no_way_that_the_plan_does_not_offer() -> None:
     assert [way.name for way in choose_ways(replace(plain, ways=ways))] == ["local", "jpeg:90", "cut5-int4"]
 
 
+@pytest.mark.long
 def test_demo_as_a_user_starts_it_answers_right_and_explains_itself(tmp_path: Path) -> None:
     page = tmp_path / "demo.html"
     command = ["offload", "demo", "--proxy", "--seconds", "20", "--no-browser", "--json", "-o", str(page)]

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 RUN = "import sys; from edgekit_cli.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
-pytestmark = pytest.mark.usefixtures("home")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("home")]
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,12 @@
 """The story in a browser, second half: an approval, a cut network, a pause, and the way back by name."""
 
+import pytest
 from tests.chromium import browser  # noqa: F401  # a fixture
 from tests.fleet.conftest import mosquitto  # noqa: F401  # a fixture
 from tests.fleet.console.story_site import find_name, operator, order_of  # noqa: F401  # a fixture
 from tests.waiting import wait_for
+
+pytestmark = pytest.mark.long
 
 CUT = slice(-8, None)
 
