@@ -12,7 +12,13 @@ from typing import Any, Final
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _PACKAGE: Final = Path("device_runtime/edgekit_runtime")
-_FOR_APPLICATIONS: Final = ("client/", "sessions/__init__.py", "sessions/session.py", "errors.py")
+_FOR_APPLICATIONS: Final = (
+    "client/",
+    "sessions/__init__.py",
+    "sessions/session.py",
+    "sessions/backends.py",
+    "errors.py",
+)
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DOCUMENTED: Final = (ast.Module, ast.ClassDef, *_FUNCTIONS)
 

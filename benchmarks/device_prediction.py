@@ -33,7 +33,7 @@ from edgekit_toolkit.evaluation.judge import find_memory
 from edgekit_toolkit.measurement.calibration_models import make_calibration_models
 from edgekit_toolkit.measurement.device_profile import HOST_S
 from edgekit_toolkit.measurement.host_run import measure_host_runs
-from edgekit_toolkit.models.model import Engine, Model
+from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.samples.generated import generate_feeds
 from edgekit_toolkit.targets.loader import load_target
 from memory_estimate import Case, load, write
@@ -55,7 +55,7 @@ def find_models(folders: Sequence[Path], only: Sequence[str]) -> list[Case]:
 
 
 def predict_latencies(
-    models: Mapping[str, Model], engine: Engine, shares: Sequence[float], seconds: float
+    models: Mapping[str, Model], engine: str, shares: Sequence[float], seconds: float
 ) -> Iterator[dict[str, Any]]:
     """Print a table for each share; yields its rows."""
     networks = make_calibration_models(engine)

@@ -26,9 +26,9 @@ import onnx
 
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.package.archive import read_package, read_unverified_manifest
+from edgekit_runtime.sessions.backends import open_session
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.sessions.selftest import run_selftest
-from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.trust.dsse import KnownDigest
 
 

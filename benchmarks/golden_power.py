@@ -33,13 +33,13 @@ from edgekit_runtime.sessions.selftest import read_golden, run_selftest
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.packaging.assemble import Assembled, assemble, describe_artifacts
 from edgekit_toolkit.packaging.recipe import Recipe
 from edgekit_toolkit.packaging.signing_keys import StatementSigner, load_signer
 from edgekit_toolkit.pipeline.candidates import find_candidates
 from edgekit_toolkit.pipeline.prepare import prepare
 from edgekit_toolkit.pipeline.request import Phases, Request
-from edgekit_toolkit.quantize.backends import KINDS, open_quantizer
 from edgekit_toolkit.samples.split import feeds_only
 from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.targets.loader import load_target
@@ -134,14 +134,14 @@ def packages(source: Source, backend: str) -> Iterator[tuple[str, Assembled]]:
         backend=backend,
     )
     prepared = prepare(request, Phases(lambda *_: None))
-    quantizer = open_quantizer(
-        prepared.floats, backend, target, threads=1, dims=prepared.dims, feeds=prepared.feeds
+    quantizer = find_support(backend).open_quantizer(
+        prepared.floats, target, threads=1, dims=prepared.dims, feeds=prepared.feeds
     )
     made = find_candidates(
         quantizer,
         lambda: feeds_only(prepared.samples.calibration),
         per_channel=True,
-        kinds=KINDS[backend],
+        kinds=find_support(backend).kinds,
         dims=prepared.dims,
         limit_s=SEARCH_S,
         progress=lambda *_: None,

@@ -22,7 +22,8 @@ from edgekit_runtime.offload.offload_status import Counts
 from edgekit_runtime.offload.session import remote_session
 from edgekit_runtime.offload.session.offload_state import OffloadState
 from edgekit_runtime.offload.session.remote_session import RemoteSession
-from edgekit_runtime.sessions.session import Session, open_session
+from edgekit_runtime.sessions.backends import open_session
+from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.system.processor_speed import SpeedGate, begin_anywhere
 from edgekit_runtime.tensors import Array

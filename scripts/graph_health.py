@@ -82,6 +82,9 @@ MOST_FILLERS = {  # shares of a package's variables and parameters
     "edgekit_hil": 1.0,
 }
 
+ENGINE_RECORDS = "edgekit_runtime.engines"
+"""Where the records of engines are: only they know an engine by its name."""
+
 
 def read_modules(checkout: Path) -> dict[str, ast.Module]:
     """Return the syntax tree of each of our modules by its dotted name."""
@@ -189,6 +192,41 @@ def find_fillers(modules: dict[str, ast.Module]) -> tuple[dict[str, float], list
     return shares, faults
 
 
+def find_engine_cases(modules: dict[str, ast.Module]) -> list[str]:
+    """Return a line for each comparison with an engine's name, and each table by such names."""
+    records = {name: tree for name, tree in modules.items() if name.startswith(ENGINE_RECORDS)}
+    engines = {
+        keyword.value.value
+        for tree in records.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and any(keyword.arg == "file_format" for keyword in node.keywords)
+        for keyword in node.keywords
+        if keyword.arg == "name" and isinstance(keyword.value, ast.Constant)
+    }
+    faults = []
+    for module, tree in sorted(modules.items()):
+        for node in ast.walk(tree):
+            cases: list[ast.expr | None] = []
+            if isinstance(node, ast.Compare):
+                cases = [node.left, *node.comparators]
+            elif isinstance(node, ast.Dict):
+                cases = list(node.keys)
+            elif isinstance(node, ast.MatchValue):
+                cases = [node.value]
+            names = {
+                part.value
+                for case in cases
+                if isinstance(case, ast.Constant | ast.Tuple | ast.Set | ast.List)
+                for part in ast.walk(case)
+                if isinstance(part, ast.Constant)
+            }
+            faults += [
+                f"{module}:{node.lineno} has a case for engine '{name}'; ask its record in {ENGINE_RECORDS}"
+                for name in sorted(names & engines, key=str)
+            ]
+    return faults
+
+
 def _names(tree: ast.Module) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -228,6 +266,7 @@ def main(checkout: Path) -> int:
         "rings": [f"{module} is in a ring of {len(ring)}" for ring in rings for module in ring],
         "classes": find_duplicate_classes(modules),
         "names": find_banned_names(modules),
+        "engines": find_engine_cases(modules),
     }
     shares, faults["fillers"] = find_fillers(modules)
     print(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_host.evidence import Evidence, read_folders
+from edgekit_runtime.system.engines import list_registered
 from edgekit_toolkit.targets.loader import list_targets
 from edgekit_toolkit.targets.spec import Target
 
@@ -22,7 +23,7 @@ BEGIN: Final = "<!-- written by scripts/support_table.py -->\n"
 END: Final = "<!-- end -->\n"
 _GOLDEN: Final = "test_package_installs_and_matches_golden_outputs["  # its last parameter is the engine
 _KINDS: Final = ("real", "emulated", "simulated")
-_ENGINES: Final = {"ort": "onnxruntime", "litert": "LiteRT", "tensorrt": "TensorRT"}
+_ENGINES: Final = {engine.name: engine.title for engine in list_registered() if engine.file_format}
 
 
 def make_table(targets: Sequence[Target], seen: Sequence[Evidence]) -> str:

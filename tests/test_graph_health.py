@@ -38,6 +38,27 @@ def test_sound_graph_passes_with_one_line(checkout: Path) -> None:
     assert "highest fan-out edgekit_toolkit.room.high (1)" in printed
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'def pick(name): return name == "swift"\n',
+        'def pick(name): return name in ("other", "swift")\n',
+        'TITLES = {"swift": "Swift"}\n',
+        'def pick(name):\n    match name:\n        case "swift":\n            return 1\n',
+    ],
+)
+def test_case_for_an_engine_outside_its_record_fails(checkout: Path, text: str) -> None:
+    records = checkout / "device_runtime" / "edgekit_runtime" / "engines"
+    records.mkdir(parents=True)
+    (records / "swift.py").write_text('SWIFT = Engine(name="swift", file_format="onnx")\n')
+    write(checkout, "low.py", 'SWIFT = "swift"\n')
+    assert check(checkout)[0] == 0
+    write(checkout, "low.py", text)
+    code, printed = check(checkout)
+    assert code == 1
+    assert "has a case for engine 'swift'" in printed
+
+
 def test_ring_through_typing_and_function_imports_fails(checkout: Path) -> None:
     write(
         checkout,

@@ -136,7 +136,7 @@ def test_wheel_holds_the_code_at_its_lines_and_the_first_line_of_docstrings_of_m
         for path in (ROOT / "device_runtime").rglob("*.py"):
             packed = archive.read(path.relative_to(ROOT / "device_runtime").as_posix()).decode()
             assert read_code(packed) == read_code(path.read_text()), path
-        for module in ("client/client", "sessions/session", "errors"):
+        for module in ("client/client", "sessions/session", "sessions/backends", "errors"):
             content = (ROOT / f"device_runtime/edgekit_runtime/{module}.py").read_bytes()
             assert archive.read(f"edgekit_runtime/{module}.py") == content
 

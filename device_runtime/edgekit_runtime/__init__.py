@@ -10,6 +10,8 @@ environment says otherwise.
 import os
 from typing import TYPE_CHECKING, Any
 
+from edgekit_runtime import engines  # noqa: F401  # registers them; it imports none
+
 if TYPE_CHECKING:
     from edgekit_runtime.client import Client
     from edgekit_runtime.sessions import open_session

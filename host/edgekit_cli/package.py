@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekit_cli.number_range import NumberRange
+from edgekit_runtime.system.engines import list_registered
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _MAX_BATCH = 2**31 - 1
 _MAX_VARIANTS = 9  # the default, and what edgekit_runtime.package.variants allows beside it
-_BACKENDS = ("auto", "ort", "litert", "tensorrt")
+_BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.file_format))
 
 
 @click.command("package")
@@ -33,7 +34,7 @@ _BACKENDS = ("auto", "ort", "litert", "tensorrt")
 @click.option(
     "--backend", type=click.Choice(_BACKENDS),
     help="Engine that the package is for; auto packages for each that runs here and keeps the fastest. "
-    "[default: tensorrt or litert where the target prefers them, else auto]",
+    "[default: auto, or the engine that the target prefers: on a GPU, or litert]",
 )  # fmt: skip
 @click.option(
     "--variants", type=click.IntRange(1, _MAX_VARIANTS), default=1, show_default=True, metavar="N",

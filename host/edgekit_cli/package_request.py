@@ -12,6 +12,8 @@ from typing import Any
 import click
 
 from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.system.engines import find_engine
+from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.importers.file_kind import is_tflite
 from edgekit_toolkit.packaging.attachments import read_labels, read_preprocessing
 from edgekit_toolkit.packaging.next_version import FIRST_VERSION
@@ -81,28 +83,31 @@ def _class_folders(options: Mapping[str, Any]) -> tuple[str, ...]:
     return find_class_names(path for path in paths if path is not None)
 
 
-def _backend(asked: str | None, target: Target, model: Path) -> str:
+def _backend(requested: str | None, target: Target, model: Path) -> str:
     """Return the requested engine, or the one that the target prefers among those packaged for here."""
-    known = [name for name in (target.backend.default, target.backend.fallback) if name is not None]
-    if asked is not None and asked not in {*known, "auto"}:
+    engines = target.backend.names
+    if requested is not None and requested not in {*engines, "auto"}:
         raise click.BadParameter(
-            f"{target.name} runs {' and '.join(known)}, not {asked}", param_hint="--backend"
+            f"{target.name} runs {' and '.join(engines)}, not {requested}", param_hint="--backend"
         )
     if is_tflite(model):
-        if "litert" not in known or asked == "ort":
+        readers = [name for name in engines if find_engine(name).file_format == "tflite"]
+        if not readers or requested not in (None, "auto", *readers):
             raise click.BadParameter(
                 f"{model.name} is a .tflite model, which LiteRT runs alone; {target.name} runs"
-                f" {' and '.join(known)}. Give the model as ONNX.", param_hint="--backend",
-            )  # fmt: skip
-        return "litert"
-    if asked == "auto" and "tensorrt" in known:
-        return "tensorrt"  # its tournament runs on the device: edgekit-device tournament
-    if asked is not None or "tensorrt" in known:
-        return asked or "tensorrt"
+                f" {' and '.join(engines)}. Give the model as ONNX.",
+                param_hint="--backend",
+            )
+        return readers[0]
+    on_gpu = [name for name in engines if find_engine(name).on_gpu]
+    if on_gpu and requested in (None, "auto"):
+        return on_gpu[0]  # its tournament runs on the device: edgekit-device tournament
+    if requested is not None:
+        return requested
     here = engines_here(target)
-    if len(here) > 1 and target.backend.default == "ort":
+    if len(here) > 1 and find_support(engines[0]).competes:
         return "auto"
-    return known[0] if known[0] in here or "ort" not in known else "ort"
+    return next((name for name in engines if name in here), engines[0])
 
 
 def command_line(ctx: click.Context) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgekit_host.evidence import MeasuredPower
     from edgekit_offload.profiling.machine import RunnableGraph
     from edgekit_runtime.offload.measurement.job import Measured
-    from edgekit_runtime.offload.measurement.machine_facts import MachineFacts, MeasuredEngine
+    from edgekit_runtime.offload.measurement.machine_facts import MachineFacts
     from edgekit_toolkit.costs.device_transfer import FittedRatios
     from edgekit_toolkit.measurement.host_run import HostRuns
     from edgekit_toolkit.targets.spec import DeviceTimes, Target
@@ -80,7 +80,7 @@ def command(
     from edgekit_cli.progress import ProgressBar
     from edgekit_host.terminal import open_console, print_line
     from edgekit_runtime.offload.measurement.machine_facts import describe_engine
-    from edgekit_toolkit.measurement.device_profile import parse_engine
+    from edgekit_runtime.system.engines import parse_engine
     from edgekit_toolkit.targets.loader import find_user_targets
 
     device, target = find_device(on), _find_target(on, base, name)
@@ -94,7 +94,7 @@ def command(
     else:
         console = open_console()
         _show(console, target.name if output is None else str(output), path, found)
-        if found.machine.engine != (here := describe_engine(parse_engine(found.machine.engine))):
+        if found.machine.engine != (here := describe_engine(parse_engine(found.machine.engine).name)):
             there = f"the device runs {found.machine.engine}, this machine {here}"
             print_line(
                 console, ("Note:", "yellow"), f"{there}; kernels of two releases may differ.", indent=0
@@ -175,7 +175,6 @@ def measure_profile(
     from edgekit_toolkit.targets.writer import write_target
 
     engine = target.backend.default
-    assert engine != "tensorrt"  # noqa: S101  # see `_check`
     networks = make_calibration_models(engine)
     graphs = [RunnableGraph(network.content) for network in networks.values()]
     has_modes = len(target.power.modes) > 1
@@ -206,7 +205,7 @@ def measure_profile(
 def _measure(
     device: MeteredMachine,
     graphs: list[RunnableGraph],
-    engine: MeasuredEngine,
+    engine: str,
     seconds: float,
     show: Callable[..., None],
     *,
@@ -264,10 +263,12 @@ def _find_target(on: str, base: str | None, name: str | None) -> Target:
 def _check(target: Target, path: Path, *, is_forced: bool) -> None:
     """Refuse a profile that could not be used, before anything is measured."""
     from edgekit_runtime.errors import OutputError, TargetError
+    from edgekit_runtime.system.engines import find_engine
 
-    if target.backend.default == "tensorrt":
+    if target.backend.on_gpu:
+        title = find_engine(target.backend.default).title
         raise TargetError(
-            f"{target.name}: expected a target that prefers onnxruntime or LiteRT, got TensorRT, whose"
+            f"{target.name}: expected a target that prefers an engine on the processor, got {title}, whose"
             " latency is modelled by coefficients; measure packages on the device: edgekit-device tournament"
         )
     if path.exists() and not is_forced:

@@ -130,9 +130,10 @@ def _describe_costs(target: Target) -> str:
     active = target.power.mode(target.power.default_mode).active
     energy = f"Energy is that times {active.value:g} W ({active.status})."
     if (times := target.device_times) is not None:
-        from edgekit_toolkit.measurement.device_profile import is_current, parse_engine
+        from edgekit_runtime.system.engines import parse_engine
+        from edgekit_toolkit.measurement.device_profile import is_current
 
-        if parse_engine(times.engine) != target.backend.default or not is_current(times):
+        if parse_engine(times.engine).name != target.backend.default or not is_current(times):
             return (
                 f"Latency is modelled by the coefficients below: the profile, of {times.engine}, is of other"
                 " networks than those of this release, or of another engine than the target prefers; measure"

@@ -1,18 +1,18 @@
 """The packages that a device gets: names, versions and hashes of `requirements/device*.txt`."""
 
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from packaging.requirements import Requirement
 
 from edgekit_runtime.errors import ProvisioningError
+from edgekit_runtime.system.engines import find_engine, list_registered
 
-Engine: TypeAlias = Literal["ort", "litert"]
+PINNED_ENGINES: Final = tuple(engine.name for engine in list_registered() if engine.pinned_list)
+"""The engines that a device installs with pip."""
 
-_FILES: Final[dict[Engine, str]] = {"ort": "device.txt", "litert": "device-litert.txt"}
 
-
-def read_pinned(engine: Engine, machine: str, python: str) -> list[str]:
+def read_pinned(engine: str, machine: str, python: str) -> list[str]:
     """Return the packages of an engine, each with its hashes and without conditions.
 
     Conditions are resolved here, since pip would resolve them for the machine that it runs on.
@@ -47,14 +47,16 @@ def read_pinned(engine: Engine, machine: str, python: str) -> list[str]:
     return chosen
 
 
-def find_list(engine: Engine) -> Path:
+def find_list(engine: str) -> Path:
     """Return the list of an engine's packages, from this installation or the checkout.
 
     Raises:
         ProvisioningError: it is missing.
     """
-    here = Path(__file__).parent
-    for folder in (here / "requirements", here.parents[2] / "requirements"):
-        if (folder / _FILES[engine]).is_file():
-            return folder / _FILES[engine]
-    raise ProvisioningError(f"the list of packages {_FILES[engine]} is missing; install edgekit again")
+    here, name = Path(__file__).parent, find_engine(engine).pinned_list
+    if not name:
+        raise ProvisioningError(f"no list pins the packages of {find_engine(engine).title}")
+    for folder in (here / "requirements", here.parents[1] / "requirements"):
+        if (folder / name).is_file():
+            return folder / name
+    raise ProvisioningError(f"the list of packages {name} is missing; install edgekit again")

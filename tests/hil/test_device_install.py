@@ -69,7 +69,6 @@ def own_packages(monkeypatch, tmp_path, compiled_pip):
     monkeypatch.setattr(
         wheelhouse.Wheelhouse, "download", lambda self: self.folder.mkdir(parents=True, exist_ok=True)
     )
-    monkeypatch.setattr(installing, "MODULES", {"ort": "onnxruntime"})
     monkeypatch.setattr(wheelhouse, "_pack_pip", lambda: compiled_pip)
     change_runtime(monkeypatch, {})
 

@@ -18,9 +18,9 @@ from edgekit_runtime.package.archive import OpenedPackage, read_package
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.serving.memory_estimate import model_bytes
+from edgekit_runtime.sessions.backends import open_session
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.selftest import read_golden, run_selftest
-from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer

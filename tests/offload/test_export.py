@@ -45,7 +45,7 @@ from edgekit_runtime.client.link import Address
 from edgekit_runtime.errors import ConfigError, CutError, EdgekitError
 from edgekit_runtime.offload.offload_server import OffloadServer, make_tail_request
 from edgekit_runtime.offload.session.remote_session import RemoteSession
-from edgekit_runtime.sessions.session import open_session
+from edgekit_runtime.sessions.backends import open_session
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_runtime.trust.trust_store import TrustStore
 

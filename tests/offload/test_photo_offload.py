@@ -24,7 +24,7 @@ from edgekit_offload.profiling.machine import Machine
 from edgekit_runtime.offload.cut_table import LOCAL, CutTable, OffloadPlan, PlanCosts
 from edgekit_runtime.offload.offload_options import OffloadOptions, write_offload_options
 from edgekit_runtime.offload.session.remote_session import RemoteSession
-from edgekit_runtime.sessions.session import open_session
+from edgekit_runtime.sessions.backends import open_session
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit_runtime.autotune import contest_child
-from edgekit_runtime.sessions import session
+from edgekit_runtime.engines.litert import LITERT
+from edgekit_runtime.sessions import register
 
 
 def open_litert(package: Any, choice: Any, threads: int | None) -> Any:
@@ -21,6 +22,5 @@ def open_litert(package: Any, choice: Any, threads: int | None) -> Any:
 if __name__ == "__main__":
     if os.environ["ROGUE"] != "stay":
         contest_child._OPENING_S = 4.0  # type: ignore[misc]
-    rogue = replace(session.BUILT_IN["litert"], module="tests.runtime.rogue_contest")
-    session.BUILT_IN = {**session.BUILT_IN, "litert": rogue}  # type: ignore[misc]
+    register(replace(LITERT, open=open_litert))
     sys.exit(contest_child.run())

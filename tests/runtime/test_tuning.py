@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from edgekit_runtime.cli import main
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.archive import read_package, write_package
 from edgekit_runtime.package.manifest import BackendChoice
-from edgekit_runtime.sessions import open_session, session
+from edgekit_runtime.sessions import open_session, register
 from edgekit_runtime.sessions.latency import Latency
 from edgekit_runtime.sessions.local_results import Tuned, apply_tuned, keep_tuned, recall_tuned
+from edgekit_runtime.system.engines import find_engine
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.signing_keys import find_keys_folder, load_signer
 
@@ -233,25 +235,23 @@ def test_odd_seconds_are_a_usage_error(seconds: str) -> None:
 
 
 def test_a_kept_result_changes_the_options_that_a_session_is_opened_with(
-    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Path],
 ) -> None:
     path = make(BackendChoice("absent", "model.onnx", {}, ORT))
     opened: list[Mapping[str, Any]] = []
-    real = session._find_backend
+    engine = find_engine(ORT.name)
 
-    def find(name: str) -> Any:
-        backend = real(name)
+    def open_and_record(package: Any, choice: BackendChoice, threads: int | None) -> Any:
+        opened.append(choice.options)
+        return engine.open(package, choice, threads)
 
-        def open_backend(package: Any, choice: BackendChoice, threads: int | None) -> Any:
-            opened.append(choice.options)
-            return backend(package, choice, threads)
-
-        return open_backend
-
-    monkeypatch.setattr(session, "_find_backend", find)
-    with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
-        keep_tuned(package.manifest, ORT, Tuned("latency", {"arena": False}))
-        open_session(package).close()
+    register(replace(engine, open=open_and_record))
+    try:
+        with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
+            keep_tuned(package.manifest, ORT, Tuned("latency", {"arena": False}))
+            open_session(package).close()
+    finally:
+        register(engine)
     assert opened == [{"threads": 1, "arena": False}]
 
 

@@ -39,7 +39,7 @@ from edgekit_runtime.service.models.version_policy import VersionPolicy
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.serving import loader
 from edgekit_runtime.service.workers import restart_policy, worker_handle
-from edgekit_runtime.sessions.session import open_session
+from edgekit_runtime.sessions.backends import open_session
 from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, Slots
 from edgekit_runtime.trust.trust_store import TrustStore
 

@@ -18,8 +18,8 @@ from edgekit_runtime.errors import RequestError
 from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan, PlanCosts, read_cut_table
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.sessions.backends import open_session
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer

@@ -52,7 +52,7 @@ def test_a_machine_or_target_that_does_not_exist_is_refused_before_anything_is_m
 
 
 def test_a_target_of_another_engine_is_refused_before_anything_is_measured(home: Path) -> None:
-    with pytest.raises(TargetError, match="prefers onnxruntime or LiteRT, got TensorRT"):
+    with pytest.raises(TargetError, match="an engine on the processor, got TensorRT"):
         invoke("--on", "local", "--target", "jetson")
     assert not home.exists()
 

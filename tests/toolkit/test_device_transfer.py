@@ -30,7 +30,6 @@ from edgekit_toolkit.measurement.calibration_networks import (
     make_calibration_networks,
 )
 from edgekit_toolkit.measurement.host_run import HostRuns, measure_host_runs, read_kernels
-from edgekit_toolkit.models.model import Engine
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.samples.generated import generate_feeds
@@ -272,7 +271,7 @@ def make_profiled(base: str = "rpi5", networks: str | None = None) -> Target:
     )
 
 
-def predict(target: Target, engine: Engine = "ort") -> Modelled:
+def predict(target: Target, engine: str = "ort") -> Modelled:
     model = make_calibration_models(engine)["conv-small-int8"]
     (feeds,) = generate_feeds(model.specs()[0], 1, 0)
     (found,) = model_on_target([model], target, {}, feeds)
@@ -280,7 +279,7 @@ def predict(target: Target, engine: Engine = "ort") -> Modelled:
 
 
 @pytest.mark.parametrize(("base", "engine"), [("rpi5", "ort"), ("android-arm64", "litert")])
-def test_times_of_a_device_predict_latency_on_it(base: str, engine: Engine) -> None:
+def test_times_of_a_device_predict_latency_on_it(base: str, engine: str) -> None:
     found = predict(make_profiled(base), engine)
     assert (found.source, found.latency_label) == ("a profile, 2026-11-23", "calibrated")
 

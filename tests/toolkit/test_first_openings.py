@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.toolkit.fake_onnxruntime import write_aborting_onnxruntime
 from tests.toolkit.package_run import edgekit, package
 
+import edgekit_cli
 import edgekit_toolkit
 from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.measurement.peak_memory import trivial_model
@@ -177,7 +178,7 @@ def test_package_over_which_the_engine_aborts_here_fails_verify_and_run_in_a_sen
         assert (outcome.code, "by SIGABRT" in outcome.stderr) == (9, True)
 
 
-SESSIONS = {"InferenceSession", "LiteRtSession", "OrtSession", "create_session"}
+SESSIONS = {"InferenceSession", "LiteRtSession", "OrtSession", "create_session", "open_model"}
 GUARDS = {"check_opening", "open_litert", "open_ort"}
 
 
@@ -198,7 +199,8 @@ def find_unguarded(path: Path) -> list[str]:
 
 
 def test_every_session_of_the_toolkit_is_opened_in_a_child_first() -> None:
-    modules = sorted(Path(edgekit_toolkit.__file__).parent.rglob("*.py"))
+    folders = [Path(part.__file__).parent for part in (edgekit_cli, edgekit_toolkit)]
+    modules = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
     outside_children = [path for path in modules if not path.name.endswith("child.py")]
     unguarded = [line for path in outside_children for line in find_unguarded(path)]
     # A network of ours, and a graph that the engine has just opened and written.

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
-from edgekit_toolkit.evaluation.metrics import Metric, SetMetric, find_metric
+from edgekit_toolkit.evaluation.metrics import METRICS, Metric, SetMetric, find_metric
 
 SCORES = np.array([[0.1, 0.7, 0.2], [0.5, 0.3, 0.2], [0.2, 0.3, 0.5], [0.4, 0.3, 0.3]], np.float32)
 
@@ -655,3 +655,19 @@ def test_raw_scores_over_time_name_the_metric_that_may_be_meant() -> None:
     assert isinstance(metric, Metric)
     assert metric.name == "similarity"
     assert "give --metric sequence" in str(metric.note)
+
+
+def test_further_metric_is_one_record_that_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Metric(
+        name="first_value",
+        title="equal first values",
+        score=lambda outputs, reference, _labels: (outputs["y"][:, 0] == reference["y"][:, 0]).astype(float),
+        outputs="matrices",
+        suits=lambda probes: probes.stacked["y"].ndim == 2,
+    )
+    monkeypatch.setitem(METRICS, row.name, row)
+    changed = SCORES.copy()
+    changed[1, 0] = 7
+    assert scored("first_value", changed, SCORES) == [1, 0, 1, 1]
+    with pytest.raises(DataError, match="needs matrices"):
+        scored("first_value", MAPS)

@@ -21,13 +21,13 @@ from onnx.backend.test.case.node import collect_testcases
 
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.index import opset
 from edgekit_toolkit.onnx_graph.specs import free_dims
 from edgekit_toolkit.passes.optimiser import optimise
 from edgekit_toolkit.passes.parity import Tolerance, compare
-from edgekit_toolkit.quantize.backends import open_quantizer
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.scheme import SCHEMES
@@ -140,7 +140,7 @@ def check(model: onnx.ModelProto, folder: Path) -> None:
     for kind in OnnxQuantizer.labels:
         OnnxQuantizer(whole, SCHEMES["asymmetric"], threads=1).build(Form(kind))
     target = load_target("x86-64")
-    open_quantizer(OnnxModel(whole), "litert", target, threads=1, dims=sizes, feeds=feeds)
+    find_support("litert").open_quantizer(OnnxModel(whole), target, threads=1, dims=sizes, feeds=feeds)
 
 
 def refusal(model: onnx.ModelProto, folder: Path) -> str | None:

@@ -1,12 +1,14 @@
 """Ranges without rare extremes: histograms, percentiles and least squared error."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from tests.toolkit.small_models import model_of, node, random_weight
 
-from edgekit_toolkit.pipeline.candidates import find_candidates
+from edgekit_toolkit.pipeline import candidates
 from edgekit_toolkit.quantize import forms
-from edgekit_toolkit.quantize.clipping import least_error_range, percentile_range
+from edgekit_toolkit.quantize.clipping import RANGE_METHODS, RangeMethod, least_error_range, percentile_range
 from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.ranges import HISTOGRAM_BINS, Histogram, count_values
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC
@@ -35,14 +37,14 @@ def test_constant_activation_has_no_histogram() -> None:
 
 def test_percentile_range_leaves_out_one_value_in_ten_thousand() -> None:
     values = np.linspace(0, 1, 100_000)
-    low, high = percentile_range(histogram_of(values))
+    low, high = percentile_range(histogram_of(values), symmetric=False)
     assert low == pytest.approx(0.00005, abs=1 / HISTOGRAM_BINS)
     assert high == pytest.approx(0.99995, abs=1 / HISTOGRAM_BINS)
 
 
 def test_percentile_range_of_many_equal_values_holds_them() -> None:
     values = np.concatenate([np.zeros(99_990), np.linspace(0, 8, 10)])
-    low, high = percentile_range(histogram_of(values))
+    low, high = percentile_range(histogram_of(values), symmetric=False)
     assert low == 0
     assert 0 < high < 8
 
@@ -81,7 +83,9 @@ def test_range_of_positive_values_starts_no_higher_than_they_do() -> None:
     assert high == pytest.approx(6)
 
 
-def test_search_takes_clipped_ranges_where_an_outlier_stretches_the_others() -> None:
+@pytest.fixture
+def list_labels() -> Callable[[float], list[str]]:
+    """The labels of a search with a limit in seconds; one activation of its model has an outlier."""
     rng = np.random.default_rng(4)
     weights = {"w": random_weight(rng, 16, 8, 1, 1), "v": random_weight(rng, 8, 16, 1, 1)}
     nodes = [
@@ -93,12 +97,31 @@ def test_search_takes_clipped_ranges_where_an_outlier_stretches_the_others() -> 
     samples = [{"x": rng.normal(size=(1, 8, 16, 16)).astype(np.float32)} for _ in range(20)]
     samples[19]["x"][0, 3, 5, 5] = 400.0  # behind the samples that noise is measured on
 
-    def labels(limit_s: float) -> list[str]:
-        found = find_candidates(
-            OnnxQuantizer(model, ASYMMETRIC, threads=1), lambda: iter(samples), per_channel=True,
-            kinds=frozenset({forms.STATIC_INT8}), limit_s=limit_s, dims={}, progress=lambda *_: None,
-        )  # fmt: skip
-        return [one.label for one in found.candidates]
+    def search(limit_s: float) -> list[str]:
+        found = candidates.find_candidates(
+            OnnxQuantizer(model, ASYMMETRIC, threads=1),
+            lambda: iter(samples),
+            per_channel=True,
+            kinds=frozenset({forms.STATIC_INT8}),
+            limit_s=limit_s,
+            dims={},
+            progress=lambda *_: None,
+        )
+        return [candidate.label for candidate in found.candidates]
 
-    assert any("ranges" in label for label in labels(60))
-    assert not any("ranges" in label for label in labels(0))
+    return search
+
+
+def test_search_takes_clipped_ranges_where_an_outlier_stretches_the_others(
+    list_labels: Callable[[float], list[str]],
+) -> None:
+    assert any("ranges" in label for label in list_labels(60))
+    assert not any("ranges" in label for label in list_labels(0))
+
+
+def test_further_range_method_is_one_record_and_makes_candidates_of_its_own(
+    list_labels: Callable[[float], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    further = RangeMethod("further ranges", percentile_range)
+    monkeypatch.setattr(candidates, "RANGE_METHODS", (further, *RANGE_METHODS[1:]))
+    assert any("further ranges" in label for label in list_labels(60))

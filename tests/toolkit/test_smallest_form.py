@@ -7,8 +7,8 @@ import pytest
 from onnx import helper
 from tests.toolkit.package_run import listing, model_of, package, saved, tensor
 
+from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.models.onnx import OnnxModel
-from edgekit_toolkit.quantize.backends import open_quantizer
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.smallest_form import find_least_bytes
 from edgekit_toolkit.targets.loader import load_target
@@ -35,8 +35,8 @@ def test_smallest_form_of_a_model_is_near_the_bound_and_not_below(backend: str) 
     product = helper.make_node("MatMul", ["x", "w"], ["y"])
     model = model_of([product], [tensor("x", [1, 256])], [tensor("y", [1, 256])], {"w": weight})
     feeds = [{"x": np.ones((1, 256), np.float32)}]
-    quantizer = open_quantizer(
-        OnnxModel(model), backend, load_target("x86-64"), threads=1, dims={}, feeds=feeds
+    quantizer = find_support(backend).open_quantizer(
+        OnnxModel(model), load_target("x86-64"), threads=1, dims={}, feeds=feeds
     )
     forms = [quantizer.build(Form(kind)) for kind in quantizer.labels]
     sizes = [form.size_bytes for form in forms if form is not None]

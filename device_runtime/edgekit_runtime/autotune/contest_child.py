@@ -15,16 +15,17 @@ from edgekit_runtime.autotune.interleaving import Runner, take_turns
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import BackendError, DataError, EdgekitError, PackageError
 from edgekit_runtime.package.archive import OpenedPackage, read_package
+from edgekit_runtime.sessions.backends import open_choice
 from edgekit_runtime.sessions.instances import open_instances
 from edgekit_runtime.sessions.latency import LatencyLimits
 from edgekit_runtime.sessions.selftest import read_golden_inputs, run_selftest
-from edgekit_runtime.sessions.session import Session, open_choice
+from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.system.child_process import open_channel
+from edgekit_runtime.system.engines import find_engine
 from edgekit_runtime.trust.trust_store import TrustStore
 
 _PRECISION: Final = 0.01
 _OPENING_S: Final = 60.0  # to open, test and run one setting once
-_BUILDING_S: Final = 1800.0  # TensorRT builds its engine first
 _SLOWER: Final = 20  # the fewest runs that count take together at most this multiple of the first run
 
 
@@ -49,8 +50,8 @@ def measure(
     answers: list[float | str] = []
     once_s = 0.0
     for setting in order.settings:
-        announce(_BUILDING_S if setting.find_choice(package.manifest).name == "tensorrt" else _OPENING_S)
         try:
+            announce(_OPENING_S + find_engine(setting.find_choice(package.manifest).name).builds_for_s)
             sessions = _open(package, setting, order.threads, opened)
             batch = dict(inputs)
             if setting.batch > 1:  # an input without axes cannot be repeated, and has no batch

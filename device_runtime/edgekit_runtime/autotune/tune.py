@@ -28,10 +28,11 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice, Manifest
+from edgekit_runtime.sessions.backends import open_choice
 from edgekit_runtime.sessions.latency import Latency
 from edgekit_runtime.sessions.row_independence import rows_are_independent
 from edgekit_runtime.sessions.selftest import read_golden_inputs
-from edgekit_runtime.sessions.session import open_choice
+from edgekit_runtime.system.engines import find_engine
 from edgekit_runtime.system.machine import MAX_THREADS
 
 Objective = Literal["latency", "throughput"]
@@ -100,16 +101,11 @@ def list_settings(
     """
     most = min(processors, MAX_THREADS)
     counts = sorted({1, *(1 << power for power in range(most.bit_length())), most})
-    ways: list[dict[str, JsonValue]] = []
-    if choice.name == "ort":
-        ways += [{"threads": count, "spinning": False} for count in counts]
-        ways += [{"threads": count, "spinning": True} for count in counts if count > 1]
-        ways += [{"arena": False}]
-    elif choice.name == "litert":
-        ways += [{"threads": count} for count in counts]
-        ways += [{"xnnpack": False}]
     own = {**_DEFAULTS, **choice.options}
-    changed = [tuple((k, v) for k, v in way.items() if own.get(k) != v) for way in ways]
+    changed = [
+        tuple((name, value) for name, value in options.items() if own.get(name) != value)
+        for options in find_engine(choice.name).tuning_options(counts)
+    ]
     settings = [RunSetting(), *(RunSetting(options=options) for options in changed)]
     if objective == "throughput":
         single: tuple[tuple[str, JsonValue], ...] = () if own.get("threads") == 1 else (("threads", 1),)

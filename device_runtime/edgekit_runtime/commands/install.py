@@ -5,7 +5,7 @@ from pathlib import Path
 
 from edgekit_runtime.commands.command import Outcome
 from edgekit_runtime.commands.installed import add_arguments, open_slots, switch
-from edgekit_runtime.sessions.session import check_engines
+from edgekit_runtime.sessions.backends import check_engines
 from edgekit_runtime.slots import UNPROVEN, Permissions
 
 

@@ -14,9 +14,9 @@ from edgekit_runtime.commands.measuring import add_arguments, keep, open_package
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice
-from edgekit_runtime.sessions.local_results import TUNABLE, Tuned, keep_tuned, recall_order
-from edgekit_runtime.sessions.session import open_choice
-from edgekit_runtime.system.engines import EngineMissingError
+from edgekit_runtime.sessions.backends import open_choice
+from edgekit_runtime.sessions.local_results import Tuned, keep_tuned, recall_order
+from edgekit_runtime.system.engines import EngineMissingError, get_engine
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -38,7 +38,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
     with open_package(arguments) as package:
         own = _find_setting(package)
         choice = own.find_choice(package.manifest)
-        if choice.name not in TUNABLE:
+        engine = get_engine(choice.name)
+        if engine is None or not engine.tunable:
             raise BackendError(
                 f"{package.path}: backend '{choice.name}' has nothing to tune; it tunes itself"
             )

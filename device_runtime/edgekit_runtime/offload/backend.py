@@ -7,7 +7,8 @@ from edgekit_runtime.offload.cut_table import read_cut_table
 from edgekit_runtime.offload.offload_options import read_offload_options
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice
-from edgekit_runtime.sessions.session import Session, open_choice
+from edgekit_runtime.sessions.backends import open_choice
+from edgekit_runtime.sessions.session import Session
 
 _logger = logging.getLogger(__name__)
 

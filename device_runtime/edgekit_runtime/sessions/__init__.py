@@ -1,20 +1,17 @@
 """Sessions: loaded models behind one protocol, for all engines."""
 
-from edgekit_runtime.sessions.session import (
-    OpenBackend,
-    Session,
-    open_choice,
-    open_preferred,
-    open_session,
-)
-from edgekit_runtime.system.engines import ENTRY_POINT_GROUP, EngineMissingError
+from edgekit_runtime.sessions.backends import open_choice, open_preferred, open_session
+from edgekit_runtime.sessions.session import OpenBackend, Session
+from edgekit_runtime.system.engines import ENTRY_POINT_GROUP, Engine, EngineMissingError, register
 
 __all__ = [
     "ENTRY_POINT_GROUP",
+    "Engine",
     "EngineMissingError",
     "OpenBackend",
     "Session",
     "open_choice",
     "open_preferred",
     "open_session",
+    "register",
 ]

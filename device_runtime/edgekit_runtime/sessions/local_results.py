@@ -7,7 +7,6 @@ the package, engine releases and processor. A file that cannot be read is ignore
 
 import contextlib
 import hashlib
-import importlib
 import json
 import os
 import platform
@@ -21,19 +20,9 @@ from edgekit_runtime.errors import OutputError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice, Manifest, Variant
 from edgekit_runtime.system.atomic_files import write_atomically
-from edgekit_runtime.system.engines import BUILT_IN, EngineMissingError, find_entry_point
+from edgekit_runtime.system.engines import EngineMissingError, find_engine
 from edgekit_runtime.system.paths import find_cache_folder
 
-# Options of each backend that tuning may set: none of them changes results.
-TUNABLE: Final[Mapping[str, tuple[str, ...]]] = {
-    "ort": ("threads", "spinning", "arena"),
-    "litert": ("threads", "xnnpack"),
-}
-_ENGINES: Final = {
-    "ort": ("onnxruntime",),
-    "litert": ("ai_edge_litert", "tflite_runtime"),
-    "offload": ("onnxruntime",),
-}
 MAX_RESULTS: Final = 256
 """Of each kind, the newest."""
 
@@ -46,7 +35,7 @@ class Tuned:
 
     Attributes:
         objective: `latency` or `throughput`.
-        options: options of the backend in `TUNABLE` that differ from the package's.
+        options: options of the backend that tuning may set and that differ from the package's.
         instances: number of instances that run at once.
         batch: rows per run.
         figures: measured figures, as text to show.
@@ -86,13 +75,14 @@ def recall_tuned(manifest: Manifest, choice: BackendChoice) -> Tuned | None:
         document: Any = json.loads(_find_tuned(manifest, choice).read_bytes())
         if document["engine"] != _engine_version(choice.name) or document["processors"] != _processors():
             return None
-        options, tunable = document["options"], TUNABLE.get(choice.name, ())
+        options = document["options"]
         counts = (document["instances"], document["batch"])
-        if set(options) - set(tunable) or not all(type(n) is int and n >= 1 for n in counts):
+        unknown = set(options) - find_engine(choice.name).tunable
+        if unknown or not all(type(count) is int and count >= 1 for count in counts):
             return None
         return Tuned(str(document["objective"]), options, *counts, document["figures"])
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError):  # RuntimeError: a user without a home
-        return None
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, EngineMissingError):
+        return None  # RuntimeError: a user without a home
 
 
 def apply_tuned(manifest: Manifest, choice: BackendChoice) -> BackendChoice:
@@ -220,13 +210,8 @@ def _keep(path: Path, document: Mapping[str, JsonValue]) -> Path:
 
 
 def _engine_version(backend: str) -> str | None:
-    if backend not in BUILT_IN:
-        with contextlib.suppress(EngineMissingError):
-            distribution = find_entry_point(backend).dist
-            return None if distribution is None else f"{distribution.name} {distribution.version}"
-    for module in _ENGINES.get(backend, ()):
-        with contextlib.suppress(ImportError):
-            return str(getattr(importlib.import_module(module), "__version__", ""))
+    with contextlib.suppress(EngineMissingError):
+        return " ".join(find_engine(backend).find_release())
     return None
 
 

@@ -1,57 +1,183 @@
-"""Finds the engines that are installed on this device, without an import, which would take memory."""
+"""The record of an engine, and the table of the engines that are registered.
 
+Each engine has a module in `edgekit_runtime.engines` that makes its record and registers it. Another
+distribution offers the record of its engine as an entry point of the group `edgekit.backends`. All code that
+depends on an engine asks the record; none compares its name.
+
+A record's module imports no engine. The functions in the record do that when they are called, since a device
+has one or two engines, and each takes memory:
+
+    register(Engine(name="ort", modules=("onnxruntime",), open=_open, …))
+    find_engine(choice.name).open(package, choice, threads)     # this imports onnxruntime
+"""
+
+import contextlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
+from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.system.install_hint import install_command
 
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
 ENTRY_POINT_GROUP: Final = "edgekit.backends"
+SettingsToTry = list[dict[str, JsonValue]]
 
 
 class EngineMissingError(BackendError):
     """The engine of a backend cannot be imported; another backend may be tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltIn:
-    """One of our backends, imported when used: each needs an engine, and a device has one or two engines.
+def _nothing_to_tune(_threads: Sequence[int]) -> SettingsToTry:
+    return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """What the project knows about an engine and its backend.
 
     Attributes:
-        module, function: module and function that open a package.
-        engines: Python packages of engines, of which it needs one.
-        advice: how to install one.
+        name: name of the backend in manifests.
+        title: name for people.
+        modules: Python packages of the engine, of which it needs one.
+        distributions: names under which package indexes have it, the usual one first.
+        open: opens a package's model, see `sessions.OpenBackend`.
+        open_model: opens the content of a model (bytes or a view) by options as in a manifest, and a number
+            of threads or None. None if the engine opens models of packages only.
+        platform: the model's format as the Open Inference Protocol names it; empty if it has no name there.
+        extra: extra of our distribution that installs the engine; empty if `advice` says how.
+        advice: how else to install it.
+        pinned_list: file in `requirements/` that pins what a device installs; empty if pip does not.
+        file_format: `onnx`, `tflite`, or empty if the engine gets packages from `edgekit offload` only.
+        tuning_options: returns the options to try for some numbers of threads. None changes results.
+        builds_for_s: longest time to build the model on the device before it can run, seconds.
+        on_gpu: whether it computes on a GPU, whose kernels no run on a processor predicts.
+        can_stop_runs: whether its sessions have `cancel_runs`.
+        shares_model: whether one session serves several runs at once; see `sessions.instances`.
+        traps_on_division: whether a division of integers may end the process; it happens on x86 processors.
     """
 
-    module: str
-    function: str
-    engines: tuple[str, ...]
-    advice: str
+    name: str
+    title: str
+    modules: tuple[str, ...]
+    distributions: tuple[str, ...]
+    open: Callable[..., Any]
+    open_model: Callable[..., Any] | None = None
+    platform: str = ""
+    extra: str = ""
+    advice: str = ""
+    pinned_list: str = ""
+    file_format: str = ""
+    tuning_options: Callable[[Sequence[int]], SettingsToTry] = _nothing_to_tune
+    builds_for_s: float = 0.0
+    on_gpu: bool = False
+    can_stop_runs: bool = False
+    shares_model: bool = False
+    traps_on_division: bool = False
+
+    @property
+    def tunable(self) -> frozenset[str]:
+        """The names of the options that tuning may set."""
+        return frozenset(option for setting in self.tuning_options([1]) for option in setting)
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether one of its Python packages is here; it may still fail to import."""
+        return any(importlib.util.find_spec(module) for module in self.modules)
+
+    @property
+    def missing_text(self) -> str:
+        """What the engine needs, and how to install it."""
+        how = self.advice or install_command(self.extra)
+        return f"backend '{self.name}' needs {' or '.join(self.modules)}; {how}"
+
+    def find_release(self) -> tuple[str, str]:
+        """Return the name and the version of the installed package, such as `onnxruntime` and `1.24.4`.
+
+        Raises:
+            EngineMissingError: none of its packages can be imported.
+        """
+        module = next((module for module in self.modules if importlib.util.find_spec(module)), None)
+        if module is None:
+            raise EngineMissingError(self.missing_text)
+        try:
+            version = getattr(importlib.import_module(module), "__version__", None)
+        except ImportError as cause:
+            raise EngineMissingError(f"{self.missing_text} ({cause})") from cause
+        if not version:
+            from importlib.metadata import version as find_version  # takes 10 ms and a megabyte
+
+            version = find_version(self.distributions[0])
+        return module.replace("_", "-"), str(version)
 
 
-BUILT_IN: Final[Mapping[str, BuiltIn]] = {
-    "ort": BuiltIn("edgekit_runtime.sessions.ort", "open_ort", ("onnxruntime",), install_command("device")),
-    "offload": BuiltIn(
-        "edgekit_runtime.offload.backend", "open_offload", ("onnxruntime",), install_command("device")
-    ),
-    "tensorrt": BuiltIn(
-        "edgekit_runtime.sessions.tensorrt",
-        "open_tensorrt",
-        ("tensorrt",),
-        "on a Jetson it comes with JetPack: apt-get install python3-libnvinfer",
-    ),
-    "litert": BuiltIn(
-        "edgekit_runtime.sessions.litert.session",
-        "open_litert",
-        ("ai_edge_litert", "tflite_runtime"),
-        install_command("litert"),
-    ),
-}
+_engines: Final[dict[str, Engine]] = {}
+
+
+def register(engine: Engine) -> Engine:
+    """Put the record of an engine into the table, in place of an earlier one of this name; return it."""
+    _engines[engine.name] = engine
+    return engine
+
+
+def find_engine(name: str) -> Engine:
+    """Return the record of an engine: a registered one, or that of another distribution's entry point.
+
+    Raises:
+        EngineMissingError: there is none, or its module cannot be imported.
+    """
+    if name in _engines:
+        return _engines[name]
+    from importlib.metadata import entry_points  # takes 10 ms and a megabyte, which few need
+
+    for entry_point in entry_points(group=ENTRY_POINT_GROUP):
+        if entry_point.name != name:
+            continue
+        try:
+            engine = entry_point.load()
+        except ImportError as cause:
+            raise EngineMissingError(f"backend '{name}' ({entry_point.value}): {cause}") from cause
+        if not isinstance(engine, Engine):
+            raise EngineMissingError(
+                f"backend '{name}': {entry_point.value} is no `edgekit_runtime.system.engines.Engine`"
+            )
+        return engine
+    raise EngineMissingError(
+        f"no backend '{name}' here; install a distribution that offers the entry point '{name}' in the group"
+        f" '{ENTRY_POINT_GROUP}', or a package with a backend that is here ({', '.join(_engines)})"
+    )
+
+
+def get_engine(name: str) -> Engine | None:
+    """Return the record of an engine, or None where it has none here and so runs nothing here."""
+    with contextlib.suppress(EngineMissingError):
+        return find_engine(name)
+    return None
+
+
+def parse_engine(release: str) -> Engine:
+    """Return the engine that a name with a release means, such as `onnxruntime 1.24.4`.
+
+    Raises:
+        EngineMissingError: no registered engine has such a package.
+    """
+    package = release.partition(" ")[0]
+    for engine in _engines.values():
+        if package in engine.distributions:
+            return engine
+    titles = ", ".join(engine.title for engine in _engines.values())
+    raise EngineMissingError(f"'{release}' is no release of an engine ({titles})")
+
+
+def list_registered() -> tuple[Engine, ...]:
+    """Return the records of all registered engines."""
+    return tuple(_engines.values())
+
+
+def list_engines() -> tuple[str, ...]:
+    """Return the names of the registered backends with an installed engine."""
+    return tuple(sorted(engine.name for engine in _engines.values() if engine.is_installed))
 
 
 def check_backends(backends: Sequence[str], where: str) -> None:
@@ -67,36 +193,10 @@ def check_backends(backends: Sequence[str], where: str) -> None:
         raise EngineMissingError(f"{where}: no engine for it is installed here: {'; or '.join(lacks)}")
 
 
-def list_engines() -> tuple[str, ...]:
-    """Return the built-in backends with an installed engine."""
-    return tuple(sorted(backend for backend in BUILT_IN if not _find_lack(backend)))
-
-
-def find_entry_point(name: str) -> "EntryPoint":
-    """Return the entry point of another distribution's backend.
-
-    Raises:
-        EngineMissingError: no distribution offers it.
-    """
-    from importlib.metadata import entry_points  # takes 10 ms and a megabyte, which few need
-
-    for entry_point in entry_points(group=ENTRY_POINT_GROUP):
-        if entry_point.name == name:
-            return entry_point
-    raise EngineMissingError(
-        f"no backend '{name}' here; install a distribution that offers the entry point '{name}' in the group"
-        f" '{ENTRY_POINT_GROUP}', or a package with a backend that is here ({', '.join(BUILT_IN)})"
-    )
-
-
 def _find_lack(backend: str) -> str:
     """Return what to install for a backend, or an empty text."""
-    built_in = BUILT_IN.get(backend)
-    if built_in is None:
-        try:
-            find_entry_point(backend)
-        except EngineMissingError as cause:
-            return str(cause)
-    elif not any(importlib.util.find_spec(engine) for engine in built_in.engines):
-        return f"backend '{backend}' needs {' or '.join(built_in.engines)}; {built_in.advice}"
-    return ""
+    try:
+        engine = find_engine(backend)
+    except EngineMissingError as cause:
+        return str(cause)
+    return "" if engine.is_installed else engine.missing_text

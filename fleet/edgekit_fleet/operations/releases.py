@@ -30,7 +30,7 @@ from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import FleetError, NotFoundError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.package.manifest import Manifest
-from edgekit_runtime.sessions.session import list_backends
+from edgekit_runtime.sessions.backends import list_backends
 from edgekit_runtime.trust.dsse import Verifier
 
 _SCORE: Final = ("metric", "value", "source_value", "drop_points", "samples", "samples_kind", "on")

@@ -23,6 +23,7 @@ from edgekit_hil.provisioning.device_facts import OLDEST_PYTHON
 from edgekit_host.evidence import DeviceFacts
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import BenchError, BenchUnavailableError, EdgekitError
+from edgekit_runtime.system.engines import list_registered
 
 LEAST_FREE_BYTES: Final = 200 << 20  # for packages in two slots, with their caches
 _BOOT_LIMIT_S: Final = 300
@@ -64,7 +65,7 @@ def clock():
     parts.append(("nvpmodel", read("/var/lib/nvpmodel/status")))  # of a Jetson
     return ", ".join(name + " " + " ".join(text.split()) for name, text in parts if text)
 
-names = ("onnxruntime", "onnxruntime-gpu", "ai-edge-litert", "tflite-runtime", "tensorrt")
+names = DISTRIBUTIONS
 release = [line for line in read("/etc/os-release").splitlines() if line.startswith("PRETTY_NAME=")]
 try:
     import edgekit_runtime
@@ -252,7 +253,9 @@ def read_facts(file: BenchFile, device: Device) -> DeviceFacts:
             " `edgekit device install --host` makes /opt/edgekit/current/bin/python; or name another one as"
             f" `python:` in {file.path}. {version.errors.strip()[-300:]}".strip()
         )
-    facts = from_plain(DeviceFacts, json.loads(device.run_python(_FACTS)), "facts", BenchError)
+    facts = from_plain(
+        DeviceFacts, json.loads(device.run_python(_write_facts_program())), "facts", BenchError
+    )
     if not facts.runtime:
         raise BenchUnavailableError(
             f"bench '{name}': `{python}` on the device has no edgekit: `edgekit device install --host` puts"
@@ -271,6 +274,11 @@ def read_facts(file: BenchFile, device: Device) -> DeviceFacts:
             f" tests need {LEAST_FREE_BYTES >> 20} MiB: remove something"
         )
     return facts
+
+
+def _write_facts_program() -> str:
+    names = [name for engine in list_registered() for name in engine.distributions]
+    return _FACTS.replace("DISTRIBUTIONS", repr(names))
 
 
 def _bring_up(file: BenchFile, target: Any) -> None:

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
-from edgekit_host.pinned_packages import Engine, find_list
+from edgekit_host.pinned_packages import PINNED_ENGINES, find_list
 
 PACKAGES: Final = (
     *("base-files", "base-passwd", "bash", "coreutils", "dash", "debianutils", "diffutils", "findutils"),
@@ -33,7 +33,7 @@ TEST_MODULES: Final = (
 )
 
 # Their packages are those of a device: see `provisioning.pinned_packages`.
-ENGINES: Final[tuple[Engine, ...]] = ("ort", "litert")
+ENGINES: Final = PINNED_ENGINES
 # Further imports of the runtime's tests.
 TEST_WHEELS: Final = ("zstandard==0.25.0", "pillow==13.0.0", "pytest==9.2.0")
 

@@ -9,9 +9,9 @@ from typing import Final
 
 from edgekit_hil.provisioning.device_facts import HostFacts
 from edgekit_hil.provisioning.ssh_host import SshHost
-from edgekit_hil.provisioning.wheelhouse import MODULES, Wheelhouse, pack
-from edgekit_host.pinned_packages import Engine
+from edgekit_hil.provisioning.wheelhouse import Wheelhouse, pack
 from edgekit_runtime.errors import ProvisioningError
+from edgekit_runtime.system.engines import find_engine
 from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX
 
 _PROBE_LIMIT_S: Final = 60.0
@@ -37,7 +37,7 @@ class Wanted:
         code: code with which it joins a fleet, or empty.
     """
 
-    engine: Engine = "ort"
+    engine: str = "ort"
     keys: Sequence[Path] = ()
     target: str = ""
     code: str = ""
@@ -109,7 +109,12 @@ def install(host: SshHost, wanted: Wanted, show: Callable[[str], None]) -> Insta
         receive = _RECEIVE if facts.rights == "root" else f"sudo -n sh -c {shlex.quote(_RECEIVE)}"
         host.run(receive, pack(content), _UPLOAD_LIMIT_S)
     show("installing")
-    arguments = [house.release, python.path, MODULES[wanted.engine], str(int(python.has_tensorrt))]
+    arguments = [
+        house.release,
+        python.path,
+        find_engine(wanted.engine).modules[0],
+        str(int(python.has_tensorrt)),
+    ]
     lines = _run(
         host,
         facts.rights,

@@ -19,14 +19,11 @@ from typing import Final
 
 import edgekit_runtime
 from edgekit_hil.provisioning.device_facts import DevicePython, HostFacts
-from edgekit_host.pinned_packages import Engine, read_pinned
+from edgekit_host.pinned_packages import read_pinned
 from edgekit_runtime import __version__
 from edgekit_runtime.errors import OutputError, ProvisioningError
 from edgekit_runtime.system.child_process import run_program
 from edgekit_runtime.system.paths import find_cache_folder
-
-MODULES: Final = {"ort": "onnxruntime", "litert": "ai_edge_litert"}
-"""Modules that a device must be able to import."""
 
 _OLDEST_GLIBC: Final = (2, 17)
 _DOWNLOAD_LIMIT_S: Final = 1800.0
@@ -55,7 +52,7 @@ class Wheelhouse:
     tags: tuple[str, ...]
 
     @classmethod
-    def plan(cls, facts: HostFacts, python: DevicePython, engine: Engine) -> "Wheelhouse":
+    def plan(cls, facts: HostFacts, python: DevicePython, engine: str) -> "Wheelhouse":
         """Return the packages for this device, without a network.
 
         Raises:

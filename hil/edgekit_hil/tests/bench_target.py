@@ -12,15 +12,14 @@ from edgekit_hil.benches.opening import Bench
 from edgekit_host.evidence import DeviceFacts, MeasuredPower, NetworkTimes
 from edgekit_runtime.errors import BenchError
 from edgekit_runtime.system.child_process import run_program
+from edgekit_runtime.system.engines import list_registered
 from edgekit_runtime.system.paths import find_config_folder
 
 TOOLKIT: Final = "edgekit_cli"
 OPEN_LIMIT_S: Final = 900.0
 """Seconds to open a package: TensorRT builds its engine then."""
 ENGINE_PACKAGES: Final = {
-    "ort": ("onnxruntime", "onnxruntime-gpu"),
-    "litert": ("ai-edge-litert", "tflite-runtime"),
-    "tensorrt": ("tensorrt",),
+    engine.name: engine.distributions for engine in list_registered() if engine.file_format
 }
 
 _SHOW_LIMIT_S: Final = 60.0

@@ -18,6 +18,7 @@ from edgekit_hil.tests.conftest import Recorder
 from edgekit_hil.tests.models import MODEL_NAMES, PackageMaker, Promise
 from edgekit_hil.tests.programs import read_program
 from edgekit_runtime.package.archive import read_unverified_manifest
+from edgekit_runtime.system.engines import find_engine
 
 _POWER_S: Final = 30
 _MODEL: Final = "mnist5k_dscnn"
@@ -62,13 +63,13 @@ def test_memory_is_near_the_estimate_and_latency_is_recorded(
     )
     memory = packages.read_promise(package, "memory_bytes")
     # TensorRT's memory is estimated by nobody: a package states that of its fallback.
-    stated = None if target.engine == "tensorrt" else memory.value
+    stated = None if find_engine(target.engine).on_gpu else memory.value
     method = "VmHWM of a process that opens and runs it"
     if stated is not None:
         method += f"; prediction {memory.label}, with the engine's own memory on the machine that packages"
     peak_mb = found["peak_bytes"] / 1e6
     evidence(f"peak memory of {model} on {target.engine}", peak_mb, "MB", method, stated and stated / 1e6)
-    if target.engine != "tensorrt":
+    if not find_engine(target.engine).on_gpu:
         assert stated, "the package states no memory"
         assert abs(stated / found["peak_bytes"] - 1) <= _MOST_MEMORY_ERROR
 

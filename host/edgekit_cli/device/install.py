@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import cast
 
 import click
 
-from edgekit_cli.device.device_options import (
-    as_json_option,
-    host_option,
-    parse_host,
-    ssh_config_option,
-)
+from edgekit_cli.device.device_options import as_json_option, host_option, parse_host, ssh_config_option
+from edgekit_runtime.system.engines import list_registered
+
+_ENGINES = [engine.name for engine in list_registered() if engine.pinned_list]
 
 
 @click.command("install")
 @host_option
 @click.option(
-    "--engine", type=click.Choice(["ort", "litert"]), default="ort", show_default=True,
+    "--engine", type=click.Choice(_ENGINES), default="ort", show_default=True,
     help="Engine: onnxruntime, or LiteRT. TensorRT of JetPack is used where it is there.",
 )  # fmt: skip
 @click.option(
@@ -51,7 +48,6 @@ def command(
     device = parse_host(host, ssh_config)
     from edgekit_cli.progress import ProgressBar
     from edgekit_hil.provisioning.install import Wanted, install
-    from edgekit_host.pinned_packages import Engine
     from edgekit_host.terminal import open_console
     from edgekit_runtime.dataclass_json import to_plain
     from edgekit_runtime.errors import ProvisioningError
@@ -64,7 +60,7 @@ def command(
     if target:  # packages state the name, never an alias or a file
         target = load_target(target, [find_user_targets()]).name
     wanted = Wanted(
-        engine=cast("Engine", engine),
+        engine=engine,
         keys=keys or tuple(list_keys(find_keys_folder())),
         target=target,
         code=code,

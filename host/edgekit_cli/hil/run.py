@@ -108,12 +108,7 @@ def _profile_once(bench: str, file: BenchFile, seconds: float) -> None:
 
     settings, folder = file.settings, find_user_targets()
     target = load_target(settings.target, [folder])
-    if (
-        settings.kind != "real"
-        or not file.keeps_state
-        or not settings.has_time
-        or target.backend.default == "tensorrt"
-    ):
+    if settings.kind != "real" or not file.keeps_state or not settings.has_time or target.backend.on_gpu:
         return
     path = folder / f"{settings.profile_name}.toml"
     times = load_target(str(path)).device_times if path.is_file() else None

@@ -25,7 +25,8 @@ from edgekit_runtime.offload.offload_options import OffloadOptions, write_offloa
 from edgekit_runtime.offload.offload_server import OffloadServer, make_tail_request
 from edgekit_runtime.offload.session.remote_session import RemoteSession
 from edgekit_runtime.package.archive import OpenedPackage, read_package
-from edgekit_runtime.sessions.session import Session, open_choice, open_session
+from edgekit_runtime.sessions.backends import open_choice, open_session
+from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.system.child_process import end_with_parent
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.tensors import Array

@@ -35,6 +35,7 @@ from edgekit_toolkit.samples.generated import Feeds
 OFFLOAD: Final = "offload"
 _FOLDER: Final = "submodels"
 _MODEL: Final = "model.onnx"
+_ENGINE: Final = "ort"  # submodels run in
 # If another processor rounds differently, the end of a group's range moves, and its codes by 16 and one more:
 # see `coding.py`. For two 4-bit codes in a byte, one more is 17.
 _GROUP_ATOL: Final = 17.0
@@ -167,7 +168,7 @@ def _without_plans(package: OpenedPackage) -> tuple[Manifest, dict[str, bytes]]:
 
 def _find_ort(manifest: Manifest) -> BackendChoice:
     for choice in manifest.backend.chain:
-        if choice.name == "ort":
+        if choice.name == _ENGINE:
             return choice
     names = ", ".join(choice.name for choice in manifest.backend.chain)
     raise CutError(

@@ -43,7 +43,6 @@ from edgekit_runtime.offload.measurement.job import (
     Timing,
     TransferCoding,
 )
-from edgekit_runtime.offload.measurement.machine_facts import MeasuredEngine
 from edgekit_runtime.system.child_process import ProgramResult, describe_end, run_program
 from edgekit_runtime.tensors import Array
 
@@ -279,7 +278,7 @@ def time_batches(
     graphs: Sequence[RunnableGraph],
     *,
     seconds: float = 10.0,
-    engine: MeasuredEngine = "ort",
+    engine: str = "ort",
 ) -> Measured:
     """Return the mean time of one of each graph's consecutive runs, and the machine's state.
 

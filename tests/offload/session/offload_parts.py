@@ -19,7 +19,8 @@ from edgekit_runtime.offload.offload_options import OffloadOptions, write_offloa
 from edgekit_runtime.offload.session.remote_session import RemoteSession
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
-from edgekit_runtime.sessions.session import Session, open_session
+from edgekit_runtime.sessions.backends import open_session
+from edgekit_runtime.sessions.session import Session
 
 X = np.array([[1, 2, 3, 4]], np.float32)
 Y = X @ WEIGHT

@@ -23,7 +23,7 @@ from edgekit_offload.partition.split import Part, SplitModels, split_model, whol
 from edgekit_runtime.offload.cut_table import CutTable, Escalation, OffloadPlan, PlanCosts
 from edgekit_runtime.offload.session.remote_session import RemoteSession
 from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.sessions.session import open_session
+from edgekit_runtime.sessions.backends import open_session
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer

@@ -18,7 +18,8 @@ from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan, PlanCosts
 from edgekit_runtime.offload.offload_options import OffloadOptions
 from edgekit_runtime.offload.session.remote_session import RemoteSession
 from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.sessions.session import Session, open_session
+from edgekit_runtime.sessions.backends import open_session
+from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.tensors import Array
 
 LOCAL = OffloadPlan("local", PlanCosts(0.1))

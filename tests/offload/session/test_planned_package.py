@@ -15,7 +15,8 @@ from edgekit_runtime.cli import main
 from edgekit_runtime.client.client import Client
 from edgekit_runtime.errors import UnavailableError
 from edgekit_runtime.offload.session.remote_session import RemoteSession
-from edgekit_runtime.sessions.session import Session, open_session
+from edgekit_runtime.sessions.backends import open_session
+from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.trust.trust_store import TrustStore
 
 # What each plan may differ from the whole model; logits are about 1. Exact codings differ where the engine

@@ -22,7 +22,7 @@ from tests.service.service_parts import running_linear
 
 from edgekit_runtime.offload.session.remote_session import RemoteSession
 from edgekit_runtime.package.golden import GoldenRows, RowsOutput, resample
-from edgekit_runtime.sessions.session import open_session
+from edgekit_runtime.sessions.backends import open_session
 
 
 def test_without_server_the_plain_local_session_is_returned(

@@ -36,7 +36,8 @@ from edgekit_runtime.offload.offload_status import read_statuses
 from edgekit_runtime.offload.probe_schedule import CircuitBreaker
 from edgekit_runtime.offload.session.remote_session import RemoteSession
 from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.sessions.session import Session, open_session
+from edgekit_runtime.sessions.backends import open_session
+from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.system.processor_speed import find_cpu
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_runtime.trust.trust_store import TrustStore

@@ -68,7 +68,7 @@ def kernel_latency_s(node: NodeCost, target: Target, mode: PowerMode) -> float:
     """Modelled time of all runs of one kernel on `target` in `mode`, seconds."""
     arithmetic_s = node.macs / (target.costs.macs_per_s(node.precision) * mode.compute_scale.value)
     transfer_s = node.traffic_bytes / (target.costs.memory.value * mode.bandwidth_scale.value)
-    starts = node.steps if target.backend.default == "tensorrt" else 1
+    starts = node.steps if target.backend.on_gpu else 1
     return node.repeats * (max(arithmetic_s, transfer_s) + starts * target.costs.kernel_overhead.value)
 
 

@@ -27,7 +27,7 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_model_memory, trivial_model
 from edgekit_toolkit.measurement.resident_peak import peak_bytes
-from edgekit_toolkit.models.model import Engine, Model
+from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.targets.spec import Target
@@ -107,7 +107,7 @@ def _describe(memory: MemoryEstimate | PeakMemory, service_bytes: int, limit_byt
     )
 
 
-def estimate_service_bytes(engine: Engine, model_bytes: int, feeds: Feeds) -> int:
+def estimate_service_bytes(engine: str, model_bytes: int, feeds: Feeds) -> int:
     """Return the peak memory of a service that serves one model to one client.
 
     Args:
@@ -122,7 +122,7 @@ def estimate_service_bytes(engine: Engine, model_bytes: int, feeds: Feeds) -> in
 
 
 @functools.cache
-def measure_service_bytes(engine: Engine = "ort") -> int:
+def measure_service_bytes(engine: str = "ort") -> int:
     """Return the largest resident memory of `edgekit-device serve` with one trivial model.
 
     It is measured once in a process: installed software does not change meanwhile.
@@ -139,7 +139,7 @@ def measure_service_bytes(engine: Engine = "ort") -> int:
             raise BackendError(f"memory of the service cannot be measured: {error}") from error
 
 
-def _write_package(folder: Path, engine: Engine) -> Path:
+def _write_package(folder: Path, engine: str) -> Path:
     zero = np.zeros(1, np.float32).tobytes()
     contents = {"golden/x.bin": zero, "golden/y.bin": zero, "model": trivial_model(engine)}
     manifest = Manifest(

@@ -8,9 +8,10 @@ from typing import Literal
 
 from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_runtime.sessions.latency import Latency, LatencyLimits, measure_latency
+from edgekit_runtime.system.engines import parse_engine
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.costs.target_model import NodeCost, model_cost
-from edgekit_toolkit.measurement.device_profile import SOURCE, is_current, parse_engine, predict_latencies
+from edgekit_toolkit.measurement.device_profile import SOURCE, is_current, predict_latencies
 from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_engine_bytes, measure_model_memory
 from edgekit_toolkit.models.model import Model, Runner
 from edgekit_toolkit.samples.generated import Feeds
@@ -78,7 +79,7 @@ def model_on_target(
     times = target.device_times
     if (
         times is None
-        or parse_engine(times.engine) != target.backend.default
+        or parse_engine(times.engine).name != target.backend.default
         or any(model.engine != target.backend.default for model in models)
         or not is_current(times)
     ):
@@ -105,7 +106,7 @@ def model_on_target(
 def _model_by_coefficients(model: Model, target: Target, dims: Mapping[str, int]) -> Modelled:
     ratio_uncertainty, coefficients = target.costs.form_uncertainty, f"coefficients of {target.name}"
     try:
-        work = model.node_costs(dims, float_outputs=target.backend.default == "tensorrt")
+        work = model.node_costs(dims, float_outputs=target.backend.on_gpu)
     except ModelError:
         return Modelled(None, None, ratio_uncertainty, coefficients)
     cost = model_cost(work, target)

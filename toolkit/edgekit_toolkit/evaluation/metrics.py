@@ -87,7 +87,11 @@ class Probes:
         return find_layout(self.runs, rows_are_samples=self.rows_are_samples)
 
 
-@dataclass(frozen=True, slots=True)
+def _unfitted(*_: Any) -> NDArray[np.float64]:
+    raise DataError("a metric that is fitted to outputs comes from find_metric")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """A named score of single samples.
 
@@ -100,17 +104,19 @@ class Metric:
         suits: whether outputs suit the metric.
         fit: makes the score from the source model's outputs on some samples, instead of `score`.
         against_source: whether the source model's own score is 1.
+        reads_classes: whether it takes the first output for class scores.
         note: why `auto` was not sure, for the user.
     """
 
     name: str
     title: str
-    score: Score
+    score: Score = _unfitted
     needs_labels: bool = False
     outputs: str = "outputs"
     suits: Callable[[Probes], bool] = lambda _probes: True
     fit: Callable[[Probes], Score] | None = None
     against_source: bool = True
+    reads_classes: bool = False
     note: str | None = None
 
 
@@ -471,7 +477,7 @@ def _load_metric(name: str) -> Metric | SetMetric:
 
     if getattr(function, "whole_set", False):
         return SetMetric(stated, title, score_set)
-    return Metric(stated, title, score, against_source=False)
+    return Metric(name=stated, title=title, score=score, against_source=False)
 
 
 def _copy(labels: Labels) -> Labels:
@@ -519,41 +525,74 @@ def _scores_classes(probes: Probes) -> bool:
     return class_scores(probes) is not None
 
 
-def _unfitted(*_: Any) -> NDArray[np.float64]:
-    raise DataError("a metric that is fitted to outputs comes from find_metric")
-
-
 _CLASSES: Final = "class scores [samples, classes]"
-METRICS: Final[Mapping[str, Metric]] = {
+METRICS: Final[dict[str, Metric]] = {
     metric.name: metric
     for metric in (
-        Metric("top1", "top-1 accuracy", _top(1), True, _CLASSES, _scores_classes, against_source=False),
-        Metric("top5", "top-5 accuracy", _top(5), True, _CLASSES, _scores_classes, against_source=False),
-        Metric("agreement", "agreement with the float model", _agreement, False, _CLASSES, _scores_classes),
         Metric(
-            "pixel_agreement", "pixels that agree with the float model", _pixel_agreement,
+            name="top1",
+            title="top-1 accuracy",
+            score=_top(1),
+            needs_labels=True,
+            outputs=_CLASSES,
+            suits=_scores_classes,
+            against_source=False,
+            reads_classes=True,
+        ),
+        Metric(
+            name="top5",
+            title="top-5 accuracy",
+            score=_top(5),
+            needs_labels=True,
+            outputs=_CLASSES,
+            suits=_scores_classes,
+            against_source=False,
+            reads_classes=True,
+        ),
+        Metric(
+            name="agreement",
+            title="agreement with the float model",
+            score=_agreement,
+            outputs=_CLASSES,
+            suits=_scores_classes,
+            reads_classes=True,
+        ),
+        Metric(
+            name="pixel_agreement",
+            title="pixels that agree with the float model",
+            score=_pixel_agreement,
             outputs="maps [N, C, H, W] of 2 classes or more",
             suits=lambda probes: _channels(probes.stacked) > 1,
         ),
         Metric(
-            "mask_overlap", "mask overlap (IoU) with the float model", _mask_overlap,
-            outputs="masks [N, 1, H, W]", suits=lambda probes: _channels(probes.stacked) == 1,
+            name="mask_overlap",
+            title="mask overlap (IoU) with the float model",
+            score=_mask_overlap,
+            outputs="masks [N, 1, H, W]",
+            suits=lambda probes: _channels(probes.stacked) == 1,
         ),
         Metric(
-            "detections", "detections (F1) in common with the float model", _unfitted,
+            name="detections",
+            title="detections (F1) in common with the float model",
             outputs="decoded boxes [N, A, 4] with scores [N, A, C], or all in [N, 4 + C, A] or [N, A, 6]",
-            suits=lambda probes: probes.layout is not None, fit=_detections,
+            suits=lambda probes: probes.layout is not None,
+            fit=_detections,
         ),
         Metric(
-            "r2", "R² against the float model's outputs", _unfitted,
+            name="r2",
+            title="R² against the float model's outputs",
             outputs="float outputs that vary from sample to sample, on 2 samples or more",
-            suits=_vary, fit=_r2,
+            suits=_vary,
+            fit=_r2,
         ),
         Metric(
-            "sequence", "decoded sequence in common with the float model", _sequence,
+            name="sequence",
+            title="decoded sequence in common with the float model",
+            score=_sequence,
             outputs="one output of class scores over time [N, T, C] or [N, C, T]",
             suits=lambda probes: _is_sequence(probes.stacked),
         ),
-        Metric("similarity", "similarity to the float model's outputs", _unfitted, fit=_similarity),
+        Metric(name="similarity", title="similarity to the float model's outputs", fit=_similarity),
     )
-}  # fmt: skip
+}
+"""The metrics by name: a further one is a row here."""

@@ -10,11 +10,13 @@ from typing import Final
 
 from edgekit_host.evidence import MeasuredPower, NetworkTimes
 from edgekit_runtime.errors import TargetError
+from edgekit_runtime.system.engines import parse_engine
 from edgekit_toolkit.costs.device_transfer import FittedRatios, fit_ratios
+from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.measurement.calibration_models import digest_calibration_models
 from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
 from edgekit_toolkit.measurement.host_run import HostRuns, measure_host_runs
-from edgekit_toolkit.models.model import Engine, Model
+from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.targets.figures import Figure, Source, Status
 from edgekit_toolkit.targets.spec import DeviceTimes, Power, Target
@@ -49,10 +51,11 @@ def add_times(
     status: Status = "measured" if is_real else "estimated"
     figures = {name: Figure(each, "s", status, SOURCE) for name, each in seconds.items()}
     others = (each for each in target.sources if each.key != SOURCE)
+    networks = digest_calibration_models(parse_engine(engine).name)
     return replace(
         target,
         power=target.power if power is None else _replace_power(target.power, power, status),
-        device_times=DeviceTimes(device, engine, digest_calibration_models(parse_engine(engine)), figures),
+        device_times=DeviceTimes(device, engine, networks, figures),
         sources=(*others, source),
     )
 
@@ -75,14 +78,9 @@ def _replace_power(power: Power, measured: MeasuredPower, status: Status) -> Pow
     return replace(power, idle=idle, modes=(replace(mode, active=active),))
 
 
-def parse_engine(name: str) -> Engine:
-    """Return which engine a name with a release means, such as `onnxruntime 1.24.4`."""
-    return "ort" if name.startswith("onnxruntime") else "litert"
-
-
 def is_current(times: DeviceTimes | NetworkTimes) -> bool:
     """Return whether times are those of this release's networks: others cannot be compared with runs here."""
-    engine = parse_engine(times.engine)
+    engine = parse_engine(times.engine).name
     return times.networks == digest_calibration_models(engine) and set(times.seconds) == set(
         make_calibration_networks()
     )
@@ -96,8 +94,7 @@ def fit_here(times: DeviceTimes, here: HostRuns) -> FittedRatios:
         here: runs on this machine.
     """
     device_s = [times.seconds[name].value for name in here.networks]
-    # LiteRT takes one thread unless a package says otherwise.
-    may_share = parse_engine(times.engine) != "litert"
+    may_share = find_support(parse_engine(times.engine).name).shares_cores
     return fit_ratios(list(here.networks.values()), device_s, may_share=may_share)
 
 
@@ -114,6 +111,6 @@ def predict_latencies(
         BackendError: the engine refuses a model or its inputs here.
         ModelError: the work of a model for LiteRT cannot be counted.
     """
-    here = measure_host_runs(models, parse_engine(times.engine), HOST_S)
+    here = measure_host_runs(models, parse_engine(times.engine).name, HOST_S)
     fitted = fit_here(times, here)
     return [fitted.predict_s(run) for run in here.models], fitted

@@ -24,7 +24,7 @@ from edgekit_runtime.sessions.ort import create_session, make_settings
 from edgekit_toolkit.costs.device_transfer import CACHE_BYTES, HostRun, KernelKind, KernelTime
 from edgekit_toolkit.costs.target_model import NodeCost, kernel_latency_s
 from edgekit_toolkit.measurement.calibration_models import make_calibration_models
-from edgekit_toolkit.models.model import Engine, Model
+from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.ort_options import ort_options, stated_options
 from edgekit_toolkit.onnx_graph.traversal import nodes
@@ -63,7 +63,7 @@ class HostRuns:
     models: Sequence[HostRun]
 
 
-def measure_host_runs(models: Sequence[tuple[Model, Feeds]], engine: Engine, seconds: float) -> HostRuns:
+def measure_host_runs(models: Sequence[tuple[Model, Feeds]], engine: str, seconds: float) -> HostRuns:
     """Return the time of one inference of each model and calibration network, split into kernels.
 
     Args:
@@ -109,7 +109,7 @@ class _TimedSession:
 
 
 @functools.cache
-def _open_networks(engine: Engine) -> Mapping[str, _TimedSession]:
+def _open_networks(engine: str) -> Mapping[str, _TimedSession]:
     models = make_calibration_models(engine)
     return {name: _open_timed(model, _make_feeds(model)) for name, model in models.items()}
 

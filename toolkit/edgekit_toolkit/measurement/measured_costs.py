@@ -2,8 +2,9 @@
 
 from edgekit_host.evidence import Evidence, NetworkTimes, read_measured_costs
 from edgekit_runtime.errors import TargetError
+from edgekit_runtime.system.engines import parse_engine
 from edgekit_toolkit.measurement.arithmetic import measures_here
-from edgekit_toolkit.measurement.device_profile import SOURCE, add_times, is_current, parse_engine
+from edgekit_toolkit.measurement.device_profile import SOURCE, add_times, is_current
 from edgekit_toolkit.targets.figures import Source
 from edgekit_toolkit.targets.spec import Target
 
@@ -14,7 +15,7 @@ def find_costs(target: Target) -> tuple[Evidence, NetworkTimes] | None:
     A target with a profile of its own keeps that one, and one that is measured on this machine needs none.
     Evidence does not state a power mode, so it counts only for targets with one.
     """
-    if target.device_times is not None or target.backend.default == "tensorrt" or len(target.power.modes) > 1:
+    if target.device_times is not None or target.backend.on_gpu or len(target.power.modes) > 1:
         return None
     costs = read_measured_costs(target.name)
     if not costs or measures_here(target):
@@ -24,7 +25,7 @@ def find_costs(target: Target) -> tuple[Evidence, NetworkTimes] | None:
         (
             (evidence, times)
             for evidence, times in costs
-            if parse_engine(times.engine) == engine and is_current(times)
+            if parse_engine(times.engine).name == engine and is_current(times)
         ),
         None,
     )

@@ -19,7 +19,8 @@ from onnx import TensorProto, helper
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.system.child_process import ChildProcess, describe_end
-from edgekit_toolkit.models.model import Engine, Model
+from edgekit_toolkit.engines.record import find_support
+from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.samples.generated import Feeds
 
 _MODULE: Final = "edgekit_toolkit.measurement.peak_memory_child"
@@ -50,7 +51,7 @@ def measure_peak_memory(
     model: bytes | Path,
     feeds: Feeds,
     *,
-    engine: Engine = "ort",
+    engine: str = "ort",
     threads: int = 1,
     options: Mapping[str, JsonValue] | None = None,
     time_limit_s: float = _TIME_LIMIT_S,
@@ -83,7 +84,7 @@ def measure_model_memory(model: Model, feeds: Feeds) -> PeakMemory:
 
 
 @functools.cache
-def measure_engine_bytes(engine: Engine = "ort", threads: int = 1) -> int:
+def measure_engine_bytes(engine: str = "ort", threads: int = 1) -> int:
     """Peak memory of our runtime and a bare engine on this machine: imports, and a session of one Relu.
 
     It is measured once in a process for each number of threads: the imported engine does not change
@@ -97,17 +98,13 @@ def measure_engine_bytes(engine: Engine = "ort", threads: int = 1) -> int:
     return _peak_bytes(trivial_model(engine), feeds, request, _TIME_LIMIT_S)
 
 
-def trivial_model(engine: Engine) -> bytes:
+def trivial_model(engine: str) -> bytes:
     """Return a model for the engine that makes y float32 [1] of x float32 [1] by one Relu."""
     value = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"}
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "trivial", [value["x"]], [value["y"]])
     # The oldest versions that suffice, so that any engine loads it.
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=7)
-    if engine == "litert":
-        from edgekit_toolkit.tflite.convert import convert
-
-        return convert(model, {})
-    return bytes(model.SerializeToString())
+    return find_support(engine).convert(model).content
 
 
 def _peak_bytes(

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from edgekit_runtime import sessions
-from edgekit_runtime.sessions.options import read_options
+from edgekit_runtime.sessions.backends import open_model
 from edgekit_runtime.trust import verifier_process  # noqa: F401  # not used here: `open_session` imports it
 from edgekit_toolkit.measurement.resident_peak import peak_bytes
 
@@ -24,13 +24,7 @@ from edgekit_toolkit.measurement.resident_peak import peak_bytes
 def _open(request: Mapping[str, Any]) -> sessions.Session:
     with Path(request["model"]).open("rb") as file:
         model = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    if request["engine"] == "litert":
-        from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
-
-        return LiteRtSession(model, LiteRtOptions(threads=request["threads"]))
-    from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-
-    return OrtSession(model, read_options(OrtOptions, "ort", request["options"], request["threads"]))
+    return open_model(request["engine"], model, request["options"], request["threads"])
 
 
 def _main(request_path: str) -> None:

@@ -1,7 +1,7 @@
 """The interface of a model of any format to the packager; `OnnxModel` and `TfliteModel` implement it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
@@ -13,7 +13,6 @@ from edgekit_toolkit.costs.target_model import NodeCost
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.range_trap import CodeRange
 
-Engine = Literal["ort", "litert"]
 # Outputs of a model for one set of inputs, in the requested order.
 Runner = Callable[[Feeds], list[NDArray[Any]]]
 Specs: TypeAlias = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
@@ -54,7 +53,7 @@ class Model(Protocol):
         size: counts of its graph.
     """
 
-    engine: Engine
+    engine: str
     file_name: str
     has_fixed_sizes: bool
 

@@ -14,7 +14,7 @@ from edgekit_toolkit.costs.peak_memory import MemoryEstimate, estimate_peak_memo
 from edgekit_toolkit.costs.target_model import NodeCost
 from edgekit_toolkit.models.input_codes import onnx_code_ranges
 from edgekit_toolkit.models.integer_division import onnx_divides_by_inputs
-from edgekit_toolkit.models.model import Engine, ModelSize, Runner, Specs, StoredTensor
+from edgekit_toolkit.models.model import ModelSize, Runner, Specs, StoredTensor
 from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.models.saturating_products import find_saturating
 from edgekit_toolkit.onnx_graph.index import opset
@@ -32,7 +32,7 @@ class OnnxModel:
         proto: the model, which must not be changed any more.
     """
 
-    engine: Engine = "ort"
+    engine: str = "ort"
     file_name = "model.onnx"
     has_fixed_sizes = False
 

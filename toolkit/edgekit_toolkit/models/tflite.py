@@ -15,7 +15,7 @@ from edgekit_toolkit.costs.target_model import NodeCost
 from edgekit_toolkit.costs.tflite_operators import tflite_costs
 from edgekit_toolkit.models.input_codes import tflite_code_ranges
 from edgekit_toolkit.models.integer_division import tflite_divides_by_inputs
-from edgekit_toolkit.models.model import Engine, ModelSize, Runner, Specs, StoredTensor
+from edgekit_toolkit.models.model import ModelSize, Runner, Specs, StoredTensor
 from edgekit_toolkit.openings.sessions import open_litert
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.range_trap import CodeRange
@@ -41,7 +41,7 @@ class TfliteModel:
         size_bytes: size of the file.
     """
 
-    engine: Engine = "litert"
+    engine: str = "litert"
     file_name = "model.tflite"
     has_fixed_sizes = True
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edgekit_runtime.sessions.options import read_options
-from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.sessions.backends import open_model
 from edgekit_runtime.system.child_process import open_channel
 
 
@@ -26,20 +25,10 @@ def _try(request: Mapping[str, Any]) -> None:
 
         onnx.shape_inference.infer_shapes(onnx.load_model_from_string(bytes(model)), data_prop=True)
         return
-    with contextlib.closing(_open(request["engine"], model, request["options"])) as session:
+    with contextlib.closing(open_model(request["engine"], model, request["options"], 1)) as session:
         if request["inputs"]:
             with np.load(request["arrays"]) as arrays:
                 session.run(dict(zip(request["inputs"], arrays.values(), strict=True)))
-
-
-def _open(engine: str, model: memoryview, options: Mapping[str, Any]) -> Session:
-    if engine == "litert":
-        from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
-
-        return LiteRtSession(model, LiteRtOptions(threads=1))
-    from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-
-    return OrtSession(model, read_options(OrtOptions, "ort", options, 1))
 
 
 if __name__ == "__main__":

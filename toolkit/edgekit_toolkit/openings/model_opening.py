@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.system.child_process import JsonChild
+from edgekit_runtime.system.engines import find_engine
 
 _MODULE: Final = "edgekit_toolkit.openings.child"
 _LIMIT_S: Final = 300.0
@@ -32,9 +33,9 @@ _KILLED: Final = "by SIGKILL: often for lack of memory"
 PACKAGE_LIMIT_S: Final = 3600.0
 """Longest time to open and test a package in a child; an emulated device is slow."""
 
-Engine = Literal["ort", "litert", "onnx"]
 Feeds = Mapping[str, NDArray[Any]]
-_TITLES: Final = {"ort": "onnxruntime", "litert": "LiteRT", "onnx": "onnx's inference of shapes"}
+SHAPES: Final = "onnx"
+"""In place of an engine: onnx's inference of shapes, whose C++ code may abort too."""
 
 
 class Openings:
@@ -46,7 +47,7 @@ class Openings:
         self._child: JsonChild | None = None
 
     def check(
-        self, engine: Engine, content: bytes, options: Mapping[str, JsonValue], feeds: Feeds | None = None
+        self, engine: str, content: bytes, options: Mapping[str, JsonValue], feeds: Feeds | None = None
     ) -> None:
         """Do so as `check_opening` says."""
         stated = json.dumps([engine, dict(options)], sort_keys=True).encode()
@@ -64,7 +65,7 @@ class Openings:
             self._child.close()
             self._child = None
 
-    def _open(self, engine: Engine, content: bytes, options: Mapping[str, JsonValue], feeds: Feeds) -> str:
+    def _open(self, engine: str, content: bytes, options: Mapping[str, JsonValue], feeds: Feeds) -> str:
         """Return how the engine ended the child, or an empty text."""
         with tempfile.TemporaryDirectory(prefix="edgekit-opening-") as folder:
             model, arrays = Path(folder, "model"), Path(folder, "feeds.npz")
@@ -81,7 +82,8 @@ class Openings:
             end = self._ask(request)
             if end == _KILLED:  # as by a lack of memory, or by the end of the thread that had started it
                 end = self._ask(request)
-        return end and f"{_TITLES[engine]} ended the process that opened the model, {end}"
+        title = "onnx's inference of shapes" if engine == SHAPES else find_engine(engine).title
+        return end and f"{title} ended the process that opened the model, {end}"
 
     def _ask(self, request: Mapping[str, Any]) -> str:
         """Return how the child ended over a request, or an empty text if it lives."""
@@ -110,14 +112,14 @@ atexit.register(_openings.close)
 
 
 def check_opening(
-    engine: Engine, content: bytes, options: Mapping[str, JsonValue], feeds: Feeds | None = None
+    engine: str, content: bytes, options: Mapping[str, JsonValue], feeds: Feeds | None = None
 ) -> None:
     """Check that an engine does not end the process that opens a model; once for each model in a process.
 
     A model that the engine refuses passes: whoever opens it next gets that error.
 
     Args:
-        engine: engine of this host, or `onnx`, whose C++ code infers shapes in many steps.
+        engine: engine of this host, or `SHAPES`.
         content: the model's file.
         options: options of its backend, as a manifest states them.
         feeds: inputs on which the child runs the model as well, each time; without them it only opens it.

@@ -21,6 +21,7 @@ from edgekit_runtime.package.golden import Golden, GoldenInput, resample
 from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest, Variant
 from edgekit_runtime.package.row_sets import row_axes
 from edgekit_runtime.trust.dsse import PACKAGE_PREDICATE_TYPE, Statement
+from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.models.model import Model, Runner
 from edgekit_toolkit.onnx_graph.specs import common_specs
 from edgekit_toolkit.packaging.golden_rows import (
@@ -208,11 +209,12 @@ def _golden(
     expected, artifacts = golden_outputs(first, floats, integer=integer, axes=axes, jittered=jittered)
     order = [name for name in reference.outputs if name not in reference.axes]
     fixed = [name for name in names if name not in axes]
-    if recipe.backend == "tensorrt" or not fixed:
+    cheap_macs = find_support(recipe.backend).cheap_row_macs
+    if cheap_macs is None or not fixed:
         return Golden(reference.inputs, expected), artifacts
     drawn = {
         seed: [reference.rows[seed][order.index(name)] for name in fixed]
-        for seed in list(reference.rows)[: count_rows(reference.macs, recipe.backend)]
+        for seed in list(reference.rows)[: count_rows(reference.macs, cheap_macs)]
     }
     rows, more = golden_rows(_without(run, names, axes), feeds, drawn, fixed, integer=integer)
     return Golden(reference.inputs, expected, rows), {**artifacts, **more}
@@ -286,11 +288,11 @@ def describe_artifacts(contents: Mapping[str, bytes], roles: Mapping[str, str]) 
 
 
 def _backend(recipe: Recipe, path: str, model: Model) -> BackendChoice:
-    """TensorRT builds its engine on the device and can fall back on onnxruntime; the others stand alone."""
-    if recipe.backend != "tensorrt":
+    fallback = find_support(recipe.backend).fallback
+    if not fallback:
         return BackendChoice(recipe.backend, path, model.options)
     # No options: the model itself states what is int8, and a strongly typed build follows it.
-    return BackendChoice("tensorrt", path, {}, BackendChoice("ort", path, model.options))
+    return BackendChoice(recipe.backend, path, {}, BackendChoice(fallback, path, model.options))
 
 
 def package_bytes(assembled: Assembled, sign: Sign) -> int:

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from edgekit_host.pinned_packages import read_pinned
 from edgekit_runtime.errors import BackendError, ProvisioningError, SlowOpeningError, UnavailableError
 from edgekit_runtime.package.archive import read_package, write_package
 from edgekit_runtime.sessions.opening.package_opening import test_in_child
 from edgekit_runtime.system.child_process import run_program
+from edgekit_runtime.system.engines import find_engine
 from edgekit_runtime.system.paths import find_cache_folder
 from edgekit_runtime.trust.dsse import KnownDigest
 from edgekit_toolkit.openings.engine_proof import EngineProof
@@ -32,10 +33,6 @@ from edgekit_toolkit.packaging.signing_keys import StatementSigner
 FETCH_VARIABLE: Final = "EDGEKIT_DEVICE_ENGINES"
 """`off`: the host's own engine proves packages, and nothing is fetched."""
 
-_DISTRIBUTIONS: Final[dict[Literal["ort", "litert"], str]] = {
-    "ort": "onnxruntime",
-    "litert": "ai-edge-litert",
-}
 _FETCH_LIMIT_S: Final = 300.0
 _RETRY_AFTER_S: Final = 600.0  # without a network each try takes its time
 _TEST_LIMIT_S: Final = 300.0
@@ -63,7 +60,7 @@ class DeviceEngine:
 
 
 def prove(
-    package: Assembled, engine: Literal["ort", "litert"], signer: StatementSigner, show: Callable[[str], None]
+    package: Assembled, engine: str, signer: StatementSigner, show: Callable[[str], None]
 ) -> EngineProof:
     """Return what the release that devices run says about `package`.
 
@@ -98,9 +95,9 @@ def prove(
     return EngineProof(device, device, problem=problem)
 
 
-def find_device_engine(engine: Literal["ort", "litert"], show: Callable[[str], None]) -> DeviceEngine:
+def find_device_engine(engine: str, show: Callable[[str], None]) -> DeviceEngine:
     """Return the release of an engine that devices run, for this Python; fetch it if need be, and say so."""
-    name = _DISTRIBUTIONS[engine]
+    name = find_engine(engine).distributions[0]
     try:
         pinned = read_pinned(engine, platform.machine(), platform.python_version())
     except ProvisioningError as error:

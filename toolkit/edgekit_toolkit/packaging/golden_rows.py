@@ -36,19 +36,19 @@ _FLOORS: Final = (1e-6, 1e-4, 1e-2)  # where rounding moves small scores too far
 _MIN_ROWS: Final = 2
 _MAX_ROWS: Final = 5
 # Multiply-adds that a row may cost for all rows to be taken, which then take half as long as opening.
-_CHEAP_ROW: Final = {"ort": 8e6, "litert": 5e6}
+_CHEAP_ROW_MACS: Final = 8e6  # of onnxruntime; `EngineSupport.cheap_row_macs` has that of each engine
 
 Outputs = Sequence[NDArray[Any]]
 
 
-def count_rows(macs: float, backend: str = "ort") -> int:
+def count_rows(macs: float, cheap_row_macs: float = _CHEAP_ROW_MACS) -> int:
     """Return how many further rows a package has; costly models get fewer, and more where opening takes long.
 
     Args:
         macs: multiply-adds of one inference.
-        backend: backend of the package.
+        cheap_row_macs: multiply-adds that a row may cost for all rows to be taken.
     """
-    return int(np.clip(_MAX_ROWS * _CHEAP_ROW[backend] / max(macs, 1.0), _MIN_ROWS, _MAX_ROWS))
+    return int(np.clip(_MAX_ROWS * cheap_row_macs / max(macs, 1.0), _MIN_ROWS, _MAX_ROWS))
 
 
 def choose_seeds(run: Runner, first: Feeds, *, macs: float) -> tuple[int, ...]:

@@ -22,14 +22,13 @@ from edgekit_runtime.errors import RecipeError
 from edgekit_runtime.package.golden import MAX_SEED
 from edgekit_runtime.package.variants import MAX_VARIANTS
 from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_toolkit.engines.record import find_support, list_supported
 from edgekit_toolkit.quantize.forms import Form
 
 RECIPE_FORMAT: Final = "https://edgekit.dev/recipe/v1"
 MAX_RECIPE_BYTES: Final = 64 << 20
 _MAX_INTEGER: Final = 2**31 - 1
 _TOOLS: Final = ("numpy", "onnx", "onnxoptimizer", "onnxruntime")
-_LITERT_TOOLS: Final = ("ai-edge-litert", "ai-edge-quantizer", "flatbuffers")
-_BACKENDS: Final = ("litert", "ort", "tensorrt")  # backends that packages are made for here
 _COUNT: Final = Range(1, _MAX_INTEGER)
 _Number = Annotated[float, Range(-math.inf, math.inf)]
 _OPTIONAL: Final = frozenset({"variants", "disabled_optimizers", "fixed", "written_out", "golden_rows"})
@@ -133,7 +132,7 @@ class Recipe:
 
 def tool_versions(*backends: str) -> dict[str, str]:
     """Return versions of the tools that decide the bytes of a package for these backends."""
-    names = (*_TOOLS, *(_LITERT_TOOLS if "litert" in backends else ()))
+    names = dict.fromkeys((*_TOOLS, *(tool for name in backends for tool in find_support(name).tools)))
     found = {"edgekit": __version__}
     for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):  # then it made no form of the model
@@ -205,6 +204,6 @@ def _read(value: dict[str, Any]) -> Recipe:
         raise RecipeError(f"variants: a name stands twice in {', '.join(names)}")
     records: list[Recipe | RecipeVariant] = [recipe, *recipe.variants]
     for one in records:
-        if one.backend not in _BACKENDS:
-            raise RecipeError(f"backend is {one.backend!r}, expected one of {', '.join(_BACKENDS)}")
+        if one.backend not in list_supported():
+            raise RecipeError(f"backend is {one.backend!r}, expected one of {', '.join(list_supported())}")
     return recipe

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.packaging.assemble import Assembled
 from edgekit_toolkit.packaging.device_engine import prove
@@ -16,7 +17,7 @@ from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import Choice, Measured, choose
 from edgekit_toolkit.selection.confirmation import Acceptance, Accepted
-from edgekit_toolkit.tensorrt.check import TensorRtCheck, check_tensorrt
+from edgekit_toolkit.tensorrt.check import TensorRtCheck
 
 _NEEDED: Final = "another --backend that the target runs, or a model that the engine accepts"
 
@@ -70,26 +71,16 @@ def check_accepted(
     """
     found: TensorRtCheck | None = None
     notes: tuple[str, ...] = ()
-    if backend == "tensorrt":
-        found = _check_tensorrt(model, feeds)
+    support = find_support(backend)
+    if support.check is not None:
+        found = support.check(model, feeds)
         if found.version is None:  # not installed, crashed or out of time: no answer is not a refusal
             notes = (f"not checked with TensorRT's parser and builder: {found.errors[0]}",)
             found = None
         elif not found.accepted:
             return Acceptance("TensorRT", found.errors[0], tensorrt=found)
-    # With TensorRT, onnxruntime is the fallback.
-    proof = prove(package, "litert" if backend == "litert" else "ort", signer, show)
+    proof = prove(package, support.judged_on, signer, show)
     return Acceptance(proof.engine if proof.problem else "", proof.problem, notes, found, proof)
-
-
-def _check_tensorrt(model: Model, feeds: Feeds) -> TensorRtCheck:
-    # The check needs the shapes of inputs that have free sizes beside the batch.
-    shapes = {
-        spec.name: (feeds[spec.name].shape,) * 3
-        for spec in model.specs()[0]
-        if any(isinstance(size, str) for size in spec.shape[1:])
-    }
-    return check_tensorrt(model.content, shapes=shapes)
 
 
 def _with_refusals(choice: Choice, refused: Sequence[str]) -> Choice:

@@ -12,7 +12,7 @@ from edgekit_runtime.errors import BackendError, EdgekitError, ModelError, Recip
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.pipeline.request import Progress
 from edgekit_toolkit.quantize import forms
-from edgekit_toolkit.quantize.clipping import least_error_range, percentile_range
+from edgekit_toolkit.quantize.clipping import RANGE_METHODS
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.quantizer import Factors, Quantizer
@@ -367,9 +367,13 @@ class _Search:
         samples = list(islice(self.calibration(), _HISTOGRAM_SAMPLES))
         histograms = self.quantizer.histograms(kernels, samples, whole)
         symmetric = self.quantizer.scheme.symmetric
-        kept = {name: percentile_range(one) for name, one in histograms.items()}
-        closest = {name: least_error_range(one, symmetric=symmetric) for name, one in histograms.items()}
-        return {"99.99 % ranges": {**whole, **kept}, "least-error ranges": {**whole, **closest}}
+        ranges: dict[str, Ranges] = {}
+        for method in RANGE_METHODS:
+            narrowed = {
+                name: method.narrow(histogram, symmetric=symmetric) for name, histogram in histograms.items()
+            }
+            ranges[method.label] = {**whole, **narrowed}
+        return ranges
 
     def _mix_kernels(self, best: Candidate, limit_s: float) -> None:
         """Add mixed-precision forms: the best static one with its noisiest blocks in float."""

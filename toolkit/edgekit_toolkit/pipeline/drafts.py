@@ -7,6 +7,7 @@ from typing import Any
 
 from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE, RUN_MEMORY_FIGURE
 from edgekit_runtime.sessions.latency import Latency
+from edgekit_runtime.system.engines import find_engine
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.evaluation.judge import find_memory, model_on_target
 from edgekit_toolkit.evaluation.scoring import Scores
@@ -156,6 +157,6 @@ def _score(candidate: Candidate, prepared: Prepared, scores: Scores, place: int)
         "samples_sha256": evaluation.sha256,
         "label": score_label(candidate.model),
         "on": "host",
-        "engine": {"ort": "onnxruntime", "litert": "LiteRT"}[candidate.model.engine],
+        "engine": find_engine(candidate.model.engine).title,
         **({} if evaluation.is_generated else drop),
     }

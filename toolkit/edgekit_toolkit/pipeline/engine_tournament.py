@@ -7,7 +7,6 @@ a device, as variants of a package made for that. TensorRT takes no part: it nee
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +14,9 @@ from edgekit_runtime.autotune.tournament import Entrant, hold_tournament
 from edgekit_runtime.errors import BackendError, BudgetError, EdgekitError, ModelError, OutputError
 from edgekit_runtime.package.archive import read_package, write_package
 from edgekit_runtime.sessions import EngineMissingError
+from edgekit_runtime.system.engines import find_engine
 from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.packaging.assemble import combine
 from edgekit_toolkit.packaging.signing_keys import StatementSigner, load_signer
 from edgekit_toolkit.pipeline.prepare import Prepared
@@ -30,12 +31,12 @@ _SECONDS: Final = 20.0  # approximate time of the tournament; models of less tha
 
 def engines_of(target: Target) -> list[str]:
     """Return the engines of a target that a host can run, the preferred first."""
-    return [name for name in (target.backend.default, target.backend.fallback) if name in {"ort", "litert"}]
+    return [name for name in target.backend.names if find_support(name).runs_here]
 
 
 def engines_here(target: Target) -> list[str]:
-    """Return the installed engines of a target; onnxruntime always is, since it judges every model."""
-    return [name for name in engines_of(target) if name == "ort" or find_spec("ai_edge_litert")]
+    """Return the installed engines of a target."""
+    return [name for name in engines_of(target) if find_engine(name).is_installed]
 
 
 def search_engines(request: Request, signer: StatementSigner, progress: Progress) -> Run:

@@ -8,6 +8,7 @@ import onnx
 
 from edgekit_runtime.drift.class_outputs import class_output
 from edgekit_runtime.errors import BackendError, DataError, ModelError
+from edgekit_toolkit.evaluation.metrics import METRICS
 from edgekit_toolkit.importers.model_file import SourceModel, errors_with_path
 from edgekit_toolkit.importers.sizes import Size, StatedSizes, list_sizes, settle, with_batch
 from edgekit_toolkit.importers.source import load_model
@@ -193,7 +194,7 @@ def _stated_class_output(request: Request, floats: Model, samples: Samples) -> s
     if request.metric == "auto":
         is_stated = samples.evaluation.labelled
     else:
-        is_stated = request.metric in ("top1", "top5", "agreement")
+        is_stated = request.metric in METRICS and METRICS[request.metric].reads_classes
     if not is_stated and request.labels is not None:
         is_stated = len(class_names(request.labels)) == output.shape[-1]
     return output.name if is_stated else None

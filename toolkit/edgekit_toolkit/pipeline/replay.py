@@ -9,6 +9,7 @@ import onnx
 from edgekit_runtime.errors import DataError, ManifestError, PackageError, RecipeError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS
 from edgekit_runtime.package.canonical_zip import read_members
+from edgekit_toolkit.engines.record import find_support, list_supported
 from edgekit_toolkit.importers.source import load_model
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
@@ -17,7 +18,7 @@ from edgekit_toolkit.onnx_graph.ort_options import disable_optimizers
 from edgekit_toolkit.packaging.assemble import Assembled, assemble, combine, golden_reference
 from edgekit_toolkit.packaging.recipe import Recipe, read_recipe, tool_versions
 from edgekit_toolkit.passes.chain import replay
-from edgekit_toolkit.quantize.forms import EarlierModel, build
+from edgekit_toolkit.quantize.forms import EarlierModel
 
 
 def read_earlier(path: Path) -> tuple[Recipe, EarlierModel]:
@@ -89,10 +90,10 @@ def _rebuild(floats: Model, recipe: Recipe, earlier: EarlierModel | None) -> Mod
     form = recipe.form
     if earlier is not None and form.earlier is not None and form.earlier.sha256 == earlier.sha256:
         form = replace(form, earlier=earlier)
-    model = _build(floats, replace(recipe, form=form))
+    model = find_support(recipe.backend).build(floats, form, recipe.dims)
     made = None if model is None else hashlib.sha256(model.content).hexdigest()
     if model is None or made != recipe.model_sha256:
-        here = tool_versions("litert")
+        here = tool_versions(*list_supported())
         changed = [
             f"{name} {version} (here {here.get(name)})"
             for name, version in recipe.tools.items()
@@ -109,24 +110,3 @@ def _rebuild(floats: Model, recipe: Recipe, earlier: EarlierModel | None) -> Mod
             " it was edited by hand or is damaged"
         )
     return model
-
-
-def _build(floats: Model, recipe: Recipe) -> Model | None:
-    """Return the model of the recipe's form; a conversion was checked when the recipe was made.
-
-    Raises:
-        RecipeError: the recipe is for an engine that does not run the model.
-    """
-    if recipe.backend != "litert":
-        if not isinstance(floats, OnnxModel):
-            raise RecipeError(
-                f"the recipe is for {recipe.backend}, which does not run .tflite models; make another one by"
-                " its options"
-            )
-        made = build(floats.proto, recipe.form)
-        return None if made is None else OnnxModel(made)
-    from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
-    from edgekit_toolkit.tflite.convert import convert
-
-    content = convert(floats.proto, recipe.dims) if isinstance(floats, OnnxModel) else floats.content
-    return LiteRtQuantizer(content, threads=1).build(recipe.form)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.evaluation.host_memory import measure_memory_here
 from edgekit_toolkit.evaluation.judge import measure_latencies, measure_processor_ratios
 from edgekit_toolkit.evaluation.scoring import Scores, score_candidates
@@ -22,7 +23,6 @@ from edgekit_toolkit.pipeline.prepare import Prepared, check_fixed_sizes, prepar
 from edgekit_toolkit.pipeline.request import Phases, Progress, Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
 from edgekit_toolkit.pipeline.warnings import find_warnings
-from edgekit_toolkit.quantize.backends import KINDS, open_quantizer
 from edgekit_toolkit.quantize.forms import DYNAMIC_INT8
 from edgekit_toolkit.samples.split import feeds_only
 from edgekit_toolkit.selection.budget import Budget
@@ -49,21 +49,24 @@ def search(
         BackendError: the engine fails on the source model.
         BudgetError: no form of the model can keep the limit on size.
     """
-    phases = Phases(progress)
+    phases, support = Phases(progress), find_support(request.backend)
     prepared = prepared or prepare(request, phases)
     with phases.phase("convert"):
-        if request.backend == "litert" and not prepared.floats.has_fixed_sizes:
+        if support.fixes_sizes and not prepared.floats.has_fixed_sizes:
             check_fixed_sizes(prepared)
-        quantizer = open_quantizer(
-            prepared.floats, request.backend, request.target,
-            threads=request.threads, dims=prepared.dims, feeds=prepared.feeds,
-        )  # fmt: skip
+        quantizer = support.open_quantizer(
+            prepared.floats,
+            request.target,
+            threads=request.threads,
+            dims=prepared.dims,
+            feeds=prepared.feeds,
+        )
     with phases.phase("search"):
         found = find_candidates(
             quantizer,
             lambda: feeds_only(prepared.samples.calibration),
             per_channel=request.target.quantization.per_channel,
-            kinds=KINDS[request.backend],
+            kinds=support.kinds,
             max_bytes=request.budget.limits.get("size", math.inf),
             limit_s=request.search_s,
             dims=prepared.dims,
@@ -123,12 +126,14 @@ def _score(
     """Return scores and sessions of the candidates; removes candidates that cannot be chosen from `found`."""
     source, evaluation = prepared.source, prepared.samples.evaluation
     runs = [one.model.open(names, threads=request.threads) for one in found.candidates]
+    # Dynamic int8 takes its ranges from the whole batch, so samples run alone, as on the device. A converted
+    # .tflite has a fixed batch.
+    takes_batch_range = any(one.form.kind == DYNAMIC_INT8 for one in found.candidates)
+    runs_alone = takes_batch_range or find_support(request.backend).fixes_sizes
     scores = score_candidates(
         source.model.open(names, threads=request.threads, rewrites=False),
         runs, evaluation, request.metric, inputs=source.inputs, outputs=source.outputs,
-        # Dynamic int8 takes its ranges from the whole batch, so samples run alone, as on the device. A
-        # converted .tflite has a fixed batch.
-        alone=request.backend == "litert" or any(one.form.kind == DYNAMIC_INT8 for one in found.candidates),
+        alone=runs_alone,
         progress=lambda done, total: progress("judging on held-out samples", done, total),
     )  # fmt: skip
     found.leave_out(scores.spoiled)
@@ -160,7 +165,7 @@ def _choose(
 ) -> tuple[tuple[JudgedCandidate, ...], Accepted]:
     """Return the choice, and the candidates with the drop of each that was compared with the limit."""
     by_id = {one.id: one for one in drafted}
-    on_gpu = request.backend == "tensorrt"
+    on_gpu = find_support(request.backend).on_gpu
 
     @functools.cache
     def check(candidate_id: str) -> Acceptance:

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 
 from edgekit_runtime.offload.measurement.machine_facts import describe_engine
 from edgekit_runtime.sessions.ort_products import saturates
+from edgekit_runtime.system.engines import find_engine, parse_engine
 from edgekit_runtime.system.install_hint import install_command
+from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.evaluation.metrics import Metric
 from edgekit_toolkit.importers.sizes import list_sizes
 from edgekit_toolkit.measurement.arithmetic import instruction_set, measures_here
-from edgekit_toolkit.measurement.device_profile import is_current, parse_engine
+from edgekit_toolkit.measurement.device_profile import is_current
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
@@ -54,24 +56,20 @@ def find_warnings(run: Run) -> list[str]:
         notes.append(str(prepared.wrong_rewrites))
     notes.extend(run.found.wrong_rewrites)
     notes.extend(f"left out: {text}" for text in run.found.dropped)
-    if request.target.backend.default == "litert" and request.backend == "ort":
+    preferred = request.target.backend.default
+    extra = find_support(preferred).extra
+    if extra and request.backend == request.target.backend.fallback:
+        title, packaged = find_engine(preferred).title, find_engine(request.backend).title
         notes.append(
-            f"{request.target.name} prefers LiteRT; this package is for onnxruntime, its fallback."
-            f" A package for LiteRT needs it here as well: {install_command('litert-host')}"
+            f"{request.target.name} prefers {title}; this package is for {packaged},"
+            f" its fallback. A package for {title} needs it here as well: {install_command(extra)}"
         )
-    elif request.target.backend.default != request.backend:
+    elif preferred != request.backend:
         notes.append(
             f"figures modelled for {request.target.name} are those of {request.target.backend.default}, the"
             f" engine that it prefers; {request.backend} may be faster or slower"
         )
-    if request.backend == "tensorrt":
-        notes.append(
-            "scores are judged with onnxruntime on this machine; TensorRT builds its engine on the device and"
-            " may round differently"
-        )
-        notes.append(
-            "memory is estimated for the onnxruntime fallback; TensorRT's CUDA context is not modelled"
-        )
+    notes.extend(find_support(request.backend).notes)
     if (profile_problem := _find_profile_problem(request)) is not None:
         notes.append(profile_problem)
     if run.load.is_heavy:
@@ -106,7 +104,7 @@ def _find_profile_problem(request: Request) -> str | None:
     """Return why a profile is not used or may not hold, or None."""
     if (times := request.target.device_times) is None:
         return None
-    name, engine = request.target.name, parse_engine(times.engine)
+    name, engine = request.target.name, parse_engine(times.engine).name
     if engine != request.backend:
         return (
             f"the profile of {name} is of {times.engine}; the latency of this package, for"
@@ -136,7 +134,7 @@ def _arithmetic_warnings(run: Run) -> list[str]:
             " VNNI, or give the float model"
         )
     in_codes = any(one.model.computes_in_codes() for one in run.candidates)
-    if in_codes and run.request.backend != "litert" and saturates():
+    if in_codes and find_support(run.request.backend).slows_exact_products and saturates():
         notes.append(
             f"int8 times of this machine ({instruction_set()}, no VNNI) are those of slower, exact kernels;"
             f" where the model of {target} cannot tell forms apart, they count against int8 (see"

@@ -8,7 +8,8 @@ Source: H. Wu et al., Integer Quantization for Deep Learning Inference: Principl
 rapid deployment, 2019, section 2.1 (rounding noise and clipping noise).
 """
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ _STEPS: Final = 64
 _CODES: Final = 255
 
 
-def percentile_range(histogram: Histogram) -> tuple[float, float]:
+def percentile_range(histogram: Histogram, *, symmetric: bool) -> tuple[float, float]:  # noqa: ARG001  # see `narrow`
     """Return the range that holds 99.99 % of the values."""
     edges = _edges(histogram)
     share = np.cumsum(histogram.counts) / max(int(histogram.counts.sum()), 1)
@@ -50,6 +51,37 @@ def least_error_range(histogram: Histogram, *, symmetric: bool) -> tuple[float, 
     total = below[:, None] + above[None, :] + rounding
     place = np.unravel_index(int(total.argmin()), total.shape)
     return float(lows[place[0]]), float(highs[place[1]])
+
+
+class NarrowRange(Protocol):
+    """Returns a narrower range of an activation."""
+
+    def __call__(self, histogram: Histogram, *, symmetric: bool) -> tuple[float, float]:
+        """Return the lowest and the highest value that gets a code of its own.
+
+        Args:
+            histogram: the values of one activation.
+            symmetric: whether codes reach equally far on both sides of 0.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class RangeMethod:
+    """A way to choose ranges that the search tries beside the range of all values.
+
+    Attributes:
+        label: name in the labels of candidates.
+        narrow: chooses the range.
+    """
+
+    label: str
+    narrow: NarrowRange
+
+
+RANGE_METHODS: Final = (
+    RangeMethod("99.99 % ranges", percentile_range),
+    RangeMethod("least-error ranges", least_error_range),
+)
 
 
 def _edges(histogram: Histogram) -> NDArray[np.float64]:

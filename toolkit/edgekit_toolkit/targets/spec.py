@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgekit_runtime.errors import TargetError
+from edgekit_runtime.system.engines import find_engine, list_registered
 from edgekit_toolkit.targets.figures import Figure, Source, check_figures
 
 Precision = Literal["fp32", "fp16", "int8"]
 Form = Literal["symmetric", "asymmetric"]
 Architecture = Literal["aarch64", "x86_64"]
-BackendName = Literal["ort", "tensorrt", "litert"]
 CodeType = Literal["int8", "uint8"]
 
 _LEAST_S, _MOST_S = 1e-7, 1e4  # of a calibration network on any device
@@ -177,12 +177,26 @@ class Quantization:
 class Backend:
     """The backend to package for, and the one to fall back to on the device."""
 
-    default: BackendName
-    fallback: BackendName | None = None
+    default: str
+    fallback: str | None = None
 
     def __post_init__(self) -> None:
+        engines = [engine.name for engine in list_registered() if engine.file_format]
+        for field, name in (("default", self.default), ("fallback", self.fallback)):
+            if name is not None and name not in engines:
+                raise TargetError(f"{field} is {name!r}, expected one of {', '.join(engines)}")
         if self.fallback == self.default:
             raise TargetError(f"fallback: expected another backend than {self.default!r}")
+
+    @property
+    def names(self) -> list[str]:
+        """Both, the preferred one first."""
+        return [name for name in (self.default, self.fallback) if name is not None]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the preferred one computes on a GPU."""
+        return find_engine(self.default).on_gpu
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class Installer:
             SlotError: it is refused, is not the package `wanted`, or cannot be written.
             BackendError: no engine runs it here, or its self-test failed.
         """
-        from edgekit_runtime.sessions.session import check_engines  # with numpy, which an idle agent lacks
+        from edgekit_runtime.sessions.backends import check_engines
 
         socket_path = self.find_service()
         if socket_path is None or not is_listening(socket_path):

@@ -12,7 +12,7 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import Range, from_plain
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.offload.cut_table import Compression
-from edgekit_runtime.offload.measurement.machine_facts import MachineFacts, MeasuredEngine
+from edgekit_runtime.offload.measurement.machine_facts import MachineFacts
 from edgekit_runtime.offload.measurement.request_cost import RequestCost
 
 MAX_HEADER_BYTES: Final = 4 << 20
@@ -96,7 +96,7 @@ class Job:
     graphs: tuple[JobGraph, ...]
     blob_bytes: tuple[int, ...]
     seconds: _Seconds = 10.0
-    engine: MeasuredEngine = "ort"
+    engine: str = "ort"
     quota: _Quota | None = None
     usual_s: _Seconds | None = None
 

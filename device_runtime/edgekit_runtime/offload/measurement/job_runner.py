@@ -32,11 +32,11 @@ from edgekit_runtime.offload.measurement.job import (
     Timing,
     TransferCoding,
 )
-from edgekit_runtime.offload.measurement.machine_facts import MachineFacts, MeasuredEngine, describe_machine
+from edgekit_runtime.offload.measurement.machine_facts import MachineFacts, describe_machine
 from edgekit_runtime.offload.measurement.request_cost import average_middle, measure_request
+from edgekit_runtime.sessions.backends import open_model
 from edgekit_runtime.sessions.options import read_options
-from edgekit_runtime.sessions.ort import OrtOptions, OrtSession, create_session, make_settings, with_weights
-from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.sessions.ort import OrtOptions, create_session, make_settings, with_weights
 from edgekit_runtime.system.processor_speed import (
     MOST_WAITING,
     SpeedGate,
@@ -165,15 +165,9 @@ def _open(graph: JobGraph, blobs: Sequence[memoryview], folder: Path, number: in
     return _bind(_load(graph, blobs, folder / f"{number}.onnx", lambda _: None), graph, blobs)
 
 
-def _open_session(model: memoryview, engine: MeasuredEngine) -> Callable[[], object]:
+def _open_session(model: memoryview, engine: str) -> Callable[[], object]:
     """Return a call that runs a model once on generated values, in a session as a package has it."""
-    session: Session
-    if engine == "litert":
-        from edgekit_runtime.sessions.litert.session import LiteRtSession
-
-        session = LiteRtSession(model)
-    else:
-        session = OrtSession(model)
+    session = open_model(engine, model)
     values = np.random.default_rng(0)
     feeds = {spec.name: _make_values(spec.dtype, spec.shape, values) for spec in session.inputs}
     return lambda: session.run(feeds)

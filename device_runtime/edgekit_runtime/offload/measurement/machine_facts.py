@@ -5,16 +5,13 @@ import os
 import platform
 import time
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.sessions.litert.engine import find_engine
+from edgekit_runtime.system.engines import EngineMissingError, find_engine
 from edgekit_runtime.system.processor_speed import find_cpu
-
-MeasuredEngine: TypeAlias = Literal["ort", "litert"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +39,7 @@ class MachineFacts:
     usual_s: Annotated[float, Range(0, 86400)] | None = None
 
 
-def describe_machine(quota: float | None = None, engine: MeasuredEngine = "ort") -> MachineFacts:
+def describe_machine(quota: float | None = None, engine: str = "ort") -> MachineFacts:
     """Return the facts about this machine.
 
     Args:
@@ -66,21 +63,16 @@ def describe_machine(quota: float | None = None, engine: MeasuredEngine = "ort")
     )
 
 
-def describe_engine(engine: MeasuredEngine) -> str:
+def describe_engine(engine: str) -> str:
     """Return the name and release of an engine of this machine, such as `onnxruntime 1.24.4`.
 
     Raises:
         BackendError: it is not installed.
     """
-    if engine == "litert":
-        module = find_engine().__name__.partition(".")[0]
-        name = module.replace("_", "-")
-        return f"{name} {metadata.version(name)}"
     try:
-        import onnxruntime
-    except ImportError as cause:
-        raise BackendError(f"measuring needs onnxruntime ({cause}); install edgekit[onnx] here") from cause
-    return f"onnxruntime {onnxruntime.__version__}"
+        return " ".join(find_engine(engine).find_release())
+    except EngineMissingError as cause:
+        raise BackendError(f"measuring: {cause}") from cause
 
 
 def _find_quota() -> float | None:

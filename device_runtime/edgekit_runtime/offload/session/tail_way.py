@@ -14,8 +14,9 @@ from edgekit_runtime.offload.cut_table import Compression, InputCodes, OffloadPl
 from edgekit_runtime.offload.offload_server import TailRequest, make_tail_request
 from edgekit_runtime.offload.probe_schedule import BackOff
 from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.sessions.backends import open_choice
 from edgekit_runtime.sessions.selftest import GoldenCase, read_golden
-from edgekit_runtime.sessions.session import Session, cancel_runs, open_choice
+from edgekit_runtime.sessions.session import Session, cancel_runs
 from edgekit_runtime.tensors import Array, TensorSpec
 
 _GRID_VALUES: Final = 4096  # values of a channel checked against a fine grid; the range is checked for all

@@ -40,8 +40,6 @@ _WRITE: Final = ("POST",)
 _EXTENSIONS: Final = (
     *("binary_tensor_data", "model_repository", "schedule_policy", "shared_memory", "statistics"),
 )
-# Backend -> PROJECT_FORMAT, as the protocol has it; it names none for LiteRT.
-_PLATFORMS: Final = {"ort": "onnx_onnxv1", "tensorrt": "tensorrt_plan", "litert": "litert_tflite"}
 
 
 class Router:
@@ -234,11 +232,10 @@ class Router:
 
     def _describe_model(self, name: str, version: str | None) -> dict[str, Any]:
         served = self._models.find(name, version)
-        manifest = served.loaded.manifest
         return {
             "name": name,
             "versions": self._models.versions_of(name),
-            "platform": _PLATFORMS.get(manifest.backend.name, f"edgekit_{manifest.backend.name}"),
+            "platform": served.loaded.platform,
             "inputs": [_describe_tensor(spec) for spec in served.codec.inputs],
             "outputs": [_describe_tensor(spec) for spec in served.codec.outputs],
         }

@@ -13,7 +13,7 @@ from edgekit_runtime.package.archive import DEFAULT_LIMITS
 from edgekit_runtime.service.models.source import Load, Source
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded
-from edgekit_runtime.sessions.session import check_engines
+from edgekit_runtime.sessions.backends import check_engines
 from edgekit_runtime.slots import HEALTHY, UNPROVEN, Choice, Slots
 from edgekit_runtime.slots.access import RecordError
 from edgekit_runtime.slots.choice import NothingToOpenError

@@ -9,14 +9,15 @@ records whether a model may do that. A package without the record is searched fo
 
 import platform
 import re
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE
 from edgekit_runtime.package.fixed_work import has_loop
 from edgekit_runtime.package.variants import Variant
+from edgekit_runtime.system.engines import Engine, get_engine
 
-_UNSTOPPABLE: Final = ("litert", "tensorrt")  # backends whose sessions have no `cancel_runs`
 _TRAPPING_MACHINES: Final = frozenset({"x86_64", "amd64", "i386", "i486", "i586", "i686"})
 # The operator of a node in an ONNX file: field 4 of NodeProto, three bytes long.
 _OPERATORS: Final = re.compile(rb"\x22\x03(?:Div|Mod)")
@@ -26,9 +27,8 @@ def find_isolation_reason(package: OpenedPackage) -> str | None:
     """Return why a model should run in a process of its own, after its name; or None."""
     if can_trap(package):
         return "divides integers by values of its inputs, which can end the process that does it"
-    choices = [choice for variant in package.manifest.all_variants for choice in variant.backend.chain]
-    models = {choice.artifact for choice in choices if choice.name in _UNSTOPPABLE}
-    if any(has_loop(package.read(model)) for model in models):
+    endless = _list_models(package.manifest.all_variants, lambda engine: not engine.can_stop_runs)
+    if any(has_loop(package.read(model)) for model in endless):
         return "has a loop, in which its engine cannot be stopped"
     return None
 
@@ -49,5 +49,12 @@ def _divides(package: OpenedPackage, variant: Variant) -> bool:
     stated = variant.figures.get(INTEGER_DIVISION_FIGURE)
     if isinstance(stated, bool):
         return stated
-    models = {choice.artifact for choice in variant.backend.chain if choice.name == "ort"}
+    models = _list_models([variant], lambda engine: engine.traps_on_division)
     return any(_OPERATORS.search(package.read(model)) is not None for model in models)
+
+
+def _list_models(variants: Iterable[Variant], applies: Callable[[Engine], bool]) -> set[str]:
+    """Return the artifacts that an engine opens to which a rule applies."""
+    choices = [choice for variant in variants for choice in variant.backend.chain]
+    engines = [(choice.artifact, get_engine(choice.name)) for choice in choices]
+    return {artifact for artifact, engine in engines if engine is not None and applies(engine)}

@@ -23,12 +23,13 @@ from edgekit_runtime.service.serving.hostile_inputs import find_isolation_reason
 from edgekit_runtime.service.serving.load_deadline import LoadAttempt
 from edgekit_runtime.service.serving.memory_estimate import count_sessions, model_bytes
 from edgekit_runtime.service.serving.remote import IsolatedVersion
+from edgekit_runtime.sessions.backends import open_preferred, open_session
 from edgekit_runtime.sessions.instances import LoadedWay, open_instances, warm_up
 from edgekit_runtime.sessions.local_results import recall_order, recall_tuned
 from edgekit_runtime.sessions.row_independence import rows_are_independent
 from edgekit_runtime.sessions.selftest import GoldenCase, read_golden
-from edgekit_runtime.sessions.session import Session, open_preferred, open_session
-from edgekit_runtime.system.engines import EngineMissingError
+from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.system.engines import EngineMissingError, get_engine
 from edgekit_runtime.system.own_process import trim_memory
 from edgekit_runtime.system.resource_errors import check_descriptors, check_lack
 from edgekit_runtime.tensors import TensorSpec
@@ -73,6 +74,13 @@ class Loaded:
     def variant(self) -> str:
         """The variant of the usual way."""
         return self.ways[0].variant if self.ways else DEFAULT_VARIANT
+
+    @property
+    def platform(self) -> str:
+        """The format of its model, as the Open Inference Protocol names it."""
+        name = self.manifest.backend.name
+        engine = get_engine(name)
+        return (engine and engine.platform) or f"edgekit_{name}"
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -191,11 +199,8 @@ def find_limit(package: OpenedPackage, options: ModelOptions) -> float:
     if options.load_timeout_s is not None:
         return options.load_timeout_s
     backends = [variant.backend for variant in package.manifest.all_variants]
-    if all(backend.name != "tensorrt" or backend.fallback is not None for backend in backends):
-        return _LOAD_TIMEOUT_S
-    from edgekit_runtime.sessions.tensorrt.build import BUILD_TIME_LIMIT_S  # only where there is TensorRT
-
-    return BUILD_TIME_LIMIT_S + _LOAD_TIMEOUT_S
+    engines = [get_engine(backend.name) for backend in backends if backend.fallback is None]
+    return _LOAD_TIMEOUT_S + max((engine.builds_for_s for engine in engines if engine), default=0.0)
 
 
 def _load_here(package: OpenedPackage, options: ModelOptions, attempt: LoadAttempt[Loaded]) -> Loaded:

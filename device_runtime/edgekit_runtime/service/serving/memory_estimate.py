@@ -8,9 +8,9 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.package.figures import SUBMODEL_BYTES_FIGURE
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.system.engines import get_engine
 
 _PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations; see docs/explanation/memory.md
-_SHARED: Final = ("ort",)  # backends whose sessions are concurrent
 
 
 def needed_bytes(packages: Iterable[Path]) -> int:
@@ -20,7 +20,8 @@ def needed_bytes(packages: Iterable[Path]) -> int:
 
 def count_sessions(manifest: Manifest, options: ModelOptions) -> int:
     """Return how many sessions a package's first backend opens in one process; see `open_instances`."""
-    return 1 if manifest.backend.name in _SHARED else options.instances
+    engine = get_engine(manifest.backend.name)
+    return 1 if engine is not None and engine.shares_model else options.instances
 
 
 def model_bytes(manifest: Manifest, path: Path, options: ModelOptions, sessions: int) -> int:

@@ -19,9 +19,9 @@ from typing import Any, Final
 from edgekit_runtime.errors import EdgekitError, OutputError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS, Limits, OpenedPackage, read_package
 from edgekit_runtime.package.canonical_zip import MAX_ARCHIVE_BYTES, MAX_ARCHIVE_MEMBERS
+from edgekit_runtime.sessions.backends import open_preferred, open_session
 from edgekit_runtime.sessions.local_results import keep_opening
 from edgekit_runtime.sessions.selftest import run_selftest
-from edgekit_runtime.sessions.session import open_preferred, open_session
 from edgekit_runtime.system.child_process import end_with_parent
 from edgekit_runtime.system.engines import EngineMissingError
 from edgekit_runtime.system.paths import find_keys_folder

@@ -14,9 +14,9 @@ from types import ModuleType
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice
+from edgekit_runtime.sessions.backends import open_choice
 from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.selftest import read_golden
-from edgekit_runtime.sessions.session import open_choice
 from edgekit_runtime.sessions.tensorrt.build import build_engines
 from edgekit_runtime.sessions.tensorrt.cache import (
     EngineCache,

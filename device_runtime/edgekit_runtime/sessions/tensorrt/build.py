@@ -13,8 +13,8 @@ from edgekit_runtime.errors import BackendError
 from edgekit_runtime.sessions.tensorrt.cache import StoppedError
 from edgekit_runtime.sessions.tensorrt.options import TensorRtOptions
 from edgekit_runtime.system.child_process import ChildProcess
+from edgekit_runtime.system.engines import find_engine
 
-BUILD_TIME_LIMIT_S: Final = 3600.0  # large models take tens of minutes on a Jetson Orin Nano
 _POLL_S: Final = 0.2
 
 
@@ -73,12 +73,13 @@ def build_engines(
 
 
 def _run_child(folder: Path, stop: threading.Event) -> None:
-    end_s = time.monotonic() + BUILD_TIME_LIMIT_S
+    limit_s = find_engine("tensorrt").builds_for_s
+    end_s = time.monotonic() + limit_s
     with ChildProcess("edgekit_runtime.sessions.tensorrt.child", folder=folder) as child:
         while (code := child.wait(0)) is None:
             if stop.wait(_POLL_S):
                 raise StoppedError
             if time.monotonic() > end_s:
-                raise BackendError(f"building engines took over {BUILD_TIME_LIMIT_S:g} s; shrink the model")
+                raise BackendError(f"building engines took over {limit_s:g} s; shrink the model")
         if code:
             raise BackendError(f"building engines ended {child.explain_end()}")

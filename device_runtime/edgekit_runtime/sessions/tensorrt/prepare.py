@@ -25,7 +25,7 @@ _TIMING: Final = LatencyLimits(warmup_rounds=5, min_rounds=20, time_limit_s=5.0)
 _logger = logging.getLogger(__name__)
 
 
-class Engine(Session, Protocol):
+class RunnableEngine(Session, Protocol):
     """A loaded engine."""
 
     def accepts(self, inputs: Mapping[str, Array]) -> bool:
@@ -59,7 +59,7 @@ class Machine:
     power_mode: str
     cache: EngineCache
     build: BuildEngines
-    load: Callable[[bytes], Engine]
+    load: Callable[[bytes], RunnableEngine]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +94,7 @@ class PreparedEngine:
         entry: its entry in the cache, with the reasons why other engines were not stored.
     """
 
-    engine: Engine
+    engine: RunnableEngine
     precision: str
     entry: CacheEntry
 
@@ -138,7 +138,7 @@ def _build(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedEn
     if engines.timing is not None:
         _keep(functools.partial(machine.cache.write_timing, job.key, engines.timing))
     notes = [f"{what}: {why}" for what, why in engines.refused.items()]
-    admitted: dict[str, Engine] = {}
+    admitted: dict[str, RunnableEngine] = {}
     is_final = engines.refused.keys() <= {"model"}
     for precision, plan in engines.plans.items():
         if stop.is_set():
@@ -169,7 +169,7 @@ def _keep(write: Callable[[], None]) -> None:
         _logger.warning("the engine is not cached and will be built again: %s", cause)
 
 
-def _admit(job: BuildJob, machine: Machine, plan: bytes) -> Engine:
+def _admit(job: BuildJob, machine: Machine, plan: bytes) -> RunnableEngine:
     """Return the loaded engine once it has reproduced the golden outputs.
 
     Raises:
@@ -184,7 +184,7 @@ def _admit(job: BuildJob, machine: Machine, plan: bytes) -> Engine:
     return engine
 
 
-def _check(job: BuildJob, engine: Engine) -> None:
+def _check(job: BuildJob, engine: RunnableEngine) -> None:
     for what, found, stated in (
         ("inputs", engine.inputs, job.inputs),
         ("outputs", engine.outputs, job.outputs),
@@ -201,7 +201,7 @@ def _check(job: BuildJob, engine: Engine) -> None:
         raise _WrongError("; ".join(check.message for check in test.checks if not check.passed))
 
 
-def _measure(engines: dict[str, Engine], golden: GoldenCase) -> dict[str, float]:
+def _measure(engines: dict[str, RunnableEngine], golden: GoldenCase) -> dict[str, float]:
     """Return the median latencies in seconds, interleaved."""
     calls = {precision: functools.partial(engine.run, golden.inputs) for precision, engine in engines.items()}
     return {precision: found.median_s for precision, found in measure_latency(calls, _TIMING).items()}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from edgekit_runtime.errors import BackendError, EdgekitError
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.sessions.tensorrt.cache import StoppedError
-from edgekit_runtime.sessions.tensorrt.prepare import Engine, PreparedEngine
+from edgekit_runtime.sessions.tensorrt.prepare import PreparedEngine, RunnableEngine
 from edgekit_runtime.tensors import Array, TensorSpec
 
 _logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class TensorRtSession:
         """
         self.inputs, self.outputs = inputs, outputs
         # One attribute, so that a run sees both or neither of an exchange's changes.
-        self._serving: tuple[Engine | None, Session | None] = (None, fallback)
+        self._serving: tuple[RunnableEngine | None, Session | None] = (None, fallback)
         self._state = EngineState("building")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._prepare, args=(prepare,), name="tensorrt", daemon=True)

@@ -1,0 +1,180 @@
+"""Opens a package: chooses the variant and the backend, and asks the engine's record for a session."""
+
+import contextlib
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.errors import BackendError
+from edgekit_runtime.package.archive import DEFAULT_LIMITS, Limits, OpenedPackage, read_package
+from edgekit_runtime.package.manifest import BackendChoice, Manifest
+from edgekit_runtime.sessions.local_results import apply_tuned, recall_order
+from edgekit_runtime.sessions.options import DECODE
+from edgekit_runtime.sessions.session import OpenBackend, Session
+from edgekit_runtime.system.engines import EngineMissingError, check_backends, find_engine
+from edgekit_runtime.trust.dsse import Verifier
+
+_logger = logging.getLogger(__name__)
+
+
+def open_session(
+    package: Path | OpenedPackage,
+    *,
+    variant: str | None = None,
+    trust: Verifier | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    threads: int | None = None,
+) -> Session:
+    """Return a session of a variant's backend, or of its next fallback if that engine is missing.
+
+    If a tournament was held on this machine, its winner comes first; if the package was tuned here, it runs
+    with the found options.
+
+    Args:
+        package: path of a package, which is then verified first, or an opened package, which stays open.
+        variant: name of the variant; by default the choice of `open_preferred`.
+        trust: the verifier whose packages are accepted; by default the keys in `find_keys_folder()`.
+        limits: limits of reading the package.
+        threads: threads of one inference; by default as the manifest's options say.
+
+    Raises:
+        PackageError: the package is wrong (the subclass says how), or it has no such variant.
+        BackendError: no engine for it is installed, or the engine refused the model.
+    """
+    if isinstance(package, OpenedPackage):
+        if variant is None:
+            return open_preferred(package, threads)[1]
+        selected = package.select(variant)
+        order = {one.name: one for one in recall_order(package.manifest)}
+        return open_choice(selected, apply_tuned(package.manifest, order[variant].backend), threads)
+    with _open_verifier() if trust is None else contextlib.nullcontext(trust) as verifier:
+        opened = read_package(package, verifier, limits)
+    with opened:
+        return open_session(opened, variant=variant, threads=threads)
+
+
+def _open_verifier() -> contextlib.AbstractContextManager[Verifier]:
+    """Return a verifier by the keys in `find_keys_folder()`, in a separate process that ends with it.
+
+    Its memory would stay in this process: 10 MB, a sixth of the peak of a small model.
+
+    Raises:
+        SignatureError: one of the keys is no public key.
+        UnavailableError: the keys cannot be read, or the process not be started, now.
+    """
+    if getattr(sys, "frozen", False):  # a program in one file: its executable is no Python
+        from edgekit_runtime.system.paths import find_keys_folder
+        from edgekit_runtime.trust.trust_store import TrustStore
+
+        return contextlib.nullcontext(TrustStore.from_folder(find_keys_folder()))
+    from edgekit_runtime.trust.verifier_process import VerifyingProcess
+
+    return VerifyingProcess()
+
+
+def open_preferred(package: OpenedPackage, threads: int | None = None) -> tuple[str, Session]:
+    """Return the name of the variant that is best here, and a session of it.
+
+    That is the winner of the tournament on this machine, or without one the default; if no engine of it is
+    installed, the first of the others that has one.
+
+    Args:
+        package: verified.
+        threads: threads of one inference, or None for the options' number.
+
+    Raises:
+        EngineMissingError: no engine of any variant is installed; the message has every reason.
+        BackendError: the first engine that is installed refused the model or an option.
+    """
+    missing: list[EngineMissingError] = []
+    for variant in recall_order(package.manifest):
+        try:
+            choice = apply_tuned(package.manifest, variant.backend)
+            session = open_choice(package.select(variant.name), choice, threads)
+        except EngineMissingError as cause:
+            missing.append(cause)
+            continue
+        if missing:
+            _logger.warning("%s; using the variant '%s'", missing[0], variant.name)
+        return variant.name, session
+    if len(missing) == 1:
+        raise missing[0]
+    raise EngineMissingError("; and another variant: ".join(map(str, missing))) from missing[-1]
+
+
+def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | None = None) -> Session:
+    """Return a session of `choice`, or of its next fallback with an installed engine.
+
+    Args:
+        package: verified.
+        choice: a backend with its artifact, options and fallbacks.
+        threads: threads of one inference, or None for the options' number.
+
+    Raises:
+        EngineMissingError: no engine of them is installed; the message has every reason.
+        BackendError: the first engine that is installed refused the model or an option.
+    """
+    try:
+        open_model: OpenBackend = find_engine(choice.name).open
+        session = open_model(package, choice, threads)
+    except EngineMissingError as cause:
+        if choice.fallback is None:
+            raise
+        _logger.warning("%s; using the fallback '%s'", cause, choice.fallback.name)
+        try:
+            return open_choice(package, choice.fallback, threads)
+        except EngineMissingError as second:
+            raise EngineMissingError(f"{cause}; and its fallback: {second}") from second
+    if DECODE not in choice.options:
+        return session
+    from edgekit_runtime.sessions.media import MediaSession  # only if inputs are files
+
+    try:
+        return MediaSession(session, choice.options[DECODE])
+    except BaseException:
+        session.close()
+        raise
+
+
+def open_model(
+    engine: str,
+    model: bytes | memoryview,
+    options: Mapping[str, JsonValue] | None = None,
+    threads: int | None = None,
+) -> Session:
+    """Return a session of a model that is in no package.
+
+    Args:
+        engine: name of the engine.
+        model: content of a file in the engine's format.
+        options: options as in a manifest; by default none.
+        threads: threads of one inference, or None for the options' number.
+
+    Raises:
+        EngineMissingError: the engine is not installed.
+        BackendError: it opens models of packages only, or refused the model or an option.
+    """
+    opener = find_engine(engine).open_model
+    if opener is None:
+        raise BackendError(f"backend '{engine}' opens models of packages only")
+    session: Session = opener(model, options or {}, threads)
+    return session
+
+
+def check_engines(manifest: Manifest) -> None:
+    """Check that an engine is installed here for one of the backends that the manifest names.
+
+    No engine is imported, so this takes no memory, and does not detect an engine that cannot be imported.
+
+    Raises:
+        EngineMissingError: none is installed; the message says what to install for each.
+    """
+    check_backends(list_backends(manifest), f"{manifest.name} {manifest.version}")
+
+
+def list_backends(manifest: Manifest) -> tuple[str, ...]:
+    """Return the backends in the variants of a manifest; one of them is enough."""
+    choices = [choice.name for variant in manifest.all_variants for choice in variant.backend.chain]
+    return tuple(dict.fromkeys(choices))

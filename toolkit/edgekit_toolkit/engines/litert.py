@@ -1,0 +1,76 @@
+"""Packages for LiteRT: converted by our own writer, quantized with ai-edge-quantizer's algorithms."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import onnx
+
+from edgekit_runtime.engines.litert import LITERT
+from edgekit_toolkit.engines.record import EngineSupport, register_support
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.models.tflite import TfliteModel
+from edgekit_toolkit.quantize import forms, scheme
+from edgekit_toolkit.quantize.forms import Form
+from edgekit_toolkit.quantize.plan import Plan
+from edgekit_toolkit.quantize.quantizer import Quantizer
+from edgekit_toolkit.samples.generated import Feeds, generate_feeds
+from edgekit_toolkit.targets.spec import Target
+
+_CODES_RANGE: Final = (-8.0, 8.0)  # of all 8-bit codes; the values do not matter
+
+
+def _open_quantizer(
+    model: Model, target: Target, *, threads: int, dims: Mapping[str, int], feeds: Sequence[Feeds]
+) -> Quantizer:
+    from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
+    from edgekit_toolkit.tflite.check import convert_checked
+
+    content = convert_checked(model.proto, dims, feeds) if isinstance(model, OnnxModel) else model.content
+    codes = scheme.LITERT_AVX512 if "avx512" in target.cpu.isa else scheme.LITERT
+    return LiteRtQuantizer(content, threads=threads, scheme=codes)
+
+
+def _build(model: Model, form: Form, dims: Mapping[str, int]) -> Model | None:
+    from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
+    from edgekit_toolkit.tflite.convert import convert
+
+    content = convert(model.proto, dims) if isinstance(model, OnnxModel) else model.content
+    return LiteRtQuantizer(content, threads=1).build(form)
+
+
+def _convert(model: onnx.ModelProto) -> Model:
+    from edgekit_toolkit.tflite.convert import convert
+
+    return TfliteModel(convert(model, {}))
+
+
+def _convert_codes(_coded: onnx.ModelProto, floats: onnx.ModelProto) -> Model:
+    from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
+
+    quantizer = LiteRtQuantizer(_convert(floats).content, threads=1)
+    kernels = quantizer.kernels(elementwise=True)
+    feeds = generate_feeds(quantizer.model.specs()[0], 1, 0)
+    ranges = quantizer.ranges(kernels, lambda: iter(feeds), lambda: None)
+    plan = Plan(quantizer.scheme, frozenset(kernels), dict.fromkeys(ranges, _CODES_RANGE))
+    return quantizer.writer({})(plan)
+
+
+SUPPORT: Final = register_support(
+    EngineSupport(
+        name=LITERT.name,
+        kinds=frozenset(forms.KINDS),
+        tools=("ai-edge-litert", "ai-edge-quantizer", "flatbuffers"),
+        open_quantizer=_open_quantizer,
+        build=_build,
+        convert=_convert,
+        convert_codes=_convert_codes,
+        calibration_tool="ai-edge-quantizer",
+        judged_on=LITERT.name,
+        fixes_sizes=True,
+        shares_cores=False,
+        slows_exact_products=False,
+        cheap_row_macs=5e6,
+        extra="litert-host",
+    )
+)

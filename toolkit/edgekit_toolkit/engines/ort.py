@@ -1,0 +1,61 @@
+"""Packages for onnxruntime: ONNX models, quantized by our own writer."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import onnx
+
+from edgekit_runtime.engines.ort import ORT
+from edgekit_runtime.errors import RecipeError
+from edgekit_toolkit.engines.record import EngineSupport, register_support
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.quantize import forms
+from edgekit_toolkit.quantize.forms import Form
+from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
+from edgekit_toolkit.quantize.quantizer import Quantizer
+from edgekit_toolkit.quantize.scheme import SCHEMES
+from edgekit_toolkit.targets.spec import Target
+
+
+def _open_quantizer(model: Model, target: Target, *, threads: int, **_conversion: object) -> Quantizer:
+    scheme = SCHEMES["asymmetric-7bit" if target.quantization.reduce_range else "asymmetric"]
+    return OnnxQuantizer(require_onnx(model, ORT.title).proto, scheme, threads=threads)
+
+
+def build_onnx(model: Model, form: Form, _dims: Mapping[str, int]) -> Model | None:
+    """Return the model of a form, or None."""
+    built = forms.build(require_onnx(model, "an engine for ONNX").proto, form)
+    return None if built is None else OnnxModel(built)
+
+
+def take_codes(coded: onnx.ModelProto, _floats: onnx.ModelProto) -> Model:
+    """Return the network with codes as it is."""
+    return OnnxModel(coded)
+
+
+def require_onnx(model: Model, engine: str) -> OnnxModel:
+    """Return the model, which must be an ONNX model.
+
+    Raises:
+        RecipeError: it is a `.tflite` model.
+    """
+    if not isinstance(model, OnnxModel):
+        raise RecipeError(
+            f"the recipe is for {engine}, which does not run .tflite models; make another one by its options"
+        )
+    return model
+
+
+SUPPORT: Final = register_support(
+    EngineSupport(
+        name=ORT.name,
+        kinds=frozenset(forms.KINDS),
+        open_quantizer=_open_quantizer,
+        build=build_onnx,
+        convert=OnnxModel,
+        convert_codes=take_codes,
+        judged_on=ORT.name,
+        competes=True,
+    )
+)

@@ -1,0 +1,126 @@
+"""The record of how packages are made for an engine, and the table of the engines that have one.
+
+It is the host's side of `edgekit_runtime.system.engines.Engine`, which says how a device runs the engine.
+A new engine is a module in `edgekit_runtime.engines` and one here. The search, the judge, the packager and
+the commands ask these two records; none compares the name of an engine.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import onnx
+
+from edgekit_runtime.errors import TargetError
+from edgekit_runtime.system.engines import find_engine
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.quantize.forms import Form
+from edgekit_toolkit.quantize.quantizer import Quantizer
+from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.targets.spec import Target
+from edgekit_toolkit.tensorrt.check import TensorRtCheck
+
+
+class OpenQuantizer(Protocol):
+    """Returns the quantizer of a float model for an engine."""
+
+    def __call__(
+        self, model: Model, target: Target, *, threads: int, dims: Mapping[str, int], feeds: Sequence[Feeds]
+    ) -> Quantizer:
+        """Return the quantizer.
+
+        Args:
+            model: optimised float model.
+            target: target of the package.
+            threads: threads of one inference while candidates are judged.
+            dims: sizes that a conversion fixes.
+            feeds: inputs on which a conversion is checked.
+
+        Raises:
+            ModelError: the model cannot be converted to the engine's format.
+            EngineMissingError: the engine or its quantizer is not installed here.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSupport:
+    """How packages are made for an engine.
+
+    Attributes:
+        name: name of the engine.
+        kinds: kinds of forms that it runs, of `quantize.forms.KINDS`.
+        tools: distributions that decide the bytes of a package, beside those for every engine.
+        open_quantizer: returns the quantizer of a float model.
+        build: makes the model of a recipe's form; None if the form cannot be made of the model. A conversion
+            was checked when the recipe was made.
+        convert: makes a float model in the engine's format, without a check.
+        convert_codes: makes the engine's model of a network of 8-bit codes, from its ONNX form with codes and
+            the same network in float.
+        calibration_tool: distribution whose release changes those; empty for none.
+        judged_on: the engine that runs the candidates on this host: itself, or one that stands in for it.
+        fallback: the engine of the package's fallback on the device; empty for none.
+        fixes_sizes: whether its models have no free dimensions.
+        competes: whether a target's preference for it is only a start, so that other engines are measured
+            against it where they run here.
+        shares_cores: whether it takes several threads unless a package says otherwise.
+        slows_exact_products: whether its exact 8-bit products are slow on x86 processors without VNNI.
+        cheap_row_macs: multiply-adds that a golden row may cost for all rows to be taken, which then take
+            half as long as opening; None for the first row alone.
+        check: asks the engine's own parser about a model, with shapes for free sizes beside the batch.
+        extra: extra of our distribution that installs it on a host; empty if every host has it.
+        notes: warnings about the figures of every package for it.
+    """
+
+    name: str
+    kinds: frozenset[str]
+    open_quantizer: OpenQuantizer
+    build: Callable[[Model, Form, Mapping[str, int]], Model | None]
+    convert: Callable[[onnx.ModelProto], Model]
+    convert_codes: Callable[[onnx.ModelProto, onnx.ModelProto], Model]
+    judged_on: str
+    tools: tuple[str, ...] = ()
+    calibration_tool: str = ""
+    fallback: str = ""
+    fixes_sizes: bool = False
+    competes: bool = False
+    shares_cores: bool = True
+    slows_exact_products: bool = True
+    cheap_row_macs: float | None = 8e6
+    check: Callable[[Model, Feeds], TensorRtCheck] | None = None
+    extra: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a device runs it on a GPU."""
+        return find_engine(self.name).on_gpu
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether a host runs the engine itself."""
+        return self.judged_on == self.name
+
+
+_supports: Final[dict[str, EngineSupport]] = {}
+
+
+def register_support(support: EngineSupport) -> EngineSupport:
+    """Put a record into the table, in place of an earlier one of this engine; return it."""
+    _supports[support.name] = support
+    return support
+
+
+def find_support(engine: str) -> EngineSupport:
+    """Return how packages are made for an engine.
+
+    Raises:
+        TargetError: packages for it are not made here.
+    """
+    if engine not in _supports:
+        raise TargetError(f"engine: expected one of {', '.join(_supports)}, got {engine!r}")
+    return _supports[engine]
+
+
+def list_supported() -> tuple[str, ...]:
+    """Return the names of the engines that packages are made for here."""
+    return tuple(_supports)

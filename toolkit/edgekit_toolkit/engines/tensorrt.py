@@ -1,0 +1,57 @@
+"""Packages for TensorRT: ONNX models that the device builds, judged on their fallback, onnxruntime."""
+
+from typing import Final
+
+from edgekit_runtime.engines.ort import ORT
+from edgekit_runtime.engines.tensorrt import TENSORRT
+from edgekit_toolkit.engines.ort import build_onnx, require_onnx, take_codes
+from edgekit_toolkit.engines.record import EngineSupport, register_support
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.quantize import forms
+from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
+from edgekit_toolkit.quantize.quantizer import Quantizer
+from edgekit_toolkit.quantize.scheme import SCHEMES
+from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.targets.spec import Target
+from edgekit_toolkit.tensorrt.check import TensorRtCheck, check_tensorrt
+
+
+def _open_quantizer(model: Model, target: Target, *, threads: int, **_conversion: object) -> Quantizer:
+    proto = require_onnx(model, TENSORRT.title).proto
+    return OnnxQuantizer(proto, SCHEMES[target.quantization.form], threads=threads)
+
+
+def _check(model: Model, feeds: Feeds) -> TensorRtCheck:
+    # The check needs the shapes of inputs that have free sizes beside the batch.
+    shapes = {
+        spec.name: (feeds[spec.name].shape,) * 3
+        for spec in model.specs()[0]
+        if any(isinstance(size, str) for size in spec.shape[1:])
+    }
+    return check_tensorrt(model.content, shapes=shapes)
+
+
+SUPPORT: Final = register_support(
+    EngineSupport(
+        name=TENSORRT.name,
+        # TensorRT takes none of the other forms (docs/reference/tensorrt.md).
+        kinds=frozenset({forms.FLOAT32, forms.FLOAT16_WEIGHTS, forms.INT8_WEIGHTS, forms.STATIC_INT8}),
+        open_quantizer=_open_quantizer,
+        build=build_onnx,
+        convert=OnnxModel,
+        convert_codes=take_codes,
+        judged_on=ORT.name,
+        fallback=ORT.name,
+        # Its arithmetic (TF32, fused int8) is another than that of the further rows' tolerances.
+        cheap_row_macs=None,
+        check=_check,
+        notes=(
+            (
+                "scores are judged with onnxruntime on this machine; TensorRT builds its engine on the device"
+                " and may round differently"
+            ),
+            "memory is estimated for the onnxruntime fallback; TensorRT's CUDA context is not modelled",
+        ),
+    )
+)
