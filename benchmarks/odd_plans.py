@@ -24,7 +24,7 @@ def main() -> None:
         try:
             result, splits = plan_model(name, content)
             counts["exact ways compared"] += check_answers(name, content, splits)
-            outcome = "plan with cuts" if any(way.kind == "cut" for way in result.ways) else "plan"
+            outcome = "plan with cuts" if any(way.kind == "cut" for way in result.candidates) else "plan"
         except EdgekitError as cause:
             outcome = "sentence"
             print(f"{name}: {cause}", flush=True)

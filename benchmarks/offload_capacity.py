@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 import workload_models
+from edgekit_offload.planning.costs import DeviceLimits
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, time_models
 from edgekit_runtime.codecs.media import MediaCodec, encode_media
@@ -72,7 +73,9 @@ class Case:
 
 
 CASES = {
-    "small_memory": Case(0.2, 0.25, "8 MB for weights, p99 <= 250 ms", limits={"memory_bytes": 14.5e6}),
+    "small_memory": Case(
+        0.2, 0.25, "8 MB for weights, p99 <= 250 ms", limits={"limits": DeviceLimits(memory_bytes=14.5e6)}
+    ),
     "latency": Case(0.1, 0.0, "no limit on memory; p99 <= 80 % of the local run", local_share=0.8),
     "stay_local": Case(0.2, 0.25, "devices that can run all; they stay local on a loaded server"),
 }

@@ -67,7 +67,7 @@ PROVE_S: Final = 60.0
 SETTLING: Final = 12  # requests in which a session finds out about another link
 SETTLING_S: Final = 2.0
 CUT: Final = "cut"
-GOALS: Final = {"whole-model ways": "<= 3", "cuts": "<= 5"}
+GOALS: Final = {"whole-model candidates": "<= 3", "cuts": "<= 5"}
 
 
 def main() -> None:
@@ -289,7 +289,7 @@ def summarise(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def find_errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Return for each kind of way how many there are, the mean error, and the mean signed error."""
     kinds = {
-        "whole-model ways": (LOCAL, "upload"),
+        "whole-model candidates": (LOCAL, "upload"),
         LOCAL: (LOCAL,),
         "uploads": ("upload",),
         "cuts": (CUT,),

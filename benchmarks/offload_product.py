@@ -21,11 +21,13 @@ from edgekit_offload.packaging.plan_package import attach
 from edgekit_offload.packaging.submodels import attach_plans
 from edgekit_offload.partition.calibrate import find_bytes
 from edgekit_offload.partition.coding import Coding
+from edgekit_offload.partition.opened_model import OpenedModel
 from edgekit_offload.partition.split import WEIGHTS_PATH, SplitModels, whole_upload
 from edgekit_offload.planning.costs import reply_bytes, request_bytes
 from edgekit_offload.planning.envelope import Grid
-from edgekit_offload.planning.planner import PlanInputs, plan
-from edgekit_offload.planning.realise import MeasuredCuts
+from edgekit_offload.planning.measurement import CutMeasurement
+from edgekit_offload.planning.plan_inputs import PlanInputs
+from edgekit_offload.planning.planner import plan
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels, time_models
 from edgekit_offload.profiling.model_profile import ModelProfile
 from edgekit_runtime.offload.cut_table import LOCAL, CutTable, OffloadPlan, PlanCosts
@@ -126,27 +128,52 @@ def plan_product(
         for one in (device, server)
     ]
     device, server = device.at_speed_of(profiles[0]), server.at_speed_of(profiles[1])
-    realise = MeasuredCuts(content, feeds, device, server, PLAN_S, SESSION, classes_of(content))
+    model = OpenedModel(content)
+    measurement = CutMeasurement(
+        model=model,
+        feeds=feeds,
+        device=device,
+        server=server,
+        seconds=PLAN_S,
+        options=SESSION,
+        classes=classes_of(content),
+    )
     grid = Grid(tuple(bandwidths), tuple(rtts))
-    result = plan(PlanInputs(name, content, *profiles, grid, feeds, realise=realise, max_loss=1.0))
-    plans = {way.name: way.plan for way in result.ways if way.plan.tail is None or way.name in realise.splits}
+    result = plan(
+        PlanInputs(
+            name=name,
+            model=model,
+            device=profiles[0],
+            server=profiles[1],
+            grid=grid,
+            feeds=feeds,
+            measure=measurement,
+            max_loss=1.0,
+        )
+    )
+    plans = {
+        way.name: way.plan
+        for way in result.candidates
+        if way.plan.tail is None or way.name in measurement.splits
+    }
     packages = {}
     for key, kept in {ALL: tuple(plans.values()), **{name: (one,) for name, one in plans.items()}}.items():
         own = folder / f"plans{len(packages)}"
         own.mkdir()
         shown = replace(result, table=replace(result.table, plans=kept))
-        packages[key] = attach(whole, shown, realise.splits, own, "default")
-    sizes = MeasuredCuts(content, [{given: held_out[n : n + 1]} for n in range(ROWS)], device, server, PLAN_S)
-    as_sent = {key: resize(one, sizes, realise.splits.get(key)) for key, one in plans.items()}
+        packages[key] = attach(whole, shown, measurement.splits, own, "default")
+    rows = [{given: held_out[n : n + 1]} for n in range(ROWS)]
+    sizes = CutMeasurement(model=model, feeds=rows, device=device, server=server, seconds=PLAN_S)
+    as_sent = {key: resize(one, sizes, measurement.splits.get(key)) for key, one in plans.items()}
     spent_s = time.monotonic() - began_s
-    return Planned(name, packages, plans, folder / "rows.npz", spent_s, realise.usual_s, as_sent)
+    return Planned(name, packages, plans, folder / "rows.npz", spent_s, measurement.usual_s, as_sent)
 
 
-def resize(plan: OffloadPlan, requests: MeasuredCuts, split: SplitModels | None) -> OffloadPlan:
+def resize(plan: OffloadPlan, requests: CutMeasurement, split: SplitModels | None) -> OffloadPlan:
     """Return a plan with the sizes that other requests than its samples have, in its own compression."""
     if split is None:
         return plan
-    sent = requests.send_samples(plan, split, requests.answer_samples())
+    sent = requests.send_samples(plan, split)
     packed = plan.compression == "zstd"
     costs = replace(
         plan.costs,

@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 
 import workload_models
+from edgekit_offload.planning.costs import DeviceLimits
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s, served_s
@@ -102,7 +103,7 @@ WORKLOADS = {
     "small_memory": Workload(
         workload_models.efficientnet, (0.2, 0.05), (0.25, 0.5, 2), 40,
         "a model of 18.6 MB, a device with 8 MB for weights; LTE-M and LTE upload",
-        {"memory_bytes": 14.5e6},
+        {"limits": DeviceLimits(memory_bytes=14.5e6)},
     ),
     "loaded_server": Workload(
         workload_models.efficientnet, (0.1, 0.05, 0.02), (100,), 5,
@@ -269,7 +270,7 @@ def mean_wait_s(service_s: float, per_s: float) -> float:
 
 
 def few_ways(ways: Sequence[PlannedWay], settings: Sequence[Conditions], per_s: float) -> list[PlannedWay]:
-    """Return the whole-model ways and peers that will run, and the cuts that are predicted best somewhere.
+    """Return the uploads, local runs and peers that will run, and the cuts that are predicted best somewhere.
 
     Of each kind of cuts, all and those that keep the answers, the best somewhere come first.
     """
@@ -366,7 +367,7 @@ def pays_range(result: PlanningResult, rtt_ms: float, slowdown: float) -> str:
     wins = []
     for mbit_s in FLIP_MBIT_S:
         conditions = Conditions(LinkState(mbit_s * 1e6, mbit_s * 1e6, rtt_ms / 1e3), slowdown)
-        best = min(result.ways, key=lambda way: predict_s(way.plan, conditions))
+        best = min(result.candidates, key=lambda way: predict_s(way.plan, conditions))
         wins.append(best.kind == "cut")
     if not any(wins):
         return "nowhere"

@@ -12,12 +12,14 @@ import onnx
 
 from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series
 from edgekit_offload.partition.coding import Coding
+from edgekit_offload.partition.opened_model import OpenedModel
 from edgekit_offload.partition.split import Part, SplitModels, split_model, whole_upload
-from edgekit_offload.planning.costs import CodedTensors, GraphCosts, device_bytes, latency_costs
+from edgekit_offload.planning.costs import NO_LIMITS, CodedTensors, GraphCosts, device_bytes, latency_costs
 from edgekit_offload.planning.envelope import Grid
-from edgekit_offload.planning.planner import PlanInputs, plan
-from edgekit_offload.planning.realise import MeasuredCuts
-from edgekit_offload.planning.result import Way
+from edgekit_offload.planning.measurement import CutMeasurement
+from edgekit_offload.planning.plan_inputs import PlanInputs
+from edgekit_offload.planning.planner import plan
+from edgekit_offload.planning.result import Candidate
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_offload.profiling.planning_graph import join_profiles
 from edgekit_runtime.codecs.media import MediaCodec, encode_media
@@ -112,11 +114,25 @@ class Planned:
             for one in (device, server)
         ]
         classes = [one.name for one in onnx.load_from_string(content).graph.output]  # all are classifiers
-        cuts = MeasuredCuts(content, feeds, device, server, REALISE_S, classes=classes)
-        self.result = plan(PlanInputs(name, content, *profiles, grid, feeds, realise=cuts, **limits))
-        self.ways = [open_way(way, content, feeds, cuts.splits) for way in self.result.ways]
+        model = OpenedModel(content)
+        cuts = CutMeasurement(
+            model=model, feeds=feeds, device=device, server=server, seconds=REALISE_S, classes=classes
+        )
+        self.result = plan(
+            PlanInputs(
+                name=name,
+                model=model,
+                device=profiles[0],
+                server=profiles[1],
+                grid=grid,
+                feeds=feeds,
+                measure=cuts,
+                **limits,
+            )
+        )
+        self.ways = [open_way(way, content, feeds, cuts.splits) for way in self.result.candidates]
         self._content, self._feeds = content, feeds
-        self._memory_bytes: float | None = limits.get("memory_bytes")
+        self._memory_bytes = limits.get("limits", NO_LIMITS).memory_bytes
         joined = join_profiles(content, profiles)
         self._nodes = joined.nodes
         raw = np.array([joined.tensor_bytes[tensor] for tensor in joined.graph.tensors], np.float64)
@@ -173,7 +189,7 @@ def one_core() -> Machine:
 
 
 def open_way(
-    way: Way, content: bytes, feeds: Sequence[Feeds], splits: Mapping[str, SplitModels]
+    way: Candidate, content: bytes, feeds: Sequence[Feeds], splits: Mapping[str, SplitModels]
 ) -> PlannedWay:
     """Return a way with its parts."""
     if way.plan.tail is None:
@@ -197,7 +213,7 @@ def open_split(
     return PlannedWay(planned, kind, head, embed_weights(split.tail, content), tuple(sent), sent)
 
 
-def code_upload(way: Way, content: bytes, feeds: Sequence[Feeds]) -> SplitModels:
+def code_upload(way: Candidate, content: bytes, feeds: Sequence[Feeds]) -> SplitModels:
     """Return the whole model behind the coding of an upload."""
     (name,) = feeds[0]
     values = np.concatenate([one[name] for one in feeds])

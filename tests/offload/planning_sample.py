@@ -1,8 +1,9 @@
-"""A made-up result of planning, for tests of what shows it: seven ways, three round trips, all sections."""
+"""A made-up result of planning, for tests that show it: seven candidates, three round trips, all sections."""
 
 from dataclasses import replace
 
 from edgekit_offload.planning.result import (
+    Candidate,
     Certificate,
     Kind,
     PlannedMachine,
@@ -10,7 +11,6 @@ from edgekit_offload.planning.result import (
     Refusal,
     SentTensor,
     TierPlan,
-    Way,
     WinRange,
 )
 from edgekit_runtime.offload.cut_table import CutTable, Escalation, OffloadPlan, PlanCosts
@@ -89,12 +89,12 @@ def sample() -> PlanningResult:
         for _, plan in plans
     ]
     certificate = Certificate("enumerated", 0.08, 0.08, 0.0, 4120, 12.0, 5.0)
-    ways = []
+    candidates = []
     for index, (kind, plan) in enumerate(plans):
         rows, wins = tuple(map(tuple, latency[index])), _wins(latency, index)
         coding = plan.name.partition("-")[2] or plan.name
-        ways.append(
-            Way(
+        candidates.append(
+            Candidate(
                 kind,
                 plan,
                 "emulated" if index != 5 else "modelled",
@@ -127,8 +127,8 @@ def sample() -> PlanningResult:
         PlannedMachine("this machine", "measured"),
         BANDWIDTHS,
         RTTS,
-        tuple(ways),
-        CutTable(tuple(way.plan for way in ways)),
+        tuple(candidates),
+        CutTable(tuple(candidate.plan for candidate in candidates)),
         refusals=(Refusal("opus", "the input is no audio"),),
         warnings=("The profile is 9 days old.",),
         sentences=("Offloading pays above 6 Mbit/s.",),
@@ -141,14 +141,16 @@ def sample() -> PlanningResult:
 def hostile() -> PlanningResult:
     """Return a result in which every foreign text is an attack."""
     plain = sample()
-    ways = tuple(
+    candidates = tuple(
         replace(
-            way,
-            plan=replace(way.plan, name=way.name if way.name == "local" else f"{HOSTILE}{number}"),
-            sent=tuple(replace(tensor, name=HOSTILE, coding=HOSTILE) for tensor in way.sent),
+            candidate,
+            plan=replace(
+                candidate.plan, name=candidate.name if candidate.name == "local" else f"{HOSTILE}{number}"
+            ),
+            sent=tuple(replace(tensor, name=HOSTILE, coding=HOSTILE) for tensor in candidate.sent),
             explanation=HOSTILE,
         )
-        for number, way in enumerate(plain.ways)
+        for number, candidate in enumerate(plain.candidates)
     )
     return replace(
         plain,
@@ -157,20 +159,22 @@ def hostile() -> PlanningResult:
         unit=HOSTILE,
         device=PlannedMachine(HOSTILE, "measured"),
         server=PlannedMachine(HOSTILE, "measured"),
-        ways=ways,
+        candidates=candidates,
         refusals=(Refusal(HOSTILE, HOSTILE),),
         warnings=(HOSTILE,),
         sentences=(HOSTILE,),
     )
 
 
-def without_ways() -> PlanningResult:
+def without_candidates() -> PlanningResult:
     """Return a result of a model for which nothing could be measured."""
-    return replace(sample(), ways=(), refusals=(), warnings=(), sentences=(), kernels=0, tiers=())
+    return replace(sample(), candidates=(), refusals=(), warnings=(), sentences=(), kernels=0, tiers=())
 
 
 def only_local() -> PlanningResult:
-    """Return a result with one way, at one bandwidth and one round trip."""
+    """Return a result with one candidate, at one bandwidth and one round trip."""
     plain = sample()
-    way = replace(plain.ways[0], latency_ms=((100.0,),), score=((100.0,),), wins=(WinRange(20.0, 5.0, 5.0),))
-    return replace(plain, ways=(way,), bandwidths_mbit_s=(5.0,), rtts_ms=(20.0,), tiers=())
+    candidate = replace(
+        plain.candidates[0], latency_ms=((100.0,),), score=((100.0,),), wins=(WinRange(20.0, 5.0, 5.0),)
+    )
+    return replace(plain, candidates=(candidate,), bandwidths_mbit_s=(5.0,), rtts_ms=(20.0,), tiers=())

@@ -20,7 +20,8 @@ from tests.waiting import wait_for
 
 from edgekit_cli.cli import cli
 from edgekit_cli.offload import plan_request
-from edgekit_offload.planning import planner, realise
+from edgekit_offload.partition.opened_model import OpenedModel
+from edgekit_offload.planning import measurement
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_offload.profiling import machine as machines
 from edgekit_offload.profiling.machine import Machine, RunnableGraph
@@ -90,8 +91,9 @@ def plan_cascade(folder: Path, monkeypatch: pytest.MonkeyPatch, small: bytes) ->
     monkeypatch.setenv("EDGEKIT_HOME", str(folder))
     monkeypatch.setenv("EDGEKIT_CACHE", str(folder / "cache"))
     monkeypatch.setattr(plan_request, "profile_kernels", fake_profile)
-    monkeypatch.setattr(realise, "time_models", fake_times)
-    monkeypatch.setattr(planner, "run_seconds", lambda *_: 1.0)  # coding here is as fast as in the profiles
+    monkeypatch.setattr(measurement, "time_models", fake_times)
+    # Coding here is as fast as in the profiles.
+    monkeypatch.setattr(OpenedModel, "run_seconds", lambda model, _: 1e-5 if model.content == small else 1.0)
     generate_key("default")
     package = write_plain_package(LARGE, name="digits", target="x86-64", folder=folder, sign=load_signer())
     (folder / "small.onnx").write_bytes(small)
@@ -113,10 +115,14 @@ def test_cascade_is_planned_packaged_served_and_asks_where_it_is_unsure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = plan_cascade(tmp_path, monkeypatch, linear_model(fit()))
-    (way,) = [one for one in result.ways if one.kind == "cascade"]
-    assert way.in_table, way.explanation
-    assert {one.coding for one in way.sent} & {"uint8", "jpeg:90", "webp:80"}  # the escalation sends codes
-    escalation = way.plan.escalation
+    (candidate,) = [one for one in result.candidates if one.kind == "cascade"]
+    assert candidate.in_table, candidate.explanation
+    assert {one.coding for one in candidate.sent} & {
+        "uint8",
+        "jpeg:90",
+        "webp:80",
+    }  # the escalation sends codes
+    escalation = candidate.plan.escalation
     assert escalation is not None
     assert 0.02 < escalation.share < 0.9
     (package,) = (tmp_path / "plans").glob("*.edgepkg")
@@ -126,8 +132,8 @@ def test_cascade_is_planned_packaged_served_and_asks_where_it_is_unsure(
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(serving(tmp_path, package, "--port", port))
         wait_ready(process)
-        session = stack.enter_context(offloading(package, port, way.name))
-        wait_for(lambda: session.decision().plan.name == way.name, "the cascade to be proved")
+        session = stack.enter_context(offloading(package, port, candidate.name))
+        wait_for(lambda: session.decision().plan.name == candidate.name, "the cascade to be proved")
         found = [session.run({"image": one[None]}) for one in fresh]
         counts = session.counts
     assert {name for one in found for name in one} == {"logits"}
@@ -144,7 +150,7 @@ def test_weak_small_model_is_refused_with_one_sentence(
 ) -> None:
     noise = np.random.default_rng(0).normal(size=(784, 10)).astype(np.float32)
     result = plan_cascade(tmp_path, monkeypatch, linear_model(noise))
-    assert all(one.kind != "cascade" for one in result.ways)
+    assert all(one.kind != "cascade" for one in result.candidates)
     (reason,) = [one.reason for one in result.refusals if one.name == "cascade"]
     assert reason.endswith(".")
     assert reason.count(". ") == 0

@@ -20,17 +20,19 @@ from tests.waiting import wait_for
 from edgekit_offload.packaging.plan_package import attach
 from edgekit_offload.packaging.submodels import attach_plans
 from edgekit_offload.partition.coding import Coding
+from edgekit_offload.partition.opened_model import OpenedModel
 from edgekit_offload.partition.split import split_model
-from edgekit_offload.planning import cut_candidates, planner
+from edgekit_offload.planning import cut_candidates
+from edgekit_offload.planning.measurement import CutMeasurement
 from edgekit_offload.planning.planner import plan
-from edgekit_offload.planning.realise import MeasuredCuts
 from edgekit_offload.profiling.machine import Machine
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan, PlanCosts, read_cut_table
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
-from edgekit_runtime.offload.session import tail_way
-from edgekit_runtime.offload.session.tail_way import TailWay
+from edgekit_runtime.offload.session import plan_runner
+from edgekit_runtime.offload.session.plan_runner import PlanRunner
 from edgekit_runtime.package.archive import OpenedPackage, read_package
+from edgekit_runtime.sessions import backends
 from edgekit_runtime.sessions import session as sessions
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.system.paths import find_keys_folder
@@ -95,9 +97,16 @@ def test_estimate_of_three_tiers_counts_the_coded_reply(monkeypatch: pytest.Monk
         replies.append(one.costs.download_bytes)
         return predict_s(one, conditions)
 
-    monkeypatch.setattr(planner, "run_seconds", lambda *_: 1e9)
     monkeypatch.setattr(cut_candidates, "predict_s", predict)
-    result = plan(replace(made, max_loss=1.0, edge=edge, edge_link=LinkState(50e6, 50e6, 0.001)))
+    result = plan(
+        replace(
+            made,
+            model=OpenedModel(content, run_s=1e9),
+            max_loss=1.0,
+            edge=edge,
+            edge_link=LinkState(50e6, 50e6, 0.001),
+        )
+    )
     lossy = [one for one in result.tiers if one.coding != "raw" and one.kernels[0] and one.kernels[2]]
     assert lossy
     assert 0 < min(replies) < 8 * SIDE * SIDE * 4 / 2.5
@@ -174,23 +183,23 @@ def test_decoder_that_fails_to_open_once_is_opened_with_the_next_request(
     with coded_package("local", "coded") as package:
         table = read_cut_table(package)
         assert table is not None
-        way = TailWay(next(plan for plan in table.plans if plan.tail), package, 1)
+        candidate = PlanRunner(next(plan for plan in table.plans if plan.tail), package, 1)
         opened: list[str] = []
 
         def open_choice(view: OpenedPackage, *arguments: Any) -> Session:
             opened.append(str(view.submodel))
             if opened.count("coded.reply.head") == 1 and opened[-1] == "coded.reply.head":
                 fail()
-            return sessions.open_choice(view, *arguments)
+            return backends.open_choice(view, *arguments)
 
-        monkeypatch.setattr(tail_way, "open_choice", open_choice)
+        monkeypatch.setattr(plan_runner, "open_choice", open_choice)
         with pytest.raises(BackendError, match="no memory"):
-            way.run_head({"x": x})
-        made = way.run_head({"x": x})
+            candidate.run_head({"x": x})
+        made = candidate.run_head({"x": x})
         tail = sessions.open_session(package.select_submodel("coded.tail"), threads=1)
-        reply = way.decode(tail.run({spec.name: made[spec.name] for spec in tail.inputs}))
+        reply = candidate.decode(tail.run({spec.name: made[spec.name] for spec in tail.inputs}))
         tail.close()
-        way.close()
+        candidate.close()
     expected = onnxruntime.InferenceSession(mask_model()).run(["mask"], {"x": x})[0]
     np.testing.assert_allclose(reply["mask"], expected, atol=0.05 * float(np.ptp(expected)))
 
@@ -200,7 +209,6 @@ def test_coded_reply_is_planned_packaged_served_and_restored(
 ) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
     monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(planner, "run_seconds", lambda *_: 1e9)  # so coding takes nothing, at any load
     generate_key("default")
     content, rng = mask_model(), np.random.default_rng(2)
     feeds = [{"x": rng.normal(size=(1, 3, SIDE, SIDE)).astype(np.float32)} for _ in range(3)]
@@ -210,17 +218,19 @@ def test_coded_reply_is_planned_packaged_served_and_restored(
         tmp_path / "mask.onnx", name="mask", target="x86-64", folder=tmp_path, sign=signer
     )
     machine = Machine("local", (), execute=measure_here)
-    measured = MeasuredCuts(content, feeds, machine, machine, 0.05)
+    measured = CutMeasurement(
+        model=OpenedModel(content), feeds=feeds, device=machine, server=machine, seconds=0.05
+    )
     made = inputs_of(content, [0.001, 5.0, 5.0, 0.1, 0.1], [0.001] * 5, feeds)
-    result = plan(replace(made, realise=measured, max_loss=1.0))
-    ways = {way.name: way.plan for way in result.ways}
-    coded = next(one for one in ways.values() if one.decoder is not None)
-    raw_cuts = [one for name, one in ways.items() if name.startswith("cut") and name.endswith("-raw")]
+    result = plan(replace(made, model=OpenedModel(content, run_s=1e9), measure=measured, max_loss=1.0))
+    candidates = {candidate.name: candidate.plan for candidate in result.candidates}
+    coded = next(one for one in candidates.values() if one.decoder is not None)
+    raw_cuts = [one for name, one in candidates.items() if name.startswith("cut") and name.endswith("-raw")]
     exact = max(raw_cuts, key=lambda one: one.costs.download_bytes)
     assert exact.decoder is None
     assert coded.costs.download_bytes < exact.costs.download_bytes / 2.5
     (tmp_path / "plans").mkdir()
-    slow = replace(ways["local"], costs=replace(ways["local"].costs, device_s=10.0))
+    slow = replace(candidates["local"], costs=replace(candidates["local"].costs, device_s=10.0))
     planned = attach(
         package,
         replace(result, table=CutTable((slow, coded))),
@@ -238,7 +248,7 @@ def test_coded_reply_is_planned_packaged_served_and_restored(
             wait_for(lambda: session.run(feeds[0]) and session.counts.remote > 0, "an answer of the server")
             answer = session.run(feeds[0])
             assert session.counts.failed == 0
-            monkeypatch.setattr(session.state.ways[coded.name], "decode", fail)
+            monkeypatch.setattr(session.state.runners[coded.name], "decode", fail)
             np.testing.assert_allclose(session.run(feeds[0])["mask"], expected[0], atol=1e-4)
     assert set(answer) == {"mask", "scores"}
     np.testing.assert_allclose(answer["mask"], expected[0], atol=0.05 * float(np.ptp(expected[0])))

@@ -25,7 +25,7 @@ from tests.service.tail_parts import Part, write_split
 
 from edgekit_cli.offload.demo import command as demo
 from edgekit_offload.demo.demo_model import INPUT, OUTPUT, make_images, make_model, pick_images, run_model
-from edgekit_offload.demo.demo_package import choose_ways
+from edgekit_offload.demo.demo_package import choose_plans
 from edgekit_offload.demo.demo_page import render_live_page, render_saved_page, summarize
 from edgekit_offload.demo.director import PHASES, DemoSetup, run_demo
 from edgekit_offload.demo.live_server import LiveServer
@@ -54,9 +54,11 @@ def recorded() -> Recording:
             at_s = 10.0 * number + step
             plan = chosen[number]
             requests.append(Request(at_s, EDGEKIT, plan, latencies[plan][number], True, "the link <slowed>"))
-            for way, values in latencies.items():
+            for candidate, values in latencies.items():
                 latency_s = values[number]
-                requests.append(Request(at_s + 0.5, way, way, latency_s, math.isfinite(latency_s)))
+                requests.append(
+                    Request(at_s + 0.5, candidate, candidate, latency_s, math.isfinite(latency_s))
+                )
     return Recording(
         "model </script>",
         "machine",
@@ -82,7 +84,7 @@ def test_oracle_is_the_best_way_of_each_phase() -> None:
 
 def test_phase_in_which_no_way_answers_has_no_oracle() -> None:
     plain = recorded()
-    lost = tuple(replace(one, latency_s=math.inf) if one.way != EDGEKIT else one for one in plain.requests)
+    lost = tuple(replace(one, latency_s=math.inf) if one.policy != EDGEKIT else one for one in plain.requests)
     recording = replace(plain, requests=lost)
 
     assert recording.oracle(recording.begun[0]) is None
@@ -96,7 +98,7 @@ def test_wrong_and_missing_answers_are_counted_and_said() -> None:
         Request(5.2, EDGEKIT, "", math.inf, False),
     )
     recording = Recording(
-        *(getattr(plain, name) for name in ("model", "machine", "label", "ways", "begun")), bad
+        *(getattr(plain, name) for name in ("model", "machine", "label", "plans", "begun")), bad
     )
 
     assert recording.wrong == 2
@@ -106,7 +108,7 @@ def test_wrong_and_missing_answers_are_counted_and_said() -> None:
 def test_single_answer_of_a_way_in_a_phase_stands_in_the_table() -> None:
     plain = recorded()
     last = plain.begun[-1].begin_s
-    kept = tuple(one for one in plain.requests if one.way == EDGEKIT or one.at_s < last)
+    kept = tuple(one for one in plain.requests if one.policy == EDGEKIT or one.at_s < last)
     recording = replace(plain, requests=(*kept, Request(last + 0.5, "local", "local", 0.321, True)))
 
     assert "321 ms (1)" in text_of(section_of(body_of(render_saved_page(recording)), "phases"))
@@ -115,12 +117,12 @@ def test_single_answer_of_a_way_in_a_phase_stands_in_the_table() -> None:
 def test_phase_in_which_a_way_had_no_request_is_left_out_of_the_comparison() -> None:
     plain = recorded()
     last = plain.begun[-1].begin_s
-    slower = tuple(one for one in plain.requests if one.way != "local" or one.at_s < last)
+    slower = tuple(one for one in plain.requests if one.policy != "local" or one.at_s < last)
     recording = replace(plain, requests=slower)
     first = summarize(recording)[0]
     assert recording.oracle(recording.begun[-1]) is None
     assert recording.mean_to_oracle() == pytest.approx(1.0)
-    assert "of 20 requests in 2 of 3 phases; in 1 a way had no request" in first
+    assert "of 20 requests in 2 of 3 phases; in 1 a plan had no request" in first
     assert "no request" in text_of(section_of(body_of(render_saved_page(recording)), "phases"))
     assert "of 30 requests in 3 of 3 phases." in summarize(plain)[0]
 
@@ -296,9 +298,15 @@ def children() -> set[int]:
 
 def test_demo_carries_no_way_that_the_plan_does_not_offer() -> None:
     plain = replace(sample(), bandwidths_mbit_s=(1.0, 1.26, 1.58, 2.0, *BANDWIDTHS[4:]))
-    ways = tuple(replace(way, is_over_loss=way.name == "cut3-int8") for way in plain.ways)
-    assert [way.name for way in choose_ways(plain)] == ["local", "jpeg:90", "cut3-int8"]
-    assert [way.name for way in choose_ways(replace(plain, ways=ways))] == ["local", "jpeg:90", "cut5-int4"]
+    candidates = tuple(
+        replace(candidate, is_over_loss=candidate.name == "cut3-int8") for candidate in plain.candidates
+    )
+    assert [candidate.name for candidate in choose_plans(plain)] == ["local", "jpeg:90", "cut3-int8"]
+    assert [candidate.name for candidate in choose_plans(replace(plain, candidates=candidates))] == [
+        "local",
+        "jpeg:90",
+        "cut5-int4",
+    ]
 
 
 @pytest.mark.long
@@ -314,7 +322,7 @@ def test_demo_as_a_user_starts_it_answers_right_and_explains_itself(tmp_path: Pa
     )
     assert found.returncode == 0, found.stderr
     measured = json.loads(found.stdout)
-    own = [one for one in measured["requests"] if one["way"] == EDGEKIT]
+    own = [one for one in measured["requests"] if one["policy"] == EDGEKIT]
     assert [one["phase"]["title"] for one in measured["begun"]] == [phase.title for phase in PHASES]
     assert own
     assert all(one["is_right"] and one["reason"] for one in own)

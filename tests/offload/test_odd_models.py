@@ -9,11 +9,13 @@ import onnxruntime
 import pytest
 from tests.offload.odd_models import KINDS, Feeds, make_feeds, odd_models
 
+from edgekit_offload.partition.opened_model import OpenedModel
 from edgekit_offload.partition.split import WEIGHTS_PATH, Part, SplitModels
 from edgekit_offload.planning import planner
 from edgekit_offload.planning.envelope import Grid
-from edgekit_offload.planning.planner import PlanInputs, plan
-from edgekit_offload.planning.realise import MeasuredCuts
+from edgekit_offload.planning.measurement import CutMeasurement
+from edgekit_offload.planning.plan_inputs import PlanInputs
+from edgekit_offload.planning.planner import plan
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_runtime.dataclass_json import to_plain
@@ -44,8 +46,19 @@ def plan_model(name: str, content: bytes) -> tuple[PlanningResult, dict[str, Spl
     machine = Machine("local", (), execute=measure_here)
     graph = RunnableGraph(content, inputs=feeds[0])
     profile = profile_kernels(machine, graph, name=name, seconds=SECONDS)
-    measured = MeasuredCuts(content, feeds, machine, machine, SECONDS)
-    inputs = PlanInputs(name, content, profile, profile, GRID, feeds, realise=measured, max_loss=1.0)
+    measured = CutMeasurement(
+        model=OpenedModel(content), feeds=feeds, device=machine, server=machine, seconds=SECONDS
+    )
+    inputs = PlanInputs(
+        name=name,
+        model=measured.model,
+        device=profile,
+        server=profile,
+        grid=GRID,
+        feeds=feeds,
+        measure=measured,
+        max_loss=1.0,
+    )
     return plan(inputs), measured.splits
 
 
@@ -65,20 +78,20 @@ def run_part(part: Part | None, feeds: Mapping[str, object], content: bytes) -> 
 
 
 def check_answers(name: str, content: bytes, splits: Mapping[str, SplitModels]) -> int:
-    """Compare what exact ways answer with the whole model, on a request that planning has not seen."""
+    """Compare what exact candidates answer with the whole model, on a request that planning has not seen."""
     feeds, count = make_feeds(content, np.random.default_rng(99)), 0
     if "_random" in name:
         return 0
     expected = run_model(content, feeds)
-    for way, split in splits.items():
-        if not way.endswith("raw"):
+    for candidate, split in splits.items():
+        if not candidate.endswith("raw"):
             continue
         head = {**feeds, **run_part(split.head, feeds, content)}
         outputs = {**head, **run_part(split.tail, head, content)}
         for output, right in expected.items():
             if isinstance(right, np.ndarray) and right.dtype.kind in "fiub":
                 np.testing.assert_allclose(
-                    outputs[output], right, rtol=1e-4, atol=1e-5, err_msg=f"{name} {way}"
+                    outputs[output], right, rtol=1e-4, atol=1e-5, err_msg=f"{name} {candidate}"
                 )
         count += 1
     return count
@@ -88,9 +101,9 @@ def check_answers(name: str, content: bytes, splits: Mapping[str, SplitModels]) 
 def test_odd_model_gets_a_plan_whose_answers_are_right_or_a_sentence(name: str) -> None:
     content = MODELS[name]
     result, splits = plan_model(name, content)
-    assert {"local", "raw"} <= {way.name for way in result.ways}
+    assert {"local", "raw"} <= {candidate.name for candidate in result.candidates}
     assert check_answers(name, content, splits) >= ("_random" not in name)
-    if not any(way.kind == "cut" for way in result.ways):
+    if not any(candidate.kind == "cut" for candidate in result.candidates):
         reasons = [one.reason for one in result.refusals]
         assert any("cannot be split" in reason or "cannot be extracted" in reason for reason in reasons)
 
@@ -113,5 +126,5 @@ def test_error_while_cuts_are_tried_leaves_the_ways_with_the_whole_model(
 
     monkeypatch.setattr(planner, "search_cuts", fail)
     result, _ = plan_model("0_recurrent", MODELS["0_recurrent"])
-    assert {way.kind for way in result.ways} == {"local", "upload"}
+    assert {candidate.kind for candidate in result.candidates} == {"local", "upload"}
     assert any("RuntimeError: an engine's own error" in one.reason for one in result.refusals)

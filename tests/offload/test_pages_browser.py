@@ -37,7 +37,7 @@ MEASURE = """<script>addEventListener('load', () => {
   const shown = [...document.querySelectorAll('svg.plot')].filter(e => e.getBoundingClientRect().width > 0);
   const cut = [...document.querySelectorAll('.scroll')].filter(e => innerWidth > 1000 &&
     e.scrollWidth > e.clientWidth + 1).map(e => e.ariaLabel);
-  const tall = [...document.querySelectorAll('#ways ~ * tr')].filter(e => e.offsetHeight > 100).length;
+  const tall = [...document.querySelectorAll('#candidates ~ * tr')].filter(e => e.offsetHeight > 100).length;
   document.title = JSON.stringify({width: innerWidth, wide, cut, tall, charts: shown.length});
 });</script></main>"""
 

@@ -15,11 +15,13 @@ from tests.service.test_offload_serve import free_port, serving
 from tests.waiting import wait_for
 
 from edgekit_offload.packaging.plan_package import attach
+from edgekit_offload.partition.opened_model import OpenedModel
 from edgekit_offload.planning.cut_candidates import CutCandidate
-from edgekit_offload.planning.planner import Realised, plan
-from edgekit_offload.planning.realise import MeasuredCuts
+from edgekit_offload.planning.measurement import CutMeasurement
+from edgekit_offload.planning.plan_inputs import ExtractedPlan
+from edgekit_offload.planning.planner import plan
 from edgekit_offload.planning.result import PlanningResult, Refusal
-from edgekit_offload.planning.ways import UploadWay
+from edgekit_offload.planning.uploads import UploadCandidate
 from edgekit_offload.profiling.machine import Machine
 from edgekit_runtime.offload.cut_table import LOCAL, CutTable, OffloadPlan, PlanCosts
 from edgekit_runtime.offload.offload_options import OffloadOptions, write_offload_options
@@ -39,14 +41,16 @@ class SlowDevice:
 
     def __init__(self, content: bytes, feeds: list[dict[str, np.ndarray]]) -> None:
         machine = Machine.parse("local")
-        self.measured = MeasuredCuts(content, feeds, machine, machine, 0.1)
+        self.measured = CutMeasurement(
+            model=OpenedModel(content), feeds=feeds, device=machine, server=machine, seconds=0.1
+        )
 
     def __call__(
-        self, uploads: Sequence[UploadWay], cuts: Sequence[CutCandidate]
-    ) -> Mapping[str, Realised | Refusal]:
+        self, uploads: Sequence[UploadCandidate], cuts: Sequence[CutCandidate]
+    ) -> Mapping[str, ExtractedPlan | Refusal]:
         found = dict(self.measured(uploads, ()))
         found |= {one.plan.name: Refusal(one.plan.name, "It is left out.") for one in cuts}
-        found[LOCAL] = Realised(OffloadPlan(LOCAL, PlanCosts(10.0, is_measured=True)), "measured")
+        found[LOCAL] = ExtractedPlan(OffloadPlan(LOCAL, PlanCosts(10.0, is_measured=True)), "measured")
         return found
 
 
@@ -63,7 +67,7 @@ def plan_photos(
     model.write_bytes(content)
     package = write_plain_package(model, name="photo", target="x86-64", folder=folder, sign=load_signer())
     realise = SlowDevice(content, feeds)
-    result = plan(replace(inputs_of(content, [3.0] * 3, [0.001] * 3, feeds), realise=realise, max_loss=1.0))
+    result = plan(replace(inputs_of(content, [3.0] * 3, [0.001] * 3, feeds), measure=realise, max_loss=1.0))
     return result, realise, package, feeds
 
 
@@ -84,12 +88,12 @@ def test_photo_is_planned_packaged_served_and_answered_as_jpeg(
 ) -> None:
     result, realise, package, feeds = plan_photos(channels, tmp_path, monkeypatch)
     (tmp_path / "plans").mkdir()
-    ways = {way.name: way for way in result.ways}
-    assert ways["jpeg:90"].plan.costs.is_measured
-    assert ways["jpeg:90"].plan.costs.upload_bytes < ways["raw"].plan.costs.upload_bytes / 4
+    candidates = {candidate.name: candidate for candidate in result.candidates}
+    assert candidates["jpeg:90"].plan.costs.is_measured
+    assert candidates["jpeg:90"].plan.costs.upload_bytes < candidates["raw"].plan.costs.upload_bytes / 4
     assert any(one.media for one in result.table.plans)
     # JPEG and WebP are close here; which of them won is left to noise, so JPEG alone goes on.
-    table = CutTable((ways["local"].plan, ways["jpeg:90"].plan))
+    table = CutTable((candidates["local"].plan, candidates["jpeg:90"].plan))
     planned = attach(
         package, replace(result, table=table), realise.measured.splits, tmp_path / "plans", "default"
     )
@@ -109,10 +113,10 @@ def test_photo_is_planned_packaged_served_and_answered_as_jpeg(
 
 def test_every_coded_upload_is_extracted_and_carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result, realise, package, _ = plan_photos(3, tmp_path, monkeypatch)
-    uploads = [way.plan for way in result.ways if way.kind == "upload"]
+    uploads = [candidate.plan for candidate in result.candidates if candidate.kind == "upload"]
     assert {one.name for one in uploads} == {"raw", "uint8", "jpeg:90", "webp:80"}
-    assert {way.label for way in result.ways if way.kind == "upload"} == {"measured"}
-    table = CutTable((result.ways[0].plan, *uploads))
+    assert {candidate.label for candidate in result.candidates if candidate.kind == "upload"} == {"measured"}
+    table = CutTable((result.candidates[0].plan, *uploads))
     (tmp_path / "plans").mkdir()
     planned = attach(
         package, replace(result, table=table), realise.measured.splits, tmp_path / "plans", "default"

@@ -10,12 +10,12 @@ import pytest
 from tests.offload import planning_sample
 from tests.offload.planning_sample import HOSTILE
 
-from edgekit_offload.planning.result import PlanningResult, Way, WinRange
+from edgekit_offload.planning.result import Candidate, PlanningResult, WinRange
 from edgekit_offload.report.decision import decide
 from edgekit_offload.report.plan_page import render_plan_page
 from edgekit_offload.report.terminal_chart import render_terminal
 
-SAMPLES = ["sample", "hostile", "without_ways", "only_local"]
+SAMPLES = ["sample", "hostile", "without_candidates", "only_local"]
 
 
 def body_of(html: str) -> ElementTree.Element:
@@ -67,10 +67,10 @@ def test_every_way_has_a_line_a_row_and_local_and_jpeg_are_among_them() -> None:
     charts = [svg for svg in body.iter("svg") if svg.get("class") == "plot"]
     assert len(charts) == len(result.rtts_ms)
     for chart in charts:
-        assert len(list(chart.iter("polyline"))) == len(result.ways)
-    rows = [text_of(row) for row in section_of(body, "ways").iter("tr")]
-    for way in result.ways:
-        assert any(way.name in row for row in rows)
+        assert len(list(chart.iter("polyline"))) == len(result.candidates)
+    rows = [text_of(row) for row in section_of(body, "candidates").iter("tr")]
+    for candidate in result.candidates:
+        assert any(candidate.name in row for row in rows)
     assert any("local" in row for row in rows)
     assert any("jpeg:90" in row and "0.15 % changed" in row and "the input itself" in row for row in rows)
 
@@ -102,19 +102,23 @@ def test_decision_goes_by_what_is_minimised_and_says_where_no_way_keeps_the_limi
     others = plain.bandwidths_mbit_s[1:]
     never = 1e15
 
-    def limited(way: Way) -> Way:
+    def limited(candidate: Candidate) -> Candidate:
         """Only the first cut keeps the limits, and not at the lowest bandwidth."""
-        keeps = way.name == "cut3-int8"
+        keeps = candidate.name == "cut3-int8"
         row = (never, *(2.0 if keeps else never for _ in others))
         wins = tuple(WinRange(rtt_ms, others[0], others[-1]) for rtt_ms in plain.rtts_ms) if keeps else ()
-        return replace(way, score=(row,) * len(plain.rtts_ms), wins=wins)
+        return replace(candidate, score=(row,) * len(plain.rtts_ms), wins=wins)
 
-    ways = tuple(limited(way) for way in plain.ways)
-    words = decide(replace(plain, ways=ways, objective="energy", unit="mJ"))
-    assert re.search(r"below [\d.]+ Mbit/s no way keeps the limits, above [\d.]+ Mbit/s split", words[0])
-    assert words[1].startswith("Splitting keeps the limits where no whole-model way does")
-    ways = tuple(replace(way, wins=()) for way in ways)
-    assert "no way keeps the limits at any bandwidth" in decide(replace(plain, ways=ways))[0]
+    candidates = tuple(limited(candidate) for candidate in plain.candidates)
+    words = decide(replace(plain, candidates=candidates, objective="energy", unit="mJ"))
+    assert re.search(
+        r"below [\d.]+ Mbit/s no candidate keeps the limits, above [\d.]+ Mbit/s split", words[0]
+    )
+    assert words[1].startswith("Splitting keeps the limits where no whole-model candidate does")
+    candidates = tuple(replace(candidate, wins=()) for candidate in candidates)
+    assert (
+        "no candidate keeps the limits at any bandwidth" in decide(replace(plain, candidates=candidates))[0]
+    )
 
 
 def test_ribbon_covers_the_whole_axis_without_gaps() -> None:
@@ -138,11 +142,11 @@ def test_refusals_and_labels_are_shown_with_their_reasons() -> None:
 
 
 def test_nothing_measured_is_said_plainly() -> None:
-    html = render_plan_page(planning_sample.without_ways())
+    html = render_plan_page(planning_sample.without_candidates())
 
     assert "Nothing was measured" in html
     assert "the model cannot be cut" in html
-    assert render_terminal(planning_sample.without_ways(), rtt_ms=20) == "no way was measured"
+    assert render_terminal(planning_sample.without_candidates(), rtt_ms=20) == "no candidate was measured"
 
 
 @pytest.mark.parametrize("name", ["sample", "hostile", "only_local"])
@@ -160,29 +164,32 @@ def test_terminal_chart_has_a_sign_and_a_line_for_each_way_and_the_ribbon() -> N
     result = planning_sample.sample()
     shown = render_terminal(result, rtt_ms=20)
 
-    for number, way in enumerate(result.ways):
-        assert f"  {number + 1}  {way.name}" in shown
+    for number, candidate in enumerate(result.candidates):
+        assert f"  {number + 1}  {candidate.name}" in shown
     (ribbon,) = [line for line in shown.splitlines() if "best" in line]
     assert "█" in ribbon
     for mbit_s in (1.0, 100.0):
-        assert str([way.name for way in result.ways].index(result.best(mbit_s, 20.0).name) + 1) in ribbon
+        assert (
+            str([candidate.name for candidate in result.candidates].index(result.best(mbit_s, 20.0).name) + 1)
+            in ribbon
+        )
 
 
 def test_way_that_loses_too_much_accuracy_is_shown_with_its_loss_and_marked() -> None:
     plain = make("sample")
-    ways = tuple(
-        replace(way, is_over_loss=True, expected_loss=0.0123, loss_error=0.002, in_table=False, wins=())
-        if way.name == "cut5-int4"
-        else way
-        for way in plain.ways
+    candidates = tuple(
+        replace(candidate, is_over_loss=True, expected_loss=0.0123, loss_error=0.002, in_table=False, wins=())
+        if candidate.name == "cut5-int4"
+        else candidate
+        for candidate in plain.candidates
     )
-    result = replace(plain, ways=ways, max_loss=0.001)
+    result = replace(plain, candidates=candidates, max_loss=0.001)
     text = text_of(body_of(render_plan_page(result)))
     assert "not offered: above --max-loss 0.1 %" in text
     assert "1.2 ± 0.2 % wrong" in text
     assert "cut5-int4 (above --max-loss)" in render_terminal(result, rtt_ms=20.0)
-    few = tuple(replace(way, samples_needed=100 * way.is_over_loss) for way in ways)
-    text = text_of(body_of(render_plan_page(replace(result, ways=few))))
+    few = tuple(replace(candidate, samples_needed=100 * candidate.is_over_loss) for candidate in candidates)
+    text = text_of(body_of(render_plan_page(replace(result, candidates=few))))
     assert "not offered: it is not known to keep --max-loss 0.1 %" in text
-    shown = render_terminal(replace(result, ways=few), rtt_ms=20.0)
+    shown = render_terminal(replace(result, candidates=few), rtt_ms=20.0)
     assert "cut5-int4 (not known to keep --max-loss)" in shown

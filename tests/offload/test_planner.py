@@ -12,16 +12,18 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tests.offload.onnx_models import branching_model, model_of
 
-from edgekit_offload.planning import planner, realise
+from edgekit_offload.partition.opened_model import OpenedModel
+from edgekit_offload.planning import measurement, planner
 from edgekit_offload.planning.codings import AnswerChange, measure_codings
-from edgekit_offload.planning.costs import CodedTensors, PowerModel
+from edgekit_offload.planning.costs import CodedTensors, DeviceLimits, PowerModel
 from edgekit_offload.planning.cut_candidates import CutCandidate
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.explain import describe_certificate
 from edgekit_offload.planning.leakage import Leakage
-from edgekit_offload.planning.planner import MAX_LOSS, PlanInputs, Realised, plan
-from edgekit_offload.planning.realise import MeasuredCuts, leakage_of
-from edgekit_offload.planning.result import PlanningResult, Refusal, SentTensor, Way
+from edgekit_offload.planning.measurement import CutMeasurement, leakage_of
+from edgekit_offload.planning.plan_inputs import MAX_LOSS, ExtractedPlan, PlanInputs
+from edgekit_offload.planning.planner import plan
+from edgekit_offload.planning.result import Candidate, PlanningResult, Refusal, SentTensor
 from edgekit_offload.profiling.machine import Machine
 from edgekit_offload.profiling.model_profile import KernelTime, ModelProfile, digest_model
 from edgekit_runtime.dataclass_json import from_plain, to_plain
@@ -39,7 +41,6 @@ GRID = Grid((0.1, 1.0, 10.0, 100.0), (5.0, 20.0))
 @pytest.fixture(autouse=True)
 def _coding_as_fast_as_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The times of the profiles are made up, so what coding takes here does not count."""
-    monkeypatch.setattr(planner, "run_seconds", lambda *_: 1.0)
 
     def measure(*arguments: Any, **_slowdowns: float) -> dict[str, CodedTensors]:
         return measure_codings(*arguments, device_slowdown=0.0, server_slowdown=0.0)
@@ -119,7 +120,14 @@ def inputs_of(
     content: bytes, device: list[float], server: list[float], feeds: list[dict[str, np.ndarray]]
 ) -> PlanInputs:
     profiles = profile_of(content, device, "device"), profile_of(content, server, "server")
-    return PlanInputs("model", content, *profiles, GRID, feeds)
+    return PlanInputs(
+        name="model",
+        model=OpenedModel(content, run_s=1.0),
+        device=profiles[0],
+        server=profiles[1],
+        grid=GRID,
+        feeds=feeds,
+    )
 
 
 def best_at(result: PlanningResult, mbit_s: float, rtt_ms: float = 20.0) -> str:
@@ -130,15 +138,15 @@ def test_narrow_tensor_after_a_cheap_kernel_is_cut_at() -> None:
     content = narrowing_model(16, 64)
     result = plan(inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], noise(16, 64)))
     assert best_at(result, 1.0) == "cut"
-    way = result.best(1.0, 20.0)
-    assert [one.name for one in way.sent] == ["t1"]
-    assert way.certificate is not None
-    assert (way.certificate.gap, way.certificate.proof) == (0.0, "enumerated")
-    assert way.certificate.placements == 4
+    candidate = result.best(1.0, 20.0)
+    assert [one.name for one in candidate.sent] == ["t1"]
+    assert candidate.certificate is not None
+    assert (candidate.certificate.gap, candidate.certificate.proof) == (0.0, "enumerated")
+    assert candidate.certificate.placements == 4
     assert "pays at" in " ".join(result.sentences)
     names = {one.name for one in result.table.plans}
-    assert {"local", way.name} <= names
-    assert names == {one.name for one in result.ways if one.in_table}
+    assert {"local", candidate.name} <= names
+    assert names == {one.name for one in result.candidates if one.in_table}
     assert from_plain(PlanningResult, to_plain(result)) == result
     assert [one for one in result.refusals if "8-bit pixels" in one.reason]
 
@@ -156,23 +164,25 @@ def test_request_that_takes_long_on_the_device_makes_it_run_alone() -> None:
     slow = replace(inputs.device, request=RequestCost(fixed_s=2.0, byte_s=1e-6))
     result = plan(replace(inputs, device=slow))
     assert (best_at(plain, 1.0), best_at(result, 1.0)) == ("cut", "local")
-    before = {way.name: way.plan.costs for way in plain.ways}
-    for way in result.ways:
-        added_s = 0.0 if way.kind == "local" else 2.0 + 1e-6 * way.plan.costs.upload_bytes
+    before = {candidate.name: candidate.plan.costs for candidate in plain.candidates}
+    for candidate in result.candidates:
+        added_s = 0.0 if candidate.kind == "local" else 2.0 + 1e-6 * candidate.plan.costs.upload_bytes
         # Coding is timed again by each plan: microseconds.
-        assert way.plan.costs.device_s - before[way.name].device_s == pytest.approx(added_s, abs=1e-4)
-        assert way.plan.costs.request_s == pytest.approx(added_s)
+        assert candidate.plan.costs.device_s - before[candidate.name].device_s == pytest.approx(
+            added_s, abs=1e-4
+        )
+        assert candidate.plan.costs.request_s == pytest.approx(added_s)
 
 
 def test_request_costs_the_server_too() -> None:
     content = narrowing_model(16, 64)
     inputs = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], noise(16, 64))
-    before = {way.name: way.plan.costs.server_s for way in plan(inputs).ways}
+    before = {candidate.name: candidate.plan.costs.server_s for candidate in plan(inputs).candidates}
     busy = replace(inputs.server, request=RequestCost(fixed_s=0.01, byte_s=1e-8))
-    for way in plan(replace(inputs, server=busy)).ways:
-        added_s = 0.0 if way.kind == "local" else 0.01 + 1e-8 * way.plan.costs.upload_bytes
+    for candidate in plan(replace(inputs, server=busy)).candidates:
+        added_s = 0.0 if candidate.kind == "local" else 0.01 + 1e-8 * candidate.plan.costs.upload_bytes
         # Decoding is timed again by each plan: microseconds.
-        assert way.plan.costs.server_s - before[way.name] == pytest.approx(added_s, abs=1e-4)
+        assert candidate.plan.costs.server_s - before[candidate.name] == pytest.approx(added_s, abs=1e-4)
 
 
 def test_photo_is_sent_as_jpeg_rather_than_split() -> None:
@@ -181,14 +191,14 @@ def test_photo_is_sent_as_jpeg_rather_than_split() -> None:
     # The first kernel costs more on the device than to encode the photo: the usual case.
     made = inputs_of(content, [1.0, 1.0, 1.0], [0.001, 0.001, 0.001], photos(256))
     result = plan(replace(made, max_loss=1.0))  # nothing is run, so what JPEG changes is unknown
-    cuts = [way for way in result.ways if way.kind == "cut"]
-    jpeg = next(way for way in result.ways if way.name == "jpeg:90")
+    cuts = [candidate for candidate in result.candidates if candidate.kind == "cut"]
+    jpeg = next(candidate for candidate in result.candidates if candidate.name == "jpeg:90")
     assert cuts
-    assert not any(way.wins for way in cuts)
-    assert all(min(way.score[1]) > min(jpeg.score[1]) for way in cuts)
+    assert not any(candidate.wins for candidate in cuts)
+    assert all(min(candidate.score[1]) > min(jpeg.score[1]) for candidate in cuts)
     assert "No cut pays" in " ".join(result.sentences)
     assert {one.coding for one in jpeg.sent} == {"jpeg:90"}
-    uint8 = next(way for way in result.ways if way.name == "uint8")
+    uint8 = next(candidate for candidate in result.candidates if candidate.name == "uint8")
     assert jpeg.plan.costs.upload_bytes < uint8.plan.costs.upload_bytes
 
 
@@ -196,8 +206,8 @@ def test_input_that_must_stay_leaves_no_way_to_upload_it() -> None:
     content = narrowing_model(3, 64)
     made = inputs_of(content, [0.01, 1.0, 1.0], [0.001, 0.001, 0.001], noise(3, 64))
     result = plan(replace(made, keep_on_device=("input",)))
-    assert {way.kind for way in result.ways} == {"local", "cut"}
-    assert all(one.name != "t0" for way in result.ways for one in way.sent)
+    assert {candidate.kind for candidate in result.candidates} == {"local", "cut"}
+    assert all(one.name != "t0" for candidate in result.candidates for one in candidate.sent)
     with pytest.raises(CutError, match="--keep-on-device nothing"):
         plan(replace(made, keep_on_device=("nothing",)))
 
@@ -240,12 +250,12 @@ def test_input_that_must_stay_is_not_sent_in_another_form_either(kind: str) -> N
     device_s = [1e-5] * len(before) + [1.0, 1e-5, 1.0]
     made = replace(inputs_of(content, device_s, [1e-5] * len(nodes), feeds), leakage=lambda _sent: leak(10.0))
     free, kept = plan(made), plan(replace(made, keep_on_device=("input",)))
-    sent = {way.name: {one.name for one in way.sent} for way in free.ways}
-    assert any(sent[way.name] & forms for way in free.ways if way.kind == "cut")
-    for way in free.ways:
-        assert way.sends_input == bool(sent[way.name] & {"x", *forms})
-        assert way.plan.leakage_db is None or not way.sends_input
-    found = {one.name for way in kept.ways for one in way.sent}
+    sent = {candidate.name: {one.name for one in candidate.sent} for candidate in free.candidates}
+    assert any(sent[candidate.name] & forms for candidate in free.candidates if candidate.kind == "cut")
+    for candidate in free.candidates:
+        assert candidate.sends_input == bool(sent[candidate.name] & {"x", *forms})
+        assert candidate.plan.leakage_db is None or not candidate.sends_input
+    found = {one.name for candidate in kept.candidates for one in candidate.sent}
     assert found
     assert found <= {"m", "p"}
 
@@ -253,14 +263,16 @@ def test_input_that_must_stay_is_not_sent_in_another_form_either(kind: str) -> N
 def test_tensor_that_must_stay_is_made_on_no_server() -> None:
     content = narrowing_model(3, 64)
     made = inputs_of(content, [0.01, 1.0, 1.0], [0.001, 0.001, 0.001], noise(3, 64))
-    assert any(way.kind == "upload" for way in plan(made).ways)
+    assert any(candidate.kind == "upload" for candidate in plan(made).candidates)
     edge = profile_of(content, [0.01, 0.01, 0.01], "edge")
     tiered = replace(made, edge=edge, edge_link=LinkState(50e6, 50e6, 0.03))
     for inputs in (made, tiered):
         result = plan(replace(inputs, keep_on_device=("t1",)))
-        assert {way.kind for way in result.ways} == {"local", "cut"}
+        assert {candidate.kind for candidate in result.candidates} == {"local", "cut"}
         # Its reader stays too, so a cut is behind that one.
-        assert {way.kernels_on_device for way in result.ways if way.kind == "cut"} == {2}
+        assert {
+            candidate.kernels_on_device for candidate in result.candidates if candidate.kind == "cut"
+        } == {2}
         (reason,) = [one.reason for one in result.refusals if one.name == "upload"]
         assert "'t1' must stay on the device" in reason
         assert all(one.kernels[0] >= 2 for one in result.tiers)
@@ -271,10 +283,10 @@ def test_limit_on_weights_holds_on_three_tiers() -> None:
     made = inputs_of(content, [0.005, 0.05, 0.5], [0.001, 0.002, 0.002], noise(16, 64))
     edge = profile_of(content, [0.002, 0.04, 0.1], "edge")
     tiered = replace(made, edge=edge, edge_link=LinkState(50e6, 50e6, 0.001))
-    assert any(way.name.startswith("tier") for way in plan(tiered).ways)
-    for limit in ({"weights_bytes": 1000.0}, {"memory_bytes": 100_000.0}):
-        result = plan(replace(tiered, **limit))
-        assert {way.kind for way in result.ways} == {"upload"}
+    assert any(candidate.name.startswith("tier") for candidate in plan(tiered).candidates)
+    for limits in (DeviceLimits(weights_bytes=1000.0), DeviceLimits(memory_bytes=100_000.0)):
+        result = plan(replace(tiered, limits=limits))
+        assert {candidate.kind for candidate in result.candidates} == {"upload"}
         assert all(one.kernels[0] == 0 for one in result.tiers)
         assert len(result.tiers) == 8
 
@@ -289,18 +301,18 @@ def test_head_that_shares_a_large_weight_with_its_tail_is_not_planned() -> None:
     content = model.SerializeToString()
     feeds = [{"x": np.ones((1, 64), np.float32)}] * 2
     made = inputs_of(content, [1.0, 0.001, 0.001], [0.001, 1.0, 1.0], feeds)
-    assert any(way.kind == "cut" for way in plan(made).ways)
-    result = plan(replace(made, weights_bytes=10_000.0))
-    assert {way.kernels_on_device for way in result.ways} <= {0, 1}  # the activation
-    looser = plan(replace(made, weights_bytes=17_000.0))
-    assert max(way.kernels_on_device for way in looser.ways) == 2
+    assert any(candidate.kind == "cut" for candidate in plan(made).candidates)
+    result = plan(replace(made, limits=DeviceLimits(weights_bytes=10_000.0)))
+    assert {candidate.kernels_on_device for candidate in result.candidates} <= {0, 1}  # the activation
+    looser = plan(replace(made, limits=DeviceLimits(weights_bytes=17_000.0)))
+    assert max(candidate.kernels_on_device for candidate in looser.candidates) == 2
 
 
 def test_model_too_large_for_the_device_is_never_planned_as_local() -> None:
     content = narrowing_model(3, 64)
     made = inputs_of(content, [0.001, 0.001, 0.001], [0.001, 0.001, 0.001], noise(3, 64))
-    result = plan(replace(made, memory_bytes=1000.0))
-    assert all(way.kind != "local" for way in result.ways)
+    result = plan(replace(made, limits=DeviceLimits(memory_bytes=1000.0)))
+    assert all(candidate.kind != "local" for candidate in result.candidates)
     assert result.table.local is None
     assert any(one.name == "local" and "limit" in one.reason for one in result.refusals)
 
@@ -309,31 +321,31 @@ def test_limit_on_weights_counts_no_activations() -> None:
     content = narrowing_model(3, 64)
     made = inputs_of(content, [0.001, 0.001, 0.001], [0.001, 0.001, 0.001], noise(3, 64))
     first, each = 4.0 * 3 * 4 * 64, 4.0 * 4 * 4  # weights of the first kernel, and of the other two
-    fits = plan(replace(made, weights_bytes=first + 2 * each))
+    fits = plan(replace(made, limits=DeviceLimits(weights_bytes=first + 2 * each)))
     assert fits.table.local is not None
-    result = plan(replace(made, weights_bytes=first + each))
+    result = plan(replace(made, limits=DeviceLimits(weights_bytes=first + each)))
     assert result.table.local is None
     (reason,) = [one.reason for one in result.refusals if one.name == "local"]
     assert "kB of weights, the limit is" in reason
-    cuts = [way for way in result.ways if way.kind == "cut"]
-    assert {way.kernels_on_device for way in cuts} <= {1, 2}
-    assert any(way.kernels_on_device == 2 for way in cuts)
-    none = plan(replace(made, weights_bytes=first - 1))
-    assert {way.kind for way in none.ways} == {"upload"}
+    cuts = [candidate for candidate in result.candidates if candidate.kind == "cut"]
+    assert {candidate.kernels_on_device for candidate in cuts} <= {1, 2}
+    assert any(candidate.kernels_on_device == 2 for candidate in cuts)
+    none = plan(replace(made, limits=DeviceLimits(weights_bytes=first - 1)))
+    assert {candidate.kind for candidate in none.candidates} == {"upload"}
 
 
 def test_leakage_above_the_limit_refuses_a_way() -> None:
     content = narrowing_model(16, 64)
     made = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], noise(16, 64))
     result = plan_with_leaks(made, {"t0": 60.0, "t1": 25.0})
-    assert all(one.name not in ("t0", "t1") for way in result.ways for one in way.sent)
+    assert all(one.name not in ("t0", "t1") for candidate in result.candidates for one in candidate.sent)
     assert "the input itself" in next(one.reason for one in result.refusals if one.name == "raw")
     unlimited = plan(replace(made, leakage=lambda _sent: leak(10.0)))
-    for way in unlimited.ways:
-        is_upload = way.kind == "upload"
-        assert way.sends_input == is_upload
-        assert way.plan.leakage_db == (10.0 if way.kind == "cut" else None)
-        assert way.known_inputs == (800 if way.kind == "cut" else 0)
+    for candidate in unlimited.candidates:
+        is_upload = candidate.kind == "upload"
+        assert candidate.sends_input == is_upload
+        assert candidate.plan.leakage_db == (10.0 if candidate.kind == "cut" else None)
+        assert candidate.known_inputs == (800 if candidate.kind == "cut" else 0)
     refused = "Its leakage is at least 25.0 dB to an attacker who knows 800 inputs; the limit is 20 dB."
     assert any(one.reason == refused for one in result.refusals)
 
@@ -361,37 +373,40 @@ def tiny_with_leakage() -> PlanInputs:
     feeds = [{"image": one[np.newaxis]} for one in images]
     device_s = [1e-4] * 5 + [0.5, 1e-4, 1e-4, 0.5]
     made = inputs_of(content, device_s, [1e-5] * 9, feeds[:8])
-    return replace(made, leakage=leakage_of(content, feeds))
+    return replace(made, leakage=leakage_of(OpenedModel(content), feeds))
 
 
 def test_limit_on_leakage_that_the_fastest_cut_breaks_finds_a_deeper_one() -> None:
     inputs = tiny_with_leakage()
     free = plan(inputs)
-    fastest = min((way for way in free.ways if way.kind == "cut"), key=lambda way: way.latency_ms[1][-1])
+    fastest = min(
+        (candidate for candidate in free.candidates if candidate.kind == "cut"),
+        key=lambda candidate: candidate.latency_ms[1][-1],
+    )
     assert (fastest.plan.leakage_db or 0.0) > 20
     result = plan(replace(inputs, most_leakage_db=20.0))
-    cuts = [way for way in result.ways if way.kind == "cut"]
+    cuts = [candidate for candidate in result.candidates if candidate.kind == "cut"]
     assert cuts
-    assert {way.name for way in cuts} & {one.name for one in result.table.plans}
-    for way in cuts:
-        assert way.plan.leakage_db is not None
-        assert way.plan.leakage_db <= 20
-        assert way.kernels_on_device > fastest.kernels_on_device
-        assert way.certificate is not None
-        assert way.certificate.has_pins
-    assert {way.kind for way in result.ways} == {"local", "cut"}
+    assert {candidate.name for candidate in cuts} & {one.name for one in result.table.plans}
+    for candidate in cuts:
+        assert candidate.plan.leakage_db is not None
+        assert candidate.plan.leakage_db <= 20
+        assert candidate.kernels_on_device > fastest.kernels_on_device
+        assert candidate.certificate is not None
+        assert candidate.certificate.has_pins
+    assert {candidate.kind for candidate in result.candidates} == {"local", "cut"}
     over = [one for one in result.refusals if "the limit is 20 dB" in one.reason]
     assert over
     attacked = len(over) + len(cuts)
     text = f"{attacked} cuts were attacked: {len(cuts)} keep --max-leak 20 dB, {len(over)} refused."
     assert text in result.sentences
-    names = [one.name for one in (*over, *(way.plan for way in cuts))]
+    names = [one.name for one in (*over, *(candidate.plan for candidate in cuts))]
     assert len(set(names)) == len(names)
 
 
 def test_limit_on_leakage_that_no_cut_keeps_names_the_least_that_was_seen() -> None:
     result = plan(replace(tiny_with_leakage(), most_leakage_db=10.0))
-    assert {way.kind for way in result.ways} == {"local"}
+    assert {candidate.kind for candidate in result.candidates} == {"local"}
     (text,) = (one for one in result.sentences if "--max-leak" in one)
     seen = [float(one.reason.split()[5]) for one in result.refusals if "the limit is 10 dB" in one.reason]
     assert text == (
@@ -411,7 +426,11 @@ def test_tensor_that_leaks_is_no_reason_to_keep_the_one_beside_it() -> None:
     feeds = [{"x": np.random.default_rng(n).normal(size=(1, 640)).astype(np.float32)} for n in range(4)]
     made = inputs_of(content, [1e-4, 1.0, 1e-4, 1e-4, 1.0], [1e-5] * 5, feeds)
     result = plan_with_leaks(made, {"a": 30.0, "u": 30.0, "b": 5.0}, others_db=1.0)
-    assert {tuple(one.name for one in way.sent) for way in result.ways if way.kind == "cut"} == {("b",)}
+    assert {
+        tuple(one.name for one in candidate.sent)
+        for candidate in result.candidates
+        if candidate.kind == "cut"
+    } == {("b",)}
     assert "leak too much left out" in describe_certificate(result.best(100.0, 20.0).certificate)  # type: ignore[arg-type]
 
 
@@ -423,7 +442,7 @@ def test_limit_on_leakage_holds_for_placements_on_three_tiers(tiers: int) -> Non
         edge = profile_of(content, [0.002, 0.04, 0.1], "edge")
         made = replace(made, edge=edge, edge_link=LinkState(50e6, 50e6, 0.001))
     result = plan_with_leaks(made, {"t0": 60.0, "t1": 25.0})
-    assert {one.name for way in result.ways for one in way.sent} == {"t2"}
+    assert {one.name for candidate in result.candidates for one in candidate.sent} == {"t2"}
     assert {one.name for tier in result.tiers for one in tier.sent[0]} <= {"t2"}
     assert bool(result.tiers) == (tiers == 3)
 
@@ -444,8 +463,12 @@ def test_plan_for_capacity_is_the_one_of_which_a_server_carries_most_devices() -
     content = narrowing_model(16, 64)
     made = inputs_of(content, [0.005, 0.1, 0.1], [0.01, 0.02, 0.02], noise(16, 64))
     result = plan(replace(made, objective="capacity", latency_limit_s=0.15))
-    served = {way.name: way.devices_per_server for way in result.ways if way.devices_per_server is not None}
-    assert len(served) == len(result.ways) - 1  # all but `local`, which is too slow
+    served = {
+        candidate.name: candidate.devices_per_server
+        for candidate in result.candidates
+        if candidate.devices_per_server is not None
+    }
+    assert len(served) == len(result.candidates) - 1  # all but `local`, which is too slow
     middle = result.best(10.0, 5.0).name
     assert served[middle] == max(served.values())
     assert 5 < served[middle] < 1 / 0.02
@@ -460,16 +483,20 @@ def test_devices_are_counted_before_server_time_where_the_limit_is_tight(
     made = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], noise(16, 64))
     lean, quick = PlanCosts(0.094, 0.0005, 100.0, 100.0), PlanCosts(0.04, 0.0008, 100.0, 100.0)
 
-    def realise(uploads: Any, cuts: Any) -> dict[str, Realised | Refusal]:
-        """One way that takes least of the server with no time to wait, one that takes a little more."""
+    def realise(uploads: Any, cuts: Any) -> dict[str, ExtractedPlan | Refusal]:
+        """One candidate that takes least of the server with no time to wait, one that takes a little more."""
         names = [one.plan.name for one in (*uploads, *cuts)]
-        found: dict[str, Realised | Refusal] = {one: Refusal(one, "no.") for one in names[2:]}
+        found: dict[str, ExtractedPlan | Refusal] = {one: Refusal(one, "no.") for one in names[2:]}
         for name, costs in zip(names, (lean, quick), strict=False):
-            found[name] = Realised(OffloadPlan(name, costs, tail="t"), "measured")
+            found[name] = ExtractedPlan(OffloadPlan(name, costs, tail="t"), "measured")
         return found
 
-    result = plan(replace(made, objective="capacity", latency_limit_s=0.1, realise=realise))
-    counts = {way.plan.costs.server_s: way.devices_per_server for way in result.ways if way.kind != "local"}
+    result = plan(replace(made, objective="capacity", latency_limit_s=0.1, measure=realise))
+    counts = {
+        candidate.plan.costs.server_s: candidate.devices_per_server
+        for candidate in result.candidates
+        if candidate.kind != "local"
+    }
     assert counts[0.0005] < 0.3 * counts[0.0008]
     assert counts[0.0008] == pytest.approx(1090, rel=0.05)  # of 1,250 that saturate the server
     assert result.best(10.0, 5.0).plan.costs.server_s == 0.0008
@@ -488,9 +515,9 @@ def test_device_chooses_what_the_plan_for_an_objective_chose() -> None:
         result = plan(replace(made, objective=objective, power=power, latency_limit_s=0.15))
         for mbit_s in GRID.bandwidths_mbit_s:
             row, column = GRID.rtts_ms.index(20.0), GRID.bandwidths_mbit_s.index(mbit_s)
-            least = min(way.score[row][column] for way in result.ways)
+            least = min(candidate.score[row][column] for candidate in result.candidates)
             found = choose(result.table, Conditions(LinkState(mbit_s * 1e6, mbit_s * 1e6, 0.02)))
-            own = next(way for way in result.ways if way.name == found.plan.name)
+            own = next(candidate for candidate in result.candidates if candidate.name == found.plan.name)
             assert own.score[row][column] <= least * 1.011, (objective, mbit_s)
             chosen.add((objective, found.plan.name))
     assert len({name for _, name in chosen}) > 2
@@ -509,7 +536,7 @@ def test_model_that_cannot_be_split_gets_whole_model_ways_and_the_reason() -> No
     made = inputs_of(content, [0.1, 0.1, 0.1], [0.001] * 3, noise(3, 64))
     device = replace(made.device, kernels=(), obstacle="it has control flow ('If')")
     result = plan(replace(made, device=device))
-    assert {way.kind for way in result.ways} == {"local", "upload"}
+    assert {candidate.kind for candidate in result.candidates} == {"local", "upload"}
     assert any(one.name == "cuts" and "control flow" in one.reason for one in result.refusals)
 
 
@@ -536,10 +563,10 @@ def test_refusal_of_a_way_that_cannot_be_extracted_takes_it_out() -> None:
     made = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], noise(16, 64))
     result = plan(
         replace(
-            made, realise=lambda uploads, cuts: {one.plan.name: Refusal(one.plan.name, "no.") for one in cuts}
+            made, measure=lambda uploads, cuts: {one.plan.name: Refusal(one.plan.name, "no.") for one in cuts}
         )
     )
-    assert all(way.kind != "cut" for way in result.ways)
+    assert all(candidate.kind != "cut" for candidate in result.candidates)
     assert any(one.reason == "no." for one in result.refusals)
 
 
@@ -561,21 +588,23 @@ def test_cuts_are_extracted_and_measured_as_they_are() -> None:
     feeds = noise(16, 64)
     machine = Machine.parse("local")
     made = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], feeds)
-    measured = MeasuredCuts(content, feeds, machine, machine, 0.1)
-    result = plan(replace(made, realise=measured))
-    cuts = [way for way in result.ways if way.kind == "cut"]
+    measured = CutMeasurement(
+        model=OpenedModel(content), feeds=feeds, device=machine, server=machine, seconds=0.1
+    )
+    result = plan(replace(made, measure=measured))
+    cuts = [candidate for candidate in result.candidates if candidate.kind == "cut"]
     assert cuts
-    assert {way.label for way in cuts} == {"measured"}
-    assert set(measured.splits) == {"raw", *(way.name for way in cuts)}
-    for way in cuts:
-        assert way.plan.costs.is_measured
-        split = measured.splits[way.name]
+    assert {candidate.label for candidate in cuts} == {"measured"}
+    assert set(measured.splits) == {"raw", *(candidate.name for candidate in cuts)}
+    for candidate in cuts:
+        assert candidate.plan.costs.is_measured
+        split = measured.splits[candidate.name]
         assert split.head is not None
         assert {one.name for one in split.sent} <= {one.name for one in split.head.outputs}
-        if way.name.endswith("raw"):
-            assert way.plan.answers_changed == 0.0
+        if candidate.name.endswith("raw"):
+            assert candidate.plan.answers_changed == 0.0
             sent_bytes = sum(one.size_bytes or 0 for one in split.sent)
-            assert way.plan.costs.upload_bytes <= sent_bytes + 600  # and what describes it
+            assert candidate.plan.costs.upload_bytes <= sent_bytes + 600  # and what describes it
 
 
 def test_split_that_answers_one_output_on_the_device_is_compared_output_by_output() -> None:
@@ -584,31 +613,40 @@ def test_split_that_answers_one_output_on_the_device_is_compared_output_by_outpu
     proto.graph.output.insert(0, helper.make_tensor_value_info("t2", TensorProto.FLOAT, [1, 4, 8, 8]))
     content, feeds = proto.SerializeToString(), noise(16, 64)
     machine = Machine.parse("local")
-    measured = MeasuredCuts(content, feeds, machine, machine, 0.1, classes=("t2", "t3"))
+    measured = CutMeasurement(
+        model=OpenedModel(content),
+        feeds=feeds,
+        device=machine,
+        server=machine,
+        seconds=0.1,
+        classes=("t2", "t3"),
+    )
     made = inputs_of(content, [0.005, 0.0001, 0.5], [0.001, 0.002, 0.002], feeds)
-    result = plan(replace(made, realise=measured))
+    result = plan(replace(made, measure=measured))
     mixed = [
-        way
-        for way in result.ways
-        if way.name in measured.splits
-        and [one.name for one in measured.splits[way.name].tail.outputs] == ["t3"]
+        candidate
+        for candidate in result.candidates
+        if candidate.name in measured.splits
+        and [one.name for one in measured.splits[candidate.name].tail.outputs] == ["t3"]
     ]
-    assert [way.plan.answers_changed for way in mixed if way.name.endswith("raw")] == [0.0]
+    assert [candidate.plan.answers_changed for candidate in mixed if candidate.name.endswith("raw")] == [0.0]
 
 
 def test_leakage_of_a_cut_is_measured() -> None:
     content = narrowing_model(16, 64)
-    cut = leakage_of(content, noise(16, 64, count=30))([SentTensor("t1", "int8", 1.0, 1.0)])
+    cut = leakage_of(OpenedModel(content), noise(16, 64, count=30))([SentTensor("t1", "int8", 1.0, 1.0)])
     assert cut is not None
     assert cut.lower_bound_db < 30.0  # noise of 65,536 values cannot be rebuilt from 256
-    few = leakage_of(content, noise(16, 64, count=60), limit_s=60.0)([SentTensor("t1", "int8", 1.0, 1.0)])
+    few = leakage_of(OpenedModel(content), noise(16, 64, count=60), limit_s=60.0)(
+        [SentTensor("t1", "int8", 1.0, 1.0)]
+    )
     assert few is not None
     assert 0 < few.lower_bound_db < 30.0
     assert (cut.known_samples, few.known_samples) == (24, 48)
-    over = leakage_of(content, noise(16, 64, count=40), limit_s=-1.0)
+    over = leakage_of(OpenedModel(content), noise(16, 64, count=40), limit_s=-1.0)
     assert over([SentTensor("t1", "int8", 1.0, 1.0)]) is None
     with pytest.raises(CutError, match="at least 20"):
-        leakage_of(content, noise(16, 64, count=3))([SentTensor("t1", "int8", 1.0, 1.0)])
+        leakage_of(OpenedModel(content), noise(16, 64, count=3))([SentTensor("t1", "int8", 1.0, 1.0)])
 
 
 def hidden_by_a_pattern(amplitude: float) -> PlanInputs:
@@ -628,8 +666,10 @@ def hidden_by_a_pattern(amplitude: float) -> PlanInputs:
     return replace(
         inputs_of(content, [1e-5, 10.0], [1e-5, 1e-5], feeds),
         keep_on_device=("input",),
-        weights_bytes=50_000.0,
-        realise=MeasuredCuts(content, feeds, machine, machine, 0.1, classes="y"),
+        limits=DeviceLimits(weights_bytes=50_000.0),
+        measure=CutMeasurement(
+            model=OpenedModel(content), feeds=feeds, device=machine, server=machine, seconds=0.1, classes="y"
+        ),
     )
 
 
@@ -646,19 +686,23 @@ def test_cut_that_loses_more_accuracy_than_allowed_is_shown_and_not_offered(
     amplitude: float, max_loss: float, offered: set[str]
 ) -> None:
     result = plan(replace(hidden_by_a_pattern(amplitude), max_loss=max_loss))
-    lossy = {way.name.rpartition("-")[2]: way for way in result.ways if way.name.endswith(("int8", "int4"))}
+    lossy = {
+        candidate.name.rpartition("-")[2]: candidate
+        for candidate in result.candidates
+        if candidate.name.endswith(("int8", "int4"))
+    }
     assert set(lossy) == {"int8", "int4"}
-    assert {kind for kind, way in lossy.items() if not way.is_over_loss} == offered
-    for kind, way in lossy.items():
-        assert way.expected_loss is not None
-        assert way.is_over_loss == (way.expected_loss + way.loss_error > max_loss)
+    assert {kind for kind, candidate in lossy.items() if not candidate.is_over_loss} == offered
+    for kind, candidate in lossy.items():
+        assert candidate.expected_loss is not None
+        assert candidate.is_over_loss == (candidate.expected_loss + candidate.loss_error > max_loss)
         if kind not in offered:
-            assert way.name not in {one.name for one in result.table.plans}
-            assert not way.wins
-            admitted = float(way.explanation.partition("--max-loss ")[2].partition("%")[0]) / 100
-            assert 0 <= admitted - way.expected_loss - way.loss_error <= 2e-4
+            assert candidate.name not in {one.name for one in result.table.plans}
+            assert not candidate.wins
+            admitted = float(candidate.explanation.partition("--max-loss ")[2].partition("%")[0]) / 100
+            assert 0 <= admitted - candidate.expected_loss - candidate.loss_error <= 2e-4
             if kind == "int4":  # which sends least, so it would be the best
-                assert any(way.name in one and "--max-loss" in one for one in result.sentences)
+                assert any(candidate.name in one and "--max-loss" in one for one in result.sentences)
     assert {one.plan.name for one in map(result.best, GRID.bandwidths_mbit_s, [20.0] * 4)} <= {
         one.name for one in result.table.plans
     }
@@ -669,74 +713,91 @@ def test_lossy_cut_is_not_offered_on_few_samples_and_says_how_many_would_do(
     samples: int, offered: set[str]
 ) -> None:
     inputs = hidden_by_a_pattern(0.0)
-    assert isinstance(inputs.realise, MeasuredCuts)
+    assert isinstance(inputs.measure, CutMeasurement)
     few = inputs.feeds[:samples]
-    result = plan(replace(inputs, feeds=few, realise=replace(inputs.realise, feeds=few), max_loss=0.05))
-    lossy = {way.name.rpartition("-")[2]: way for way in result.ways if way.name.endswith(("int8", "int4"))}
-    assert {kind for kind, way in lossy.items() if not way.is_over_loss} == offered
-    for kind, way in lossy.items():
+    result = plan(replace(inputs, feeds=few, measure=replace(inputs.measure, feeds=few), max_loss=0.05))
+    lossy = {
+        candidate.name.rpartition("-")[2]: candidate
+        for candidate in result.candidates
+        if candidate.name.endswith(("int8", "int4"))
+    }
+    assert {kind for kind, candidate in lossy.items() if not candidate.is_over_loss} == offered
+    for kind, candidate in lossy.items():
         needed = 0 if kind in offered else 16 if kind == "int8" else 100
-        assert way.samples_needed == needed
-        assert way.expected_loss is not None
+        assert candidate.samples_needed == needed
+        assert candidate.expected_loss is not None
         if needed:
-            assert f"at least {needed} samples" in way.explanation
-            assert way.plan.name not in {one.name for one in result.table.plans}
-            (warning,) = (one for one in result.warnings if way.name in one)
+            assert f"at least {needed} samples" in candidate.explanation
+            assert candidate.plan.name not in {one.name for one in result.table.plans}
+            (warning,) = (one for one in result.warnings if candidate.name in one)
             assert f"at least {needed} samples, there are {samples}" in warning
 
 
 def test_golden_and_made_up_inputs_are_no_evidence_of_what_a_coding_changes() -> None:
     inputs = replace(hidden_by_a_pattern(0.0), has_samples=False, max_loss=0.5)
     result = plan(inputs)
-    for way in result.ways:
-        assert way.expected_loss is None
-        assert way.plan.answers_changed is None
-        assert way.is_over_loss == way.name.endswith(("int8", "int4"))
+    for candidate in result.candidates:
+        assert candidate.expected_loss is None
+        assert candidate.plan.answers_changed is None
+        assert candidate.is_over_loss == candidate.name.endswith(("int8", "int4"))
     assert any("golden and made-up inputs are no evidence" in one for one in result.warnings)
 
 
 @pytest.mark.parametrize(("error", "is_offered"), [(5e-5, True), (2e-4, False)])
 def test_loss_is_held_against_the_limit_with_its_standard_error(error: float, *, is_offered: bool) -> None:
     cuts = plan_cuts(AnswerChange(0.01, 0.9 * MAX_LOSS, error), 100, MAX_LOSS)
-    assert {way.is_over_loss for way in cuts} == {not is_offered}
-    assert all(f"0.09 ± {100 * error:.2g} %" in way.explanation for way in cuts if way.is_over_loss)
+    assert {candidate.is_over_loss for candidate in cuts} == {not is_offered}
+    assert all(
+        f"0.09 ± {100 * error:.2g} %" in candidate.explanation for candidate in cuts if candidate.is_over_loss
+    )
 
 
 def test_lossy_cut_is_offered_on_few_samples_where_all_is_admitted() -> None:
-    assert {way.is_over_loss for way in plan_cuts(AnswerChange(0.5, 0.5, 0.1), 3, 1.0)} == {False}
-    assert {way.is_over_loss for way in plan_cuts(AnswerChange(0.0, 0.0), 3, 0.99)} == {False, True}
+    assert {candidate.is_over_loss for candidate in plan_cuts(AnswerChange(0.5, 0.5, 0.1), 3, 1.0)} == {False}
+    assert {candidate.is_over_loss for candidate in plan_cuts(AnswerChange(0.0, 0.0), 3, 0.99)} == {
+        False,
+        True,
+    }
 
 
-def plan_cuts(change: AnswerChange, samples: int, max_loss: float) -> list[Way]:
+def plan_cuts(change: AnswerChange, samples: int, max_loss: float) -> list[Candidate]:
     """Return the cuts of a plan in which each of them changes the answers so."""
     content = narrowing_model(3, 64)
     made = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], noise(3, 64, samples))
 
-    def measure(_uploads: object, cuts: Sequence[CutCandidate]) -> dict[str, Realised | Refusal]:
-        return {one.plan.name: Realised(one.plan, "measured", change) for one in cuts}
+    def measure(_uploads: object, cuts: Sequence[CutCandidate]) -> dict[str, ExtractedPlan | Refusal]:
+        return {one.plan.name: ExtractedPlan(one.plan, "measured", change) for one in cuts}
 
-    cuts = [way for way in plan(replace(made, realise=measure, max_loss=max_loss)).ways if way.kind == "cut"]
-    assert {way.name.rpartition("-")[2] for way in cuts} == {"raw", "int8", "int4"}
+    cuts = [
+        candidate
+        for candidate in plan(replace(made, measure=measure, max_loss=max_loss)).candidates
+        if candidate.kind == "cut"
+    ]
+    assert {candidate.name.rpartition("-")[2] for candidate in cuts} == {"raw", "int8", "int4"}
     return cuts
 
 
 @pytest.mark.parametrize("max_loss", [0.0, 0.99, 1.0])
 def test_rounded_ways_of_what_is_no_classifier_are_offered_on_request_only(max_loss: float) -> None:
     content, feeds, machine = narrowing_model(16, 64), noise(16, 64), Machine.parse("local")
-    measured = MeasuredCuts(content, feeds, machine, machine, 0.1)
+    measured = CutMeasurement(
+        model=OpenedModel(content), feeds=feeds, device=machine, server=machine, seconds=0.1
+    )
     made = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], feeds)
-    result = plan(replace(made, realise=measured, max_loss=max_loss))
+    result = plan(replace(made, measure=measured, max_loss=max_loss))
     (warning,) = (one for one in result.warnings if "unknown" in one)
     assert ("not offered" in warning) == (max_loss < 1)
-    lossy = [way for way in result.ways if way.name.endswith(("int8", "int4", "delta"))]
+    lossy = [
+        candidate for candidate in result.candidates if candidate.name.endswith(("int8", "int4", "delta"))
+    ]
     assert lossy
-    for way in result.ways:
-        assert (way.name in warning) == (way in lossy)
-        assert way.is_over_loss == (way in lossy and max_loss < 1)
-        assert way.plan.answers_changed is None or way not in lossy
-        if way.is_over_loss:
-            assert "--classes; --max-loss 100% admits it" in way.explanation
-            assert way.name not in {one.name for one in result.table.plans}
+    for candidate in result.candidates:
+        assert (candidate.name in warning) == (candidate in lossy)
+        assert candidate.is_over_loss == (candidate in lossy and max_loss < 1)
+        assert candidate.plan.answers_changed is None or candidate not in lossy
+        if candidate.is_over_loss:
+            assert "--classes; --max-loss 100% admits it" in candidate.explanation
+            assert candidate.name not in {one.name for one in result.table.plans}
 
 
 @pytest.mark.parametrize(("step", "what"), [(0.125, ""), (0.0, "not exact: rounded to steps of")])
@@ -746,9 +807,9 @@ def test_series_that_is_rounded_is_named_so(step: float, what: str) -> None:
     values = np.rint(series / step) * step if step else series
     feeds = [{"x": one.astype(np.float32)} for one in values]
     result = plan(inputs_of(content, [1.0], [0.001], feeds))
-    (way,) = (one for one in result.ways if one.name == "delta")
-    assert way.sent[0].rounding.startswith(what)
-    assert bool(way.sent[0].rounding) == ("not exact" in way.explanation) == bool(what)
+    (candidate,) = (one for one in result.candidates if one.name == "delta")
+    assert candidate.sent[0].rounding.startswith(what)
+    assert bool(candidate.sent[0].rounding) == ("not exact" in candidate.explanation) == bool(what)
 
 
 def test_sound_of_16_bits_without_a_batch_axis_is_run_and_measured_as_opus() -> None:
@@ -761,16 +822,18 @@ def test_sound_of_16_bits_without_a_batch_axis_is_run_and_measured_as_opus() -> 
     tones = [np.rint(9000 * np.sin(2 * np.pi * (200 + 10 * n) * t)).astype(np.int16) for n in range(4)]
     feeds = [{"x": one} for one in tones]
     machine = Machine.parse("local")
-    measured = MeasuredCuts(content, feeds, machine, machine, 0.1)
+    measured = CutMeasurement(
+        model=OpenedModel(content), feeds=feeds, device=machine, server=machine, seconds=0.1
+    )
     made = inputs_of(content, [1.0], [0.001], feeds)
-    result = plan(replace(made, realise=measured, sample_rate_hz=8000.0))
-    ways = {way.name: way for way in result.ways}
-    assert {name: ways[name].label for name in ("raw", "delta", "opus:24")} == dict.fromkeys(
+    result = plan(replace(made, measure=measured, sample_rate_hz=8000.0))
+    candidates = {candidate.name: candidate for candidate in result.candidates}
+    assert {name: candidates[name].label for name in ("raw", "delta", "opus:24")} == dict.fromkeys(
         ("raw", "delta", "opus:24"), "measured"
     )
-    assert ways["opus:24"].plan.media == {"x.samples": "opus:24@8000"}
-    assert "at 8 kHz" in ways["opus:24"].explanation
-    assert ways["delta"].plan.answers_changed == 0.0
+    assert candidates["opus:24"].plan.media == {"x.samples": "opus:24@8000"}
+    assert "at 8 kHz" in candidates["opus:24"].explanation
+    assert candidates["delta"].plan.answers_changed == 0.0
     assert any(one.name == "jpeg" and "not compared" in one.reason for one in result.refusals)
 
 
@@ -782,7 +845,7 @@ def test_input_that_leaks_most_counts_and_all_samples_are_used() -> None:
     feeds = [{name: rng.normal(size=(1, 8)).astype(np.float32) for name in "ab"} for _ in range(600)]
     only_first = [{"a": one["a"], "b": feeds[0]["b"]} for one in feeds]
     sent = [SentTensor("s", "raw", 32.0, 32.0)]
-    first, both = (leakage_of(content, one)(sent) for one in (only_first, feeds))
+    first, both = (leakage_of(OpenedModel(content), one)(sent) for one in (only_first, feeds))
     assert first is not None
     assert both is not None
     # Of `a` a thousandth of its sum gets through, of `b` all.
@@ -798,9 +861,9 @@ def test_tensors_too_large_for_the_attack_are_thinned_rather_than_its_samples(
                        weights=weights)  # fmt: skip
     feeds = [{"x": rng.normal(size=(1, 48)).astype(np.float32)} for _ in range(1200)]
     sent = [SentTensor("m", "raw", 128.0, 128.0)]
-    whole = leakage_of(content, feeds)(sent)
-    monkeypatch.setattr(realise, "_ATTACK_BYTES", 100_000)
-    thinned = leakage_of(content, feeds)(sent)
+    whole = leakage_of(OpenedModel(content), feeds)(sent)
+    monkeypatch.setattr(measurement, "_ATTACK_BYTES", 100_000)
+    thinned = leakage_of(OpenedModel(content), feeds)(sent)
     assert whole is not None
     assert thinned is not None
     assert (whole.known_samples + whole.held_out_samples, whole.known_samples) == (1200, 960)
@@ -812,10 +875,15 @@ def test_model_that_only_runs_whole_is_uploaded_and_measured_as_it_is() -> None:
     content, machine = branching_model(), Machine.parse("local")
     rng = np.random.default_rng(3)
     feeds = [{"x": rng.normal(size=(1, 2, 32)).astype(np.float32)} for _ in range(20)]
-    measured = MeasuredCuts(content, feeds, machine, machine, 0.1)
+    measured = CutMeasurement(
+        model=OpenedModel(content), feeds=feeds, device=machine, server=machine, seconds=0.1
+    )
     made = inputs_of(content, [1.0] * 8, [0.1] * 8, feeds)
-    result = plan(replace(made, realise=measured, weights_bytes=1000.0))
-    assert {way.name: way.label for way in result.ways} == {"raw": "measured", "delta": "measured"}
+    result = plan(replace(made, measure=measured, limits=DeviceLimits(weights_bytes=1000.0)))
+    assert {candidate.name: candidate.label for candidate in result.candidates} == {
+        "raw": "measured",
+        "delta": "measured",
+    }
     assert set(measured.splits) == {"raw", "delta"}
     assert measured.splits["raw"].tail.reads_weights  # of the whole model's file
     assert len(measured.splits["raw"].tail.content) < len(content)
@@ -832,12 +900,14 @@ def series_on_steps() -> tuple[bytes, list[dict[str, np.ndarray]]]:
 @pytest.mark.parametrize("memory_bytes", [None, 10.0])
 def test_table_always_has_a_way_for_inputs_beyond_the_samples(memory_bytes: float | None) -> None:
     content, feeds = series_on_steps()
-    result = plan(replace(inputs_of(content, [100.0], [0.001], feeds), memory_bytes=memory_bytes))
+    result = plan(
+        replace(inputs_of(content, [100.0], [0.001], feeds), limits=DeviceLimits(memory_bytes=memory_bytes))
+    )
     names = {one.name for one in result.table.plans}
     coded = {"uint8", "delta"}
     assert names & coded
     assert names - coded == ({"local", "raw"} if memory_bytes is None else {"raw"})
-    (raw,) = (way for way in result.ways if way.name == "raw")
+    (raw,) = (candidate for candidate in result.candidates if candidate.name == "raw")
     assert not raw.wins
     assert "beyond the values of the samples" in raw.explanation
 
@@ -849,7 +919,7 @@ def test_input_beyond_the_samples_is_not_slower_than_the_better_end(device_s: fl
     table, coded = result.table, {"uint8", "delta"}
     assert any(one.name in coded for one in table.plans) == has_raw
     assert any(one.name == "raw" for one in table.plans) == has_raw
-    ends = [way.plan for way in result.ways if way.name in ("local", "raw")]
+    ends = [candidate.plan for candidate in result.candidates if candidate.name in ("local", "raw")]
     left = replace(table, plans=tuple(one for one in table.plans if one.name not in coded))
     for conditions in GRID.conditions():
         best_s = min(predict_s(one, conditions) for one in ends)

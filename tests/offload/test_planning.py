@@ -18,16 +18,16 @@ from edgekit_offload.planning.costs import (
     device_bytes,
     device_weights,
     energy_costs,
-    kept_tensors,
     latency_costs,
     memory_limits,
+    pinned_tensors,
     pipeline_stages,
     tier_costs,
 )
 from edgekit_offload.planning.envelope import Grid, choose_few, find_winners, win_ranges
 from edgekit_offload.planning.explain import describe_certificate
 from edgekit_offload.planning.result import Certificate, StatedLimit, WinRange
-from edgekit_offload.planning.sweep import FoundCut, Goal, find_cuts, place_on_tiers
+from edgekit_offload.planning.sweep import Goal, OptimalCut, find_cuts, place_on_tiers
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.offload.cut_table import Objective, OffloadPlan
 from edgekit_runtime.offload.latency_model import (
@@ -91,14 +91,14 @@ def test_cuts_of_the_sweep_are_those_of_an_exhaustive_search_over_placements_and
         costs = costs_of(random_graph(rng, rng.randrange(2, 9)), rng)
         conditions = [link(b, r) for r in GRID.rtts_ms for b in GRID.bandwidths_mbit_s]
         cuts = find_cuts(costs, conditions, Goal())
-        ways = [*((cut.coding, cut.tiers) for cut in cuts), ("raw", (0,) * len(costs.seconds))]
+        candidates = [*((cut.coding, cut.tiers) for cut in cuts), ("raw", (0,) * len(costs.seconds))]
         for one in conditions:
             every = min(
                 seconds_of(costs, tiers, coding, one)
                 for tiers in costs.graph.placements(2)
                 for coding in costs.codings
             )
-            found = min(seconds_of(costs, tiers, coding, one) for coding, tiers in ways)
+            found = min(seconds_of(costs, tiers, coding, one) for coding, tiers in candidates)
             assert found == pytest.approx(every, rel=1e-9)  # sums of some dozen numbers
         splits += any(cut.is_split for cut in cuts)
         assert all(cut.certificate.gap == 0 for cut in cuts)
@@ -140,19 +140,19 @@ def test_output_made_on_the_server_comes_back() -> None:
 
 def test_input_that_must_stay_is_never_sent() -> None:
     costs = chain([(0.1, 0.001), (1.0, 0.001)], [10.0, 1e3, 4.0])
-    kept = kept_tensors(costs.graph, ("input",))
+    kept = pinned_tensors(costs.graph, ("input",))
     cuts = find_cuts(costs, [link(50.0)], Goal(), kept)
     assert {cut.tiers for cut in cuts} == {(0, 1)}
     assert (1, 1) in {cut.tiers for cut in find_cuts(costs, [link(50.0)], Goal())}
     with pytest.raises(CutError, match="--keep-on-device nothing"):
-        kept_tensors(costs.graph, ("nothing",))
+        pinned_tensors(costs.graph, ("nothing",))
 
 
 @pytest.mark.parametrize("objective", ["latency", "energy", "throughput", "capacity"])
 def test_tensor_that_must_stay_is_made_on_the_device(objective: Objective) -> None:
     costs = chain([(0.1, 0.001), (0.1, 0.001), (0.1, 0.001)], [10.0, 10.0, 10.0, 4.0])
-    goal = Goal(objective, PowerModel(1.0, 1.0), latency_limit_s=0.29)
-    kept = kept_tensors(costs.graph, ("t2",))
+    goal = Goal(objective=objective, power=PowerModel(1.0, 1.0), latency_limit_s=0.29)
+    kept = pinned_tensors(costs.graph, ("t2",))
     assert find_cuts(costs, [link(50.0)], goal)
     cuts = find_cuts(costs, [link(50.0)], goal, kept)
     assert cuts == ()  # t2 is made on the device and read there, so nothing is left for the server
@@ -172,7 +172,7 @@ def test_tensor_that_must_stay_is_made_on_the_device(objective: Objective) -> No
         {"raw": CodedTensors(("raw",) * 5, raw, zero, zero, raw)},
     )  # fmt: skip
     goal = replace(goal, latency_limit_s=0.39)
-    found = find_cuts(wide, [link(50.0)], goal, kept_tensors(branched, ("t2",)))
+    found = find_cuts(wide, [link(50.0)], goal, pinned_tensors(branched, ("t2",)))
     assert {cut.tiers for cut in found} == {(0, 0, 0, 1)}
 
 
@@ -184,7 +184,7 @@ def test_tensor_that_must_stay_is_made_on_the_first_of_three_tiers() -> None:
         costs = costs_of(random_graph(rng, 6), rng, tiers=3)
         name = costs.graph.kernels[1].writes[0]
         free = place_on_tiers(costs, "int8", links)
-        found = place_on_tiers(costs, "int8", links, kept_tensors(costs.graph, (name,)))
+        found = place_on_tiers(costs, "int8", links, pinned_tensors(costs.graph, (name,)))
         moved += free.tiers[1] > 0
         assert found.tiers[1] == 0
         assert all(one.name != name for sent in found.sent for one in sent)
@@ -288,9 +288,9 @@ def test_memory_limit_is_kept_and_costs_what_an_exhaustive_search_finds() -> Non
         cuts = find_cuts(costs, [link(5.0)], goal)
         assert all(device_bytes(costs, cut.tiers) <= at_most * (1 + 1e-9) for cut in cuts if 0 in cut.tiers)
         best = min(seconds_of(costs, tiers, c, link(5.0)) for tiers in fitting for c in costs.codings)
-        ways = [(cut.coding, cut.tiers) for cut in cuts]
-        ways += [("raw", (0,) * len(costs.seconds))] if (0,) * len(costs.seconds) in fitting else []
-        assert min(seconds_of(costs, t, c, link(5.0)) for c, t in ways) == pytest.approx(best, rel=1e-7)
+        candidates = [(cut.coding, cut.tiers) for cut in cuts]
+        candidates += [("raw", (0,) * len(costs.seconds))] if (0,) * len(costs.seconds) in fitting else []
+        assert min(seconds_of(costs, t, c, link(5.0)) for c, t in candidates) == pytest.approx(best, rel=1e-7)
         compared += 1
     assert compared == 15
 
@@ -305,7 +305,7 @@ def test_every_cut_of_a_small_graph_is_proved_by_trying_all_placements_whatever_
         costs = costs_of(random_graph(rng, 7), rng)
         every = list(costs.graph.placements(2))
         limit = float(np.median([device_bytes(costs, tiers) for tiers in every]))
-        for goal in (Goal(), Goal(limits=memory_limits(costs, limit)), Goal("throughput")):
+        for goal in (Goal(), Goal(limits=memory_limits(costs, limit)), Goal(objective="throughput")):
             for cut in find_cuts(costs, conditions, goal):
                 proofs.add((cut.certificate.proof, cut.certificate.gap))
                 assert cut.certificate.placements == len(every)
@@ -335,7 +335,7 @@ def test_every_cut_of_a_small_graph_is_proved_by_trying_all_placements_whatever_
                 limits=(
                     StatedLimit("latency", 1.5, "s", 1.4), StatedLimit("weights on the device", 8e6, "B")
                 ),
-                kept=("a", "b", "c", "d", "e"),
+                pinned=("a", "b", "c", "d", "e"),
             ),
             (
                 "the bound of the search: no placement costs less in the model of costs, with raw tensors, at"
@@ -349,10 +349,10 @@ def test_certificate_says_what_it_holds_for(certificate: Certificate, words: str
     assert describe_certificate(certificate) == words
 
 
-def speaks_of(first: FoundCut, second: FoundCut) -> bool:
+def speaks_of(first: OptimalCut, second: OptimalCut) -> bool:
     """Whether the certificate of one cut says that the other one costs no less."""
     own, other = (
-        (one.coding, one.limits, one.kept, one.bandwidth_mbit_s, one.rtt_ms, one.device_slowdown)
+        (one.coding, one.limits, one.pinned, one.bandwidth_mbit_s, one.rtt_ms, one.device_slowdown)
         for one in (first.certificate, second.certificate)
     )
     return own == other and (second.is_split or not first.certificate.splits_only)
@@ -367,10 +367,10 @@ def test_no_certificate_is_beaten_by_a_cut_that_keeps_the_same_limits_at_the_sam
         limit_s = float(np.median([seconds_of(costs, tiers, "raw", link(50.0)) for tiers in every]))
         limits = memory_limits(costs, float(np.median([device_bytes(costs, tiers) for tiers in every])))
         for goal in (
-            Goal("capacity", latency_limit_s=limit_s),
-            Goal("capacity", limits=limits, latency_limit_s=limit_s),
-            Goal("energy", PowerModel(1.0, 3.0), latency_limit_s=limit_s),
-            Goal("latency", limits=limits),
+            Goal(objective="capacity", latency_limit_s=limit_s),
+            Goal(objective="capacity", limits=limits, latency_limit_s=limit_s),
+            Goal(objective="energy", power=PowerModel(1.0, 3.0), latency_limit_s=limit_s),
+            Goal(objective="latency", limits=limits),
         ):
             cuts = find_cuts(costs, [link(50.0), replace(link(50.0), device_slowdown=4.0)], goal)
             for first, second in permutations(cuts, 2):
@@ -391,8 +391,8 @@ def test_no_certificate_is_beaten_by_a_cut_that_keeps_the_same_limits_at_the_sam
 
 def test_certificate_of_a_pinned_model_names_what_stays() -> None:
     costs = chain([(0.1, 0.001), (0.1, 0.001), (0.1, 0.001)], [10.0, 10.0, 10.0, 4.0])
-    (cut,) = find_cuts(costs, [link(50.0)], Goal(), kept_tensors(costs.graph, ("t0",)))
-    assert cut.certificate.kept == ("t0",)
+    (cut,) = find_cuts(costs, [link(50.0)], Goal(), pinned_tensors(costs.graph, ("t0",)))
+    assert cut.certificate.pinned == ("t0",)
     assert describe_certificate(cut.certificate).endswith("with 't0' kept on the device")
 
 
@@ -410,7 +410,7 @@ def test_throughput_is_that_of_the_slowest_stage() -> None:
     rng = random.Random(8)
     for _ in range(8):
         costs = costs_of(random_graph(rng, 5), rng)
-        cuts = find_cuts(costs, [link(10.0)], Goal("throughput"))
+        cuts = find_cuts(costs, [link(10.0)], Goal(objective="throughput"))
         best = np.inf
         for coding in costs.codings:
             every = np.array(list(costs.graph.placements(2)), np.int8)
@@ -438,7 +438,7 @@ def test_capacity_finds_the_cut_of_which_a_server_carries_most_devices() -> None
             for tiers in costs.graph.placements(2)
             if any(tiers)
         }
-        cuts = find_cuts(costs, [link(200.0)], Goal("capacity", latency_limit_s=limit_s))
+        cuts = find_cuts(costs, [link(200.0)], Goal(objective="capacity", latency_limit_s=limit_s))
         best = min(kept.values())
         if np.isfinite(best):
             ratios.append(min(kept[cut.coding, cut.tiers] for cut in cuts) / best)
@@ -451,7 +451,7 @@ def test_cut_that_takes_least_of_the_server_gives_way_to_one_with_time_to_wait()
     # Behind the third kernel the server has 10 ms to do, but 0.4 ms are left to wait; behind the first 12 ms.
     costs = chain([(0.01, 0.001), (0.03, 0.002), (0.1, 0.010)], [1e3, 1e3, 1e3, 4.0])
     limit_s = 0.0738
-    cuts = find_cuts(costs, [link(10.0)], Goal("capacity", latency_limit_s=limit_s))
+    cuts = find_cuts(costs, [link(10.0)], Goal(objective="capacity", latency_limit_s=limit_s))
     assert {(0, 0, 1), (0, 1, 1)} <= {cut.tiers for cut in cuts}
 
 
@@ -462,7 +462,9 @@ def test_energy_within_a_latency_is_that_of_an_exhaustive_search() -> None:
         costs = costs_of(random_graph(rng, 5), rng)
         limit_s = 0.7 * float(costs.seconds[:, 0].sum())
         power = PowerModel(1.0, 3.0)
-        cuts = find_cuts(costs, [link(200.0), link(0.001)], Goal("energy", power, latency_limit_s=limit_s))
+        cuts = find_cuts(
+            costs, [link(200.0), link(0.001)], Goal(objective="energy", power=power, latency_limit_s=limit_s)
+        )
 
         def joules(coding: str, tiers: tuple[int, ...], costs: GraphCosts = costs) -> float:
             made = costs.plan_costs(tiers, coding)

@@ -191,5 +191,5 @@ def test_model_with_an_obstacle_has_no_graph() -> None:
     )
     profile = profile_of(model, {"y"})
     blocked = ModelProfile(**{name: getattr(profile, name) for name in profile.__slots__} | {"obstacle": "a"})
-    with pytest.raises(CutError, match="whole-model ways only"):
+    with pytest.raises(CutError, match="whole-model candidates only"):
         join_profiles(model.SerializeToString(), [blocked])

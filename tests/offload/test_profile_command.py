@@ -70,7 +70,7 @@ def test_model_with_control_flow_is_measured_whole(run: Callable[..., Result], t
     assert result.exit_code == 0, result.output
     said = " ".join(result.stdout.split())
     assert "control flow" in said
-    assert "whole-model ways only" in said
+    assert "whole-model candidates only" in said
     profile = read_profile(tmp_path / "p.json")
     assert profile.whole_s > 0
     assert not profile.kernels
@@ -137,7 +137,7 @@ def test_silero_vad_is_measured_whole(run: Callable[..., Result], tmp_path: Path
     profile = profile_kernels(Machine.parse("local"), graph, name="silero", seconds=0.1)
     assert "control flow" in profile.obstacle
     assert profile.whole_s > 0
-    with pytest.raises(CutError, match="whole-model ways only"):
+    with pytest.raises(CutError, match="whole-model candidates only"):
         join_profiles(content, [profile])
 
 

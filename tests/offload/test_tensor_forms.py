@@ -1,6 +1,7 @@
 """What counts as another form of a tensor, and what does not."""
 
 import numpy as np
+import onnx
 from tests.offload.onnx_models import model_of
 
 from edgekit_offload.partition.tensor_forms import find_forms
@@ -24,6 +25,12 @@ def test_forms_go_on_through_constants_and_end_where_values_are_mixed() -> None:
         weights={"w": np.ones((4, 4), np.float32), "four": np.float32(4)},
         attributes={9: {"axis": 0}},
     )  # fmt: skip
-    assert find_forms(content, ["x"]) == {"x", "reshaped", "scaled", "doubled", "joined"}
-    assert find_forms(content, ["mixed"]) == {"mixed", "turned", "joined"}
-    assert find_forms(content, []) == frozenset()
+    assert find_forms(onnx.load_from_string(content).graph, ["x"]) == {
+        "x",
+        "reshaped",
+        "scaled",
+        "doubled",
+        "joined",
+    }
+    assert find_forms(onnx.load_from_string(content).graph, ["mixed"]) == {"mixed", "turned", "joined"}
+    assert find_forms(onnx.load_from_string(content).graph, []) == frozenset()

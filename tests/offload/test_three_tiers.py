@@ -20,7 +20,8 @@ from tests.waiting import wait_for
 from edgekit_cli.cli import cli
 from edgekit_cli.offload import plan_request
 from edgekit_offload.packaging import plan_package
-from edgekit_offload.planning import planner, realise
+from edgekit_offload.partition.opened_model import OpenedModel
+from edgekit_offload.planning import measurement
 from edgekit_offload.profiling import machine as machines
 from edgekit_offload.profiling.machine import Machine, RunnableGraph
 from edgekit_offload.profiling.model_profile import ModelProfile
@@ -92,8 +93,10 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
     monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
     for module in (plan_request, plan_package):
         monkeypatch.setattr(module, "profile_kernels", fake_profile)
-    monkeypatch.setattr(realise, "time_models", fake_times)
-    monkeypatch.setattr(planner, "run_seconds", lambda *_: 1.0)  # coding here is as fast as in the profiles
+    monkeypatch.setattr(measurement, "time_models", fake_times)
+    monkeypatch.setattr(
+        OpenedModel, "run_seconds", lambda *_: 1.0
+    )  # coding here is as fast as in the profiles
     generate_key("default")
     (tmp_path / "m.onnx").write_bytes(pyramid())
     package = write_plain_package(

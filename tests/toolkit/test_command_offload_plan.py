@@ -74,9 +74,9 @@ def test_plan_writes_json_and_a_page(planned: tuple[Result, Path]) -> None:
     assert result.rtts_ms == (5.0, 20.0)
     assert len(result.bandwidths_mbit_s) == 9
     assert result.table.local is not None
-    attacked = [way for way in result.ways if way.plan.leakage_db is not None]
+    attacked = [candidate for candidate in result.candidates if candidate.plan.leakage_db is not None]
     assert attacked
-    assert all(way.known_inputs > 0 for way in attacked)
+    assert all(candidate.known_inputs > 0 for candidate in attacked)
     assert f"from {attacked[0].known_inputs:,} known inputs" in " ".join(planned[0].stdout.split())
     assert "<html" in (folder / "digits_cnn.plan.html").read_text()
 
@@ -199,7 +199,9 @@ def test_opus_gets_the_sample_rate_that_the_package_states(
     invoke(package, *machines, "--bandwidth", "10", "-o", tmp_path / "plans")
     (path,) = (tmp_path / "plans").glob("*.plan.json")
     result = from_plain(PlanningResult, json.loads(path.read_text()))
-    assert {codec for way in result.ways for codec in way.plan.media.values()} == {"opus:24@8000"}
+    assert {codec for candidate in result.candidates for codec in candidate.plan.media.values()} == {
+        "opus:24@8000"
+    }
 
 
 def test_sample_rate_that_opus_has_not_is_named(tmp_path: Path) -> None:
@@ -208,7 +210,7 @@ def test_sample_rate_that_opus_has_not_is_named(tmp_path: Path) -> None:
     printed = invoke(model, *machines, "--sample-rate", 44_100, "--bandwidth", "10", "-o", tmp_path / "plans")
     assert "Opus is not compared: 'x' has 44.1 kHz" in " ".join(printed.stdout.split())
     result = from_plain(PlanningResult, json.loads((tmp_path / "plans" / "sound.plan.json").read_text()))
-    assert not any(way.plan.media for way in result.ways)
+    assert not any(candidate.plan.media for candidate in result.candidates)
 
 
 def test_samples_are_made_up_where_none_are_given_and_the_plan_says_so(tmp_path: Path) -> None:
@@ -216,13 +218,19 @@ def test_samples_are_made_up_where_none_are_given_and_the_plan_says_so(tmp_path:
     invoke(MODEL, *machines, "--classes", "logits", "-o", tmp_path, "--bandwidth", "10")
     result = from_plain(PlanningResult, json.loads((tmp_path / "digits_cnn.plan.json").read_text()))
     assert any("generated inputs" in one and "--samples" in one for one in result.warnings)
-    assert all(way.plan.leakage_db is None for way in result.ways)
-    lossy = [way for way in result.ways if {one.coding for one in way.sent} - {"raw", "uint8"}]
+    assert all(candidate.plan.leakage_db is None for candidate in result.candidates)
+    lossy = [
+        candidate
+        for candidate in result.candidates
+        if {one.coding for one in candidate.sent} - {"raw", "uint8"}
+    ]
     assert lossy
-    for way in result.ways:
-        assert way.is_over_loss == (way in lossy)
-        assert way.plan.answers_changed is way.expected_loss is None
-        assert any(way.name in one and "made-up" in one for one in result.warnings) == (way in lossy)
+    for candidate in result.candidates:
+        assert candidate.is_over_loss == (candidate in lossy)
+        assert candidate.plan.answers_changed is candidate.expected_loss is None
+        assert any(candidate.name in one and "made-up" in one for one in result.warnings) == (
+            candidate in lossy
+        )
 
 
 @pytest.mark.parametrize(

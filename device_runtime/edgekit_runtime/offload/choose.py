@@ -5,7 +5,7 @@ It is pure and takes microseconds: no clock, no numpy, no I/O. It does not estim
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,14 +22,58 @@ HYSTERESIS: Final = 0.10  # a plan must at first be better than the current one 
 LOADED: Final = 0.95  # from this load of a server on devices stay local
 _PATIENCE: Final = 4  # decisions after which half of the hysteresis is left
 _LEAST_GAIN: Final = 1e-4  # least gain of a switch, as a share: less is rounding
-_TIE: Final = 1e-6  # weight of latency between plans that cost a server the same
 _MBIT: Final = 1e6
 _MS: Final = 1e3
-_GOALS: Final[dict[Objective, str]] = {
-    "latency": "least latency",
-    "energy": "least energy",
-    "capacity": "most devices a server",
-    "throughput": "most requests a second",
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveRule:
+    """How plans are compared; one row of `OBJECTIVES`.
+
+    Attributes:
+        goal: the goal in words.
+        figure: the compared figure in words, with `cost` in ms or mJ, and `duration`.
+        score: seconds or joules of a request, which are minimised, of a plan, conditions, the limit on
+            latency and the watts of the radio; infinity beyond the limit. None stands for the latency.
+        keeps_limit: whether a limit on latency holds.
+        tie: weight of the latency between plans of equal scores.
+    """
+
+    goal: str
+    figure: str
+    score: Callable[[OffloadPlan, Conditions, float, float], float] | None = None
+    keeps_limit: bool = False
+    tie: float = 0.0
+
+    def cost(
+        self, plan: OffloadPlan, conditions: Conditions, *, predicted_s: float, limit_s: float, radio_w: float
+    ) -> float:
+        """Return the score of a plan with a predicted latency; infinity beyond a limit that holds."""
+        if self.keeps_limit and predicted_s > limit_s:
+            return math.inf
+        return predicted_s if self.score is None else self.score(plan, conditions, limit_s, radio_w)
+
+
+OBJECTIVES: Final[dict[Objective, ObjectiveRule]] = {
+    "latency": ObjectiveRule(goal="least latency", figure="{duration}"),
+    "energy": ObjectiveRule(
+        goal="least energy",
+        figure="{cost:.3g} mJ in {duration}",
+        score=lambda plan, conditions, _limit_s, radio_w: energy_j(plan, conditions, radio_w),
+        keeps_limit=True,
+    ),
+    "throughput": ObjectiveRule(
+        goal="most requests a second",
+        figure="{cost:.3g} ms in its slowest stage",
+        score=lambda plan, conditions, _limit_s, _radio_w: slowest_stage_s(plan, conditions),
+    ),
+    "capacity": ObjectiveRule(
+        goal="most devices a server",
+        figure="{cost:.3g} ms of the server in {duration}",
+        score=lambda plan, conditions, limit_s, _radio_w: reserved_server_s(plan, conditions, limit_s),
+        keeps_limit=True,
+        tie=1e-6,
+    ),
 }
 
 
@@ -104,8 +148,9 @@ class PlanChoice:
         if self.cause:
             return f"{self.cause}; {self.plan.name} takes {own}"
         link, other = self.conditions.link, self.other
-        goal = _GOALS[self.objective]
-        if math.isfinite(self.limit_s) and self.objective in ("energy", "capacity"):
+        rule = OBJECTIVES[self.objective]
+        goal = rule.goal
+        if math.isfinite(self.limit_s) and rule.keeps_limit:
             goal += f" within {self.limit_s * _MS:.3g} ms"
         if other is None or link is None:
             return f"{goal}: {self.plan.name} takes {own}; there is no other plan"
@@ -115,19 +160,13 @@ class PlanChoice:
 
     def _judge(self, predicted_s: float, cost: tuple[float, float]) -> str:
         """Return the compared figure of a plan, in words."""
-        taken = f"{predicted_s * _MS:.3g} ms"
+        duration = f"{predicted_s * _MS:.3g} ms"
         if not math.isfinite(predicted_s):
             return "for ever"
         if cost[0]:
-            return f"{taken}, too late"
-        match self.objective:
-            case "energy":
-                return f"{cost[1] * _MS:.3g} mJ in {taken}"
-            case "capacity":
-                return f"{(cost[1] - predicted_s * _TIE) * _MS:.3g} ms of the server in {taken}"
-            case "throughput":
-                return f"{cost[1] * _MS:.3g} ms in its slowest stage"
-        return taken
+            return f"{duration}, too late"
+        rule = OBJECTIVES[self.objective]
+        return rule.figure.format(cost=(cost[1] - predicted_s * rule.tie) * _MS, duration=duration)
 
 
 def choose(
@@ -215,9 +254,9 @@ def _list_plans(
             )
         elif forced not in {plan.name for plan in plans}:
             cause = cause or f"the server has not proved '{forced}' yet, which was asked for"
-        asked = [plan for plan in plans if plan.name == forced]
+        forced_plans = [plan for plan in plans if plan.name == forced]
         exact = [plan for plan in plans if plan.head is None and not plan.media]
-        plans = asked or (exact or plans if local is None else [local])
+        plans = forced_plans or (exact or plans if local is None else [local])
     return plans or list(table.plans), cause
 
 
@@ -234,16 +273,12 @@ def _resist(
 
 
 def _cost(
-    plan: OffloadPlan, conditions: Conditions, seconds: float, goal: tuple[Objective, float, float]
+    plan: OffloadPlan, conditions: Conditions, predicted_s: float, goal: tuple[Objective, float, float]
 ) -> tuple[float, float]:
     """Return a cost, see `PlanChoice`; `goal` is objective, limit on latency, watts of the radio."""
     objective, limit_s, radio_w = goal
-    if objective == "throughput":
-        return (0.0, slowest_stage_s(plan, conditions))
-    if objective == "latency":
-        return (0.0, seconds)
-    if objective == "capacity":
-        cost = reserved_server_s(plan, conditions, limit_s) + seconds * _TIE
-    else:
-        cost = energy_j(plan, conditions, radio_w)
-    return (1.0, seconds) if seconds > limit_s or not math.isfinite(cost) else (0.0, cost)
+    rule = OBJECTIVES[objective]
+    cost = rule.cost(plan, conditions, predicted_s=predicted_s, limit_s=limit_s, radio_w=radio_w)
+    if rule.keeps_limit and not math.isfinite(cost):
+        return 1.0, predicted_s
+    return 0.0, cost + predicted_s * rule.tie

@@ -202,7 +202,7 @@ def read_cut_table(package: OpenedPackage) -> CutTable | None:
         CutError: the table is malformed, or names a submodel that is not in the package.
     """
     artifacts = package.manifest.artifacts
-    paths = [one.path for role in TABLE_ROLES for one in artifacts if one.role == role]
+    paths = [artifact.path for role in TABLE_ROLES for artifact in artifacts if artifact.role == role]
     if not paths:
         return None
     where = f"{package.path}: {', '.join(paths)}"
@@ -213,10 +213,10 @@ def read_cut_table(package: OpenedPackage) -> CutTable | None:
     except (ValueError, RecursionError, KeyError, TypeError) as cause:
         raise CutError(f"{where}: no JSON: {cause}; package the model again") from cause
     table = from_plain(CutTable, plain, where, CutError)
-    known = {submodel.name for submodel in package.manifest.submodels}
+    submodel_names = {submodel.name for submodel in package.manifest.submodels}
     for plan in table.plans:
         for part in (plan.head, plan.decoder):
-            if part is not None and part not in known:
+            if part is not None and part not in submodel_names:
                 raise CutError(
                     f"{where}: plan '{plan.name}' needs the submodel '{part}', the package has none"
                 )

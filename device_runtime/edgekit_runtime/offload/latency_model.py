@@ -236,14 +236,14 @@ def transfer_s(size_bytes: float, bits_per_s: float, rtt_s: float, window_bytes:
     Source: Cardwell, Savage, Anderson, "Modeling TCP latency", INFOCOM 2000, without loss.
     """
     bytes_per_s = bits_per_s / _BITS
-    elapsed_s, window, rest = 0.0, max(window_bytes, 1.0), size_bytes
+    elapsed_s, window, remaining_bytes = 0.0, max(window_bytes, 1.0), size_bytes
     for _ in range(_MAX_ROUNDS):
-        if rest <= window or window >= bytes_per_s * rtt_s:
+        if remaining_bytes <= window or window >= bytes_per_s * rtt_s:
             break
         elapsed_s += rtt_s  # the sender sent the window in less, and waits
-        rest -= window
+        remaining_bytes -= window
         window *= 2
-    return elapsed_s + rest / bytes_per_s
+    return elapsed_s + remaining_bytes / bytes_per_s
 
 
 def wire_bytes(message_bytes: float, *, is_tls: bool = True) -> float:

@@ -15,7 +15,7 @@ from typing import Final
 
 from edgekit_runtime.offload.latency_model import FIRST_WINDOW_BYTES, LinkState, transfer_s
 
-_KEPT: Final = 5  # number of samples of bandwidth
+_MAX_SAMPLES: Final = 5  # number of samples of bandwidth
 _DROP: Final = 0.6  # a sample below this share of the estimate replaces it at once
 _RISE: Final = 1.7  # a sample above this multiple waits for a second one
 _AGREE: Final = 2.0  # two such samples differ by less than this
@@ -72,8 +72,8 @@ class LinkEstimate:
     )
 
     def __init__(self) -> None:
-        self._rates: deque[float] = deque(maxlen=_KEPT)
-        self._downs: deque[float] = deque(maxlen=_KEPT)
+        self._rates: deque[float] = deque(maxlen=_MAX_SAMPLES)
+        self._downs: deque[float] = deque(maxlen=_MAX_SAMPLES)
         self._pending: float | None = None
         self._before_fall: tuple[tuple[float, ...], bool] | None = None  # rates, and `is_bound`
         self._window: float | None = None
@@ -176,8 +176,8 @@ class LinkEstimate:
         if exchange.rest_s < max(_LEAST_S, _LEAST_ROUND * rtt_s):
             return
         bits_per_s = _solve(exchange.rest_s, rtt_s, FIRST_WINDOW_BYTES, (exchange.rest_bytes,))
-        known = self.down_bits_per_s
-        if known is not None and not _DROP < bits_per_s / known < _RISE:
+        previous = self.down_bits_per_s
+        if previous is not None and not _DROP < bits_per_s / previous < _RISE:
             self._downs.clear()  # one long reply is enough
         self._downs.append(bits_per_s)
 

@@ -283,7 +283,7 @@ class OffloadServer:
         self.fields = f"Host: {address.authority}\r\n{token_line(token)}"
         self._idle: list[WarmConnection] = []
         self._pending: set[Pending] = set()
-        self._taken: set[WarmConnection] = set()
+        self._lent: set[WarmConnection] = set()
         self._lock = threading.Lock()
         self._is_open = True
         self._connect_s = 0.0
@@ -328,8 +328,8 @@ class OffloadServer:
         Measured after 2 Mbit/s at 20 Mbit/s: 12 KiB took 60 ms on such a connection and 26 ms on a new one.
         """
         with self._lock:
-            slow = [one for one in self._idle if _has_left_slow_start(one.link)]
-            self._idle = [one for one in self._idle if one not in slow]
+            slow = [connection for connection in self._idle if _has_left_slow_start(connection.link)]
+            self._idle = [connection for connection in self._idle if connection not in slow]
         for connection in slow:
             connection.do(None)
         return bool(slow)
@@ -348,10 +348,10 @@ class OffloadServer:
             for _ in range(3):
                 connection.connect(timeout_s)
                 began_s = time.monotonic()
-                found = link.ask((head,), len(head), timeout_s)
+                reply = link.ask((head,), len(head), timeout_s)
                 seconds.append(time.monotonic() - began_s - _read_delay(link))
-                if found is not None and found[0].status >= 300:
-                    raise make_error(*found)
+                if reply is not None and reply[0].status >= 300:
+                    raise make_error(*reply)
             return _read_round_trip(link, min(seconds)), min(seconds)
         finally:
             self._put(connection)
@@ -360,8 +360,8 @@ class OffloadServer:
         """End all requests."""
         with self._lock:
             pending = list(self._pending)
-        for one in pending:
-            one.abort()
+        for connection in pending:
+            connection.abort()
 
     def close(self) -> None:
         """End all requests and connections."""
@@ -369,7 +369,7 @@ class OffloadServer:
         self.interrupt()
         with self._lock:
             idle, self._idle = self._idle, []
-            for connection in self._taken:
+            for connection in self._lent:
                 connection.link.abort()
         for connection in idle:
             connection.do(None)
@@ -377,12 +377,12 @@ class OffloadServer:
     def _take(self) -> WarmConnection:
         with self._lock:
             connection = self._idle.pop() if self._idle else WarmConnection(self._address)
-            self._taken.add(connection)
+            self._lent.add(connection)
             return connection
 
     def _put(self, connection: WarmConnection) -> None:
         with self._lock:
-            self._taken.discard(connection)
+            self._lent.discard(connection)
             self._connect_s = connection.connect_s or self._connect_s
             if self._is_open:
                 self._idle.append(connection)
@@ -399,25 +399,25 @@ def _exchange(link: Link, request: TailRequest, timeout_s: float, pending: Pendi
     is_tls = link.address.is_tls
     sent: float | None = wire_bytes(request.size_bytes, is_tls=is_tls)
     try:
-        found, until_s = None, began_s + timeout_s
+        reply, until_s = None, began_s + timeout_s
         for _ in range(2):  # the server may have closed an idle connection
             pending.connect(max(until_s - time.monotonic(), _MS))
             began_s = time.monotonic()
-            found = link.ask(request.parts, request.size_bytes, max(until_s - began_s, _MS))
-            if found is not None or pending.is_aborted:
+            reply = link.ask(request.parts, request.size_bytes, max(until_s - began_s, _MS))
+            if reply is not None or pending.is_aborted:
                 break
         elapsed_s = time.monotonic() - began_s - _read_delay(link)
-        if found is None:
+        if reply is None:
             error = TransportError(f"{link.address}: closes every connection before it answers")
             sent = pending.sent_bytes
         else:
-            reply_bytes, times = len(found[0].data) + len(found[1]), read_times(found[0])
+            reply_bytes, times = len(reply[0].data) + len(reply[1]), read_times(reply[0])
             download_bytes = wire_bytes(reply_bytes, is_tls=is_tls)
             first_s, first_bytes = link.first_read
             rest_bytes = max(0, reply_bytes - first_bytes)
             rest_s = began_s + elapsed_s - first_s if rest_bytes else 0.0
             window = _read_window(link)
-            outputs = check_reply(found[0], found[1], request)
+            outputs = check_reply(reply[0], reply[1], request)
     except EdgekitError as cause:
         elapsed_s, error = elapsed_s or (time.monotonic() - began_s) * pending.is_connected, cause
         sent = pending.sent_bytes
@@ -476,10 +476,10 @@ def read_times(head: ResponseHead) -> ServerTimes:
         match name.strip().lower():
             case "server-timing":
                 for metric in value.split(",")[:16]:
-                    what, seconds = _read_metric(metric)
-                    if what == "queue":
+                    metric_name, seconds = _read_metric(metric)
+                    if metric_name == "queue":
                         queue_s = seconds
-                    elif what == "compute":
+                    elif metric_name == "compute":
                         compute_s = seconds
             case "endpoint-load-metrics":
                 load = _read_load(value.strip())
@@ -497,10 +497,10 @@ def _read_metric(metric: str) -> tuple[str, float | None]:
 
 
 def _read_load(value: str) -> float | None:
-    form, _, rest = value.partition(" ")
+    form, _, metrics = value.partition(" ")
     if form.upper() != "TEXT":
         return None
-    for pair in rest.split(",")[:16]:
+    for pair in metrics.split(",")[:16]:
         key, _, number = pair.partition("=")
         if key.strip() == "application_utilization":
             return _read_number(number)

@@ -103,15 +103,15 @@ class StatusFile:
 
 def read_statuses() -> list[dict[str, Any]]:
     """Return the states of sessions of living processes, of this user and of the system's service."""
-    found, paths = [], list[Path]()
+    status_files, paths = [], list[Path]()
     for cache in dict.fromkeys((find_cache_folder(), SYSTEM_CACHE)):
         with contextlib.suppress(OSError):  # of another user
             paths += [path for path in sorted((cache / _FOLDER).glob(_PATTERN)) if _is_living(path)]
     for path in paths[:_MAX_FILES]:
         with contextlib.suppress(OSError, ValueError):
             document = json.loads(path.read_bytes()[:_MAX_BYTES])
-            found.append(dict(document))
-    return found
+            status_files.append(dict(document))
+    return status_files
 
 
 def _is_living(path: Path) -> bool:

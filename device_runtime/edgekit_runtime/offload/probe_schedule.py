@@ -30,7 +30,7 @@ _EARLY_WAIT: Final = 0.1  # a hedge sooner than this share of the local run gain
 _MOST_LATE_S: Final = 1.0
 _LATE_SHARE: Final = 0.1  # share of replies that take longer than usual
 _STEP: Final = 0.1
-_KEPT: Final = 0.99  # each request keeps this share of the longest local run, which load may have caused
+_DECAY: Final = 0.99  # each request keeps this share of the longest local run, which load may have caused
 _MOST_USUAL: Final = 2.0
 _FIRST_BITS: Final = 8 * 2 * LEAST_MOVED_BYTES  # TCP acknowledges every other segment
 _MOST_UNSEEN_BYTES: Final = 4 * LEAST_MOVED_BYTES  # so few bytes may be acknowledged only with the reply
@@ -180,7 +180,7 @@ class HedgePolicy:
 
     def earn(self, device_s: float, local_s: float) -> None:
         """Note the time of a request on the device itself."""
-        self._longest_s = max(local_s, self._longest_s * _KEPT)
+        self._longest_s = max(local_s, self._longest_s * _DECAY)
         self._credit_s = min(self._credit_s + self._share * device_s, _MOST_RUNS * self._longest_s)
 
     def spend(self, device_s: float) -> None:
@@ -221,7 +221,7 @@ class ReplyWait:
         look_s: how long to wait until the first look.
     """
 
-    __slots__ = ("_after_s", "_allowed_s", "_local_s", "_seen", "_upload_bytes", "look_s")
+    __slots__ = ("_after_s", "_allowed_s", "_local_s", "_previous", "_upload_bytes", "look_s")
 
     def __init__(
         self, allowed_s: float, local_s: float, after_s: float, upload_bytes: int, *, link: LinkState | None
@@ -241,7 +241,7 @@ class ReplyWait:
         self.look_s = min(max(allowed_s / 2, acked_s), allowed_s)
         self._allowed_s, self._local_s = allowed_s, local_s
         self._after_s, self._upload_bytes = after_s, upload_bytes
-        self._seen = (0.0, 0)  # at the last look
+        self._previous = (0.0, 0)  # at the last look
 
     def more_s(self, elapsed_s: float, sent_bytes: int | None) -> float | None:
         """Return how long to wait until the next look; None if the local run shall begin.
@@ -250,7 +250,7 @@ class ReplyWait:
             elapsed_s: time since the request was sent.
             sent_bytes: acknowledged bytes; None if the system does not tell.
         """
-        (before_s, before_bytes), self._seen = self._seen, (elapsed_s, sent_bytes or 0)
+        (before_s, before_bytes), self._previous = self._previous, (elapsed_s, sent_bytes or 0)
         is_over = elapsed_s >= self._allowed_s
         rest_s = None if is_over else self._allowed_s - elapsed_s
         if sent_bytes is None:

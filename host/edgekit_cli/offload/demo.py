@@ -129,7 +129,7 @@ def prepare(folder: Path, packed: DemoPackage, *, is_proxy: bool) -> DemoSetup:
         scheme="https" if is_tls else "http",
         token_file=token_file,
         ca_file=ca_file,
-        ways=packed.ways,
+        plans=packed.plans,
         requests=packed.requests,
         output=OUTPUT,
         model=DESCRIPTION,

@@ -62,7 +62,7 @@ _NO_PACKAGE: Final = (
     " not secrecy: what is sent may reveal it.",
 )  # fmt: skip
 @click.option("--max-leak", type=NumberRange(), metavar="DB",
-              help="Refuse ways whose measured leakage (PSNR, a lower bound) is higher; needs 1,000"
+              help="Refuse candidates whose measured leakage (PSNR, a lower bound) is higher; needs 1,000"
               " samples.")  # fmt: skip
 @click.option("--max-loss", default="0.1%", show_default=True, metavar="PERCENT",
               help="Share of the answers that a coding may make wrong, estimated on samples, with a standard"
@@ -101,13 +101,13 @@ def command(model: Path, *, output: Path, as_json: bool, key: str, **options: An
     """
     import json
 
-    from edgekit_cli.offload.plan_request import read_inputs
+    from edgekit_cli.offload.plan_request import PlanRequest, read_inputs
     from edgekit_cli.offload.plan_table import print_plan
     from edgekit_cli.progress import ProgressBar
     from edgekit_host.terminal import open_console
     from edgekit_offload.packaging.plan_package import (
         EDGE_FOLDER,
-        TieredCuts,
+        TieredMeasurement,
         add_cascade,
         attach,
         attach_tails,
@@ -119,16 +119,16 @@ def command(model: Path, *, output: Path, as_json: bool, key: str, **options: An
     _make_folder(output)
     console = open_console(stderr=as_json)
     with ProgressBar(console) as progress:
-        inputs = read_inputs(model, options, progress)
+        inputs = read_inputs(PlanRequest.parse(model, options), progress)
         result = plan(inputs, progress.show)
         progress.show("writing")
         written = _write(result, output, model.name.removesuffix(model.suffix))
-        if model.suffix == ".edgepkg" and inputs.realise is not None:
+        if model.suffix == ".edgepkg" and inputs.measure is not None:
             splits = add_cascade(result, inputs)
             written.append(attach(model, result, splits, output, key))
-            if isinstance(inputs.realise, TieredCuts):
-                written += attach_tails(written[-1], result, inputs.realise.tails, output / EDGE_FOLDER, key)
-            left_out = [one.name for one in result.table.plans if one.tail and one.name not in splits]
+            if isinstance(inputs.measure, TieredMeasurement):
+                written += attach_tails(written[-1], result, inputs.measure.tails, output / EDGE_FOLDER, key)
+            left_out = [plan.name for plan in result.table.plans if plan.tail and plan.name not in splits]
             result = with_warning(result, left_out)
     if as_json:
         click.echo(json.dumps(to_plain(result)))
@@ -136,7 +136,7 @@ def command(model: Path, *, output: Path, as_json: bool, key: str, **options: An
         print_plan(result, console, written)
         if model.suffix != ".edgepkg":
             console.print(_NO_PACKAGE.format(model=model))
-        elif inputs.realise is None:
+        elif inputs.measure is None:
             console.print("No package was written: no cut was measured. Name two machines to have one.")
 
 

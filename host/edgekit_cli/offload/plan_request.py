@@ -1,36 +1,39 @@
 """Reads the options of `edgekit offload plan`: profiles (from files or measured), samples, limits."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import numpy as np
-import onnx
 
 from edgekit_cli.offload.source import MAX_SAMPLES, read_samples, read_whole_model
 from edgekit_cli.progress import ProgressBar
-from edgekit_offload.packaging.plan_package import TieredCuts
+from edgekit_offload.packaging.plan_package import TieredMeasurement
+from edgekit_offload.partition.coding import LOSSY_SAMPLES
+from edgekit_offload.partition.opened_model import Feeds, OpenedModel
 from edgekit_offload.planning.cascade import CascadeInputs
-from edgekit_offload.planning.codings import run_seconds
-from edgekit_offload.planning.costs import PowerModel
+from edgekit_offload.planning.costs import DeviceLimits, PowerModel
 from edgekit_offload.planning.envelope import Grid
-from edgekit_offload.planning.leakage import LEAST_FOR_LIMIT
+from edgekit_offload.planning.leakage import LEAST_FOR_LIMIT, Leakage
 from edgekit_offload.planning.leakage import MAX_SAMPLES as MAX_ATTACKED
-from edgekit_offload.planning.planner import LOSSY_SAMPLES, PlanInputs
-from edgekit_offload.planning.probed_server import check_server, is_url, probe_server
-from edgekit_offload.planning.realise import MeasuredCuts, leakage_of
+from edgekit_offload.planning.measurement import CutMeasurement, leakage_of
+from edgekit_offload.planning.plan_inputs import PlanInputs
+from edgekit_offload.planning.probed_server import ServerAccess, check_server, is_url, probe_server
+from edgekit_offload.planning.result import SentTensor
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_offload.profiling.model_profile import ModelProfile, read_profile
+from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import CutError
+from edgekit_runtime.offload.cut_table import Objective
 from edgekit_runtime.offload.latency_model import LinkState
-from edgekit_runtime.tensors import Array
 from edgekit_toolkit.openings.model_opening import check_opening
 
 _LEAKAGE_LIMIT_S: Final = 8.0  # time of all attacks, unless a limit on leakage is given
 _LEAST_ATTACKED: Final = 40  # with fewer samples, leakage is measured on request only
-_ANSWERS_S: Final = 1.0  # time of whole-model runs in which each way answers samples
+_ANSWERS_S: Final = 1.0  # time of whole-model runs in which each candidate answers samples
 _POINTS: Final = 9  # points of a range of bandwidths
 _MAX_POINTS: Final = 64
 _RANGE = re.compile(r"([0-9.]+)\.\.([0-9.]+)")
@@ -48,7 +51,7 @@ def parse_bandwidths(text: str) -> tuple[float, ...]:
     if match := _RANGE.fullmatch(text.strip()):
         low, high = _number(match[1], "--bandwidth"), _number(match[2], "--bandwidth")
         if 0 < low <= high:
-            return tuple(sorted({float(f"{one:.3g}") for one in np.geomspace(low, high, _POINTS)}))
+            return tuple(sorted({float(f"{mbit_s:.3g}") for mbit_s in np.geomspace(low, high, _POINTS)}))
         raise click.BadParameter(
             f"{text!r}: expected A..B with 0 < A <= B; over a link of 0 nothing can be sent",
             param_hint="--bandwidth",
@@ -79,105 +82,207 @@ def _number(text: str, option: str) -> float:
     return value
 
 
-def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) -> PlanInputs:
-    """Return the inputs of a plan: profiles, read from files or measured, and samples."""
-    name, graph, stated, stated_hz = read_whole_model(model)
-    content = graph.content
-    classes = stated | _check_classes(content, options["classes"])
-    grid = Grid(parse_bandwidths(options["bandwidth"]), parse_numbers(options["rtt"], "--rtt"))
-    by_url = is_url(options["server"])
-    if options["tiers"] > 2 and by_url:
-        raise click.UsageError("--tiers 3 needs a profile or a machine as --server, not a URL")
-    if options["tiers"] > 2 and options["objective"] != "latency":
-        raise click.UsageError("--tiers 3 places kernels for the least latency: leave --objective out")
-    for option in ("--device", "--server", "--edge"):  # before anything is measured
-        _check_machine(options[option[2:]], option)
-    if by_url:
-        check_server(name, options)
-    power = None
-    if options["power"] is not None:
-        watts = parse_watts(options["power"])
-        power = PowerModel(*watts)
-    memory, weights = (
-        None if options[limit] is None else parse_bytes(options[limit], f"--{limit}")
-        for limit in ("memory", "weights")
-    )
-    edge_link = None
-    if options["edge"] is not None and options["tiers"] == 2:
-        raise click.UsageError("--edge needs --tiers 3")
-    if options["tiers"] > 2:
-        if options["edge"] is None:
-            raise click.UsageError("--tiers 3 needs the machine between device and server: --edge")
-        match = _EDGE_LINK.fullmatch(options["edge_link"])
-        if match is None:
-            raise click.BadParameter("expected MBIT/S@MS, such as 100@10", param_hint="--edge-link")
-        bits_per_s, rtt_s = _number(match[1], "--edge-link") * 1e6, _number(match[2], "--edge-link") / 1e3
-        edge_link = LinkState(bits_per_s, bits_per_s, rtt_s)
-    limit_ms, most_db = options["latency_limit"], options["max_leak"]
-    at_most, least = (MAX_SAMPLES,) * 2 if most_db is None else (MAX_ATTACKED, LEAST_FOR_LIMIT)
-    samples, notes = read_samples(model, content, options["samples"], at_most, least)
-    check_opening("ort", content, graph.options, samples[0])
-    feeds = samples[: min(_count_answers(content, samples), MAX_SAMPLES)]
-    if most_db is not None and len(samples) < LEAST_FOR_LIMIT:
-        found = f"there are {len(samples)}" if options["samples"] else "there are none"
-        raise CutError(
-            f"--max-leak needs at least {LEAST_FOR_LIMIT:,} distinct samples, {found}: with fewer, the"
-            " attacker learns too little, and what leaks seems to keep the limit; give more by --samples"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """The options of `edgekit offload plan`, parsed.
+
+    Attributes:
+        model: path of the model or package.
+        device, server, edge: profiles or machines; the server may be a URL, `edge` is None on two tiers.
+        access: access to the server at a URL; None for a machine.
+        samples, cascade: paths; None if they were not given.
+        others: see `PlanInputs` and the options of the same names.
+    """
+
+    model: Path
+    device: str
+    server: str
+    access: ServerAccess | None
+    edge: str | None
+    edge_link: LinkState | None
+    grid: Grid
+    samples: Path | None
+    objective: Objective
+    latency_limit_s: float | None
+    requests_per_s: float
+    power: PowerModel | None
+    limits: DeviceLimits
+    keep_on_device: tuple[str, ...]
+    most_leakage_db: float | None
+    max_loss: float
+    classes: tuple[str, ...]
+    sample_rate_hz: float | None
+    cascade: Path | None
+    agreement: float
+    seconds: float
+
+    @classmethod
+    def parse(cls, model: Path, options: Mapping[str, Any]) -> "PlanRequest":
+        """Return the request that options, by their names, stand for.
+
+        Raises:
+            click.UsageError: an option is malformed, or two do not go together.
+            CutError: a machine is none.
+        """
+        server, is_tiered, limit_ms = options["server"], options["tiers"] > 2, options["latency_limit"]
+        for option in ("--device", "--server", "--edge"):
+            _check_machine(options[option[2:]], option)
+        access = None
+        if is_url(server):
+            access = ServerAccess(
+                url=server,
+                token_file=options["token_file"],
+                ca_file=options["ca_file"],
+                insecure=options["insecure"],
+            )
+        _check_tiers(options, is_tiered=is_tiered, by_url=access is not None)
+        memory, weights = (
+            None if options[limit] is None else parse_bytes(options[limit], f"--{limit}")
+            for limit in ("memory", "weights")
         )
-    leakage = None
-    if most_db is not None:
-        leakage = leakage_of(content, samples)
-    elif len(samples) >= _LEAST_ATTACKED:
-        leakage = leakage_of(content, samples, limit_s=_LEAKAGE_LIMIT_S)
-    ends = (options["device"], "local" if by_url else options["server"], options["edge"])
+        return cls(
+            model=model,
+            device=options["device"],
+            server=server,
+            access=access,
+            edge=options["edge"],
+            edge_link=_parse_link(options["edge_link"]) if is_tiered else None,
+            grid=Grid(parse_bandwidths(options["bandwidth"]), parse_numbers(options["rtt"], "--rtt")),
+            samples=options["samples"],
+            objective=options["objective"],
+            latency_limit_s=None if limit_ms is None else limit_ms / 1e3,
+            requests_per_s=options["requests_per_s"],
+            power=None if options["power"] is None else PowerModel(*parse_watts(options["power"])),
+            limits=DeviceLimits(weights, memory),
+            keep_on_device=tuple(options["keep_on_device"]),
+            most_leakage_db=options["max_leak"],
+            max_loss=parse_percent(options["max_loss"], "--max-loss"),
+            classes=tuple(options["classes"]),
+            sample_rate_hz=options["sample_rate"],
+            cascade=options["cascade"],
+            agreement=options["agreement"],
+            seconds=options["seconds"],
+        )
+
+
+def _check_tiers(options: Mapping[str, Any], *, is_tiered: bool, by_url: bool) -> None:
+    """Check the options of three tiers.
+
+    Raises:
+        click.UsageError: they do not go together.
+    """
+    if not is_tiered:
+        if options["edge"] is not None:
+            raise click.UsageError("--edge needs --tiers 3")
+        return
+    if by_url:
+        raise click.UsageError("--tiers 3 needs a profile or a machine as --server, not a URL")
+    if options["objective"] != "latency":
+        raise click.UsageError("--tiers 3 places kernels for the least latency: leave --objective out")
+    if options["edge"] is None:
+        raise click.UsageError("--tiers 3 needs the machine between device and server: --edge")
+
+
+def _parse_link(text: str) -> LinkState:
+    match = _EDGE_LINK.fullmatch(text)
+    if match is None:
+        raise click.BadParameter("expected MBIT/S@MS, such as 100@10", param_hint="--edge-link")
+    bits_per_s, rtt_s = _number(match[1], "--edge-link") * 1e6, _number(match[2], "--edge-link") / 1e3
+    return LinkState(bits_per_s, bits_per_s, rtt_s)
+
+
+def read_inputs(request: PlanRequest, progress: ProgressBar) -> PlanInputs:
+    """Return the inputs of a plan: profiles, read from files or measured, and samples."""
+    name, graph, stated, stated_hz = read_whole_model(request.model)
+    model = OpenedModel(graph.content)
+    classes = stated | _check_classes(model, request.classes)
+    if request.access is not None:
+        check_server(request.access, name)
+    at_most, least = (
+        (MAX_SAMPLES,) * 2 if request.most_leakage_db is None else (MAX_ATTACKED, LEAST_FOR_LIMIT)
+    )
+    samples, notes = read_samples(request.model, model.content, request.samples, at_most, least)
+    check_opening("ort", model.content, graph.options, samples[0])
+    leakage = _make_attack(request, model, samples)
+    answers = max(LOSSY_SAMPLES, int(_ANSWERS_S / max(model.run_seconds(samples[0]), 1e-6)))
+    feeds = samples[: min(answers, MAX_SAMPLES)]
+    peer = "local" if request.access is not None else request.server
     profiles = {  # a machine that is both ends is measured once
-        text: _profile(text, name, graph, options["seconds"], progress)
-        for text in dict.fromkeys(ends)
+        text: _profile(text, name, graph, request.seconds, progress)
+        for text in dict.fromkeys((request.device, peer, request.edge))
         if text is not None
     }
-    device, server, edge = profiles[ends[0]], profiles[ends[1]], profiles.get(ends[2])
-    if by_url:
-        progress.show(f"measuring {options['server']}")
-        probed = probe_server(server, feeds[0], options)
+    device, server = profiles[request.device], profiles[peer]
+    edge = None if request.edge is None else profiles[request.edge]
+    grid = request.grid
+    measure = _measurement(request, model, feeds, graph.options, classes, profiles)
+    if request.access is not None:
+        progress.show(f"measuring {request.server}")
+        probed = probe_server(request.access, server, feeds[0], request.seconds)
         server, notes, grid = probed.profile, (*notes, probed.note), _add_link(grid, probed.link.state)
+    cascade = None
+    if request.cascade is not None:
+        small = OpenedModel(read_whole_model(request.cascade).graph.content)
+        cascade = CascadeInputs(small, request.agreement, samples, classes)
     return PlanInputs(
-        name, content, device, server,
-        grid, feeds, options["objective"], power, None if limit_ms is None else limit_ms / 1e3,
-        options["requests_per_s"], memory, weights, tuple(options["keep_on_device"]), edge, edge_link,
-        realise=_measured_cuts(graph, feeds, options, edge_link, (device, edge or server, server), classes),
-        most_leakage_db=most_db, leakage=leakage, notes=notes, is_server_modelled=by_url,
-        cascade=_read_cascade(options, samples, classes),
-        max_loss=parse_percent(options["max_loss"], "--max-loss"),
-        sample_rate_hz=options["sample_rate"] or stated_hz, has_samples=options["samples"] is not None,
-    )  # fmt: skip
+        name=name,
+        model=model,
+        device=device,
+        server=server,
+        grid=grid,
+        feeds=feeds,
+        objective=request.objective,
+        power=request.power,
+        latency_limit_s=request.latency_limit_s,
+        requests_per_s=request.requests_per_s,
+        limits=request.limits,
+        keep_on_device=request.keep_on_device,
+        edge=edge,
+        edge_link=request.edge_link,
+        measure=measure,
+        leakage=leakage,
+        most_leakage_db=request.most_leakage_db,
+        notes=notes,
+        is_server_modelled=request.access is not None,
+        cascade=cascade,
+        max_loss=request.max_loss,
+        has_samples=request.samples is not None,
+        sample_rate_hz=request.sample_rate_hz or stated_hz,
+    )
 
 
-def _check_classes(content: bytes, named: Sequence[str]) -> frozenset[str]:
+def _make_attack(
+    request: PlanRequest, model: OpenedModel, samples: Sequence[Feeds]
+) -> Callable[[Sequence[SentTensor]], Leakage | None] | None:
+    """Return the attack on sent tensors, or None if there are too few samples for one without a limit.
+
+    Raises:
+        CutError: there are too few samples for a limit.
+    """
+    if request.most_leakage_db is None:
+        is_possible = len(samples) >= _LEAST_ATTACKED
+        return leakage_of(model, samples, limit_s=_LEAKAGE_LIMIT_S) if is_possible else None
+    if len(samples) < LEAST_FOR_LIMIT:
+        count = f"there are {len(samples)}" if request.samples is not None else "there are none"
+        raise CutError(
+            f"--max-leak needs at least {LEAST_FOR_LIMIT:,} distinct samples, {count}: with fewer, the"
+            " attacker learns too little, and what leaks seems to keep the limit; give more by --samples"
+        )
+    return leakage_of(model, samples)
+
+
+def _check_classes(model: OpenedModel, named: Sequence[str]) -> frozenset[str]:
     """Return the outputs that `--classes` names.
 
     Raises:
         click.BadParameter: the model has no such output.
     """
-    known = [one.name for one in onnx.load_from_string(content).graph.output]
-    if unknown := set(named) - set(known):
+    output_names = [output.name for output in model.proto.graph.output]
+    if unknown := set(named) - set(output_names):
         raise click.BadParameter(
-            f"{min(unknown)!r}: the model has the outputs {', '.join(known)}", param_hint="--classes"
+            f"{min(unknown)!r}: the model has the outputs {', '.join(output_names)}", param_hint="--classes"
         )
     return frozenset(named)
-
-
-def _count_answers(content: bytes, samples: list[dict[str, Array]]) -> int:
-    """Return how many samples each way answers: what shows its loss, and more where the model is fast."""
-    return max(LOSSY_SAMPLES, int(_ANSWERS_S / max(run_seconds(content, samples[0]), 1e-6)))
-
-
-def _read_cascade(
-    options: Mapping[str, Any], samples: list[dict[str, Array]], classes: frozenset[str]
-) -> CascadeInputs | None:
-    path: Path | None = options["cascade"]
-    if path is None:
-        return None
-    return CascadeInputs(read_whole_model(path).graph.content, options["agreement"], samples, classes)
 
 
 def _add_link(grid: Grid, link: LinkState) -> Grid:
@@ -186,32 +291,30 @@ def _add_link(grid: Grid, link: LinkState) -> Grid:
     return Grid(tuple(sorted(bandwidths)), tuple(sorted({*grid.rtts_ms, float(f"{link.rtt_s * 1e3:.3g}")})))
 
 
-def _measured_cuts(
-    graph: RunnableGraph,
-    feeds: list[dict[str, Array]],
-    options: Mapping[str, Any],
-    edge_link: LinkState | None,
-    profiles: tuple[ModelProfile, ModelProfile, ModelProfile],
+def _measurement(
+    request: PlanRequest,
+    model: OpenedModel,
+    feeds: Sequence[Feeds],
+    options: Mapping[str, JsonValue],
     classes: frozenset[str],
-) -> MeasuredCuts | TieredCuts | None:
+    profiles: Mapping[str, ModelProfile],
+) -> CutMeasurement | TieredMeasurement | None:
     """Return the measurement of real cuts if all machines are available, and not only their profiles."""
-    device, server, edge = options["device"], options["server"], options["edge"]
-    if is_url(server) or any(_is_profile(one) for one in (device, server, edge) if one is not None):
+    texts = (request.device, request.edge or request.server, request.server)
+    if request.access is not None or any(map(_is_profile, texts)):
         return None
-    texts = (device, edge or server, server)
-    machines = [
-        Machine.parse(text).at_speed_of(profile) for text, profile in zip(texts, profiles, strict=True)
-    ]
-    first = MeasuredCuts(
-        graph.content,
-        feeds,
-        machines[0],
-        machines[1],
-        options["seconds"],
-        graph.options,
-        classes,
+    device, peer, server = (Machine.parse(text).at_speed_of(profiles[text]) for text in texts)
+    measured = CutMeasurement(
+        model=model,
+        feeds=feeds,
+        device=device,
+        server=peer,
+        seconds=request.seconds,
+        options=options,
+        classes=classes,
     )
-    return first if edge_link is None else TieredCuts(first, machines[2], edge_link)
+    link = request.edge_link
+    return measured if link is None else TieredMeasurement(measured, server, link)
 
 
 def _check_machine(text: str | None, option: str) -> None:

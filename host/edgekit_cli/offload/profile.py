@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgekit_offload.profiling.model_profile import KernelTime, ModelProfile
     from edgekit_runtime.offload.measurement.link_probe import LinkProbe
 
-_SHOWN = 10  # kernels
+_MAX_KERNELS = 10  # kernels
 _NAME_CHARS = 30  # characters of a name; converters join several, and a row should fit into a line
 _LEAST_SCALE, _MOST_SCALE = 0.8, 1.25  # how much kernel times may be scaled so that their sum is a whole run
 _UNSTEADY = 0.25  # distance of the quartiles, as a share of the median
@@ -128,15 +128,17 @@ def _show(console: Console, output: Path, profile: ModelProfile, cuts: int, link
     )
     if profile.obstacle:
         console.print()
-        print_line(console, ("Cannot be split:", "yellow"), f"{profile.obstacle}; whole-model ways only.")
+        print_line(
+            console, ("Cannot be split:", "yellow"), f"{profile.obstacle}; whole-model candidates only."
+        )
     else:
-        slowest = sorted(profile.kernels, key=lambda kernel: -kernel.seconds)[:_SHOWN]
+        slowest = sorted(profile.kernels, key=lambda kernel: -kernel.seconds)[:_MAX_KERNELS]
         title = f"Kernels: {len(profile.kernels)}, the slowest"
         print_section(console, title, [_row(kernel, profile) for kernel in slowest])
         print_section(console, "Cuts", [("tensors behind which it can be cut", f"{cuts}")])
     request = profile.request
-    each = f"{request.fixed_s * 1e3:.2f} ms, and {request.byte_s * 1e9:.1f} ms for each MB"
-    print_section(console, "A request to another machine, beside link and model", [("takes here", each)])
+    cost = f"{request.fixed_s * 1e3:.2f} ms, and {request.byte_s * 1e9:.1f} ms for each MB"
+    print_section(console, "A request to another machine, beside link and model", [("takes here", cost)])
     if link is not None:
         print_section(console, f"Link to {link.server}", _link_rows(link))
     console.print()

@@ -73,8 +73,8 @@ def command(
     for name in names:
         click.echo(f"  {name}", err=True)
     how_many = "" if tls_cert is None else f" for at most {devices} devices"
-    said = f"Tails: {len(names)}{how_many}. On each device: {_device_command(url, tls_cert, token_file)}"
-    click.echo(said, err=True)
+    message = f"Tails: {len(names)}{how_many}. On each device: {_device_command(url, tls_cert, token_file)}"
+    click.echo(message, err=True)
     arguments = [word for path in packages for word in ("--tails", str(path))]
     arguments += [word for path in whole for word in ("--package", str(path))]
     if keys is not None:
@@ -82,7 +82,7 @@ def command(
     _become_service(text, arguments)
 
 
-def _count_devices(asked: int | None) -> int:
+def _count_devices(requested: int | None) -> int:
     """Return how many devices may be connected at one time.
 
     Raises:
@@ -92,14 +92,15 @@ def _count_devices(asked: int | None) -> int:
 
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # the service raises its own limit to this one
     if limit == resource.RLIM_INFINITY:
-        return asked or _MAX_DEVICES
+        return requested or _MAX_DEVICES
     possible = max((limit - _RESERVED_DESCRIPTORS) // _DESCRIPTORS, 1)
-    if asked is not None and asked > possible:
+    if requested is not None and requested > possible:
         raise ConfigError(
-            f"--max-devices {asked}: a device takes {_DESCRIPTORS} descriptors, a process may have {limit}"
-            f" here; expected at most {possible}, or raise the limit (`ulimit -n`, LimitNOFILE of systemd)"
+            f"--max-devices {requested}: a device takes {_DESCRIPTORS} descriptors, a process may have"
+            f" {limit} here; expected at most {possible}, or raise the limit (`ulimit -n`, LimitNOFILE of"
+            " systemd)"
         )
-    return asked or min(_MAX_DEVICES, possible)
+    return requested or min(_MAX_DEVICES, possible)
 
 
 def _device_command(url: str, tls_cert: Path | None, token_file: Path | None) -> str:

@@ -82,7 +82,7 @@ def read_whole_model(path: Path) -> NamedModel:
                 f"{path}: its model '{backend.artifact}' is not ONNX, of which heads and tails are made, also"
                 f" those that upload the whole input; {hint}"
             )
-        options = next((one.options for one in backend.chain if one.name in _BACKENDS), {})
+        options = next((choice.options for choice in backend.chain if choice.name in _BACKENDS), {})
         if options.get("weights"):
             raise PackageError(
                 f"{path}: its model keeps weights in '{options['weights']}', and submodels can name only"
@@ -138,8 +138,8 @@ def _read_packed(path: Path) -> NamedModel:
         for choice in package.manifest.backend.chain:
             if choice.name in _BACKENDS:
                 options = {name: value for name, value in choice.options.items() if name != "weights"}
-                place = choice.options.get("weights")
-                weights = {str(place): bytes(package.read(str(place)))} if place else {}
+                location = choice.options.get("weights")
+                weights = {str(location): bytes(package.read(str(location)))} if location else {}
                 content = bytes(package.read(choice.artifact))
                 graph = RunnableGraph(content, options, weights, _one_request(package))
                 return NamedModel(package.manifest.name, graph)
@@ -175,13 +175,13 @@ def read_samples(
         except DataError as cause:
             reason = str(cause).partition(";")[0]
             raise DataError(f"{model}: {reason}; give --samples, which have a size") from cause
-        what = "the golden inputs of the package" if golden else "generated inputs"
+        origin = "the golden inputs of the package" if golden else "generated inputs"
         note = (
-            f"Sizes were measured on {what}: bytes of compressed tensors are not those of real data, codecs"
+            f"Sizes were measured on {origin}: bytes of compressed tensors are not those of real data, codecs"
             " that suit these may be missing, and what a coding changes in the answers is unknown. Give"
             " --samples."
         )
-        return [dict(one) for one in samples], (note,)
+        return [dict(sample) for sample in samples], (note,)
     source = open_data(path, specs, decoding=decoding)
     fitting = int(_MOST_BYTES / sum(_one_row_bytes(spec) for spec in specs))
     at_most = max(min(at_most, fitting), least)
@@ -189,7 +189,7 @@ def read_samples(
         source = source.selected(draw_mask(len(source), at_most / len(source), seed=0))
     samples = [dict(feeds) for feeds, _ in source.stream(1)]
     order = np.random.default_rng(0).permutation(len(samples))  # the first few represent all
-    return [samples[place] for place in order], source.warnings
+    return [samples[index] for index in order], source.warnings
 
 
 def _one_row_bytes(spec: TensorSpec) -> int:

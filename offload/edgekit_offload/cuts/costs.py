@@ -68,11 +68,11 @@ class Costs:
         earlier, later = graph.edges
         backward = (placements[:, earlier] > placements[:, later]).any(axis=1)
         total: NDArray[np.float64] = self.compute[np.arange(placements.shape[1]), placements].sum(axis=1)
-        made, returned = graph.made, graph.returned
+        written, returned = graph.made, graph.returned
         for link in range(self.tiers - 1):
             far = placements > link
             made_far = np.zeros((len(far), len(graph.tensors)), np.bool_)
-            made_far[:, made[0]] = far[:, made[1]]
+            made_far[:, written[0]] = far[:, written[1]]
             read_far = np.zeros_like(made_far)
             read, readers, starts = graph.read
             if len(read):

@@ -6,6 +6,7 @@ It holds names only. Costs of kernels and tensors are in `costs`, since they var
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,17 +50,17 @@ class KernelGraph:
         """Check that the order is one in which the kernels can run."""
         if len({kernel.name for kernel in self.kernels}) != len(self.kernels):
             raise CutError("graph of kernels: two kernels have the same name")
-        known = set(self.inputs)
+        written = set(self.inputs)
         for kernel in self.kernels:
             for tensor in kernel.reads:
-                if tensor not in known:
+                if tensor not in written:
                     raise CutError(f"kernel {kernel.name!r} reads {tensor!r}, which nothing before it writes")
             for tensor in kernel.writes:
-                if tensor in known:
+                if tensor in written:
                     raise CutError(f"kernel {kernel.name!r} writes {tensor!r}, which is there already")
-                known.add(tensor)
+                written.add(tensor)
         for tensor in self.outputs:
-            if tensor not in known:
+            if tensor not in written:
                 raise CutError(f"output {tensor!r} is never written")
 
     @cached_property
@@ -100,14 +101,18 @@ class KernelGraph:
     @cached_property
     def edges(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Numbers of earlier kernels, and of the later kernels that read their tensors, pair by pair."""
-        pairs = [(one, number) for number, before in enumerate(self.predecessors) for one in before]
+        pairs = [
+            (predecessor, number) for number, before in enumerate(self.predecessors) for predecessor in before
+        ]
         earlier, later = np.array(pairs, np.intp).reshape(-1, 2).T
         return earlier, later
 
     @cached_property
     def made(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Numbers of the tensors that kernels write, and of the kernels that write them."""
-        pairs = [(row, self.producer[one]) for row, one in enumerate(self.tensors) if one in self.producer]
+        pairs = [
+            (row, self.producer[tensor]) for row, tensor in enumerate(self.tensors) if tensor in self.producer
+        ]
         tensors, kernels = np.array(pairs, np.intp).reshape(-1, 2).T
         return tensors, kernels
 
@@ -117,19 +122,38 @@ class KernelGraph:
         rows = [row for row, tensor in enumerate(self.tensors) if self.consumers[tensor]]
         readers = [self.consumers[self.tensors[row]] for row in rows]
         starts = np.cumsum([0, *map(len, readers)])[:-1]
-        flat = np.array([one for each in readers for one in each], np.intp)
+        flat = np.array([number for numbers in readers for number in numbers], np.intp)
         return np.array(rows, np.intp), flat, starts.astype(np.intp)
 
     @cached_property
     def returned(self) -> NDArray[np.intp]:
         """Numbers of the outputs that kernels write."""
-        rows = [row for row, one in enumerate(self.tensors) if one in self.outputs and one in self.producer]
+        rows = [
+            row
+            for row, tensor in enumerate(self.tensors)
+            if tensor in self.outputs and tensor in self.producer
+        ]
         return np.array(rows, np.intp)
+
+    def few_placements(self, tiers: int, at_most: int) -> NDArray[np.int8] | None:
+        """Return every placement, int8 [placements, kernels]; None if there are more than `at_most`.
+
+        The result is remembered, because many searches ask for it and a large graph takes seconds.
+        """
+        if (tiers, at_most) not in self._few_placements:
+            rows = list(islice(self.placements(tiers), at_most + 1))
+            few = np.array(rows, np.int8).reshape(len(rows), -1) if len(rows) <= at_most else None
+            self._few_placements[tiers, at_most] = few
+        return self._few_placements[tiers, at_most]
+
+    @cached_property
+    def _few_placements(self) -> dict[tuple[int, int], NDArray[np.int8] | None]:
+        return {}
 
     def placements(self, tiers: int) -> Iterator[tuple[int, ...]]:
         """Yield every placement in which data flows forward only: the tier of each kernel, 0 is the device.
 
-        There may be exponentially many: take as many as you can afford.
+        There may be exponentially many: see `few_placements`.
         """
         count = len(self.kernels)
         stack: list[tuple[int, ...]] = [()]

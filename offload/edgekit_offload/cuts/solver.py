@@ -14,8 +14,7 @@ Source: J.-C. Picard, "Maximal closure of a graph and applications to combinator
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import islice, product
+from itertools import product
 from typing import Final
 
 import highspy
@@ -237,34 +236,33 @@ class Cuts:
                 return placement
             active += [limit for limit in broken if limit not in active]
 
-    def confirm(self, found: Placement, stages: Sequence[Costs], limits: Sequence[Limit] = ()) -> Placement:
+    def confirm(
+        self, placement: Placement, stages: Sequence[Costs], limits: Sequence[Limit] = ()
+    ) -> Placement:
         """Try all placements if there are at most `MAX_ENUMERATED`, and return the best with that proof.
 
         Args:
-            found: the result of `cheapest` (one stage) or `fastest_pipeline`.
+            placement: the result of `cheapest` (one stage) or `fastest_pipeline`.
             stages: the costs of the one stage, or of all.
-            limits: the same as for `found`.
+            limits: the same as for `placement`.
         """
         every = self.placements
         if every is None:
-            return found
+            return placement
         costs = np.max([stage.of(self.graph, every) for stage in stages], axis=0)
         for limit in limits:
             costs[limit.of(self.graph, every) > limit.largest] = np.inf
         least = float(costs.min())
         best = tuple(int(tier) for tier in every[int(costs.argmin())])
         return Placement(
-            found.tiers if found.cost <= least * (1 + _GAP) else best, least, least, "enumerated"
+            placement.tiers if placement.cost <= least * (1 + _GAP) else best, least, least, "enumerated"
         )
 
-    @cached_property
+    @property
     def placements(self) -> NDArray[np.int8] | None:
         """All placements, int8 [placements, kernels]; None if they are too many to try."""
         at_most = min(MAX_ENUMERATED, _MAX_ENUMERATED_TIERS // max(len(self.graph.kernels), 1))
-        every = list(islice(self.graph.placements(self._links + 1), at_most + 1))
-        if len(every) > at_most:
-            return None
-        return np.array(every, np.int8).reshape(len(every), -1)
+        return self.graph.few_placements(self._links + 1, at_most)
 
     def _constraints(self) -> _Rows:
         """Return the constraints that values of the variables keep if they are a placement."""

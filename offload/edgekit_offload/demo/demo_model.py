@@ -145,7 +145,7 @@ def pick_images(model: bytes, images: NDArray[np.uint8], count: int) -> NDArray[
     others = np.where(np.arange(CLASSES) == classes[:, None], -np.inf, disturbed).max(axis=1)
     best_first = np.argsort(others - np.take_along_axis(disturbed, classes[:, None], axis=1)[:, 0])
     # The rank of each image within its class: first the best of every class, then the second ones.
-    rank = [int((classes[best_first[:at]] == classes[one]).sum()) for at, one in enumerate(best_first)]
+    rank = [int((classes[best_first[:at]] == classes[index]).sum()) for at, index in enumerate(best_first)]
     steady = [
         index
         for index in best_first[np.argsort(rank, kind="stable")]

@@ -17,11 +17,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from edgekit_offload.demo.demo_model import INPUT, OUTPUT, make_images, make_model, pick_images, run_model
 from edgekit_offload.demo.director import DEVICE_SHARE, PHASES
 from edgekit_offload.packaging.submodels import attach_plans
+from edgekit_offload.partition.opened_model import OpenedModel
 from edgekit_offload.partition.split import DECODER_SUFFIX, SplitModels, whole_upload
 from edgekit_offload.planning.envelope import Grid
-from edgekit_offload.planning.planner import MAX_LOSS, PlanInputs, plan
-from edgekit_offload.planning.realise import MeasuredCuts
-from edgekit_offload.planning.result import PlanningResult, Way
+from edgekit_offload.planning.measurement import CutMeasurement
+from edgekit_offload.planning.plan_inputs import MAX_LOSS, PlanInputs
+from edgekit_offload.planning.planner import plan
+from edgekit_offload.planning.result import Candidate, PlanningResult
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_runtime.offload.cut_table import LOCAL, CutTable, OffloadPlan
 from edgekit_runtime.package.archive import read_package
@@ -34,9 +36,9 @@ _IMAGES: Final = 24
 _REQUESTS: Final = 8
 _SAMPLES: Final = 4  # that the plan is made with
 _PROFILE_S: Final = 1.0  # on each machine
-_REALISE_S: Final = 1.5  # on each machine
+_MEASURE_S: Final = 1.5  # on each machine
 _BANDWIDTHS_MBIT_S: Final = (1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0)
-_MOST_CUTS: Final = 1  # each way takes time from the others
+_MOST_CUTS: Final = 1  # each plan takes time from the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +49,14 @@ class DemoPackage:
         path: path of the package.
         keys: folder of the key that signed it.
         requests: path of the images with their right answers.
-        ways: names of the plans that the demo measures beside edgekit.
+        plans: names of the plans that the demo measures beside edgekit.
         result: the plan.
     """
 
     path: Path
     keys: Path
     requests: Path
-    ways: tuple[str, ...]
+    plans: tuple[str, ...]
     result: PlanningResult
 
 
@@ -80,41 +82,51 @@ def make_demo_package(folder: Path, progress: Callable[[str], None]) -> DemoPack
     progress("profiling the server")
     server_profile = profile_kernels(server, graph, name=_NAME, seconds=_PROFILE_S)
     device, server = device.at_speed_of(device_profile), server.at_speed_of(server_profile)
-    cuts = MeasuredCuts(content, feeds, device, server, _REALISE_S, classes=(OUTPUT,))
-    grid = Grid(_BANDWIDTHS_MBIT_S, (PHASES[0].rtt_ms,))
-    # Too few samples for `max_loss`: `choose_ways` goes by what the codings change in these few.
-    inputs = PlanInputs(
-        _NAME, content, device_profile, server_profile, grid, feeds, realise=cuts, max_loss=1.0
+    model = OpenedModel(content)
+    cuts = CutMeasurement(
+        model=model, feeds=feeds, device=device, server=server, seconds=_MEASURE_S, classes=(OUTPUT,)
     )
-    result = plan(inputs, lambda what, _done, _total: progress(what))
+    grid = Grid(_BANDWIDTHS_MBIT_S, (PHASES[0].rtt_ms,))
+    # Too few samples for `max_loss`: `choose_plans` goes by what the codings change in these few.
+    inputs = PlanInputs(
+        name=_NAME,
+        model=model,
+        device=device_profile,
+        server=server_profile,
+        grid=grid,
+        feeds=feeds,
+        measure=cuts,
+        max_loss=1.0,
+    )
+    result = plan(inputs, lambda step, _done, _total: progress(step))
     progress("packaging")
     keys = folder / "home" / "keys"
     generate_key(_NAME, keys)
-    path, ways = _package(folder, content, result, cuts.splits, keys)
-    return DemoPackage(path, keys, requests, ways, result)
+    path, plan_names = _package(folder, content, result, cuts.splits, keys)
+    return DemoPackage(path, keys, requests, plan_names, result)
 
 
 def _package(
     folder: Path, content: bytes, result: PlanningResult, splits: dict[str, SplitModels], keys: Path
 ) -> tuple[Path, tuple[str, ...]]:
-    """Write the package; return its path and the ways to measure beside edgekit."""
+    """Write the package; return its path and the plans to measure beside edgekit."""
     used: dict[str, SplitModels] = {}
     plans: list[OffloadPlan] = []
     decode: dict[str, dict[str, str]] = {}
-    for way in choose_ways(result):
-        name = way.name.partition(":")[0]
-        if way.kind == "local":
-            plans.append(way.plan)
+    for candidate in choose_plans(result):
+        name = candidate.name.partition(":")[0]
+        if candidate.kind == "local":
+            plans.append(candidate.plan)
             continue
-        if way.kind == "upload":
+        if candidate.kind == "upload":
             used[name] = whole_upload(content)
-            if way.plan.media:
+            if candidate.plan.media:
                 decode[name] = {INPUT: name}
         else:
-            used[name] = splits[way.name]
+            used[name] = splits[candidate.name]
         head = None if used[name].head is None else f"{name}.head"
         decoder = None if used[name].decoder is None else f"{name}{DECODER_SUFFIX}"
-        plans.append(replace(way.plan, head=head, tail=f"{name}.tail", decoder=decoder))
+        plans.append(replace(candidate.plan, head=head, tail=f"{name}.tail", decoder=decoder))
     model = folder / f"{_NAME}.onnx"
     model.write_bytes(content)
     signer = load_signer(_NAME, keys)
@@ -124,24 +136,28 @@ def _package(
     carrying.mkdir()
     with read_package(plain, TrustStore.from_folder(keys)) as package:
         path = attach_plans(package, used, table, folder=carrying, sign=signer, decode=decode)
-    return path, tuple(one.name for one in plans)
+    return path, tuple(plan.name for plan in plans)
 
 
-def choose_ways(result: PlanningResult) -> list[Way]:
-    """Return the ways that the demo measures: local, the uploads as a photograph, and the best cut.
+def choose_plans(result: PlanningResult) -> list[Candidate]:
+    """Return the candidates that the demo measures: local, the uploads as a photograph, and the best cut.
 
     They are in its package even if they are the best under no condition, since the page compares them; but
-    only ways that the plan offers, and whose codings lose little on its few samples.
+    only candidates that the plan offers, and whose codings lose little on its few samples.
     """
-    offered = [way for way in result.ways if not way.is_over_loss and (way.expected_loss or 0.0) <= MAX_LOSS]
-    local = [way for way in offered if way.name == LOCAL]
-    uploads = [way for way in offered if way.kind == "upload"]
-    photos = [way for way in uploads if way.plan.media]
+    offered = [
+        candidate
+        for candidate in result.candidates
+        if not candidate.is_over_loss and (candidate.expected_loss or 0.0) <= MAX_LOSS
+    ]
+    local = [candidate for candidate in offered if candidate.name == LOCAL]
+    uploads = [candidate for candidate in offered if candidate.kind == "upload"]
+    photos = [candidate for candidate in uploads if candidate.plan.media]
     # At the slow link of the demo, where a cut can pay off.
     column = result.bandwidths_mbit_s.index(min(phase.mbit_s for phase in PHASES))
-    cuts = [way for way in offered if way.kind == "cut"]
-    cuts = [way for way in cuts if way.in_table] or cuts
-    cuts.sort(key=lambda way: way.latency_ms[0][column])
+    cuts = [candidate for candidate in offered if candidate.kind == "cut"]
+    cuts = [candidate for candidate in cuts if candidate.in_table] or cuts
+    cuts.sort(key=lambda candidate: candidate.latency_ms[0][column])
     return [*local, *(photos or uploads[:1]), *cuts[:_MOST_CUTS]]
 
 

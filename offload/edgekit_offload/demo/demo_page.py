@@ -63,28 +63,28 @@ def summarize(recording: Recording) -> list[str]:
     if ratio is not None:
         count = sum(len(recording.within(phase, EDGEKIT)) for phase in compared)
         left_out = len(recording.begun) - len(compared)
-        others = f"; in {left_out} a way had no request, or none answered" if left_out else ""
+        others = f"; in {left_out} a plan had no request, or none answered" if left_out else ""
         sentences.insert(
             0,
-            f"edgekit took {ratio:.2f} times as long as the best way of each phase, on the mean of"
+            f"edgekit took {ratio:.2f} times as long as the best plan of each phase, on the mean of"
             f" {count:,} requests in {len(compared)} of {len(recording.begun)} phases{others}.",
         )
-    return [*sentences, *(_against(recording, way) for way in rivals_of(recording))]
+    return [*sentences, *(_against(recording, policy) for policy in rivals_of(recording))]
 
 
-def _against(recording: Recording, way: str) -> str:
-    """Return how `way` in every request compares over all phases, by medians."""
-    known = [
-        (median_of(recording.within(phase, way)), median_of(recording.within(phase, EDGEKIT)))
+def _against(recording: Recording, policy: str) -> str:
+    """Return how `policy` in every request compares over all phases, by medians."""
+    medians = [
+        (median_of(recording.within(phase, policy)), median_of(recording.within(phase, EDGEKIT)))
         for phase in recording.begun
     ]
-    pairs = [(rival, own) for rival, own in known if rival is not None and own is not None]
+    pairs = [(rival, own) for rival, own in medians if rival is not None and own is not None]
     lost = sum(not math.isfinite(rival) for rival, _ in pairs)
     ratios = [rival / own for rival, own in pairs if math.isfinite(rival)]
     if not ratios:
-        return f"Always {way}: no answers."
+        return f"Always {policy}: no answers."
     slowest, fastest = max(ratios), min(ratios)
-    text = f"Always {way} takes {fastest:.2f} to {slowest:.2f} times edgekit's median, from phase to phase"
+    text = f"Always {policy} takes {fastest:.2f} to {slowest:.2f} times edgekit's median, from phase to phase"
     return f"{text}; in {lost} it gets no answer." if lost else f"{text}."
 
 
@@ -113,22 +113,28 @@ def _key(recording: Recording) -> Markup:
     colors = plan_colors(recording)
     entries = [el("span", el("i", class_="stroke own"), "edgekit")]
     entries += [
-        el("span", el("i", class_=f"stroke median way{colors[way]}"), f"always {way}, median of a phase")
-        for way in rivals_of(recording)
+        el(
+            "span",
+            el("i", class_=f"stroke median curve{colors[policy]}"),
+            f"always {policy}, median of a phase",
+        )
+        for policy in rivals_of(recording)
     ]
-    entries.append(el("span", el("i", class_="stroke oracle"), "oracle: best way measured in a phase"))
-    entries += [el("span", el("i", class_=f"block way{colors[way]}"), way) for way in recording.ways]
+    entries.append(el("span", el("i", class_="stroke oracle"), "oracle: best plan measured in a phase"))
+    entries += [
+        el("span", el("i", class_=f"block curve{colors[policy]}"), policy) for policy in recording.plans
+    ]
     return el("p", *entries, class_="key")
 
 
 def _phases(recording: Recording) -> Markup:
-    head = ("Phase", "edgekit p50", "p95", *(f"always {way}" for way in recording.ways), "Oracle")
+    head = ("Phase", "edgekit p50", "p95", *(f"always {policy}" for policy in recording.plans), "Oracle")
     rows = [_phase_row(recording, phase) for phase in recording.begun]
     note = el(
         "p",
         "Medians of requests that were measured in this run, with their number: every second request is "
-        "edgekit's own choice, the ways take turns in between. Each way has a connection of its own. A phase "
-        "in which a way had no request has no oracle.",
+        "edgekit's own choice, the plans take turns in between. Each plan has a connection of its own. A "
+        "phase in which a plan had no request has no oracle.",
         class_="note",
     )
     grid = table(head, rows, numeric=frozenset(range(1, len(head))), caption="Latency in each phase")
@@ -139,9 +145,9 @@ def _phase_row(recording: Recording, phase: Begun) -> Markup:
     own, oracle = recording.within(phase, EDGEKIT), recording.oracle(phase)
     cells = [_latency(median_of(own), count=len(own)), _latency(percentile(own, 0.95))]
     best = None if oracle is None else oracle[0]
-    for way in recording.ways:
-        latencies = recording.within(phase, way)
-        cells.append(_latency(median_of(latencies), best=way == best, count=len(latencies)))
+    for policy in recording.plans:
+        latencies = recording.within(phase, policy)
+        cells.append(_latency(median_of(latencies), best=policy == best, count=len(latencies)))
     words = "" if oracle is None else f"{show_ms(oracle[1])} ({oracle[0]})"
     return el(
         "tr", el("th", phase.phase.title, scope="row", class_="name"), *cells, el("td", words, class_="n")
@@ -158,19 +164,19 @@ def _latency(latency_s: float | None, *, best: bool = False, count: int = 0) -> 
 
 
 def _switches(recording: Recording) -> Markup:
-    found = list(recording.switches())
-    if not found:
+    switches = list(recording.switches())
+    if not switches:
         own = recording.own
         text = f"The plan did not change: {own[-1].reason}." if own else "No request was answered yet."
         return section("Why it switched", el("p", text), key="switches")
     rows = [
         el(
             "tr",
-            el("th", f"{one.at_s:.1f} s", scope="row", class_="n"),
-            el("td", f"{one.before} → {one.after}", class_="kind"),
-            el("td", one.reason or "no reason was recorded", class_="words"),
+            el("th", f"{switch.at_s:.1f} s", scope="row", class_="n"),
+            el("td", f"{switch.before} → {switch.after}", class_="kind"),
+            el("td", switch.reason or "no reason was recorded", class_="words"),
         )
-        for one in found
+        for switch in switches
     ]
     grid = table(("When", "Plan", "Reason"), rows, numeric=frozenset({0}), caption="Changes of the plan")
     return section("Why it switched", grid, key="switches")

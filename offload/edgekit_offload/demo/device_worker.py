@@ -1,7 +1,7 @@
 """The demo's application on the device: `device_worker CONFIG` sends requests until it is ended.
 
 It writes a line of JSON for each request. edgekit chooses the plan of every second request; in between,
-the other ways take turns, each on a connection of its own.
+the other plans take turns, each on a connection of its own.
 """
 
 import json
@@ -50,7 +50,7 @@ class WorkerConfig:
         server: `http://host:port` or `https://host:port`, as the device reaches it.
         token_file: path of the file with the server's token; empty for none.
         ca_file: PEM file of the authority behind the server's certificate; empty for none.
-        ways: names of the plans that are forced in turn.
+        plans: names of the plans that are forced in turn.
         requests: path of a .npz: input name -> array with one request a row, and `classes`, the right
             answers.
         output: name of the tensor whose greatest value is the answer.
@@ -61,7 +61,7 @@ class WorkerConfig:
     server: str
     token_file: str
     ca_file: str
-    ways: tuple[str, ...]
+    plans: tuple[str, ...]
     requests: str
     output: str
 
@@ -70,7 +70,7 @@ class WorkerConfig:
         return Path(self.token_file).read_text(encoding="ascii").strip() if self.token_file else None
 
 
-class ForcedWay:
+class ForcedPlan:
     """A plan that runs under all conditions: without a choice, a fallback or hedging.
 
     It uses the same connections and codings as edgekit's own session, so that only the choice differs.
@@ -86,7 +86,7 @@ class ForcedWay:
         self._head: Session | None = None
         if plan.head is not None:
             self._head = open_session(package.select_submodel(plan.head))
-        views = [package.select_submodel(one.name) for one in package.manifest.submodels]
+        views = [package.select_submodel(submodel.name) for submodel in package.manifest.submodels]
         self._tail = next(view.manifest for view in views if view.manifest.name == plan.tail)
         address = Address.parse(config.server, config.ca_file or None)
         self._server = OffloadServer(address, config.read_token())
@@ -115,7 +115,7 @@ class Worker:
     """Sends requests and writes their outcomes."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        """Open the package, and all models and connections that the ways need.
+        """Open the package, and all models and connections that the plans need.
 
         Raises:
             EdgekitError: the package does not match the configuration.
@@ -135,14 +135,14 @@ class Worker:
         self._local = open_choice(self._package, backend.fallback or backend, None)
         table = read_cut_table(self._package)
         plans = {} if table is None else {plan.name: plan for plan in table.plans}
-        missing = sorted(set(config.ways) - set(plans))
+        missing = sorted(set(config.plans) - set(plans))
         if missing:
             raise ConfigError(f"{config.package}: the cut table has no plan {', '.join(missing)}")
-        self._ways: dict[str, Ask] = {}
-        for name in config.ways:
+        self._plans: dict[str, Ask] = {}
+        for name in config.plans:
             plan = plans[name]
-            self._ways[name] = (
-                self._run_local if plan.tail is None else ForcedWay(self._package, plan, config).ask
+            self._plans[name] = (
+                self._run_local if plan.tail is None else ForcedPlan(self._package, plan, config).ask
             )
         with np.load(config.requests) as stored:
             self._classes = stored["classes"]
@@ -155,25 +155,25 @@ class Worker:
         print(json.dumps({"ready": True}), flush=True)
         while True:
             self._ask(EDGEKIT, number)
-            self._ask(self._config.ways[number % len(self._config.ways)], number)
+            self._ask(self._config.plans[number % len(self._config.plans)], number)
             number += 1
 
     def _run_local(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         return self._local.run(inputs)
 
     def _warm_up(self) -> None:
-        """Run each way once, and wait until the server answers and edgekit may use it.
+        """Run each plan once, and wait until the server answers and edgekit may use it.
 
         Raises:
             TransportError: it did not answer in time.
         """
         deadline = time.monotonic() + _START_LIMIT_S
         row = self._row(0)
-        for name, ask in self._ways.items():
+        for name, ask in self._plans.items():
             while not self._answers(name, ask, row, is_last=time.monotonic() > deadline):
                 time.sleep(_RETRY_S)
-        ways = self._session.state.ways.values()
-        while not any(way.is_proved for way in ways) and time.monotonic() < deadline:
+        runners = self._session.state.runners.values()
+        while not any(runner.is_proved for runner in runners) and time.monotonic() < deadline:
             time.sleep(_RETRY_S)
         self._session.run(row)
 
@@ -190,15 +190,15 @@ class Worker:
         at = number % len(self._classes)
         return {name: values[at : at + 1] for name, values in self._inputs.items()}
 
-    def _ask(self, way: str, number: int) -> None:
+    def _ask(self, policy: str, number: int) -> None:
         """Send one request, and write its outcome."""
         row = self._row(number)
         before, remote = self._session.decision(), self._session.counts.remote
         begin_s = time.monotonic()
         try:
-            answer = (self._session.run if way == EDGEKIT else self._ways[way])(row)
+            answer = (self._session.run if policy == EDGEKIT else self._plans[policy])(row)
         except EdgekitError as cause:
-            record = {"at_s": begin_s, "way": way, "plan": "", "reason": str(cause), "is_right": False}
+            record = {"at_s": begin_s, "policy": policy, "plan": "", "reason": str(cause), "is_right": False}
             self._write(record)
             time.sleep(_PAUSE_S)
             return
@@ -207,11 +207,11 @@ class Worker:
         expected = int(self._classes[number % len(self._classes)])
         scores = answer.get(self._config.output)
         is_right = scores is not None and scores.size > expected and int(scores.argmax()) == expected
-        plan, reason = (way, "") if way != EDGEKIT else self._explain(before, is_remote=is_remote)
+        plan, reason = (policy, "") if policy != EDGEKIT else self._explain(before, is_remote=is_remote)
         self._write(
             {
                 "at_s": begin_s,
-                "way": way,
+                "policy": policy,
                 "plan": plan,
                 "latency_s": latency_s,
                 "is_right": is_right,

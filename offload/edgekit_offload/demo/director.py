@@ -50,7 +50,7 @@ class DemoSetup:
         scheme: scheme that `serve` serves, `http` or `https`.
         token_file: path of the file with the server's token; empty for none.
         ca_file: PEM file of the authority behind the server's certificate; empty for none.
-        ways: names of the plans that are measured beside edgekit, `local` first.
+        plans: names of the plans that are measured beside edgekit, `local` first.
         requests: path of the requests, see `WorkerConfig`.
         output: name of the tensor whose greatest value is the answer.
         model: description of the model.
@@ -63,7 +63,7 @@ class DemoSetup:
     scheme: str
     token_file: str
     ca_file: str
-    ways: tuple[str, ...]
+    plans: tuple[str, ...]
     requests: Path
     output: str
     model: str
@@ -96,7 +96,7 @@ def run_demo(
         config = _configure(setup, *bed.reach(port))
         home = f"EDGEKIT_HOME={setup.home}"
         device = bed.spawn("device", ["env", home, *_python(_WORKER, str(config))])
-        recording = Recording(setup.model, _describe_machine(share), bed.label, setup.ways, (), ())
+        recording = Recording(setup.model, _describe_machine(share), bed.label, setup.plans, (), ())
         course = _Course(bed, server, device, config, recording, on_change)
         course.wait_ready()
         for phase in PHASES:
@@ -123,7 +123,7 @@ def _configure(setup: DemoSetup, host: str, port: int) -> Path:
         f"{setup.scheme}://{host}:{port}",
         setup.token_file,
         setup.ca_file,
-        setup.ways,
+        setup.plans,
         str(setup.requests),
         setup.output,
     )
@@ -159,7 +159,7 @@ class _Course:
         self._begin_s = 0.0
 
     def wait_ready(self) -> None:
-        """Wait until the device has an answer of each way.
+        """Wait until the device has an answer of each plan.
 
         Raises:
             TransportError: the device's process ended, or an answer did not come in time.
@@ -182,7 +182,7 @@ class _Course:
         now_s = time.monotonic() - self._begin_s
         begun = (
             *self._recording.begun[:-1],
-            *(replace(one, end_s=now_s) for one in self._recording.begun[-1:]),
+            *(replace(begun, end_s=now_s) for begun in self._recording.begun[-1:]),
         )
         self._recording = replace(self._recording, begun=(*begun, Begun(phase, now_s, now_s)))
 
@@ -214,16 +214,16 @@ class _Course:
         whole = written[: written.rfind(b"\n") + 1]
         self._read_bytes += len(whole)
         now_s = time.monotonic() - self._begin_s
-        found = [
+        requests = [
             _read_request(plain, self._begin_s)
             for plain in map(json.loads, whole.splitlines())
-            if "way" in plain
+            if "policy" in plain
         ]
         *before, last = self._recording.begun
         self._recording = replace(
             self._recording,
             begun=(*before, replace(last, end_s=now_s)),
-            requests=(*self._recording.requests, *(one for one in found if one.at_s >= 0)),
+            requests=(*self._recording.requests, *(request for request in requests if request.at_s >= 0)),
         )
         self._on_change(self._recording)
 
@@ -231,7 +231,7 @@ class _Course:
 def _read_request(plain: dict[str, Any], begin_s: float) -> Request:
     return Request(
         plain["at_s"] - begin_s,
-        plain["way"],
+        plain["policy"],
         plain["plan"],
         plain.get("latency_s", math.inf),
         plain["is_right"],

@@ -44,15 +44,17 @@ def find_costliest(config: WorkerConfig) -> tuple[str, dict[str, Array]]:
         ]
         served = {
             view.name: view
-            for view in (package.manifest.select_submodel(one.name) for one in package.manifest.submodels)
+            for view in (
+                package.manifest.select_submodel(submodel.name) for submodel in package.manifest.submodels
+            )
         }
-        known = [plan for plan in plans if plan.tail in served]
-        if not known:
+        served_plans = [plan for plan in plans if plan.tail in served]
+        if not served_plans:
             raise ConfigError(f"{config.package}: no plan uses a server without a media codec")
-        chosen = served[str(max(known, key=lambda plan: plan.costs.server_s).tail)]
+        chosen = served[str(max(served_plans, key=lambda plan: plan.costs.server_s).tail)]
         zeros = {
-            one.name: np.zeros([size if isinstance(size, int) else 1 for size in one.shape], one.dtype)
-            for one in chosen.inputs
+            spec.name: np.zeros([size if isinstance(size, int) else 1 for size in spec.shape], spec.dtype)
+            for spec in chosen.inputs
         }
         return chosen.name, zeros
 

@@ -36,7 +36,7 @@ class Request:
 
     Attributes:
         at_s: begin of the request, in seconds from the start of the first phase.
-        way: `edgekit`, or the way that was forced.
+        policy: `edgekit`, or the plan that was forced.
         plan: the plan that gave the answer; empty if there was no answer.
         latency_s: time until the answer; infinity if there was none.
         is_right: whether the answer equals the whole model's, within the tolerance of its plan.
@@ -44,7 +44,7 @@ class Request:
     """
 
     at_s: float
-    way: str
+    policy: str
     plan: str
     latency_s: float
     is_right: bool
@@ -78,7 +78,7 @@ class Recording:
         model: description of the model.
         machine: description of the machine.
         label: how the machines and the link are emulated.
-        ways: names of the ways that were forced, `local` first.
+        plans: names of the plans that were forced, `local` first.
         begun: phases, in order; the last one may still go on.
         requests: requests, in the order of their begin.
         is_over: whether the demo has ended.
@@ -87,7 +87,7 @@ class Recording:
     model: str
     machine: str
     label: str
-    ways: tuple[str, ...]
+    plans: tuple[str, ...]
     begun: tuple[Begun, ...]
     requests: tuple[Request, ...]
     is_over: bool = False
@@ -95,35 +95,35 @@ class Recording:
     @property
     def own(self) -> list[Request]:
         """The requests that edgekit decided on."""
-        return [one for one in self.requests if one.way == EDGEKIT]
+        return [request for request in self.requests if request.policy == EDGEKIT]
 
     @property
     def wrong(self) -> int:
         """The number of edgekit's requests with a wrong answer or none."""
-        return sum(not one.is_right for one in self.own)
+        return sum(not request.is_right for request in self.own)
 
-    def within(self, phase: Begun, way: str) -> list[float]:
-        """Return the latencies of a way in a phase, in seconds; infinity if there was no answer."""
+    def within(self, phase: Begun, policy: str) -> list[float]:
+        """Return the latencies of a policy in a phase, in seconds; infinity if there was no answer."""
         return [
-            one.latency_s
-            for one in self.requests
-            if one.way == way and phase.begin_s <= one.at_s < phase.end_s
+            request.latency_s
+            for request in self.requests
+            if request.policy == policy and phase.begin_s <= request.at_s < phase.end_s
         ]
 
     def oracle(self, phase: Begun) -> tuple[str, float] | None:
-        """Return the way with the least median latency in a phase, and that median.
+        """Return the plan with the least median latency in a phase, and that median.
 
-        None if a way had no request in the phase, since it may be the best, or if no way answers.
+        None if a plan had no request in the phase, since it may be the best, or if no plan answers.
         """
-        latencies = [(self.within(phase, way), way) for way in self.ways]
+        latencies = [(self.within(phase, policy), policy) for policy in self.plans]
         if not latencies or not all(values for values, _ in latencies):
             return None
-        value, way = min((statistics.median(values), way) for values, way in latencies)
-        return (way, value) if math.isfinite(value) else None
+        value, policy = min((statistics.median(values), policy) for values, policy in latencies)
+        return (policy, value) if math.isfinite(value) else None
 
     def switches(self) -> Iterator[Switch]:
         """Yield each change of the plan that gives the answers."""
-        runs = [(plan, next(group)) for plan, group in groupby(self.own, key=lambda one: one.plan)]
+        runs = [(plan, next(group)) for plan, group in groupby(self.own, key=lambda request: request.plan)]
         for (before, _), (after, first) in pairwise(runs):
             yield Switch(first.at_s, before or "no answer", after or "no answer", first.reason)
 
@@ -152,14 +152,14 @@ def percentile(values: Iterable[float], share: float) -> float | None:
 def to_json(recording: Recording) -> dict[str, Any]:
     """Return a recording as values of JSON; the latency of a request without an answer is null."""
     plain = asdict(recording)
-    for one in plain["requests"]:
-        if math.isinf(one["latency_s"]):
-            one["latency_s"] = None
+    for request in plain["requests"]:
+        if math.isinf(request["latency_s"]):
+            request["latency_s"] = None
     oracles = [recording.oracle(phase) for phase in recording.begun]
     return {
         **plain,
         "oracles": oracles,
         "mean_to_oracle": recording.mean_to_oracle(),
         "wrong": recording.wrong,
-        "switches": [asdict(one) for one in recording.switches()],
+        "switches": [asdict(switch) for switch in recording.switches()],
     }

@@ -216,14 +216,14 @@ def _locked() -> dict[str, Any]:
 
 
 def _object(
-    version: str, kind: str, name: str, labels: Mapping[str, str], rest: Mapping[str, Any]
+    version: str, kind: str, name: str, labels: Mapping[str, str], body: Mapping[str, Any]
 ) -> dict[str, Any]:
     metadata = {"name": name, "labels": dict(labels)}
-    return {"apiVersion": version, "kind": kind, "metadata": metadata, **rest}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **body}
 
 
 def _join_documents(objects: list[dict[str, Any]]) -> str:
-    return "---\n".join(json.dumps(one, indent=2) + "\n" for one in objects)
+    return "---\n".join(json.dumps(manifest, indent=2) + "\n" for manifest in objects)
 
 
 def _write(path: Path, text: str) -> None:

@@ -80,17 +80,17 @@ def find_tails(package: OpenedPackage) -> tuple[Tail, ...]:
         return (_open_tail(package, whole),)
     submodels = [package.select_submodel(submodel.name) for submodel in whole.submodels]
     named = {opened.manifest.name: opened for opened in submodels} | {whole.name: package}
-    wanted = sorted({plan.tail for plan in table.plans if plan.tail is not None})
-    missing = [name for name in wanted if name not in named]
-    if missing or not wanted:
+    tail_names = sorted({plan.tail for plan in table.plans if plan.tail is not None})
+    missing = [name for name in tail_names if name not in named]
+    if missing or not tail_names:
         lack = f"has no model {', '.join(missing)}" if missing else "has no plan that sends anything"
         raise CutError(f"{package.path}: {lack}; there is nothing to serve, plan the model again")
-    return tuple(_open_tail(named[name], named[name].manifest) for name in wanted)
+    return tuple(_open_tail(named[name], named[name].manifest) for name in tail_names)
 
 
 def _open_tail(package: OpenedPackage, manifest: Manifest) -> Tail:
     """Return the tail that `manifest` describes as if it were the whole model."""
-    choice = next((one for one in manifest.backend.chain if one.artifact.endswith(".onnx")), None)
+    choice = next((choice for choice in manifest.backend.chain if choice.artifact.endswith(".onnx")), None)
     if choice is None:
         raise CutError(
             f"{package.path}: '{manifest.name}' runs {manifest.backend.artifact}, and only ONNX models can "

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_offload.packaging.submodels import attach_plans, fill_weights, write_tail_package
+from edgekit_offload.partition.opened_model import Feeds, OpenedModel, open_model, run_session
 from edgekit_offload.partition.split import SplitModels
 from edgekit_offload.planning.cascade import NAME, cascade_split
-from edgekit_offload.planning.codings import Feeds, open_model
 from edgekit_offload.planning.cut_candidates import CutCandidate
 from edgekit_offload.planning.envelope import Grid
-from edgekit_offload.planning.planner import PlanInputs, Realised
-from edgekit_offload.planning.planner import plan as plan_ways
-from edgekit_offload.planning.realise import MeasuredCuts
+from edgekit_offload.planning.measurement import CutMeasurement
+from edgekit_offload.planning.plan_inputs import ExtractedPlan, PlanInputs
+from edgekit_offload.planning.planner import plan as plan_model
 from edgekit_offload.planning.result import PlanningResult, Refusal
-from edgekit_offload.planning.ways import UploadWay
+from edgekit_offload.planning.uploads import UploadCandidate
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_runtime.offload.cut_table import CutTable
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
@@ -44,78 +44,98 @@ class PlannedTail:
 
 
 @dataclass(slots=True)
-class TieredCuts:
-    """Measures ways between device and edge machine, and plans some of their tails between edge and server.
+class TieredMeasurement:
+    """Measures candidates between device and edge machine; plans some tails between edge and server.
 
     Only exact codings are used for that: the answer of the edge machine does not depend on where it computes.
 
     Attributes:
-        measured: ways between device and edge machine; its server is the edge machine.
+        measured: candidates between device and edge machine; its server is the edge machine.
         server: the machine behind the edge machine.
         link: link from the edge machine to the server.
-        tails: name of a way -> the plans of its tail, once it was called.
+        tails: name of a candidate -> the plans of its tail, once it was called.
     """
 
-    measured: MeasuredCuts
+    measured: CutMeasurement
     server: Machine
     link: LinkState
     tails: dict[str, PlannedTail] = field(default_factory=dict)
 
     def __call__(
-        self, uploads: Sequence[UploadWay], cuts: Sequence[CutCandidate]
-    ) -> Mapping[str, Realised | Refusal]:
-        """Return the result of each way; the server's time is the whole time of the edge machine."""
+        self, uploads: Sequence[UploadCandidate], cuts: Sequence[CutCandidate]
+    ) -> Mapping[str, ExtractedPlan | Refusal]:
+        """Return the result of each candidate; the server's time is the whole time of the edge machine."""
         results = dict(self.measured(uploads, cuts))
-        names = [one.plan.name for one in cuts if one.goes_on]
-        plain = [one.plan for one in uploads if not one.plan.media]
-        names += [one.name for one in sorted(plain, key=lambda one: one.costs.upload_bytes)[:1]]
+        names = [cut.plan.name for cut in cuts if cut.goes_on]
+        plain = [upload.plan for upload in uploads if not upload.plan.media]
+        names += [plan.name for plan in sorted(plain, key=lambda plan: plan.costs.upload_bytes)[:1]]
         for name in names:
-            found = results.get(name)
-            if name not in self.measured.splits or not isinstance(found, Realised):
+            extracted = results.get(name)
+            if name not in self.measured.splits or not isinstance(extracted, ExtractedPlan):
                 continue
             tail = self._plan_tail(name, self.measured.splits[name])
-            if any(one.tail for one in tail.table.plans):
+            if any(plan.tail for plan in tail.table.plans):
                 self.tails[name] = tail
-                rest_s = min(predict_s(one, Conditions(self.link)) for one in tail.table.plans)
-                costs = replace(found.plan.costs, server_s=min(found.plan.costs.server_s, rest_s))
-                label = found.label if rest_s >= found.plan.costs.server_s else "modelled"
-                results[name] = replace(found, plan=replace(found.plan, costs=costs), label=label)
+                rest_s = min(predict_s(plan, Conditions(self.link)) for plan in tail.table.plans)
+                costs = replace(extracted.plan.costs, server_s=min(extracted.plan.costs.server_s, rest_s))
+                label = extracted.label if rest_s >= extracted.plan.costs.server_s else "modelled"
+                results[name] = replace(extracted, plan=replace(extracted.plan, costs=costs), label=label)
         return results
 
     def _plan_tail(self, name: str, split: SplitModels) -> PlannedTail:
         first = self.measured
-        content = fill_weights(split.tail.content, first.content)[0].SerializeToString(deterministic=True)
-        feeds = [_sent(split, first.content, one) for one in first.feeds]
+        content = fill_weights(split.tail.content, first.model.content)[0].SerializeToString(
+            deterministic=True
+        )
+        feeds = [_sent(split, first.model.content, sample) for sample in first.feeds]
         graph = RunnableGraph(content, first.options, inputs=dict(feeds[0]))
         edge = profile_kernels(first.server, graph, name=name, seconds=first.seconds)
         server = profile_kernels(self.server, graph, name=name, seconds=first.seconds)
         mbit_s, rtt_ms = self.link.up_bits_per_s / 1e6, self.link.rtt_s * 1e3
         grid = Grid((mbit_s / 4, mbit_s, mbit_s * 4), (rtt_ms,))
-        measured = MeasuredCuts(content, feeds, first.server, self.server, first.seconds, first.options)
+        model = OpenedModel(content)
+        measured = CutMeasurement(
+            model=model,
+            feeds=feeds,
+            device=first.server,
+            server=self.server,
+            seconds=first.seconds,
+            options=first.options,
+        )
 
-        def realise(
-            uploads: Sequence[UploadWay], cuts: Sequence[CutCandidate]
-        ) -> Mapping[str, Realised | Refusal]:
-            inexact = [one.plan.name for one in uploads if one.coding.kind != "raw" or one.plan.media]
-            inexact += [one.plan.name for one in cuts if one.found.coding != "raw"]
-            refused = {one: Refusal(one, "It is not exact.") for one in inexact}
-            exact = [one for one in uploads if one.plan.name not in refused]
-            found = measured(exact, [one for one in cuts if one.plan.name not in refused])
-            return {**found, **refused}
+        def measure(
+            uploads: Sequence[UploadCandidate], cuts: Sequence[CutCandidate]
+        ) -> Mapping[str, ExtractedPlan | Refusal]:
+            inexact = [
+                upload.plan.name for upload in uploads if upload.coding.kind != "raw" or upload.plan.media
+            ]
+            inexact += [cut.plan.name for cut in cuts if cut.cut.coding != "raw"]
+            refused = {name: Refusal(name, "It is not exact.") for name in inexact}
+            exact = [upload for upload in uploads if upload.plan.name not in refused]
+            results = measured(exact, [cut for cut in cuts if cut.plan.name not in refused])
+            return {**results, **refused}
 
-        result = plan_ways(PlanInputs(name, content, edge, server, grid, feeds, realise=realise))
+        result = plan_model(
+            PlanInputs(
+                name=name,
+                model=model,
+                device=edge,
+                server=server,
+                grid=grid,
+                feeds=feeds,
+                measure=measure,
+            )
+        )
         return PlannedTail(content, result.table, measured.splits)
 
 
 def _sent(split: SplitModels, weights: bytes, feeds: Feeds) -> Feeds:
     """Return the inputs that the tail gets for a sample."""
-    made = dict(feeds)
+    tensors = dict(feeds)
     if split.head is not None:
         session = open_model(fill_weights(split.head.content, weights)[0].SerializeToString())
-        names = [one.name for one in session.get_outputs()]
-        taken = {one.name: feeds[one.name] for one in session.get_inputs()}
-        made |= dict(zip(names, session.run(names, taken), strict=True))
-    return {one.name: made[one.name] for one in split.sent}
+        tensors |= run_session(session, feeds)
+    return {spec.name: tensors[spec.name] for spec in split.sent}
 
 
 def attach(
@@ -135,13 +155,13 @@ def attach(
         CutError: a submodel does not run.
         OutputError: the package cannot be written.
     """
-    plans = tuple(one for one in result.table.plans if one.tail is None or one.name in splits)
+    plans = tuple(plan for plan in result.table.plans if plan.tail is None or plan.name in splits)
     table = replace(result.table, plans=plans)
     used, decode = {}, {}
-    for one in plans:
-        if one.tail is not None:
-            stem = one.tail.removesuffix(".tail")  # a name fit for a file
-            used[stem], decode[stem] = splits[one.name], one.media
+    for plan in plans:
+        if plan.tail is not None:
+            stem = plan.tail.removesuffix(".tail")  # a name fit for a file
+            used[stem], decode[stem] = splits[plan.name], plan.media
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
         return attach_plans(package, used, table, folder=folder, sign=load_signer(key), decode=decode)
 
@@ -159,15 +179,15 @@ def attach_tails(
         key: name of the signing key.
     """
     sign, trust, written = load_signer(key), TrustStore.from_folder(find_keys_folder()), []
-    for one in result.table.plans:
-        if one.tail is None or one.name not in tails:
+    for plan in result.table.plans:
+        if plan.tail is None or plan.name not in tails:
             continue
-        tail = tails[one.name]
+        tail = tails[plan.name]
         folder.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="edgekit-tail-") as scratch:
             with read_package(planned, trust) as package:
-                shown = package.select_submodel(one.tail)
-                plain = write_tail_package(shown, tail.content, folder=Path(scratch), sign=sign)
+                view = package.select_submodel(plan.tail)
+                plain = write_tail_package(view, tail.content, folder=Path(scratch), sign=sign)
             with read_package(plain, trust) as package:
                 used = {
                     plan.tail.removesuffix(".tail"): tail.splits[plan.name]
@@ -184,13 +204,16 @@ def add_cascade(result: PlanningResult, inputs: PlanInputs) -> dict[str, SplitMo
     Raises:
         CutError: the small model and the coding of the upload cannot be in one graph.
     """
-    measured = inputs.realise.measured if isinstance(inputs.realise, TieredCuts) else inputs.realise
-    splits = dict(measured.splits) if isinstance(measured, MeasuredCuts) else {}
-    stems = {(plan.tail or "").removesuffix(".tail"): plan.name for plan in (way.plan for way in result.ways)}
+    measured = inputs.measure.measured if isinstance(inputs.measure, TieredMeasurement) else inputs.measure
+    splits = dict(measured.splits) if isinstance(measured, CutMeasurement) else {}
+    stems = {
+        (plan.tail or "").removesuffix(".tail"): plan.name
+        for plan in (candidate.plan for candidate in result.candidates)
+    }
     for plan in result.table.plans:
         upload = splits.get(stems.get(plan.name.removeprefix(f"{NAME}-"), ""))
         if plan.escalation is not None and inputs.cascade is not None and upload is not None:
-            splits[plan.name] = cascade_split(inputs.cascade.small, plan.escalation.output, upload)
+            splits[plan.name] = cascade_split(inputs.cascade.small.content, plan.escalation.output, upload)
     return splits
 
 

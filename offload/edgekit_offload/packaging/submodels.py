@@ -99,7 +99,7 @@ def attach_plans(
             contents |= artifacts
             golden = dict.fromkeys(artifacts, "golden")
             roles |= {**golden, submodel.backend.artifact: "submodel"}
-    described = {one.path: one for one in describe_artifacts(contents, roles)}
+    described = {artifact.path: artifact for artifact in describe_artifacts(contents, roles)}
     tables = _write_tables(_with_codes(table, splits), plain.name, submodels, described)
     contents |= {f"{role}.json": encode_json(content) for role, content in tables.items()}
     roles |= {f"{role}.json": role for role in tables}
@@ -128,7 +128,7 @@ def write_tail_package(tail: OpenedPackage, content: bytes, *, folder: Path, sig
     Raises:
         OutputError: the package cannot be written.
     """
-    shown = tail.manifest
+    source = tail.manifest
     contents, roles = {_MODEL: content}, {_MODEL: "model"}
 
     def move(path: str) -> str:
@@ -137,12 +137,12 @@ def write_tail_package(tail: OpenedPackage, content: bytes, *, folder: Path, sig
         return moved
 
     golden = Golden(
-        tuple(replace(one, path=move(one.path)) for one in shown.golden.inputs),
-        tuple(replace(one, path=move(one.path)) for one in shown.golden.outputs),
+        tuple(replace(golden, path=move(golden.path)) for golden in source.golden.inputs),
+        tuple(replace(golden, path=move(golden.path)) for golden in source.golden.outputs),
     )
-    options = {name: value for name, value in shown.backend.options.items() if name != "weights"}
+    options = {name: value for name, value in source.backend.options.items() if name != "weights"}
     manifest = replace(
-        shown,
+        source,
         artifacts=describe_artifacts(contents, roles),
         backend=BackendChoice("ort", _MODEL, options),
         golden=golden,
@@ -156,14 +156,16 @@ def write_tail_package(tail: OpenedPackage, content: bytes, *, folder: Path, sig
 def _without_plans(package: OpenedPackage) -> tuple[Manifest, dict[str, bytes]]:
     """The package as it was before plans were added."""
     manifest = package.manifest
-    dropped = {one.path for one in manifest.artifacts if one.role in ("submodel", *TABLE_ROLES)}
-    dropped |= {one.path for one in manifest.artifacts if one.path.startswith(f"{_FOLDER}/")}
+    dropped = {
+        artifact.path for artifact in manifest.artifacts if artifact.role in ("submodel", *TABLE_ROLES)
+    }
+    dropped |= {artifact.path for artifact in manifest.artifacts if artifact.path.startswith(f"{_FOLDER}/")}
     backend = manifest.backend
     if backend.name == OFFLOAD and backend.fallback is not None:
         backend = backend.fallback
-    artifacts = tuple(one for one in manifest.artifacts if one.path not in dropped)
+    artifacts = tuple(artifact for artifact in manifest.artifacts if artifact.path not in dropped)
     plain = replace(manifest, artifacts=artifacts, submodels=(), backend=backend)
-    return plain, {one.path: bytes(package.read(one.path)) for one in artifacts}
+    return plain, {artifact.path: bytes(package.read(artifact.path)) for artifact in artifacts}
 
 
 def _find_ort(manifest: Manifest) -> BackendChoice:
@@ -183,33 +185,35 @@ class _SubmodelWriter:
     def __init__(self, manifest: Manifest, whole: BackendChoice, contents: Mapping[str, bytes]) -> None:
         self._whole = whole
         self._weights = contents[whole.artifact]
-        self._golden = {one.name: one for one in manifest.golden.inputs}
+        self._golden = {golden.name: golden for golden in manifest.golden.inputs}
         self._contents = contents
 
     def write(self, attached: AttachedSplit) -> Iterator[tuple[Submodel, dict[str, bytes]]]:
         """Yield head and tail of a split, each with its artifacts, some of which may exist already."""
         split = attached.split
-        golden_feeds = {name: one.decode(self._contents[one.path]) for name, one in self._golden.items()}
-        made: Mapping[str, NDArray[Any]] = {}
+        golden_feeds = {
+            name: golden.decode(self._contents[golden.path]) for name, golden in self._golden.items()
+        }
+        head_outputs: Mapping[str, NDArray[Any]] = {}
         if split.head is not None:
             name = f"{attached.name}.head"
             own = {spec.name: self._golden[spec.name] for spec in split.head.inputs}
-            made = self._run(name, split.head, {spec: golden_feeds[spec] for spec in own})
-            contents = {one.path: self._contents[one.path] for one in own.values()}
-            yield self._submodel(name, split.head, (tuple(own.values()), contents), made)
+            head_outputs = self._run(name, split.head, {spec: golden_feeds[spec] for spec in own})
+            contents = {golden.path: self._contents[golden.path] for golden in own.values()}
+            yield self._submodel(name, split.head, (tuple(own.values()), contents), head_outputs)
         name = f"{attached.name}.tail"
         inputs, contents, feeds = [], {}, {}
         specs = {spec.name: spec for spec in split.sent}
         for spec in split.sent:
-            value = made[spec.name] if spec.name in made else golden_feeds[spec.name]
+            value = head_outputs[spec.name] if spec.name in head_outputs else golden_feeds[spec.name]
             if spec.name in attached.decode:
                 value, feeds[spec.name] = _as_file(value, attached.decode[spec.name])
                 specs[spec.name] = TensorSpec(spec.name, "uint8", (f"{spec.name}_bytes",))
             path = _path(golden_input(spec.name, value, "golden")[1])
-            one, data = golden_input(spec.name, value, path)
-            inputs.append(one)
+            golden, data = golden_input(spec.name, value, path)
+            inputs.append(golden)
             contents[path] = data
-            feeds.setdefault(spec.name, one.decode(data))
+            feeds.setdefault(spec.name, golden.decode(data))
         outputs = self._run(name, split.tail, feeds)
         part = replace(split.tail, inputs=tuple(specs.values()))
         submodel, artifacts = self._submodel(name, part, (tuple(inputs), contents), outputs)
@@ -222,8 +226,8 @@ class _SubmodelWriter:
             inputs, contents = [], {}
             for spec in split.decoder.inputs:
                 path = _path(golden_input(spec.name, outputs[spec.name], "golden")[1])
-                one, contents[path] = golden_input(spec.name, outputs[spec.name], path)
-                inputs.append(one)
+                golden, contents[path] = golden_input(spec.name, outputs[spec.name], path)
+                inputs.append(golden)
             name = f"{attached.name}{DECODER_SUFFIX}"
             restored = self._run(
                 name, split.decoder, {spec: outputs[spec] for spec in (i.name for i in inputs)}
@@ -262,29 +266,31 @@ class _SubmodelWriter:
         check_opening("ort", whole.SerializeToString(), self._whole.options)
         session = OrtSession(part.content, options, self._weights)
         try:
-            made = session.run(feeds)
+            outputs = session.run(feeds)
         except BackendError as cause:
             raise BackendError(f"submodel '{name}' does not run on its golden inputs: {cause}") from cause
         finally:
             session.close()
-        if bad := [one for one, value in made.items() if value.dtype.kind == "f" and np.isnan(value).any()]:
+        if bad := [
+            name for name, value in outputs.items() if value.dtype.kind == "f" and np.isnan(value).any()
+        ]:
             raise BackendError(f"submodel '{name}': {bad[0]} is NaN for the golden inputs of the package")
-        return made
+        return outputs
 
 
 def fill_weights(content: bytes, weights: bytes) -> tuple[onnx.ModelProto, int]:
     """Return a graph with its weights in place, and how many bytes it reads of the whole model's file."""
     model = onnx.load_model_from_string(content)
-    places = set()
+    locations = set()
     for tensor in model.graph.initializer:
         if tensor.external_data:
-            place = {entry.key: entry.value for entry in tensor.external_data}
-            start, size_bytes = int(place["offset"]), int(place["length"])
-            places.add((start, size_bytes))
+            external = {entry.key: entry.value for entry in tensor.external_data}
+            start, size_bytes = int(external["offset"]), int(external["length"])
+            locations.add((start, size_bytes))
             tensor.raw_data = weights[start : start + size_bytes]
             tensor.ClearField("external_data")
             tensor.data_location = onnx.TensorProto.DEFAULT
-    return model, sum(size_bytes for _, size_bytes in places)
+    return model, sum(size_bytes for _, size_bytes in locations)
 
 
 def _as_file(value: NDArray[Any], codec: str) -> tuple[NDArray[np.uint8], NDArray[Any]]:
@@ -309,8 +315,8 @@ def _expected(
     described, artifacts = golden_outputs(outputs, outputs, integer=integer)
     moved = {path: _path(data) for path, data in artifacts.items()}
     renamed = tuple(
-        replace(one, path=moved[one.path], atol=_code_atol(one, outputs, integer=integer) or one.atol)
-        for one in described
+        replace(node, path=moved[node.path], atol=_code_atol(node, outputs, integer=integer) or node.atol)
+        for node in described
     )
     return renamed, {moved[path]: data for path, data in artifacts.items()}
 
@@ -343,7 +349,7 @@ def _write_tables(
 
     Older devices skip those. If there are no others, the table holds them, and older devices refuse it.
     """
-    named = {one.name: one for one in submodels}
+    named = {submodel.name: submodel for submodel in submodels}
     plans = []
     for plan in table.plans:
         for submodel in (plan.head, plan.tail, plan.decoder):

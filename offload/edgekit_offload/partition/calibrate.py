@@ -35,15 +35,15 @@ def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
     """
     for axis in _channel_axes(samples.shape):
         channels = [samples] if axis == 0 else list(np.moveaxis(samples, axis, 0))
-        grids = [_find_grid(np.unique(one), _BYTE) for one in channels]
-        found = [one for one in grids if one is not None]
-        if len(found) < len(channels):
+        searched = [_find_grid(np.unique(values), _BYTE) for values in channels]
+        grids = [grid for grid in searched if grid is not None]
+        if len(grids) < len(channels):
             continue
-        step = np.array([one[0] for one in found])
-        offset = np.array([_align(low, width, count) for width, low, count in found])
-        table = [_fill(np.unique(one), s, o) for one, s, o in zip(channels, step, offset, strict=True)]
-        first = np.rint((np.array([one[1] for one in found]) - offset) / step).astype(np.int64)
-        count = np.array([one[2] for one in found])
+        step = np.array([grid[0] for grid in grids])
+        offset = np.array([_align(low, width, count) for width, low, count in grids])
+        table = [_fill(np.unique(values), s, o) for values, s, o in zip(channels, step, offset, strict=True)]
+        first = np.rint((np.array([grid[1] for grid in grids]) - offset) / step).astype(np.int64)
+        count = np.array([grid[2] for grid in grids])
         ends = np.array([first - count // _SLACK, first + count + count // _SLACK])
         return Lattice(
             step, offset, 0, _BYTE, axis=axis, table=np.array(table, np.float32),

@@ -6,7 +6,7 @@ operators that onnxruntime 1.20 has on the CPU, in forms that are the same in al
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -17,30 +17,68 @@ from edgekit_runtime.errors import CutError
 from edgekit_runtime.offload.cut_table import InputCodes
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
-CodingKind: TypeAlias = Literal["raw", "int8", "int4", "uint8", "delta", "pixels", "samples"]
-
-_LEVELS: Final[Mapping[str, int]] = {"int8": 255, "int4": 15}
-_WIDE_LEVELS: Final = 65535
-# Number of neighbours that share a range. One range for a sample, or for each channel, changed up to 3 % of
-# answers (benchmarks/offload_codec.py): a few large values make the step too wide for others. With 8 bits,
-# groups of 32 changed 6 answers of 2,000 behind the first layer of ResNet8; groups of 16 change 2, for 9 %
-# more bytes after zstd. With 4 bits the ends of such ranges would be a third of all bytes. Ends in 255ths of
-# the sample's span changed 5 answers of 128 where one channel spans 130 and most span 9; in 65535ths they
-# change 1.
-_GROUPS: Final[Mapping[str, int]] = {"int8": 16, "int4": 32}
-# Least width of a group's range, in 65535ths of the sample's span: if another processor computes values that
-# differ by a 4000th of the span, codes move by 16 and no further. Codes of 8 bits over 256 such steps are 16
-# bits of the sample's span, so nothing is lost.
-_LEAST_WIDTH: Final = 256
+LOSSY_SAMPLES: Final = 100
+"""Samples for an estimate of a coding's loss: most draws of 16 show none of a loss of 0.15 %."""
+_INT8_SAMPLES: Final = 16
+"""The same for int8, which lost at most a fifth of the usual limit (docs/benchmarks/offload.md)."""
 # Logits and pooled features: near ties are frequent, no average over positions hides the rounding, and twice
 # the bytes are still within three packets.
 _SMALL_VALUES: Final = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutCoding:
+    """A coding for the tensors of cuts; one row of `CUT_CODINGS`.
+
+    The device finds the range of the codes when it sends, so such a coding carries any values.
+
+    Attributes:
+        bits: bits of a code, 1, 2, 4 or 8; 32 sends tensors as they are.
+        group: number of neighbours that share a range, a multiple of 8. One range for a sample, or for each
+            channel, changed up to 3 % of answers (benchmarks/offload_codec.py): a few large values make the
+            step too wide for others. With 8 bits, groups of 32 changed 6 answers of 2,000 behind the first
+            layer of ResNet8; groups of 16 change 2, for 9 % more bytes after zstd. With 4 bits the ends of
+            such ranges would be a third of all bytes.
+        wide_values: tensors of at most so many values get 16-bit codes with one range.
+        min_samples: samples for an estimate of what it changes in the answers; 0 if it is exact.
+        max_cuts: number of cuts that are measured in it beside the best one; None for those that it has in
+            common with the other codings without a limit.
+    """
+
+    bits: int
+    group: int = 0
+    wide_values: int = 0
+    min_samples: int = 0
+    max_cuts: int | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it restores every value to the last bit."""
+        return self.bits == FLOAT_BITS
+
+
+FLOAT_BITS: Final = 32
+CUT_CODINGS: Final[dict[str, CutCoding]] = {
+    "raw": CutCoding(bits=FLOAT_BITS),
+    "int8": CutCoding(bits=8, group=16, wide_values=_SMALL_VALUES, min_samples=_INT8_SAMPLES),
+    # Few cuts: mostly they lose too much, and would leave no room for better ones.
+    "int4": CutCoding(bits=4, group=32, min_samples=LOSSY_SAMPLES, max_cuts=2),
+}
+EXACT_UPLOADS: Final = frozenset({"raw", "uint8", "delta"})
+"""Codings of uploads that restore the samples, unless a tensor says how it is rounded."""
+_WIDE_LEVELS: Final = 65535
+# Ends of a group's range in 255ths of the sample's span changed 5 answers of 128 where one channel spans 130
+# and most span 9; in 65535ths they change 1. Least width of the range, in 65535ths: if another processor
+# computes values that differ by a 4000th of the span, codes move by 16 and no further. Codes of 8 bits over
+# 256 such steps are 16 bits of the sample's span, so nothing is lost.
+_LEAST_WIDTH: Final = 256
 _LEAST_STEP: Final = 1e-30  # a constant tensor has no range to divide by
 _REDUCE_BY_INPUT: Final = 18  # from this opset on the axes of a reduction are an input
 _SLICE_BY_INPUT: Final = 10
 _CUMSUM: Final = 11
 _IR: Final = 8  # IR version of opset 17 and below
 _IMAGE_CHANNELS: Final = (1, 3)
+_BYTE_BITS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +133,19 @@ class Coding:
     """How float32 tensors are sent, and integer tensors with `delta` and `samples`; others are sent raw.
 
     Attributes:
-        kind: `raw`; `int8` and `int4`: codes with a range for every 16 or 32 neighbours, measured when they
-            are sent; with `int8`, tensors of up to 2048 values get 16-bit codes and one range; `uint8`: codes
-            of 8-bit data behind a preprocessing; `pixels`: the same as [N, H, W, C] for image codecs;
-            `delta`: differences along time, int16, or for an integer tensor in its own dtype; `samples`:
-            int16 [N, T] for audio codecs.
+        kind: a row of `CUT_CODINGS`; `uint8`: codes of 8-bit data behind a preprocessing; `pixels`: the same
+            as [N, H, W, C] for image codecs; `delta`: differences along time, int16, or for an integer tensor
+            in its own dtype; `samples`: int16 [N, T] for audio codecs.
         lattices: tensor -> the values of its codes, for the last four kinds. Tensors without a lattice are
             sent raw. Integer tensors have `INTEGERS`, with their time axis.
     """
 
-    kind: CodingKind = "raw"
+    kind: str = "raw"
     lattices: Mapping[str, Lattice] = field(default_factory=dict)
 
     def codes_of(self, specs: Sequence[TensorSpec]) -> dict[str, InputCodes]:
         """Return tensor -> the values that the head can code, for tensors for which it cannot code all."""
-        floats = [one.name for one in specs if one.dtype == "float32" and one.name in self.lattices]
+        floats = [spec.name for spec in specs if spec.dtype == "float32" and spec.name in self.lattices]
         return {name: self.lattices[name].codes for name in floats}
 
 
@@ -149,7 +185,7 @@ class Nodes:
         """Add a slice along axis 1."""
         if self.opset < _SLICE_BY_INPUT:
             return self.add("Slice", [tensor], axes=[1], starts=[start], ends=[end])
-        return self.add("Slice", [tensor, *(self.constant([one], np.int64) for one in (start, end, 1))])
+        return self.add("Slice", [tensor, *(self.constant([value], np.int64) for value in (start, end, 1))])
 
     def reshape(self, tensor: str, shape: Sequence[int], output: str | None = None) -> str:
         """Add a reshape; axis 0 stays as it is."""
@@ -186,8 +222,8 @@ def build_model(parts: Sequence[Nodes], inputs: Sequence[TensorSpec], outputs: S
     graph = helper.make_graph(
         [node for part in parts for node in part.nodes],
         "coding",
-        [describe(one) for one in inputs],
-        [describe(one) for one in outputs],
+        [describe(spec) for spec in inputs],
+        [describe(spec) for spec in outputs],
         [constant for part in parts for constant in part.constants],
     )
     opset = helper.make_opsetid("", parts[0].opset)
@@ -217,12 +253,13 @@ def code_tensor(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | N
         return _by_lattice(spec, coding, lattice, opset)
     sizes = [size for size in spec.shape[1:] if isinstance(size, int)]
     is_coded = spec.dtype == "float32" and sizes and 0 not in sizes
-    if coding.kind == "raw" or coding.lattices or not is_coded:
+    rule = CUT_CODINGS.get(coding.kind)
+    if coding.lattices or not is_coded or (rule is not None and rule.is_exact):
         return None
-    if coding.kind == "int8" and np.prod(sizes) <= _SMALL_VALUES:
+    if rule is not None and np.prod(sizes) <= rule.wide_values:
         return _by_range(spec, sizes, opset)
-    if coding.kind in _LEVELS:
-        return _by_groups(spec, coding.kind, sizes, opset)
+    if rule is not None:
+        return _by_groups(spec, rule, sizes, opset)
     raise CutError(
         f"coding '{coding.kind}': tensor {spec.name!r} was not calibrated; its values are not known to be"
         " codes, so send it as raw or int8"
@@ -235,9 +272,14 @@ def code_reply(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | No
     Only with codings that round anyway, and in 8 bits at least. Small outputs, such as scores of classes,
     take a few packets in any coding.
     """
+    return code_tensor(spec, Coding("int8"), opset) if codes_reply(spec, coding) else None
+
+
+def codes_reply(spec: TensorSpec, coding: Coding) -> bool:
+    """Return whether `code_reply` may code an output."""
     sizes = [size for size in spec.shape[1:] if isinstance(size, int)]
     is_large = len(sizes) + 1 == len(spec.shape) and np.prod(sizes) > _SMALL_VALUES
-    return code_tensor(spec, Coding("int8"), opset) if coding.kind in _LEVELS and is_large else None
+    return coding.kind in CUT_CODINGS and not CUT_CODINGS[coding.kind].is_exact and bool(is_large)
 
 
 def _codes_integers(dtype: str, coding: Coding) -> bool:
@@ -267,18 +309,19 @@ def _by_range(spec: TensorSpec, sizes: Sequence[int], opset: int) -> CodedTensor
     return CodedTensor(sent, head, tail, f"{spec.name}.restored")
 
 
-def _by_groups(spec: TensorSpec, kind: str, sizes: Sequence[int], opset: int) -> CodedTensor:
+def _by_groups(spec: TensorSpec, rule: CutCoding, sizes: Sequence[int], opset: int) -> CodedTensor:
     """Codes between the smallest and the largest value of each group of neighbours.
 
     The range of a sample is sent as float32 [N, 2]: the smallest value, and a 65535th of the span. The ends
     of its groups are sent in such steps as uint16 [N, 2 * groups]: each smallest value, then each largest.
     """
     codes_name, ends_name, range_name = (f"{spec.name}.{part}" for part in ("codes", "ends", "range"))
-    levels, count = _LEVELS[kind], int(np.prod(sizes))
-    size = min(_GROUPS[kind], count + count % 2)
+    levels, count, bits = 2**rule.bits - 1, int(np.prod(sizes)), rule.bits
+    in_byte = _BYTE_BITS // bits
+    size = min(rule.group, count + -count % in_byte)
     groups = -(-count // size)
     length = groups * size
-    body = length // 2 if kind == "int4" else length
+    body = length // in_byte
 
     head = Nodes(f"{spec.name}.encode", opset)
     values = head.reshape(spec.name, [count])
@@ -287,22 +330,22 @@ def _by_groups(spec: TensorSpec, kind: str, sizes: Sequence[int], opset: int) ->
     if length > count:
         values = head.add("Concat", [values, head.slice(values, 2 * count - length, count)], axis=1)
     values = head.reshape(values, [groups, size])
-    low, step = (head.reshape(one, [1, 1]) for one in (low, step))
+    low, step = (head.reshape(tensor, [1, 1]) for tensor in (low, step))
     ends = [_scale(head, head.reduce(op, values, [2]), low, step) for op in ("ReduceMin", "ReduceMax")]
     first, last = head.add("Floor", [ends[0]]), head.add("Ceil", [ends[1]])
     last = head.add("Min", [last, head.constant(_WIDE_LEVELS)])
     codes = head.round(_scale(head, values, *_group_range(head, (first, last), (low, step), levels)))
     codes = head.add("Max", [head.add("Min", [codes, head.constant(levels)]), head.constant(0)])
-    if kind == "int4":
-        codes = _pack(head, codes, length)
+    if in_byte > 1:
+        codes = _pack(head, codes, length, bits)
     head.cast(head.reshape(codes, [body]), TensorProto.UINT8, codes_name)
-    both = head.add("Concat", [head.reshape(one, [groups]) for one in (first, last)], axis=1)
+    both = head.add("Concat", [head.reshape(tensor, [groups]) for tensor in (first, last)], axis=1)
     head.cast(both, TensorProto.UINT16, ends_name)
 
     tail = Nodes(f"{spec.name}.decode", opset)
     codes = tail.cast(codes_name, TensorProto.FLOAT)
-    if kind == "int4":
-        codes = _unpack(tail, codes, length)
+    if in_byte > 1:
+        codes = _unpack(tail, codes, length, bits)
     both = tail.cast(ends_name, TensorProto.FLOAT)
     first, last = (tail.reshape(tail.slice(both, at, at + groups), [groups, 1]) for at in (0, groups))
     low, step = (tail.reshape(tail.slice(range_name, part, part + 1), [1, 1]) for part in (0, 1))
@@ -349,17 +392,26 @@ def _scale(nodes: Nodes, tensor: str, low: str, step: str) -> str:
     return nodes.add("Div", [nodes.add("Sub", [tensor, low]), step])
 
 
-def _pack(nodes: Nodes, codes: str, count: int) -> str:
-    """Two codes of 4 bits in one float: the first is in the high bits; `count` is even."""
-    pairs = nodes.reshape(codes, [count // 2, 2])
+def _pack(nodes: Nodes, codes: str, count: int, bits: int) -> str:
+    """The codes of a byte in one float: the first is in the high bits; `count` fills whole bytes."""
+    in_byte = _BYTE_BITS // bits
+    rows = nodes.reshape(codes, [count // in_byte, in_byte])
     # A product with [16, 1] is exact: all values are integers below 256.
-    return nodes.add("MatMul", [pairs, nodes.constant([[16], [1]])])
+    return nodes.add("MatMul", [rows, nodes.constant([[scale] for scale in _scales(bits)])])
 
 
-def _unpack(nodes: Nodes, packed: str, count: int) -> str:
-    high = nodes.add("Floor", [nodes.add("Mul", [packed, nodes.constant(1 / 16)])])
-    low = nodes.add("Sub", [packed, nodes.add("Mul", [high, nodes.constant(16)])])
-    return nodes.add("Concat", [nodes.reshape(one, [count // 2, 1]) for one in (high, low)], axis=2)
+def _unpack(nodes: Nodes, packed: str, count: int, bits: int) -> str:
+    codes, remainder = [], packed
+    for scale in _scales(bits)[:-1]:
+        codes.append(nodes.add("Floor", [nodes.add("Mul", [remainder, nodes.constant(1 / scale)])]))
+        remainder = nodes.add("Sub", [remainder, nodes.add("Mul", [codes[-1], nodes.constant(scale)])])
+    columns = [nodes.reshape(code, [count // len(_scales(bits)), 1]) for code in (*codes, remainder)]
+    return nodes.add("Concat", columns, axis=2)
+
+
+def _scales(bits: int) -> list[int]:
+    """Return the value of the lowest bit of each code in a byte, from the highest code on."""
+    return [2**shift for shift in range(_BYTE_BITS - bits, -1, -bits)]
 
 
 def _by_lattice(spec: TensorSpec, coding: Coding, lattice: Lattice, opset: int) -> CodedTensor:
@@ -393,7 +445,7 @@ def _by_lattice(spec: TensorSpec, coding: Coding, lattice: Lattice, opset: int) 
 
     back = name
     if layout.permutation:
-        back = tail.add("Transpose", [back], perm=[int(one) for one in np.argsort(layout.permutation)])
+        back = tail.add("Transpose", [back], perm=[int(axis) for axis in np.argsort(layout.permutation)])
     elif layout.sizes != sizes:
         back = tail.reshape(back, sizes)
     if coding.kind == "delta":
@@ -402,20 +454,20 @@ def _by_lattice(spec: TensorSpec, coding: Coding, lattice: Lattice, opset: int) 
         axis = tail.constant(lattice.time_axis, np.int64)
         back = tail.add("CumSum", [tail.cast(back, wide), axis])
     output = f"{spec.name}.restored"
-    made = f"{spec.name}.row" if is_row else output
+    restored = f"{spec.name}.row" if is_row else output
     if is_integer:
-        tail.cast(back, helper.np_dtype_to_tensor_dtype(DTYPES[spec.dtype]), made)
+        tail.cast(back, helper.np_dtype_to_tensor_dtype(DTYPES[spec.dtype]), restored)
     else:
-        _values(tail, back, lattice, per_axis, made)
+        _values(tail, back, lattice, per_axis, restored)
     if is_row:
-        tail.add("Reshape", [made, tail.constant(sizes, np.int64)], output)
+        tail.add("Reshape", [restored, tail.constant(sizes, np.int64)], output)
     sent = TensorSpec(name, code_type, (shape[0], *layout.sizes))
     return CodedTensor((sent,), head, tail, output)
 
 
 def _quantise(nodes: Nodes, values: str, lattice: Lattice, per_axis: Sequence[int]) -> str:
     """Codes of values, clipped to their range."""
-    offset, step = (np.reshape(one, per_axis) for one in (lattice.offset, lattice.step))
+    offset, step = (np.reshape(values, per_axis) for values in (lattice.offset, lattice.step))
     codes = nodes.add("Div", [nodes.add("Sub", [values, nodes.constant(offset)]), nodes.constant(step)])
     codes = nodes.add("Max", [nodes.round(codes), nodes.constant(lattice.lowest)])
     return nodes.add("Min", [codes, nodes.constant(lattice.highest)])
@@ -447,9 +499,9 @@ def _differences(nodes: Nodes, codes: str, axis: int, sizes: Sequence[int]) -> s
     if length < 2:
         return codes
     first = nodes.add("Gather", [codes, nodes.constant([0], np.int64)], axis=axis)
-    left = nodes.add("Gather", [codes, nodes.constant(range(length - 1), np.int64)], axis=axis)
+    earlier = nodes.add("Gather", [codes, nodes.constant(range(length - 1), np.int64)], axis=axis)
     right = nodes.add("Gather", [codes, nodes.constant(range(1, length), np.int64)], axis=axis)
-    return nodes.add("Concat", [first, nodes.add("Sub", [right, left])], axis=axis)
+    return nodes.add("Concat", [first, nodes.add("Sub", [right, earlier])], axis=axis)
 
 
 def _values(nodes: Nodes, codes: str, lattice: Lattice, per_axis: Sequence[int], output: str) -> str:
@@ -461,5 +513,5 @@ def _values(nodes: Nodes, codes: str, lattice: Lattice, per_axis: Sequence[int],
         return nodes.add("Add", [scaled, nodes.constant(np.reshape(lattice.offset, per_axis))], output)
     channels, count = lattice.table.shape
     rows = np.reshape(np.arange(channels) * count - lattice.lowest, per_axis)
-    places = nodes.add("Add", [nodes.cast(codes, TensorProto.INT32), nodes.constant(rows, np.int32)])
-    return nodes.add("Gather", [nodes.constant(lattice.table.reshape(-1)), places], output, axis=0)
+    indices = nodes.add("Add", [nodes.cast(codes, TensorProto.INT32), nodes.constant(rows, np.int32)])
+    return nodes.add("Gather", [nodes.constant(lattice.table.reshape(-1)), indices], output, axis=0)

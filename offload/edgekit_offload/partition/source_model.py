@@ -47,14 +47,14 @@ class SourceModel:
 
     shapes: Mapping[str, NDArray[np.int64]] = MappingProxyType({})
 
-    def __init__(self, content: bytes) -> None:
-        """Read a model.
+    def __init__(self, content: bytes, proto: onnx.ModelProto | None = None) -> None:
+        """Read a model, which may be parsed already.
 
         Raises:
             CutError: the content is no ONNX model, or the model can only run whole.
         """
         self.content = content
-        self.proto = parse_model(content)
+        self.proto = parse_model(content, proto)
         graph = self.proto.graph
         self.weights = frozenset(
             [tensor.name for tensor in graph.initializer]
@@ -70,20 +70,20 @@ class SourceModel:
     def _find_writers(self) -> dict[str, int]:
         """Check that each tensor has one writer, and that the nodes can run in their order."""
         writer: dict[str, int] = {}
-        known = {"", *self.inputs, *self.weights}
-        if len(known) != 1 + len(self.inputs) + len(self.weights):
+        written = {"", *self.inputs, *self.weights}
+        if len(written) != 1 + len(self.inputs) + len(self.weights):
             raise CutError("model: two inputs have the same name; export it again")
         for index, node in enumerate(self.proto.graph.node):
-            if any(one.HasField("g") or one.graphs for one in node.attribute):
+            if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
                 raise CutError(
                     f"model: node {index} is a {node.op_type}, which is control flow; {WHOLE_ONLY}"
                 )
-            if missing := [name for name in node.input if name not in known]:
+            if missing := [name for name in node.input if name not in written]:
                 raise CutError(f"model: node {index} ({node.op_type}) reads {missing[0]!r} before it is made")
             for name in filter(None, node.output):
-                if name in known:
+                if name in written:
                     raise CutError(f"model: two nodes make the tensor {name!r}; export the model again")
-                known.add(name)
+                written.add(name)
                 writer[name] = index
         return writer
 
@@ -96,22 +96,22 @@ class SourceModel:
         ]
         shapes = {}
         for name in [node.output[0] for node in nodes if not self.is_constant(node.output[0])]:
-            one, two, _ = (values[name] for values in self.samples)
-            if np.array_equal(one, two):
-                shapes[name] = one
-            elif one.ndim and (one[0], two[0]) == (1, 2) and np.array_equal(one[1:], two[1:]):
-                shapes[name] = np.concatenate([[BATCH], one[1:]])
+            single, two, _ = (values[name] for values in self.samples)
+            if np.array_equal(single, two):
+                shapes[name] = single
+            elif single.ndim and (single[0], two[0]) == (1, 2) and np.array_equal(single[1:], two[1:]):
+                shapes[name] = np.concatenate([[BATCH], single[1:]])
         return shapes
 
     def _find_constant_nodes(self) -> frozenset[int]:
-        known = {"", *self.weights}
-        found = set()
+        constants = {"", *self.weights}
+        constant_nodes = set()
         for index, node in enumerate(self.proto.graph.node):
             is_shape = bool(node.output) and node.output[0] in self.shapes
-            if node.op_type not in _RANDOM and (is_shape or all(name in known for name in node.input)):
-                known.update(node.output)
-                found.add(index)
-        return frozenset(found)
+            if node.op_type not in _RANDOM and (is_shape or all(name in constants for name in node.input)):
+                constants.update(node.output)
+                constant_nodes.add(index)
+        return frozenset(constant_nodes)
 
     def is_constant(self, tensor: str) -> bool:
         """Return whether a tensor depends only on weights and shapes."""
@@ -128,14 +128,14 @@ class SourceModel:
         runs: list[Any] = [values.get(tensor) for values in self.samples]
         if not all(map(is_plain, runs)):
             raise CutError(f"model: tensor {tensor!r} is no plain tensor, so it cannot be sent; {WHOLE_ONLY}")
-        one, two, other = runs
-        if not one.ndim == two.ndim == other.ndim:
+        single, two, other = runs
+        if not single.ndim == two.ndim == other.ndim:
             raise CutError(f"model: the rank of tensor {tensor!r} depends on the data; {WHOLE_ONLY}")
         shape: list[int | str] = []
-        for axis, sizes in enumerate(zip(one.shape, two.shape, other.shape, strict=True)):
+        for axis, sizes in enumerate(zip(single.shape, two.shape, other.shape, strict=True)):
             symbol = "N" if (axis, *sizes) == (0, 1, 2, 1) else f"{tensor}_{axis}"
             shape.append(sizes[0] if len(set(sizes)) == 1 else symbol)
-        return TensorSpec(tensor, one.dtype.name, tuple(shape))
+        return TensorSpec(tensor, single.dtype.name, tuple(shape))
 
     def sent_spec(self, tensor: str) -> TensorSpec:
         """Return dtype and shape of a tensor that crosses the link; only its axis 0 can be free.
@@ -143,8 +143,11 @@ class SourceModel:
         Raises:
             CutError: the tensor is not a plain one, or its shape depends on more than the batch.
         """
-        spec, (one, _, other) = self.spec(tensor), self.samples
-        if any(isinstance(size, str) for size in spec.shape[1:]) or one[tensor].shape != other[tensor].shape:
+        spec, (single, _, other) = self.spec(tensor), self.samples
+        if (
+            any(isinstance(size, str) for size in spec.shape[1:])
+            or single[tensor].shape != other[tensor].shape
+        ):
             raise CutError(
                 f"model: the size of tensor {tensor!r} {list(spec.shape)} depends on more than the batch, so"
                 f" it cannot be sent; {WHOLE_ONLY}"
@@ -161,15 +164,15 @@ class SourceModel:
             CutError: an input has a free size that is not the batch, or onnxruntime does not run the model.
         """
         symbols = self._free_symbols
-        one = self.run_all({})
-        two = self.run_all(dict.fromkeys(symbols, 2)) if symbols else one
+        single = self.run_all({})
+        two = self.run_all(dict.fromkeys(symbols, 2)) if symbols else single
         if len(symbols) > 1 and self._try({name: 2 + number for number, name in enumerate(symbols)}):
             raise CutError(
                 f"model: {', '.join(symbols)} are free independently of each other, expected one batch; fix"
                 f" all but one and cut again, otherwise {WHOLE_ONLY}"
             )
-        other = self._try({}, varied=True) or one
-        return one, two, other
+        other = self._try({}, varied=True) or single
+        return single, two, other
 
     @cached_property
     def _free_symbols(self) -> tuple[str, ...]:
@@ -223,12 +226,12 @@ class SourceModel:
             ]
             dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
             is_float = dtype.kind == "f"
-            made = stream.random(shape) if is_float else stream.integers(0, _INTEGER_SIZES, shape)
-            feeds[value.name] = np.asarray(made).astype(dtype)
+            generated = stream.random(shape) if is_float else stream.integers(0, _INTEGER_SIZES, shape)
+            feeds[value.name] = np.asarray(generated).astype(dtype)
             if varied:
                 feeds[value.name] = vary_values(feeds[value.name], 0)
         try:
-            names = [one.name for one in self._traced.get_outputs()]
+            names = [output.name for output in self._traced.get_outputs()]
             values = self._traced.run(names, feeds)
         except Exception as cause:  # its exceptions have no other common base
             batch = next(iter(sizes.values()), 1)
@@ -254,8 +257,8 @@ class SourceModel:
         )
 
 
-def parse_model(content: bytes) -> onnx.ModelProto:
-    """Return a model that can be extracted, at least whole.
+def parse_model(content: bytes, proto: onnx.ModelProto | None = None) -> onnx.ModelProto:
+    """Return a model that can be extracted, at least whole; `proto` is the model if it is parsed already.
 
     Raises:
         CutError: it is no ONNX model, is too large or empty, or has weights in other files.
@@ -263,7 +266,7 @@ def parse_model(content: bytes) -> onnx.ModelProto:
     if len(content) > MAX_MODEL_BYTES:
         raise CutError(f"model: {len(content)} bytes, the most for a cut is {MAX_MODEL_BYTES}; {WHOLE_ONLY}")
     try:
-        proto = onnx.load_from_string(content)
+        proto = onnx.load_from_string(content) if proto is None else proto
     except DecodeError as cause:
         raise CutError(f"model: no ONNX model: {cause}; give the content of a .onnx file") from cause
     if not proto.graph.node:

@@ -106,29 +106,36 @@ def split_model(
     ]
     head_outputs = [name for name in whole.outputs if name not in tail_outputs]
     crossing = _crossing(whole, device, server, tail_outputs)
-    opset = next(one.version for one in whole.proto.opset_import if one.domain in _DEFAULT_DOMAINS)
+    opset = next(opset.version for opset in whole.proto.opset_import if opset.domain in _DEFAULT_DOMAINS)
     specs = {name: whole.sent_spec(name) for name in crossing}
     coded = {name: code_tensor(specs[name], coding, opset) for name in crossing}
     outputs = {name: whole.spec(name) for name in tail_outputs}
     # The coding of an upload is that of its input alone.
     replied = {name: code_reply(spec, coding, opset) if device else None for name, spec in outputs.items()}
-    _check_names(whole, [one for one in (*coded.values(), *replied.values()) if one is not None])
+    _check_names(whole, [tensor for tensor in (*coded.values(), *replied.values()) if tensor is not None])
     sent = tuple(
-        spec for name, one in coded.items() for spec in ((specs[name],) if one is None else one.sent)
+        spec for name, tensor in coded.items() for spec in ((specs[name],) if tensor is None else tensor.sent)
     )
     builder = _Builder(whole, weights_path)
     head = None
     if device or head_outputs or any(coded.values()):
-        made = [*sent, *(whole.spec(name) for name in head_outputs if name not in {s.name for s in sent})]
-        encoders = [one.encode for one in coded.values() if one is not None]
-        head = builder.build(device, made, after=encoders)
+        head_specs = [
+            *sent,
+            *(whole.spec(name) for name in head_outputs if name not in {s.name for s in sent}),
+        ]
+        encoders = [tensor.encode for tensor in coded.values() if tensor is not None]
+        head = builder.build(device, head_specs, after=encoders)
     tail = builder.build(
         server,
-        [spec for name, one in replied.items() for spec in ((outputs[name],) if one is None else one.sent)],
+        [
+            spec
+            for name, tensor in replied.items()
+            for spec in ((outputs[name],) if tensor is None else tensor.sent)
+        ],
         inputs=sent,
-        after=[one.encode for one in replied.values() if one is not None],
-        before=[one.decode for one in coded.values() if one is not None],
-        renamed={name: one.restored for name, one in coded.items() if one is not None},
+        after=[tensor.encode for tensor in replied.values() if tensor is not None],
+        before=[tensor.decode for tensor in coded.values() if tensor is not None],
+        renamed={name: tensor.restored for name, tensor in coded.items() if tensor is not None},
     )
     codes = coding.codes_of(list(specs.values()))
     return SplitModels(head, tail, sent, tuple(crossing), codes, _decoder(replied, outputs))
@@ -136,15 +143,15 @@ def split_model(
 
 def _decoder(replied: Mapping[str, CodedTensor | None], outputs: Mapping[str, TensorSpec]) -> Part | None:
     """Return the model that restores the coded outputs under their own names."""
-    coded = {name: one for name, one in replied.items() if one is not None}
+    coded = {name: tensor for name, tensor in replied.items() if tensor is not None}
     if not coded:
         return None
-    for name, one in coded.items():
-        one.decode.add("Identity", [one.restored], name)
-    inputs = tuple(spec for one in coded.values() for spec in one.sent)
-    made = tuple(outputs[name] for name in coded)
-    content = build_model([one.decode for one in coded.values()], inputs, made)
-    return Part(content, inputs, made, reads_weights=False)
+    for name, tensor in coded.items():
+        tensor.decode.add("Identity", [tensor.restored], name)
+    inputs = tuple(spec for tensor in coded.values() for spec in tensor.sent)
+    specs = tuple(outputs[name] for name in coded)
+    content = build_model([tensor.decode for tensor in coded.values()], inputs, specs)
+    return Part(content, inputs, specs, reads_weights=False)
 
 
 def whole_upload(
@@ -167,36 +174,38 @@ def whole_upload(
 def _upload_as_it_is(content: bytes, coding: Coding, weights_path: str) -> SplitModels:
     """Return the upload of a model of which only inputs and outputs are known."""
     proto = parse_model(content)
-    weights = {one.name for one in proto.graph.initializer}
-    weights |= {one.values.name for one in proto.graph.sparse_initializer}
-    inputs = [_read_spec(one) for one in proto.graph.input if one.name not in weights]
-    known = onnx.shape_inference.infer_shapes(proto).graph.output
-    outputs = tuple(_read_spec(one) for one in known)
-    opset = next(one.version for one in proto.opset_import if one.domain in _DEFAULT_DOMAINS)
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    weights |= {sparse.values.name for sparse in proto.graph.sparse_initializer}
+    inputs = [_read_spec(value) for value in proto.graph.input if value.name not in weights]
+    inferred = onnx.shape_inference.infer_shapes(proto).graph.output
+    outputs = tuple(_read_spec(value) for value in inferred)
+    opset = next(opset.version for opset in proto.opset_import if opset.domain in _DEFAULT_DOMAINS)
     coded = [(spec, code_tensor(spec, coding, opset)) for spec in inputs]
-    sent = tuple(each for spec, one in coded for each in ((spec,) if one is None else one.sent))
+    sent = tuple(part for spec, tensor in coded for part in ((spec,) if tensor is None else tensor.sent))
     file = _WeightsFile(content, weights_path)
-    stored = [file.refer(one) for one in proto.graph.initializer]
+    stored = [file.refer(tensor) for tensor in proto.graph.initializer]
     nodes = list(proto.graph.node)
     for part in ("node", "initializer", "input"):
         proto.graph.ClearField(part)
-    taken = [spec for spec, one in coded if one is not None]
-    coders = [one for _, one in coded if one is not None]
-    for spec, one in zip(taken, coders, strict=True):
-        one.decode.add("Identity", [one.restored], spec.name)
-        proto.graph.node.extend(one.decode.nodes)
-        proto.graph.initializer.extend(one.decode.constants)
+    coded_inputs = [spec for spec, tensor in coded if tensor is not None]
+    coders = [tensor for _, tensor in coded if tensor is not None]
+    for spec, coder in zip(coded_inputs, coders, strict=True):
+        coder.decode.add("Identity", [coder.restored], spec.name)
+        proto.graph.node.extend(coder.decode.nodes)
+        proto.graph.initializer.extend(coder.decode.constants)
     proto.graph.node.extend(nodes)
     proto.graph.initializer.extend(stored)
     proto.graph.input.extend(map(describe, sent))
-    reads_weights = any(one.data_location == onnx.TensorProto.EXTERNAL for one in stored)
+    reads_weights = any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in stored)
     tail = Part(proto.SerializeToString(deterministic=True), sent, outputs, reads_weights)
     head = None
     if coders:
-        coding_model = build_model([one.encode for one in coders], taken, [s for o in coders for s in o.sent])
-        made = tuple(each for one in coders for each in one.sent)
-        head = Part(coding_model, tuple(taken), made, reads_weights=False)
-    return SplitModels(head, tail, sent, tuple(spec.name for spec in inputs), coding.codes_of(taken))
+        coding_model = build_model(
+            [coder.encode for coder in coders], coded_inputs, [s for o in coders for s in o.sent]
+        )
+        sent_codes = tuple(spec for coder in coders for spec in coder.sent)
+        head = Part(coding_model, tuple(coded_inputs), sent_codes, reads_weights=False)
+    return SplitModels(head, tail, sent, tuple(spec.name for spec in inputs), coding.codes_of(coded_inputs))
 
 
 def _read_spec(value: onnx.ValueInfoProto) -> TensorSpec:
@@ -244,14 +253,14 @@ def _sides(whole: SourceModel, device_nodes: Collection[int]) -> tuple[list[int]
 def _widening(whole: SourceModel, device: Sequence[int], server: Sequence[int]) -> set[int]:
     """DequantizeLinear nodes of the device that the server also runs: it gets the 8-bit tensors they read."""
     read = {name for index in server for name in whole.proto.graph.node[index].input}
-    found = set()
+    widening = set()
     for index in device:
         node = whole.proto.graph.node[index]
         if node.op_type != "DequantizeLinear" or set(node.output) & set(whole.outputs):
             continue
         if node.output[0] in read and all(whole.is_constant(name) for name in node.input[1:] if name):
-            found.add(index)
-    return found
+            widening.add(index)
+    return widening
 
 
 def _needed(whole: SourceModel) -> list[int]:
@@ -271,22 +280,24 @@ def _crossing(
     whole: SourceModel, device: Sequence[int], server: Sequence[int], outputs: Sequence[str]
 ) -> list[str]:
     """Tensors that the server reads or returns and does not make: inputs, and what the device makes."""
-    made = {name for index in server for name in whole.proto.graph.node[index].output}
+    written = {name for index in server for name in whole.proto.graph.node[index].output}
     read = {name for index in server for name in whole.proto.graph.node[index].input if name} | {*outputs}
     crossing = [name for name in whole.inputs if name in read]
     for index in device:
-        crossing += [name for name in whole.proto.graph.node[index].output if name in read - made]
+        crossing += [name for name in whole.proto.graph.node[index].output if name in read - written]
     if not crossing:
         raise CutError(f"cut: the server would get nothing; {WHOLE_ONLY}")
     return crossing
 
 
 def _check_names(whole: SourceModel, coded: Iterable[CodedTensor]) -> None:
-    known = {*whole.weights, *whole.inputs, *whole.writer}
-    for one in coded:
-        added = [name for nodes in (one.encode, one.decode) for node in nodes.nodes for name in node.output]
-        if taken := known & set(added):
-            raise CutError(f"cut: the model has a tensor {min(taken)!r} already; rename it and cut again")
+    existing = {*whole.weights, *whole.inputs, *whole.writer}
+    for tensor in coded:
+        added = [
+            name for nodes in (tensor.encode, tensor.decode) for node in nodes.nodes for name in node.output
+        ]
+        if clashes := existing & set(added):
+            raise CutError(f"cut: the model has a tensor {min(clashes)!r} already; rename it and cut again")
 
 
 class _WeightsFile:
@@ -294,17 +305,17 @@ class _WeightsFile:
 
     def __init__(self, content: bytes, path: str) -> None:
         self._content, self._path = content, path
-        self._places: dict[str, tuple[int, int] | None] = {}
+        self._locations: dict[str, tuple[int, int] | None] = {}
         self._cursor = 0
 
     def refer(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
         """Return a weight as external data in the file, or unchanged if it is small or not in the file."""
-        place = self._find(tensor)
-        if place is None:
+        location = self._find(tensor)
+        if location is None:
             return tensor
         external = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
         external.data_location = onnx.TensorProto.EXTERNAL
-        for key, value in (("location", self._path), ("offset", place[0]), ("length", place[1])):
+        for key, value in (("location", self._path), ("offset", location[0]), ("length", location[1])):
             external.external_data.add(key=key, value=str(value))
         return external
 
@@ -314,8 +325,8 @@ class _WeightsFile:
         Any equal bytes will do, so a search cannot be wrong. Weights lie in the order of the graph, so the
         search continues where the last one ended.
         """
-        if tensor.name not in self._places:
-            self._places[tensor.name] = None
+        if tensor.name not in self._locations:
+            self._locations[tensor.name] = None
             if tensor.data_type != onnx.TensorProto.STRING:
                 data = tensor.raw_data or numpy_helper.to_array(tensor).tobytes()
                 if len(data) > _SMALL_BYTES:
@@ -324,8 +335,8 @@ class _WeightsFile:
                         offset = self._content.find(data)
                     if offset >= 0:
                         self._cursor = offset
-                        self._places[tensor.name] = (offset, len(data))
-        return self._places[tensor.name]
+                        self._locations[tensor.name] = (offset, len(data))
+        return self._locations[tensor.name]
 
 
 class _Builder:
@@ -356,8 +367,8 @@ class _Builder:
             renamed: names that its own nodes read under another name.
         """
         whole, graph = self._whole, self._whole.proto.graph
-        wanted = {spec.name for spec in outputs}
-        read = {name for index in indices for name in graph.node[index].input} | wanted
+        output_names = {spec.name for spec in outputs}
+        read = {name for index in indices for name in graph.node[index].input} | output_names
         read |= {name for nodes in after for node in nodes.nodes for name in node.input}
         constants = self._constants(read)
         shapes = sorted({graph.node[index].output[0] for index in constants} & {*whole.shapes})
@@ -367,7 +378,7 @@ class _Builder:
             inputs = [whole.spec(name) for name in whole.inputs if name in read]
             if any(BATCH in whole.shapes[name] for name in shapes) and not _find_batch(inputs):
                 specs = [whole.spec(name) for name in whole.inputs]
-                inputs += [one for one in specs if _find_batch([one])][:1]
+                inputs += [spec for spec in specs if _find_batch([spec])][:1]
         part = onnx.ModelProto()
         part.CopyFrom(_without_graph(whole.proto))
         part.graph.name = graph.name or "part"
@@ -392,15 +403,15 @@ class _Builder:
 
     def _constants(self, read: set[str]) -> list[int]:
         """The constant nodes that make the tensors that are read."""
-        found: set[int] = set()
+        constants: set[int] = set()
         waiting = list(read)
         while waiting:
             name = waiting.pop()
             index = self._whole.writer.get(name)
-            if index is not None and index in self._whole.constant_nodes and index not in found:
-                found.add(index)
+            if index is not None and index in self._whole.constant_nodes and index not in constants:
+                constants.add(index)
                 waiting += [] if name in self._whole.shapes else self._whole.proto.graph.node[index].input
-        return sorted(found)
+        return sorted(constants)
 
     def _add_weights(self, part: onnx.ModelProto, read: set[str]) -> bool:
         graph, is_external = self._whole.proto.graph, False
@@ -414,7 +425,7 @@ class _Builder:
             sparse for sparse in graph.sparse_initializer if sparse.values.name in read
         )
         part.graph.quantization_annotation.extend(
-            one for one in graph.quantization_annotation if one.tensor_name in read
+            annotation for annotation in graph.quantization_annotation if annotation.tensor_name in read
         )
         return is_external
 
@@ -423,7 +434,7 @@ class _Builder:
         """Drop local functions that no node calls any more."""
         called = {(node.domain, node.op_type) for node in part.graph.node}
         while True:
-            bodies = [one for one in part.functions if (one.domain, one.name) in called]
+            bodies = [function for function in part.functions if (function.domain, function.name) in called]
             more = called | {(node.domain, node.op_type) for body in bodies for node in body.node}
             if more == called:
                 break

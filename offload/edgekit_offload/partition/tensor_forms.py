@@ -28,35 +28,34 @@ _ARITHMETIC: Final = frozenset(  # with constants
 _SHAPES: Final = frozenset({"Shape", "Size"})  # what they make depends on no value
 
 
-def find_forms(content: bytes, tensors: Iterable[str]) -> frozenset[str]:
+def find_forms(graph: onnx.GraphProto, tensors: Iterable[str]) -> frozenset[str]:
     """Return tensors of a model with all others that hold their values in another form.
 
     Args:
-        content: the ONNX model; its nodes stand in an order in which they can run.
+        graph: the graph of a model; its nodes stand in an order in which they can run.
         tensors: names of inputs, or of what nodes write.
     """
-    graph = onnx.load_from_string(content).graph
-    constants = {one.name for one in graph.initializer}
-    held = set(tensors)
+    constants = {tensor.name for tensor in graph.initializer}
+    forms = set(tensors)
     for node in graph.node:
         read = {tensor for tensor in node.input if tensor and tensor not in constants}
         if not read or node.op_type in _SHAPES:
-            constants |= set(node.output) - held
-        elif _holds_values(node, read, held):
-            held |= {tensor for tensor in node.output if tensor}
-    return frozenset(held)
+            constants |= set(node.output) - forms
+        elif _holds_values(node, read, forms):
+            forms |= {tensor for tensor in node.output if tensor}
+    return frozenset(forms)
 
 
-def _holds_values(node: onnx.NodeProto, read: set[str], held: set[str]) -> bool:
-    """Return whether a node makes another form of a tensor that is held.
+def _holds_values(node: onnx.NodeProto, read: set[str], forms: set[str]) -> bool:
+    """Return whether a node makes another form of one of these tensors.
 
     Args:
         node: the node.
         read: the tensors that it reads; constants are not among them.
-        held: tensors with their forms.
+        forms: tensors with their forms.
     """
     if node.op_type == "Concat":
-        return bool(read & held)
+        return bool(read & forms)
     if node.op_type in _MOVES or node.op_type in _RECODES:
-        return node.input[0] in held
-    return node.op_type in _ARITHMETIC and len(read) == 1 and read <= held
+        return node.input[0] in forms
+    return node.op_type in _ARITHMETIC and len(read) == 1 and read <= forms

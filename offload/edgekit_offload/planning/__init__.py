@@ -1,1 +1,1 @@
-"""Plans: the ways to run a model on device and server that are best somewhere, from measured costs."""
+"""Plans: the candidates to run a model on device and server that are best somewhere, from measured costs."""

@@ -15,8 +15,9 @@ import onnx
 import onnx.compose
 from numpy.typing import ArrayLike, NDArray
 
+from edgekit_offload.partition.opened_model import Feeds, OpenedModel
 from edgekit_offload.partition.split import Part, SplitModels
-from edgekit_offload.planning.codings import Feeds, find_probabilities, open_model, run_seconds
+from edgekit_offload.planning.codings import find_probabilities
 from edgekit_offload.planning.envelope import Score, score_all
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.offload.cut_table import Escalation, OffloadPlan
@@ -219,14 +220,14 @@ class CascadeInputs:
             probabilities are found.
     """
 
-    small: bytes
+    small: OpenedModel
     agreement: float
     feeds: Sequence[Feeds]
     classes: Collection[str] = ()
 
 
 def plan_cascade(
-    large: bytes, inputs: CascadeInputs, upload: OffloadPlan, slowdown: float
+    large: OpenedModel, inputs: CascadeInputs, upload: OffloadPlan, slowdown: float
 ) -> tuple[OffloadPlan, Cascade] | CascadeRefusal:
     """Return the cascade that escalates by an upload, or why there is none.
 
@@ -245,7 +246,7 @@ def plan_cascade(
         return CascadeRefusal(f"{cause}.")
     if not isinstance(cascade, Cascade):
         return cascade
-    small_s = run_seconds(inputs.small, inputs.feeds[0]) * slowdown
+    small_s = inputs.small.run_seconds(inputs.feeds[0]) * slowdown
     sent, share = upload.costs, cascade.escalation.share
     head_s = 0.0 if upload.head is None else sent.device_s - sent.compress_s - sent.request_s
     costs = replace(
@@ -260,17 +261,19 @@ def plan_cascade(
     return planned, cascade
 
 
-def _confirm(large: bytes, inputs: CascadeInputs) -> Cascade | CascadeRefusal:
+def _confirm(large: OpenedModel, inputs: CascadeInputs) -> Cascade | CascadeRefusal:
     """Run both models on the samples, and return the threshold."""
-    sessions = [open_model(inputs.small), open_model(large)]
-    outputs = [[one.name for one in session.get_outputs()] for session in sessions]
+    sessions = [inputs.small.session, large.session]
+    outputs = [[output.name for output in session.get_outputs()] for session in sessions]
     if any(len(names) != 1 for names in outputs):
         raise CutError(f"both models need one output, they have {outputs[0]} and {outputs[1]}")
-    taken = [{one.name for one in session.get_inputs()} for session in sessions]
-    if taken[0] != taken[1]:
-        raise CutError(f"the small model takes {sorted(taken[0])}, the large one {sorted(taken[1])}")
+    input_names = [{value.name for value in session.get_inputs()} for session in sessions]
+    if input_names[0] != input_names[1]:
+        raise CutError(
+            f"the small model takes {sorted(input_names[0])}, the large one {sorted(input_names[1])}"
+        )
     try:
-        rows = [[session.run(None, dict(one))[0] for one in inputs.feeds] for session in sessions]
+        rows = [[session.run(None, dict(sample))[0] for sample in inputs.feeds] for session in sessions]
         small, scores = map(np.concatenate, rows)
     except Exception as cause:  # onnxruntime's errors have no common base class of their own
         reason = str(cause).strip().splitlines()[0]
@@ -278,7 +281,7 @@ def _confirm(large: bytes, inputs: CascadeInputs) -> Cascade | CascadeRefusal:
             f"A sample does not run in both models, which need the same inputs: {reason}"
         ) from cause
     name = outputs[1][0]
-    if name not in {*inputs.classes, *find_probabilities([{name: one} for one in rows[1]])}:
+    if name not in {*inputs.classes, *find_probabilities([{name: scores} for scores in rows[1]])}:
         raise CutError(
             f"a cascade agrees with the large model by the class alone, and output '{name}' is not known to"
             f" hold scores of classes; --classes {name} states it"
@@ -322,19 +325,21 @@ def cascade_split(small: bytes, output: str, upload: SplitModels) -> SplitModels
         CutError: the small model and the coding cannot be in one graph.
     """
     model = onnx.load_from_string(small)
-    inputs_of_small, made = [one.name for one in model.graph.input], model.graph.output[0].name
+    inputs_of_small, output_of_small = [value.name for value in model.graph.input], model.graph.output[0].name
     model = onnx.compose.add_prefix(model, _PREFIX)
-    renamed = {f"{_PREFIX}{name}": name for name in inputs_of_small} | {f"{_PREFIX}{made}": output}
+    renamed = {f"{_PREFIX}{name}": name for name in inputs_of_small} | {f"{_PREFIX}{output_of_small}": output}
     for node in model.graph.node:
         node.input[:] = [renamed.get(name, name) for name in node.input]
         node.output[:] = [renamed.get(name, name) for name in node.output]
     for value in (*model.graph.input, *model.graph.output):
         value.name = renamed.get(value.name, value.name)
-    outputs: tuple[TensorSpec, ...] = (next(one for one in upload.tail.outputs if one.name == output),)
+    outputs: tuple[TensorSpec, ...] = (next(spec for spec in upload.tail.outputs if spec.name == output),)
     inputs = upload.head.inputs if upload.head is not None else upload.tail.inputs
     if upload.head is not None:
         coding = onnx.load_from_string(upload.head.content)
-        versions = [{one.domain: one.version for one in each.opset_import} for each in (model, coding)]
+        versions = [
+            {opset.domain: opset.version for opset in proto.opset_import} for proto in (model, coding)
+        ]
         if versions[0].get("") != versions[1].get(""):
             raise CutError(
                 f"cascade: the models have the opsets {versions[0]} and {versions[1]}; convert one"

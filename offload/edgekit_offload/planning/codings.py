@@ -7,23 +7,27 @@ Times are this machine's, scaled, until the cuts themselves are measured.
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 
 import numpy as np
-import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
 from edgekit_offload.cuts.kernel_graph import KernelGraph
-from edgekit_offload.partition.coding import CodedTensor, Coding, build_model, code_reply, code_tensor
+from edgekit_offload.partition.coding import (
+    CUT_CODINGS,
+    CodedTensor,
+    Coding,
+    build_model,
+    code_tensor,
+    codes_reply,
+)
+from edgekit_offload.partition.opened_model import Feeds, OpenedModel, open_model
 from edgekit_offload.planning.costs import TENSOR_BYTES, CodedTensors
-from edgekit_runtime.errors import CutError
-from edgekit_runtime.offload.measurement.job_runner import PAUSE_S
 from edgekit_runtime.tensors import Array, TensorSpec
 
-FAMILIES: Final = ("raw", "int8", "int4")
 COMPRESSION_PAYS: Final = 0.95  # share of the uncompressed size; above, compression is left out
 _TENSOR: Final = "tensor"  # its name in sessions that only code
 # What is coded of a tensor: of each sample at most so many values, spread over it, and no further samples
@@ -34,10 +38,6 @@ _ENOUGH_BYTES: Final = 5e5
 _RECORDED_BYTES: Final = 1e9  # of all tensors; then no further sample is run
 _OPSET: Final = 17  # codings are the same in all opsets
 _ZSTD_LEVEL: Final = 1
-_WARMUP: Final = 2
-_ROUNDS: Final = 5
-
-Feeds: TypeAlias = Mapping[str, Array]
 _LEAST_CLASSES: Final = 2
 
 
@@ -70,23 +70,25 @@ def compare_answers(answers: Feeds, expected: Feeds, classes: Collection[str]) -
         classes: outputs that hold scores of classes in their last axis. The shape does not show it: boxes, a
             forecast and an embedding have the same shape.
     """
-    found = []
+    changes = []
     for name, right in expected.items():
         if name in classes and answers[name].shape == right.shape and _has_rows(right):
-            found.append(_compare_scores(answers[name], right))
+            changes.append(_compare_scores(answers[name], right))
         elif not np.array_equal(answers[name], right, equal_nan=right.dtype.kind == "f"):
             return None
-    return max(found, key=lambda one: (one.loss, one.changed), default=AnswerChange(0.0, 0.0))
+    return max(changes, key=lambda change: (change.loss, change.changed), default=AnswerChange(0.0, 0.0))
 
 
 def average_changes(changes: Sequence[AnswerChange | None]) -> AnswerChange | None:
     """Return the mean over samples with the standard error of the loss; None where one is unknown."""
-    known = [one for one in changes if one is not None]
-    if len(known) < len(changes):
+    known_changes = [change for change in changes if change is not None]
+    if len(known_changes) < len(changes):
         return None
-    losses = [one.loss for one in known]
+    losses = [change.loss for change in known_changes]
     error = statistics.stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else 0.0
-    return AnswerChange(statistics.fmean(one.changed for one in known), statistics.fmean(losses), error)
+    return AnswerChange(
+        statistics.fmean(change.changed for change in known_changes), statistics.fmean(losses), error
+    )
 
 
 def find_probabilities(outputs: Sequence[Feeds]) -> frozenset[str]:
@@ -94,7 +96,7 @@ def find_probabilities(outputs: Sequence[Feeds]) -> frozenset[str]:
     return frozenset(
         name
         for name in outputs[0]
-        if all(_has_rows(one[name]) and _are_probabilities(one[name]) for one in outputs)
+        if all(_has_rows(sample[name]) and _are_probabilities(sample[name]) for sample in outputs)
     )
 
 
@@ -103,7 +105,7 @@ def _has_rows(scores: Array) -> bool:
 
 
 def _compare_scores(answers: Array, expected: Array) -> AnswerChange:
-    best, other = (one.argmax(axis=-1)[..., np.newaxis] for one in (expected, answers))
+    best, other = (scores.argmax(axis=-1)[..., np.newaxis] for scores in (expected, answers))
     probabilities = _probabilities(expected.astype(np.float64))
     lost = np.take_along_axis(probabilities, best, -1) - np.take_along_axis(probabilities, other, -1)
     return AnswerChange(float((best != other).mean()), float(lost.mean()))
@@ -122,7 +124,7 @@ def _are_probabilities(scores: Array) -> bool:
 
 
 def measure_codings(
-    model: bytes,
+    model: OpenedModel,
     graph: KernelGraph,
     feeds: Sequence[Feeds],
     *,
@@ -132,7 +134,7 @@ def measure_codings(
     """Return size and times of every tensor of a graph in each family of codings, as means over the samples.
 
     Args:
-        model: the ONNX model.
+        model: the model.
         graph: its kernels; tensors have their names in the model.
         feeds: samples, one request each.
         device_slowdown: time of the device as a multiple of this machine's.
@@ -141,36 +143,38 @@ def measure_codings(
     Raises:
         CutError: the model does not run on a sample.
     """
-    sizes = {family: np.zeros(len(graph.tensors)) for family in FAMILIES}
+    sizes = {family: np.zeros(len(graph.tensors)) for family in CUT_CODINGS}
     raw_bytes, coded_bytes = np.zeros(len(graph.tensors)), np.zeros(len(graph.tensors))
-    spent_s, recorded_bytes = dict.fromkeys(FAMILIES, 0.0), 0
-    codecs = {family: TensorCodec(family) for family in FAMILIES}
-    reply_bytes = {family: np.zeros(len(graph.tensors)) for family in FAMILIES}
+    spent_s, recorded_bytes = dict.fromkeys(CUT_CODINGS, 0.0), 0
+    codecs = {family: TensorCodec(family) for family in CUT_CODINGS}
+    reply_bytes = {family: np.zeros(len(graph.tensors)) for family in CUT_CODINGS}
     counts = np.zeros(len(graph.tensors))
-    is_coded = {family: np.zeros(len(graph.tensors), np.bool_) for family in FAMILIES}
+    is_coded = {family: np.zeros(len(graph.tensors), np.bool_) for family in CUT_CODINGS}
     compressed_bytes(np.zeros(1))  # the first call may import
-    for arrays in _record(model, graph, feeds):
+    for arrays in model.record(graph.tensors, feeds):
         recorded_bytes += sum(array.nbytes for array in arrays)
         rows = np.flatnonzero(coded_bytes < _ENOUGH_BYTES)
         parts_of = {row: _take_part(arrays[row]) for row in rows}
         coded_bytes[rows] += [part.nbytes for part in parts_of.values()]
         raw_bytes[rows] += [arrays[row].nbytes for row in rows]
         counts[rows] += 1
-        for family, codec in codecs.items():
-            for row, array in parts_of.items():
+        for row, array in parts_of.items():
+            scale = arrays[row].nbytes / max(array.nbytes, 1)
+            encoded: dict[str, tuple[Array, ...]] = {}
+            for family, codec in codecs.items():
                 is_coded[family][row] |= codec.codes(array)  # opens the session before the clock starts
                 begin_s = time.perf_counter()
-                parts = codec.encode(array)
+                encoded[family] = parts = codec.encode(array)
                 body = np.concatenate([part.reshape(-1).view(np.uint8) for part in parts])
-                scale = arrays[row].nbytes / max(array.nbytes, 1)
                 sizes[family][row] += compressed_bytes(body) * scale + TENSOR_BYTES * (len(parts) - 1)
                 spent_s[family] += time.perf_counter() - begin_s
-                reply = codecs["int8"].encode(array) if _codes_reply(arrays[row], family) else (array,)
+            for family in codecs:
+                reply = encoded["int8"] if _codes_reply(arrays[row], family) else (array,)
                 reply_bytes[family][row] += sum(part.nbytes for part in reply) * scale
         if recorded_bytes > _RECORDED_BYTES:
             break
     codings = {}
-    for family in FAMILIES:
+    for family in CUT_CODINGS:
         coded_s = raw_bytes / counts * (spent_s[family] / max(float(coded_bytes.sum()), 1.0))
         names = tuple(family if coded else "raw" for coded in is_coded[family])
         sent_bytes = sizes[family] / counts
@@ -186,7 +190,7 @@ def measure_codings(
 
 def _codes_reply(array: Array, family: str) -> bool:
     spec = TensorSpec(_TENSOR, array.dtype.name, ("N", *array.shape[1:]))
-    return array.ndim > 1 and code_reply(spec, TensorCodec(family).coding, _OPSET) is not None
+    return array.ndim > 1 and codes_reply(spec, TensorCodec(family).coding)
 
 
 def _take_part(array: Array) -> Array:
@@ -209,7 +213,7 @@ class TensorCodec:
     """
 
     def __init__(self, family: str) -> None:
-        self.coding = Coding("int8" if family == "int8" else "int4" if family == "int4" else "raw")
+        self.coding = Coding(family if family in CUT_CODINGS else "raw")
         self._coded: dict[tuple[int, ...], CodedTensor | None] = {}
         self._sessions: dict[tuple[str, tuple[int, ...]], onnxruntime.InferenceSession] = {}
 
@@ -229,7 +233,7 @@ class TensorCodec:
         session = self._open("decode", array)
         if session is None:
             return array
-        names = [one.name for one in session.get_inputs()]
+        names = [value.name for value in session.get_inputs()]
         (restored,) = session.run(None, dict(zip(names, self.encode(array), strict=True)))
         return np.asarray(restored)
 
@@ -266,54 +270,3 @@ def compressed_bytes(array: Array) -> int:
         return array.nbytes
     packed = len(zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(np.ascontiguousarray(array).tobytes()))
     return packed if packed < COMPRESSION_PAYS * array.nbytes else array.nbytes
-
-
-def run_seconds(model: bytes, feeds: Feeds) -> float:
-    """Return the median time of a model's run on this machine."""
-    session = open_model(model)
-    return median_s(lambda: session.run(None, dict(feeds)))
-
-
-def median_s(call: Callable[[], object]) -> float:
-    """Return the median time of a call on this machine after a pause, as machines measure models.
-
-    The first calls, which may import, do not count.
-    """
-    times = []
-    for _ in range(_WARMUP + _ROUNDS):
-        time.sleep(PAUSE_S)
-        begin_s = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begin_s)
-    return statistics.median(times[_WARMUP:])
-
-
-def open_model(
-    model: bytes, settings: onnxruntime.SessionOptions | None = None
-) -> onnxruntime.InferenceSession:
-    """Return a session of a model on the processor of this machine.
-
-    Raises:
-        CutError: onnxruntime refuses it.
-    """
-    try:
-        return onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
-    except Exception as cause:  # its exceptions have no other common base
-        raise CutError(f"onnxruntime refused the model: {cause}") from cause
-
-
-def _record(model: bytes, graph: KernelGraph, feeds: Sequence[Feeds]) -> Iterator[list[Array]]:
-    """Yield the value of every tensor of the graph for each request, in the graph's order."""
-    inputs = set(graph.inputs)
-    proto = onnx.load_from_string(model)
-    outputs = {one.name for one in proto.graph.output}
-    written = [tensor for tensor in graph.tensors if tensor not in inputs]
-    proto.graph.output.extend(onnx.ValueInfoProto(name=tensor) for tensor in written if tensor not in outputs)
-    session = open_model(proto.SerializeToString())
-    for one in feeds:
-        try:
-            results = session.run(written, dict(one)) if written else []
-        except Exception as cause:  # as above
-            raise CutError(f"the model does not run on a sample: {cause}") from cause
-        values = {**one, **dict(zip(written, results, strict=True))}
-        yield [np.asarray(values[tensor]) for tensor in graph.tensors]

@@ -2,7 +2,7 @@
 
 Three rules avoid mistakes: the input is sent like any other tensor that the server needs; a round trip is
 paid once for each request that uses the link; outputs made on the server come back. TCP's slow start is not
-linear, so `latency_model` adds it when ways are compared.
+linear, so `latency_model` adds it when candidates are compared.
 """
 
 from collections.abc import Mapping
@@ -97,6 +97,7 @@ class GraphCosts:
         weight_bytes: float64 [weights], sizes.
         weight_readers: bool [kernels, weights], whether a kernel needs a weight.
         codings: family of codings -> size and times of each tensor in it; `raw` is always there.
+        nodes: for each kernel the numbers of its nodes in the model, see `PlanningGraph`.
     """
 
     graph: KernelGraph
@@ -105,14 +106,15 @@ class GraphCosts:
     weight_bytes: NDArray[np.float64]
     weight_readers: NDArray[np.bool_]
     codings: Mapping[str, CodedTensors]
+    nodes: tuple[tuple[int, ...], ...] = ()
 
     def sent(self, tiers: tuple[int, ...], link: int = 0) -> tuple[int, ...]:
         """Return the numbers of the tensors that cross a link if kernels run on `tiers`."""
         graph = self.graph
         crossing = []
         for row, tensor in enumerate(graph.tensors):
-            made = tiers[graph.producer[tensor]] if tensor in graph.producer else 0
-            if made <= link and any(tiers[reader] > link for reader in graph.consumers[tensor]):
+            producer_tier = tiers[graph.producer[tensor]] if tensor in graph.producer else 0
+            if producer_tier <= link and any(tiers[reader] > link for reader in graph.consumers[tensor]):
                 crossing.append(row)
         return tuple(crossing)
 
@@ -177,13 +179,16 @@ class DeviceLimits:
 
     def describe_excess(self, weights_bytes: float, needed_bytes: float) -> str:
         """Return which limit a model on the device exceeds; empty if none."""
-        for limit, needed, what in (
+        for limit, needed, quantity in (
             (self.weights_bytes, weights_bytes, "weights"),
             (self.memory_bytes, needed_bytes, "weights and activations"),
         ):
             if limit is not None and needed > limit:
-                return f"needs {size(needed)} of {what}, the limit is {size(limit)}"
+                return f"needs {size(needed)} of {quantity}, the limit is {size(limit)}"
         return ""
+
+
+NO_LIMITS: Final = DeviceLimits()
 
 
 def add_energy(plan: OffloadPlan, power: PowerModel | None) -> OffloadPlan:
@@ -193,7 +198,7 @@ def add_energy(plan: OffloadPlan, power: PowerModel | None) -> OffloadPlan:
 
 
 def latency_costs(
-    costs: GraphCosts, coding: str, conditions: Conditions, kept: NDArray[np.bool_] | None = None
+    costs: GraphCosts, coding: str, conditions: Conditions, pinned: NDArray[np.bool_] | None = None
 ) -> Costs:
     """Return seconds of latency of one request on two tiers.
 
@@ -201,7 +206,7 @@ def latency_costs(
         costs: the measured costs.
         coding: the family of codings in which tensors are sent.
         conditions: link and load.
-        kept: bool [tensors], whether a tensor must not leave the device.
+        pinned: bool [tensors], whether a tensor must not leave the device.
 
     Raises:
         CutError: the link is down.
@@ -217,8 +222,8 @@ def latency_costs(
     download = reply_bytes * BITS / link.down_bits_per_s
     heads_s = MESSAGE_BYTES * BITS * (1 / link.up_bits_per_s + 1 / link.down_bits_per_s)
     setup = np.array([link.rtt_s + conditions.server_wait_s + heads_s])
-    compute = _stay(costs, costs.seconds[:, :2] * slowdown, kept)
-    return Costs(compute, _forbid(upload, kept), download[:, np.newaxis], setup)
+    compute = _stay(costs, costs.seconds[:, :2] * slowdown, pinned)
+    return Costs(compute, _forbid(upload, pinned), download[:, np.newaxis], setup)
 
 
 def energy_costs(
@@ -226,7 +231,7 @@ def energy_costs(
     coding: str,
     conditions: Conditions,
     power: PowerModel,
-    kept: NDArray[np.bool_] | None = None,
+    pinned: NDArray[np.bool_] | None = None,
 ) -> Costs:
     """Return joules of the device for one request: its kernels, and its radio until the reply has come."""
     link, coded = _usable(conditions), costs.codings[coding]
@@ -242,21 +247,21 @@ def energy_costs(
     )
     download = (coded.reply_bytes + TENSOR_BYTES) * down_j
     wait_j = (link.rtt_s + conditions.server_wait_s) * power.radio_w + MESSAGE_BYTES * (up_j + down_j)
-    compute = _stay(costs, compute, kept)
-    return Costs(compute, _forbid(upload, kept), download[:, np.newaxis], np.array([wait_j]))
+    compute = _stay(costs, compute, pinned)
+    return Costs(compute, _forbid(upload, pinned), download[:, np.newaxis], np.array([wait_j]))
 
 
-def server_costs(costs: GraphCosts, coding: str, kept: NDArray[np.bool_] | None = None) -> Costs:
+def server_costs(costs: GraphCosts, coding: str, pinned: NDArray[np.bool_] | None = None) -> Costs:
     """Return seconds of the server for one request, which limit the number of devices it carries."""
     compute = costs.seconds[:, :2].copy()
     compute[:, 0] = 0.0
     none = np.zeros((len(costs.raw_bytes), 1))
-    decode = _forbid(costs.codings[coding].decode_s.copy(), kept)
-    return Costs(_stay(costs, compute, kept), decode, none, np.zeros(1))
+    decode = _forbid(costs.codings[coding].decode_s.copy(), pinned)
+    return Costs(_stay(costs, compute, pinned), decode, none, np.zeros(1))
 
 
 def pipeline_stages(
-    costs: GraphCosts, coding: str, conditions: Conditions, kept: NDArray[np.bool_] | None = None
+    costs: GraphCosts, coding: str, conditions: Conditions, pinned: NDArray[np.bool_] | None = None
 ) -> tuple[Costs, Costs, Costs]:
     """Return seconds of device, link (both ways) and server for one request.
 
@@ -272,15 +277,18 @@ def pipeline_stages(
     heads = np.array([MESSAGE_BYTES * BITS * (1 / link.up_bits_per_s + 1 / link.down_bits_per_s)])
     return (
         Costs(
-            _stay(costs, device, kept), _forbid(coded.encode_s * conditions.device_slowdown, kept), free, none
+            _stay(costs, device, pinned),
+            _forbid(coded.encode_s * conditions.device_slowdown, pinned),
+            free,
+            none,
         ),
-        Costs(nothing, _forbid(send, kept), reply, heads),
-        Costs(server, _forbid(coded.decode_s * conditions.server_slowdown, kept), free, none),
+        Costs(nothing, _forbid(send, pinned), reply, heads),
+        Costs(server, _forbid(coded.decode_s * conditions.server_slowdown, pinned), free, none),
     )
 
 
 def tier_costs(
-    costs: GraphCosts, coding: str, links: tuple[LinkState, ...], kept: NDArray[np.bool_] | None = None
+    costs: GraphCosts, coding: str, links: tuple[LinkState, ...], pinned: NDArray[np.bool_] | None = None
 ) -> Costs:
     """Return seconds of latency on a row of tiers with one link between each two."""
     coded = costs.codings[coding]
@@ -291,31 +299,31 @@ def tier_costs(
         download.append((coded.reply_bytes + TENSOR_BYTES) * down)
         setup.append(link.rtt_s + MESSAGE_BYTES * (up + down))
     sending = np.stack(upload, axis=1)
-    if kept is not None:
-        sending[kept, :] = np.inf
-    compute = _stay(costs, costs.seconds, kept)
+    if pinned is not None:
+        sending[pinned, :] = np.inf
+    compute = _stay(costs, costs.seconds, pinned)
     return Costs(compute, sending, np.stack(download, axis=1), np.array(setup))
 
 
-def kept_tensors(graph: KernelGraph, keep_on_device: tuple[str, ...]) -> NDArray[np.bool_]:
+def pinned_tensors(graph: KernelGraph, keep_on_device: tuple[str, ...]) -> NDArray[np.bool_]:
     """Return bool [tensors]: whether a tensor must not leave the device.
 
     Raises:
         CutError: the graph has no such tensor, or no tensor that could be sent.
     """
-    kept = np.zeros(len(graph.tensors), np.bool_)
+    pinned = np.zeros(len(graph.tensors), np.bool_)
     for name in keep_on_device:
         if name == INPUT and name not in graph.tensors:
-            kept[: len(graph.inputs)] = True
+            pinned[: len(graph.inputs)] = True
         elif name in graph.tensors:
-            kept[graph.tensors.index(name)] = True
+            pinned[graph.tensors.index(name)] = True
         else:
-            known = ", ".join(graph.tensors[:12])
+            names = ", ".join(graph.tensors[:12])
             raise CutError(
                 f"--keep-on-device {name}: no tensor of that name can be sent; expected `input` or one of"
-                f" {known}{', ...' if len(graph.tensors) > 12 else ''}"
+                f" {names}{', ...' if len(graph.tensors) > 12 else ''}"
             )
-    return kept
+    return pinned
 
 
 def memory_limits(costs: GraphCosts, at_most_bytes: float) -> tuple[Limit, ...]:
@@ -420,18 +428,18 @@ def _usable(conditions: Conditions) -> LinkState:
 
 
 def _stay(
-    costs: GraphCosts, compute: NDArray[np.float64], kept: NDArray[np.bool_] | None
+    costs: GraphCosts, compute: NDArray[np.float64], pinned: NDArray[np.bool_] | None
 ) -> NDArray[np.float64]:
-    """Return costs, float64 [kernels, tiers], that keep the makers of kept tensors on the device."""
-    if kept is None:
+    """Return costs, float64 [kernels, tiers], that keep the makers of pinned tensors on the device."""
+    if pinned is None:
         return compute
     tensors, kernels = costs.graph.made
     compute = compute.copy()
-    compute[kernels[kept[tensors]], 1:] = np.inf
+    compute[kernels[pinned[tensors]], 1:] = np.inf
     return compute
 
 
-def _forbid(upload: NDArray[np.float64], kept: NDArray[np.bool_] | None) -> NDArray[np.float64]:
-    if kept is not None:
-        upload = np.where(kept, np.inf, upload)
+def _forbid(upload: NDArray[np.float64], pinned: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+    if pinned is not None:
+        upload = np.where(pinned, np.inf, upload)
     return upload[:, np.newaxis]

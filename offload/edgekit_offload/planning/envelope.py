@@ -1,7 +1,7 @@
-"""The ways that are best somewhere, by scores over bandwidth, round trip, server load and device load.
+"""The candidates that are best somewhere, by scores over bandwidth, round trip, server load and device load.
 
-It is pure: no input or output. Ways within 1 % of the best count as equal, and the simplest of them wins:
-local, then a whole-model upload, then a cut, then a cascade.
+It is pure: no input or output. Candidates within 1 % of the best count as equal, and the simplest of them
+wins: local, then a whole-model upload, then a cut, then a cascade.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from edgekit_runtime.offload.latency_model import Conditions, LinkState
 
 SERVER_SLOWDOWNS: Final = (1.0, 2.0, 4.0, 8.0)
 DEVICE_SLOWDOWNS: Final = (1.0, 2.0, 4.0)
-EQUAL: Final = 0.01  # a way within this share of the best score is as good
+EQUAL: Final = 0.01  # a candidate within this share of the best score is as good
 SIMPLICITY: Final[dict[Kind, int]] = {"local": 0, "upload": 1, "cut": 2, "cascade": 3}
 _BITS_PER_MBIT: Final = 1e6
 
@@ -55,7 +55,7 @@ def score_all(
     plans: Sequence[OffloadPlan], conditions: Sequence[Conditions], score: Score
 ) -> NDArray[np.float64]:
     """Return scores, float64 [plans, conditions]; infinity if a plan cannot run or breaks a limit."""
-    return np.array([[score(plan, one) for one in conditions] for plan in plans])
+    return np.array([[score(plan, condition) for condition in conditions] for plan in plans])
 
 
 def find_winners(scores: NDArray[np.float64], ranks: Sequence[int]) -> NDArray[np.intp]:

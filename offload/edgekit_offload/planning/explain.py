@@ -1,11 +1,11 @@
-"""Sentences on the result of a plan: one for each way, and some on where offloading pays."""
+"""Sentences on the result of a plan: one for each candidate, and some on where offloading pays."""
 
 import math
 from collections.abc import Sequence
 from typing import Final
 
 from edgekit_offload.planning.leakage import Leakage
-from edgekit_offload.planning.result import Certificate, PlannedMachine, StatedLimit, Way, WinRange
+from edgekit_offload.planning.result import Candidate, Certificate, PlannedMachine, StatedLimit, WinRange
 from edgekit_runtime.offload.cut_table import LOCAL
 
 _WORTH: Final = 1.02  # a smaller gain is not worth a sentence
@@ -18,90 +18,92 @@ _PROOFS: Final = {
 }
 
 
-def explain_way(way: Way, kernels: int, *, is_reserve: bool = False) -> str:
-    """Return one sentence that says what a way does, what it sends, and where it wins.
+def explain_candidate(candidate: Candidate, kernels: int, *, is_reserve: bool = False) -> str:
+    """Return one sentence that says what a candidate does, what it sends, and where it wins.
 
     Args:
-        way: way without that sentence.
+        candidate: candidate without that sentence.
         kernels: number of the model's kernels.
-        is_reserve: whether it is in the table only for inputs that the best ways cannot send.
+        is_reserve: whether it is in the table only for inputs that the best candidates cannot send.
     """
-    costs = way.plan.costs
-    if way.kind == "local":
+    costs = candidate.plan.costs
+    if candidate.kind == "local":
         text = f"Runs everything on the device in {_ms(costs.device_s)}"
     else:
         names = [
-            f"'{one.name}' as {one.coding}{one.rounding and f' ({one.rounding})'}"
-            for one in way.sent[:_NAMED]
+            f"'{tensor.name}' as {tensor.coding}{tensor.rounding and f' ({tensor.rounding})'}"
+            for tensor in candidate.sent[:_NAMED]
         ]
-        names += [f"{len(way.sent) - _NAMED} more"] * (len(way.sent) > _NAMED)
+        names += [f"{len(candidate.sent) - _NAMED} more"] * (len(candidate.sent) > _NAMED)
         where = {
             "upload": "Sends the input",
-            "cut": f"Runs {way.kernels_on_device} of {kernels} kernels on the device and sends",
+            "cut": f"Runs {candidate.kernels_on_device} of {kernels} kernels on the device and sends",
             "cascade": "Runs a small model on the device, and where it is unsure sends the input",
-        }[way.kind]
+        }[candidate.kind]
         text = f"{where} {', '.join(names)} ({size(costs.upload_bytes)})"
-    if way.is_over_loss:
-        return f"{text}; {_describe_loss(way)}."
+    if candidate.is_over_loss:
+        return f"{text}; {_describe_loss(candidate)}."
     if is_reserve:
-        return f"{text}; for inputs beyond the values of the samples, which the best ways cannot carry."
-    if way.wins:
-        return f"{text}; best at {describe_ranges(way.wins)}."
-    return f"{text}; best under load only." if way.in_table else f"{text}; never the best."
+        return f"{text}; for inputs beyond the values of the samples, which the best candidates cannot carry."
+    if candidate.wins:
+        return f"{text}; best at {describe_ranges(candidate.wins)}."
+    return f"{text}; best under load only." if candidate.in_table else f"{text}; never the best."
 
 
 def explain_plan(
-    ways: Sequence[Way], bandwidths: Sequence[float], rtts: Sequence[float], unit: str
+    candidates: Sequence[Candidate], bandwidths: Sequence[float], rtts: Sequence[float], unit: str
 ) -> tuple[str, ...]:
     """Return sentences that say where offloading pays, where a cut does, and where neither does.
 
     Args:
-        ways: all ways, with their scores.
+        candidates: all candidates, with their scores.
         bandwidths: bandwidths of the grid, Mbit/s.
         rtts: round trips of the grid, ms.
         unit: unit of the scores.
     """
     sentences = []
-    too_lossy = [way for way in ways if way.is_over_loss]
-    ways = [way for way in ways if not way.is_over_loss]
-    local = next((way for way in ways if way.name == LOCAL), None)
-    remote = [way for way in ways if way.kind != "local" and way.wins]
+    too_lossy = [candidate for candidate in candidates if candidate.is_over_loss]
+    candidates = [candidate for candidate in candidates if not candidate.is_over_loss]
+    local = next((candidate for candidate in candidates if candidate.name == LOCAL), None)
+    remote = [candidate for candidate in candidates if candidate.kind != "local" and candidate.wins]
     if local is None:
         sentences.append("The device cannot run the whole model within its limits, so a server is needed.")
     elif not remote:
         sentences.append("Offloading does not pay at any setting of this link: run the model on the device.")
-    for way in remote:
-        rivals = [other for other in ways if other is not way and _is_rival(way, other)]
+    for candidate in remote:
+        rivals = [other for other in candidates if other is not candidate and _is_rival(candidate, other)]
         if not rivals:
             continue
         gain, rtt, bandwidth, rival = max(
             (
                 (
-                    min(other.score[row][column] for other in rivals) / max(way.score[row][column], 1e-12),
+                    min(other.score[row][column] for other in rivals)
+                    / max(candidate.score[row][column], 1e-12),
                     rtts[row], bandwidths[column],
                     min(rivals, key=lambda other: other.score[row][column]).name,
                 )
-                for win in way.wins
+                for win in candidate.wins
                 for row in [list(rtts).index(win.rtt_ms)]
                 for column in range(len(bandwidths))
                 if win.from_mbit_s <= bandwidths[column] <= win.to_mbit_s
             ),
-            key=lambda found: found[0],
+            key=lambda gain: gain[0],
         )  # fmt: skip
         if gain >= LIMIT_BROKEN:
             where = f"{bandwidth:g} Mbit/s and {rtt:g} ms"
             sentences.append(
-                f"'{way.name}' pays at {describe_ranges(way.wins)}: '{rival}' breaks the limit at {where}."
+                f"'{candidate.name}' pays at {describe_ranges(candidate.wins)}: '{rival}' breaks the limit"
+                f" at {where}."
             )
         elif gain >= _WORTH:
             sentences.append(
-                f"'{way.name}' pays at {describe_ranges(way.wins)}: up to {gain:.3g} times better than"
-                f" '{rival}' (at {bandwidth:g} Mbit/s and {rtt:g} ms, in {unit})."
+                f"'{candidate.name}' pays at {describe_ranges(candidate.wins)}: up to {gain:.3g} times better"
+                f" than '{rival}' (at {bandwidth:g} Mbit/s and {rtt:g} ms, in {unit})."
             )
-    cuts = [way for way in ways if way.kind == "cut"]
-    if cuts and not any(way.wins for way in cuts):
-        sentences.append(_why_no_cut(cuts, ways, bandwidths))
-    sentences += [_what_loss_gains(way, ways, bandwidths) for way in too_lossy]
+    cuts = [candidate for candidate in candidates if candidate.kind == "cut"]
+    if cuts and not any(candidate.wins for candidate in cuts):
+        sentences.append(_why_no_cut(cuts, candidates, bandwidths))
+    sentences += [_what_loss_gains(candidate, candidates, bandwidths) for candidate in too_lossy]
     return tuple(filter(None, sentences))
 
 
@@ -120,10 +122,10 @@ def explain_leakage(
     if not attacked:
         return f"No cut was found to hold against --max-leak {limit_db:g} dB."
     end = "" if is_ended else " The search ended before the last cut: a deeper one may leak less."
-    kept, cuts = attacked - refused, "1 cut was" if attacked == 1 else f"{attacked} cuts were"
-    if kept:
-        verb = "keeps" if kept == 1 else "keep"
-        return f"{cuts} attacked: {kept} {verb} --max-leak {limit_db:g} dB, {refused} refused.{end}"
+    accepted, cuts = attacked - refused, "1 cut was" if attacked == 1 else f"{attacked} cuts were"
+    if accepted:
+        verb = "keeps" if accepted == 1 else "keep"
+        return f"{cuts} attacked: {accepted} {verb} --max-leak {limit_db:g} dB, {refused} refused.{end}"
     which = "" if least is None else f", and the least that one of them leaks is {least.describe()}"
     return f"No cut keeps --max-leak {limit_db:g} dB: {cuts} attacked and refused{which}.{end}"
 
@@ -142,9 +144,9 @@ def describe_certificate(certificate: Certificate) -> str:
     how = _PROOFS.get(certificate.proof, certificate.proof).format(f"{certificate.placements:,}")
     rivals = "split" if certificate.splits_only else "placement"
     if certificate.gap <= 0:
-        what = f"no {rivals} costs less"
+        claim = f"no {rivals} costs less"
     else:
-        what = f"no {rivals} costs {100 * certificate.gap:.2g} % less"
+        claim = f"no {rivals} costs {100 * certificate.gap:.2g} % less"
     loads = [
         f"with the {machine} {slowdown:.3g} times slower"
         for machine, slowdown in (
@@ -154,44 +156,46 @@ def describe_certificate(certificate: Certificate) -> str:
     ]  # fmt: skip
     coding = f"with {certificate.coding} tensors"
     link = f"at {certificate.bandwidth_mbit_s:.3g} Mbit/s and {certificate.rtt_ms:.3g} ms"
-    limits = [_describe_limit(one) for one in certificate.limits]
-    kept = [f"with {_name_few(certificate.kept)} kept on the device"] if certificate.kept else []
+    limits = [_describe_limit(limit) for limit in certificate.limits]
+    residents = [f"with {_name_few(certificate.pinned)} kept on the device"] if certificate.pinned else []
     pins = ["cuts that leak too much left out"] if certificate.has_pins else []
-    where = ", ".join((coding, link, *loads, *limits, *kept, *pins))
-    return f"{how}: {what} in the model of costs, {where}"
+    where = ", ".join((coding, link, *loads, *limits, *residents, *pins))
+    return f"{how}: {claim} in the model of costs, {where}"
 
 
-def describe_answers(way: Way, samples: int) -> str:
-    """Return the share of answers that a way changes, and the share it is expected to make wrong.
+def describe_answers(candidate: Candidate, samples: int) -> str:
+    """Return the share of answers that a candidate changes, and the share it is expected to make wrong.
 
     Args:
-        way: the way to describe.
+        candidate: the candidate to describe.
         samples: number of samples of which the shares are.
     """
-    share, parts = way.plan.answers_changed, []
+    share, parts = candidate.plan.answers_changed, []
     if share is not None:
         parts.append(f"{100 * share:.2g} % changed" if share else "none changed")
-    if way.expected_loss:
-        error = f" ± {100 * way.loss_error:.2g}" if way.loss_error else ""
-        cause = " by its upload" if way.kind == "cascade" else ""
-        parts.append(f"{100 * way.expected_loss:.2g}{error} % wrong{cause} (estimated)")
+    if candidate.expected_loss:
+        error = f" ± {100 * candidate.loss_error:.2g}" if candidate.loss_error else ""
+        cause = " by its upload" if candidate.kind == "cascade" else ""
+        parts.append(f"{100 * candidate.expected_loss:.2g}{error} % wrong{cause} (estimated)")
     return f"{', '.join(parts)}, of {samples}" if parts else "not known"
 
 
-def describe_leakage(way: Way) -> str:
-    """Return how much of the input a way that sends something reveals."""
-    if way.sends_input:
+def describe_leakage(candidate: Candidate) -> str:
+    """Return how much of the input a candidate that sends something reveals."""
+    if candidate.sends_input:
         return "the input itself"
-    leakage_db = way.plan.leakage_db
+    leakage_db = candidate.plan.leakage_db
     if leakage_db is None:
         return "not measured"
-    return f"≥ {leakage_db:.0f} dB" + (f" from {way.known_inputs:,} known inputs" * (way.known_inputs > 0))
+    return f"≥ {leakage_db:.0f} dB" + (
+        f" from {candidate.known_inputs:,} known inputs" * (candidate.known_inputs > 0)
+    )
 
 
 def describe_limits(machine: PlannedMachine) -> str:
     """Return the limits of a machine, such as `8 MB of weights`; empty if there are none."""
     limits = ((machine.weights_bytes, "weights"), (machine.memory_bytes, "weights and activations"))
-    return ", ".join(f"{size(limit)} of {what}" for limit, what in limits if limit is not None)
+    return ", ".join(f"{size(limit)} of {quantity}" for limit, quantity in limits if limit is not None)
 
 
 def size(count: float) -> str:
@@ -217,19 +221,30 @@ def _name_few(names: Sequence[str]) -> str:
     return ", ".join([*(f"'{name}'" for name in names[:_NAMED]), *more])
 
 
-def _is_rival(way: Way, other: Way) -> bool:
-    """Whether `other` is an alternative to `way`: a cut competes with whole-model ways."""
-    return other.kind in ("local", "upload") if way.kind in ("cut", "cascade") else other.kind == "local"
+def _is_rival(candidate: Candidate, other: Candidate) -> bool:
+    """Whether `other` is an alternative to `candidate`: a cut competes with whole-model candidates."""
+    return (
+        other.kind in ("local", "upload") if candidate.kind in ("cut", "cascade") else other.kind == "local"
+    )
 
 
-def _why_no_cut(cuts: Sequence[Way], ways: Sequence[Way], bandwidths: Sequence[float]) -> str:
-    """Return why splitting does not pay: the cut that comes nearest, and the way that beats it there."""
+def _why_no_cut(
+    cuts: Sequence[Candidate], candidates: Sequence[Candidate], bandwidths: Sequence[float]
+) -> str:
+    """Return why splitting does not pay: the cut that comes nearest, and what beats it there."""
     ratio, name, rival, column = min(
-        (way.score[row][column] / max(best.score[row][column], 1e-12), way.name, best.name, column)
-        for way in cuts
-        for row in range(len(way.score))
-        for column in range(len(way.score[row]))
-        for best in [min(ways, key=lambda other: other.score[row][column] if other.kind != "cut" else 1e300)]
+        (
+            candidate.score[row][column] / max(best.score[row][column], 1e-12),
+            candidate.name,
+            best.name,
+            column,
+        )
+        for candidate in cuts
+        for row in range(len(candidate.score))
+        for column in range(len(candidate.score[row]))
+        for best in [
+            min(candidates, key=lambda other: other.score[row][column] if other.kind != "cut" else 1e300)
+        ]
     )
     if ratio <= 1:
         return f"No cut pays: '{name}' is within 1 % of the simpler '{rival}' at best."
@@ -239,34 +254,35 @@ def _why_no_cut(cuts: Sequence[Way], ways: Sequence[Way], bandwidths: Sequence[f
     )
 
 
-def _what_loss_gains(way: Way, ways: Sequence[Way], bandwidths: Sequence[float]) -> str:
-    """Return the gain of a way that loses too much accuracy over ways that do not; empty if none."""
+def _what_loss_gains(
+    candidate: Candidate, candidates: Sequence[Candidate], bandwidths: Sequence[float]
+) -> str:
+    """Return the gain of a candidate that loses too much accuracy over the others; empty if none."""
     gain, rival, column = max(
-        (best.score[row][column] / max(way.score[row][column], 1e-12), best.name, column)
-        for row in range(len(way.score))
-        for column in range(len(way.score[row]))
-        for best in [min(ways, key=lambda other: other.score[row][column])]
+        (best.score[row][column] / max(candidate.score[row][column], 1e-12), best.name, column)
+        for row in range(len(candidate.score))
+        for column in range(len(candidate.score[row]))
+        for best in [min(candidates, key=lambda other: other.score[row][column])]
     )
     if gain < _WORTH:
         return ""
-    what = f"up to {gain:.3g} times better than" if gain < LIMIT_BROKEN else "within the limit, unlike"
-    return (
-        f"'{way.name}' would be {what} '{rival}' (at {bandwidths[column]:.3g} Mbit/s): {_describe_loss(way)}."
-    )
+    comparison = f"up to {gain:.3g} times better than" if gain < LIMIT_BROKEN else "within the limit, unlike"
+    where = f"at {bandwidths[column]:.3g} Mbit/s"
+    return f"'{candidate.name}' would be {comparison} '{rival}' ({where}): {_describe_loss(candidate)}."
 
 
-def _describe_loss(way: Way) -> str:
-    if way.samples_needed:
+def _describe_loss(candidate: Candidate) -> str:
+    if candidate.samples_needed:
         return (
-            f"not offered, since it takes at least {way.samples_needed} samples to estimate what its coding"
-            " changes: give them by --samples; --max-loss 100% admits it without"
+            f"not offered, since it takes at least {candidate.samples_needed} samples to estimate what its"
+            " coding changes: give them by --samples; --max-loss 100% admits it without"
         )
-    if way.expected_loss is None:
+    if candidate.expected_loss is None:
         return (
             "not offered, since what its coding changes is unknown: name the output with scores of classes by"
             " --classes; --max-loss 100% admits it without"
         )
-    loss, error = 100 * way.expected_loss, 100 * way.loss_error
+    loss, error = 100 * candidate.expected_loss, 100 * candidate.loss_error
     enough = math.ceil((loss + error) * 100) / 100
     return (
         f"not offered, since its coding is expected to make {loss:.2g} ± {error:.2g} % of the answers wrong;"

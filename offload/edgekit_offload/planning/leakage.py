@@ -82,63 +82,63 @@ def measure_leakage(
     tensors = [_as_rows(tensor, f"tensor {number} that is sent") for number, tensor in enumerate(sent)]
     count = len(source)
     if count < LEAST_SAMPLES or not tensors or any(len(tensor) != count for tensor in tensors):
-        found = ", ".join(str(len(tensor)) for tensor in tensors) or "no tensors"
+        counts = ", ".join(str(len(tensor)) for tensor in tensors) or "no tensors"
         raise CutError(
-            f"leakage: got {count} inputs and of what is sent {found}; expected at least {LEAST_SAMPLES}, "
+            f"leakage: got {count} inputs and of what is sent {counts}; expected at least {LEAST_SAMPLES}, "
             "and the same number of each; pass more samples, and what the cut sends for each"
         )
     order = rng.permutation(count)[:MAX_SAMPLES]
     values = np.sort(rng.permutation(source.shape[1])[:most_values])
-    wanted = _finite(source[np.ix_(order, values)], "inputs")
-    scale = float(wanted.max() - wanted.min())
+    target = _finite(source[np.ix_(order, values)], "inputs")
+    scale = float(target.max() - target.min())
     if scale <= 0:
-        raise CutError(f"leakage: all inputs are {wanted.flat[0]:g}; pass inputs that differ")
-    return _attack(wanted / scale, tensors, order, rng)
+        raise CutError(f"leakage: all inputs are {target.flat[0]:g}; pass inputs that differ")
+    return _attack(target / scale, tensors, order, rng)
 
 
-def _attack(wanted: _Floats, sent: Sequence[_Rows], order: _Order, rng: np.random.Generator) -> Leakage:
+def _attack(target: _Floats, sent: Sequence[_Rows], order: _Order, rng: np.random.Generator) -> Leakage:
     """Choose the attack that is best on known samples, and return how well it recovers the others.
 
     Args:
-        wanted: float32 [samples, values], scaled so that their range is 1, in random order.
+        target: float32 [samples, values], scaled so that their range is 1, in random order.
         sent: for each tensor [all samples, features].
-        order: for each sample of `wanted`, the number of its sample in `sent`.
+        order: for each sample of `target`, the number of its sample in `sent`.
         rng: groups the features if there are too many.
     """
-    count = len(wanted)
-    known = count - int(count * _HELD_OUT_SHARE)
-    fitted = known - max(int(count * _CHOICE_SHARE), 1)
-    alike, gram = _similar(wanted, sent, order, fitted), _gram(sent, order, known, rng)
+    count = len(target)
+    known_count = count - int(count * _HELD_OUT_SHARE)
+    fitted = known_count - max(int(count * _CHOICE_SHARE), 1)
+    alike, gram = _similar(target, sent, order, fitted), _gram(sent, order, known_count, rng)
 
     def error(attack: float | str, fit: int, end: int) -> float:
         """The mean squared error on the samples `fit` to `end` of an attacker who knows the first `fit`."""
-        mean = wanted[:fit].mean(axis=0)
+        mean = target[:fit].mean(axis=0)
         if attack == _MEAN:
-            rebuilt = np.zeros((end - fit, wanted.shape[1]))
+            rebuilt = np.zeros((end - fit, target.shape[1]))
         elif attack == _COPY:
             centred = alike - alike[:fit].mean(axis=0)
             power = np.maximum((centred[:fit] ** 2).sum(axis=0), np.float32(1e-30))
-            rebuilt = centred[fit:end] * ((centred[:fit] * (wanted[:fit] - mean)).sum(axis=0) / power)
+            rebuilt = centred[fit:end] * ((centred[:fit] * (target[:fit] - mean)).sum(axis=0) / power)
         else:
             ridge = float(attack) * max(float(np.trace(gram[:fit, :fit])) / fit, 1e-30) * np.eye(fit)
-            rebuilt = gram[fit:end, :fit] @ np.linalg.solve(gram[:fit, :fit] + ridge, wanted[:fit] - mean)
-        return float(((wanted[fit:end] - mean - rebuilt) ** 2).mean())
+            rebuilt = gram[fit:end, :fit] @ np.linalg.solve(gram[:fit, :fit] + ridge, target[:fit] - mean)
+        return float(((target[fit:end] - mean - rebuilt) ** 2).mean())
 
     attacks: list[float | str] = [_MEAN, _COPY, *_STRENGTHS]
-    best = min(attacks, key=lambda attack: error(attack, fitted, known))
+    best = min(attacks, key=lambda attack: error(attack, fitted, known_count))
     return Leakage(
-        lower_bound_db=_psnr_db(error(best, known, count)),
-        mean_db=_psnr_db(error(_MEAN, known, count)),
-        known_samples=known,
-        held_out_samples=count - known,
+        lower_bound_db=_psnr_db(error(best, known_count, count)),
+        mean_db=_psnr_db(error(_MEAN, known_count, count)),
+        known_samples=known_count,
+        held_out_samples=count - known_count,
     )
 
 
-def _similar(wanted: _Floats, sent: Sequence[_Rows], order: _Order, fitted: int) -> _Floats:
-    """Return for each wanted value the sent value that correlates most with it: float32, as `wanted`."""
+def _similar(inputs: _Floats, sent: Sequence[_Rows], order: _Order, fitted: int) -> _Floats:
+    """Return for each value of the input the sent value that correlates most with it: float32."""
     rows = slice(0, min(fitted, _MATCH_SAMPLES))
-    target = _standardised(wanted[rows])
-    similar, best = np.zeros_like(wanted), np.full(wanted.shape[1], -1.0, np.float32)
+    target = _standardised(inputs[rows])
+    similar, best = np.zeros_like(inputs), np.full(inputs.shape[1], -1.0, np.float32)
     for tensor in sent:
         for block in _blocks(tensor, order):
             correlation = np.abs(target.T @ _standardised(block[rows]))
@@ -149,7 +149,9 @@ def _similar(wanted: _Floats, sent: Sequence[_Rows], order: _Order, fitted: int)
     return similar
 
 
-def _gram(sent: Sequence[_Rows], order: _Order, known: int, rng: np.random.Generator) -> NDArray[np.float64]:
+def _gram(
+    sent: Sequence[_Rows], order: _Order, known_count: int, rng: np.random.Generator
+) -> NDArray[np.float64]:
     """Return the inner products of the samples of the sent tensors: float64 [samples, samples].
 
     Tensors count equally in any unit. If a tensor has more than `MAX_FEATURES` values, they are added up in
@@ -168,7 +170,7 @@ def _gram(sent: Sequence[_Rows], order: _Order, known: int, rng: np.random.Gener
                 groups[:, rng.permutation(MAX_FEATURES)[: block.shape[1]]] += block * signs
             else:
                 groups[:] = block
-        groups -= groups[:known].mean(axis=0)
+        groups -= groups[:known_count].mean(axis=0)
         products = (groups @ groups.T).astype(np.float64)
         total += products / max(float(np.trace(products)), 1e-30)
     return total
@@ -188,20 +190,20 @@ def _standardised(rows: _Floats) -> _Floats:
     return np.asarray(centred / np.where(lengths > floor, lengths, np.inf), np.float32)
 
 
-def _as_rows(array: ArrayLike, what: str) -> _Rows:
+def _as_rows(array: ArrayLike, label: str) -> _Rows:
     values: NDArray[np.generic] = np.asarray(array)
     if values.ndim < 2 or values.size == 0 or values.dtype.kind not in "biuf":
         raise CutError(
-            f"leakage: {what} is {values.dtype} {list(values.shape)}; expected real numbers "
+            f"leakage: {label} is {values.dtype} {list(values.shape)}; expected real numbers "
             "[samples, ...], none of the sizes 0"
         )
     return values.reshape(len(values), -1)
 
 
-def _finite(values: _Rows, what: str) -> _Floats:
+def _finite(values: _Rows, label: str) -> _Floats:
     floats = values.astype(np.float32)
     if not np.isfinite(floats).all():
-        raise CutError(f"leakage: {what} holds NaN or infinity; pass finite values")
+        raise CutError(f"leakage: {label} holds NaN or infinity; pass finite values")
     return floats
 
 

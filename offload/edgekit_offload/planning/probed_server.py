@@ -7,13 +7,13 @@ server's time. A processor of another kind spends its time on other kernels, so 
 import contextlib
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from edgekit_offload.planning.codings import Feeds
+from edgekit_offload.partition.opened_model import Feeds
 from edgekit_offload.profiling.model_profile import ModelProfile
 from edgekit_runtime.client.client import Client
 from edgekit_runtime.errors import CutError, RequestError
@@ -25,6 +25,32 @@ _NO_ACCESS: Final = (401, 403)
 _WARMUP: Final = 3
 _LEAST_RUNS: Final = 5
 _LEAST_SHARE: Final = 0.05  # of a request; at least this counts as work of the server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAccess:
+    """A server and the access to it.
+
+    Attributes:
+        url: address of the server.
+        token_file: holds the token.
+        ca_file: authority that signed the server's certificate.
+        insecure: whether plain HTTP to another machine is allowed.
+    """
+
+    url: str
+    token_file: Path | None = None
+    ca_file: str | None = None
+    insecure: bool = False
+
+    def read_arguments(self) -> dict[str, Any]:
+        """Return the arguments of clients.
+
+        Raises:
+            ConfigError: the token cannot be read.
+        """
+        token = None if self.token_file is None else read_token(self.token_file)
+        return {"token": token, "ca_file": self.ca_file, "insecure": self.insecure}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,46 +73,42 @@ def is_url(text: str) -> bool:
     return _URL.fullmatch(text) is not None
 
 
-def check_server(name: str, options: Mapping[str, Any]) -> None:
-    """Ask the server for its model, before anything is measured.
-
-    Args:
-        name: name of the model.
-        options: `server`, `token_file`, `ca_file`, `insecure`.
+def check_server(access: ServerAccess, name: str) -> None:
+    """Ask the server for a model, before anything is measured.
 
     Raises:
         CutError: the server does not serve this model.
         TransportError: it cannot be reached.
         ConfigError: the token cannot be read, or the server is plain HTTP on another machine.
     """
-    url = options["server"]
-    with Client(url, **_read_access(options)) as client, _explain_refusals(url, name):
+    with Client(access.url, **access.read_arguments()) as client, _explain_refusals(access.url, name):
         client.metadata(name)
 
 
-def probe_server(profile: ModelProfile, feeds: Feeds, options: Mapping[str, Any]) -> ProbedServer:
+def probe_server(access: ServerAccess, profile: ModelProfile, feeds: Feeds, seconds: float) -> ProbedServer:
     """Measure a server that serves the whole model under its name.
 
     Args:
+        access: the server.
         profile: profile of the model on this machine.
         feeds: one request.
-        options: `server`, `seconds`, `token_file`, `ca_file`, `insecure`.
+        seconds: how long to measure.
 
     Raises:
         CutError: the server does not serve this model.
         TransportError: it cannot be reached.
         ConfigError: the token cannot be read, or the server is plain HTTP on another machine.
     """
-    url, access = options["server"], _read_access(options)
-    link = probe_link(url, **access)
-    with Client(url, **access) as client, _explain_refusals(url, profile.model):
-        request_s, output_bytes = _time_requests(client, profile.model, feeds, options["seconds"])
+    url, arguments = access.url, access.read_arguments()
+    link = probe_link(url, **arguments)
+    with Client(url, **arguments) as client, _explain_refusals(url, profile.model):
+        request_s, output_bytes = _time_requests(client, profile.model, feeds, seconds)
     state = link.state
-    sent_s = 8 * sum(one.nbytes for one in feeds.values()) / state.up_bits_per_s
+    sent_s = 8 * sum(tensor.nbytes for tensor in feeds.values()) / state.up_bits_per_s
     link_s = link.rtt_s + sent_s + 8 * output_bytes / state.down_bits_per_s
     whole_s = max(request_s - link_s, _LEAST_SHARE * request_s)
     ratio = whole_s / profile.whole_s
-    kernels = tuple(replace(one, seconds=one.seconds * ratio) for one in profile.kernels)
+    kernels = tuple(replace(kernel, seconds=kernel.seconds * ratio) for kernel in profile.kernels)
     machine = replace(profile.machine, cpu=f"the server at {url}", quota=None)
     note = (
         f"{url}: a request took {request_s * 1e3:.3g} ms there, of which {whole_s * 1e3:.3g} ms are left for"
@@ -96,12 +118,6 @@ def probe_server(profile: ModelProfile, feeds: Feeds, options: Mapping[str, Any]
     )
     scaled = replace(profile, measured_on=url, machine=machine, whole_s=whole_s, kernels=kernels)
     return ProbedServer(scaled, link, note)
-
-
-def _read_access(options: Mapping[str, Any]) -> dict[str, Any]:
-    token_file: Path | None = options["token_file"]
-    token = None if token_file is None else read_token(token_file)
-    return {"token": token, "ca_file": options["ca_file"], "insecure": options["insecure"]}
 
 
 @contextlib.contextmanager
@@ -124,5 +140,5 @@ def _time_requests(client: Client, name: str, feeds: Feeds, seconds: float) -> t
         run_s = time.perf_counter()
         outputs = client.infer(name, dict(feeds))
         times.append(time.perf_counter() - run_s)
-        output_bytes = sum(one.nbytes for one in outputs.values())
+        output_bytes = sum(output.nbytes for output in outputs.values())
     return median(times[_WARMUP:]), output_bytes

@@ -68,7 +68,7 @@ class Certificate:
         has_pins: whether it is the cheapest only among those that send no tensor refused for its leakage.
         coding: family of codings for which the proof holds; in another one, a placement may cost less.
         limits: limits that the placements keep; a placement that exceeds one may cost less.
-        kept: tensors that stay on the device; a placement that sends one may cost less.
+        pinned: tensors that stay on the device; a placement that sends one may cost less.
     """
 
     proof: str
@@ -85,7 +85,7 @@ class Certificate:
     has_pins: bool = False
     coding: str = "raw"
     limits: tuple[StatedLimit, ...] = ()
-    kept: tuple[str, ...] = ()
+    pinned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class SentTensor:
 
 @dataclass(frozen=True, slots=True)
 class WinRange:
-    """Bandwidths over which a way is the best one, on unloaded machines.
+    """Bandwidths over which a candidate is the best one, on unloaded machines.
 
     Attributes:
         rtt_ms: round trip for which this holds.
@@ -122,12 +122,12 @@ class WinRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way to run the model.
+class Candidate:
+    """One way to run the model, with its costs.
 
     Attributes:
         kind: local, upload (whole model on the server), cut or cascade.
-        plan: its name and costs, as the cut table has them if it contains the way.
+        plan: its name and costs, as the cut table has them if it contains the candidate.
         label: how its times were found; `modelled` are sums over kernels.
         sent: tensors that cross the link.
         latency_ms: [RTTs][bandwidths], latency of one request on unloaded machines.
@@ -148,7 +148,7 @@ class Way:
         loss_error: standard error of `expected_loss`, which is a mean over the samples.
         samples_needed: number of samples that the estimate of its loss needs; 0 if there are enough.
         is_over_loss: whether `expected_loss` plus `loss_error` is more than `PlanningResult.max_loss`, or
-            unknown for a coding that is not exact; then the way is shown, but not offered.
+            unknown for a coding that is not exact; then the candidate is shown, but not offered.
         sends_input: whether it sends an input itself or another form of it, with or without a coding, so that
             no leakage is measured.
         known_inputs: number of inputs that the attacker knew, with what is sent for them; 0 if no leakage was
@@ -188,10 +188,10 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A way that was considered and is not offered.
+    """A candidate that was considered and is not offered.
 
     Attributes:
-        name: name of the way, such as `jpeg:90`, `cascade`, `cuts`.
+        name: name of the candidate, such as `jpeg:90`, `cascade`, `cuts`.
         reason: one sentence.
     """
 
@@ -231,13 +231,13 @@ class PlanningResult:
 
     Attributes:
         model: file name of the model; `model_sha256` is the digest of its bytes.
-        objective: objective that was minimised; `unit` is the unit of `Way.score`.
+        objective: objective that was minimised; `unit` is the unit of `Candidate.score`.
         device, server: machines that the costs belong to.
         bandwidths_mbit_s, rtts_ms: the grid.
-        ways: local first, then whole-model ways, then cuts.
+        candidates: local first, then whole-model candidates, then cuts.
         table: the plans that are best somewhere, also under load and for inputs beyond the values of the
             samples; the package carries them.
-        refusals: ways that were considered and are not offered.
+        refusals: candidates that were considered and are not offered.
         warnings: warnings about the result for the user.
         sentences: sentences on where offloading pays and where not.
         kernels: number of kernels of the graph; 0 if the model cannot be cut.
@@ -254,7 +254,7 @@ class PlanningResult:
     server: PlannedMachine
     bandwidths_mbit_s: tuple[float, ...]
     rtts_ms: tuple[float, ...]
-    ways: tuple[Way, ...]
+    candidates: tuple[Candidate, ...]
     table: CutTable
     refusals: tuple[Refusal, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -264,8 +264,8 @@ class PlanningResult:
     tiers: tuple[TierPlan, ...] = ()
     max_loss: Annotated[float, Range(0, 1)] = 1.0
 
-    def best(self, bandwidth_mbit_s: float, rtt_ms: float) -> Way:
-        """Return the way that wins at the grid point nearest to a setting."""
+    def best(self, bandwidth_mbit_s: float, rtt_ms: float) -> Candidate:
+        """Return the candidate that wins at the grid point nearest to a setting."""
         column = min(
             range(len(self.bandwidths_mbit_s)),
             key=lambda n: abs(self.bandwidths_mbit_s[n] - bandwidth_mbit_s),
@@ -273,7 +273,9 @@ class PlanningResult:
         row = min(range(len(self.rtts_ms)), key=lambda n: abs(self.rtts_ms[n] - rtt_ms))
         rtt, bandwidth = self.rtts_ms[row], self.bandwidths_mbit_s[column]
         return next(
-            way
-            for way in self.ways
-            if any(win.rtt_ms == rtt and win.from_mbit_s <= bandwidth <= win.to_mbit_s for win in way.wins)
+            candidate
+            for candidate in self.candidates
+            if any(
+                win.rtt_ms == rtt and win.from_mbit_s <= bandwidth <= win.to_mbit_s for win in candidate.wins
+            )
         )

@@ -16,44 +16,21 @@ from edgekit_offload.cuts.costs import Costs
 from edgekit_offload.cuts.solver import Cuts, Limit, Placement
 from edgekit_offload.planning.costs import (
     GraphCosts,
-    PowerModel,
-    energy_costs,
     latency_costs,
-    pipeline_stages,
     server_costs,
     tier_costs,
 )
+from edgekit_offload.planning.objectives import Goal
 from edgekit_offload.planning.result import Certificate, SentTensor, StatedLimit, TierPlan
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.offload.cut_table import Objective
 from edgekit_runtime.offload.latency_model import Conditions, LinkState
 
 _LATENCY: Final = "latency"
 _SETTINGS_OF_SPLITS: Final = 3  # number of bandwidths; each needs a mixed-integer program
-# Waiting times, in service times, for which a capacity plan leaves room within the limit. The server may then
-# be busy for 0.01, 0.87, 0.75, 0.56, 0.32, 0.2, 0.13, 0.05 and 0.02 of the time.
-_SLACKS: Final = (0.0, 16.0, 8.0, 4.0, 2.0, 1.4, 1.0, 0.8, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
-    """An objective, and the limits that must hold.
-
-    Attributes:
-        objective: see `Objective`.
-        power: power of the device, for energy.
-        limits: limits such as the memory of the device.
-        latency_limit_s: limit on latency, for capacity and energy.
-    """
-
-    objective: Objective = "latency"
-    power: PowerModel | None = None
-    limits: tuple[Limit, ...] = ()
-    latency_limit_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FoundCut:
+class OptimalCut:
     """A placement that is the cheapest somewhere.
 
     Attributes:
@@ -82,7 +59,7 @@ class _Setting:
         condition: link and load.
         coding: family of codings of what is sent.
         stated: limits that a certificate names.
-        kept: tensors that must not leave the device.
+        pinned: tensors that must not leave the device.
         unit: of the stages.
     """
 
@@ -91,7 +68,7 @@ class _Setting:
     condition: Conditions
     coding: str
     stated: tuple[StatedLimit, ...]
-    kept: tuple[str, ...]
+    pinned: tuple[str, ...]
     unit: Literal["s", "J"] = "s"
 
 
@@ -99,49 +76,49 @@ def find_cuts(
     costs: GraphCosts,
     conditions: Sequence[Conditions],
     goal: Goal,
-    kept: NDArray[np.bool_] | None = None,
+    pinned: NDArray[np.bool_] | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> tuple[FoundCut, ...]:
+) -> tuple[OptimalCut, ...]:
     """Return the cuts that are cheapest under some of the conditions; all on the device is not among them.
 
     Args:
         costs: the graph with its measured costs.
         conditions: links and loads; all must be usable.
         goal: objective and limits.
-        kept: bool [tensors], whether a tensor must not leave the device.
+        pinned: bool [tensors], whether a tensor must not leave the device.
         progress: called with the number of solved settings and the number of all.
 
     Raises:
         CutError: no placement keeps limits and pins, not even all on the device.
     """
-    found: dict[tuple[str, tuple[int, ...]], FoundCut] = {}
+    optimal: dict[tuple[str, tuple[int, ...]], OptimalCut] = {}
     total, done = len(costs.codings) * len(conditions), 0
-    shown = [conditions[int(n)] for n in np.linspace(0, len(conditions) - 1, _SETTINGS_OF_SPLITS)]
+    split_conditions = [conditions[int(n)] for n in np.linspace(0, len(conditions) - 1, _SETTINGS_OF_SPLITS)]
     cuts = Cuts(costs.graph)
     for coding in costs.codings:
         for condition in conditions:
-            for placement, setting in _solutions(cuts, costs, coding, condition, goal, kept):
-                if not any(placement.tiers) or (coding, placement.tiers) in found:
+            for placement, setting in _solutions(cuts, costs, coding, condition, goal, pinned):
+                if not any(placement.tiers) or (coding, placement.tiers) in optimal:
                     continue
                 best = cuts.confirm(placement, setting.stages, setting.limits)
-                found[coding, best.tiers] = FoundCut(coding, best.tiers, _certify(cuts, best, setting))
+                optimal[coding, best.tiers] = OptimalCut(coding, best.tiers, _certify(cuts, best, setting))
             done += 1
             if progress is not None:
                 progress(done, total)
-        for condition in dict.fromkeys(shown):
-            setting = _with_both_sides(costs, coding, condition, goal, kept)
-            split = _find_split(cuts, setting, goal)
-            if split is not None and (coding, split.tiers) not in found:
+        for condition in dict.fromkeys(split_conditions):
+            setting = _with_both_sides(costs, coding, condition, goal, pinned)
+            split = _find_split(cuts, setting)
+            if split is not None and (coding, split.tiers) not in optimal:
                 certificate = replace(_certify(cuts, split, setting), splits_only=True)
-                found[coding, split.tiers] = FoundCut(coding, split.tiers, certificate)
-    return tuple(found.values())
+                optimal[coding, split.tiers] = OptimalCut(coding, split.tiers, certificate)
+    return tuple(optimal.values())
 
 
 def place_on_tiers(
     costs: GraphCosts,
     coding: str,
     links: tuple[LinkState, ...],
-    kept: NDArray[np.bool_] | None = None,
+    pinned: NDArray[np.bool_] | None = None,
     limits: Sequence[Limit] = (),
 ) -> TierPlan:
     """Return the fastest placement on a row of tiers (device, edge, cloud), proved.
@@ -150,7 +127,7 @@ def place_on_tiers(
     package leads to the next tier, so two packages implement the plan.
     """
     tiers = len(links) + 1
-    table = tier_costs(costs, coding, links, kept)
+    table = tier_costs(costs, coding, links, pinned)
     cuts = Cuts(costs.graph, tiers)
     placement = cuts.confirm(cuts.cheapest(table, limits), [table], limits)
     coded, placed = costs.codings[coding], np.array(placement.tiers)
@@ -173,7 +150,7 @@ def place_on_tiers(
         certificate=Certificate(
             placement.proof, placement.cost, placement.bound, placement.gap,
             _count_tried(cuts, placement), links[0].up_bits_per_s / 1e6, links[0].rtt_s * 1e3,
-            coding=coding, limits=_state_bytes(limits), kept=_name_kept(costs, kept),
+            coding=coding, limits=_state_bytes(limits), pinned=_name_pinned(costs, pinned),
         ),
         coding=coding,
         tiers=placement.tiers,
@@ -185,7 +162,7 @@ def _setting(
     coding: str,
     condition: Conditions,
     goal: Goal,
-    kept: NDArray[np.bool_] | None,
+    pinned: NDArray[np.bool_] | None,
     *,
     slack: float = 0.0,
 ) -> _Setting:
@@ -195,37 +172,30 @@ def _setting(
     with the least server time. That needs room for a wait of `slack` service times within the latency limit,
     and this limit is a sum over kernels.
     """
-    latency, limits = latency_costs(costs, coding, condition, kept), goal.limits
+    latency, limits = latency_costs(costs, coding, condition, pinned), goal.limits
     stated = _state_bytes(limits)
-    if goal.latency_limit_s is not None and goal.objective in ("capacity", "energy"):
+    if goal.kept_latency_s is not None:
         limited = latency
         if slack:
-            wait, server = slack * condition.server_slowdown, server_costs(costs, coding, kept)
+            wait, server = slack * condition.server_slowdown, server_costs(costs, coding, pinned)
             compute, upload = latency.compute + wait * server.compute, latency.upload + wait * server.upload
             limited = replace(latency, compute=compute, upload=upload)
-        limits += (Limit(limited, goal.latency_limit_s, _LATENCY),)
-        stated = (StatedLimit(_LATENCY, goal.latency_limit_s, "s", slack), *stated)
-    stages: tuple[Costs, ...] = (latency,)
-    if goal.objective == "energy":
-        if goal.power is None:
-            raise CutError("the objective energy needs the power of the device")
-        stages = (energy_costs(costs, coding, condition, goal.power, kept),)
-    elif goal.objective == "throughput":
-        stages = pipeline_stages(costs, coding, condition, kept)
-    elif goal.objective == "capacity":
-        stages = (server_costs(costs, coding, kept),)
-    unit: Literal["s", "J"] = "J" if goal.objective == "energy" else "s"
-    return _Setting(stages, limits, condition, coding, stated, _name_kept(costs, kept), unit)
+        limits += (Limit(limited, goal.kept_latency_s, _LATENCY),)
+        stated = (StatedLimit(_LATENCY, goal.kept_latency_s, "s", slack), *stated)
+    stages = goal.row.stages(costs, coding, condition, goal, pinned)
+    return _Setting(
+        stages, limits, condition, coding, stated, _name_pinned(costs, pinned), goal.row.solver_unit
+    )
 
 
 def _state_bytes(limits: Sequence[Limit]) -> tuple[StatedLimit, ...]:
     """Return limits of the device's memory, each once; for the solver there is one for each kernel."""
-    return tuple(dict.fromkeys(StatedLimit(one.name, one.at_most, "B") for one in limits))
+    return tuple(dict.fromkeys(StatedLimit(limit.name, limit.at_most, "B") for limit in limits))
 
 
-def _name_kept(costs: GraphCosts, kept: NDArray[np.bool_] | None) -> tuple[str, ...]:
+def _name_pinned(costs: GraphCosts, pinned: NDArray[np.bool_] | None) -> tuple[str, ...]:
     """Return the tensors that must not leave the device."""
-    return () if kept is None else tuple(costs.graph.tensors[row] for row in np.flatnonzero(kept))
+    return () if pinned is None else tuple(costs.graph.tensors[row] for row in np.flatnonzero(pinned))
 
 
 def _solutions(
@@ -234,14 +204,14 @@ def _solutions(
     coding: str,
     condition: Conditions,
     goal: Goal,
-    kept: NDArray[np.bool_] | None,
+    pinned: NDArray[np.bool_] | None,
 ) -> Iterator[tuple[Placement, _Setting]]:
     """Yield the best placement at one link and load; for capacity, one for each wait on the server."""
     least = np.inf
-    for slack in _SLACKS if goal.objective == "capacity" else (0.0,):
-        setting = _setting(costs, coding, condition, goal, kept, slack=slack)
+    for slack in goal.row.waits:
+        setting = _setting(costs, coding, condition, goal, pinned, slack=slack)
         try:
-            placement = _solve(cuts, setting, goal)
+            placement = _solve(cuts, setting)
         except CutError:
             if len(setting.limits) == len(goal.limits):
                 raise
@@ -254,21 +224,21 @@ def _solutions(
         least = min(least, placement.cost)
 
 
-def _solve(cuts: Cuts, setting: _Setting, goal: Goal) -> Placement:
-    if goal.objective == "throughput":
+def _solve(cuts: Cuts, setting: _Setting) -> Placement:
+    if len(setting.stages) > 1:
         return cuts.fastest_pipeline(setting.stages, setting.limits)
     return cuts.cheapest(setting.stages[0], setting.limits)
 
 
 def _with_both_sides(
-    costs: GraphCosts, coding: str, condition: Conditions, goal: Goal, kept: NDArray[np.bool_] | None
+    costs: GraphCosts, coding: str, condition: Conditions, goal: Goal, pinned: NDArray[np.bool_] | None
 ) -> _Setting:
     """Return a setting in which at least one kernel runs on each side.
 
     Then a last kernel is on the server and a first one on the device. Counting these alone keeps the linear
     program near a placement: among hundreds of kernels, a part of one would do.
     """
-    setting = _setting(costs, coding, condition, goal, kept)
+    setting = _setting(costs, coding, condition, goal, pinned)
     limits = list(setting.limits)
     free = np.zeros((len(costs.raw_bytes), 1))
     needs = costs.graph.ancestors
@@ -280,10 +250,10 @@ def _with_both_sides(
     return replace(setting, limits=tuple(limits))
 
 
-def _find_split(cuts: Cuts, setting: _Setting, goal: Goal) -> Placement | None:
+def _find_split(cuts: Cuts, setting: _Setting) -> Placement | None:
     """Return the best cut with kernels on both sides, or None if there is none."""
     try:
-        placement = _solve(cuts, setting, goal)
+        placement = _solve(cuts, setting)
     except CutError:  # because of one kernel, pins, or a limit
         return None
     return cuts.confirm(placement, setting.stages, setting.limits)
@@ -302,5 +272,5 @@ def _certify(cuts: Cuts, placement: Placement, setting: _Setting) -> Certificate
         placement.proof, placement.cost, placement.bound, placement.gap,
         _count_tried(cuts, placement), link.up_bits_per_s / 1e6, link.rtt_s * 1e3,
         setting.condition.device_slowdown, setting.condition.server_slowdown, setting.unit,
-        coding=setting.coding, limits=setting.stated, kept=setting.kept,
+        coding=setting.coding, limits=setting.stated, pinned=setting.pinned,
     )  # fmt: skip

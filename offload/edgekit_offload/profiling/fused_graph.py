@@ -61,7 +61,7 @@ def read_kernels(
     """
     own = tensors_of(model)
     names = _find_own_names(model, optimised, own)
-    weights = {one.name: tensor_bytes(one) for one in optimised.graph.initializer}
+    weights = {tensor.name: tensor_bytes(tensor) for tensor in optimised.graph.initializer}
     weights |= {node.output[0]: 0 for node in optimised.graph.node if node.op_type == "Constant"}
     kernels: list[KernelTime] = []
     sizes: dict[str, int] = {}
@@ -88,8 +88,8 @@ def read_kernels(
 
 def tensors_of(model: onnx.ModelProto) -> frozenset[str]:
     """Return the tensors that the nodes of a model write, and its inputs, without weights."""
-    weights = {one.name for one in model.graph.initializer}
-    inputs = {one.name for one in model.graph.input} - weights
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = {value.name for value in model.graph.input} - weights
     return frozenset(inputs | {tensor for node in model.graph.node for tensor in node.output if tensor})
 
 
@@ -98,18 +98,18 @@ def find_obstacle(model: onnx.ModelProto) -> str:
     for node in model.graph.node:
         if has_subgraph(node):
             return f"the model has control flow, node '{node.name}' ({node.op_type})"
-    weights = {one.name for one in model.graph.initializer}
-    for one in model.graph.input:
-        if one.name not in weights and any(
-            not dimension.HasField("dim_value") for dimension in one.type.tensor_type.shape.dim[1:]
+    weights = {tensor.name for tensor in model.graph.initializer}
+    for value in model.graph.input:
+        if value.name not in weights and any(
+            not dimension.HasField("dim_value") for dimension in value.type.tensor_type.shape.dim[1:]
         ):
-            return f"input '{one.name}' has dynamic dimensions beside the batch"
+            return f"input '{value.name}' has dynamic dimensions beside the batch"
     return ""
 
 
 def has_subgraph(node: onnx.NodeProto) -> bool:
     """Return whether a node is control flow."""
-    return any(one.HasField("g") or len(one.graphs) > 0 for one in node.attribute)
+    return any(attribute.HasField("g") or len(attribute.graphs) > 0 for attribute in node.attribute)
 
 
 def measure_sizes(
@@ -134,7 +134,7 @@ def measure_sizes(
     Raises:
         CutError: onnxruntime refused the model.
     """
-    present = {one.name for one in model.graph.output}
+    present = {value.name for value in model.graph.output}
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in present)
     settings = make_settings(OrtOptions(optimise=False))
     if weights:
@@ -194,12 +194,12 @@ def _match(optimised: onnx.ModelProto, nodes: Sequence[NodeTiming]) -> list[Node
     if [node.op_type for node in graph] == [node.op for node in nodes]:
         return list(nodes)
     by_name = {(node.name, node.op): node for node in nodes}
-    found = [by_name.get((node.name, node.op_type)) for node in graph]
-    matched = [node for node in found if node is not None]
+    timings = [by_name.get((node.name, node.op_type)) for node in graph]
+    matched = [node for node in timings if node is not None]
     if len(matched) < len(graph) or len(by_name) < len(nodes):
         raise CutError(
             f"profile: onnxruntime timed {len(nodes)} nodes, its optimised graph has {len(graph)},"
-            " and they do not fit together; whole-model ways only"
+            " and they do not fit together; whole-model candidates only"
         )
     return matched
 
@@ -209,22 +209,22 @@ def _find_own_names(
 ) -> dict[str, str]:
     """Return the model's name of each optimised tensor that holds the same values in another layout."""
     origins = _Origins(model, own)
-    weights = {one.name for one in optimised.graph.initializer}
+    weights = {tensor.name for tensor in optimised.graph.initializer}
     names: dict[str, str] = {}
 
     def own_name(tensor: str) -> str | None:
         return tensor if tensor in own else names.get(tensor)
 
     for node in optimised.graph.node:
-        for place, tensor in enumerate(node.output):
+        for position, tensor in enumerate(node.output):
             if not tensor or tensor in own:
                 continue
             if origins.is_layout(node) and node.input[0] not in weights:
-                found = own_name(node.input[0])
+                origin = own_name(node.input[0])
             else:
-                found = origins.find(node, place)
-            if found is not None:
-                names[tensor] = found
+                origin = origins.find(node, position)
+            if origin is not None:
+                names[tensor] = origin
     # A tensor with a new name that only a change of layout separates from a tensor of the model.
     for node in reversed(optimised.graph.node):
         if origins.is_layout(node) and node.input[0] not in weights and own_name(node.input[0]) is None:
@@ -250,20 +250,20 @@ class _Origins:
         """Return whether onnxruntime added a node to change a layout."""
         return node.op_type in _LAYOUT_OPS and self._find(node) is None
 
-    def find(self, node: onnx.NodeProto, place: int) -> str | None:
+    def find(self, node: onnx.NodeProto, position: int) -> str | None:
         """Return the model's tensor with the values of an output of an optimised node, if known."""
         if node.domain == _NCHWC_DOMAIN:
             named = _NCHWC_NAME.fullmatch(node.name)
             if named is not None and named["output"] in self._own:
                 return named["output"]
         origin = self._find(node)
-        if origin is None or place >= len(origin.output):
+        if origin is None or position >= len(origin.output):
             return None
         source = self._maker.get(origin.input[0]) if origin.input else None
         is_widened = source is not None and source.op_type == "DequantizeLinear"
         if node.op_type.startswith("QLinear") or (is_widened and node.op_type in _MOVING_OPS):
-            return self._find_quantized(origin.output[place])
-        return origin.output[place] if origin.op_type == node.op_type else None
+            return self._find_quantized(origin.output[position])
+        return origin.output[position] if origin.op_type == node.op_type else None
 
     def _find(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
         return self._by_name.get(node.name) or self._by_name.get(_NUMBER.sub("", node.name))

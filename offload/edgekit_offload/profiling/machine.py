@@ -164,23 +164,23 @@ class Machine:
 
     def _explain(self, exit_code: int, last_line: str) -> str:
         """Return why there is no result, and what to do about it."""
-        said = (last_line or "it printed no message").rstrip(".")
+        reason = (last_line or "it printed no message").rstrip(".")
         host = self.text.removeprefix("ssh:")
         if host == self.text:
-            return f"measuring ended {describe_end(exit_code)}: {said}"
+            return f"measuring ended {describe_end(exit_code)}: {reason}"
         if exit_code == _SSH_FAILED:
-            return f"ssh failed: {said}; connect once by `ssh {host}`: it must work without a question"
+            return f"ssh failed: {reason}; connect once by `ssh {host}`: it must work without a question"
         if (
             exit_code == _NOT_FOUND
-            and "edgekit-device" in said
-            and "/" not in said.partition("edgekit-device")[0]
+            and "edgekit-device" in reason
+            and "/" not in reason.partition("edgekit-device")[0]
         ):
             return (
-                f"{said}; install edgekit there, and put `edgekit-device` into a folder of the PATH that"
+                f"{reason}; install edgekit there, and put `edgekit-device` into a folder of the PATH that"
                 f" `ssh {host} env` shows"
             )
         return (
-            f"measuring ended {describe_end(exit_code)}: {said}; see whether `ssh {host} edgekit-device"
+            f"measuring ended {describe_end(exit_code)}: {reason}; see whether `ssh {host} edgekit-device"
             " --version` works there, with Python 3.10 or later and the same release"
         )
 
@@ -208,9 +208,9 @@ def profile_kernels(
     measured = machine.run(*_make_job("profile", [graph], seconds))
     whole = measured.timings[0]
     obstacle = measured.obstacle or find_obstacle(model)
-    weights = {one.name for one in model.graph.initializer}
-    inputs = tuple(one.name for one in model.graph.input if one.name not in weights)
-    outputs = tuple(one.name for one in model.graph.output)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = tuple(value.name for value in model.graph.input if value.name not in weights)
+    outputs = tuple(value.name for value in model.graph.output)
     overhead_s, scale = find_overhead([node.timing.seconds for node in measured.nodes], whole.seconds)
     kernels: tuple[KernelTime, ...] = ()
     sizes: dict[str, int] = {}
@@ -298,15 +298,15 @@ def time_batches(
 def _make_job(kind: JobKind, graphs: Sequence[RunnableGraph], seconds: float) -> tuple[Job, list[memoryview]]:
     """Return a job and its blobs; content that several graphs share is sent once."""
     blobs: list[memoryview] = []
-    places: dict[int, int] = {}  # id of an object that `graphs` keep alive -> number of its blob
+    blob_numbers: dict[int, int] = {}  # id of an object that `graphs` keep alive -> number of its blob
 
     def place(content: bytes | memoryview) -> int:
-        if id(content) not in places:
-            places[id(content)] = len(blobs)
+        if id(content) not in blob_numbers:
+            blob_numbers[id(content)] = len(blobs)
             blobs.append(memoryview(content).cast("B"))
-        return places[id(content)]
+        return blob_numbers[id(content)]
 
-    made = []
+    job_graphs = []
     for graph in graphs:
         inputs = []
         for name, array in graph.inputs.items():
@@ -319,6 +319,6 @@ def _make_job(kind: JobKind, graphs: Sequence[RunnableGraph], seconds: float) ->
             inputs.append(JobInput(name, array.dtype.name, array.shape, len(blobs) - 1))
         weights = {location: place(content) for location, content in graph.weights.items()}
         model = place(graph.content) if graph.content else None
-        made.append(JobGraph(model, graph.options, weights, tuple(inputs), graph.coding))
-    job = Job(kind, tuple(made), tuple(map(len, blobs)), seconds)
+        job_graphs.append(JobGraph(model, graph.options, weights, tuple(inputs), graph.coding))
+    job = Job(kind, tuple(job_graphs), tuple(map(len, blobs)), seconds)
     return job, blobs

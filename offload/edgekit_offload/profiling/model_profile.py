@@ -17,7 +17,7 @@ from edgekit_runtime.offload.measurement.machine_facts import MachineFacts
 from edgekit_runtime.offload.measurement.request_cost import RequestCost
 from edgekit_runtime.system.atomic_files import write_atomically
 
-WHOLE_MODEL_ONLY: Final = "whole-model ways only"
+WHOLE_MODEL_ONLY: Final = "whole-model candidates only"
 """Text of every message about a model that cannot be split; the planner and the user recognise it."""
 
 Label: TypeAlias = Literal["measured", "emulated"]

@@ -46,12 +46,15 @@ class PlanningGraph:
     nodes: tuple[tuple[int, ...], ...]
 
 
-def join_profiles(content: bytes, profiles: Sequence[ModelProfile]) -> PlanningGraph:
+def join_profiles(
+    content: bytes, profiles: Sequence[ModelProfile], model: onnx.ModelProto | None = None
+) -> PlanningGraph:
     """Return the kernels of a model that all profiles have in common.
 
     Args:
         content: the ONNX model, as it was profiled.
         profiles: profiles of all machines, the device first.
+        model: the model, if it is parsed already.
 
     Raises:
         CutError: a profile is of another model, or the model cannot be split.
@@ -61,7 +64,7 @@ def join_profiles(content: bytes, profiles: Sequence[ModelProfile]) -> PlanningG
         if profile.obstacle or not profile.kernels:
             why = profile.obstacle or "it has no kernels"
             raise CutError(f"the profile of {profile.measured_on}: {why}; {WHOLE_MODEL_ONLY}")
-    model = onnx.load_from_string(content)
+    model = onnx.load_from_string(content) if model is None else model
     written = [{tensor for kernel in profile.kernels for tensor in kernel.writes} for profile in profiles]
     unsendable = {tensor for profile in profiles for tensor in profile.unsendable}
     dataflow = _Dataflow.of(model, set.intersection(*written) - unsendable)
@@ -74,7 +77,7 @@ def join_profiles(content: bytes, profiles: Sequence[ModelProfile]) -> PlanningG
     if unknown:
         raise CutError(f"the profiles do not say how large '{unknown[0]}' is; {WHOLE_MODEL_ONLY}")
     nodes = tuple(
-        tuple(sorted({*group, *(each for number in group for each in dataflow.repeated[number])}))
+        tuple(sorted({*group, *(repeated for number in group for repeated in dataflow.repeated[number])}))
         for group in groups
     )
     homes = {
@@ -143,9 +146,9 @@ class _Dataflow:
         nodes = model.graph.node
         if any(has_subgraph(node) for node in nodes):
             raise CutError(f"the model has control flow; {WHOLE_MODEL_ONLY}")
-        weights = {one.name for one in model.graph.initializer}
-        inputs = tuple(one.name for one in model.graph.input if one.name not in weights)
-        outputs = tuple(one.name for one in model.graph.output)
+        weights = {tensor.name for tensor in model.graph.initializer}
+        inputs = tuple(value.name for value in model.graph.input if value.name not in weights)
+        outputs = tuple(value.name for value in model.graph.output)
         maker = {tensor: number for number, node in enumerate(nodes) for tensor in node.output if tensor}
         # For each repeated node, what its readers need instead: tensors, and repeated nodes.
         needs: dict[int, tuple[dict[str, None], set[int]]] = {}
@@ -205,7 +208,7 @@ class _Dataflow:
 
     def make_graph(self, groups: Sequence[Sequence[int]]) -> KernelGraph:
         """Return groups of nodes as kernels, named after the first tensor that they write."""
-        home = {number: place for place, group in enumerate(groups) for number in group}
+        home = {number: index for index, group in enumerate(groups) for number in group}
         written: list[dict[str, None]] = [{} for _ in groups]
         read: list[dict[str, None]] = [{} for _ in groups]
         for tensor, number in self.maker.items():
@@ -219,8 +222,8 @@ class _Dataflow:
                     if source is not None:
                         written[source][tensor] = None
         kernels = tuple(
-            Kernel(next(iter(written[place]), f"kernel {place}"), tuple(read[place]), tuple(written[place]))
-            for place in range(len(groups))
+            Kernel(next(iter(written[index]), f"kernel {index}"), tuple(read[index]), tuple(written[index]))
+            for index in range(len(groups))
         )
         return KernelGraph(kernels, self.inputs, self.outputs)
 
@@ -243,14 +246,14 @@ def _assign_times(profile: ModelProfile, homes: Mapping[str, int], count: int) -
     tensor, the kernel prepares a tensor that another kernel reads, and belongs to that one.
     """
     seconds = np.zeros(count)
-    wanted: dict[str, int] = {}  # tensor -> the joined kernel of its reader
+    reader_of: dict[str, int] = {}  # tensor -> the joined kernel of its reader
     last = count - 1
     for kernel in reversed(profile.kernels):
-        places = [homes[tensor] for tensor in kernel.writes if tensor in homes]
-        places += [wanted[tensor] for tensor in kernel.writes if tensor in wanted]
-        last = places[0] if places else last
+        readers = [homes[tensor] for tensor in kernel.writes if tensor in homes]
+        readers += [reader_of[tensor] for tensor in kernel.writes if tensor in reader_of]
+        last = readers[0] if readers else last
         seconds[last] += kernel.seconds
-        wanted.update(dict.fromkeys(kernel.reads, last))
+        reader_of.update(dict.fromkeys(kernel.reads, last))
     return seconds
 
 
@@ -262,16 +265,18 @@ def _find_weights(
     Returns:
         int64 [weights], and bool [kernels, weights].
     """
-    sizes = {one.name: tensor_bytes(one) for one in model.graph.initializer}
+    sizes = {tensor.name: tensor_bytes(tensor) for tensor in model.graph.initializer}
     for node in model.graph.node:
         if node.op_type == "Constant":
-            sizes[node.output[0]] = sum(tensor_bytes(one.t) for one in node.attribute if one.name == "value")
+            sizes[node.output[0]] = sum(
+                tensor_bytes(attribute.t) for attribute in node.attribute if attribute.name == "value"
+            )
     columns = {name: column for column, name in enumerate(sizes)}
     readers = np.zeros((len(nodes), len(sizes)), np.bool_)
-    for place, group in enumerate(nodes):
+    for row, group in enumerate(nodes):
         members = [model.graph.node[number] for number in group]
         needed = {name for node in members for name in (*node.input, *node.output)}
-        readers[place, [columns[name] for name in needed & columns.keys()]] = True
+        readers[row, [columns[name] for name in needed & columns.keys()]] = True
     return np.array([*sizes.values()], np.int64), readers
 
 
@@ -282,8 +287,8 @@ def _find(parents: dict[int, int], number: int) -> int:
     return number
 
 
-def _unite(parents: dict[int, int], one: int, other: int) -> None:
-    first, second = sorted((_find(parents, one), _find(parents, other)))
+def _unite(parents: dict[int, int], number: int, other: int) -> None:
+    first, second = sorted((_find(parents, number), _find(parents, other)))
     parents[second] = first
 
 
@@ -306,8 +311,8 @@ def _find_components(before_of: Mapping[int, Collection[int]]) -> list[list[int]
         path.append(start)
         on_path.add(start)
         while stack:
-            root, rest = stack[-1]
-            for other in rest:
+            root, successors = stack[-1]
+            for other in successors:
                 if other not in order:
                     order[other] = lowest[other] = len(order)
                     path.append(other)
@@ -321,10 +326,10 @@ def _find_components(before_of: Mapping[int, Collection[int]]) -> list[list[int]
                 if stack:
                     lowest[stack[-1][0]] = min(lowest[stack[-1][0]], lowest[root])
                 if lowest[root] == order[root]:
-                    place = path.index(root)
-                    components.append(path[place:])
-                    on_path -= set(path[place:])
-                    del path[place:]
+                    begin = path.index(root)
+                    components.append(path[begin:])
+                    on_path -= set(path[begin:])
+                    del path[begin:]
     return components
 
 

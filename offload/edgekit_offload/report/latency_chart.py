@@ -1,4 +1,4 @@
-"""The chart of a plan: latency against bandwidth, a line for each way, and the best as a ribbon below.
+"""The chart of a plan: latency against bandwidth, a line for each candidate, and the best as a ribbon below.
 
 It makes SVG from numbers. Hovering over or focusing a place of the chart shows its values, without a script.
 """
@@ -11,9 +11,9 @@ from typing import Final
 from edgekit_host.markup import Markup, el, show_ms, three_digits
 
 _WIDTH, _HEIGHT = 640.0, 420.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 628.0, 14.0, 330.0
+_X_MIN, _RIGHT, _TOP, _BOTTOM = 64.0, 628.0, 14.0, 330.0
 _RIBBON_TOP, _RIBBON_BOTTOM = 356.0, 378.0
-_HIGHEST: Final = 12.0  # multiple of the slowest best way; slower values leave the frame
+_HIGHEST: Final = 12.0  # multiple of the slowest best candidate; slower values leave the frame
 _LINE_HEIGHT: Final = 16.0
 _MAX_LISTED: Final = 16
 _COLORS: Final = 8
@@ -22,11 +22,11 @@ _STEPS: Final = (1, 2, 5)
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One way to run the model.
+    """The latency of a candidate.
 
     Attributes:
         tag: one or two characters that stand for it in the chart.
-        name: name of the way.
+        name: name of the candidate.
         seconds: latency at each bandwidth of the chart; infinity if it cannot run.
     """
 
@@ -37,10 +37,10 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Neighbouring bandwidths at which the same way is the best.
+    """Neighbouring bandwidths at which the same candidate is the best.
 
     Attributes:
-        curve: index of the way.
+        curve: index of the candidate.
         low_mbit_s, high_mbit_s: least and greatest bandwidth at which it is the best.
     """
 
@@ -50,7 +50,7 @@ class Reach:
 
 
 def colors_of(reaches: Sequence[Reach]) -> dict[int, int]:
-    """Return index of a way -> number of its colour; ways that are never the best have none."""
+    """Return index of a candidate -> number of its colour; candidates that are never the best have none."""
     return {
         curve: number % _COLORS + 1
         for number, curve in enumerate(dict.fromkeys(reach.curve for reach in reaches))
@@ -63,14 +63,14 @@ class _Frame:
     def __init__(self, mbit_s: Sequence[float], curves: Sequence[Curve]) -> None:
         best = [min(curve.seconds[at] for curve in curves) for at in range(len(mbit_s))]
         finite = [value for curve in curves for value in curve.seconds if math.isfinite(value)]
-        known = [value for value in best if math.isfinite(value)] or [1.0]
+        bounded = [value for value in best if math.isfinite(value)] or [1.0]
         self.x_low, self.x_high = mbit_s[0], max(mbit_s[-1], mbit_s[0] * 1.0001)
-        self.y_low = max(min(known) / 1.25, 1e-7)
-        self.y_high = max(min(max(finite, default=1.0), _HIGHEST * max(known)) * 1.1, self.y_low * 1.5)
+        self.y_low = max(min(bounded) / 1.25, 1e-7)
+        self.y_high = max(min(max(finite, default=1.0), _HIGHEST * max(bounded)) * 1.1, self.y_low * 1.5)
 
     def x(self, mbit_s: float) -> float:
         share = math.log(mbit_s / self.x_low) / math.log(self.x_high / self.x_low)
-        return _LEFT + (_RIGHT - _LEFT) * share
+        return _X_MIN + (_RIGHT - _X_MIN) * share
 
     def y(self, seconds: float) -> float:
         share = math.log(max(seconds, 1e-9) / self.y_low) / math.log(self.y_high / self.y_low)
@@ -94,8 +94,8 @@ def latency_chart(
     tags = [
         _tag(frame, mbit_s, curves[index], colors.get(index), (index + 0.5) / len(curves)) for index in order
     ]
-    box = el("rect", x=_LEFT, y=_TOP, width=_RIGHT - _LEFT, height=_BOTTOM - _TOP)
-    words = f"{len(curves)} ways to run the model. The table below holds the values."
+    box = el("rect", x=_X_MIN, y=_TOP, width=_RIGHT - _X_MIN, height=_BOTTOM - _TOP)
+    words = f"{len(curves)} candidates to run the model. The table below holds the values."
     return el(
         "svg",
         el("title", "Latency against bandwidth", id=f"{key}-title"),
@@ -114,7 +114,7 @@ def latency_chart(
 
 
 def _style(color: int | None) -> str:
-    return "other" if color is None else f"way{color}"
+    return "other" if color is None else f"candidate{color}"
 
 
 def _line(frame: _Frame, mbit_s: Sequence[float], curve: Curve, color: int | None) -> Markup:
@@ -130,13 +130,13 @@ def _tag(
     frame: _Frame, mbit_s: Sequence[float], curve: Curve, color: int | None, share: float
 ) -> Markup | None:
     """Return the tag of a line, in the frame and near `share` of its width, so that tags do not overlap."""
-    wanted = share * (len(mbit_s) - 1)
+    position = share * (len(mbit_s) - 1)
     inside = [at for at, value in enumerate(curve.seconds) if frame.y_low <= value <= frame.y_high]
     if not inside:
         return None
-    at = min(inside, key=lambda index: abs(index - wanted))
+    at = min(inside, key=lambda index: abs(index - position))
     x, y = frame.x(mbit_s[at]), frame.y(curve.seconds[at])
-    x = min(max(x, _LEFT + 9), _RIGHT - 9)
+    x = min(max(x, _X_MIN + 9), _RIGHT - 9)
     return el(
         "g",
         el("circle", cx=x, cy=y, r=8.5),
@@ -160,10 +160,10 @@ def _grid(frame: _Frame) -> Markup:
         parts.append(el("text", three_digits(tick), x=x, y=_BOTTOM + 17, class_="tick", text_anchor="middle"))
     for tick in log_ticks(frame.y_low, frame.y_high):
         y = frame.y(tick)
-        parts.append(el("line", x1=_LEFT, y1=y, x2=_RIGHT, y2=y, class_="grid"))
-        parts.append(el("text", show_ms(tick), x=_LEFT - 6, y=y + 4, class_="tick", text_anchor="end"))
-    middle = (_LEFT + _RIGHT) / 2
-    title = "Bandwidth to the server (Mbit/s, log scale); ribbon: the best way"
+        parts.append(el("line", x1=_X_MIN, y1=y, x2=_RIGHT, y2=y, class_="grid"))
+        parts.append(el("text", show_ms(tick), x=_X_MIN - 6, y=y + 4, class_="tick", text_anchor="end"))
+    middle = (_X_MIN + _RIGHT) / 2
+    title = "Bandwidth to the server (Mbit/s, log scale); ribbon: the best candidate"
     parts.append(el("text", title, x=middle, y=_RIBBON_BOTTOM + 24, class_="axis", text_anchor="middle"))
     return el("g", *parts, aria_hidden="true")
 
@@ -174,8 +174,8 @@ def _ribbon(
     parts = []
     height = _RIBBON_BOTTOM - _RIBBON_TOP
     for reach in reaches:
-        left, right = frame.x(reach.low_mbit_s), frame.x(reach.high_mbit_s)
-        curve, width = curves[reach.curve], max(right - left, 1.0)
+        start, right = frame.x(reach.low_mbit_s), frame.x(reach.high_mbit_s)
+        curve, width = curves[reach.curve], max(right - start, 1.0)
         room = int((width - 10) / 7)  # characters
         text = curve.name if len(curve.name) <= room else curve.tag if room >= len(curve.tag) else None
         words = f"{three_digits(reach.low_mbit_s)} to {three_digits(reach.high_mbit_s)} Mbit/s: {curve.name}"
@@ -183,10 +183,10 @@ def _ribbon(
             el(
                 "g",
                 el("title", words),
-                el("rect", x=left, y=_RIBBON_TOP, width=width, height=height),
+                el("rect", x=start, y=_RIBBON_TOP, width=width, height=height),
                 None
                 if text is None
-                else el("text", text, x=left + width / 2, y=_RIBBON_TOP + 15.5, text_anchor="middle"),
+                else el("text", text, x=start + width / 2, y=_RIBBON_TOP + 15.5, text_anchor="middle"),
                 class_=f"reach {_style(colors.get(reach.curve))}",
             )
         )
@@ -196,9 +196,9 @@ def _ribbon(
 def _bands(frame: _Frame, mbit_s: Sequence[float], curves: Sequence[Curve], colors: dict[int, int]) -> Markup:
     """Return vertical bands that cover the chart; the band under the pointer shows its values."""
     step = max(1, len(mbit_s) // 20)
-    places = list(range(0, len(mbit_s), step))
-    width = (_RIGHT - _LEFT) / max(len(places), 1)
-    return el("g", *(_band(frame, mbit_s[at], at, curves, colors, width) for at in places))
+    indices = list(range(0, len(mbit_s), step))
+    width = (_RIGHT - _X_MIN) / max(len(indices), 1)
+    return el("g", *(_band(frame, mbit_s[at], at, curves, colors, width) for at in indices))
 
 
 def _band(
@@ -211,21 +211,21 @@ def _band(
     room = min(max(map(len, lines)), 34)
     x = frame.x(mbit_s)
     box_width = 7.0 * room + 76
-    left = x + 8 if x + 8 + box_width < _RIGHT else max(x - 8 - box_width, 2.0)
+    box_x = x + 8 if x + 8 + box_width < _RIGHT else max(x - 8 - box_width, 2.0)
     rows = []
     for number, (line, value) in enumerate(zip(lines, values, strict=True)):
         y = _TOP + 20 + _LINE_HEIGHT * number
         style = "head" if number == 0 else f"row {_style(colors.get(order[number - 1]))}"
-        shown = line if len(line) <= 34 else f"{line[:33]}…"
-        rows.append(el("text", shown, x=left + 8, y=y, class_=style))
-        rows.append(el("text", value, x=left + box_width - 8, y=y, text_anchor="end"))
+        text = line if len(line) <= 34 else f"{line[:33]}…"
+        rows.append(el("text", text, x=box_x + 8, y=y, class_=style))
+        rows.append(el("text", value, x=box_x + box_width - 8, y=y, text_anchor="end"))
     height = _LINE_HEIGHT * len(lines) + 12
     spoken = "; ".join(f"{curves[index].name} {show_ms(curves[index].seconds[at])}" for index in order)
     return el(
         "g",
         el(
             "rect",
-            x=max(x - width / 2, _LEFT),
+            x=max(x - width / 2, _X_MIN),
             y=_TOP,
             width=width,
             height=_RIBBON_BOTTOM - _TOP,
@@ -234,7 +234,7 @@ def _band(
         el(
             "g",
             el("line", x1=x, y1=_TOP, x2=x, y2=_RIBBON_BOTTOM, class_="pointer"),
-            el("rect", x=left, y=_TOP + 2, width=box_width, height=height, rx=5, class_="values"),
+            el("rect", x=box_x, y=_TOP + 2, width=box_width, height=height, rx=5, class_="values"),
             *rows,
             class_="readout",
         ),

@@ -26,7 +26,8 @@ from edgekit_offload.planning.explain import (
     describe_leakage,
     describe_limits,
 )
-from edgekit_offload.planning.result import Label, PlanningResult, Way
+from edgekit_offload.planning.objectives import OBJECTIVES
+from edgekit_offload.planning.result import Candidate, Label, PlanningResult
 from edgekit_offload.report.decision import curves_of, decide, reaches_of
 from edgekit_offload.report.latency_chart import Curve, Reach, colors_of, latency_chart
 
@@ -36,12 +37,6 @@ _MEANING: Final = {
     "measured": "run as it is, on the machines named",
     "emulated": "run on this machine made slower, or over an emulated link",
     "modelled": "summed up from measured kernels, not run",
-}
-_RIBBON: Final = {
-    "latency": "The ribbon shows the fastest way.",
-    "energy": "The ribbon shows the way that takes the device the least energy.",
-    "throughput": "The ribbon shows the way with the most requests per second.",
-    "capacity": "The ribbon shows the way that lets a server carry the most devices.",
 }
 _KINDS: Final = {
     "local": "all on the device",
@@ -111,8 +106,8 @@ def _verdict(result: PlanningResult) -> Markup:
 
 def _charts(result: PlanningResult) -> Markup:
     """Return a chart and a table for each round trip, one of which is shown."""
-    if not result.ways or not result.rtts_ms or not result.bandwidths_mbit_s:
-        return section("Latency", el("p", "No way was measured.", class_="empty"), key="latency")
+    if not result.candidates or not result.rtts_ms or not result.bandwidths_mbit_s:
+        return section("Latency", el("p", "No candidate was measured.", class_="empty"), key="latency")
     buttons, labels, panels = [], [], []
     for row, rtt_ms in enumerate(result.rtts_ms):
         checked = "" if row == 0 else None
@@ -122,7 +117,7 @@ def _charts(result: PlanningResult) -> Markup:
         labels.append(el("label", f"{three_digits(rtt_ms)} ms", for_=f"rtt{row}", class_=f"to{row}"))
         panels.append(_panel(result, row))
     choice = el("p", el("span", "Round trip"), *labels, class_="choice") if len(labels) > 1 else None
-    intro = f"Lower is better. {_RIBBON[result.objective]}"
+    intro = f"Lower is better. {OBJECTIVES[result.objective].ribbon}"
     hint = el("p", "Point at the chart, or step through it with Tab, to see values.", class_="note")
     return section("Latency of one request", *buttons, choice, *panels, hint, key="latency", intro=intro)
 
@@ -145,7 +140,11 @@ def _key(curves: Sequence[Curve], reaches: Sequence[Reach]) -> Markup:
     entries = [
         el(
             "span",
-            el("i", curve.tag, class_=f"swatch {'other' if index not in colors else f'way{colors[index]}'}"),
+            el(
+                "i",
+                curve.tag,
+                class_=f"swatch {'other' if index not in colors else f'candidate{colors[index]}'}",
+            ),
             curve.name,
         )
         for index, curve in enumerate(curves)
@@ -155,29 +154,31 @@ def _key(curves: Sequence[Curve], reaches: Sequence[Reach]) -> Markup:
 
 def _latency_table(result: PlanningResult, curves: Sequence[Curve], rtt: str) -> Markup:
     count = len(result.bandwidths_mbit_s)
-    shown = min(count, _MOST_COLUMNS)
-    columns = sorted({round(number * (count - 1) / max(shown - 1, 1)) for number in range(shown)})
+    column_count = min(count, _MOST_COLUMNS)
+    columns = sorted(
+        {round(number * (count - 1) / max(column_count - 1, 1)) for number in range(column_count)}
+    )
     rows = []
     for curve in curves:
         cells = [
             el(
                 "td",
                 show_ms(curve.seconds[at]),
-                class_="n best" if curve.seconds[at] <= min(one.seconds[at] for one in curves) else "n",
+                class_="n best" if curve.seconds[at] <= min(curve.seconds[at] for curve in curves) else "n",
             )
             for at in columns
         ]
         rows.append(el("tr", el("th", f"{curve.tag} · {curve.name}", scope="row", class_="name"), *cells))
-    head = ("Way", *(f"{three_digits(result.bandwidths_mbit_s[at])} Mbit/s" for at in columns))
+    head = ("Candidate", *(f"{three_digits(result.bandwidths_mbit_s[at])} Mbit/s" for at in columns))
     numeric = frozenset(range(1, len(head)))
     return table(head, rows, numeric=numeric, caption=f"Latency at a round trip of {rtt}")
 
 
 def _ways(result: PlanningResult) -> Markup | None:
-    if not result.ways:
+    if not result.candidates:
         return None
-    head = ("Way", "", "Device", "Server", "Sent", "Received", "Answers", "Leakage", "Origin", "Best")
-    rows = [_way_row(result, number, way) for number, way in enumerate(result.ways)]
+    head = ("Candidate", "", "Device", "Server", "Sent", "Received", "Answers", "Leakage", "Origin", "Best")
+    rows = [_way_row(result, number, candidate) for number, candidate in enumerate(result.candidates)]
     note = el(
         "p",
         "Sent and received: bodies of a request, the mean of the samples. Answers: the share that are not "
@@ -187,75 +188,81 @@ def _ways(result: PlanningResult) -> Markup | None:
         "inputs.",
         class_="note",
     )
-    grid = table(head, rows, numeric=frozenset(range(2, 6)), caption="Every way to run the model")
-    return section("Every way", grid, note, key="ways")
+    grid = table(head, rows, numeric=frozenset(range(2, 6)), caption="Every candidate")
+    return section("Every candidate", grid, note, key="candidates")
 
 
-def _way_row(result: PlanningResult, number: int, way: Way) -> Markup:
-    costs, is_local = way.plan.costs, way.kind == "local"
+def _way_row(result: PlanningResult, number: int, candidate: Candidate) -> Markup:
+    costs, is_local = candidate.plan.costs, candidate.kind == "local"
     return el(
         "tr",
-        el("th", f"{number + 1} · {way.name}", scope="row", class_="name"),
-        el("td", _KINDS[way.kind], class_="kind"),
+        el("th", f"{number + 1} · {candidate.name}", scope="row", class_="name"),
+        el("td", _KINDS[candidate.kind], class_="kind"),
         el("td", show_ms(costs.device_s), class_="n"),
         el("td", _NONE if is_local else show_ms(costs.server_s), class_="n"),
         el("td", _NONE if is_local else show_bytes(costs.upload_bytes), class_="n"),
         el("td", _NONE if is_local else show_bytes(costs.download_bytes), class_="n"),
-        el("td", _NONE if is_local else describe_answers(way, result.samples), class_="where"),
-        el("td", _NONE if is_local else describe_leakage(way), class_="where"),
-        el("td", badge(way.label)),
-        el("td", _where_best(result, way), class_="where"),
-        class_="chosen" if way.wins else None,
+        el("td", _NONE if is_local else describe_answers(candidate, result.samples), class_="where"),
+        el("td", _NONE if is_local else describe_leakage(candidate), class_="where"),
+        el("td", badge(candidate.label)),
+        el("td", _where_best(result, candidate), class_="where"),
+        class_="chosen" if candidate.wins else None,
     )
 
 
-def _where_best(result: PlanningResult, way: Way) -> str:
-    """Return where a way is the best one, at the first round trip at which it ever is."""
+def _where_best(result: PlanningResult, candidate: Candidate) -> str:
+    """Return where a candidate is the best one, at the first round trip at which it ever is."""
     for rtt_ms in result.rtts_ms:
-        found = [win for win in way.wins if win.rtt_ms == rtt_ms]
-        if found:
+        wins = [win for win in candidate.wins if win.rtt_ms == rtt_ms]
+        if wins:
             ranges = " and ".join(
                 " to ".join(dict.fromkeys(map(three_digits, (win.from_mbit_s, win.to_mbit_s))))
-                for win in found
+                for win in wins
             )
             return f"{ranges} Mbit/s at {three_digits(rtt_ms)} ms"
-    if way.is_over_loss:
-        what = "above" if way.has_known_loss else "it is not known to keep"
-        return f"not offered: {what} --max-loss {100 * result.max_loss:g} %"
-    return "under load" if way.in_table else "nowhere"
+    if candidate.is_over_loss:
+        relation = "above" if candidate.has_known_loss else "it is not known to keep"
+        return f"not offered: {relation} --max-loss {100 * result.max_loss:g} %"
+    return "under load" if candidate.in_table else "nowhere"
 
 
 def _cuts(result: PlanningResult) -> Markup | None:
-    found = [(number, way) for number, way in enumerate(result.ways) if way.kind in ("cut", "cascade")]
-    if not found:
+    cuts = [
+        (number, candidate)
+        for number, candidate in enumerate(result.candidates)
+        if candidate.kind in ("cut", "cascade")
+    ]
+    if not cuts:
         return None
-    cards = [_cut(result, number, way) for number, way in found]
+    cards = [_cut(result, number, candidate) for number, candidate in cuts]
     return section("Cuts", el("div", *cards, class_="cards"), key="cuts")
 
 
-def _cut(result: PlanningResult, number: int, way: Way) -> Markup:
-    costs = way.plan.costs
+def _cut(result: PlanningResult, number: int, candidate: Candidate) -> Markup:
+    costs = candidate.plan.costs
     sent = [
         f"{tensor.name} as {tensor.coding}, {show_bytes(tensor.raw_bytes)} → {show_bytes(tensor.sent_bytes)}"
-        for tensor in way.sent
+        for tensor in candidate.sent
     ]
     facts = [
         ("Sent", "; ".join(sent) or "nothing"),
-        ("Leakage (lower bound)", describe_leakage(way)),
-        ("Answers", describe_answers(way, result.samples)),
-        ("Proof", describe_certificate(way.certificate) if way.certificate else "none"),
+        ("Leakage (lower bound)", describe_leakage(candidate)),
+        ("Answers", describe_answers(candidate, result.samples)),
+        ("Proof", describe_certificate(candidate.certificate) if candidate.certificate else "none"),
         (
             "On the device",
-            "not known" if way.device_bytes is None else f"{show_bytes(way.device_bytes)}, modelled",
+            "not known"
+            if candidate.device_bytes is None
+            else f"{show_bytes(candidate.device_bytes)}, modelled",
         ),
     ]
     pairs = [join(el("dt", term), el("dd", text)) for term, text in facts]
     return el(
         "article",
-        el("h3", f"{number + 1} · {way.name} ", badge(way.label)),
-        None if way.explanation == "" else el("p", way.explanation),
-        _strip("Kernels", way.kernels_on_device, result.kernels - way.kernels_on_device, "{:.0f}")
-        if way.kind == "cut"
+        el("h3", f"{number + 1} · {candidate.name} ", badge(candidate.label)),
+        None if candidate.explanation == "" else el("p", candidate.explanation),
+        _strip("Kernels", candidate.kernels_on_device, result.kernels - candidate.kernels_on_device, "{:.0f}")
+        if candidate.kind == "cut"
         else None,
         _strip("Time", 1e3 * costs.device_s, 1e3 * costs.server_s, "{:.3g} ms"),
         el("dl", *pairs, class_="facts"),
@@ -288,13 +295,13 @@ def _tiers(result: PlanningResult) -> Markup | None:
     rows = [
         el(
             "tr",
-            el("th", " / ".join(three_digits(one) for one in tier.bandwidths_mbit_s), scope="row"),
-            el("td", " / ".join(three_digits(one) for one in tier.rtts_ms), class_="n"),
+            el("th", " / ".join(three_digits(mbit_s) for mbit_s in tier.bandwidths_mbit_s), scope="row"),
+            el("td", " / ".join(three_digits(rtt_ms) for rtt_ms in tier.rtts_ms), class_="n"),
             el("td", " / ".join(map(str, tier.kernels)), class_="n"),
             el(
                 "td",
                 " / ".join(
-                    show_bytes(sum(one.sent_bytes for one in link)) if link else "nothing"
+                    show_bytes(sum(tensor.sent_bytes for tensor in link)) if link else "nothing"
                     for link in tier.sent
                 ),
                 class_="n",
@@ -313,10 +320,12 @@ def _refusals(result: PlanningResult) -> Markup | None:
     if not result.refusals:
         return None
     rows = [
-        el("tr", el("th", one.name, scope="row", class_="name"), el("td", one.reason, class_="words"))
-        for one in result.refusals
+        el("tr", el("th", refusal.name, scope="row", class_="name"), el("td", refusal.reason, class_="words"))
+        for refusal in result.refusals
     ]
-    return section("Not offered", table(("Way", "Reason"), rows, caption="Ways not offered"), key="refusals")
+    return section(
+        "Not offered", table(("Candidate", "Reason"), rows, caption="Candidates not offered"), key="refusals"
+    )
 
 
 def _origin(result: PlanningResult) -> Markup:

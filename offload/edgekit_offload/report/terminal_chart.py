@@ -1,4 +1,4 @@
-"""The chart of a plan for a terminal: latency against bandwidth, and a ribbon of the best ways."""
+"""The chart of a plan for a terminal: latency against bandwidth, and a ribbon of the best candidates."""
 
 import math
 from typing import Final
@@ -12,7 +12,7 @@ from edgekit_runtime.system.shown_text import clean
 _LEAST_WIDTH: Final = 40
 _HEIGHT: Final = 14
 _MARGIN: Final = 9  # columns left of the axis
-_HIGHEST: Final = 12.0  # multiple of the slowest best way
+_HIGHEST: Final = 12.0  # multiple of the slowest best candidate
 _LETTERS: Final = "123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -21,8 +21,8 @@ def render_terminal(
 ) -> str:
     """Return the chart at the round trip of the grid that is nearest to `rtt_ms`, as lines without colour.
 
-    A digit or letter stands for each way; where lines cross, the chart shows the way that is faster at the
-    left.
+    A digit or letter stands for each candidate; where lines cross, the chart shows the one that is faster at
+    the left.
 
     Args:
         result: result of planning.
@@ -30,8 +30,8 @@ def render_terminal(
         width: width of the terminal, in columns.
         ascii_only: whether the terminal shows only ASCII.
     """
-    if not result.ways or not result.rtts_ms or not result.bandwidths_mbit_s:
-        return "no way was measured"
+    if not result.candidates or not result.rtts_ms or not result.bandwidths_mbit_s:
+        return "no candidate was measured"
     row = min(range(len(result.rtts_ms)), key=lambda index: abs(result.rtts_ms[index] - rtt_ms))
     curves = curves_of(result, row)[: len(_LETTERS)]
     columns = max(width, _LEAST_WIDTH) - _MARGIN - 1
@@ -72,7 +72,7 @@ def _one_line(name: str, ascii_only: bool) -> str:
 
 def _interpolate(grid: tuple[float, ...], curve: Curve, mbit_s: float) -> float:
     """Return the latency between two points of the grid, interpolated linearly in the logarithms of both."""
-    after = next((n for n, one in enumerate(grid) if one >= mbit_s), len(grid) - 1)
+    after = next((n for n, bandwidth in enumerate(grid) if bandwidth >= mbit_s), len(grid) - 1)
     low, high = curve.seconds[max(after - 1, 0)], curve.seconds[after]
     span = math.log(grid[after] / grid[max(after - 1, 0)])
     if span == 0 or not (math.isfinite(low) and math.isfinite(high) and low > 0 and high > 0):
@@ -84,11 +84,11 @@ def _interpolate(grid: tuple[float, ...], curve: Curve, mbit_s: float) -> float:
 def _draw(values: list[list[float]], upright: str) -> list[str]:
     """Return the rows of the chart, from the slowest on."""
     columns = len(values[0])
-    best = [min(one[n] for one in values) for n in range(columns)]
-    known = [value for value in best if math.isfinite(value) and value > 0] or [1.0]
-    highest = max((value for one in values for value in one if math.isfinite(value)), default=1.0)
-    low = min(known) / 1.1
-    high = max(min(highest, _HIGHEST * max(known)), low * 1.5)
+    best = [min(row[n] for row in values) for n in range(columns)]
+    finite = [value for value in best if math.isfinite(value) and value > 0] or [1.0]
+    highest = max((value for row in values for value in row if math.isfinite(value)), default=1.0)
+    low = min(finite) / 1.1
+    high = max(min(highest, _HIGHEST * max(finite)), low * 1.5)
     canvas = [[" "] * columns for _ in range(_HEIGHT)]
     for index in sorted(range(len(values)), key=lambda index: -values[index][0]):
         for n, value in enumerate(values[index]):
@@ -112,8 +112,8 @@ def _axis(at: list[float]) -> str:
     free = 0
     for tick in log_ticks(at[0], at[-1] * 1.0001):
         text = three_digits(tick)
-        place = _MARGIN + min(range(len(at)), key=lambda n: abs(math.log(at[n] / tick)))
-        begin = max(place - len(text) // 2, 0)
+        column = _MARGIN + min(range(len(at)), key=lambda n: abs(math.log(at[n] / tick)))
+        begin = max(column - len(text) // 2, 0)
         if begin >= free:
             cells[begin : begin + len(text)] = text
             free = begin + len(text) + 1

@@ -11,7 +11,7 @@ from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series
 from edgekit_offload.partition.coding import Lattice
 from edgekit_runtime.errors import DataError, RefusedInputError
 from edgekit_runtime.offload.cut_table import OffloadPlan, PlanCosts
-from edgekit_runtime.offload.session.tail_way import TailWay
+from edgekit_runtime.offload.session.plan_runner import PlanRunner
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.trust.trust_store import TrustStore
@@ -86,7 +86,7 @@ def test_device_that_cannot_run_the_model_sends_such_a_picture_by_another_plan(
         np.testing.assert_allclose(
             found, expected, rtol=0, atol=0.02 * np.ptp(expected)
         )  # by 8 bits at worst
-        for way in session.state.ways.values():
+        for way in session.state.runners.values():
             way.carries = lambda _: False  # type: ignore[method-assign]
         with pytest.raises(DataError, match="no other plan"):
             session.run({"image": other})
@@ -97,7 +97,7 @@ def carries(folder: Path, lattice: Lattice, x: Array) -> bool:
     (path,) = (folder / "planned").glob("*.edgepkg")
     with read_package(path, TrustStore.from_folder(folder / "keys")) as package:
         plan = OffloadPlan("raw", PlanCosts(0.0), tail="pictures", codes={"image": lattice.codes})
-        return TailWay(plan, package, 1).carries({"image": x})
+        return PlanRunner(plan, package, 1).carries({"image": x})
 
 
 @pytest.mark.parametrize("channels_first", [False, True])

@@ -19,8 +19,8 @@ from edgekit_runtime.offload.offload_server import NonFiniteError, OffloadServer
 from edgekit_runtime.offload.probe_schedule import BackOff
 from edgekit_runtime.offload.session import offload_state
 from edgekit_runtime.offload.session.offload_state import OffloadState, scale_plan
+from edgekit_runtime.offload.session.plan_runner import PlanRunner
 from edgekit_runtime.offload.session.server_prober import ServerProber
-from edgekit_runtime.offload.session.tail_way import TailWay
 
 LOCAL = OffloadPlan("local", PlanCosts(0.101, request_s=0.001))
 # Of 6 ms on the server, 2 ms are of the request and 1 ms of compression.
@@ -44,7 +44,8 @@ def start(table: CutTable) -> OffloadState:
     """Return the state of a table whose plans are all proved."""
     ways = {
         plan.name: cast(
-            TailWay, SimpleNamespace(plan=plan, is_proved=True, retry_s=0.0, left_for="", back_off=BackOff())
+            PlanRunner,
+            SimpleNamespace(plan=plan, is_proved=True, retry_s=0.0, failure="", back_off=BackOff()),
         )
         for plan in table.plans
         if plan.tail
@@ -216,7 +217,7 @@ def test_pause_grows_while_golden_inputs_pass_and_requests_fail(
     now = [100.0]
     monkeypatch.setattr(offload_state, "time", SimpleNamespace(monotonic=lambda: now[0]))
     state = make_state()
-    way, pauses = state.ways["cut3"], []
+    way, pauses = state.runners["cut3"], []
     for _ in range(12):
         state.note_reply(CUT, refuse(error), is_late=False)
         assert not way.is_proved
@@ -264,7 +265,7 @@ def test_requests_that_fail_together_are_one_failure() -> None:
         state.note_reply(CUT, refuse(TOO_LARGE), is_late=False)
     state.note_reply(CUT, reply(0.003), is_late=False, is_golden=True)
     state.note_reply(CUT, refuse(TOO_LARGE), is_late=False)
-    assert state.ways["cut3"].retry_s - time.monotonic() <= 1.0
+    assert state.runners["cut3"].retry_s - time.monotonic() <= 1.0
 
 
 def test_plan_that_fails_the_application_keeps_no_other_plan_from_the_server() -> None:

@@ -34,8 +34,8 @@ from edgekit_runtime.offload.offload_options import OffloadOptions
 from edgekit_runtime.offload.offload_server import OffloadServer, Pending, Reply, TailRequest
 from edgekit_runtime.offload.session import offload_state
 from edgekit_runtime.offload.session.offload_state import OffloadState
+from edgekit_runtime.offload.session.plan_runner import PlanRunner
 from edgekit_runtime.offload.session.remote_session import RemoteSession
-from edgekit_runtime.offload.session.tail_way import TailWay
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import Array, TensorSpec
@@ -256,13 +256,13 @@ def test_prober_does_not_look_for_a_better_plan_after_each_request(
     looks: list[float] = []
     find = OffloadState.find_better
 
-    def note(self: OffloadState, now_s: float) -> TailWay | None:
+    def note(self: OffloadState, now_s: float) -> PlanRunner | None:
         looks.append(now_s)
         return find(self, now_s)
 
     monkeypatch.setattr(OffloadState, "find_better", note)
     with offloading(maker, path) as session:
-        wait_until(lambda: session.state.ways["raw"].is_proved, "the server is not proved")
+        wait_until(lambda: session.state.runners["raw"].is_proved, "the server is not proved")
         until_s = time.monotonic() + 1
         while time.monotonic() < until_s:
             session.run({"x": X})

@@ -176,7 +176,7 @@ def read_job(stream: IO[bytes]) -> tuple[Job, list[memoryview]]:
         if graph.model is None and (job.kind == "profile" or graph.coding is None):
             raise CutError("job: a graph without a model codes its inputs, and cannot be profiled")
         models = () if graph.model is None else (graph.model,)
-        for number in (*models, *graph.weights.values(), *(one.blob for one in graph.inputs)):
+        for number in (*models, *graph.weights.values(), *(job_input.blob for job_input in graph.inputs)):
             if number >= len(job.blob_bytes):
                 raise CutError(f"job: names blob {number}, there are {len(job.blob_bytes)}")
     blobs = []
@@ -184,9 +184,9 @@ def read_job(stream: IO[bytes]) -> tuple[Job, list[memoryview]]:
         blob = memoryview(bytearray(size_bytes))
         filled = 0
         while filled < size_bytes:
-            got = stream.readinto(blob[filled:])  # type: ignore[attr-defined]  # of every binary stream
-            if not got:
+            count = stream.readinto(blob[filled:])  # type: ignore[attr-defined]  # of every binary stream
+            if not count:
                 raise CutError("job: the stream ended before the last blob")
-            filled += got
+            filled += count
         blobs.append(blob)
     return job, blobs

@@ -94,7 +94,7 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
                 for _ in range(_IN_A_ROW):
                     clocks[number].time()
         usual_s = _settle(clocks, gate)
-    timings = (replace(_summarise(each.seconds, has_waits), usual_s=usual_s) for each in clocks)
+    timings = (replace(_summarise(clock.seconds, has_waits), usual_s=usual_s) for clock in clocks)
     return Measured(replace(facts, usual_s=usual_s), tuple(timings))
 
 
@@ -132,8 +132,10 @@ def _profile(
     while _lacks_rounds([clock], job.seconds, until_s):
         clock.time()
         if session is not None and clock.rounds <= most:
+            begin_s = time.monotonic()
             time.sleep(PAUSE_S)
             profiled()
+            clock.spent_s += time.monotonic() - begin_s
     _settle([clock], gate)
     whole = _summarise(clock.seconds, _has_waits(facts, job))
     if session is None:
@@ -180,7 +182,7 @@ def _open_half(
     coding = graph.coding
     if coding is None:
         return _open(graph, blobs, folder, number)
-    feeds = {one.name: _read_input(one, blobs[one.blob]) for one in graph.inputs}
+    feeds = {job_input.name: _read_input(job_input, blobs[job_input.blob]) for job_input in graph.inputs}
     run: Callable[[], object] = list
     names: list[str] = []
     if graph.model is not None:
@@ -261,8 +263,12 @@ def _bind(
 ) -> Callable[[], object]:
     """Return a call, tried once, that runs a session on the inputs of the job."""
     if graph.inputs:
-        taken = {node.name for node in session.get_inputs()}  # a head sends further inputs as they are
-        feeds = {one.name: _read_input(one, blobs[one.blob]) for one in graph.inputs if one.name in taken}
+        input_names = {node.name for node in session.get_inputs()}  # a head sends further inputs as they are
+        feeds = {
+            job_input.name: _read_input(job_input, blobs[job_input.blob])
+            for job_input in graph.inputs
+            if job_input.name in input_names
+        }
     else:
         feeds = make_inputs(session)
     names = [node.name for node in session.get_outputs()]
@@ -279,14 +285,13 @@ def _bind(
     return call
 
 
-def _read_input(wanted: JobInput, blob: memoryview) -> Array:
-    dtype = DTYPES.get(wanted.dtype)
-    if dtype is None or int(np.prod(wanted.shape, dtype=object)) * dtype.itemsize != len(blob):
+def _read_input(spec: JobInput, blob: memoryview) -> Array:
+    dtype = DTYPES.get(spec.dtype)
+    if dtype is None or int(np.prod(spec.shape, dtype=object)) * dtype.itemsize != len(blob):
         raise CutError(
-            f"job: input '{wanted.name}' is {wanted.dtype} {list(wanted.shape)}, its blob has"
-            f" {len(blob)} bytes"
+            f"job: input '{spec.name}' is {spec.dtype} {list(spec.shape)}, its blob has {len(blob)} bytes"
         )
-    return np.frombuffer(blob, dtype).reshape(wanted.shape)
+    return np.frombuffer(blob, dtype).reshape(spec.shape)
 
 
 def _make_input(node: Any, values: np.random.Generator) -> Array:
@@ -299,8 +304,8 @@ def _make_input(node: Any, values: np.random.Generator) -> Array:
 
 def _make_values(dtype: str, shape: Sequence[object], values: np.random.Generator) -> Array:
     sizes = [size if isinstance(size, int) else 1 for size in shape]
-    made = values.random(sizes) if dtype.startswith("float") else np.zeros(sizes)
-    return np.asarray(made, dtype=DTYPES[dtype])
+    generated = values.random(sizes) if dtype.startswith("float") else np.zeros(sizes)
+    return np.asarray(generated, dtype=DTYPES[dtype])
 
 
 def make_inputs(session: "onnxruntime.InferenceSession") -> dict[str, Array]:
@@ -331,7 +336,9 @@ def _read_profile(path: Path) -> tuple[NodeTiming, ...]:
             events[key]["name"].removesuffix(_KERNEL_SUFFIX),
             events[key]["args"]["op_name"],
             _summarise(values[1:] or values),
-            tuple(_count_bytes(one) for one in events[key]["args"].get("output_type_shape", ())),
+            tuple(
+                _count_bytes(typed_shape) for typed_shape in events[key]["args"].get("output_type_shape", ())
+            ),
         )
         for key, values in seconds.items()
     )
@@ -353,7 +360,7 @@ class _Clock:
         run: the call.
         seconds: times of the runs at the usual speed of the processor.
         others: time and speed of the other runs.
-        spent_s: time of the runs at the usual speed, with their pauses.
+        spent_s: time of the runs at the usual speed and of profiled runs between them, with their pauses.
     """
 
     def __init__(self, run: Callable[[], object], gate: SpeedGate, quota: float | None) -> None:
@@ -395,24 +402,26 @@ def _time_batches(job: Job, blobs: Sequence[memoryview]) -> Measured:
             run()
             count += 1
         repeats.append(count)
-    found: list[list[float]] = [[] for _ in runs]
+    run_times: list[list[float]] = [[] for _ in runs]
     orders, until_s = np.random.default_rng(0), time.monotonic() + job.seconds
-    while len(found[-1]) < _MIN_ROUNDS or (time.monotonic() < until_s and len(found[-1]) < _MAX_ROUNDS):
+    while len(run_times[-1]) < _MIN_ROUNDS or (
+        time.monotonic() < until_s and len(run_times[-1]) < _MAX_ROUNDS
+    ):
         for number in orders.permutation(len(runs)):
             runs[number]()  # refills caches that the others used
             begin = time.perf_counter()
             for _ in range(repeats[number]):
                 runs[number]()
-            found[number].append((time.perf_counter() - begin) / repeats[number])
-    return Measured(facts, tuple(map(_summarise, found)))
+            run_times[number].append((time.perf_counter() - begin) / repeats[number])
+    return Measured(facts, tuple(map(_summarise, run_times)))
 
 
 def _lacks_rounds(clocks: Sequence[_Clock], seconds: float, until_s: float) -> bool:
     """Return whether another round is needed: `_MIN_ROUNDS` of each, then for so many seconds."""
-    rounds = min(one.rounds for one in clocks)
+    rounds = min(clock.rounds for clock in clocks)
     if rounds < _MIN_ROUNDS:
         return True
-    is_over = sum(one.spent_s for one in clocks) >= seconds or time.monotonic() >= until_s
+    is_over = sum(clock.spent_s for clock in clocks) >= seconds or time.monotonic() >= until_s
     return rounds < _MAX_ROUNDS and not is_over
 
 
@@ -421,18 +430,18 @@ def _settle(clocks: Sequence[_Clock], gate: SpeedGate) -> float:
 
     If the processor hardly ever had its usual speed, it is another one, which is the usual one from now on.
     """
-    if all(len(one.seconds) >= _MIN_ROUNDS for one in clocks):
+    if all(len(clock.seconds) >= _MIN_ROUNDS for clock in clocks):
         return gate.usual_s
-    is_enough = all(len(one.others) >= _MIN_ROUNDS for one in clocks)
-    gate.usual_s = statistics.median(speed_s for one in clocks for _, speed_s in one.others)
-    for one in clocks:
-        others = [took_s for took_s, _ in one.others]
-        one.seconds = others if is_enough else one.seconds + others
+    is_enough = all(len(clock.others) >= _MIN_ROUNDS for clock in clocks)
+    gate.usual_s = statistics.median(speed_s for clock in clocks for _, speed_s in clock.others)
+    for clock in clocks:
+        others = [took_s for took_s, _ in clock.others]
+        clock.seconds = others if is_enough else clock.seconds + others
     return gate.usual_s
 
 
 def _summarise(seconds: Sequence[float], has_waits: bool = False) -> Timing:
-    lower, median, upper = (float(each) for each in np.quantile(seconds, (0.25, 0.5, 0.75)))
+    lower, median, upper = (float(quantile) for quantile in np.quantile(seconds, (0.25, 0.5, 0.75)))
     return Timing(
         statistics.fmean(seconds) if has_waits else average_middle(seconds),
         (upper - lower) / median if median else 0.0,

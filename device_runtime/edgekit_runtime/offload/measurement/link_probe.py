@@ -240,9 +240,9 @@ def _probe_upload(exchange: _Exchange, until_s: float) -> tuple[int, float]:
     for number in range(_ROUNDS):
         if number and time.monotonic() > until_s:
             break
-        for each, found in times.items():
-            found.append(exchange.time_upload(each) or 0.0)
-    small_s, large_s = (statistics.median(found) for found in times.values())
+        for request_bytes, durations in times.items():
+            durations.append(exchange.time_upload(request_bytes) or 0.0)
+    small_s, large_s = (statistics.median(durations) for durations in times.values())
     if large_s <= small_s:
         raise TransportError("a larger request took no longer than a small one; state --bandwidth instead")
     return size_bytes, (size_bytes - size_bytes // _GROWTH) * _BITS / (large_s - small_s)
@@ -261,9 +261,9 @@ def _probe_download(exchange: _Exchange, until_s: float) -> float | None:
     for number in range(_ROUNDS):
         if number and time.monotonic() > until_s:
             break
-        for each, found in times.items():
-            found.append(exchange.time_pages(path, each))
-    small_s, large_s = (statistics.median(found) for found in times.values())
+        for pages, durations in times.items():
+            durations.append(exchange.time_pages(path, pages))
+    small_s, large_s = (statistics.median(durations) for durations in times.values())
     if len(times) < len({1, count}) or large_s <= small_s:
         return None
     return (count - count // _GROWTH) * page_bytes * _BITS / (large_s - small_s)
@@ -275,6 +275,6 @@ def _count_unacknowledged(connected: Any) -> int:
     A reply acknowledges all that was received before it.
     """
     with contextlib.suppress(OSError):
-        found = fcntl.ioctl(connected.fileno(), termios.TIOCOUTQ, struct.pack("i", 0))
-        return int(struct.unpack("i", found)[0])
+        answer = fcntl.ioctl(connected.fileno(), termios.TIOCOUTQ, struct.pack("i", 0))
+        return int(struct.unpack("i", answer)[0])
     return 0

@@ -107,16 +107,16 @@ def measure_request(pause_s: float, seconds: float, gate: SpeedGate, share: floa
                 began_s = time.monotonic()
                 time.sleep(pause_s)
                 begin_anywhere(draws, share)
-                took = asker.ask(_LEAST_BYTES)
+                duration = asker.ask(_LEAST_BYTES)
                 time.sleep(pause_s)
                 took_s = asker.run_locally() / share
                 if not gate.check() and time.monotonic() < until_s:
                     continue
-                fixed_s.append(took.elapsed_s - took.responder_s / share)
+                fixed_s.append(duration.elapsed_s - duration.responder_s / share)
                 local_s.append(took_s)
                 usual_s += time.monotonic() - began_s
                 if len(spent_s) < _LARGE_REQUESTS:
-                    spent_s.append((asker.ask(_LARGE_BYTES).cpu_s - took.cpu_s) / share)
+                    spent_s.append((asker.ask(_LARGE_BYTES).cpu_s - duration.cpu_s) / share)
     byte_s = statistics.median(spent_s) / (_LARGE_BYTES - _LEAST_BYTES)
     return RequestCost(max(average_middle(fixed_s), 0.0), max(byte_s, 0.0), average_middle(local_s))
 
@@ -132,7 +132,7 @@ def _write_certificate(folder: Path) -> Path:
     now = datetime.datetime.now(datetime.timezone.utc)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "edgekit responder")])
-    made = (
+    parts = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -147,7 +147,7 @@ def _write_certificate(folder: Path) -> Path:
     )
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     path = folder / "responder.pem"
-    path.write_bytes(secret + made.public_bytes(Encoding.PEM))
+    path.write_bytes(secret + parts.public_bytes(Encoding.PEM))
     return path
 
 
@@ -286,8 +286,8 @@ class _Responder:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._context.wrap_socket(plain, server_side=True) as connection:
                 while count := connection.recv_into(memory):
-                    head, _, rest = bytes(memory[:count]).partition(b"\r\n\r\n")
-                    missing = int(head.rpartition(b"Content-Length: ")[2] or 0) - len(rest)
+                    head, _, body = bytes(memory[:count]).partition(b"\r\n\r\n")
+                    missing = int(head.rpartition(b"Content-Length: ")[2] or 0) - len(body)
                     while missing > 0:
                         missing -= connection.recv_into(memory)
                     began_s = time.monotonic()

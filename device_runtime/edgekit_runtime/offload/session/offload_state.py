@@ -26,7 +26,7 @@ from edgekit_runtime.offload.probe_schedule import (
     HedgePolicy,
     ProbeSchedule,
 )
-from edgekit_runtime.offload.session.tail_way import TailWay
+from edgekit_runtime.offload.session.plan_runner import PlanRunner
 
 _RECENT: Final = 8  # number of local runs that give the device's load
 _RECONSIDER: Final = 16  # local runs between two choices while nothing else changed
@@ -46,7 +46,7 @@ class OffloadState:
     """The known state, and the plan to run next.
 
     Attributes:
-        ways: name -> plan that needs the server.
+        runners: name -> plan that needs the server, ready to run.
         counts: how requests were answered.
         running: number of requests under way.
         sent_bytes: bytes of all requests to the server.
@@ -62,15 +62,15 @@ class OffloadState:
         has_local_failed: whether the last local run failed.
     """
 
-    def __init__(self, table: CutTable, ways: Mapping[str, TailWay], options: OffloadOptions) -> None:
+    def __init__(self, table: CutTable, runners: Mapping[str, PlanRunner], options: OffloadOptions) -> None:
         """Begin without a server.
 
         Args:
             table: the plans.
-            ways: the plans that need the server.
+            runners: the plans that need the server.
             options: options of the choice.
         """
-        self.ways, self.counts = ways, Counts()
+        self.runners, self.counts = runners, Counts()
         self.running, self.sent_bytes = 0, 0
         self.wake, self.lock = threading.Event(), threading.Lock()
         self.estimate, self.breaker = LinkEstimate(), CircuitBreaker()
@@ -115,14 +115,14 @@ class OffloadState:
 
     def decision(self, rows: int = 1) -> PlanChoice:
         """Return the plan of the next request with `rows` rows, and why."""
-        known = self._decisions.get(rows)
-        return known[1] if known is not None and known[0] == self._moment() else self._decide(rows)
+        decision = self._decisions.get(rows)
+        return decision[1] if decision is not None and decision[0] == self._moment() else self._decide(rows)
 
     def preview(self) -> PlanChoice:
         """Return what the next request would run, and why, without an effect on later choices."""
         with self.lock:
-            known = self._decisions.get(1)
-            return known[1] if known is not None and known[0] == self._moment() else self._choose(1)
+            decision = self._decisions.get(1)
+            return decision[1] if decision is not None and decision[0] == self._moment() else self._choose(1)
 
     def _moment(self) -> _Moment:
         """Return the basis of a choice; once it differs, the choice is made again."""
@@ -130,18 +130,18 @@ class OffloadState:
 
     def _choose(self, rows: int, only: CutTable | None = None) -> PlanChoice:
         """Return the present choice; with `only`, for one request that has other plans than usual."""
-        known = self._decisions.get(rows) if only is None else None
-        asked, now_s = self._preference, time.monotonic()
-        usable = {name for name, way in self.ways.items() if way.is_proved}
+        previous = self._decisions.get(rows) if only is None else None
+        preference, now_s = self._preference, time.monotonic()
+        usable = {name for name, runner in self.runners.items() if runner.is_proved}
         is_in_debt = self.hedges.is_in_debt and not self.has_local_failed
         cause = self.breaker.cause or (_IN_DEBT if is_in_debt else "")
         if not cause and not usable:
-            cause = next((way.left_for for way in self.ways.values() if way.left_for), "")
+            cause = next((runner.failure for runner in self.runners.values() if runner.failure), "")
         decision = choose(
             self._table(rows) if only is None else only,
             self.conditions(now_s),
-            None if known is None else known[1],
-            asked if only is None else dataclasses.replace(asked, plan=None),
+            None if previous is None else previous[1],
+            preference if only is None else dataclasses.replace(preference, plan=None),
             usable=usable,
             server_load=self._load if now_s - self._load_s < _SAID_S else 0.0,
             cause=cause,
@@ -161,12 +161,12 @@ class OffloadState:
     def _decide(self, rows: int) -> PlanChoice:
         with self.lock:
             moment, now_s = self._moment(), time.monotonic()
-            known, decision = self._decisions.get(rows), self._choose(rows)
+            previous, decision = self._decisions.get(rows), self._choose(rows)
             if len(self._decisions) > _MOST_TABLES:
                 self._decisions.clear()
             self._decisions[rows] = (moment, decision)
-            if known is None or known[1].plan.name != decision.plan.name:
-                if known is not None and known[1].plan.name == self._answered:
+            if previous is None or previous[1].plan.name != decision.plan.name:
+                if previous is not None and previous[1].plan.name == self._answered:
                     self.schedule.restart(now_s)
                     self._answered = ""
                 self.switches.append(f"{decision.plan.name}: {decision.reason}")
@@ -177,17 +177,17 @@ class OffloadState:
         if rows not in self._tables:
             if len(self._tables) > _MOST_TABLES:
                 self._tables = {1: self._tables[1]}
-            plans = [one for one in self.table.plans if rows == 1 or not one.media]  # a file holds one row
+            plans = [plan for plan in self.table.plans if rows == 1 or not plan.media]  # a file holds one row
             scaled = tuple(scale_plan(plan, rows) for plan in plans or self.table.plans)
             self._tables[rows] = dataclasses.replace(self.table, plans=scaled)
         return self._tables[rows]
 
-    def send_plain(self, way: TailWay) -> None:
+    def send_plain(self, runner: PlanRunner) -> None:
         """From now on predict and send a plan without compression: not every server reads zstd."""
         with self.lock:
-            plans = [send_plain(one) if one.name == way.plan.name else one for one in self.table.plans]
+            plans = [send_plain(plan) if plan.name == runner.plan.name else plan for plan in self.table.plans]
             self._tables = {1: dataclasses.replace(self.table, plans=tuple(plans))}
-            way.plan = send_plain(way.plan)
+            runner.plan = send_plain(runner.plan)
             self._epoch += 1
 
     # Predictions
@@ -241,16 +241,16 @@ class OffloadState:
             return 0.0  # this request tests a probe's claim: both ways at once
         return self.hedges.allow_s(self.reply_s(decision), local_s, spent_s)
 
-    def find_better(self, now_s: float) -> TailWay | None:
+    def find_better(self, now_s: float) -> PlanRunner | None:
         """Return the plan that would win on a very good link with a server at rest.
 
         None if that runs already, or if requests measure the link.
         """
         with self.lock:
-            known, conditions = self._decisions.get(1), self.conditions(now_s)
-            if known is None or self.asked_plan is not None or conditions.link is None:
+            decision, conditions = self._decisions.get(1), self.conditions(now_s)
+            if decision is None or self.asked_plan is not None or conditions.link is None:
                 return None
-            running = known[1].plan
+            running = decision[1].plan
             if running.tail is not None and (self.estimate.is_claimed or not self.estimate.is_bound):
                 return None
             link = LinkState(_MANY_BITS_PER_S, _MANY_BITS_PER_S, conditions.link.rtt_s, 1e9)
@@ -258,17 +258,21 @@ class OffloadState:
                 self.table,
                 Conditions(link, conditions.device_slowdown, conditions.server_slowdown),
                 preference=self._preference,
-                usable={name for name, way in self.ways.items() if way.is_proved or now_s >= way.retry_s},
+                usable={
+                    name
+                    for name, runner in self.runners.items()
+                    if runner.is_proved or now_s >= runner.retry_s
+                },
             )
-            return None if best.plan.name == running.name else self.ways.get(best.plan.name)
+            return None if best.plan.name == running.name else self.runners.get(best.plan.name)
 
-    def is_cheap(self, way: TailWay, now_s: float) -> bool:
+    def is_cheap(self, runner: PlanRunner, now_s: float) -> bool:
         """Return whether the link carries a plan's golden inputs in reasonable time; under `lock`."""
         link = self.estimate.state(now_s)
         if link is None or self.table.local is None:
             return True
         conditions = dataclasses.replace(self.conditions(now_s), link=link)
-        return predict_s(way.plan, conditions) < max(1.0, 4 * self.local_s(1))
+        return predict_s(runner.plan, conditions) < max(1.0, 4 * self.local_s(1))
 
     # Observations
 
@@ -311,12 +315,12 @@ class OffloadState:
             is_late: whether a local run has begun meanwhile.
             is_golden: whether golden inputs were sent, which tell nothing about the application's inputs.
         """
-        now_s, error, way = time.monotonic(), reply.error, self.ways[plan.name]
+        now_s, error, runner = time.monotonic(), reply.error, self.runners[plan.name]
         if reply.outputs is not None:
             with self.lock:
-                way.is_proved = True
+                runner.is_proved = True
                 if not is_golden:
-                    way.back_off.succeed()
+                    runner.back_off.succeed()
                 self._note_times(plan, reply.times)
                 server_s = self._server_s(plan, reply)
                 self.estimate.note(now_s, dataclasses.replace(reply.exchange, server_s=server_s))
@@ -328,53 +332,53 @@ class OffloadState:
                 if reply.exchange.elapsed_s > 0:  # the connection was open
                     self.estimate.note_cut_off(reply.exchange)
                 if is_moving(reply):
-                    way.is_proved = True
+                    runner.is_proved = True
                     self.breaker.succeed()
                 self._epoch += 1
             return
         if isinstance(error, RequestError) and error.status == 404:
-            self.disprove(way)
+            self.disprove(runner)
             return
         if isinstance(error, NonFiniteError):  # it may be correct, so the other plans stay
             with self.lock:
-                self._leave(way, str(error))
+                self._leave(runner, str(error))
             return
         with self.lock:
             self._note_times(plan, reply.times)
         if isinstance(error, RequestError) and is_overload(error):
             with self.lock:
-                pause_s = way.back_off.fail(self._chance.random()) if self.breaker.is_closed else 0.0
+                pause_s = runner.back_off.fail(self._chance.random()) if self.breaker.is_closed else 0.0
             wait_s = max(error.retry_after_s or 1.0, pause_s)
             self.fail(f"the server takes no requests now: {error}", at_least_s=wait_s)
         else:
-            self.fail(f"the server failed: {error}", way)
+            self.fail(f"the server failed: {error}", runner)
 
-    def fail(self, cause: str, way: TailWay | None = None, at_least_s: float = 0.0) -> None:
-        """Leave the server until it has answered golden inputs: those of `way`, if that is to blame."""
+    def fail(self, cause: str, runner: PlanRunner | None = None, at_least_s: float = 0.0) -> None:
+        """Leave the server until it has answered golden inputs: those of `runner`, if that is to blame."""
         with self.lock:
-            if way is not None:
-                self._leave(way, cause)
+            if runner is not None:
+                self._leave(runner, cause)
             self.breaker.fail(time.monotonic(), show(cause), self._chance.random(), at_least_s)
             self._epoch += 1
 
-    def _leave(self, way: TailWay, cause: str) -> None:
+    def _leave(self, runner: PlanRunner, cause: str) -> None:
         """Drop a plan that failed the application, for longer each time in a row; under `lock`.
 
         Requests that fail together count once. If the device cannot run the model, there is no pause: each
         request waits for the proof.
         """
-        if way.is_proved:
-            pause_s = way.back_off.fail(self._chance.random())
+        if runner.is_proved:
+            pause_s = runner.back_off.fail(self._chance.random())
             if self.table.local is not None:
-                way.retry_s = time.monotonic() + pause_s
-        way.is_proved, way.left_for = False, show(cause)
+                runner.retry_s = time.monotonic() + pause_s
+        runner.is_proved, runner.failure = False, show(cause)
         self._epoch += 1
 
-    def disprove(self, way: TailWay) -> None:
+    def disprove(self, runner: PlanRunner) -> None:
         """Drop a plan that the server does not compute, or that this device cannot send."""
         with self.lock:
-            way.is_proved, way.left_for = False, ""
-            way.retry_s = time.monotonic() + _REFUSED_S
+            runner.is_proved, runner.failure = False, ""
+            runner.retry_s = time.monotonic() + _REFUSED_S
             self._epoch += 1
 
     def note_load(self, load: float | None) -> None:

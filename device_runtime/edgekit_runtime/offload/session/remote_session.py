@@ -22,8 +22,8 @@ from edgekit_runtime.offload.offload_server import OffloadServer, Pending, Reply
 from edgekit_runtime.offload.offload_status import Counts
 from edgekit_runtime.offload.probe_schedule import ReplyWait
 from edgekit_runtime.offload.session.offload_state import OffloadState, is_moving, show
+from edgekit_runtime.offload.session.plan_runner import PlanRunner
 from edgekit_runtime.offload.session.server_prober import ServerProber
-from edgekit_runtime.offload.session.tail_way import TailWay
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.sessions.row_independence import has_free_rows
 from edgekit_runtime.sessions.session import Session, cancel_runs
@@ -96,8 +96,8 @@ class RemoteSession:
         self.is_concurrent: bool = local is None or getattr(local, "is_concurrent", False)
         self._package, self._options = package, options
         self._has_rows = has_free_rows(source)
-        ways = {plan.name: TailWay(plan, package, threads) for plan in table.plans if plan.tail}
-        self.state = OffloadState(table, ways, options)
+        runners = {plan.name: PlanRunner(plan, package, threads) for plan in table.plans if plan.tail}
+        self.state = OffloadState(table, runners, options)
         self._server = OffloadServer(options.address, token)
         self._is_open, self._looked_s = True, float("-inf")
         self._prober = ServerProber(
@@ -154,13 +154,13 @@ class RemoteSession:
     def interrupt(self) -> None:
         """End all runs with an error, from any thread."""
         self._server.interrupt()
-        for part in (self.local, *self.state.ways.values()):
+        for part in (self.local, *self.state.runners.values()):
             if (interrupt := getattr(part, "interrupt", None)) is not None:
                 interrupt()
 
     def cancel_runs(self) -> None:
         """End the runs under way on this device with an error; waits for the server end by themselves."""
-        for part in (self.local, *self.state.ways.values()):
+        for part in (self.local, *self.state.runners.values()):
             cancel_runs(part)
 
     def close(self) -> None:
@@ -171,8 +171,8 @@ class RemoteSession:
         self._prober.stop()
         self._server.close()
         self._prober.close()
-        for way in self.state.ways.values():
-            way.close()
+        for runner in self.state.runners.values():
+            runner.close()
         if self.local is not None:
             self.local.close()
         self._package.close()
@@ -187,9 +187,9 @@ class RemoteSession:
         if decision.plan.tail is None:
             return decision
         self._check_inputs(inputs)
-        if self.state.ways[decision.plan.name].carries(inputs):
+        if self.state.runners[decision.plan.name].carries(inputs):
             return decision
-        names = [name for name, way in self.state.ways.items() if way.carries(inputs)]
+        names = [name for name, runner in self.state.runners.items() if runner.carries(inputs)]
         other = self.state.decision_among(names, rows)
         if other is None:
             raise DataError(
@@ -222,37 +222,37 @@ class RemoteSession:
         return outputs
 
     def _run_split(self, decision: PlanChoice, inputs: Mapping[str, Array], rows: int) -> dict[str, Array]:
-        way, began_s = self.state.ways[decision.plan.name], time.monotonic()
+        runner, began_s = self.state.runners[decision.plan.name], time.monotonic()
         try:
-            made = way.run_head(inputs)
-            if decision.plan.escalation is not None and _is_sure(made, decision.plan.escalation):
+            head_outputs = runner.run_head(inputs)
+            if decision.plan.escalation is not None and _is_sure(head_outputs, decision.plan.escalation):
                 self.counts.local += 1
-                return {spec.name: made[spec.name] for spec in self.outputs}
-            if self.local is None and not way.is_proved:
+                return {spec.name: head_outputs[spec.name] for spec in self.outputs}
+            if self.local is None and not runner.is_proved:
                 return self._run_split(self._wait_for_proof(inputs, rows), inputs, rows)
-            sent = way.encode(inputs, made)
+            sent = runner.encode(inputs, head_outputs)
             head_s = time.monotonic() - began_s
             compression, fields = decision.plan.compression, self._server.fields
-            request = way.prepare(sent, self.outputs, compression=compression, fields=fields)
+            request = runner.prepare(sent, self.outputs, compression=compression, fields=fields)
         except EdgekitError as cause:
-            return self._run_instead(way, cause, inputs, rows)
+            return self._run_instead(runner, cause, inputs, rows)
         self.state.note_head(decision.plan, head_s)
         reply = self._fetch(decision, request, inputs, rows, began_s=began_s)
         try:
-            outputs = {**made, **way.decode(reply)}
+            outputs = {**head_outputs, **runner.decode(reply)}
         except EdgekitError as cause:
-            return self._run_instead(way, cause, inputs, rows)
+            return self._run_instead(runner, cause, inputs, rows)
         return {spec.name: outputs[spec.name] for spec in self.outputs}
 
     def _run_instead(
-        self, way: TailWay, cause: EdgekitError, inputs: Mapping[str, Array], rows: int
+        self, runner: PlanRunner, cause: EdgekitError, inputs: Mapping[str, Array], rows: int
     ) -> dict[str, Array]:
         """Return the outputs of a local run after a part of a plan failed on this device."""
         if self.local is None:
             raise cause
         outputs = self._run_local(inputs, rows)  # fails too if the inputs are to blame
         if not isinstance(cause, RefusedInputError):
-            self.state.disprove(way)
+            self.state.disprove(runner)
         return outputs
 
     def _wait_for_proof(self, inputs: Mapping[str, Array], rows: int) -> PlanChoice:
@@ -263,12 +263,12 @@ class RemoteSession:
             UnavailableError: it has proved none of the plans that carry these inputs.
         """
         state, until_s = self.state, time.monotonic() + self._options.timeout_s
-        for _ in state.ways:
+        for _ in state.runners:
             self._prober.prove_now(max(0.0, until_s - time.monotonic()))
             decision = self._choose_for(inputs, rows)
-            if state.ways[decision.plan.name].is_proved:
+            if state.runners[decision.plan.name].is_proved:
                 return decision
-        mismatches = [way.mismatch for way in state.ways.values()]
+        mismatches = [runner.mismatch for runner in state.runners.values()]
         if all(mismatches):
             raise BackendError(f"backend 'offload': {self._server}: {show(mismatches[0])}")
         raise self._cannot_run(decision.cause)
@@ -362,7 +362,7 @@ class RemoteSession:
                     self._settle(hedge, took_s=time.monotonic() - began_s)
                 if not pending.done.is_set():
                     if not self.state.estimate.is_claimed:
-                        self.state.fail("the reply was late", self.state.ways[plan])
+                        self.state.fail("the reply was late", self.state.runners[plan])
                     if not pending.is_sent:
                         pending.abort()  # the rest would only delay the next request
                 return outputs

@@ -20,7 +20,7 @@ from edgekit_runtime.offload.offload_server import (
 )
 from edgekit_runtime.offload.offload_status import OffloadStatus, StatusFile
 from edgekit_runtime.offload.session.offload_state import OffloadState, scale_plan
-from edgekit_runtime.offload.session.tail_way import TailWay
+from edgekit_runtime.offload.session.plan_runner import PlanRunner
 from edgekit_runtime.system.processor_speed import find_cpu
 from edgekit_runtime.tensors import Array, TensorSpec
 
@@ -64,7 +64,7 @@ class ServerProber:
         self._prove_s = timeout_s if state.table.local is None else _PROBE_TIMEOUT_S
         self._waiting: deque[threading.Event] = deque()  # wait for the end of a proof
         self._round_trip_s = float("-inf")  # last measurement
-        self._asked = -1  # number of requests before the last probe
+        self._request_count = -1  # number of requests before the last probe
         self._status, self._cpu = StatusFile(id(self)), find_cpu()
         self._thread = threading.Thread(target=self._run, name="edgekit-prober", daemon=True)
         self._thread.start()
@@ -96,7 +96,7 @@ class ServerProber:
             now_s, waiting = time.monotonic(), len(self._waiting)
             is_due = self._find_unproved(now_s) is not None if waiting else self._is_due(now_s)
             if is_due:
-                self._asked, took_s = state.count_requests(), 0.0
+                self._request_count, took_s = state.count_requests(), 0.0
                 try:
                     took_s = self._probe()
                 except Exception as cause:  # without this thread the server would be lost for good
@@ -126,7 +126,7 @@ class ServerProber:
             return False
         if self._find_unproved(now_s) is not None:
             return True
-        if not state.schedule.may_spend(now_s) or state.count_requests() == self._asked:
+        if not state.schedule.may_spend(now_s) or state.count_requests() == self._request_count:
             return False
         if state.find_better(now_s) is None:
             state.schedule.postpone(now_s)
@@ -141,35 +141,39 @@ class ServerProber:
             state.estimate.is_suspect and not state.running and not is_new and state.schedule.may_spend(now_s)
         )
 
-    def _find_unproved(self, now_s: float) -> TailWay | None:
+    def _find_unproved(self, now_s: float) -> PlanRunner | None:
         """Return the plan whose golden inputs to send next, or None."""
         state = self._state
         with state.lock:
-            ways = [way for way in state.ways.values() if now_s >= way.retry_s]
-            asked = [way for way in ways if way.plan.name == state.asked_plan]
+            runners = [runner for runner in state.runners.values() if now_s >= runner.retry_s]
+            preferred = [runner for runner in runners if runner.plan.name == state.asked_plan]
             # If a request waits although the requested plan is proved, that plan cannot carry it.
-            if state.asked_plan is not None and not (self._waiting and all(way.is_proved for way in asked)):
-                ways = asked
-            unproved = [way for way in ways if not way.is_proved and state.is_cheap(way, now_s)]
+            if state.asked_plan is not None and not (
+                self._waiting and all(runner.is_proved for runner in preferred)
+            ):
+                runners = preferred
+            unproved = [
+                runner for runner in runners if not runner.is_proved and state.is_cheap(runner, now_s)
+            ]
             if not unproved and not state.breaker.is_closed:
-                unproved = ways  # any right answer shows that the server works
-            return min(unproved, key=lambda way: way.plan.costs.upload_bytes, default=None)
+                unproved = runners  # any right answer shows that the server works
+            return min(unproved, key=lambda runner: runner.plan.costs.upload_bytes, default=None)
 
     def _probe(self) -> float:
         """Prove a plan, or measure the link; return the time that the link was used."""
         now_s, state = time.monotonic(), self._state
-        way, is_suspect = self._find_unproved(now_s), state.estimate.is_suspect
+        runner, is_suspect = self._find_unproved(now_s), state.estimate.is_suspect
         if is_suspect or now_s - self._round_trip_s > _ROUND_TRIP_AGE_S or not state.breaker.is_closed:
             self._measure_round_trip()
-        if way is None:
+        if runner is None:
             return 0.0 if is_suspect else self._probe_link()
         try:
-            return self._prove(way)
+            return self._prove(runner)
         except EdgekitError as cause:
             if _is_of_server(cause):
                 raise
-            state.disprove(way)  # the next probe then tries another plan
-            if not any(one.is_proved for one in state.ways.values()):
+            state.disprove(runner)  # the next probe then tries another plan
+            if not any(runner.is_proved for runner in state.runners.values()):
                 raise
         return 0.0
 
@@ -200,13 +204,13 @@ class ServerProber:
         Raises:
             EdgekitError: the server cannot be used.
         """
-        state, way = self._state, self._state.find_better(time.monotonic())
+        state, runner = self._state, self._state.find_better(time.monotonic())
         with state.lock:
-            wanted = int((state.estimate.up_bits_per_s or 0.0) * _PROBE_SEND_S / _BITS)
+            payload_bytes = int((state.estimate.up_bits_per_s or 0.0) * _PROBE_SEND_S / _BITS)
         if self._server.forget_slow_link():
             self._server.measure_round_trip(_PROBE_TIMEOUT_S)  # connects, which is not the link's time
-        size_bytes = min(max(wanted, _LEAST_UPLOAD), _MOST_UPLOAD)
-        request = make_upload_probe(size_bytes, self._server.fields, way.plan.tail if way else None)
+        size_bytes = min(max(payload_bytes, _LEAST_UPLOAD), _MOST_UPLOAD)
+        request = make_upload_probe(size_bytes, self._server.fields, runner.plan.tail if runner else None)
         pending = self._server.send(request, _PROBE_TIMEOUT_S, lambda *_: None)
         pending.done.wait()
         reply = pending.reply
@@ -225,14 +229,14 @@ class ServerProber:
         exchange = reply.exchange
         self._state.schedule.spend(time.monotonic(), exchange.upload_bytes + exchange.download_bytes)
 
-    def _prove(self, way: TailWay) -> float:
+    def _prove(self, runner: PlanRunner) -> float:
         """Run the golden inputs of a tail on the server, and compare; return the time of the exchange.
 
         Raises:
             EdgekitError: the server failed or answered wrongly.
         """
-        state, golden = self._state, way.read_golden()
-        request = way.prepare_golden(golden, self._server.fields)
+        state, golden = self._state, runner.read_golden()
+        request = runner.prepare_golden(golden, self._server.fields)
         replies: list[Reply] = []
         pending = self._server.send(request, self._prove_s, lambda _, reply: replies.append(reply))
         pending.done.wait()
@@ -241,21 +245,21 @@ class ServerProber:
         rows = len(next(iter(golden.inputs.values()))) if self._has_rows else 1
         if reply.outputs is None:
             status = reply.error.status if isinstance(reply.error, RequestError) else 0
-            if status in _NO_CODING and way.plan.compression != IDENTITY:
-                state.send_plain(way)
-                return self._prove(way)
+            if status in _NO_CODING and runner.plan.compression != IDENTITY:
+                state.send_plain(runner)
+                return self._prove(runner)
             if status == 404:
-                state.disprove(way)
+                state.disprove(runner)
             raise reply.error or BackendError("the server did not answer")
         test = golden.check(_Replied(reply.outputs))
         if not test.passed:
-            state.disprove(way)
+            state.disprove(runner)
             wrong = next(check.message for check in test.checks if not check.passed)
-            way.mismatch = f"{way.plan.tail} computes something else there: {wrong}"
-            raise BackendError(way.mismatch)
-        way.mismatch = ""
-        way.open_head()  # now, so that no request of the application waits for it
-        state.note_reply(scale_plan(way.plan, rows), reply, is_late=False, is_golden=True)
+            runner.mismatch = f"{runner.plan.tail} computes something else there: {wrong}"
+            raise BackendError(runner.mismatch)
+        runner.mismatch = ""
+        runner.open_head()  # now, so that no request of the application waits for it
+        state.note_reply(scale_plan(runner.plan, rows), reply, is_late=False, is_golden=True)
         return reply.exchange.elapsed_s
 
     def _write_status(self) -> None:

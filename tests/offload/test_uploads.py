@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgekit_offload.planning.ways import UploadWay, WholeModel, find_uploads
+from edgekit_offload.planning.uploads import UploadCandidate, WholeModel, find_uploads
 from edgekit_runtime.codecs.media import OPUS_RATES_HZ
 
-WHOLE = WholeModel(1.0, 0.1, 40.0, 1, 1.0, 1.0)
+WHOLE = WholeModel(
+    device_s=1.0, server_s=0.1, output_bytes=40.0, outputs=1, device_slowdown=1.0, server_slowdown=1.0
+)
 SAMPLES = 8000
 
 
@@ -29,32 +31,32 @@ def make_series(shape: tuple[int, ...], dtype: str, count: int = 20) -> list[NDA
 
 def find(
     rate_hz: float | None = None, **inputs: list[NDArray[Any]]
-) -> tuple[dict[str, UploadWay], dict[str, str]]:
-    """Return the ways by name, and for each codec that is missing the reason."""
+) -> tuple[dict[str, UploadCandidate], dict[str, str]]:
+    """Return the candidates by name, and for each codec that is missing the reason."""
     feeds = [dict(zip(inputs, each, strict=True)) for each in zip(*inputs.values(), strict=True)]
-    ways, refusals = find_uploads(feeds, WHOLE, rate_hz)
+    candidates, refusals = find_uploads(feeds, WHOLE, rate_hz)
     assert all("\n" not in one.reason for one in refusals)
-    return {one.plan.name: one for one in ways}, {one.name: one.reason for one in refusals}
+    return {one.plan.name: one for one in candidates}, {one.name: one.reason for one in refusals}
 
 
 @pytest.mark.parametrize("shape", [(SAMPLES,), (1, SAMPLES), (1, 1, SAMPLES), (1, SAMPLES, 1)])
 @pytest.mark.parametrize("dtype", ["float32", "int16"])
 def test_sound_is_compared_as_opus(dtype: str, shape: tuple[int, ...]) -> None:
     pytest.importorskip("soundfile", reason="soundfile is not installed")
-    ways, missing = find(x=make_sound(shape, dtype))
-    assert set(ways) == {"raw", "delta", "opus:24"}
+    candidates, missing = find(x=make_sound(shape, dtype))
+    assert set(candidates) == {"raw", "delta", "opus:24"}
     assert set(missing) == {"jpeg"}
-    opus = ways["opus:24"]
+    opus = candidates["opus:24"]
     assert opus.plan.media == {"x.samples": "opus:24"}
-    assert opus.plan.costs.upload_bytes < ways["raw"].plan.costs.upload_bytes / 4
+    assert opus.plan.costs.upload_bytes < candidates["raw"].plan.costs.upload_bytes / 4
     assert "16 kHz, assumed" in opus.sent[0].rounding
 
 
 @pytest.mark.parametrize("rate_hz", OPUS_RATES_HZ)
 def test_opus_gets_the_stated_sample_rate(rate_hz: int) -> None:
     pytest.importorskip("soundfile", reason="soundfile is not installed")
-    ways, _ = find(rate_hz, x=make_sound((1, SAMPLES), "float32"))
-    opus = ways["opus:24"]
+    candidates, _ = find(rate_hz, x=make_sound((1, SAMPLES), "float32"))
+    opus = candidates["opus:24"]
     codec = "opus:24" if rate_hz == 16_000 else f"opus:24@{rate_hz}"
     assert opus.plan.media == {"x.samples": codec}
     assert opus.sent[0].rounding == f"at {rate_hz / 1000:g} kHz"
@@ -72,8 +74,8 @@ def test_opus_gets_the_stated_sample_rate(rate_hz: int) -> None:
 def test_sound_that_opus_cannot_carry_is_named(
     sound: list[NDArray[Any]], rate_hz: float | None, reason: str
 ) -> None:
-    ways, missing = find(rate_hz, x=sound)
-    assert "opus:24" not in ways
+    candidates, missing = find(rate_hz, x=sound)
+    assert "opus:24" not in candidates
     assert missing["opus"].startswith("Opus is not compared: ")
     assert reason in missing["opus"]
 
@@ -82,17 +84,17 @@ def test_sound_that_opus_cannot_carry_is_named(
 @pytest.mark.parametrize("shape", [(512,), (1, 512), (1, 3, 512)])
 def test_series_is_compared_as_differences(dtype: str, shape: tuple[int, ...]) -> None:
     pytest.importorskip("zstandard", reason="zstandard is not installed")
-    ways, missing = find(x=make_series(shape, dtype))
-    assert "delta" in ways
+    candidates, missing = find(x=make_series(shape, dtype))
+    assert "delta" in candidates
     assert set(missing) == {"jpeg", "opus"}
-    assert ways["delta"].plan.costs.upload_bytes < ways["raw"].plan.costs.upload_bytes
-    assert not ways["delta"].sent[0].rounding
+    assert candidates["delta"].plan.costs.upload_bytes < candidates["raw"].plan.costs.upload_bytes
+    assert not candidates["delta"].sent[0].rounding
 
 
 def test_integers_that_are_no_series_are_named() -> None:
     tokens = list(np.random.default_rng(2).integers(0, 30_000, (10, 1, 128)))
-    ways, missing = find(x=tokens)
-    assert set(ways) == {"raw"}
+    candidates, missing = find(x=tokens)
+    assert set(candidates) == {"raw"}
     assert "differences of 'x' take as much as its values" in missing["delta"]
     assert set(missing) == {"jpeg", "delta", "opus"}
 
@@ -104,12 +106,14 @@ def test_each_of_several_inputs_is_compared_in_its_codec() -> None:
     pixels = [rng.integers(0, 256, (1, 3, 16, 16)).astype(np.float32) / 255 for _ in range(3)]
     photos = [rng.integers(0, 256, (1, 16, 16, 3)).astype(np.uint8) for _ in range(3)]
     series = [one.astype(np.float32) * np.float32(np.pi) for one in make_series((1, 3, 512), "int32", 3)]
-    ways, missing = find(image=pixels, photo=photos, sound=make_sound((1, SAMPLES), "float32"), walk=series)
+    candidates, missing = find(
+        image=pixels, photo=photos, sound=make_sound((1, SAMPLES), "float32"), walk=series
+    )
     assert not missing
-    sent = {name: {one.name: one.coding for one in way.sent} for name, way in ways.items()}
+    sent = {name: {one.name: one.coding for one in candidate.sent} for name, candidate in candidates.items()}
     assert sent["jpeg:90"] == {"image": "jpeg:90", "photo": "jpeg:90", "sound": "raw", "walk": "raw"}
-    assert ways["jpeg:90"].plan.media == {"image.pixels": "jpeg:90", "photo": "jpeg:90"}
-    assert set(ways["jpeg:90"].coding.lattices) == {"image"}
+    assert candidates["jpeg:90"].plan.media == {"image.pixels": "jpeg:90", "photo": "jpeg:90"}
+    assert set(candidates["jpeg:90"].coding.lattices) == {"image"}
     assert sent["opus:24"] == {"image": "raw", "photo": "raw", "sound": "opus:24", "walk": "raw"}
     assert sent["delta"] == {"image": "raw", "photo": "raw", "sound": "delta", "walk": "delta"}
     assert sent["uint8"]["image"] == "uint8"

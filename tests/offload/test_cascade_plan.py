@@ -1,4 +1,4 @@
-"""Cascades as ways of a plan: refused with a sentence, or planned and extracted."""
+"""Cascades as candidates of a plan: refused with a sentence, or planned and extracted."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -11,14 +11,21 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.offload.onnx_models import model_of
 from tests.offload.test_planner import inputs_of
 
+from edgekit_offload.partition.opened_model import OpenedModel
 from edgekit_offload.partition.split import whole_upload
-from edgekit_offload.planning import cascade, planner
-from edgekit_offload.planning.cascade import CascadeInputs, CascadeRefusal, cascade_split, refuse_cascade
+from edgekit_offload.planning.cascade import (
+    CascadeInputs,
+    CascadeRefusal,
+    cascade_split,
+    plan_cascade,
+    refuse_cascade,
+)
 from edgekit_offload.planning.codings import AnswerChange
 from edgekit_offload.planning.explain import describe_answers
-from edgekit_offload.planning.planner import Realised, plan
+from edgekit_offload.planning.plan_inputs import ExtractedPlan
+from edgekit_offload.planning.planner import plan
 from edgekit_offload.planning.result import Refusal
-from edgekit_offload.planning.ways import UploadWay
+from edgekit_offload.planning.uploads import UploadCandidate
 from edgekit_runtime.offload.cut_table import Escalation, OffloadPlan, PlanCosts
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s, reserved_server_s
 
@@ -55,22 +62,23 @@ def samples(count: int) -> list[dict[str, np.ndarray]]:
 def test_too_few_samples_refuse_a_cascade() -> None:
     large, feeds = linear_model(0.0), samples(20)
     made = inputs_of(large, [5.0], [0.001], feeds[:4])
-    result = plan(replace(made, cascade=CascadeInputs(linear_model(0.1), 0.95, feeds, classes={"y"})))
+    result = plan(
+        replace(made, cascade=CascadeInputs(OpenedModel(linear_model(0.1)), 0.95, feeds, classes={"y"}))
+    )
     assert any(one.name == "cascade" and "cannot confirm" in one.reason for one in result.refusals)
 
 
-def test_good_small_model_makes_a_cascade_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "run_seconds", lambda *_: 1.0)  # the large model here; the profile says 5 s
+def test_good_small_model_makes_a_cascade_that_runs() -> None:
     large, small, feeds = linear_model(0.0), linear_model(0.1), samples(400)
     made = inputs_of(large, [5.0], [2.0], feeds[:4])
-    result = plan(replace(made, cascade=CascadeInputs(small, 0.9, feeds, classes={"y"})))
-    (way,) = [one for one in result.ways if one.kind == "cascade"]
-    assert way.in_table
-    escalation = way.plan.escalation
+    result = plan(replace(made, cascade=CascadeInputs(OpenedModel(small), 0.9, feeds, classes={"y"})))
+    (candidate,) = [one for one in result.candidates if one.kind == "cascade"]
+    assert candidate.in_table
+    escalation = candidate.plan.escalation
     assert escalation is not None
     assert escalation.share < 0.5
-    assert "of 200 other samples" in way.explanation.lower()
-    assert "with a confidence of 95" in way.explanation
+    assert "of 200 other samples" in candidate.explanation.lower()
+    assert "with a confidence of 95" in candidate.explanation
     split = cascade_split(small, "y", whole_upload(large))
     assert split.head is not None
     got = onnxruntime.InferenceSession(split.head.content).run(["y"], feeds[0])[0]
@@ -85,40 +93,35 @@ def forecast_model(scale: float) -> bytes:
 
 @pytest.mark.parametrize(("classes", "is_planned"), [((), False), ({"y"}, True)])
 def test_cascade_of_what_is_not_known_to_hold_classes_is_refused(
-    monkeypatch: pytest.MonkeyPatch, classes: Collection[str], is_planned: bool
+    classes: Collection[str], is_planned: bool
 ) -> None:
-    monkeypatch.setattr(planner, "run_seconds", lambda *_: 1.0)
     large, small, feeds = forecast_model(1.0), forecast_model(0.3), samples(400)
     made = inputs_of(large, [5.0], [2.0], feeds[:4])
-    result = plan(replace(made, cascade=CascadeInputs(small, 0.9, feeds, classes)))
-    assert any(one.kind == "cascade" for one in result.ways) == is_planned
+    result = plan(replace(made, cascade=CascadeInputs(OpenedModel(small), 0.9, feeds, classes)))
+    assert any(one.kind == "cascade" for one in result.candidates) == is_planned
     reasons = [one.reason for one in result.refusals if one.name == "cascade"]
     assert [("by the class alone" in one, "--classes y" in one) for one in reasons] == [
         (True, True) for _ in range(not is_planned)
     ]
 
 
-def test_cascade_of_probabilities_needs_no_statement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "run_seconds", lambda *_: 1.0)
+def test_cascade_of_probabilities_needs_no_statement() -> None:
     large, small = (with_softmax(linear_model(error)) for error in (0.0, 0.1))
     feeds = samples(400)
     made = inputs_of(large, [5.0, 1e-6], [2.0, 1e-6], feeds[:4])
-    result = plan(replace(made, cascade=CascadeInputs(small, 0.9, feeds)))
-    assert any(one.kind == "cascade" for one in result.ways), result.refusals
+    result = plan(replace(made, cascade=CascadeInputs(OpenedModel(small), 0.9, feeds)))
+    assert any(one.kind == "cascade" for one in result.candidates), result.refusals
 
 
 @pytest.mark.parametrize(("loss", "sent"), [(5e-4, "delta"), (5e-3, "raw")])
-def test_cascade_is_offered_on_an_upload_that_keeps_the_limit_on_loss(
-    monkeypatch: pytest.MonkeyPatch, loss: float, sent: str
-) -> None:
-    monkeypatch.setattr(planner, "run_seconds", lambda *_: 1.0)
+def test_cascade_is_offered_on_an_upload_that_keeps_the_limit_on_loss(loss: float, sent: str) -> None:
     feeds = samples(400)
 
-    def realise(uploads: Sequence[UploadWay], _cuts: object) -> dict[str, Realised | Refusal]:
+    def realise(uploads: Sequence[UploadCandidate], _cuts: object) -> dict[str, ExtractedPlan | Refusal]:
         """The rounded differences take a thousandth of the values, and cost some accuracy."""
         upload_bytes = {"raw": 1e6, "delta": 1e3}
         return {
-            one.plan.name: Realised(
+            one.plan.name: ExtractedPlan(
                 replace(one.plan, costs=PlanCosts(0.0, 2.0, upload_bytes[one.plan.name], 100.0)),
                 "measured",
                 AnswerChange(0.0, loss if one.plan.name == "delta" else 0.0),
@@ -127,26 +130,25 @@ def test_cascade_is_offered_on_an_upload_that_keeps_the_limit_on_loss(
         }
 
     made = inputs_of(linear_model(0.0), [50.0], [2.0], feeds[:100])
-    cascade = CascadeInputs(linear_model(0.1), 0.9, feeds, classes={"y"})
-    result = plan(replace(made, cascade=cascade, realise=realise))
-    (way,) = [one for one in result.ways if one.kind == "cascade"]
-    assert [one.coding for one in way.sent] == [sent]
-    assert not way.is_over_loss
-    assert way.expected_loss == (loss if sent == "delta" else 0.0)
-    assert way.in_table, way.explanation
-    assert "not offered" not in way.explanation
-    assert ("0.05 % wrong by its upload" in describe_answers(way, 400)) == (sent == "delta")
+    cascade = CascadeInputs(OpenedModel(linear_model(0.1)), 0.9, feeds, classes={"y"})
+    result = plan(replace(made, cascade=cascade, measure=realise))
+    (candidate,) = [one for one in result.candidates if one.kind == "cascade"]
+    assert [one.coding for one in candidate.sent] == [sent]
+    assert not candidate.is_over_loss
+    assert candidate.expected_loss == (loss if sent == "delta" else 0.0)
+    assert candidate.in_table, candidate.explanation
+    assert "not offered" not in candidate.explanation
+    assert ("0.05 % wrong by its upload" in describe_answers(candidate, 400)) == (sent == "delta")
 
 
-def test_sure_answers_do_not_pay_for_a_request_that_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cascade, "run_seconds", lambda *_: 0.001)
+def test_sure_answers_do_not_pay_for_a_request_that_is_not_sent() -> None:
     large = linear_model(0.0)
-    inputs = CascadeInputs(linear_model(0.5), 0.95, samples(400), classes={"y"})
+    inputs = CascadeInputs(OpenedModel(linear_model(0.5), run_s=0.001), 0.95, samples(400), classes={"y"})
     costs = PlanCosts(0.050, 0.01, 4e3, 100.0, request_s=0.020, compress_s=0.010, plain_bytes=9e3)
     jpeg = OffloadPlan("jpeg:90", costs, tail="whole", media={"x": "jpeg:90"}, compression="zstd")
     coded = OffloadPlan("uint8", costs, head="uint8.head", tail="whole", compression="zstd")
     for upload, head_s in ((jpeg, 0.0), (coded, 0.020)):
-        found = cascade.plan_cascade(large, inputs, upload, 2.0)
+        found = plan_cascade(OpenedModel(large), inputs, upload, 2.0)
         assert not isinstance(found, CascadeRefusal)
         escalation = found[0].escalation
         assert escalation is not None

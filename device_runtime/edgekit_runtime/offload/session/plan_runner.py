@@ -24,7 +24,7 @@ _COARSE_STEPS: Final = 96  # fewer in the range: 64 steps of the samples, and a 
 _GRID_TOLERANCE: Final = 0.05  # share of a step: error of a preprocessing's roundings in float32
 
 
-class TailWay:
+class PlanRunner:
     """A plan that needs the server, ready to run.
 
     Attributes:
@@ -32,7 +32,7 @@ class TailWay:
         is_proved: whether the server has answered its golden inputs correctly.
         mismatch: description of the server's wrong answer to them, or empty.
         retry_s: when to ask for the tail again, after a server did not have it or failed.
-        left_for: fault of the application's last request with this plan, or empty.
+        failure: fault of the application's last request with this plan, or empty.
         back_off: row of the application's failed requests; only a reply to one of them ends it.
 
     Raises:
@@ -42,19 +42,19 @@ class TailWay:
     def __init__(self, plan: OffloadPlan, package: OpenedPackage, threads: int | None) -> None:
         self.plan, self._package, self._threads = plan, package, threads
         self.is_proved, self.mismatch, self.retry_s = False, "", -math.inf
-        self.left_for, self.back_off = "", BackOff()
+        self.failure, self.back_off = "", BackOff()
         self._head: Session | None = None
         self._decoder: Session | None = None
         self._is_open = True
         self._lock = threading.Lock()
-        shown = package
+        tail_package = package
         for submodel in package.manifest.submodels:
             view = package.select_submodel(submodel.name)
             if view.manifest.name == plan.tail:
-                shown = view
-        self.inputs = shown.manifest.inputs
-        self.outputs = shown.manifest.outputs
-        self._shown = shown
+                tail_package = view
+        self.inputs = tail_package.manifest.inputs
+        self.outputs = tail_package.manifest.outputs
+        self._tail_package = tail_package
         self._codecs = {name: MediaCodec.parse(codec) for name, codec in plan.media.items()}
         self._check_outputs()
 
@@ -96,12 +96,12 @@ class TailWay:
             return outputs
         return {**outputs, **decoder.run({spec.name: outputs[spec.name] for spec in decoder.inputs})}
 
-    def encode(self, inputs: Mapping[str, Array], made: Mapping[str, Array]) -> dict[str, Array]:
+    def encode(self, inputs: Mapping[str, Array], head_outputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return the inputs of the tail, media as files.
 
         Args:
             inputs: inputs of the model.
-            made: outputs of the head.
+            head_outputs: outputs of the head.
 
         Raises:
             DataError: one of its inputs is missing, or media has several rows.
@@ -109,7 +109,7 @@ class TailWay:
         """
         sent = {}
         for spec in self.inputs:
-            array = made[spec.name] if spec.name in made else inputs.get(spec.name)
+            array = head_outputs[spec.name] if spec.name in head_outputs else inputs.get(spec.name)
             if array is None:
                 raise DataError(f"plan '{self.plan.name}': nothing makes '{spec.name}', which its tail takes")
             if not _is_finite(array):
@@ -141,7 +141,7 @@ class TailWay:
         """
         for spec in self.inputs:
             spec.check(sent[spec.name])
-        expected = _bind(outputs if self._shown is self._package else self.outputs, self.inputs, sent)
+        expected = _bind(outputs if self._tail_package is self._package else self.outputs, self.inputs, sent)
         return make_tail_request(self.plan.tail or "", sent, expected, compression, fields)
 
     def read_golden(self) -> GoldenCase:
@@ -149,7 +149,7 @@ class TailWay:
 
         A service has tested its package with all rows; here the row shows that it serves this package.
         """
-        return replace(read_golden(self._shown), rows=())
+        return replace(read_golden(self._tail_package), rows=())
 
     def prepare_golden(self, golden: GoldenCase, fields: str) -> TailRequest:
         """Return the request that proves the server."""
@@ -177,14 +177,14 @@ class TailWay:
 
     def _check_outputs(self) -> None:
         manifest, plan = self._package.manifest, self.plan
-        parts = {one.name: {spec.name for spec in one.outputs} for one in manifest.submodels}
-        made = parts.get(plan.head or "", set()) | parts.get(plan.decoder or "", set())
+        parts = {submodel.name: {spec.name for spec in submodel.outputs} for submodel in manifest.submodels}
+        local_outputs = parts.get(plan.head or "", set()) | parts.get(plan.decoder or "", set())
         if plan.escalation is None:
-            made = made | {spec.name for spec in self.outputs}
+            local_outputs = local_outputs | {spec.name for spec in self.outputs}
         needed = {spec.name for spec in manifest.outputs}
         if plan.escalation is not None:
             needed.add(plan.escalation.output)
-        if missing := sorted(needed - made):
+        if missing := sorted(needed - local_outputs):
             raise CutError(f"plan '{plan.name}' does not give {', '.join(missing)}; plan the model again")
 
 
@@ -209,8 +209,8 @@ def _fits(array: Array, codes: InputCodes) -> bool:
         if codes.is_grid:
             is_coarse = high - low < _COARSE_STEPS * step
             stride = 1 if is_coarse else max(1, values.size // _GRID_VALUES) | 1  # odd: meets all columns
-            places = (values.reshape(-1)[::stride].astype(np.float64) - low) / step
-            if float(np.abs(places - np.rint(places)).max()) > _GRID_TOLERANCE:
+            positions = (values.reshape(-1)[::stride].astype(np.float64) - low) / step
+            if float(np.abs(positions - np.rint(positions)).max()) > _GRID_TOLERANCE:
                 return False
     return True
 

@@ -1,7 +1,7 @@
-"""The ways that run the whole model in one place, and what each sends: raw, uint8, media codecs, deltas.
+"""Uploads: the server runs the whole model, and the input is sent raw, as uint8, media files or deltas.
 
-A cut must beat these ways. A fair rival is a JPEG for photographs, Opus for speech, and differences for a
-sensor's series. Of several inputs, each one that suits a codec is sent in it, the others raw. Sizes are
+A cut must beat these candidates. A fair rival is a JPEG for photographs, Opus for speech, and differences
+for a sensor's series. Of several inputs, each one that suits a codec is sent in it, the others raw. Sizes are
 measured on samples. The values of codes are found in the samples too (`partition.calibrate`).
 """
 
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series, find_time_axis
 from edgekit_offload.partition.coding import INTEGER_TYPES, INTEGERS, RAW, Coding, Lattice
-from edgekit_offload.planning.codings import Feeds, compressed_bytes, median_s
+from edgekit_offload.partition.opened_model import Feeds, median_s
+from edgekit_offload.planning.codings import compressed_bytes
 from edgekit_offload.planning.costs import MESSAGE_BYTES, TENSOR_BYTES
 from edgekit_offload.planning.result import Refusal, SentTensor
 from edgekit_runtime.codecs.media import (
@@ -29,7 +30,7 @@ from edgekit_runtime.errors import CutError, EdgekitError
 from edgekit_runtime.offload.cut_table import OffloadPlan, PlanCosts
 from edgekit_runtime.tensors import Array
 
-RAW_WAY: Final = "raw"
+RAW_UPLOAD: Final = "raw"
 JPEG: Final = "jpeg:90"
 WEBP: Final = "webp:80"
 OPUS: Final = "opus:24"
@@ -46,9 +47,9 @@ _MISSING: Final[Mapping[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WholeModel:
-    """Facts that whole-model ways have in common.
+    """Facts that whole-model candidates have in common.
 
     Attributes:
         device_s, server_s: time of the whole model on each side.
@@ -66,8 +67,8 @@ class WholeModel:
 
 
 @dataclass(frozen=True, slots=True)
-class UploadWay:
-    """A way that uploads the input.
+class UploadCandidate:
+    """A candidate that uploads the input.
 
     Attributes:
         plan: plan with modelled costs.
@@ -102,7 +103,7 @@ class _CodedInput:
 
 def find_uploads(
     feeds: Sequence[Feeds], whole: WholeModel, sample_rate_hz: float | None = None
-) -> tuple[tuple[UploadWay, ...], tuple[Refusal, ...]]:
+) -> tuple[tuple[UploadCandidate, ...], tuple[Refusal, ...]]:
     """Return every way to upload the input that suits its kind, and why the others do not.
 
     Args:
@@ -131,8 +132,8 @@ def find_uploads(
             if isinstance(found, str):
                 obstacles[codec].append(found)
             elif codec == "jpeg":
-                for way in (JPEG, WEBP):
-                    coded[way].append(replace(found, media=way))
+                for candidate in (JPEG, WEBP):
+                    coded[candidate].append(replace(found, media=candidate))
             else:
                 coded[OPUS if found.media else codec].append(found)
     tried = [inputs.try_upload(name, ones) for name, ones in coded.items() if ones]
@@ -142,26 +143,26 @@ def find_uploads(
         if len(reasons) == len(feeds[0])
     ]
     refusals += [one for one in tried if isinstance(one, Refusal)]
-    ways = [inputs.upload(RAW_WAY, ()), *(one for one in tried if isinstance(one, UploadWay))]
-    return tuple(ways), tuple(refusals)
+    candidates = [inputs.upload(RAW_UPLOAD, ()), *(one for one in tried if isinstance(one, UploadCandidate))]
+    return tuple(candidates), tuple(refusals)
 
 
 class _Inputs:
-    """The samples, and the facts that all ways to send them have in common."""
+    """The samples, and the facts that all candidates to send them have in common."""
 
     def __init__(self, feeds: Sequence[Feeds], whole: WholeModel) -> None:
         self._raw = {name: float(np.mean([one[name].nbytes for one in feeds])) for name in feeds[0]}
         self._whole = whole
 
-    def try_upload(self, name: str, coded: Sequence[_CodedInput]) -> UploadWay | Refusal:
-        """Return the way that sends some inputs in codes, or why there is none."""
+    def try_upload(self, name: str, coded: Sequence[_CodedInput]) -> UploadCandidate | Refusal:
+        """Return the candidate that sends some inputs in codes, or why there is none."""
         try:
             return self.upload(name, coded)
         except EdgekitError as cause:  # another shape, or a library that is not installed
             return Refusal(name, f"{cause}.")
 
-    def upload(self, name: str, coded: Sequence[_CodedInput]) -> UploadWay:
-        """Return the way that sends some inputs in codes, and the others raw.
+    def upload(self, name: str, coded: Sequence[_CodedInput]) -> UploadCandidate:
+        """Return the candidate that sends some inputs in codes, and the others raw.
 
         Raises:
             DataError: an input cannot become such a file.
@@ -202,7 +203,7 @@ class _Inputs:
             media={one.sent: one.media for one in coded if one.media},
             compression="zstd" if has_zstd else "identity",
         )
-        return UploadWay(plan, tuple(sizes.values()), coding)
+        return UploadCandidate(plan, tuple(sizes.values()), coding)
 
 
 def _join_codings(coded: Sequence[_CodedInput]) -> Coding:

@@ -1,0 +1,272 @@
+"""The comparison of candidates that have been collected: scores, winners, and the cut table.
+
+It measures nothing. Example: on a slow link `local` takes 50 ms, `raw` 900 ms and `cut1-int8` 55 ms; on a
+fast one 50, 30 and 35 ms. The table then has `local` and `raw`; the cut is reported with the
+factor that it lacks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_offload.partition.coding import CUT_CODINGS, EXACT_UPLOADS, LOSSY_SAMPLES
+from edgekit_offload.partition.opened_model import Feeds
+from edgekit_offload.planning.codings import AnswerChange
+from edgekit_offload.planning.cut_candidates import CutSearchResult
+from edgekit_offload.planning.envelope import SIMPLICITY, Grid, find_winners, score_all, win_ranges
+from edgekit_offload.planning.explain import explain_candidate, explain_leakage, explain_plan
+from edgekit_offload.planning.plan_inputs import PlanInputs
+from edgekit_offload.planning.result import (
+    NEVER,
+    Candidate,
+    Certificate,
+    Kind,
+    Label,
+    PlannedMachine,
+    PlanningResult,
+    Refusal,
+    SentTensor,
+)
+from edgekit_runtime.errors import CutError
+from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan
+from edgekit_runtime.offload.latency_model import Conditions, predict_s, reserved_server_s
+
+MAX_SAMPLES: Final = 16  # samples on which the sizes of all tensors are measured
+MAX_DEVICES: Final = 100_000  # devices of a server; more are not counted
+_LARGE_SPREAD: Final = 0.1  # a profile with a larger spread gets a warning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A candidate before the comparison.
+
+    Attributes:
+        kind, plan, label, sent, certificate, kernels_on_device, device_bytes, samples_needed, sends_input,
+            known_inputs: see `Candidate`.
+        change: what its coding changes in the answers; None if unknown.
+        note: a sentence in addition to the explanation.
+    """
+
+    kind: Kind
+    plan: OffloadPlan
+    label: Label
+    sent: tuple[SentTensor, ...] = ()
+    certificate: Certificate | None = None
+    kernels_on_device: int = 0
+    device_bytes: float | None = None
+    change: AnswerChange | None = None
+    samples_needed: int = 0
+    sends_input: bool = False
+    known_inputs: int = 0
+    note: str = ""
+
+    @property
+    def min_samples(self) -> int:
+        """The number of samples for an estimate of what the coding changes; 0 if it is exact."""
+        return max(map(_min_samples, self.sent), default=0)
+
+    def exceeds_loss(self, max_loss: float) -> bool:
+        """Return whether it may make more answers wrong than allowed; an unknown loss may be all."""
+        if self.change is None or self.samples_needed:
+            return self.min_samples > 0 and max_loss < 1
+        return self.change.loss + self.change.loss_error > max_loss
+
+    def carries_all(self, sample: Feeds) -> bool:
+        """Return whether it can send inputs of any values; integers are their own codes."""
+        return all(
+            tensor.coding in CUT_CODINGS or (tensor.name in sample and sample[tensor.name].dtype.kind != "f")
+            for tensor in self.sent
+        )
+
+
+def _min_samples(tensor: SentTensor) -> int:
+    if tensor.coding in CUT_CODINGS and not tensor.rounding:
+        return CUT_CODINGS[tensor.coding].min_samples
+    return 0 if tensor.coding in EXACT_UPLOADS and not tensor.rounding else LOSSY_SAMPLES
+
+
+def compare(
+    inputs: PlanInputs,
+    drafts: Sequence[Draft],
+    refusals: Sequence[Refusal],
+    search: CutSearchResult,
+    *,
+    kernels: int,
+) -> PlanningResult:
+    """Return the result: scores on the grid, winners, and the table of the candidates that win somewhere.
+
+    Args:
+        inputs: the inputs of the plan.
+        drafts: the candidates, at least one.
+        refusals: candidates that are not offered.
+        search: the result of the search for cuts.
+        kernels: number of kernels of the model; 0 if it cannot be cut.
+
+    Raises:
+        CutError: no candidate keeps the limits anywhere.
+    """
+    grid, plans = inputs.grid, [draft.plan for draft in drafts]
+    scores = score_all(plans, grid.conditions(), inputs.goal.score)
+    exceeds_loss = np.array([draft.exceeds_loss(inputs.max_loss) for draft in drafts])
+    offered = np.where(exceeds_loss[:, np.newaxis], np.inf, scores)
+    winners = find_winners(offered, [SIMPLICITY[draft.kind] for draft in drafts])
+    if (winners < 0).all():
+        raise CutError(
+            "no candidate keeps the limits at any setting of the link: raise --latency-limit or --max-loss"
+        )
+    in_table = {int(number) for number in winners if number >= 0}
+    in_table |= {number for number, draft in enumerate(drafts) if draft.kind == "local"}
+    reserve = _find_reserve(inputs, drafts, winners, in_table, offered)
+    in_table |= reserve
+    unloaded = [Conditions(link) for link in grid.links()]
+    latencies = score_all(plans, unloaded, lambda plan, condition: predict_s(plan, condition) * 1e3)
+    candidates = []
+    for number, draft in enumerate(drafts):
+        candidate = Candidate(
+            kind=draft.kind,
+            plan=draft.plan,
+            label=draft.label,
+            sent=draft.sent,
+            latency_ms=_rows(latencies[number], grid),
+            score=_rows(scores[number][: len(unloaded)], grid),
+            wins=win_ranges(winners, number, grid),
+            in_table=number in in_table,
+            kernels_on_device=draft.kernels_on_device,
+            device_bytes=draft.device_bytes,
+            devices_per_server=_capacity(inputs, draft),
+            certificate=draft.certificate,
+            expected_loss=None if draft.change is None else draft.change.loss,
+            loss_error=0.0 if draft.change is None else draft.change.loss_error,
+            samples_needed=draft.samples_needed,
+            is_over_loss=bool(exceeds_loss[number]),
+            sends_input=draft.sends_input,
+            known_inputs=draft.known_inputs,
+        )
+        text = f"{explain_candidate(candidate, kernels, is_reserve=number in reserve)} {draft.note}"
+        candidates.append(replace(candidate, explanation=text.rstrip()))
+    unit = inputs.goal.row.unit
+    return PlanningResult(
+        model=inputs.name,
+        model_sha256=inputs.device.model_sha256,
+        objective=inputs.objective,
+        unit=unit,
+        device=PlannedMachine(
+            inputs.device.description,
+            inputs.device.label,
+            inputs.limits.memory_bytes,
+            inputs.limits.weights_bytes,
+        ),
+        server=PlannedMachine(
+            inputs.peer.description, "modelled" if inputs.is_server_modelled else inputs.peer.label
+        ),
+        bandwidths_mbit_s=grid.bandwidths_mbit_s,
+        rtts_ms=grid.rtts_ms,
+        candidates=tuple(candidates),
+        table=CutTable(
+            tuple(draft.plan for number, draft in enumerate(drafts) if number in in_table),
+            inputs.objective,
+            inputs.device.description,
+            inputs.peer.description,
+            inputs.goal.kept_latency_s,
+            None if inputs.power is None else inputs.power.radio_w,
+        ),
+        refusals=tuple(refusals),
+        warnings=tuple(_warn(inputs, drafts)),
+        sentences=(
+            *explain_plan(candidates, grid.bandwidths_mbit_s, grid.rtts_ms, unit),
+            *_explain_search(inputs, search),
+        ),
+        kernels=kernels,
+        samples=len(inputs.feeds),
+        tiers=search.tiers,
+        max_loss=inputs.max_loss,
+    )
+
+
+def _explain_search(inputs: PlanInputs, search: CutSearchResult) -> tuple[str, ...]:
+    limit_db = inputs.most_leakage_db
+    if limit_db is None:
+        return ()
+    leakages = [leakage for leakage in search.over if leakage is not None]
+    least = min(leakages, key=lambda leakage: leakage.lower_bound_db, default=None)
+    text = explain_leakage(limit_db, search.attacked, len(search.over), least, is_ended=search.is_ended)
+    return (text,)
+
+
+def _find_reserve(
+    inputs: PlanInputs,
+    drafts: Sequence[Draft],
+    winners: NDArray[np.intp],
+    in_table: set[int],
+    scores: NDArray[np.float64],
+) -> frozenset[int]:
+    """Return the candidates for inputs that the winner cannot send: the best that can send all inputs.
+
+    Codes of uploads work for values like those of the samples. A candidate that is in the table anyway,
+    such as the device alone, takes the others if it is as good.
+    """
+    universal = [number for number, draft in enumerate(drafts) if draft.carries_all(inputs.feeds[0])]
+    needs_reserve = (winners >= 0) & ~np.isin(winners, universal)
+    if not universal or not needs_reserve.any():
+        return frozenset()
+    ranks = [-1 if number in in_table else SIMPLICITY[drafts[number].kind] for number in universal]
+    best = find_winners(scores[universal][:, needs_reserve], ranks)
+    return frozenset(universal[index] for index in best if index >= 0) - in_table
+
+
+def _rows(values: NDArray[np.float64], grid: Grid) -> tuple[tuple[float, ...], ...]:
+    """Return values [RTTs * bandwidths] as rows; infinity becomes `NEVER`, because JSON has no infinity."""
+    finite = np.where(np.isfinite(values), values, NEVER)
+    return tuple(tuple(float(value) for value in row) for row in finite.reshape(len(grid.rtts_ms), -1))
+
+
+def _capacity(inputs: PlanInputs, draft: Draft) -> int | None:
+    """Return how many devices a server carries at the middle of the bandwidths."""
+    if inputs.objective != "capacity" or inputs.latency_limit_s is None or draft.kind == "local":
+        return None  # a device that computes all itself does not load the server
+    links = inputs.grid.links()
+    middle = Conditions(links[len(inputs.grid.bandwidths_mbit_s) // 2])
+    reserved_s = reserved_server_s(draft.plan, middle, inputs.latency_limit_s) * inputs.requests_per_s
+    return int(min(MAX_DEVICES, 1 / max(reserved_s, 1e-12)))
+
+
+def _warn(inputs: PlanInputs, drafts: Sequence[Draft]) -> list[str]:
+    warnings = list(inputs.notes)
+    warnings += [
+        f"The times of {profile.measured_on} vary by {profile.whole_spread:.0%} between the quartiles:"
+        " measure again at rest."
+        for profile in (inputs.device, inputs.server)
+        if profile.whole_spread > _LARGE_SPREAD and profile.label == "measured"  # a quota makes runs uneven
+    ]
+    if len(inputs.feeds) < MAX_SAMPLES:
+        warnings.append(f"Sizes were measured on {len(inputs.feeds)} samples only.")
+    warnings += _warn_of_unknown_change(inputs, drafts)
+    warnings += filter(None, [inputs.goal.row.warning])
+    if any(draft.label == "modelled" for draft in drafts if draft.kind == "cut"):
+        warnings.append("Times of cuts are sums over kernels (modelled): the cuts were not run as they are.")
+    return list(dict.fromkeys(warnings))  # one machine may appear twice
+
+
+def _warn_of_unknown_change(inputs: PlanInputs, drafts: Sequence[Draft]) -> list[str]:
+    """Return a warning for each reason why the effect of codings on the answers is unknown."""
+    limit = "they are not offered" if inputs.max_loss < 1 else "no limit applies"
+    count = (
+        f"there are {len(inputs.feeds)}"
+        if inputs.has_samples
+        else "golden and made-up inputs are no evidence"
+    )
+    names: dict[str, list[str]] = {}
+    for draft in sorted(drafts, key=lambda draft: (not draft.samples_needed, draft.samples_needed)):
+        if draft.min_samples and (draft.samples_needed or draft.change is None):
+            if draft.samples_needed:
+                reason = f"an estimate needs at least {draft.samples_needed} samples, {count}"
+            else:
+                reason = "outputs are not known to hold classes" if inputs.measure else "nothing was run"
+            names.setdefault(reason, []).append(draft.plan.name)
+    return [
+        f"What {', '.join(plans)} may change in the answers is unknown ({reason}): {limit}."
+        for reason, plans in names.items()
+    ]
