@@ -33,7 +33,6 @@ from edgekit_runtime.offload.session import plan_runner
 from edgekit_runtime.offload.session.plan_runner import PlanRunner
 from edgekit_runtime.package.archive import OpenedPackage, read_package
 from edgekit_runtime.sessions import backends
-from edgekit_runtime.sessions import session as sessions
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
@@ -196,7 +195,7 @@ def test_decoder_that_fails_to_open_once_is_opened_with_the_next_request(
         with pytest.raises(BackendError, match="no memory"):
             candidate.run_head({"x": x})
         made = candidate.run_head({"x": x})
-        tail = sessions.open_session(package.select_submodel("coded.tail"), threads=1)
+        tail = backends.open_session(package.select_submodel("coded.tail"), threads=1)
         reply = candidate.decode(tail.run({spec.name: made[spec.name] for spec in tail.inputs}))
         tail.close()
         candidate.close()
