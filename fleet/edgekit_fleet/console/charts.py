@@ -11,6 +11,8 @@ from typing import Final
 
 from markupsafe import Markup
 
+from edgekit_host.plots.axes import linear_ticks
+
 _WIDTH, _HEIGHT = 360.0, 190.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 350.0, 12.0, 156.0
 _ROWS: Final = 12
@@ -120,7 +122,7 @@ class Chart:
 
     def _draw_grid(self) -> Markup:
         parts = []
-        for y in list_ticks(self.bottom, self.top):
+        for y in linear_ticks(self.bottom, self.top, _TICKS):
             at = self._y(y)
             parts.append(Markup('<path class="c-grid" d="M{:.0f} {:.1f}H{:.0f}"/>').format(_LEFT, at, _RIGHT))
             text = Markup('<text class="c-tick c-end" x="{:.0f}" y="{:.1f}">{}</text>')
@@ -180,18 +182,7 @@ def draw_bar(parts: Sequence[tuple[str, int]], words: str) -> Markup:
     ).format(words, Markup().join(drawn))
 
 
-def list_ticks(low: float, high: float) -> list[float]:
-    """Return about four round numbers from `low` to `high`."""
-    if not high > low:
-        return [low]
-    raw = (high - low) / _TICKS
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [round(number * step, 12) for number in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def log_ticks(most: int) -> list[tuple[float, str]]:
+def count_ticks(most: int) -> list[tuple[float, str]]:
     """Return marks for numbers from 1 to `most`, drawn by their logarithm."""
     powers = [10.0**power for power in range(1, int(math.log10(most)) + 1) if 10**power * 2 <= most]
     return [(value, f"{value:,.0f}") for value in [1.0, *powers, float(most)]] if most > 1 else [(1.0, "1")]

@@ -1,12 +1,12 @@
 """The page of one file of evidence: one HTML file that loads nothing."""
 
-import html
 import re
 from collections.abc import Iterable
 from typing import Final
 
 from edgekit_hil.report.plots import draw_curve, draw_predictions
-from edgekit_host.evidence import Evidence
+from edgekit_host.evidence import Evidence, Figure
+from edgekit_host.markup import Markup, el, join, render_document
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --text: #1b2230; --soft: #545e70; --line: #d9dde3; --page: #fff;
@@ -39,35 +39,36 @@ def make_page(evidence: Evidence) -> str:
     engines = ", ".join(f"{name} {version}" for name, version in device.engines.items()) or "no engine"
     title = f"{evidence.bench}: {evidence.target}"
     facts = (
-        f"<b>{evidence.kind}</b>; {evidence.date[:16].replace('T', ' ')} UTC; {source}",
-        _escape(f"{device.model}, {device.memory_bytes / 1e9:.1f} GB; {device.os}, kernel {device.kernel}"),
-        _escape(f"Python {device.python}, edgekit {device.runtime}, {engines}"),
-        _escape(f"clock: {device.clock or 'not told by the device'}"),
+        join(el("b", evidence.kind), f"; {evidence.date[:16].replace('T', ' ')} UTC; {source}"),
+        f"{device.model}, {device.memory_bytes / 1e9:.1f} GB; {device.os}, kernel {device.kernel}",
+        f"Python {device.python}, edgekit {device.runtime}, {engines}",
+        f"clock: {device.clock or 'not told by the device'}",
     )
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width"><meta http-equiv="Content-Security-Policy" '
-        "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{_escape(title)}</title><style>{_STYLE}</style>"
-        f"<h1>{_escape(title)}</h1>{''.join(f'<p>{fact}</p>' for fact in facts)}"
-        f"<h2>Plots</h2>{_plots(evidence)}<h2>Figures</h2>{_figures(evidence)}"
-        f"<h2>Tests: {evidence.describe_tests()}</h2>{_tests(evidence)}</html>\n"
+    return render_document(
+        title,
+        _STYLE,
+        el("h1", title),
+        *(el("p", fact) for fact in facts),
+        el("h2", "Plots"),
+        _draw_plots(evidence),
+        el("h2", "Figures"),
+        _list_figures(evidence),
+        el("h2", f"Tests: {evidence.describe_tests()}"),
+        _list_tests(evidence),
     )
 
 
-def _plots(evidence: Evidence) -> str:
-    by_unit: dict[str, list[int]] = {}
-    for index, figure in enumerate(evidence.figures):
+def _draw_plots(evidence: Evidence) -> Markup:
+    by_unit: dict[str, list[Figure]] = {}
+    for figure in evidence.figures:
         if (figure.value or 0) > 0 and (figure.predicted or 0) > 0:
-            by_unit.setdefault(figure.unit, []).append(index)
-    drawn = [draw_predictions([evidence.figures[index] for index in each]) for each in by_unit.values()]
-    drawn += [draw_curve(curve) for curve in evidence.curves]
-    return (
-        f'<div class="plots">{"".join(drawn)}</div>' if drawn else "<p>This run measured nothing to plot.</p>"
-    )
+            by_unit.setdefault(figure.unit, []).append(figure)
+    plots = [draw_predictions(figures) for figures in by_unit.values()]
+    plots += [draw_curve(curve) for curve in evidence.curves]
+    return el("div", *plots, class_="plots") if plots else el("p", "This run measured nothing to plot.")
 
 
-def _figures(evidence: Evidence) -> str:
+def _list_figures(evidence: Evidence) -> Markup:
     rows = (
         (
             figure.name,
@@ -81,31 +82,26 @@ def _figures(evidence: Evidence) -> str:
     return _table(("figure", "measured", "predicted", "error", "method"), rows)
 
 
-def _tests(evidence: Evidence) -> str:
+def _list_tests(evidence: Evidence) -> Markup:
     rows = (
-        (each.outcome, each.proves or each.test, each.reason, f"{each.seconds:.1f} s", each.test)
-        for each in evidence.tests
+        (test.outcome, test.proves or test.test, test.reason, f"{test.seconds:.1f}\u00a0s", test.test)
+        for test in evidence.tests
     )
     return _table(("outcome", "what it proves", "reason", "time", "test"), rows)
 
 
-def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    head = "".join(f"<th>{title}" for title in titles)
-    body = "".join(
-        "<tr>"
-        + "".join(f'<td class="{_escape(cell) if cell in _OUTCOMES else ""}">{_break(cell)}' for cell in row)
+def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Markup:
+    head = el("tr", *(el("th", title, scope="col") for title in titles))
+    body = (
+        el("tr", *(el("td", _break(cell), class_=cell if cell in _OUTCOMES else None) for cell in row))
         for row in rows
     )
-    return f'<div class="scroll"><table><tr>{head}{body}</table></div>'
+    return el("div", el("table", head, *body), class_="scroll")
 
 
 _OUTCOMES: Final = ("passed", "failed", "skipped")
 
 
-def _break(text: str) -> str:
+def _break(text: str) -> Markup:
     """Return text that may be broken behind the marks in names of tests and files, and in no word."""
-    return re.sub(r"([_/:.]+)(?=[A-Za-z])", r"\1<wbr>", _escape(text))
-
-
-def _escape(text: str) -> str:
-    return html.escape(text, quote=True)
+    return Markup(re.sub(r"([_/:.]+)(?=[A-Za-z])", r"\1<wbr>", join(text)))

@@ -1,7 +1,6 @@
-"""Axes of the scatter plots: range, ticks, place of a value. Numbers only; drawing is in `scatter`."""
+"""Axes of all plots: range, ticks, place of a value. Numbers only; drawing is in other modules."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Beyond this ratio of largest to smallest value, a linear axis would push most points into one corner.
@@ -101,8 +100,7 @@ def _linear_axis(low: float, high: float, *, floor: float | None) -> Axis:
     if floor is not None:
         low = max(low, floor)
     step = nice_step((high - low) / 5)
-    first = math.ceil(low / step - 1e-9)
-    ticks = tuple(step * n for n in range(first, math.floor(high / step + 1e-9) + 1))
+    ticks = tuple(linear_ticks(low, high))
     return Axis(low, high, ticks, max(0, -math.floor(math.log10(step) + 1e-9)), log=False)
 
 
@@ -112,10 +110,23 @@ def _log_axis(low: float, high: float, limit: float | None) -> Axis:
         low, high = math.exp(logs[0]), math.exp(logs[1])
     pad = (high / low) ** 0.08
     low, high = low / pad, high * pad
+    return Axis(low, high, tuple(log_ticks(low, high)), max(0, -math.floor(math.log10(low))), log=True)
+
+
+def linear_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Return round numbers from `low` to `high`, about `count` of them."""
+    if high <= low:
+        return [low]
+    step = nice_step((high - low) / count)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(number * step, 12) for number in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return round numbers from `low` to `high`, both above 0, few enough to fit beside each other."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps: Sequence[int] = (1, 2, 5) if high / low < 200 else (1,)
-    ticks = tuple(float(s * 10.0**p) for p in powers for s in steps if low <= s * 10.0**p <= high)
-    return Axis(low, high, ticks, max(0, -math.floor(math.log10(low))), log=True)
+    steps = (1, 2, 5) if high / low < 300 else (1,)
+    return [step * 10.0**power for power in powers for step in steps if low <= step * 10.0**power <= high]
 
 
 def nice_step(rough: float) -> float:

@@ -6,8 +6,8 @@ from itertools import groupby
 from typing import Final
 
 from edgekit_host.markup import Markup, el, show_ms, three_digits
+from edgekit_host.plots.axes import log_ticks
 from edgekit_offload.demo.recording import EDGEKIT, Recording, Request, median_of
-from edgekit_offload.report.latency_chart import log_ticks
 
 _WIDTH, _HEIGHT = 760.0, 430.0
 _X_MIN, _RIGHT = 66.0, 748.0

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edgekit_host.markup import Markup, el, show_ms, three_digits
+from edgekit_host.plots.axes import log_ticks
 
 _WIDTH, _HEIGHT = 640.0, 420.0
 _X_MIN, _RIGHT, _TOP, _BOTTOM = 64.0, 628.0, 14.0, 330.0
@@ -17,7 +18,6 @@ _HIGHEST: Final = 12.0  # multiple of the slowest best candidate; slower values 
 _LINE_HEIGHT: Final = 16.0
 _MAX_LISTED: Final = 16
 _COLORS: Final = 8
-_STEPS: Final = (1, 2, 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +143,6 @@ def _tag(
         el("text", curve.tag, x=x, y=y + 4, text_anchor="middle"),
         class_=f"tag {_style(color)}",
     )
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Return round numbers between `low` and `high`, few enough to fit beside each other."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = _STEPS if high / low < 300 else (1,)
-    return [step * 10.0**power for power in powers for step in steps if low <= step * 10.0**power <= high]
 
 
 def _grid(frame: _Frame) -> Markup:

@@ -4,9 +4,10 @@ import math
 from typing import Final
 
 from edgekit_host.markup import show_ms, three_digits
+from edgekit_host.plots.axes import log_ticks
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_offload.report.decision import curves_of, reaches_of
-from edgekit_offload.report.latency_chart import Curve, log_ticks
+from edgekit_offload.report.latency_chart import Curve
 from edgekit_runtime.system.shown_text import clean
 
 _LEAST_WIDTH: Final = 40

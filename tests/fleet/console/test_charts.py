@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN, simulate
 
-from edgekit_fleet.console.charts import Chart, Line, draw_bar, list_ticks
+from edgekit_fleet.console.charts import Chart, Line, draw_bar
 from edgekit_fleet.console.rollouts.evidence import find_courses
 from edgekit_fleet.console.rollouts.gate_charts import view_gate
 from edgekit_fleet.rollouts.betting import find_refuted_limits, log_capital
 from edgekit_fleet.rollouts.gates import GateLimits, Sample, judge_samples
+from edgekit_host.plots.axes import linear_ticks
 
 
 def parse(drawn):
@@ -91,6 +92,6 @@ def test_bar_shows_each_part_and_says_it():
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0.9, 1.0), (1, 1.47), (0, 37_000)])
 def test_ticks_are_few_round_numbers_inside(low, high):
-    ticks = list_ticks(low, high)
+    ticks = linear_ticks(low, high, 4)
     assert 3 <= len(ticks) <= 6
     assert all(low - 1e-9 <= tick <= high + 1e-9 for tick in ticks)

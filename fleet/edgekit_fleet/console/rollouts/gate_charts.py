@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from edgekit_fleet.console.charts import Chart, Line, log_ticks
+from edgekit_fleet.console.charts import Chart, Line, count_ticks
 from edgekit_fleet.console.rollouts.evidence import Course
 from edgekit_fleet.rollouts.gates import GateName
 
@@ -65,7 +65,7 @@ def view_gate(course: Course) -> GateView:
     )
     answers = course.counts[-1]
     is_log = answers > _LINEAR
-    ticks = log_ticks(answers) if is_log else [(float(one), f"{one}") for one in _few(answers)]
+    ticks = count_ticks(answers) if is_log else [(float(one), f"{one}") for one in _few(answers)]
     chart = Chart(
         key=f"gate-{course.gate}",
         title=title,
