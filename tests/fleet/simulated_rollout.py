@@ -7,11 +7,12 @@ devices are broken whatever they run. Nothing here knows a gate: it makes the fi
 import heapq
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from edgekit_fleet.rollouts.decide import decide
-from edgekit_fleet.rollouts.gates import GateLimits, Measure, Period, measure
+from edgekit_fleet.rollouts.gate_table import make_limits
+from edgekit_fleet.rollouts.gates import Period, measure
 from edgekit_fleet.rollouts.progress import (
     Answered,
     Decision,
@@ -97,7 +98,7 @@ def simulate(
     *,
     waves: str = DEFAULT_WAVES,
     minimum: int | None = None,
-    limits: GateLimits | None = None,
+    limits: Mapping[str, float] | None = None,
     others: int = 0,
     days: float = 30,
 ) -> Simulation:
@@ -109,7 +110,7 @@ def simulate(
     settings = RolloutSettings(
         waves=plan_waves(waves, devices, minimum),
         minimum=minimum,
-        limits=limits or GateLimits(),
+        limits=limits or make_limits(),
         models={name: ModelSettings(classes=CLASSES) for name in (*_name_others(others), MODEL)},
     )
     start = Started(
@@ -169,7 +170,7 @@ def _use(
         yield at, Answered(device=device.name, outcome="failed", code="self-test")
         return
     yield at, Answered(device=device.name, outcome="succeeded")
-    used = at + settings.limits.min_requests / device.requests_per_s
+    used = at + settings.limits["min_requests"] / device.requests_per_s
     if device.is_flaky or draw.random() < model.crash_share:
         yield used, Answered(device=device.name, fault="crash-loop")
         return
@@ -177,7 +178,7 @@ def _use(
         yield used, Answered(device=device.name, fault="not-finite")
         return
     for stage in range(STAGES):
-        requests = settings.limits.min_requests * 10**stage
+        requests = settings.limits["min_requests"] * 10**stage
         readings = []
         for name in settings.models:
             found = _measure(draw, device, model if name == MODEL else CLEAN, requests)
@@ -189,7 +190,7 @@ def _name_others(count: int) -> list[str]:
     return [f"another{number}" for number in range(count)]
 
 
-def _measure(draw: random.Random, device: Device, model: Model, requests: int) -> dict[Measure, float]:
+def _measure(draw: random.Random, device: Device, model: Model, requests: int) -> dict[str, float]:
     """Return what the device's figures say, compared with devices that still run the old version."""
     evening = draw.uniform(0.8, 1.6)  # all devices are slower at some hours
     controls = []
@@ -210,10 +211,12 @@ def _draw_period(
     speed, noise = device
     return Period(
         requests=calls,
-        latency_ms=10 * speed * model.latency * load * draw.lognormvariate(0, noise),
-        energy_mj=5 * speed * model.energy * load * draw.lognormvariate(0, noise),
-        errors=_count_failures(draw, 0.002 + model.errors, calls) / calls,
-        drift=abs(draw.gauss(0.03, 0.02)) + model.drift,
+        values={
+            "latency": 10 * speed * model.latency * load * draw.lognormvariate(0, noise),
+            "energy": 5 * speed * model.energy * load * draw.lognormvariate(0, noise),
+            "errors": _count_failures(draw, 0.002 + model.errors, calls) / calls,
+            "drift": abs(draw.gauss(0.03, 0.02)) + model.drift,
+        },
     )
 
 

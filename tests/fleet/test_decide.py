@@ -10,7 +10,8 @@ from tests.agent.parts import NOON, make_desired, view, want
 from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN, Model, decisions, simulate
 
 from edgekit_fleet.rollouts.decide import decide
-from edgekit_fleet.rollouts.gates import GateLimits, Period, Sample, find_period, judge_samples, measure
+from edgekit_fleet.rollouts.gate_table import Sample, make_limits
+from edgekit_fleet.rollouts.gates import Period, find_period, judge_samples, measure
 from edgekit_fleet.rollouts.progress import (
     TRANSIENT_CODES,
     UNTRIED_CODES,
@@ -42,7 +43,7 @@ from edgekit_runtime.agent.execution.step_result import StepResult
 from edgekit_runtime.agent.reconcile import MAX_LOADS, count_time, reconcile
 from edgekit_runtime.errors import FleetError
 
-LIMITS = GateLimits()
+LIMITS = make_limits()
 
 
 def start(count: int, **settings: object) -> Progress:
@@ -276,15 +277,17 @@ def test_period_has_the_calls_between_two_reports() -> None:
     end = replace(begin, requests=1300, failed=100, answer_s=begin.answer_s + 2.0, energy_mj=7.0, drift=0.1)
     assert find_period(begin, end) == Period(
         requests=300,
-        latency_ms=pytest.approx(10.0),
-        energy_mj=pytest.approx((7.0 * 1300 - 8.0 * 1000) / 300),
-        errors=pytest.approx(1 / 3),
-        drift=0.1,
+        values={
+            "latency": pytest.approx(10.0),
+            "energy": pytest.approx((7.0 * 1300 - 8.0 * 1000) / 300),
+            "errors": pytest.approx(1 / 3),
+            "drift": 0.1,
+        },
     )
 
 
 def test_period_over_a_restart_of_the_service_begins_with_it() -> None:
-    assert find_period(figures(1000, 50.0), figures(10, 5.0)).latency_ms == pytest.approx(5.0)
+    assert find_period(figures(1000, 50.0), figures(10, 5.0)).values["latency"] == pytest.approx(5.0)
 
 
 def test_period_without_calls_says_nothing() -> None:
@@ -293,9 +296,13 @@ def test_period_without_calls_says_nothing() -> None:
     assert find_period(None, ModelFigures(model="m", version="1")) == Period()
 
 
+def latency(mean_ms: float) -> Period:
+    return Period(values={"latency": mean_ms})
+
+
 def test_busy_evening_speaks_not_against_a_release() -> None:
-    controls = [(Period(latency_ms=10.0), Period(latency_ms=20.0))] * 5
-    before, after = Period(latency_ms=30.0), Period(latency_ms=60.0)
+    controls = [(latency(10.0), latency(20.0))] * 5
+    before, after = latency(30.0), latency(60.0)
     assert measure(before, after, controls)["latency"] == pytest.approx(0.0)
     assert measure(before, after, controls[:4])["latency"] == pytest.approx(0.693, abs=1e-3)
 
@@ -408,8 +415,8 @@ def test_malformed_waves_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize("wrong", [{"alpha": 0.0}, {"max_latency_ratio": 1.0}, {"min_agreement": 1.0}])
 def test_limit_out_of_range_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        GateLimits(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(FleetError, match="expected"):
+        make_limits(wrong)
 
 
 def test_rollout_to_one_device_that_fails_does_not_end_well() -> None:

@@ -10,7 +10,7 @@ Source: docs/reference/fleet-protocol.json (AsyncAPI).
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, TypeAlias
 
 from edgekit_runtime.dataclass_json import Range
@@ -201,6 +201,7 @@ class ModelFigures:
         agreement: mean agreement with the old version on the same inputs, 0..1, or None without a trial.
         compared: pairs behind it.
         drift: population stability index of inputs or outputs, the larger, or None.
+        gauges: further figures by name, such as `battery`: charge of the device's battery, 0..1.
     """
 
     model: str
@@ -217,6 +218,7 @@ class ModelFigures:
     agreement: float | None = None
     compared: Annotated[int, _COUNT] = 0
     drift: float | None = None
+    gauges: Mapping[str, Annotated[float, Range(-1e12, 1e12)]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

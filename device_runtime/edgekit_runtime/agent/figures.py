@@ -9,10 +9,12 @@ from typing import Final
 
 from edgekit_runtime.agent.documents import ModelFigures
 
-_LINE: Final = re.compile(r"(edgekit_[a-z_]+)\{([^}]*)\} ([0-9.eE+-]+|NaN|\+Inf)")
+_LINE: Final = re.compile(r"^(edgekit_[a-z_]+)(?:\{([^}]*)\})? ([0-9.eE+-]+|NaN|\+Inf)$", re.MULTILINE)
 _LABEL: Final = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 
 _Key = tuple[str, str]
+_GAUGES: Final = {"edgekit_battery_charge_ratio": "battery"}
+"""Metric of the device -> its name in `ModelFigures.gauges`, for a gate that the fleet may have on it."""
 
 
 def read_figures(metrics: str, before: Iterable[ModelFigures] = ()) -> tuple[ModelFigures, ...]:
@@ -25,8 +27,11 @@ def read_figures(metrics: str, before: Iterable[ModelFigures] = ()) -> tuple[Mod
     """
     counts: dict[str, dict[_Key, float]] = defaultdict(lambda: defaultdict(float))
     buckets: dict[_Key, list[tuple[float, float]]] = defaultdict(list)
+    gauges: dict[str, float] = {}
     for name, labels_text, value_text in _LINE.findall(metrics):
         labels, value = dict(_LABEL.findall(labels_text)), float(value_text)
+        if name in _GAUGES and math.isfinite(value):
+            gauges[_GAUGES[name]] = value
         key = labels.get("model", ""), labels.get("version", "")
         if not all(key) or not math.isfinite(value):
             continue
@@ -39,15 +44,15 @@ def read_figures(metrics: str, before: Iterable[ModelFigures] = ()) -> tuple[Mod
                 counts["failed"][key] += value
         else:
             counts[name][key] += value
-    tried = {(one.model, one.version): one for one in before if one.agreement is not None}
-    found = []
+    tried = {(last.model, last.version): last for last in before if last.agreement is not None}
+    all_figures = []
     for key in sorted(counts["requests"]):
-        figures = _make(key, counts, sorted(buckets[key]))
+        figures = replace(_make(key, counts, sorted(buckets[key])), gauges=gauges)
         if figures.agreement is None and key in tried:
             last = tried[key]
             figures = replace(figures, agreement=last.agreement, compared=last.compared)
-        found.append(figures)
-    return tuple(found)
+        all_figures.append(figures)
+    return tuple(all_figures)
 
 
 def _make(

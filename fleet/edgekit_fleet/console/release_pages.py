@@ -13,7 +13,7 @@ from starlette.responses import Response
 from edgekit_fleet.console.rollouts import queries
 from edgekit_fleet.console.shell import Console, with_query
 from edgekit_fleet.operations.releases import make_release, withdraw_release
-from edgekit_fleet.rollouts.gates import GateLimits
+from edgekit_fleet.rollouts.gate_table import MIN_AGREEMENT
 from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow, RolloutRow
 from edgekit_fleet.web.uploads import MAX_PACKAGE_BYTES, UploadedForm
 from edgekit_runtime.errors import EdgekitError, FleetError, OutputError
@@ -24,7 +24,6 @@ from edgekit_runtime.trust.trust_store import TrustStore
 _RELEASES: Final = 20
 _ROLLOUTS: Final = 20
 _NOTE_CHARS: Final = 500
-_MOST_AGREEMENT: Final = 0.9999
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +130,8 @@ def _read_agreement(text: str) -> float | None:
         share = float(text.strip().replace(",", ".")) if text.strip() else None
     except ValueError as cause:
         raise FleetError(f"least agreement: {text[:40]!r} is no number") from cause
-    if share is not None and not 0 <= share <= _MOST_AGREEMENT:
-        raise FleetError(f"least agreement: {share:g}, expected 0 to {_MOST_AGREEMENT:g}")
+    if share is not None and share not in MIN_AGREEMENT.range:
+        raise FleetError(f"least agreement: {share:g}, expected {MIN_AGREEMENT.range}")
     return share
 
 
@@ -219,7 +218,7 @@ def _list_packages(session: Session, release: str) -> list[PackageEvidence]:
         PackageEvidence(
             row,
             _describe_score(row.needs.get("score")),
-            row.needs.get("min_agreement") or GateLimits().min_agreement,
+            row.needs.get("min_agreement") or MIN_AGREEMENT.default,
             [
                 (versions.get(delta["from_sha256"], delta["from_sha256"][:8]), int(delta["size_bytes"]))
                 for delta in row.deltas

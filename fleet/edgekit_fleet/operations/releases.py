@@ -18,7 +18,7 @@ from edgekit_fleet.releases.manager_key import ManagerKey, check_copies, record_
 from edgekit_fleet.releases.repository import NewTarget, PublishedTarget, open_repository
 from edgekit_fleet.releases.repository_keys import MANAGER_ROLE
 from edgekit_fleet.releases.withdrawn import list_withdrawn
-from edgekit_fleet.rollouts.gates import GateLimits
+from edgekit_fleet.rollouts.gate_table import MIN_AGREEMENT
 from edgekit_fleet.rollouts.runner import OPEN_STATES
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
@@ -222,7 +222,7 @@ def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:
         lost = (source if isinstance(source, (int, float)) else 1.0) - value
     if lost is None or not math.isfinite(lost):
         return None
-    return round(min(max(GateLimits().min_agreement - max(lost, 0.0), 0.0), 1.0), 4)
+    return round(min(max(MIN_AGREEMENT.default - max(lost, 0.0), 0.0), 1.0), 4)
 
 
 def withdraw_release(folder: FleetFolder, store: Store, name: str, actor: str) -> ReleaseSummary:

@@ -11,6 +11,7 @@ from sqlalchemy import and_, false, func, or_, select
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.operations.names import check_name
+from edgekit_fleet.rollouts.gate_table import MIN_AGREEMENT, make_limits
 from edgekit_fleet.rollouts.preview import PackageView, Planned, Refused, preview
 from edgekit_fleet.rollouts.progress import (
     LoadOrder,
@@ -153,7 +154,7 @@ def plan_rollout(store: Store, request: RolloutRequest) -> RolloutPlan:
         planned=planned,
         refused=refused,
         waves=settings.waves,
-        min_agreement=settings.limits.min_agreement,
+        min_agreement=settings.limits[MIN_AGREEMENT.name],
     )
 
 
@@ -176,7 +177,7 @@ def sum_plan(store: Store, request: RolloutRequest) -> PlanSummary:
         devices=devices,
         waves=settings.waves,
         minimum=settings.minimum,
-        min_agreement=settings.limits.min_agreement,
+        min_agreement=settings.limits[MIN_AGREEMENT.name],
     )
 
 
@@ -253,7 +254,7 @@ def propose_name(session: Session, release: str) -> str:
 def _make_settings(request: RolloutRequest, packages: Sequence[PackageView], devices: int) -> RolloutSettings:
     minimum = min(request.minimum or default_minimum(devices), devices)
     waves = plan_waves(request.waves, devices, minimum)
-    limits = {**_find_limits(packages), **request.options.get("limits", {})}
+    limits = make_limits({**_find_limits(packages), **request.options.get("limits", {})})
     models = {name: to_plain(one) for name, one in _make_models(request, packages).items()}
     own = {"waves": list(waves), "minimum": minimum, "models": models}
     plain = {**own, **request.options, "limits": limits}
@@ -306,7 +307,7 @@ def _make_models(request: RolloutRequest, packages: Sequence[PackageView]) -> di
 def _find_limits(packages: Sequence[PackageView]) -> dict[str, float]:
     """Return the limits that a release states or its evidence suggests: the lowest of its packages."""
     stated = [package.agreement for package in packages if package.agreement is not None]
-    return {"min_agreement": min(stated)} if stated else {}
+    return {MIN_AGREEMENT.name: min(stated)} if stated else {}
 
 
 def give_order(store: Store, name: str, order: Order, actor: str, note: str = "") -> RolloutSummary:

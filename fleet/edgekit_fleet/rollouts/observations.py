@@ -14,7 +14,8 @@ from typing import Any, Final
 from sqlalchemy import and_, bindparam, or_, select
 from sqlalchemy.orm import Session
 
-from edgekit_fleet.rollouts.gates import Fault, Measure, Period, find_period, find_stage, measure
+from edgekit_fleet.rollouts.gate_table import MIN_REQUESTS, Fault
+from edgekit_fleet.rollouts.gates import Period, find_period, find_stage, measure
 from edgekit_fleet.rollouts.progress import Answered, Progress, Reading
 from edgekit_fleet.store.tables import FigureRow, MemberRow, ReleasePackageRow
 from edgekit_runtime.agent.documents import ModelFigures
@@ -254,16 +255,15 @@ def _ran_before(session: Session, rollout: str, row: FigureRow, digest: str) -> 
 
 def _compare(
     session: Session, progress: Progress, known: KnownFigures, row: FigureRow, after: ModelFigures
-) -> dict[Measure, float]:
-    """Return the changes on a device with the new version; see `gates.measure`."""
-    found: dict[Measure, float] = {}
-    if after.agreement is not None and after.compared:
-        found["disagreement"] = min(max(1.0 - after.agreement, 0.0), 1.0)
+) -> dict[str, float]:
+    """Return the evidence of a device with the new version; see `gates.measure`."""
+    period = find_period(None, after)
     member = progress.members[row.device]
     before = _read_before(session, row)
     if not before or member.answered_at - before[0].at > _DAY_S:
-        return found
-    begin, end = _choose_period(before, progress.settings.limits.min_requests)
+        return measure(None, period, ())
+    min_requests = progress.settings.limits.get(MIN_REQUESTS.name, MIN_REQUESTS.default)
+    begin, end = _choose_period(before, min_requests)
     # A version without an earlier report was opened in the hour of its first one.
     begin_at = begin.at if begin else before[-1].at - _HOUR_S
     pairs = known.controls.find_pairs(
@@ -272,7 +272,7 @@ def _compare(
         (member.answered_at, row.reported_at),
     )
     was = find_period(begin.figures if begin else None, end.figures)
-    return {**found, **measure(was, find_period(None, after), pairs)}
+    return measure(was, period, pairs)
 
 
 def _read_before(session: Session, row: FigureRow) -> list[_Report]:
@@ -289,17 +289,17 @@ def _read_before(session: Session, row: FigureRow) -> list[_Report]:
     ]
 
 
-def _choose_period(before: Sequence[_Report], least_requests: int) -> tuple[_Report | None, _Report]:
+def _choose_period(before: Sequence[_Report], min_requests: float) -> tuple[_Report | None, _Report]:
     """Return begin and end of the newest period with enough calls; begin is None for the opening.
 
     Args:
         before: reports of the version before, the newest first.
-        least_requests: calls that are enough.
+        min_requests: calls that are enough.
     """
     end = before[0]
     begins = [one for one in before[1:] if end.at - one.at <= _DAY_S]
     for begin in begins:
-        if find_period(begin.figures, end.figures).requests >= least_requests:
+        if find_period(begin.figures, end.figures).requests >= min_requests:
             return begin, end
     is_opened_before = len(before) == _HOURS_BEFORE or len(begins) < len(before) - 1
     return ((begins or before[:2])[-1] if is_opened_before else None), end

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from edgekit_fleet.rollouts.gates import Fault, GateLimits, Measure, Sample
+from edgekit_fleet.rollouts.gate_table import Fault, Sample, make_limits
 from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
 from edgekit_runtime.errors import FleetError
 
@@ -42,7 +42,7 @@ class RolloutSettings:
     Attributes:
         waves: number of devices that have the release at the end of each wave; the last number is all.
         minimum: devices of the first step. Each further step at most doubles the devices that were judged.
-        limits: limits of the gates.
+        limits: limits of the gates, see `gate_table.make_limits`.
         soak_s: how long a device must have the release before it is judged, unless it has answered enough
             calls.
         patience_s: a device that does not answer for so long counts as offline: the rollout continues without
@@ -60,7 +60,7 @@ class RolloutSettings:
 
     waves: tuple[int, ...]
     minimum: int
-    limits: GateLimits = field(default_factory=GateLimits)
+    limits: Mapping[str, float] = field(default_factory=make_limits)
     soak_s: float = 300.0
     patience_s: float = 3600.0
     step_timeout_s: float = 172_800.0
@@ -109,7 +109,7 @@ class Reading:
 
     model: str
     stage: int
-    measures: Mapping[Measure, Annotated[float, _FIGURE]]
+    measures: Mapping[str, Annotated[float, _FIGURE]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from sqlalchemy import delete, event, null, select
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.rollouts.decide import decide, describe_return, is_returning
-from edgekit_fleet.rollouts.gates import Fault
+from edgekit_fleet.rollouts.gate_table import Fault
 from edgekit_fleet.rollouts.observations import KnownFigures, observe_figures
 from edgekit_fleet.rollouts.preview import preview
 from edgekit_fleet.rollouts.progress import (

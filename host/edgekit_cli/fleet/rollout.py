@@ -17,6 +17,7 @@ from edgekit_cli.fleet.fleet_options import (
 )
 from edgekit_cli.fleet.fleet_server import connect
 from edgekit_cli.number_range import NumberRange
+from edgekit_fleet.rollouts.gate_table import LIMITS
 
 if TYPE_CHECKING:
     from edgekit_fleet.api.client import FleetCaller
@@ -98,6 +99,18 @@ def plan(
     _print_plan(found, as_json)
 
 
+def _limit_options(function: Callable[..., None]) -> Callable[..., None]:
+    for limit in reversed(LIMITS):
+        accepted = limit.range
+        number = click.IntRange(int(accepted.least), int(accepted.most))
+        function = click.option(
+            f"--{limit.name.replace('_', '-')}",
+            type=number if limit.is_whole else NumberRange(accepted.least, accepted.most),
+            help=f"{limit.label}.  [default: {limit.shown_default}]",
+        )(function)
+    return function
+
+
 @command.command("start")
 @_request_options
 @click.option("--name", default="", help="Name of the rollout.")
@@ -144,10 +157,7 @@ def plan(
     show_default=True,
     help="Further attempts on a device whose failure may pass.",
 )
-@click.option(
-    "--min-agreement", type=NumberRange(0, 0.9999), help="With the old version, on the same inputs."
-)
-@click.option("--max-latency-ratio", type=NumberRange(min=1.0001), help="New over old.")
+@_limit_options
 @click.option("--join", "is_dynamic", is_flag=True, help="Devices that match later join at the end.")
 def start(release: str, *, path: Path | None, as_json: bool, **options: Any) -> None:
     """Start a rollout of RELEASE; its devices are chosen now, and stay the same."""
@@ -157,7 +167,7 @@ def start(release: str, *, path: Path | None, as_json: bool, **options: Any) -> 
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.releases import START_ROLLOUT, RolloutLimits, StartRollout
 
-        limits = RolloutLimits(**{name: options.pop(name) for name in ("min_agreement", "max_latency_ratio")})
+        limits = RolloutLimits(**{limit.name: options.pop(limit.name) for limit in LIMITS})
         made = fleet.call(START_ROLLOUT, StartRollout(release=release, limits=limits, **options))
     _print_summaries([made], as_json)
     if not as_json:

@@ -12,7 +12,8 @@ from edgekit_fleet.console.charts import Chart, Line, draw_bar
 from edgekit_fleet.console.rollouts.evidence import find_courses
 from edgekit_fleet.console.rollouts.gate_charts import view_gate
 from edgekit_fleet.rollouts.betting import find_refuted_limits, log_capital
-from edgekit_fleet.rollouts.gates import GateLimits, Sample, judge_samples
+from edgekit_fleet.rollouts.gate_table import GATES, Sample, make_limits
+from edgekit_fleet.rollouts.gates import judge_samples
 from edgekit_host.plots.axes import linear_ticks
 
 
@@ -27,15 +28,13 @@ def test_course_stops_exactly_where_the_gates_stop_the_rollout(name):
     limits, models = settings.limits, sorted(settings.models)
     judgement = judge_samples(samples, limits, models)
     courses = find_courses(samples, limits, models)
-    assert {course.gate for course in courses} <= {
-        *("install", "fault", "latency", "energy", "errors", "disagreement", "drift")
-    }
+    assert {course.gate for course in courses} <= set(GATES)
     assert max(course.leaning for course in courses) == pytest.approx(judgement.leaning)
     assert any(course.is_stop for course in courses) == (judgement.verdict is not None)
     for course in courses:
-        if course.is_stop and judgement.verdict and course.gate == judgement.verdict.gate:
+        if course.is_stop and judgement.verdict and course.gate.name == judgement.verdict.gate:
             assert course.where in judgement.verdict.sentence
-        is_early = course.gate == "fault" and course.is_stop
+        is_early = course.gate.name == "fault" and course.is_stop
         assert is_early or (course.lows[-1] >= course.limit) == course.is_stop
 
 
@@ -55,7 +54,7 @@ def test_refuted_limit_is_the_one_that_the_capital_refutes():
 def test_chart_is_well_formed_and_holds_no_styles_or_foreign_markup():
     samples = [Sample(device_class="x86-64", is_failed=number % 3 == 0) for number in range(30)]
     samples += [Sample(device_class="rpi5", is_failed=False)]
-    (course, *_) = find_courses(samples, GateLimits(), ["digits"])
+    (course, *_) = find_courses(samples, make_limits(), ["digits"])
     chart = view_gate(replace(course, where=" of class <b>&")).chart
     drawn = str(chart.draw())
     root = parse(drawn)

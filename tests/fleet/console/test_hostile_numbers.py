@@ -6,11 +6,10 @@ import pytest
 from tests.fleet.console.rollout_sample import add_rollout
 from tests.fleet.simulated_rollout import CLEAN
 
+from edgekit_fleet.rollouts.gate_table import LIMITS
+
 HOSTILE = ("nan", "-nan", "inf", "-inf", "1e308", "1e999", "-0", "", " ", "9" * 400, "1_0", "٣")
-NUMBERS = (
-    *("minimum", "soak_min", "max_latency_ratio", "max_energy_ratio", "max_failed_share"),
-    "min_agreement",
-)
+NUMBERS = ("minimum", "soak_min", *(limit.name for limit in LIMITS))
 PLAN = {"release": "2026-11-16.1", "selector": "site=lyon"}
 
 

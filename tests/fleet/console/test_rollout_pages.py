@@ -1,5 +1,6 @@
 """The pages of rollouts, releases and model health over a filled store, without a browser."""
 
+import html
 import re
 import threading
 import time
@@ -13,6 +14,7 @@ from edgekit_fleet.console.rollouts.background import Background
 from edgekit_fleet.console.rollouts.rollout_log import RolloutLog
 from edgekit_fleet.operations.names import check_name
 from edgekit_fleet.operations.rollouts import find_rollout
+from edgekit_fleet.rollouts.gate_table import LIMITS
 from edgekit_fleet.rollouts.runner import RolloutRunner, read_entries
 from edgekit_fleet.store.tables import ReleaseRow
 from edgekit_runtime.errors import FleetError
@@ -29,6 +31,13 @@ def words(text):
 def orders(served, name):
     with served.store.snapshot() as session:
         return [entry.order for _, _, entry in read_entries(session, name) if hasattr(entry, "order")]
+
+
+def test_form_of_a_rollout_offers_every_limit(client, served):
+    page = html.unescape(client.get("/rollouts/new").text)
+    for limit in LIMITS:
+        assert f'name="{limit.name}"' in page
+        assert limit.label in page
 
 
 def test_rollout_that_stopped_shows_its_verdict_and_the_gate_against_its_limit(client, served):

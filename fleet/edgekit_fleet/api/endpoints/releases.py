@@ -1,7 +1,7 @@
 """Endpoints of packages, releases and rollouts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -10,6 +10,7 @@ from edgekit_fleet.api.endpoints.endpoint import DEFAULT_LIMIT, Endpoint, Fleet,
 from edgekit_fleet.operations import releases, rollouts
 from edgekit_fleet.operations.releases import ReleaseSummary
 from edgekit_fleet.operations.rollouts import RolloutPlan, RolloutRequest, RolloutSummary
+from edgekit_fleet.rollouts.gate_table import LIMITS, MIN_AGREEMENT
 from edgekit_fleet.rollouts.progress import Approval, LoadOrder, Order
 from edgekit_fleet.rollouts.replay import Difference
 from edgekit_fleet.rollouts.runner import OPEN_STATES
@@ -21,7 +22,6 @@ from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 
-_Share = Range(0, 1)
 _Priority = Range(0, 1_000_000)
 
 
@@ -68,7 +68,7 @@ class MakeRelease:
     packages: tuple[str, ...]
     name: str = ""
     note: str = ""
-    min_agreement: Annotated[float | None, Range(0, 0.9999)] = None
+    min_agreement: Annotated[float | None, MIN_AGREEMENT.range] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,21 +97,21 @@ class ReleaseList:
     next: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutLimits:
-    """Limits of the gates; a limit that is left out has its default, see `GateLimits`.
-
-    Attributes:
-        max_failed_share, max_faulty_share, max_extra_errors, min_agreement: shares, 0..1.
-        max_latency_ratio, max_energy_ratio: new version over old version.
-    """
-
-    max_failed_share: Annotated[float | None, _Share] = None
-    max_faulty_share: Annotated[float | None, _Share] = None
-    max_latency_ratio: Annotated[float | None, Range(1, 1000)] = None
-    max_energy_ratio: Annotated[float | None, Range(1, 1000)] = None
-    max_extra_errors: Annotated[float | None, _Share] = None
-    min_agreement: Annotated[float | None, Range(0, 0.9999)] = None
+_LIMIT_TEXTS = "\n".join(f"    {limit.name}: {limit.label}." for limit in LIMITS)
+RolloutLimits = make_dataclass(
+    "RolloutLimits",
+    [
+        (limit.name, Annotated[(int if limit.is_whole else float) | None, limit.range], field(default=None))
+        for limit in LIMITS
+    ],
+    namespace={
+        "__doc__": "Limits of the gates; one that is left out has its default.\n\nAttributes:\n"
+        + _LIMIT_TEXTS
+    },
+    frozen=True,
+    slots=True,
+    kw_only=True,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ class StartRollout:
     waves: str = DEFAULT_WAVES
     minimum: Annotated[int | None, Range(1, 1_000_000_000)] = None
     name: str = ""
-    limits: RolloutLimits = field(default_factory=RolloutLimits)
+    limits: RolloutLimits = field(default_factory=RolloutLimits)  # type: ignore[valid-type]
     soak_s: float | None = None
     patience_s: float | None = None
     step_timeout_s: float | None = None

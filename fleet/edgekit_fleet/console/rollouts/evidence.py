@@ -6,7 +6,7 @@ together. The rollout stops when that line reaches the gate's own limit.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,17 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_fleet.rollouts.betting import find_refuted_limits
+from edgekit_fleet.rollouts.gate_table import Gate, Sample
 from edgekit_fleet.rollouts.gates import (
-    Gate,
-    GateLimits,
-    GateName,
-    Sample,
+    GateTest,
     SampleGroup,
     describe,
     find_needed,
-    list_gates,
     list_groups,
-    read_gates,
+    list_tests,
+    read_evidence,
     weigh,
 )
 
@@ -38,18 +36,17 @@ class Course:
     """The evidence of one gate over time.
 
     Attributes:
-        gate: which.
         where: empty for all devices, else ` of class NAME`: the devices that speak most against the release.
         of_model: empty if the release has one model, else ` of MODEL`: the one that speaks most against it.
         counts: numbers of devices, rising.
         estimates: mean of the first so many devices; an improvement is shown as no change.
         lows: lower bound of the mean, see above; 0 where there is none yet.
-        limit: limit at which it stops; all three in the unit of the gate (see `gates.Gate`).
+        limit: limit at which it stops; all three as evidence of the gate.
         leaning: how far it has come towards a stop, 0 to 1.
         sentence: its present statement.
     """
 
-    gate: GateName
+    gate: Gate
     where: str
     of_model: str
     counts: tuple[int, ...]
@@ -65,7 +62,9 @@ class Course:
         return self.leaning >= 1.0
 
 
-def find_courses(samples: Sequence[Sample], limits: GateLimits, models: Sequence[str]) -> list[Course]:
+def find_courses(
+    samples: Sequence[Sample], limits: Mapping[str, float], models: Sequence[str]
+) -> list[Course]:
     """Return the course of each gate that has answers, with what speaks most against the release.
 
     Args:
@@ -74,37 +73,38 @@ def find_courses(samples: Sequence[Sample], limits: GateLimits, models: Sequence
         models: models of the release.
     """
     groups = list_groups(samples)
-    worst: dict[GateName, tuple[float, Gate, SampleGroup, NDArray[np.float64]]] = {}
-    for gate, known in read_gates(samples, list_gates(limits, models)):
+    worst: dict[str, tuple[float, GateTest, SampleGroup, NDArray[np.float64]]] = {}
+    for test, evidence in read_evidence(samples, list_tests(limits, models)):
         for group in groups:
-            values = group.choose(known)
+            values = group.choose(evidence)
             if len(values):
-                leaning = min(weigh(gate, group, values), 1.0)
-                if gate.name not in worst or leaning > worst[gate.name][0]:  # if equal, all devices stay
-                    worst[gate.name] = leaning, gate, group, values
-    return [_follow(*found) for found in worst.values()]
+                leaning = min(weigh(test, group, values), 1.0)
+                name = test.gate.name
+                if name not in worst or leaning > worst[name][0]:  # if equal, all devices stay
+                    worst[name] = leaning, test, group, values
+    return [_follow(*course) for course in worst.values()]
 
 
-def _follow(leaning: float, gate: Gate, group: SampleGroup, values: NDArray[np.float64]) -> Course:
-    counts = _choose_counts(len(values))
+def _follow(leaning: float, test: GateTest, group: SampleGroup, values: NDArray[np.float64]) -> Course:
+    counts, gate = _choose_counts(len(values)), test.gate
     counted = np.clip(values, gate.least, gate.most)
     estimates = np.maximum(counted.cumsum()[np.array(counts) - 1] / counts, 0.0)
     # The gate's own limit is one of the tried ones, so the line crosses it exactly when the gate stops.
-    limits = [*np.geomspace(gate.limit / 50, gate.limit, _STEPS // 2)]
-    scaled = gate.scale(np.array([*limits, *np.linspace(gate.limit, gate.most, _STEPS // 2)])).tolist()
+    limits = [*np.geomspace(test.limit / 50, test.limit, _STEPS // 2)]
+    scaled = test.scale(np.array([*limits, *np.linspace(test.limit, gate.most, _STEPS // 2)])).tolist()
     tried = sorted({limit for limit in scaled if limit >= _LEAST_LIMIT})
-    refuted = find_refuted_limits(gate.scale(values), counts, tried, find_needed(gate, group))
+    refuted = find_refuted_limits(test.scale(values), counts, tried, find_needed(test, group))
     lows = np.maximum(gate.least + refuted * (gate.most - gate.least), 0.0)
     return Course(
-        gate=gate.name,
+        gate=gate,
         where=group.where,
-        of_model=gate.of_model,
+        of_model=test.of_model,
         counts=counts,
         estimates=tuple(estimates.tolist()),
         lows=tuple(lows.tolist()),
-        limit=gate.limit,
+        limit=test.limit,
         leaning=leaning,
-        sentence=describe(gate, values, group.where).sentence,
+        sentence=describe(test, values, group.where).sentence,
     )
 
 

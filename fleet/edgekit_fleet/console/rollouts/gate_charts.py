@@ -7,19 +7,8 @@ from typing import Final
 
 from edgekit_fleet.console.charts import Chart, Line, count_ticks
 from edgekit_fleet.console.rollouts.evidence import Course
-from edgekit_fleet.rollouts.gates import GateName
 
 _LINEAR: Final = 20  # the axis is logarithmic for more answers than this
-
-_TITLES: Final[dict[GateName, tuple[str, str]]] = {
-    "install": ("Failed installations", "share of devices"),
-    "fault": ("Faulty devices", "share of devices that crash, answer NaN or fell back"),
-    "latency": ("Latency", "times the old version's"),
-    "energy": ("Energy", "times the old version's"),
-    "errors": ("Failed calls", "share, above the old version's"),
-    "disagreement": ("Disagreement", "share of answers that differ from the old version's"),
-    "drift": ("Drift", "stability index, above the old version's"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +29,9 @@ class GateView:
 
 def view_gate(course: Course) -> GateView:
     """Return a gate as a page shows it."""
-    title, unit = _TITLES[course.gate]
-    title += course.of_model + course.where
-    is_ratio = course.gate in ("latency", "energy")
+    gate = course.gate
+    title = gate.title + course.of_model + course.where
+    is_ratio = gate.compare == "ratio"
     convert: Callable[[float], float] = math.exp if is_ratio else float
     show = _choose_writer(course)
     limit = convert(course.limit)
@@ -67,7 +56,7 @@ def view_gate(course: Course) -> GateView:
     is_log = answers > _LINEAR
     ticks = count_ticks(answers) if is_log else [(float(one), f"{one}") for one in _few(answers)]
     chart = Chart(
-        key=f"gate-{course.gate}",
+        key=f"gate-{gate.name}",
         title=title,
         words=words,
         x_name="devices that began",
@@ -81,7 +70,7 @@ def view_gate(course: Course) -> GateView:
         show_x=lambda x: f"{x:,.0f}",
         is_log=is_log,
     )
-    return GateView(title, unit, course, chart)
+    return GateView(title, gate.unit, course, chart)
 
 
 def _pair(
@@ -91,9 +80,9 @@ def _pair(
 
 
 def _choose_writer(course: Course) -> Callable[[float], str]:
-    if course.gate in ("latency", "energy"):
+    if course.gate.form == "times":
         return lambda value: f"{value:.2f} x"
-    if course.gate == "drift":
+    if course.gate.form == "number":
         return lambda value: f"{value:.2f}"
     digits = 0 if course.limit >= 0.02 else 1
     return lambda value: f"{100 * value:.{digits}f} %"

@@ -16,7 +16,7 @@ from edgekit_fleet.console.rollouts.queries import Reason
 from edgekit_fleet.console.shell import Console
 from edgekit_fleet.operations import saved
 from edgekit_fleet.operations.rollouts import RolloutRequest, propose_name, start_rollout, sum_plan
-from edgekit_fleet.rollouts.gates import GateLimits
+from edgekit_fleet.rollouts.gate_table import LIMITS
 from edgekit_fleet.rollouts.preview import Planned, Refused
 from edgekit_fleet.rollouts.progress import RolloutSettings
 from edgekit_fleet.rollouts.waves import DEFAULT_WAVES
@@ -28,7 +28,6 @@ _RELEASES: Final = 50
 _SHOWN: Final = 5
 _MAX_DEVICES: Final = 10**9
 _DEFAULTS: Final = RolloutSettings(waves=(1,), minimum=1)
-_LIMITS: Final = GateLimits()
 
 FIELDS: Final[Mapping[str, str]] = {
     "release": "",
@@ -39,14 +38,10 @@ FIELDS: Final[Mapping[str, str]] = {
     "approval": _DEFAULTS.approval,
     "window": "",
     "soak_min": f"{_DEFAULTS.soak_s / 60:g}",
-    "max_latency_ratio": f"{_LIMITS.max_latency_ratio:g}",
-    "max_energy_ratio": f"{_LIMITS.max_energy_ratio:g}",
-    "max_failed_share": f"{_LIMITS.max_failed_share:g}",
-    "min_agreement": "",
+    **{limit.name: "" for limit in LIMITS},
 }
-"""Fields of the form and their first values; the release decides on an empty one."""
-_LIMIT_FIELDS: Final = ("max_latency_ratio", "max_energy_ratio", "max_failed_share", "min_agreement")
-_OPTIONS: Final = ("trial", "approval", "window", "soak_min", *_LIMIT_FIELDS)
+"""Fields of the form and their first values; an empty limit has its default."""
+_OPTIONS: Final = ("trial", "approval", "window", "soak_min", *(limit.name for limit in LIMITS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +145,7 @@ class PlanPages:
             releases=releases,
             release_choices=[("", "choose one"), *((one, one) for one in releases)],
             has_options=any(fields[one] != FIELDS[one] for one in _OPTIONS),
+            limits=LIMITS,
             windows=windows,
             problem=problem,
             plan=found.result if found.is_current else None,
@@ -178,12 +174,12 @@ def _make_view(store: Store, request: RolloutRequest) -> PlanView:
 
 
 def _read_request(fields: Mapping[str, str], name: str = "") -> RolloutRequest:
-    limits = {one: _read_number(fields, one) for one in _LIMIT_FIELDS}
+    limits = {limit.name: _read_number(fields, limit.name) for limit in LIMITS}
     options: dict[str, Any] = {
         "trial": fields["trial"],
         "approval": fields["approval"],
         "soak_s": 60.0 * (_read_number(fields, "soak_min") or 0.0),
-        "limits": {one: value for one, value in limits.items() if value is not None},
+        "limits": {name: value for name, value in limits.items() if value is not None},
     }
     if fields["window"].strip():
         options["window"] = fields["window"].strip()

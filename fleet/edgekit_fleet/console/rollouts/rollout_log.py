@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from edgekit_fleet.console.rollouts.background import Background, Found
 from edgekit_fleet.console.rollouts.evidence import Course, find_courses
-from edgekit_fleet.rollouts.gates import Fault
+from edgekit_fleet.rollouts.gate_table import Fault
 from edgekit_fleet.rollouts.progress import (
     Answered,
     ClockSetBack,

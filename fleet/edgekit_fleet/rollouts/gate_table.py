@@ -1,0 +1,301 @@
+"""The gates of a rollout, a row each, and the limits that a person may set for them.
+
+Decisions, HTTP interface, console, command line and the table in docs/explanation/rollouts.md are made from
+`GATES` and `LIMITS`. A gate on the battery would be this row:
+
+    Gate(
+        name="battery",
+        title="Battery",
+        unit="charge, below the old version's",
+        limit=Limit("max_battery_loss", 0.2, Range(0.01, 1), "Most charge lost, share of a battery"),
+        sentence="charge{model} is {mean:.0%} below the old version's {on}, expected at most {limit:.0%}",
+        figure=lambda _begin, end: end.gauges.get("battery"),
+        compare="difference",
+        worse="lower",
+        least=-0.1,
+        form="percent",
+    )
+
+Its figure comes from the device: `gauges` in `edgekit_runtime.agent.figures`. A rollout that began before a
+row existed is not tested on it, since the limits of a rollout are stored at its start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.errors import FleetError
+
+if TYPE_CHECKING:
+    from edgekit_runtime.agent.documents import ModelFigures
+
+
+Fault: TypeAlias = Literal["", "not-finite", "crash-loop", "fallback"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The evidence of one device about the release; each field but `fault` is fixed when it is first known.
+
+    Attributes:
+        device_class: class of the device.
+        is_failed: whether the installation failed; None where it was refused beforehand. While it is under
+            way it counts as one that succeeds: failures answer before successes do.
+        fault: what went wrong after the installation.
+        measures: (model, stage) -> result of `gates.measure`, for stages with enough answered calls.
+    """
+
+    device_class: str
+    is_failed: bool | None = None
+    fault: Fault = ""
+    measures: Mapping[tuple[str, int], Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A number that a person may set when a rollout starts.
+
+    Attributes:
+        name: name in settings, interface and form; the option of the command has dashes.
+        default: value where nobody sets it.
+        range: values that are accepted.
+        label: meaning, for people.
+        default_text: what to show where the default depends on the release.
+        is_whole: whether it counts something.
+    """
+
+    name: str
+    default: float
+    range: Range
+    label: str
+    default_text: str = ""
+    is_whole: bool = False
+
+    @property
+    def shown_default(self) -> str:
+        """Return the default as people read it."""
+        return self.default_text or f"{self.default:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """A figure of devices that must keep a limit.
+
+    The evidence of a device is a number that is larger the worse the figure is: the logarithm of a ratio, a
+    difference, or the distance of a level from its best value.
+
+    Attributes:
+        name: name in decisions and in the audit log; a stored name never changes.
+        title, unit: heading and axis of its chart.
+        limit: its limit.
+        sentence: statement with `{model}`, `{on}`, `{mean}` and `{limit}`; with `{count}`, `{answered}` and
+            `{where}` for a share of devices.
+        outcome: of a gate on a share of devices, whether a device counts as bad. A device counts from its
+            first answer.
+        figure: of any other gate, the figure of a model between two reports of a version; None where it is
+            unknown. A device counts after `min_requests` calls.
+        compare: with the old version on the same device, by ratio or difference; or the level by itself.
+        worse: direction in which the figure gets worse.
+        ideal: the best level.
+        most, least: evidence that counts at most and at least. A negative `least` lets improved devices count
+            as such: random differences have a mean of 0, which stays near 0 only with both signs.
+        form: how its values are written.
+    """
+
+    name: str
+    title: str
+    unit: str
+    limit: Limit
+    sentence: str
+    outcome: Callable[[Sample], bool] | None = None
+    figure: Callable[[ModelFigures, ModelFigures], float | None] | None = None
+    compare: Literal["ratio", "difference", "level"] = "level"
+    worse: Literal["higher", "lower"] = "higher"
+    ideal: float = 0.0
+    most: float = 1.0
+    least: float = 0.0
+    form: Literal["times", "percent", "number"] = "percent"
+
+    def find_level(self, value: float) -> float:
+        """Return the evidence of a level."""
+        return value - self.ideal if self.worse == "higher" else self.ideal - value
+
+    def find_change(self, before: float, after: float) -> float:
+        """Return the evidence of a change."""
+        change = after - before
+        if self.compare == "ratio":  # bounded: a device may state anything, such as 1e-320 ms
+            change = min(max(math.log(after) - math.log(before), -_MAX_LOG_RATIO), _MAX_LOG_RATIO)
+        return change if self.worse == "higher" else -change
+
+    def find_limit(self, limits: Mapping[str, float]) -> float | None:
+        """Return the evidence at its limit; None if the rollout lacks it, or no mean can exceed it."""
+        value = limits.get(self.limit.name)
+        if value is None:
+            return None
+        if self.compare == "ratio":
+            value = self.find_change(1.0, value)
+        elif self.compare == "level":
+            value = self.find_level(value)
+        return value if value < self.most else None
+
+    def to_figure(self, evidence: float) -> float:
+        """Return a mean of evidence in the unit of the limit."""
+        if self.compare == "difference":
+            return evidence
+        sign = 1.0 if self.worse == "higher" else -1.0
+        return math.exp(sign * evidence) if self.compare == "ratio" else self.ideal + sign * evidence
+
+
+def _latency_ms(begin: ModelFigures, end: ModelFigures) -> float | None:
+    succeeded = (end.requests - begin.requests) - (end.failed - begin.failed)
+    answer_s = end.answer_s - begin.answer_s
+    return 1e3 * answer_s / succeeded if succeeded > 0 and answer_s > 0 else None
+
+
+def _energy_mj(begin: ModelFigures, end: ModelFigures) -> float | None:
+    requests = end.requests - begin.requests
+    if end.energy_mj is None or requests <= 0:
+        return None
+    # The device reports the mean since the opening.
+    mean = (end.energy_mj * end.requests - (begin.energy_mj or 0.0) * begin.requests) / requests
+    return mean if mean > 0 else None
+
+
+def _failed_share(begin: ModelFigures, end: ModelFigures) -> float | None:
+    requests = end.requests - begin.requests
+    return (end.failed - begin.failed) / requests if requests > 0 else None
+
+
+def _agreement(_begin: ModelFigures, end: ModelFigures) -> float | None:
+    return min(max(end.agreement, 0.0), 1.0) if end.agreement is not None and end.compared else None
+
+
+def _drift(_begin: ModelFigures, end: ModelFigures) -> float | None:
+    return end.drift
+
+
+_MAX_LOG_RATIO: Final = 20.0
+_MAX_RATIO: Final = math.log(4.0)
+_BEST_RATIO: Final = -math.log(1.2)
+_SHARE: Final = Range(1e-6, 1)
+_RATIO: Final = Range(1.0001, 1000)
+_RATIO_SENTENCE: Final = "{model} is {mean:.2f} times the old version's {on}, expected at most {limit:.2f}"
+
+MIN_AGREEMENT: Final = Limit(
+    "min_agreement",
+    0.95,
+    Range(0, 0.9999),
+    "Least agreement with the old version on the same inputs",
+    default_text="by the release",
+)
+
+GATES: Final = (
+    Gate(
+        name="install",
+        title="Failed installations",
+        unit="share of devices",
+        limit=Limit("max_failed_share", 0.05, _SHARE, "Most failed installations, share of devices"),
+        sentence="{count} of {answered} devices{where} that began failed to install it,"
+        " expected at most {limit:.0%}",
+        outcome=lambda sample: bool(sample.is_failed),
+    ),
+    Gate(
+        name="fault",
+        title="Faulty devices",
+        unit="share of devices that crash, answer NaN or fell back",
+        limit=Limit("max_faulty_share", 0.01, _SHARE, "Most faulty devices, share of devices"),
+        sentence="{count} of {answered} devices{where} that began crash with it, answer NaN or fell back,"
+        " expected at most {limit:.0%}",
+        outcome=lambda sample: sample.fault != "",
+    ),
+    Gate(
+        name="latency",
+        title="Latency",
+        unit="times the old version's",
+        limit=Limit("max_latency_ratio", 1.3, _RATIO, "Most latency, times the old version's"),
+        sentence="latency" + _RATIO_SENTENCE,
+        figure=_latency_ms,
+        compare="ratio",
+        most=_MAX_RATIO,
+        least=_BEST_RATIO,
+        form="times",
+    ),
+    Gate(
+        name="energy",
+        title="Energy",
+        unit="times the old version's",
+        limit=Limit("max_energy_ratio", 1.3, _RATIO, "Most energy, times the old version's"),
+        sentence="energy" + _RATIO_SENTENCE,
+        figure=_energy_mj,
+        compare="ratio",
+        most=_MAX_RATIO,
+        least=_BEST_RATIO,
+        form="times",
+    ),
+    Gate(
+        name="errors",
+        title="Failed calls",
+        unit="share, above the old version's",
+        limit=Limit("max_extra_errors", 0.01, _SHARE, "Most failed calls, share above the old version's"),
+        sentence="{mean:.1%} more calls{model} fail than with the old version {on},"
+        " expected at most {limit:.1%}",
+        figure=_failed_share,
+        compare="difference",
+        least=-0.1,
+    ),
+    Gate(
+        name="disagreement",
+        title="Disagreement",
+        unit="share of answers that differ from the old version's",
+        limit=MIN_AGREEMENT,
+        sentence="agreement{model} with the old version is {mean:.3f} {on}, expected at least {limit:.3f}",
+        figure=_agreement,
+        worse="lower",
+        ideal=1.0,
+    ),
+    Gate(
+        name="drift",
+        title="Drift",
+        unit="stability index, above the old version's",
+        limit=Limit("max_drift", 0.25, Range(0.001, 1000), "Most drift (PSI), above the old version's"),
+        sentence="drift{model} is {mean:.2f} above the old version's {on}, expected at most {limit:.2f}",
+        figure=_drift,
+        compare="difference",
+        most=2.0,
+        least=-0.1,
+        form="number",
+    ),
+)
+
+MIN_REQUESTS: Final = Limit(
+    "min_requests",
+    20,
+    Range(1, 10**9),
+    "Least calls on a device before its figures count; later looks need 10, 100 and 1,000 times as many",
+    is_whole=True,
+)
+ALPHA: Final = Limit("alpha", 0.01, Range(1e-9, 1), "Chance that a release which keeps all limits is stopped")
+LIMITS: Final = (*(gate.limit for gate in GATES), MIN_REQUESTS, ALPHA)
+
+
+def make_limits(changes: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Return all limits of a rollout: the changes, and the defaults of the others.
+
+    Raises:
+        FleetError: a limit is unknown, or out of its range.
+    """
+    values = {limit.name: limit.default for limit in LIMITS} | dict(changes or {})
+    limits = {limit.name: limit for limit in LIMITS}
+    for name, value in values.items():
+        if name not in limits:
+            raise FleetError(f"unknown limit '{name[:80]}', known are {', '.join(limits)}")
+        limit = limits[name]
+        if value not in limit.range or (limit.is_whole and value != int(value)):
+            whole = "a whole number from " * limit.is_whole
+            raise FleetError(f"{name} is {value}, expected {whole}{limit.range}")
+        values[name] = int(value) if limit.is_whole else value
+    return values
