@@ -98,7 +98,7 @@ def test_malformed_evidence_is_refused(
 @pytest.mark.parametrize(
     ("written", "is_dirty"),
     [
-        ("bench.yaml", False),  # where docs/hil.md says that it is
+        ("bench.yaml", False),  # where docs/guide/hil.md says that it is
         ("hil/evidence/rpi5-desk.json", False),
         ("hil/edgekit_hil/new.py", True),
         ("hil/README.md", True),

@@ -94,7 +94,7 @@ def read_bench(path: Path) -> BenchFile:
     if _SECTION not in sections:
         raise BenchError(
             f"{path}: the section '{_SECTION}:' with name, kind, target and architecture of the bench is"
-            " missing; docs/hil.md shows one, and `edgekit hil init` writes it"
+            " missing; docs/guide/hil.md shows one, and `edgekit hil init` writes it"
         )
     settings = from_plain(BenchSettings, sections[_SECTION], f"{path}: {_SECTION}", BenchError)
     main = _find_main(sections)

@@ -19,7 +19,7 @@ METER_COMMAND: Final = "command:"
 _USB: Final = "usb"
 _SWITCH_DELAY_S: Final = 5.0  # capacitors keep a board running for a moment
 _CONNECT_LIMIT_S: Final = 20.0
-_HEAD: Final = "# An environment file of labgrid with one more section, `edgekit:`; see docs/hil.md.\n"
+_HEAD: Final = "# An environment file of labgrid with one more section, `edgekit:`; see docs/guide/hil.md.\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def _read_brokers(_context: click.Context, _option: click.Parameter, value: str 
     "--join",
     "joins",
     is_flag=True,
-    help="A further manager of a fleet that runs already, with console and API; see docs/scale.md.",
+    help="A further manager of a fleet that runs already, with console and API; see docs/guide/scale.md.",
 )
 @click.option(
     "--artifacts-storage", help="Copy packages there: s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER."

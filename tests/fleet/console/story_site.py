@@ -2,7 +2,7 @@
 
 Broker, manager and console are those of the command, in its own process. One device with service, agent and
 an application that calls is real, behind a network that can be cut; 20 devices are simulated. With
-EDGEKIT_PICTURES=FOLDER the pictures of docs/console.md are written there.
+EDGEKIT_PICTURES=FOLDER the pictures of docs/guide/console.md are written there.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """The console in a real browser: every page in both themes and on a phone, by keyboard alone, and live.
 
-EDGEKIT_PICTURES=docs/console scripts/test tests/fleet/console/test_console_browser.py -k photographed
+EDGEKIT_PICTURES=docs/guide/console scripts/test tests/fleet/console/test_console_browser.py -k photographed
 makes new pictures for the documentation.
 """
 
