@@ -76,7 +76,7 @@ MOST_FILLERS = {  # shares of a package's variables and parameters
     "edgekit_runtime": 1.0,
     "edgekit_host": 1.0,
     "edgekit_cli": 1.0,
-    "edgekit_toolkit": 1.0,
+    "edgekit_toolkit": 0.005,
     "edgekit_offload": 1.0,
     "edgekit_fleet": 1.0,
     "edgekit_hil": 1.0,

@@ -52,7 +52,7 @@ cli = OrderedGroup(
             expose_value=False,
             is_eager=True,
             help="Show the version and exit.",
-            callback=lambda ctx, _, asked: _print_version(ctx) if asked else None,
+            callback=lambda ctx, _, is_requested: _print_version(ctx) if is_requested else None,
         )
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

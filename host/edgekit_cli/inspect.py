@@ -61,12 +61,12 @@ def command(file: Path, *, as_json: bool) -> None:
 
         show_tflite(file, as_json=as_json)
         return
-    found = _inspect_package(file)
+    inspection = _inspect_package(file)
     try:
         if as_json:
-            _print_json(found)
+            _print_json(inspection)
         else:
-            _show(found)
+            _show(inspection)
     except RecursionError as cause:
         raise ManifestError(f"{file}: its manifest or evidence is nested too deeply to be shown") from cause
 
@@ -132,33 +132,33 @@ def _find_evidence(package: Path, trust: TrustStore) -> Evidence | None:
         return Evidence(path, False, {}, str(error))
 
 
-def _print_json(found: Inspection) -> None:
+def _print_json(inspection: Inspection) -> None:
     import json
 
-    evidence = found.evidence
+    evidence = inspection.evidence
     document = {
-        "path": str(found.path),
-        "verified": found.verified,
-        "key_id": found.key_id,
-        "key_name": found.key_name,
-        "manifest": json.loads(found.manifest.to_bytes()),
+        "path": str(inspection.path),
+        "verified": inspection.verified,
+        "key_id": inspection.key_id,
+        "key_name": inspection.key_name,
+        "manifest": json.loads(inspection.manifest.to_bytes()),
         "evidence": None if evidence is None else {**evidence._asdict(), "path": str(evidence.path)},
     }
     click.echo(json.dumps(document, indent=2))
 
 
-def _show(found: Inspection) -> None:
+def _show(inspection: Inspection) -> None:
     from edgekit_host.terminal import open_console, print_line, print_section
 
-    console, manifest = open_console(), found.manifest
-    if not found.verified:
+    console, manifest = open_console(), inspection.manifest
+    if not inspection.verified:
         notice = "signed by a key that is not trusted here, so anybody can have written what follows."
         print_line(console, ("UNVERIFIED:", "bold red"), notice, indent=12)
         print_line(console, "If you know the owner of the key: edgekit keys trust PUBLIC_KEY.pem NAME")
         console.print()
     print_line(console, (f"{manifest.name} {manifest.version} for {manifest.target}", "bold"))
-    trusted = f"as {found.key_name}" if found.verified else "NO"
-    print_section(console, "Signature", [("key", found.key_id), ("trusted", trusted)])
+    trusted = f"as {inspection.key_name}" if inspection.verified else "NO"
+    print_section(console, "Signature", [("key", inspection.key_id), ("trusted", trusted)])
     for title, specs in (("Inputs", manifest.inputs), ("Outputs", manifest.outputs)):
         print_section(console, title, [(spec.name, _type(spec.dtype, spec.shape)) for spec in specs])
     print_section(console, "Artifacts", _artifact_rows(manifest))
@@ -169,7 +169,7 @@ def _show(found: Inspection) -> None:
     for variant in manifest.variants:
         print_section(console, f"Variant {variant.name}", _variant_rows(variant))
     print_section(console, "Provenance", _free_rows(manifest.provenance))
-    _show_evidence(console, found.evidence)
+    _show_evidence(console, inspection.evidence)
 
 
 def _show_evidence(console: Console, evidence: Evidence | None) -> None:
@@ -262,9 +262,9 @@ def _free_rows(
 
 def _figure(name: str, figure: Mapping[str, JsonValue], origin: str) -> str:
     unit = figure.get("unit")
-    rest = [f"{key} {_value(item)}" for key, item in figure.items() if key not in ("value", "unit")]
+    further = [f"{key} {_value(item)}" for key, item in figure.items() if key not in ("value", "unit")]
     text = _number(name, figure["value"], unit if isinstance(unit, str) else None)
-    notes = ", ".join(([origin] if origin else []) + rest)
+    notes = ", ".join(([origin] if origin else []) + further)
     return f"{text} ({notes})" if notes else text
 
 

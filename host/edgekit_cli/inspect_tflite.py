@@ -53,9 +53,9 @@ def _show(source: SourceModel[TfliteModel]) -> None:
 
     console, summary = open_console(), source.model.summary
     print_line(console, (f"{source.path.name}, a LiteRT model", "bold"))
-    made = [("description", summary.description)] if summary.description else []
+    description = [("description", summary.description)] if summary.description else []
     size = ("size", f"{source.size_bytes:,} bytes, {summary.weight_bytes:,} of them constants")
-    print_section(console, "File", [size, ("sha256", source.sha256), *made])
+    print_section(console, "File", [size, ("sha256", source.sha256), *description])
     for title, tensors in (("Inputs", summary.inputs), ("Outputs", summary.outputs)):
         print_section(console, title, [(tensor.name, _type(tensor)) for tensor in tensors])
     print_section(console, "Layers with weights", _layer_rows(source))
@@ -85,5 +85,5 @@ def _layer_rows(source: SourceModel[TfliteModel]) -> Iterator[tuple[str, str, st
     """Return a row for each way of storing layers, the most frequent first."""
     layers = source.model.summary.layers.values()
     for precision, count in Counter(layer.precision for layer in layers).most_common():
-        held = sum(layer.weight_bytes for layer in layers if layer.precision == precision)
-        yield precision, f"{count:,} layer{'' if count == 1 else 's'}", f"{held:,} bytes of weights"
+        weight_bytes = sum(layer.weight_bytes for layer in layers if layer.precision == precision)
+        yield precision, f"{count:,} layer{'' if count == 1 else 's'}", f"{weight_bytes:,} bytes of weights"

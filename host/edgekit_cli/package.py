@@ -236,10 +236,10 @@ def _with_last_version(run: Run, out: Path) -> Run:
     packaged = run.packaged
     if packaged is None or run.request.version == FIRST_VERSION:
         return run
-    found = under_last_version(packaged.recipe, packaged.package, out)
-    if isinstance(found, str):
-        return replace(run, warnings=[*run.warnings, found])
-    recipe, package = found
+    advice = under_last_version(packaged.recipe, packaged.package, out)
+    if isinstance(advice, str):
+        return replace(run, warnings=[*run.warnings, advice])
+    recipe, package = advice
     return replace(
         run,
         request=replace(run.request, version=recipe.version),

@@ -49,7 +49,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
     if options["power_mode"] is not None:
         target = target.in_mode(options["power_mode"])
     labels = None if options["labels"] is None else read_labels(options["labels"])
-    found = () if labels is not None else _class_folders(options)
+    class_names = () if labels is not None else _class_folders(options)
     like, earlier = (None, None) if options["like"] is None else read_earlier(options["like"])
     return Request(
         model=model,
@@ -63,8 +63,8 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         batch=options["batch"],
         dims=_dims(options["dims"]),
         fixed=_fixed(options["fixed"]),
-        labels="".join(f"{name}\n" for name in found) or labels,
-        labels_from_folders=bool(found),
+        labels="".join(f"{name}\n" for name in class_names) or labels,
+        labels_from_folders=bool(class_names),
         preprocessing=None
         if options["preprocessing"] is None
         else read_preprocessing(options["preprocessing"]),
@@ -125,10 +125,10 @@ def command_line(ctx: click.Context) -> str:
         if option.is_flag:
             parts.append(option.opts[0])
             continue
-        for one in value if option.multiple else [value]:
+        for item in value if option.multiple else [value]:
             # A target and a metric may be the user's files.
-            is_path = isinstance(one, Path) or name in {"target", "metric"}
-            parts += [option.opts[0], _without_folders(one) if is_path else str(one)]
+            is_path = isinstance(item, Path) or name in {"target", "metric"}
+            parts += [option.opts[0], _without_folders(item) if is_path else str(item)]
     return shlex.join(parts)
 
 
@@ -170,10 +170,10 @@ def _fixed(items: tuple[str, ...]) -> dict[str, JsonValue]:
 
 def _name(model: Path, options: Mapping[str, Any]) -> str:
     name = options["name"] or re.sub(r"[^A-Za-z0-9._-]+", "_", model.stem)[:64].strip("._-") or "model"
-    for what, text in (("--name", name), ("--version", options["version"])):
+    for option, text in (("--name", name), ("--version", options["version"])):
         if text is not None and not _NAME.fullmatch(text):
             raise click.BadParameter(
                 f"{text!r}: expected 1 to 64 letters, digits or '_.+-', starting with a letter or digit",
-                param_hint=what,
+                param_hint=option,
             )
     return str(name)

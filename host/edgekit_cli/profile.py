@@ -87,15 +87,15 @@ def command(
     path = output or find_user_targets() / f"{target.name}.toml"
     _check(target, path, is_forced=force)
     with ProgressBar(open_console(stderr=True)) as progress, device as opened:
-        found = measure_profile(opened, target, path, seconds, progress.show)
+        profile = measure_profile(opened, target, path, seconds, progress.show)
     if as_json:
-        place = {"target": target.name, "file": str(path), "label": opened.machine.label}
-        click.echo(json.dumps({**place, **found.describe()}, indent=2))
+        facts = {"target": target.name, "file": str(path), "label": opened.machine.label}
+        click.echo(json.dumps({**facts, **profile.describe()}, indent=2))
     else:
         console = open_console()
-        _show(console, target.name if output is None else str(output), path, found)
-        if found.machine.engine != (here := describe_engine(parse_engine(found.machine.engine).name)):
-            there = f"the device runs {found.machine.engine}, this machine {here}"
+        _show(console, target.name if output is None else str(output), path, profile)
+        if profile.machine.engine != (here := describe_engine(parse_engine(profile.machine.engine).name)):
+            there = f"the device runs {profile.machine.engine}, this machine {here}"
             print_line(
                 console, ("Note:", "yellow"), f"{there}; kernels of two releases may differ.", indent=0
             )
@@ -178,19 +178,21 @@ def measure_profile(
     networks = make_calibration_models(engine)
     graphs = [RunnableGraph(network.content) for network in networks.values()]
     has_modes = len(target.power.modes) > 1
-    measured, found, power_text = _measure(device, graphs, engine, seconds, show, has_modes=has_modes)
+    measured, measured_power, power_text = _measure(
+        device, graphs, engine, seconds, show, has_modes=has_modes
+    )
     facts, label = measured.machine, device.machine.label
     title = f"edgekit profile of {facts.cpu}, {facts.cores} cores ({label}), {facts.engine}"
-    power = "" if found is None else f"; power at rest and meanwhile: {power_text}"
+    power = "" if measured_power is None else f"; power at rest and meanwhile: {power_text}"
     source = Source(
         *(SOURCE, title),
         date=facts.date[:10],
         derivation=f"{len(networks)} networks ran there; ratios are fitted by relative error where a package"
         f" is made, and the worst network that was left out of the fit is the uncertainty{power}",
     )
-    there = {name: each.seconds for name, each in zip(networks, measured.timings, strict=True)}
+    there = {name: timing.seconds for name, timing in zip(networks, measured.timings, strict=True)}
     is_real = label == "measured"
-    profiled = add_times(target, facts.cpu, facts.engine, there, found, source, is_real=is_real)
+    profiled = add_times(target, facts.cpu, facts.engine, there, measured_power, source, is_real=is_real)
     write_target(path, profiled)  # what follows can be repeated
     show("measuring here")
     here, times = measure_host_runs((), engine, HOST_S), profiled.device_times
@@ -199,7 +201,7 @@ def measure_profile(
     status: Status = "measured" if times.is_real else "estimated"
     times = replace(times, uncertainty=Figure(fitted.uncertainty, "1", status, SOURCE))
     write_target(path, replace(profiled, device_times=times))
-    return MeasuredProfile(facts, here, times, fitted, found, power_text)
+    return MeasuredProfile(facts, here, times, fitted, measured_power, power_text)
 
 
 def _measure(
@@ -275,11 +277,11 @@ def _check(target: Target, path: Path, *, is_forced: bool) -> None:
         raise OutputError(f"{path} exists; give another --name, or --force to replace it")
 
 
-def _show(console: Console, name: str, path: Path, found: MeasuredProfile) -> None:
+def _show(console: Console, name: str, path: Path, profile: MeasuredProfile) -> None:
     from edgekit_host.terminal import print_line, print_section
     from edgekit_toolkit.costs.device_transfer import CACHE_BYTES
 
-    fitted, errors = found.fitted, found.errors
+    fitted, errors = profile.fitted, profile.errors
     ratios = [(kind, f"{ratio:.2f} x as long as here") for kind, ratio in sorted(fitted.ratios.items())]
     spilled = f"{fitted.s_per_spilled_byte * 1e12:.0f} us more for each MB"
     spill_row = (f"data of a kernel beyond {CACHE_BYTES >> 10} KiB", spilled)
@@ -292,7 +294,7 @@ def _show(console: Console, name: str, path: Path, found: MeasuredProfile) -> No
     rows = [(network, f"{errors[network]:+.1%}") for network in worst]
     print_section(console, "Worst predictions of networks that the fit had not seen", rows)
     console.print()
-    print_line(console, "Power:", found.describe_power(), indent=0)
+    print_line(console, "Power:", profile.describe_power(), indent=0)
     print_line(console, "Uncertainty:", f"{fitted.uncertainty:.2f} x", indent=0)
     print_line(console, "Target:", str(path), indent=0)
     print_line(console, "Next:", f"edgekit package MODEL --target {name}", indent=0)

@@ -39,21 +39,21 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def show(self, what: str, done: int | None = None, total: int | None = None) -> None:
+    def show(self, phase: str, done: int | None = None, total: int | None = None) -> None:
         """Show the present step, how much of it is done, and its total."""
         if self._is_plain:
-            self._print(what, done, total)
+            self._print(phase, done, total)
             return
         if done is None:  # a new step of unknown length; a bar keeps its total for ever
             self._bar.remove_task(self._task)
-            self._task = self._bar.add_task(what, total=None)
+            self._task = self._bar.add_task(phase, total=None)
         else:
-            self._bar.update(self._task, description=what, completed=done, total=total)
+            self._bar.update(self._task, description=phase, completed=done, total=total)
 
-    def _print(self, what: str, done: int | None, total: int | None) -> None:
+    def _print(self, phase: str, done: int | None, total: int | None) -> None:
         now_s = monotonic()
         if now_s - self._printed_s < PLAIN_INTERVAL_S:
             return
         self._printed_s = now_s
         share = "" if done is None else f" {done}" if total is None else f" {done} of {total}"
-        print(f"{now_s - self._started_s:5.0f} s  {what}{share}", file=sys.stderr, flush=True)
+        print(f"{now_s - self._started_s:5.0f} s  {phase}{share}", file=sys.stderr, flush=True)

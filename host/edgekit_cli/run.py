@@ -168,7 +168,7 @@ def _show(document: Mapping[str, Any]) -> None:
     for output in document["outputs"]:
         best = output["top_classes"]
         names = document["files"] or [f"sample {index}" for index in range(len(best))]
-        rows = [(name, _classes(one)) for name, one in zip(names, best[:_MAX_SHOWN], strict=False)]
+        rows = [(name, _classes(row)) for name, row in zip(names, best[:_MAX_SHOWN], strict=False)]
         if len(best) > _MAX_SHOWN:
             rows.append(("...", f"{len(best) - _MAX_SHOWN} further samples: --json shows all"))
         print_section(console, f"Best classes of {output['name']}", rows)

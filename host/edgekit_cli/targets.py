@@ -26,14 +26,14 @@ def command(name: str | None, *, as_json: bool) -> None:
     from edgekit_toolkit.targets.loader import find_user_targets, list_targets, load_target
 
     dirs = [find_user_targets()]
-    found = [load_target(name, dirs)] if name else list_targets(dirs)
+    targets = [load_target(name, dirs)] if name else list_targets(dirs)
     if as_json:
         import dataclasses
         import json
 
         documents = [
-            {**dataclasses.asdict(target), "evidence": [dataclasses.asdict(one) for one in _seen(target)]}
-            for target in found
+            {**dataclasses.asdict(target), "evidence": [dataclasses.asdict(run) for run in _seen(target)]}
+            for target in targets
         ]
         click.echo(json.dumps(documents[0] if name else documents, indent=2))
         return
@@ -41,15 +41,15 @@ def command(name: str | None, *, as_json: bool) -> None:
 
     console = open_console()
     if name:
-        _show(console, found[0])
+        _show(console, targets[0])
     else:
-        _list(console, found)
+        _list(console, targets)
 
 
-def _list(console: Console, found: Sequence[Target]) -> None:
+def _list(console: Console, targets: Sequence[Target]) -> None:
     from edgekit_host.terminal import print_line
 
-    for target in found:
+    for target in targets:
         aliases = [f"= {alias}" for alias in target.aliases]
         print_line(console, (" ".join([target.name, *aliases]), "bold"), target.title, indent=_INDENT)
         facts = (
@@ -162,14 +162,14 @@ def _show_evidence(console: Console, target: Target) -> None:
 
     console.print()
     print_line(console, _describe_costs(target))
-    seen = _seen(target)
-    if not seen:
+    runs = _seen(target)
+    if not runs:
         print_line(
             console,
             "No run on a bench yet: `edgekit hil run` shows how far off a prediction is on yours.",
         )
     current = read_checkout()
-    for evidence in seen:
+    for evidence in runs:
         device = evidence.device
         engines = [f"{name} {version}" for name, version in device.engines.items()]
         facts = [device.model, device.os, f"kernel {device.kernel}", *engines, device.clock]

@@ -59,25 +59,32 @@ def command(
         raise ProvisioningError(f"{', '.join(wrong)}: expected files named NAME{PUBLIC_KEY_SUFFIX}")
     if target:  # packages state the name, never an alias or a file
         target = load_target(target, [find_user_targets()]).name
-    wanted = Wanted(
+    request = Wanted(
         engine=engine,
         keys=keys or tuple(list_keys(find_keys_folder())),
         target=target,
         code=code,
     )
     with ProgressBar(open_console(stderr=True)) as progress:
-        found = install(device, wanted, progress.show)
+        installation = install(device, request, progress.show)
     if as_json:
-        body = {"host": host, "release": found.release, "changed": found.changed, "notes": found.notes}
-        click.echo(json.dumps({**body, "facts": to_plain(found.facts)}, indent=2))
+        body = {
+            "host": host,
+            "release": installation.release,
+            "changed": installation.changed,
+            "notes": installation.notes,
+        }
+        click.echo(json.dumps({**body, "facts": to_plain(installation.facts)}, indent=2))
         return
-    for change in found.changed:
+    for change in installation.changed:
         click.echo(f"  {change}")
-    for note in found.notes:
+    for note in installation.notes:
         click.echo(f"  note: {note}")
-    if not wanted.keys:
+    if not request.keys:
         click.echo(
             "  note: the device trusts no key yet; make one with `edgekit keys generate`, then run this again"
         )
-    click.echo(f"{host}: {'set up' if found.changed else 'nothing to change'}, release {found.release}")
+    click.echo(
+        f"{host}: {'set up' if installation.changed else 'nothing to change'}, release {installation.release}"
+    )
     click.echo(f"  next: edgekit device status --host {host}")

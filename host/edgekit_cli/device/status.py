@@ -31,8 +31,8 @@ def command(*, host: str, ssh_config: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"host": host, **to_plain(facts), "models": models}, indent=2))
         return
-    pythons = ", ".join(f"{each.version} ({each.path})" for each in facts.pythons)
-    tensorrt = any(each.has_tensorrt for each in facts.pythons)
+    pythons = ", ".join(f"{python.version} ({python.path})" for python in facts.pythons)
+    tensorrt = any(python.has_tensorrt for python in facts.pythons)
     rows = [
         ("device", f"{facts.model or 'unknown board'}, {facts.machine}"),
         ("system", f"{facts.system}, {facts.libc}"),
@@ -49,4 +49,6 @@ def command(*, host: str, ssh_config: Path | None, as_json: bool) -> None:
     ]
     console = open_console()
     print_section(console, host, rows)
-    print_section(console, "Models", [(each["model"], each["opens"] or each.get("why")) for each in models])
+    print_section(
+        console, "Models", [(model["model"], model["opens"] or model.get("why")) for model in models]
+    )

@@ -40,17 +40,23 @@ def command(subject: str | None, *, action: str | None, limit: int, path: Path |
         from edgekit_fleet.api.endpoints.devices import CHECK_AUDIT
         from edgekit_fleet.api.endpoints.endpoint import Nothing
 
-        found = _read_newest(fleet, subject or "", action or "", limit)
+        records = _read_newest(fleet, subject or "", action or "", limit)
         broken = fleet.call(CHECK_AUDIT, Nothing()).broken
     if as_json:
-        print_json(found)
+        print_json(records)
     else:
         from edgekit_host.terminal import open_console, print_line
 
         console = open_console()
-        for each in found:
-            detail = _describe(each.detail)
-            words = (format_time(each.at), (each.action, "bold"), each.subject, f"by {each.actor}", detail)
+        for record in records:
+            detail = _describe(record.detail)
+            words = (
+                format_time(record.at),
+                (record.action, "bold"),
+                record.subject,
+                f"by {record.actor}",
+                detail,
+            )
             print_line(console, *words, indent=4)
     if broken is not None:
         raise FleetError(f"entry {broken} of the audit log was changed, or one before it is missing")
@@ -59,14 +65,14 @@ def command(subject: str | None, *, action: str | None, limit: int, path: Path |
 def _read_newest(fleet: FleetCaller, subject: str, action: str, limit: int) -> list[AuditRecord]:
     from edgekit_fleet.api.endpoints.devices import READ_AUDIT, ReadAudit
 
-    found: list[AuditRecord] = []
+    records: list[AuditRecord] = []
     before: int | None = 0
-    while before is not None and len(found) < limit:
-        size = min(limit - len(found), 1000)
+    while before is not None and len(records) < limit:
+        size = min(limit - len(records), 1000)
         page = fleet.call(READ_AUDIT, ReadAudit(subject=subject, action=action, limit=size, before=before))
-        found = [*page.items, *found]
+        records = [*page.items, *records]
         before = page.next
-    return found
+    return records
 
 
 def _describe(detail: Mapping[str, Any]) -> str:
@@ -83,8 +89,9 @@ def _describe_step(step: Mapping[str, Any]) -> str:
     if kind == "answered":
         words = (step["device"], step.get("outcome") or "", step.get("code") or "", step.get("fault") or "")
         figures = "; ".join(
-            f"{one['model']}: " + ", ".join(f"{name} {value:.3g}" for name, value in one["measures"].items())
-            for one in step.get("readings", ())
+            f"{reading['model']}: "
+            + ", ".join(f"{name} {value:.3g}" for name, value in reading["measures"].items())
+            for reading in step.get("readings", ())
         )
         return " ".join(filter(None, (*words, figures)))
     if kind == "ordered":

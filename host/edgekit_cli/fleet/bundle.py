@@ -37,13 +37,13 @@ def command(release: str, *, selector: str, out: Path, path: Path | None, as_jso
     with open_fleet(path) as (folder, store):
         from edgekit_fleet.operations.bundles import write_bundle
 
-        made = write_bundle(folder, store, release, selector, out, actor=find_actor())
+        bundle = write_bundle(folder, store, release, selector, out, actor=find_actor())
     if as_json:
-        print_json(made)
+        print_json(bundle)
         return
     from edgekit_runtime.system.shown_text import clean
 
-    click.echo(clean(f"{out}  {made.size_bytes / 1e6:.3f} MB, good until {format_time(made.expires_at)}"))
-    click.echo(clean(f"  for {len(made.devices)} devices: {', '.join(made.devices[:10])}"))
-    for name, reason in made.refused:
+    click.echo(clean(f"{out}  {bundle.size_bytes / 1e6:.3f} MB, good until {format_time(bundle.expires_at)}"))
+    click.echo(clean(f"  for {len(bundle.devices)} devices: {', '.join(bundle.devices[:10])}"))
+    for name, reason in bundle.refused:
         click.echo(clean(f"  not for {name}: {reason}"))

@@ -26,12 +26,12 @@ def command(results: tuple[Path, ...], *, path: Path | None, as_json: bool) -> N
     with open_fleet(path) as (_folder, store):
         from edgekit_fleet.operations.bundles import collect_results
 
-        found = collect_results(store, results, actor=find_actor())
+        collected = collect_results(store, results, actor=find_actor())
     if as_json:
-        print_json(found)
+        print_json(collected)
         return
     from edgekit_runtime.system.shown_text import clean
 
-    for one in found:
-        refused = "".join(f", {count} refused ({reason})" for reason, count in one.refused.items())
-        click.echo(clean(f"{one.path}: {one.device}, {one.accepted} messages taken in{refused}"))
+    for result in collected:
+        refused = "".join(f", {count} refused ({reason})" for reason, count in result.refused.items())
+        click.echo(clean(f"{result.path}: {result.device}, {result.accepted} messages taken in{refused}"))

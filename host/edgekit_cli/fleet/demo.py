@@ -40,8 +40,8 @@ def command(*, as_json: bool) -> None:
         steps.append(step)
         if not as_json:
             head = f"{step.at_s:5.1f} s "
-            took = f" ({step.took_s:.1f} s)" if step.took_s >= _SHOWN_S else ""
-            print_line(console, head, (f"{step.what}{took}:", "bold"), step.why, indent=9)
+            duration = f" ({step.took_s:.1f} s)" if step.took_s >= _SHOWN_S else ""
+            print_line(console, head, (f"{step.what}{duration}:", "bold"), step.why, indent=9)
 
     provide_mosquitto(lambda text: click.echo(text, err=True))
     with temporary_folder("edgekit-fleet-demo-") as folder:

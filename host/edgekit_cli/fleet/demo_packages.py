@@ -61,7 +61,7 @@ def make_setup(folder: Path) -> DemoSetup:
             model, name=MODEL, version=version, target=TARGET, folder=folder, sign=signer
         )
         answers.append(_run(content, tested))
-        accuracy, agreement = (float((answers[-1] == each).mean()) for each in (right, answers[0]))
+        accuracy, agreement = (float((answers[-1] == reference).mean()) for reference in (right, answers[0]))
         versions.append(DemoVersion(version=version, path=path, accuracy=accuracy, agreement=agreement))
     names = ("first", "good", "bad", "last")
     return DemoSetup(folder=folder, home=home, calls=calls, **dict(zip(names, versions, strict=True)))

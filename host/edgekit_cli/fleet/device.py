@@ -36,34 +36,37 @@ def command(
             set_tags(fleet, name, read_tags(tags), is_sure=is_sure)
         if revoke is not None:
             fleet.call(REVOKE_DEVICE, RevokeDevice(name=name, reason=revoke))
-        found = fleet.call(GET_DEVICE, Named(name=name))
+        device = fleet.call(GET_DEVICE, Named(name=name))
     if as_json:
-        print_json(found)
+        print_json(device)
         return
     from edgekit_host.terminal import open_console, print_line, print_section
 
     console = open_console()
-    print_line(console, (found.why, "bold"))
-    summary = found.summary
+    print_line(console, (device.why, "bold"))
+    summary = device.summary
     rows = [
         ("class", summary.target),
         ("status", f"{summary.status}{', online' if summary.is_online else ''}"),
         ("last seen", format_time(summary.last_seen_at)),
-        ("document", f"{found.desired_sent} sent, {found.desired_held} held"),
-        ("certificate", f"{found.certificate_serial}, until {format_time(found.certificate_expires_at)}"),
+        ("document", f"{device.desired_sent} sent, {device.desired_held} held"),
+        ("certificate", f"{device.certificate_serial}, until {format_time(device.certificate_expires_at)}"),
     ]
     print_section(console, "Device", rows)
     print_section(console, "Tags", sorted(summary.tags.items()))
-    names = sorted({*summary.models, *found.desired})
+    names = sorted({*summary.models, *device.desired})
     models = [
         (
-            each,
-            f"runs {summary.models.get(each) or 'nothing'}",
-            f"should run {found.desired.get(each, 'the same')}",
+            name,
+            f"runs {summary.models.get(name) or 'nothing'}",
+            f"should run {device.desired.get(name, 'the same')}",
         )
-        for each in names
+        for name in names
     ]
     print_section(console, "Models", models)
-    steps = [(each["model"], each["version"], each["state"], each["reason"]) for each in found.executions]
+    steps = [
+        (execution["model"], execution["version"], execution["state"], execution["reason"])
+        for execution in device.executions
+    ]
     print_section(console, "Attempts, newest first", steps)
-    print_section(console, "Facts", sorted(found.facts.items()))
+    print_section(console, "Facts", sorted(device.facts.items()))

@@ -29,19 +29,19 @@ def command(selector: str, *, path: Path | None, as_json: bool) -> None:
         from edgekit_fleet.api.client import list_all
         from edgekit_fleet.api.endpoints.devices import LIST_DEVICES, ListDevices
 
-        found = list(list_all(fleet, LIST_DEVICES, ListDevices, selector=selector))
+        devices = list(list_all(fleet, LIST_DEVICES, ListDevices, selector=selector))
     if as_json:
-        print_json(found)
+        print_json(devices)
         return
     from edgekit_host.terminal import open_console, print_line, print_section
 
     console = open_console()
-    if not found:
+    if not devices:
         hint = f"; if that is a name: edgekit fleet device {selector}" if selector.isidentifier() else ""
         print_line(console, f"No device matches '{selector}'{hint}. `edgekit fleet enroll` lets devices in.")
         return
     titles = "Devices: class, status, connection, models, tags, last seen"
-    print_section(console, titles, [_describe(device) for device in found])
+    print_section(console, titles, [_describe(device) for device in devices])
 
 
 def _describe(device: DeviceSummary) -> tuple[str, ...]:

@@ -39,27 +39,36 @@ def command(brokers: tuple[str, ...], *, no_tls: bool, path: Path | None, as_jso
     if brokers:
         addresses = tuple(_read_address(text) for text in brokers)
         authority = None if no_tls else open_authority(folder, folder.read_settings())
-        found = probe_broker(authority, addresses)
+        findings = probe_broker(authority, addresses)
     else:
-        found = probe_own()
+        findings = probe_own()
     expiries = find_expiries(folder) if folder.has_settings else []
     if as_json:
-        print_json({"broker": found, "expiries": expiries})
+        print_json({"broker": findings, "expiries": expiries})
     else:
-        _print(found, expiries)
-    refused = [each.check for each in found if each.effect == "refused"]
+        _print(findings, expiries)
+    refused = [finding.check for finding in findings if finding.effect == "refused"]
     if refused:
         raise FleetError(f"no fleet may run on this broker: {', '.join(refused)}")
 
 
-def _print(found: list[Finding], expiries: list[Expiry]) -> None:
+def _print(findings: list[Finding], expiries: list[Expiry]) -> None:
     from edgekit_host.terminal import open_console, print_section
 
     console, now = open_console(), time.time()
-    rows = [(each.check, "yes" if each.works else "no", each.effect, each.text) for each in found]
+    rows = [
+        (finding.check, "yes" if finding.works else "no", finding.effect, finding.text)
+        for finding in findings
+    ]
     print_section(console, "Broker", rows)
-    due = [("act now" if one.is_urgent(now) else "act soon", one) for one in expiries if one.is_due(now)]
-    print_section(console, "Ends to be valid", [(how, one.describe(now), one.advice) for how, one in due])
+    due = [
+        ("act now" if expiry.is_urgent(now) else "act soon", expiry)
+        for expiry in expiries
+        if expiry.is_due(now)
+    ]
+    print_section(
+        console, "Ends to be valid", [(how, expiry.describe(now), expiry.advice) for how, expiry in due]
+    )
     if expiries and not due:
         first = expiries[0]
         print_section(console, "Ends to be valid", [("nothing soon", f"first {first.describe(now)}")])

@@ -42,10 +42,10 @@ def command(
 
         names = (name,) if count is None else tuple(f"{name}-{number}" for number in range(1, count + 1))
         request = InviteDevices(names=names, target=target, tags=read_tags(tags), hours=hours)
-        found = fleet.call(INVITE_DEVICES, request).items
+        invitations = fleet.call(INVITE_DEVICES, request).items
     if as_json:
-        print_json(found)
+        print_json(invitations)
         return
-    for each in found:
-        click.echo(f"On {each.device}, within {hours:g} hours:")
-        click.echo(f"  edgekit-device enroll --code {each.code}")
+    for invitation in invitations:
+        click.echo(f"On {invitation.device}, within {hours:g} hours:")
+        click.echo(f"  edgekit-device enroll --code {invitation.code}")

@@ -127,11 +127,11 @@ def print_json(value: Any) -> None:
     """Print dataclasses and plain values as JSON."""
     import dataclasses
 
-    def plain(each: Any) -> Any:
+    def plain(value: Any) -> Any:
         return (
-            dataclasses.asdict(each)
-            if dataclasses.is_dataclass(each) and not isinstance(each, type)
-            else str(each)
+            dataclasses.asdict(value)
+            if dataclasses.is_dataclass(value) and not isinstance(value, type)
+            else str(value)
         )
 
     click.echo(json.dumps(value, indent=2, default=plain))

@@ -61,29 +61,29 @@ def command(
         raise click.UsageError("name at least one package, or --list")
     settings = {"name": name, "note": note, "min_agreement": min_agreement}
     if is_list:
-        found = _list(path)
+        releases = _list(path)
     else:
         if is_remote(path) and keys_folder is not None:
             raise click.UsageError("--keys is for a folder; a server trusts the keys of its own machine")
         with tempfile.TemporaryDirectory(prefix="edgekit-release-") as fetched:
-            files = [_find_file(each, Path(fetched)) for each in packages]
+            files = [_find_file(package, Path(fetched)) for package in packages]
             if is_remote(path):
-                found = [_make_there(files, settings)]
+                releases = [_make_there(files, settings)]
             else:
-                found = [_make_here(path, files, keys_folder, settings)]
+                releases = [_make_here(path, files, keys_folder, settings)]
     if as_json:
-        print_json(found)
+        print_json(releases)
         return
     from edgekit_runtime.system.shown_text import clean
 
-    for one in found:
-        withdrawn = " (withdrawn)" if one.is_withdrawn else ""
-        click.echo(clean(f"{one.name}{withdrawn}  {one.note}".rstrip()))
-        for model, version, target, size_bytes in one.packages:
+    for release in releases:
+        withdrawn = " (withdrawn)" if release.is_withdrawn else ""
+        click.echo(clean(f"{release.name}{withdrawn}  {release.note}".rstrip()))
+        for model, version, target, size_bytes in release.packages:
             click.echo(clean(f"  {model} {version} for {target}, {size_bytes / 1e6:.3f} MB"))
-        for model, target, version, size_bytes in one.deltas:
+        for model, target, version, size_bytes in release.deltas:
             click.echo(clean(f"  {model} for {target} from {version}: {size_bytes / 1e6:.3f} MB"))
-    if not found:
+    if not releases:
         click.echo("no releases; make one: edgekit fleet release PACKAGE...")
 
 
@@ -92,9 +92,9 @@ def _find_file(package: str, folder: Path) -> Path:
     from edgekit_fleet.releases.oci_registry import fetch_package, is_reference
 
     if is_reference(package):
-        place = folder / package.rpartition(":")[2]
-        place.mkdir()
-        return fetch_package(package, place)
+        target = folder / package.rpartition(":")[2]
+        target.mkdir()
+        return fetch_package(package, target)
     if not Path(package).is_file():
         raise click.UsageError(f"there is no file {package}")
     return Path(package)
@@ -119,9 +119,9 @@ def _make_there(packages: list[Path], settings: dict[str, Any]) -> ReleaseSummar
         )
         from edgekit_runtime.system.atomic_files import hash_file
 
-        digests = tuple(hash_file(each) for each in packages)
-        for each, sha256 in zip(packages, digests, strict=True):
-            fleet.call(UPLOAD_PACKAGE, UploadPackage(sha256=sha256, file=each))
+        digests = tuple(hash_file(package) for package in packages)
+        for package, sha256 in zip(packages, digests, strict=True):
+            fleet.call(UPLOAD_PACKAGE, UploadPackage(sha256=sha256, file=package))
         return fleet.call(MAKE_RELEASE, MakeRelease(packages=digests, **settings))
 
 

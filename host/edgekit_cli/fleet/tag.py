@@ -39,8 +39,8 @@ def command(device: str, tags: tuple[str, ...], *, is_sure: bool, path: Path | N
     if as_json:
         print_json(summary)
         return
-    shown = ", ".join(f"{name}={value}" for name, value in sorted(summary.tags.items()))
-    click.echo(f"{device}: {shown or 'no tags'}")
+    tag_text = ", ".join(f"{name}={value}" for name, value in sorted(summary.tags.items()))
+    click.echo(f"{device}: {tag_text or 'no tags'}")
 
 
 def set_tags(fleet: FleetCaller, device: str, tags: Mapping[str, str], *, is_sure: bool) -> DeviceSummary:

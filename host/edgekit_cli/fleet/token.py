@@ -43,11 +43,11 @@ def add(name: str, scopes: tuple[Scope, ...], days: float, path: Path | None, as
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.access import ADD_TOKEN, AddToken
 
-        made = fleet.call(ADD_TOKEN, AddToken(name=name, scopes=scopes, days=days))
+        token = fleet.call(ADD_TOKEN, AddToken(name=name, scopes=scopes, days=days))
     if as_json:
-        print_json(made)
+        print_json(token)
     else:
-        click.echo(made.token)
+        click.echo(token.token)
 
 
 @command.command("list")
@@ -59,14 +59,14 @@ def list_command(path: Path | None, as_json: bool) -> None:
         from edgekit_fleet.api.endpoints.access import LIST_TOKENS
         from edgekit_fleet.api.endpoints.endpoint import Nothing
 
-        found = fleet.call(LIST_TOKENS, Nothing()).items
+        tokens = fleet.call(LIST_TOKENS, Nothing()).items
     if as_json:
-        print_json(found)
+        print_json(tokens)
         return
-    for each in found:
-        end = "for ever" if each.expires_at is None else f"until {format_time(each.expires_at)}"
-        click.echo(f"{each.name}: {', '.join(each.scopes)}; {end}, last used {format_time(each.used_at)}")
-    if not found:
+    for token in tokens:
+        end = "for ever" if token.expires_at is None else f"until {format_time(token.expires_at)}"
+        click.echo(f"{token.name}: {', '.join(token.scopes)}; {end}, last used {format_time(token.used_at)}")
+    if not tokens:
         click.echo("no tokens; make one: edgekit fleet token add NAME --scope read")
 
 
@@ -80,8 +80,8 @@ def revoke(name: str, path: Path | None, as_json: bool) -> None:
         from edgekit_fleet.api.endpoints.access import REVOKE_TOKEN
         from edgekit_fleet.api.endpoints.endpoint import Named
 
-        left = fleet.call(REVOKE_TOKEN, Named(name=name)).items
+        tokens = fleet.call(REVOKE_TOKEN, Named(name=name)).items
     if as_json:
-        print_json(left)
+        print_json(tokens)
     else:
-        click.echo(f"{name} has ended; {len(left)} tokens are left")
+        click.echo(f"{name} has ended; {len(tokens)} tokens are left")

@@ -30,7 +30,7 @@ _OF_ONE_MACHINE = {"host", "console_port", "console_certificate", "console_key",
 
 
 def _read_brokers(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return tuple(each.removeprefix("mqtts://") for each in value.split(",")) if value else ()
+    return tuple(address.removeprefix("mqtts://") for address in value.split(",")) if value else ()
 
 
 @click.command("up")
@@ -125,9 +125,9 @@ def _find_own_name(settings: FleetSettings) -> str:
 async def _run(fleet: RunningFleet, people: AdminListener, *, as_json: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for each in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):
-            loop.add_signal_handler(each, stop.set)
+            loop.add_signal_handler(number, stop.set)
     _print(fleet, people, as_json=as_json)
     prepare_interpreter()
     await fleet.run(stop)

@@ -94,13 +94,13 @@ def set_role(name: str, role: Role, path: Path | None, as_json: bool) -> None:
 
 def _call(endpoint: Endpoint[Any, Any], request: Any, path: Path | None, *, as_json: bool) -> None:
     with connect(path) as fleet:
-        found = fleet.call(endpoint, request).items
+        users = fleet.call(endpoint, request).items
     if as_json:
-        print_json(found)
+        print_json(users)
         return
-    for each in found:
-        click.echo(f"{each.name}: {each.role}, last seen {format_time(each.seen_at)}")
-    if not found:
+    for user in users:
+        click.echo(f"{user.name}: {user.role}, last seen {format_time(user.seen_at)}")
+    if not users:
         click.echo("no users; make one: edgekit fleet user add NAME --role admin")
 
 

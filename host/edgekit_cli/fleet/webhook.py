@@ -28,11 +28,11 @@ def add(name: str, url: str, actions: tuple[str, ...], path: Path | None, as_jso
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.access import ADD_WEBHOOK, AddWebhook
 
-        made = fleet.call(ADD_WEBHOOK, AddWebhook(name=name, url=url, actions=actions))
+        webhook = fleet.call(ADD_WEBHOOK, AddWebhook(name=name, url=url, actions=actions))
     if as_json:
-        print_json(made)
+        print_json(webhook)
     else:
-        click.echo(made.secret)
+        click.echo(webhook.secret)
 
 
 @command.command("list")
@@ -46,14 +46,14 @@ def list_command(path: Path | None, as_json: bool) -> None:
         from edgekit_fleet.api.endpoints.access import LIST_WEBHOOKS
         from edgekit_fleet.api.endpoints.endpoint import Nothing
 
-        found = fleet.call(LIST_WEBHOOKS, Nothing()).items
+        webhooks = fleet.call(LIST_WEBHOOKS, Nothing()).items
     if as_json:
-        print_json(found)
+        print_json(webhooks)
         return
-    for each in found:
-        state = f"failed {each.failures} times: {each.because}" if each.failures else "well"
-        click.echo(clean(f"{each.name}: {each.url}, {state}"))
-    if not found:
+    for webhook in webhooks:
+        state = f"failed {webhook.failures} times: {webhook.because}" if webhook.failures else "well"
+        click.echo(clean(f"{webhook.name}: {webhook.url}, {state}"))
+    if not webhooks:
         click.echo("no webhooks; make one: edgekit fleet webhook add NAME URL")
 
 
@@ -67,8 +67,8 @@ def remove(name: str, path: Path | None, as_json: bool) -> None:
         from edgekit_fleet.api.endpoints.access import REMOVE_WEBHOOK
         from edgekit_fleet.api.endpoints.endpoint import Named
 
-        left = fleet.call(REMOVE_WEBHOOK, Named(name=name)).items
+        webhooks = fleet.call(REMOVE_WEBHOOK, Named(name=name)).items
     if as_json:
-        print_json(left)
+        print_json(webhooks)
     else:
-        click.echo(f"{name} is removed; {len(left)} webhooks are left")
+        click.echo(f"{name} is removed; {len(webhooks)} webhooks are left")

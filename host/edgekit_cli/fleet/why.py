@@ -20,10 +20,10 @@ def command(name: str, *, path: Path | None, as_json: bool) -> None:
         from edgekit_fleet.api.endpoints.devices import GET_DEVICE
         from edgekit_fleet.api.endpoints.endpoint import Named
 
-        found = fleet.call(GET_DEVICE, Named(name=name))
+        device = fleet.call(GET_DEVICE, Named(name=name))
     if as_json:
-        print_json({"device": name, "why": found.why})
+        print_json({"device": name, "why": device.why})
     else:
         from edgekit_host.terminal import open_console, print_line
 
-        print_line(open_console(), found.why)
+        print_line(open_console(), device.why)

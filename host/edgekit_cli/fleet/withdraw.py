@@ -26,8 +26,10 @@ def command(release: str, path: Path | None, as_json: bool) -> None:
         from edgekit_fleet.api.endpoints.endpoint import Named
         from edgekit_fleet.api.endpoints.releases import WITHDRAW_RELEASE
 
-        found = fleet.call(WITHDRAW_RELEASE, Named(name=release))
+        withdrawal = fleet.call(WITHDRAW_RELEASE, Named(name=release))
     if as_json:
-        print_json(found)
+        print_json(withdrawal)
     else:
-        click.echo(clean(f"{found.name} is withdrawn; to take devices back: edgekit fleet rollback ROLLOUT"))
+        click.echo(
+            clean(f"{withdrawal.name} is withdrawn; to take devices back: edgekit fleet rollback ROLLOUT")
+        )

@@ -86,11 +86,11 @@ def command(
         raise OutputError(f"{out} exists; --force replaces it, -o writes another file")
     host = host or _ask("Host of the device, as USER@HOST[:PORT]", "--host")
     target = target or _ask("Target, one of `edgekit targets`", "--target")
-    found = load_target(target, [find_user_targets()])
-    if found.name not in {each.name for each in list_targets([find_user_targets()])}:
+    loaded = load_target(target, [find_user_targets()])
+    if loaded.name not in {target.name for target in list_targets([find_user_targets()])}:
         raise BenchError(
             f"{target}: tests take a target by its name; copy the file to"
-            f" {find_user_targets()}/{found.name}.toml"
+            f" {find_user_targets()}/{loaded.name}.toml"
         )
     power = power or _ask("Power switch, as MODEL:HOST:OUTLET or usb:HUB:PORT", "--power", _NONE)
     meter = meter or _ask(
@@ -106,8 +106,8 @@ def command(
         settings={
             "name": name or bench.address.replace(".", "-"),
             "kind": "real",
-            "target": found.name,
-            "architecture": found.arch,
+            "target": loaded.name,
+            "architecture": loaded.arch,
             "python": python,
         },
         key=key,

@@ -64,13 +64,13 @@ def command(
         raise BenchError(
             f"{_OWN_FILE} belongs to another user, and can run code; --bench {_OWN_FILE} takes it"
         )
-    files = [find_bench(each) for each in named]  # a malformed file is refused before anything begins
+    files = [find_bench(name) for name in named]  # a malformed file is refused before anything begins
     if not MODELS.is_dir():
         raise BenchError(
             f"the models that the tests install are in a checkout of edgekit, and {MODELS} is none"
         )
-    for each, file in zip(named, files, strict=True):
-        _profile_once(each, file, profile_seconds)
+    for name, file in zip(named, files, strict=True):
+        _profile_once(name, file, profile_seconds)
     folder = Path(edgekit_hil.__file__).parent / "tests"
     arguments = [
         "-c",
@@ -83,7 +83,7 @@ def command(
     ]
     arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # labgrid, which is imported by now
     arguments += ["-p", "no:labgrid", "-p", "no:cacheprovider", "-p", "edgekit_hil.tests.plugin"]
-    arguments += [f"--bench={Path(each).absolute() if Path(each).exists() else each}" for each in named]
+    arguments += [f"--bench={Path(name).absolute() if Path(name).exists() else name}" for name in named]
     arguments += [f"--soak-seconds={soak_seconds}"]
     for option, value in (("-k", expression), ("--evidence", evidence), ("--junitxml", junit)):
         if value is not None:
@@ -119,10 +119,10 @@ def _profile_once(bench: str, file: BenchFile, seconds: float) -> None:
         if times is not None and _holds(times, file):
             return
         with ProgressBar(open_console(stderr=True)) as progress, find_device(bench) as device:
-            found = measure_profile(device, target, path, seconds, progress.show)
+            profile = measure_profile(device, target, path, seconds, progress.show)
         click.echo(
             f"profile of bench '{settings.name}': {path}; networks left out of the fit were off by"
-            f" {found.fitted.uncertainty:.2f} x at most; power: {found.describe_power()}"
+            f" {profile.fitted.uncertainty:.2f} x at most; power: {profile.describe_power()}"
         )
     except (BenchError, CutError, TargetError) as error:  # the tests say what they lack
         click.echo(f"bench '{settings.name}' is not profiled: {error}", err=True)

@@ -119,7 +119,7 @@ class FittedRatios:
     @property
     def uncertainty(self) -> float:
         """Factor by which a prediction may be off: the worst error of a left-out network, at least 1.05."""
-        worst = max(max(1 + each, 1 / (1 + each)) for each in self.errors)
+        worst = max(max(1 + error, 1 / (1 + error)) for error in self.errors)
         return max(worst, _LEAST_UNCERTAINTY)
 
     def predict_s(self, run: HostRun) -> float:
@@ -137,10 +137,10 @@ class FittedRatios:
 
 def sum_kinds(run: HostRun, sharing: ThreadSharing = _ONE_THREAD) -> dict[KernelKind, float]:
     """Return the time of each kind of kernel in a run here, as if threads of a device shared the kernels."""
-    found: dict[KernelKind, float] = defaultdict(float)
+    seconds_by_kind: dict[KernelKind, float] = defaultdict(float)
     for kernel in run.kernels:
-        found[kernel.kind] += kernel.count * sharing.shorten(kernel)
-    return found
+        seconds_by_kind[kernel.kind] += kernel.count * sharing.shorten(kernel)
+    return seconds_by_kind
 
 
 def fit_ratios(runs: Sequence[HostRun], device_s: Sequence[float], *, may_share: bool = True) -> FittedRatios:
@@ -161,13 +161,13 @@ def fit_ratios(runs: Sequence[HostRun], device_s: Sequence[float], *, may_share:
         raise ValueError(
             f"expected three networks or more, each with a time, got {len(runs)}, {len(device_s)}"
         )
-    if not all(0 < each < np.inf for each in (*device_s, *(run.whole_s for run in runs))):
+    if not all(0 < duration_s < np.inf for duration_s in (*device_s, *(run.whole_s for run in runs))):
         raise ValueError(f"expected times above 0, got {device_s}")
     kinds = sorted({kernel.kind for run in runs for kernel in run.kernels})
     alone = _fit(runs, kinds, device_s, _ONE_THREAD)
     if not may_share:
         return alone
-    shared = min((_fit(runs, kinds, device_s, each) for each in _SHARINGS), key=_sum_squares)
+    shared = min((_fit(runs, kinds, device_s, sharing) for sharing in _SHARINGS), key=_sum_squares)
     return shared if _sum_squares(shared) < _MOST_LEFT * _sum_squares(alone) else alone
 
 
@@ -202,7 +202,9 @@ def _sum_squares(fitted: FittedRatios) -> float:
 def _errors_left_out(parts: npt.NDArray[np.float64], pull: float) -> npt.NDArray[np.float64]:
     """Return the relative error of each network from a fit to all others."""
     networks = range(len(parts))
-    return np.array([parts[one] @ _solve(np.delete(parts, one, axis=0), pull) - 1 for one in networks])
+    return np.array(
+        [parts[network] @ _solve(np.delete(parts, network, axis=0), pull) - 1 for network in networks]
+    )
 
 
 def _solve(parts: npt.NDArray[np.float64], pull: float) -> npt.NDArray[np.float64]:
@@ -218,9 +220,9 @@ def _solve(parts: npt.NDArray[np.float64], pull: float) -> npt.NDArray[np.float6
     # In units of the common ratio, so that the pulls mean the same on every device.
     aims = np.append(np.full(kinds, np.sqrt(pull)), 0.0)
     pulls = np.append(np.full(kinds, np.sqrt(pull)), np.sqrt(_SPILL_PULL))
-    left = np.vstack([parts * common, np.diag(pulls)])
+    system = np.vstack([parts * common, np.diag(pulls)])
     right = np.concatenate([np.ones(len(parts)), aims])
-    solved: npt.NDArray[np.float64] = np.linalg.lstsq(left, right, rcond=None)[0]
+    solved: npt.NDArray[np.float64] = np.linalg.lstsq(system, right, rcond=None)[0]
     least = np.append(np.full(kinds, _LEAST_RATIO), 0.0)
     factors: npt.NDArray[np.float64] = np.maximum(solved, least) * common
     return factors

@@ -75,9 +75,9 @@ def node_costs(
 def _work(costs: Sequence[NodeCost]) -> tuple[int, int, int]:
     """Key that orders branches by cost: multiply-accumulates, then bytes, then kernels."""
     return (
-        sum(one.repeats * one.macs for one in costs),
-        sum(one.repeats * one.traffic_bytes for one in costs),
-        sum(one.repeats for one in costs),
+        sum(cost.repeats * cost.macs for cost in costs),
+        sum(cost.repeats * cost.traffic_bytes for cost in costs),
+        sum(cost.repeats for cost in costs),
     )
 
 
@@ -122,17 +122,17 @@ class _Counter:
             branches = [self._body(node, body)[1] for body in bodies(node)]
             return max(branches, key=_work)
         (body,) = bodies(node)
-        made, costs = self._body(node, body)
-        check_steady(node, made)
-        steps = find_steps(node, made, self._values, self._index.initializers)
-        return [replace(one, repeats=one.repeats * steps) for one in costs]
+        inner, costs = self._body(node, body)
+        check_steady(node, inner)
+        steps = find_steps(node, inner, self._values, self._index.initializers)
+        return [replace(cost, repeats=cost.repeats * steps) for cost in costs]
 
     def _body(self, node: onnx.NodeProto, body: onnx.GraphProto) -> tuple[onnx.ModelProto, list[NodeCost]]:
         """A body with known shapes, and the kernels of one run of it."""
-        made = body_model(self._model, node, body, self._values, self._index.initializers)
-        made = with_shapes(made, {})
-        counter = _Counter(made, float_outputs=self._float_outputs, static=captured(body) & self._static)
-        return made, counter.kernels()
+        model = body_model(self._model, node, body, self._values, self._index.initializers)
+        model = with_shapes(model, {})
+        counter = _Counter(model, float_outputs=self._float_outputs, static=captured(body) & self._static)
+        return model, counter.kernels()
 
     def _static_tensors(self, inputs: Set[str]) -> set[str]:
         """Tensors that an engine computes once, when it loads the model."""
@@ -313,13 +313,13 @@ class _Counter:
         return tuple(dim.dim_value for dim in sizes)
 
     def _tensor_type(self, name: str) -> onnx.TypeProto.Tensor:
-        found: onnx.TypeProto.Tensor | None = self._types.get(name)
-        if found is None or not found.HasField("shape"):
+        inferred: onnx.TypeProto.Tensor | None = self._types.get(name)
+        if inferred is None or not inferred.HasField("shape"):
             raise ModelError(
                 f"tensor {name!r}: expected a known shape, got none from shape inference; "
                 "measure on the device instead"
             )
-        return found
+        return inferred
 
 
 def _name(node: onnx.NodeProto) -> str:

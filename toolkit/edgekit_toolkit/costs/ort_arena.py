@@ -46,9 +46,9 @@ class Arena:
             self._grow(size)
         block = self._free[self._fit(size)]
         self._remove(block)
-        rest = block.size - size
-        if rest >= size or rest >= _MOST_WASTE_BYTES:
-            self._insert(Block(rest, block.region, block.offset + size))
+        rest_bytes = block.size - size
+        if rest_bytes >= size or rest_bytes >= _MOST_WASTE_BYTES:
+            self._insert(Block(rest_bytes, block.region, block.offset + size))
             block = Block(size, block.region, block.offset)
         self._touched[block.region] = max(self._touched[block.region], block.offset + size)
         return block

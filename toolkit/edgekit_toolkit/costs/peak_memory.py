@@ -149,7 +149,7 @@ def _loading_bytes(model: onnx.ModelProto, graph: EngineGraph) -> int:
     """Return the most bytes of weights at once: on reading, on reordering or on packing."""
     stored: list[int] = [tensor.ByteSize() for _, tensor in stored_tensors(model)]
     reading = sum(stored) + max(stored, default=0)  # tensor after tensor moves out of the parsed file
-    kept = sum(tensor.size_bytes for tensor in graph.weights.values()) + graph.nested_bytes
+    constant_bytes = sum(tensor.size_bytes for tensor in graph.weights.values()) + graph.nested_bytes
     largest = max((tensor.size_bytes for tensor in graph.weights.values()), default=0)
     packing = _kept_weights_bytes(graph) + largest  # a kernel packs a weight, then the plain one goes
     blocked = dict.fromkeys(  # a weight that several nodes read is reordered once
@@ -158,6 +158,6 @@ def _loading_bytes(model: onnx.ModelProto, graph: EngineGraph) -> int:
     reordering = done = 0
     for name in blocked:
         size = graph.weights[name].size_bytes
-        reordering = max(reordering, kept + done + _COPIES_TO_BLOCK * size)
+        reordering = max(reordering, constant_bytes + done + _COPIES_TO_BLOCK * size)
         done += size
     return max(reading, reordering, packing)

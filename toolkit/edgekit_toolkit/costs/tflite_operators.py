@@ -117,8 +117,10 @@ def _cost(model: Model, graph: SubGraph, operator: Operator, dynamic: AbstractSe
         name=name,
         op=kind,
         macs=macs,
-        bytes_read=sum(_bytes(one) for one, held in zip(inputs, stored, strict=True) if not held),
-        bytes_written=sum(_bytes(one) for one in outputs),
+        bytes_read=sum(
+            _bytes(source) for source, is_stored in zip(inputs, stored, strict=True) if not is_stored
+        ),
+        bytes_written=sum(_bytes(output) for output in outputs),
         weight_bytes=sum(stored),
         precision="int8" if in_codes else "fp32",
     )
@@ -139,8 +141,8 @@ def _share_used(filters: NDArray[Any] | None) -> float:
     return float(live.mean() * live.shape[1] / used.shape[1])
 
 
-def _tensors(graph: SubGraph, places: list[int]) -> list[Tensor]:
-    return [graph.tensors[place] for place in places if place >= 0]
+def _tensors(graph: SubGraph, indices: list[int]) -> list[Tensor]:
+    return [graph.tensors[index] for index in indices if index >= 0]
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -102,7 +102,12 @@ class BoxLayout:
             return np.zeros(len(theirs.places))
         samples = range(len(theirs.places))
         with np.errstate(invalid="ignore"):  # infinity minus infinity
-            return np.array([_f1(self._detected(ours, one), self._detected(theirs, one)) for one in samples])
+            return np.array(
+                [
+                    _f1(self._detected(ours, candidate), self._detected(theirs, candidate))
+                    for candidate in samples
+                ]
+            )
 
     def _detected(self, boxes: _Boxes, sample: int) -> tuple[Array, Array]:
         """Return the boxes [K, 4] of a sample that count, as corners, the best first, and their classes."""
@@ -112,13 +117,13 @@ class BoxLayout:
         sides = _sides(corners)
         # A box without an area would not overlap itself; NaN compares false.
         counts = (scores[order] >= CONFIDENT) & (sides > 0).all(axis=1) & (sides.prod(axis=1) > 0)
-        places, classes = corners[counts], boxes.classes[sample][order][counts]
-        kept: list[int] = []
-        for place, box in enumerate(places):
-            alike = [index for index in kept if classes[index] == classes[place]]
-            if not alike or _overlaps(box, places[alike]).max() < OVERLAP:
-                kept.append(place)
-        return places[kept], classes[kept]
+        limited, classes = corners[counts], boxes.classes[sample][order][counts]
+        chosen: list[int] = []
+        for position, box in enumerate(limited):
+            alike = [index for index in chosen if classes[index] == classes[position]]
+            if not alike or _overlaps(box, limited[alike]).max() < OVERLAP:
+                chosen.append(position)
+        return limited[chosen], classes[chosen]
 
 
 def find_layout(runs: Sequence[Outputs], *, rows_are_samples: bool = True) -> BoxLayout | None:
@@ -206,8 +211,8 @@ def _fits_scores(rows: Array) -> bool:
 
     Probabilities over time have this shape too, but no pixels.
     """
-    places, scores = rows[:, :4], rows[:, 4:]
-    return bool(scores.size and scores.min() >= 0 and scores.max() <= 1 and places.max() >= _MIN_EXTENT)
+    corners, scores = rows[:, :4], rows[:, 4:]
+    return bool(scores.size and scores.min() >= 0 and scores.max() <= 1 and corners.max() >= _MIN_EXTENT)
 
 
 def _read_scored(outputs: Outputs, *, is_turned: bool) -> _Boxes:
@@ -280,13 +285,13 @@ def _read_wide(outputs: Outputs, *, boxes: str, scores: str, are_shares: bool, s
 
 
 def _read_flat(outputs: Outputs, *, boxes: str, scores: str, labels: str | None, count: str | None) -> _Boxes:
-    places = _rows(outputs[boxes], is_turned=False)
-    shape = places.shape[:2]
+    corners = _rows(outputs[boxes], is_turned=False)
+    shape = corners.shape[:2]
     rated = np.array(outputs[scores], np.float64).reshape(shape)
     if count is not None:
         rated[np.arange(shape[1]) >= outputs[count].reshape(-1, 1)] = 0
     classes = np.zeros(shape) if labels is None else outputs[labels].reshape(shape)
-    return _Boxes(places, rated, np.nan_to_num(classes).round().astype(np.int64))
+    return _Boxes(corners, rated, np.nan_to_num(classes).round().astype(np.int64))
 
 
 def _f1(ours: tuple[Array, Array], theirs: tuple[Array, Array]) -> float:

@@ -55,7 +55,7 @@ class MemoryHere:
 
 def measure_memory_here(
     model: Model,
-    known: MemoryEstimate | PeakMemory | str,
+    modelled: MemoryEstimate | PeakMemory | str,
     feeds: Feeds,
     *,
     target: Target,
@@ -65,13 +65,13 @@ def measure_memory_here(
 
     Args:
         model: model to measure.
-        known: its memory that was compared with the limit, or why it is unknown.
+        modelled: its memory that was compared with the limit, or why it is unknown.
         feeds: inputs of one inference.
         target: the target that the package is for.
         limit_bytes: memory limit, infinite if there is none.
     """
     notes = []
-    peak = known if isinstance(known, PeakMemory) else None
+    peak = modelled if isinstance(modelled, PeakMemory) else None
     try:
         peak = peak or measure_model_memory(model, feeds)
     except BackendError as error:
@@ -82,7 +82,7 @@ def measure_memory_here(
             f" {limit_bytes / 1e6:.1f} MB: measure on {target.name} before you rely on it"
         )
     service_bytes = None
-    if isinstance(known, str) or math.isinf(limit_bytes):
+    if isinstance(modelled, str) or math.isinf(limit_bytes):
         return MemoryHere(peak, None, tuple(notes))
     if target.arch == "x86_64" and model.divides_by_inputs():
         notes.append(
@@ -91,8 +91,8 @@ def measure_memory_here(
         )
     else:
         try:
-            service_bytes = estimate_service_bytes(model.engine, known.model_bytes, feeds)
-            notes.append(_describe(known, service_bytes, limit_bytes))
+            service_bytes = estimate_service_bytes(model.engine, modelled.model_bytes, feeds)
+            notes.append(_describe(modelled, service_bytes, limit_bytes))
         except BackendError as error:
             notes.append(str(error).splitlines()[0])
     return MemoryHere(peak, service_bytes, tuple(notes))

@@ -27,8 +27,8 @@ _PROCESSOR_LIMITS = LatencyLimits(
 def measure_latencies(runs: Sequence[Runner], feeds: Feeds) -> list[Latency]:
     """Return the latency here of each model, from interleaved runs."""
     calls = {str(number): partial(run, feeds) for number, run in enumerate(runs)}
-    found = measure_latency(calls, _LATENCY_LIMITS)
-    return [found[number] for number in calls]
+    latency = measure_latency(calls, _LATENCY_LIMITS)
+    return [latency[number] for number in calls]
 
 
 def measure_processor_ratios(runs: Sequence[Runner], feeds: Feeds) -> list[float]:
@@ -42,9 +42,9 @@ def measure_processor_ratios(runs: Sequence[Runner], feeds: Feeds) -> list[float
         feeds: inputs.
     """
     calls = {str(number): partial(run, feeds) for number, run in enumerate(runs)}
-    found = measure_latency(calls, _PROCESSOR_LIMITS, clock=time.process_time)
-    first_s, _ = found["0"].quartiles_s
-    return [found[number].quartiles_s[0] / first_s for number in calls]
+    latency = measure_latency(calls, _PROCESSOR_LIMITS, clock=time.process_time)
+    first_s, _ = latency["0"].quartiles_s
+    return [latency[number].quartiles_s[0] / first_s for number in calls]
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,28 +277,28 @@ def _sequence(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArray[
 
     Repetitions and the most frequent class of the sample, which is the blank of CTC, do not count.
     """
-    got, want = next(iter(outputs.values())), next(iter(reference.values()))
-    if got.shape != want.shape:
+    output, want = next(iter(outputs.values())), next(iter(reference.values()))
+    if output.shape != want.shape:
         return np.zeros(len(want))
     axis = _class_axis(want) or 2
-    ours, theirs = got.argmax(axis=axis), want.argmax(axis=axis)
-    decided = ~np.isnan(got).any(axis=(1, 2))
+    ours, theirs = output.argmax(axis=axis), want.argmax(axis=axis)
+    decided = ~np.isnan(output).any(axis=(1, 2))
     shares = []
-    for found, expected in zip(ours, theirs, strict=True):
+    for decoded, expected in zip(ours, theirs, strict=True):
         blank = np.bincount(expected).argmax()
-        texts = [row[np.append(True, row[1:] != row[:-1]) & (row != blank)] for row in (found, expected)]
+        texts = [row[np.append(True, row[1:] != row[:-1]) & (row != blank)] for row in (decoded, expected)]
         shares.append(1 - _edit_distance(*texts) / max(*map(len, texts), 1))
     return np.asarray(shares, np.float64) * decided
 
 
-def _edit_distance(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
+def _edit_distance(text: NDArray[np.int64], other: NDArray[np.int64]) -> int:
     """Return the least number of insertions, deletions and replacements (Levenshtein)."""
-    places = np.arange(len(other) + 1)
-    row = places
-    for symbol in one:
+    offsets = np.arange(len(other) + 1)
+    row = offsets
+    for symbol in text:
         change = np.minimum(row[1:] + 1, row[:-1] + (other != symbol))
         # Insertions run along the row: the least of each earlier cost and its distance.
-        row = np.minimum.accumulate(np.append(row[0] + 1, change) - places) + places
+        row = np.minimum.accumulate(np.append(row[0] + 1, change) - offsets) + offsets
     return int(row[-1])
 
 
@@ -329,8 +329,8 @@ def _top(count: int) -> Score:
 
 
 def _agreement(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArray[np.float64]:
-    got, want = next(iter(outputs.values())), next(iter(reference.values()))
-    return np.asarray((got.argmax(axis=1) == want.argmax(axis=1)) & _is_decided(got), np.float64)
+    output, want = next(iter(outputs.values())), next(iter(reference.values()))
+    return np.asarray((output.argmax(axis=1) == want.argmax(axis=1)) & _is_decided(output), np.float64)
 
 
 def _is_decided(scores: NDArray[Any]) -> NDArray[np.bool_]:
@@ -361,14 +361,14 @@ def _similarity(probes: Probes) -> Score:
     return score
 
 
-def _value_similarity(got: NDArray[Any], want: NDArray[Any]) -> NDArray[np.float64]:
+def _value_similarity(output: NDArray[Any], want: NDArray[Any]) -> NDArray[np.float64]:
     """Return how alike an output is for each sample, value by value; 0 if the shapes differ."""
     flat = want.reshape(want.shape[0] if want.ndim else 1, -1)
-    if got.shape != want.shape:
+    if output.shape != want.shape:
         return np.zeros(len(flat))
     if want.dtype.kind != "f":
-        return np.asarray((got == want).reshape(flat.shape).mean(axis=1), np.float64)
-    flat, values = flat.astype(np.float64), got.reshape(flat.shape).astype(np.float64)
+        return np.asarray((output == want).reshape(flat.shape).mean(axis=1), np.float64)
+    flat, values = flat.astype(np.float64), output.reshape(flat.shape).astype(np.float64)
     finite = np.isfinite(flat)
     with np.errstate(invalid="ignore"):  # infinity minus infinity
         error = np.where(values == flat, 0.0, values - flat)
@@ -420,23 +420,23 @@ def _detections(probes: Probes) -> Score:
 
 def _pixel_agreement(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArray[np.float64]:
     """Share of each sample's pixels with the source model's class, which is the largest channel."""
-    got, want = next(iter(outputs.values())), next(iter(reference.values()))
+    output, want = next(iter(outputs.values())), next(iter(reference.values()))
     axis = _channel_axis(want)
-    if axis is None or got.shape != want.shape:
+    if axis is None or output.shape != want.shape:
         return np.zeros(len(want))
-    same = (got.argmax(axis=axis) == want.argmax(axis=axis)) & ~np.isnan(got).any(axis=axis)
+    same = (output.argmax(axis=axis) == want.argmax(axis=axis)) & ~np.isnan(output).any(axis=axis)
     return np.asarray(same.reshape(len(want), -1).mean(axis=1), np.float64)
 
 
 def _mask_overlap(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArray[np.float64]:
     """Intersection over union of the pixels above 0.5, of each sample; two empty masks are the same."""
-    got, want = next(iter(outputs.values())), next(iter(reference.values()))
-    if got.shape != want.shape:
+    output, want = next(iter(outputs.values())), next(iter(reference.values()))
+    if output.shape != want.shape:
         return np.zeros(len(want))
-    ours, theirs = (maps.reshape(len(want), -1) > 0.5 for maps in (got, want))
+    ours, theirs = (maps.reshape(len(want), -1) > 0.5 for maps in (output, want))
     union = (ours | theirs).sum(axis=1)
     overlap = (ours & theirs).sum(axis=1) / np.maximum(union, 1)
-    finite = ~np.isnan(got.reshape(len(want), -1)).any(axis=1)
+    finite = ~np.isnan(output.reshape(len(want), -1)).any(axis=1)
     return np.asarray(np.where(union == 0, 1.0, overlap) * finite, np.float64)
 
 
@@ -463,17 +463,17 @@ def _load_metric(name: str) -> Metric | SetMetric:
 
     def score(outputs: Outputs, reference: Outputs, labels: Labels) -> NDArray[np.float64]:
         # Copies: a metric that works in place must not change the reference of the next candidate.
-        copies = ({key: value.copy() for key, value in one.items()} for one in (outputs, reference))
+        copies = ({key: value.copy() for key, value in original.items()} for original in (outputs, reference))
         scores = np.atleast_1d(call(*copies, _copy(labels)))
         _check(name, scores, "shape [samples]")
         return scores
 
     def score_set(outputs: Sequence[Outputs], reference: Sequence[Outputs], labels: Labels) -> float:
-        found = call(outputs, reference, _copy(labels))
-        if found.ndim:
-            raise DataError(f"metric {name!r} returned shape {list(found.shape)}; expected one score 0..1")
-        _check(name, found[np.newaxis], "one for the whole set")
-        return float(found)
+        total = call(outputs, reference, _copy(labels))
+        if total.ndim:
+            raise DataError(f"metric {name!r} returned shape {list(total.shape)}; expected one score 0..1")
+        _check(name, total[np.newaxis], "one for the whole set")
+        return float(total)
 
     if getattr(function, "whole_set", False):
         return SetMetric(stated, title, score_set)
@@ -494,18 +494,18 @@ def _import(name: str, path: Path, function: str) -> Callable[..., Any]:
     try:
         with redirect_stdout(sys.stderr):
             spec.loader.exec_module(module)
-        found: Callable[..., Any] = getattr(module, function)
+        loaded: Callable[..., Any] = getattr(module, function)
     except (Exception, SystemExit) as error:  # whatever the user's file raises
         raise DataError(f"metric {name!r}: {error!r}{_place(error, path)} while loading {path}") from error
-    return found
+    return loaded
 
 
 def _check(name: str, scores: NDArray[np.float64], expected: str) -> None:
     is_share = scores.size and np.isfinite(scores).all() and scores.min() >= 0 and scores.max() <= 1
     if scores.ndim != 1 or not is_share:
-        found = f", values {scores.min()}..{scores.max()}" if scores.size else ""
+        extent = f", values {scores.min()}..{scores.max()}" if scores.size else ""
         raise DataError(
-            f"metric {name!r} returned shape {list(scores.shape)}{found}; expected scores 0..1, {expected}"
+            f"metric {name!r} returned shape {list(scores.shape)}{extent}; expected scores 0..1, {expected}"
         )
 
 

@@ -71,17 +71,17 @@ class PartScores:
     scores: tuple[float, ...]
     drops: tuple[Drop, ...]
 
-    def of(self, place: int) -> Score:
+    def of(self, index: int) -> Score:
         """Return the score of one candidate."""
-        return Score(self.scores[place], self.baseline, self.drops[place])
+        return Score(self.scores[index], self.baseline, self.drops[index])
 
-    def without(self, places: Collection[int]) -> "PartScores":
+    def without(self, dropped: Collection[int]) -> "PartScores":
         """Return the scores of the other candidates."""
-        kept = [place for place in range(len(self.scores)) if place not in places]
+        remaining = [index for index in range(len(self.scores)) if index not in dropped]
         return replace(
             self,
-            scores=tuple(self.scores[place] for place in kept),
-            drops=tuple(self.drops[place] for place in kept),
+            scores=tuple(self.scores[index] for index in remaining),
+            drops=tuple(self.drops[index] for index in remaining),
         )
 
 
@@ -115,10 +115,10 @@ class Scores:
         """The scores that a package states: on the held-back samples, if there are any."""
         return self.confirmation or self.choosing
 
-    def without(self, places: Collection[int]) -> "Scores":
+    def without(self, dropped: Collection[int]) -> "Scores":
         """Return the scores of the other candidates, which are all fit for use."""
-        confirmation = None if self.confirmation is None else self.confirmation.without(places)
-        return replace(self, choosing=self.choosing.without(places), confirmation=confirmation, spoiled={})
+        confirmation = None if self.confirmation is None else self.confirmation.without(dropped)
+        return replace(self, choosing=self.choosing.without(dropped), confirmation=confirmation, spoiled={})
 
 
 def score_candidates(
@@ -201,18 +201,18 @@ class _Judging:
             reference = runs[0](feeds)
             count = _count(feeds, self.stacked)
             scores = []
-            for place, run in enumerate(runs):
-                outputs = run(feeds) if place else reference
-                self._note_spoiled(place - 1, outputs, reference, count)
+            for index, run in enumerate(runs):
+                outputs = run(feeds) if index else reference
+                self._note_spoiled(index - 1, outputs, reference, count)
                 scores.append(_for_samples(metric.score(outputs, reference, labels), count))
             rows.append(np.stack(scores))
             done += count
             self.progress(min(done, self.part.count), self.part.count)
         table = np.concatenate(rows, axis=1)
         judged = judged_table(metric, table, reference)
-        found = scores_of_table(metric, judged, hold_back=not self.part.is_generated)
+        all_scores = scores_of_table(metric, judged, hold_back=not self.part.is_generated)
         return replace(
-            found, spoiled=self._reasons(table.shape[1]), unjudged=table.shape[1] - judged.shape[1]
+            all_scores, spoiled=self._reasons(table.shape[1]), unjudged=table.shape[1] - judged.shape[1]
         )
 
     def by_set(self, runs: Sequence[Callable[[Feeds], Outputs]], metric: SetMetric) -> Scores:
@@ -221,42 +221,44 @@ class _Judging:
         labels: list[int] = []
         references: list[Outputs] = []
         parts: list[Places] = []
-        found: list[list[tuple[float, Floats]]] = []
-        for place, run in enumerate(runs):
+        scores_of_parts: list[list[tuple[float, Floats]]] = []
+        for index, run in enumerate(runs):
             outputs: list[Outputs] = []
             for feeds, own_labels in self.part.stream(1):
                 rows = _sample_rows(run(feeds), _count(feeds, self.stacked))
-                if place:
+                if index:
                     for row, reference in zip(rows, references[len(outputs) :], strict=False):
-                        self._note_spoiled(place - 1, row, reference, 1)
+                        self._note_spoiled(index - 1, row, reference, 1)
                 elif own_labels is not None:
                     labels += own_labels.tolist()
                 outputs += rows
-                self.progress(place * count + len(outputs), count * len(runs))
-            if not place:
+                self.progress(index * count + len(outputs), count * len(runs))
+            if not index:
                 references = outputs
                 parts = split_evaluation(len(references), hold_back=not self.part.is_generated)
-                found = [[] for _ in parts]
-            known = np.asarray(labels, np.int64) if self.part.labelled else None
-            for part, entries in zip(parts, found, strict=True):
-                entries.append(_score_set(metric, outputs, references, known, part))
-        scores = [_set_scores(len(part), entries) for part, entries in zip(parts, found, strict=True)]
+                scores_of_parts = [[] for _ in parts]
+            label_array = np.asarray(labels, np.int64) if self.part.labelled else None
+            for part, entries in zip(parts, scores_of_parts, strict=True):
+                entries.append(_score_set(metric, outputs, references, label_array, part))
+        scores = [
+            _set_scores(len(part), entries) for part, entries in zip(parts, scores_of_parts, strict=True)
+        ]
         return Scores(metric, scores[0], scores[1] if scores[1:] else None, self._reasons(len(references)))
 
-    def _note_spoiled(self, place: int, found: Outputs, reference: Outputs, count: int) -> None:
-        for name, rows in _spoiled_rows(found, reference, count).items():
-            self.spoiled[place, name] += rows
+    def _note_spoiled(self, candidate: int, outputs: Outputs, reference: Outputs, count: int) -> None:
+        for name, rows in _spoiled_rows(outputs, reference, count).items():
+            self.spoiled[candidate, name] += rows
 
     def _reasons(self, samples: int) -> dict[int, str]:
         """Name the output of each spoiled candidate that is wrong on the most samples."""
         worst: dict[int, tuple[str, int]] = {}
-        for (place, name), count in self.spoiled.items():
-            if place not in worst or count > worst[place][1]:
-                worst[place] = name, count
+        for (candidate, name), count in self.spoiled.items():
+            if candidate not in worst or count > worst[candidate][1]:
+                worst[candidate] = name, count
         return {
-            place: f"output '{name}' is NaN or infinite on {count} of {samples} evaluation samples, where the"
-            " source model's is finite"
-            for place, (name, count) in worst.items()
+            candidate: f"output '{name}' is NaN or infinite on {count} of {samples} evaluation samples, where"
+            " the source model's is finite"
+            for candidate, (name, count) in worst.items()
         }
 
 
@@ -269,11 +271,11 @@ def scores_of_table(metric: Metric, table: Floats, *, hold_back: bool) -> Scores
         hold_back: whether samples may be held back.
     """
     parts = []
-    for places in split_evaluation(table.shape[1], hold_back=hold_back):
-        part = table[:, places]
+    for samples in split_evaluation(table.shape[1], hold_back=hold_back):
+        part = table[:, samples]
         means = [float(mean) for mean in part.mean(axis=1)]
         parts.append(
-            PartScores(len(places), means[0], tuple(means[1:]), tuple(mean_drops(part[0], part[1:])))
+            PartScores(len(samples), means[0], tuple(means[1:]), tuple(mean_drops(part[0], part[1:])))
         )
     return Scores(metric, parts[0], parts[1] if parts[1:] else None)
 
@@ -342,8 +344,8 @@ def _sample_rows(outputs: Outputs, count: int) -> list[Outputs]:
             f" and gives {shapes}; export it with a batch of 1"
         )
     rows: list[Outputs] = []
-    for place in range(count):
-        row = {name: value if count == 1 else value[place : place + 1] for name, value in outputs.items()}
+    for index in range(count):
+        row = {name: value if count == 1 else value[index : index + 1] for name, value in outputs.items()}
         copies = {name: value.copy() for name, value in row.items()}
         for value in copies.values():
             value.flags.writeable = False
@@ -367,11 +369,11 @@ def _score_set(
     """
 
     def score(positions: Places) -> float:
-        places = part[positions]
+        rows = part[positions]
         return metric.score(
-            [outputs[place] for place in places],
-            [references[place] for place in places],
-            None if labels is None else labels[places],
+            [outputs[row] for row in rows],
+            [references[row] for row in rows],
+            None if labels is None else labels[rows],
         )
 
     whole = score(np.arange(len(part)))
@@ -384,17 +386,17 @@ def _set_scores(count: int, entries: Sequence[tuple[float, Floats]]) -> PartScor
     return PartScores(count, baseline, tuple(score for score, _ in others), drops)
 
 
-def _spoiled_rows(found: Outputs, reference: Outputs, count: int) -> dict[str, int]:
+def _spoiled_rows(outputs: Outputs, reference: Outputs, count: int) -> dict[str, int]:
     """Samples of `count` on which an output is NaN or infinite and the reference is finite, by output."""
     rows = {}
     for name, want in reference.items():
-        got = found[name]
-        if got.dtype.kind != "f" or np.isfinite(got).all():
+        output = outputs[name]
+        if output.dtype.kind != "f" or np.isfinite(output).all():
             continue
         # The values of an output of another shape (a list of detections) have no counterparts.
-        allowed = ~np.isfinite(want) if got.shape == want.shape else not np.isfinite(want).all()
-        strange = ~np.isfinite(got) & ~np.asarray(allowed)
+        allowed = ~np.isfinite(want) if output.shape == want.shape else not np.isfinite(want).all()
+        strange = ~np.isfinite(output) & ~np.asarray(allowed)
         if strange.any():
-            alike = got.ndim > 0 and len(got) == count
+            alike = output.ndim > 0 and len(output) == count
             rows[name] = int(strange.reshape(count, -1).any(axis=1).sum()) if alike else count
     return rows

@@ -73,8 +73,8 @@ def describe_folder(path: Path) -> str:
 
 def describe_signature(head: bytes) -> str | None:
     """Return a description of a file by its first bytes; None if they are unknown."""
-    found = (words for offset, signature, words in _SIGNATURES if head.startswith(signature, offset))
-    return next(found, None)
+    matches = (words for offset, signature, words in _SIGNATURES if head.startswith(signature, offset))
+    return next(matches, None)
 
 
 def describe_no_model(path: Path, content: bytes) -> str:
@@ -97,7 +97,7 @@ def describe_no_model(path: Path, content: bytes) -> str:
 def describe_no_package(path: Path) -> str | None:
     """Return what a file or folder is and what to do with it; None if it may be a package."""
     if path.is_dir():
-        packages = sorted(one.name for one in path.glob("*.edgepkg"))
+        packages = sorted(package.name for package in path.glob("*.edgepkg"))
         return (
             f"a folder; inspect a package in it, such as {packages[0]}" if packages else describe_folder(path)
         )

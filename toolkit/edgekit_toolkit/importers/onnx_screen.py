@@ -135,10 +135,10 @@ def explain_refusal(model: onnx.ModelProto, refusal: BaseException) -> ModelErro
     engine = f"onnxruntime {onnxruntime.__version__}"
     kernel = re.search(r"implementation for (\S+?)\((\d+)\) node with name '(.*?)'", text)
     if kernel:
-        found = [node for node in nodes(model) if (node.op_type, node.name) == (kernel[1], kernel[3])]
-        place = f"{_place(found[0])} ({_domain(found[0])})" if found else f"node '{kernel[3]}'"
+        failing = [node for node in nodes(model) if (node.op_type, node.name) == (kernel[1], kernel[3])]
+        location = f"{_place(failing[0])} ({_domain(failing[0])})" if failing else f"node '{kernel[3]}'"
         return ModelError(
-            f"operator '{kernel[1]}' (version {kernel[2]}) at {place} does not run in {engine} on the CPU"
+            f"operator '{kernel[1]}' (version {kernel[2]}) at {location} does not run in {engine} on the CPU"
             " with these element types; export it with float32, or with other operators"
         )
     newer = re.search(r"Opset (\d+) is under development", text)

@@ -37,8 +37,8 @@ def infer_outputs(model: onnx.ModelProto) -> list[str]:
         inferred = shape_inference.infer_shapes(model)
     except Exception as err:  # InferenceError, RuntimeError and ValueError, by the cause
         raise ModelError(f"outputs have no shape, and none can be inferred: {err}") from err
-    for value, known in zip(graph.output, inferred.graph.output, strict=True):
-        value.CopyFrom(known)
+    for value, settled in zip(graph.output, inferred.graph.output, strict=True):
+        value.CopyFrom(settled)
     return unstated
 
 
@@ -47,31 +47,31 @@ def correct_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
     if not names:
         return
     shapes = {spec.name: spec.shape for spec in tensor_specs(model)[1]}
-    for sizes, made in _runs(model):
-        shapes |= {name: _confirmed(name, shapes[name], made[name], sizes) for name in names}
+    for sizes, measured in _runs(model):
+        shapes |= {name: _confirmed(name, shapes[name], measured[name], sizes) for name in names}
     for value in model.graph.output:
         if value.name in names:
             kind = value.type.tensor_type.elem_type
             value.CopyFrom(helper.make_tensor_value_info(value.name, kind, shapes[value.name]))
 
 
-def _confirmed(name: str, shape: Shape, made: Shape, sizes: Mapping[str, int]) -> Shape:
+def _confirmed(name: str, shape: Shape, measured: Shape, sizes: Mapping[str, int]) -> Shape:
     """Return the stated shape of an output, with a new name for each axis that has another size in a run.
 
     Args:
         name: name of the output.
         shape: sizes, or names of free dimensions.
-        made: sizes in the run.
+        measured: sizes in the run.
         sizes: sizes of the inputs' free dimensions in the run.
     """
-    if len(shape) != len(made):
-        return tuple(f"{name}_{axis}" for axis in range(len(made)))
+    if len(shape) != len(measured):
+        return tuple(f"{name}_{axis}" for axis in range(len(measured)))
     # A name that no input has may stand for any size.
     return tuple(
         stated
         if (sizes.get(stated, size) if isinstance(stated, str) else stated) == size
         else f"{name}_{axis}"
-        for axis, (stated, size) in enumerate(zip(shape, made, strict=True))
+        for axis, (stated, size) in enumerate(zip(shape, measured, strict=True))
     )
 
 
@@ -83,7 +83,7 @@ def _runs(model: onnx.ModelProto) -> Iterator[tuple[Mapping[str, int], Mapping[s
         content = model.SerializeToString()
         # The second run tells an axis that follows the batch from one that has always 1 element.
         for larger in (0, 1):
-            run_sizes = {name: size + larger * place for place, (name, size) in enumerate(sizes.items(), 1)}
+            run_sizes = {name: size + larger * index for index, (name, size) in enumerate(sizes.items(), 1)}
             feeds = generate_feeds(inputs, 1, 0, run_sizes)[0]
             outputs = open_ort(content, OrtOptions(threads=1, optimise=False), feeds).run(feeds)
             yield run_sizes, {name: array.shape for name, array in outputs.items()}

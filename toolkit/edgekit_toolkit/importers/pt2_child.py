@@ -28,7 +28,7 @@ def main(program: str, result: str) -> int:
     try:
         loaded = torch.export.load(program)
         names = _output_names(loaded)
-        made = torch.onnx.export(
+        exported = torch.onnx.export(
             loaded,
             dynamo=True,
             opset_version=OPSET,
@@ -37,8 +37,8 @@ def main(program: str, result: str) -> int:
             optimize=True,
             output_names=names,
         )
-        assert made is not None  # noqa: S101  # for the type checker: only dynamo=False returns None
-        model = made.model_proto
+        assert exported is not None  # noqa: S101  # for the type checker: only dynamo=False returns None
+        model = exported.model_proto
     except Exception as error:  # whatever torch raises is reported to the parent
         print(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}", file=sys.stderr)
         return 1

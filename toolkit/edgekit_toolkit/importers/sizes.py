@@ -91,7 +91,7 @@ def _sizes(
     dims, path = dict(stated.dims), stated.samples
     if path is None:
         codes = source.model.input_code_ranges()
-        ranges: Ranges = {name: (held.low, held.high) for name, held in codes.items()}
+        ranges: Ranges = {name: (code_range.low, code_range.high) for name, code_range in codes.items()}
         first = None
     else:
         first, ranges = read_ranges(path, source.inputs, decoding)
@@ -125,7 +125,7 @@ def settle_sizes(
     Raises:
         ModelError: a size is not known, is of no free dimension, or does not suit the model.
     """
-    found = {name: Size(value, "given") for name, value in stated.items()}
+    sizes_by_name = {name: Size(value, "given") for name, value in stated.items()}
     batch = batch_dims(inputs)
     # One sample does not tell the batch, unless it has an axis for it beside that of the samples.
     is_one = sample is None or all(array.shape[:1] == (1,) for array in sample.values())
@@ -133,26 +133,26 @@ def settle_sizes(
     for spec in inputs:
         for axis, name in enumerate(spec.shape):
             if isinstance(name, str) and sample is not None and name not in chosen:
-                found.setdefault(name, Size(sample[spec.name].shape[axis], "samples"))
-    missing = [name for name in free_dims(inputs) if name not in found and name not in batch]
-    found |= {name: Size(1, "assumed") for name in batch if name not in found}
+                sizes_by_name.setdefault(name, Size(sample[spec.name].shape[axis], "samples"))
+    missing = [name for name in free_dims(inputs) if name not in sizes_by_name and name not in batch]
+    sizes_by_name |= {name: Size(1, "assumed") for name in batch if name not in sizes_by_name}
     if not isinstance(model, OnnxModel):
         if missing:
             raise ModelError(f"{_unknown(missing)}: give samples of the right sizes (--calibration)")
-        return {name: found[name] for name in free_dims(inputs)}
-    runs_with = bind_dims(model.proto, {name: size.value for name, size in found.items()}, ranges)
+        return {name: sizes_by_name[name] for name in free_dims(inputs)}
+    runs_with = bind_dims(model.proto, {name: size.value for name, size in sizes_by_name.items()}, ranges)
     if missing:
         options = " ".join(f"--dim {name}={runs_with[name]}" for name in missing)
         raise ModelError(
             f"{_unknown(missing)}: give samples (--calibration), or {options} with the sizes that the model"
             " is used with (it runs with these)"
         )
-    return {name: found[name] for name in free_dims(inputs)}
+    return {name: sizes_by_name[name] for name in free_dims(inputs)}
 
 
 def _unknown(missing: Sequence[str]) -> str:
-    what = "size of the free dimension" if len(missing) == 1 else "sizes of the free dimensions"
-    return f"latency, memory and energy depend on the {what} {', '.join(missing)}, which nothing tells"
+    subject = "size of the free dimension" if len(missing) == 1 else "sizes of the free dimensions"
+    return f"latency, memory and energy depend on the {subject} {', '.join(missing)}, which nothing tells"
 
 
 def with_batch(inputs: tuple[TensorSpec, ...], batch: int | None) -> tuple[TensorSpec, ...]:

@@ -23,7 +23,7 @@ def store_densely(model: onnx.ModelProto, max_bytes: int) -> None:
         name = sparse.values.name
         try:
             checker.check_sparse_tensor(sparse)
-            values, places = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+            values, positions = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
             left_bytes -= math.prod(sparse.dims) * values.itemsize
             if left_bytes < 0:
                 raise ModelError(
@@ -31,7 +31,9 @@ def store_densely(model: onnx.ModelProto, max_bytes: int) -> None:
                     f" weights are larger than {max_bytes} bytes; export a smaller model"
                 )
             dense = np.zeros(tuple(sparse.dims), values.dtype)
-            dense[np.unravel_index(places, dense.shape) if places.ndim == 1 else tuple(places.T)] = values
+            dense[np.unravel_index(positions, dense.shape) if positions.ndim == 1 else tuple(positions.T)] = (
+                values
+            )
         except (checker.ValidationError, ValueError, TypeError, IndexError) as err:
             first_line = str(err).strip().splitlines()[0]
             raise ModelError(f"sparse weight '{name}' is not valid ({first_line}); export it again") from err

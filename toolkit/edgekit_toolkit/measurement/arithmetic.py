@@ -24,8 +24,8 @@ def instruction_set() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    known = next((line for line in lines if line.startswith(("flags", "Features"))), "").split()
-    return next((name for name in (*_X86, *_ARM) if name in known), "unknown")
+    features = next((line for line in lines if line.startswith(("flags", "Features"))), "").split()
+    return next((name for name in (*_X86, *_ARM) if name in features), "unknown")
 
 
 def arithmetic_facts() -> dict[str, Any]:

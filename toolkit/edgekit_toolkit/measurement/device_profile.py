@@ -49,8 +49,8 @@ def add_times(
         is_real: whether a real device was measured, not an emulated one.
     """
     status: Status = "measured" if is_real else "estimated"
-    figures = {name: Figure(each, "s", status, SOURCE) for name, each in seconds.items()}
-    others = (each for each in target.sources if each.key != SOURCE)
+    figures = {name: Figure(time_s, "s", status, SOURCE) for name, time_s in seconds.items()}
+    others = (source for source in target.sources if source.key != SOURCE)
     networks = digest_calibration_models(parse_engine(engine).name)
     return replace(
         target,
@@ -74,7 +74,7 @@ def start_profile(target: Target, name: str) -> Target:
 def _replace_power(power: Power, measured: MeasuredPower, status: Status) -> Power:
     """Return the power of a target that has one mode with the figures of a meter."""
     (mode,) = power.modes
-    idle, active = (Figure(each, "W", status, SOURCE) for each in (measured.idle_w, measured.active_w))
+    idle, active = (Figure(watts, "W", status, SOURCE) for watts in (measured.idle_w, measured.active_w))
     return replace(power, idle=idle, modes=(replace(mode, active=active),))
 
 

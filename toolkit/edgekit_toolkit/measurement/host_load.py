@@ -49,15 +49,15 @@ class HostLoad:
 
     def __str__(self) -> str:
         """Return the load as a sentence."""
-        seen = []
+        shares = []
         if self.others_share is not None:
-            seen.append(f"other processes used {100 * self.others_share:.0f} % of the {self.cores} cores")
+            shares.append(f"other processes used {100 * self.others_share:.0f} % of the {self.cores} cores")
         if self.stolen_share is not None:
-            seen.append(f"{100 * self.stolen_share:.0f} % was stolen by the hypervisor")
+            shares.append(f"{100 * self.stolen_share:.0f} % was stolen by the hypervisor")
         if self.load_average is not None:
-            seen.append(f"the load average was {self.load_average:.1f}")
-        seen.append(f"half of the runs lie within {100 * self.spread:.0f} % of the median")
-        return ", ".join(seen)
+            shares.append(f"the load average was {self.load_average:.1f}")
+        shares.append(f"half of the runs lie within {100 * self.spread:.0f} % of the median")
+        return ", ".join(shares)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,9 +102,9 @@ class _TimedSession:
     def split(self, whole_s: float, call_s: float) -> HostRun:
         """Return the run that takes `whole_s`, split into kernels."""
         call = KernelTime("call", min(call_s, whole_s))
-        found = self.kernels or [KernelTime("other", 1.0)]
-        factor = (whole_s - call.seconds) / HostRun(found).whole_s
-        kernels = [replace(kernel, seconds=factor * kernel.seconds) for kernel in found]
+        profiled = self.kernels or [KernelTime("other", 1.0)]
+        factor = (whole_s - call.seconds) / HostRun(profiled).whole_s
+        kernels = [replace(kernel, seconds=factor * kernel.seconds) for kernel in profiled]
         return HostRun([*kernels, call], self.spilled_bytes)
 
 
@@ -145,17 +145,17 @@ def _time_in_turns(sessions: Sequence[_TimedSession], seconds: float) -> list[fl
 
     The engine has no other thread than this one.
     """
-    found: list[list[float]] = [[] for _ in sessions]
+    durations: list[list[float]] = [[] for _ in sessions]
     orders, until_s = np.random.default_rng(0), time.monotonic() + seconds
-    while len(found[0]) < _MIN_ROUNDS or time.monotonic() < until_s:
+    while len(durations[0]) < _MIN_ROUNDS or time.monotonic() < until_s:
         for number in orders.permutation(len(sessions)):
             run, repeats = sessions[number].run, sessions[number].repeats
             run()  # refills caches that the others used
             begin_s = time.thread_time()
             for _ in range(repeats):
                 run()
-            found[number].append((time.thread_time() - begin_s) / repeats)
-    return [float(np.median(times)) for times in found]
+            durations[number].append((time.thread_time() - begin_s) / repeats)
+    return [float(np.median(times)) for times in durations]
 
 
 _KernelEvents: TypeAlias = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
@@ -191,10 +191,10 @@ def _profile(model: onnx.ModelProto, feeds: Feeds) -> tuple[_KernelEvents, Colle
                 session.run(None, feeds)
         except Exception as error:  # onnxruntime's classes share no base but Exception
             raise BackendError(f"onnxruntime cannot run the model: {error}") from error
-        found = json.loads(Path(session.end_profiling()).read_bytes())
+        profile = json.loads(Path(session.end_profiling()).read_bytes())
         grouped = {node.name for node in nodes(onnx.load(optimised)) if _count_groups(node) > 1}
     events: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for event in found:
+    for event in profile:
         name = event.get("name", "")
         if event.get("cat") == "Node" and name.endswith(_KERNEL_SUFFIX):
             events[name.removesuffix(_KERNEL_SUFFIX), event["args"]["op_name"]].append(event)
@@ -213,7 +213,7 @@ def read_kernels(
             engine does beside kernels: no thread helps with it, and what it computes does not matter.
         rounds: number of runs, two at least; the first one allocates and is left out.
     """
-    found: list[KernelTime] = []
+    kernels: list[KernelTime] = []
     spilled_bytes = 0.0
     for (name, op), of_kernel in events.items():
         in_a_run = len(of_kernel) // rounds
@@ -221,12 +221,12 @@ def read_kernels(
         if op in _CONTROL_FLOW or not in_a_run:
             continue
         # The median: others take the processor away in the middle of a kernel. Times are cut to microseconds.
-        rest = of_kernel[in_a_run:]
-        kernel_us = statistics.median(event["dur"] for event in rest)
+        later = of_kernel[in_a_run:]
+        kernel_us = statistics.median(event["dur"] for event in later)
         kind = "call" if kernel_us <= shortest_us else _find_kind(op, is_grouped=name in grouped)
-        found.append(KernelTime(kind, 1e-6 * (kernel_us + 0.5), in_a_run))
-        spilled_bytes += in_a_run * max(_count_bytes(op, rest[0]["args"]) - CACHE_BYTES, 0)
-    return found, spilled_bytes
+        kernels.append(KernelTime(kind, 1e-6 * (kernel_us + 0.5), in_a_run))
+        spilled_bytes += in_a_run * max(_count_bytes(op, later[0]["args"]) - CACHE_BYTES, 0)
+    return kernels, spilled_bytes
 
 
 def _count_bytes(op: str, kernel: Mapping[str, Any]) -> int:
@@ -246,14 +246,14 @@ def _model_kernels(work: Sequence[NodeCost]) -> tuple[list[KernelTime], float]:
     """
     target = load_target("x86-64")
     mode = target.power.mode(target.power.default_mode)
-    found: list[KernelTime] = []
+    kernels: list[KernelTime] = []
     spilled_bytes = 0.0
     for node in work:
         seconds = kernel_latency_s(replace(node, repeats=1), target, mode)
-        found.append(KernelTime(_find_tflite_kind(node), seconds, node.repeats))
+        kernels.append(KernelTime(_find_tflite_kind(node), seconds, node.repeats))
         touched = 2 * node.bytes_written if node.op in _TFLITE_LOOKUPS else node.traffic_bytes
         spilled_bytes += node.repeats * max(touched - CACHE_BYTES, 0)
-    return found, spilled_bytes
+    return kernels, spilled_bytes
 
 
 def _find_tflite_kind(node: NodeCost) -> KernelKind:
@@ -268,7 +268,7 @@ def _find_tflite_kind(node: NodeCost) -> KernelKind:
 
 
 def _count_groups(node: onnx.NodeProto) -> int:
-    return next((int(each.i) for each in node.attribute if each.name == "group"), 1)
+    return next((int(attribute.i) for attribute in node.attribute if attribute.name == "group"), 1)
 
 
 def _find_kind(op: str, *, is_grouped: bool) -> KernelKind:

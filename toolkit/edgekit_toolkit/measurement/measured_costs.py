@@ -40,9 +40,9 @@ def take_measured_costs(target: Target) -> Target:
     Raises:
         TargetError: a time in the evidence is none of a device.
     """
-    if (found := find_costs(target)) is None:
+    if (costs := find_costs(target)) is None:
         return target
-    evidence, times = found
+    evidence, times = costs
     source = Source(
         SOURCE,
         f"{evidence.device.model}, {times.engine}, evidence {evidence.file_name}",

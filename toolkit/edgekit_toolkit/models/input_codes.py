@@ -34,12 +34,12 @@ def onnx_code_ranges(model: onnx.ModelProto) -> dict[str, CodeRange]:
             constants[node.output[0]] = node.attribute[0].t
         for name in reads(node):
             readers.setdefault(name, []).append(node)
-    found = {}
+    range_by_input = {}
     for value in real_inputs(model.graph):
         ranges = list(_onnx_ranges(value.name, readers, constants))
         if ranges:  # several readers: the one that clips least
-            found[value.name] = max(ranges, key=lambda one: one.high - one.low)
-    return found
+            range_by_input[value.name] = max(ranges, key=lambda code_range: code_range.high - code_range.low)
+    return range_by_input
 
 
 def _onnx_ranges(
@@ -79,12 +79,14 @@ def tflite_code_ranges(content: bytes) -> dict[str, CodeRange]:
 
     model = parsed(content)
     inputs, _ = read_tensors(load_interpreter(content, threads=1, xnnpack=False), float_io=True)
-    found = {}
+    range_by_input = {}
     for tensor in inputs:
         ranges = list(_tflite_codes(model, tensor.index))
         if ranges:
-            found[tensor.spec.name] = max(ranges, key=lambda one: one.high - one.low)
-    return found
+            range_by_input[tensor.spec.name] = max(
+                ranges, key=lambda code_range: code_range.high - code_range.low
+            )
+    return range_by_input
 
 
 def _tflite_codes(model: Any, index: int) -> Iterator[CodeRange]:
@@ -107,5 +109,5 @@ def _tflite_codes(model: Any, index: int) -> Iterator[CodeRange]:
 
 def _tflite_range(dtype: str, scale: float, zero_point: int) -> CodeRange:
     """Return the range; only 16-bit activations are symmetric, by TFLite's quantization specification."""
-    found = _code_range(dtype, scale, zero_point)
-    return CodeRange(found.low, found.high, dtype == "int16")
+    code_range = _code_range(dtype, scale, zero_point)
+    return CodeRange(code_range.low, code_range.high, dtype == "int16")

@@ -33,23 +33,23 @@ def find_saturating(model: onnx.ModelProto) -> tuple[str, ...]:
     if not computes_in_integers(model) or not saturates():
         return ()
     # The setting acts only where the engine optimises.
-    found, refused = [], disabled_optimizers(model) == WHOLE_OPTIMISER
+    saturating, refused = [], disabled_optimizers(model) == WHOLE_OPTIMISER
     for graph in graphs(model.graph):
         stored = {tensor.name: tensor for tensor in graph.initializer}
         types = _types(graph)
         for node in graph.node:
             if node.op_type not in _PRODUCTS:
                 continue
-            left, right = (node.input[place] for place in _PRODUCTS[node.op_type])
+            first, right = (node.input[position] for position in _PRODUCTS[node.op_type])
             weight = stored.get(right)
             if types.get(right) != TensorProto.INT8 or (weight is not None and _is_safe(weight)):
                 continue
-            if types.get(left) == TensorProto.INT8:
+            if types.get(first) == TensorProto.INT8:
                 # Exact as such, but the engine refuses the setting for the whole model.
                 refused = refused or node.op_type == "QLinearConv"
             else:
-                found.append((node.output[0], weight is None))
-    return tuple(name for name, is_computed in found if is_computed or refused)
+                saturating.append((node.output[0], weight is None))
+    return tuple(name for name, is_computed in saturating if is_computed or refused)
 
 
 def _types(graph: onnx.GraphProto) -> Mapping[str, int]:

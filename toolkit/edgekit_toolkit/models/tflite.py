@@ -63,10 +63,10 @@ class TfliteModel:
     def size(self) -> ModelSize:
         """Operators and values of constants."""
         model = parsed(self.content)
-        held = [
+        constants = [
             tensor for graph in model.subgraphs for tensor in graph.tensors if stored_bytes(model, tensor)
         ]
-        parameters = sum(math.prod(shape_of(tensor)) for tensor in held)
+        parameters = sum(math.prod(shape_of(tensor)) for tensor in constants)
         return ModelSize(None, sum(1 for _ in operators(model)), parameters)
 
     def stored_tensors(self) -> Iterator[StoredTensor]:
@@ -94,8 +94,8 @@ class TfliteModel:
         session = self.open_session(threads=threads)
 
         def run(feeds: Feeds) -> list[NDArray[Any]]:
-            made = session.run(feeds)
-            return [made[name] for name in outputs or made]
+            values = session.run(feeds)
+            return [values[name] for name in outputs or values]
 
         return run
 

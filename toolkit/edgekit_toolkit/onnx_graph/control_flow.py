@@ -33,13 +33,13 @@ def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 def captured(graph: onnx.GraphProto) -> set[str]:
     """Return the names that a body reads and that are made outside of it."""
     own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    found: set[str] = set()
+    outer: set[str] = set()
     for node in graph.node:
-        found |= {name for name in node.input if name and name not in own}
+        outer |= {name for name in node.input if name and name not in own}
         for inner in bodies(node):
-            found |= captured(inner) - own
+            outer |= captured(inner) - own
         own |= set(node.output)
-    return found | ({value.name for value in graph.output} - own)
+    return outer | ({value.name for value in graph.output} - own)
 
 
 def body_model(
@@ -61,24 +61,24 @@ def body_model(
     Raises:
         ModelError: the type of a tensor that it reads is not known.
     """
-    known = dict(types)
+    known_types = dict(types)
     for name, tensor in initializers.items():
-        known[name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
-    own = _input_types(node, known)
+        known_types[name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+    own = _input_types(node, known_types)
     outer = sorted(captured(body))
-    if any(name not in known for name in outer):
+    if any(name not in known_types for name in outer):
         raise _untyped(node)
-    made = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
-    made.graph.CopyFrom(body)
-    del made.graph.input[:]
+    inner = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    inner.graph.CopyFrom(body)
+    del inner.graph.input[:]
     for value, kind in zip(body.input, own, strict=True):
-        made.graph.input.append(onnx.ValueInfoProto(name=value.name, type=kind))
+        inner.graph.input.append(onnx.ValueInfoProto(name=value.name, type=kind))
     for name in outer:
         if name in initializers:
-            made.graph.initializer.append(initializers[name])
+            inner.graph.initializer.append(initializers[name])
         else:
-            made.graph.input.append(onnx.ValueInfoProto(name=name, type=types[name]))
-    return made
+            inner.graph.input.append(onnx.ValueInfoProto(name=name, type=types[name]))
+    return inner
 
 
 def _input_types(node: onnx.NodeProto, types: Types) -> list[onnx.TypeProto]:
@@ -88,12 +88,12 @@ def _input_types(node: onnx.NodeProto, types: Types) -> list[onnx.TypeProto]:
     names = [name for name in (node.input[2:] if node.op_type == "Loop" else node.input) if name]
     if any(name not in types for name in names):
         raise _untyped(node)
-    known = [types[name] for name in names]
+    state_types = [types[name] for name in names]
     if node.op_type == "Loop":
         counter = helper.make_tensor_type_proto(onnx.TensorProto.INT64, [])
-        return [counter, helper.make_tensor_type_proto(onnx.TensorProto.BOOL, []), *known]
+        return [counter, helper.make_tensor_type_proto(onnx.TensorProto.BOOL, []), *state_types]
     scanned = attribute(node, "num_scan_inputs", 0)
-    states, sequences = known[: len(known) - scanned], known[len(known) - scanned :]
+    states, sequences = state_types[: len(state_types) - scanned], state_types[len(state_types) - scanned :]
     axes = attribute(node, "scan_input_axes", [0] * scanned)
     return [*states, *(_without(kind, axis) for kind, axis in zip(sequences, axes, strict=True))]
 
@@ -142,7 +142,7 @@ def sizes_of(kind: onnx.TypeProto) -> tuple[int, ...] | None:
 
 def output_types(
     node: onnx.NodeProto,
-    made: Sequence[onnx.ModelProto],
+    inner_models: Sequence[onnx.ModelProto],
     types: Types,
     initializers: Mapping[str, onnx.TensorProto],
 ) -> dict[str, onnx.TypeProto]:
@@ -150,34 +150,34 @@ def output_types(
 
     Args:
         node: an If, Loop or Scan.
-        made: its `body_model`s with known shapes.
+        inner_models: its `body_model`s with known shapes.
         types: types of the tensors outside.
         initializers: constants outside.
 
     Raises:
         ModelError: a loop whose steps are not known, or whose states change their sizes.
     """
-    outputs = [[value.type for value in one.graph.output] for one in made]
+    outputs = [[value.type for value in inner.graph.output] for inner in inner_models]
     if node.op_type == "If":
         branches = zip(node.output, *outputs, strict=True)
-        same = ((name, one) for name, one, other in branches if sizes_of(one) == sizes_of(other))
-        return {name: one for name, one in same if sizes_of(one) is not None}
-    check_steady(node, made[0])
+        same = ((name, first) for name, first, other in branches if sizes_of(first) == sizes_of(other))
+        return {name: kind for name, kind in same if sizes_of(kind) is not None}
+    check_steady(node, inner_models[0])
     (kinds,) = outputs
     if node.op_type == "Loop":
         kinds = kinds[1:]
-    count, found = _state_count(node), {}
-    for place, (name, kind) in enumerate(zip(node.output, kinds, strict=True)):
+    count, types_by_output = _state_count(node), {}
+    for index, (name, kind) in enumerate(zip(node.output, kinds, strict=True)):
         sizes = sizes_of(kind)
         if not name or sizes is None:
             continue
-        if place >= count:
+        if index >= count:
             axes = attribute(node, "scan_output_axes", [0] * (len(kinds) - count))
-            steps = find_steps(node, made[0], types, initializers)
-            axis = axes[place - count] % (len(sizes) + 1)
+            steps = find_steps(node, inner_models[0], types, initializers)
+            axis = axes[index - count] % (len(sizes) + 1)
             sizes = (*sizes[:axis], steps, *sizes[axis:])
-        found[name] = helper.make_tensor_type_proto(kind.tensor_type.elem_type, sizes)
-    return found
+        types_by_output[name] = helper.make_tensor_type_proto(kind.tensor_type.elem_type, sizes)
+    return types_by_output
 
 
 def find_steps(
@@ -197,7 +197,9 @@ def find_steps(
     if node.op_type == "Scan":
         return _scan_steps(node, types, opset(body))
     read = set(node.input)
-    values = {name: numpy_helper.to_array(one) for name, one in initializers.items() if name in read}
+    values = {
+        name: numpy_helper.to_array(initializer) for name, initializer in initializers.items() if name in read
+    }
     return _loop_steps(node, body, values)
 
 
@@ -245,20 +247,20 @@ def _follow(node: onnx.NodeProto, body: onnx.ModelProto, values: Values, limit: 
         ModelError: it depends on more than constants and counters.
     """
     graph = body.graph
-    states = {value.name: place for place, value in enumerate(graph.input[: len(node.input)])}
+    states = {value.name: index for index, value in enumerate(graph.input[: len(node.input)])}
     constants = {tensor.name for tensor in graph.initializer}
-    wanted = {graph.output[0].name}
+    needed = {graph.output[0].name}
     while True:  # a counter may depend on another counter
-        nodes = _ancestors(graph, wanted)
-        made = {name for one in nodes for name in one.output}
-        read = ({name for one in nodes for name in one.input if name} | wanted) - made - constants
+        nodes = _ancestors(graph, needed)
+        produced = {name for node in nodes for name in node.output}
+        read = ({name for node in nodes for name in node.input if name} | needed) - produced - constants
         counters = sorted(read - {graph.input[0].name, graph.input[1].name})
         if not read <= states.keys() or any(node.input[states[name]] not in values for name in counters):
             raise _unknown(node)
-        grown = wanted | {graph.output[states[name] - 1].name for name in counters}
-        if grown == wanted:
+        grown = needed | {graph.output[states[name] - 1].name for name in counters}
+        if grown == needed:
             break
-        wanted = grown
+        needed = grown
     after = [graph.output[states[name] - 1] for name in counters]
     before = [graph.input[states[name]] for name in counters]
     step = helper.make_graph(nodes, "step", [*graph.input[:2], *before], [graph.output[0], *after])
@@ -276,16 +278,16 @@ def _follow(node: onnx.NodeProto, body: onnx.ModelProto, values: Values, limit: 
     raise _unknown(node)
 
 
-def _ancestors(graph: onnx.GraphProto, wanted: Set[str]) -> list[onnx.NodeProto]:
+def _ancestors(graph: onnx.GraphProto, targets: Set[str]) -> list[onnx.NodeProto]:
     """Return the nodes that `wanted` depends on, in order."""
-    needed, found = set(wanted), []
+    needed, ancestors = set(targets), []
     for node in reversed(graph.node):
         if needed & set(node.output):
-            found.append(node)
+            ancestors.append(node)
             needed |= {name for name in node.input if name} | {
-                name for one in bodies(node) for name in captured(one)
+                name for body in bodies(node) for name in captured(body)
             }
-    return found[::-1]
+    return ancestors[::-1]
 
 
 def _untyped(node: onnx.NodeProto) -> ModelError:

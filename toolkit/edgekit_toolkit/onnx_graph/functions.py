@@ -30,8 +30,8 @@ def function_operators(model: onnx.ModelProto) -> dict[str, OpSchema]:
 
 def opaque_functions(model: onnx.ModelProto) -> set[str]:
     """Return those without a rule for shapes: nothing behind them is known, neither shape nor type."""
-    found = function_operators(model).items()
-    return {name for name, schema in found if not schema.has_type_and_shape_inference_function}
+    functions = function_operators(model).items()
+    return {name for name, schema in functions if not schema.has_type_and_shape_inference_function}
 
 
 def write_out_opaque(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -83,9 +83,9 @@ def inline_functions(model: onnx.ModelProto, operators: Collection[str]) -> onnx
                 result.functions.append(function)
     result.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
     result = inliner.inline_local_functions(result)
-    kept = [item for item in result.opset_import if item.domain != _DOMAIN]
+    imports = [item for item in result.opset_import if item.domain != _DOMAIN]
     del result.opset_import[:]
-    result.opset_import.extend(kept)
+    result.opset_import.extend(imports)
     return result
 
 

@@ -69,12 +69,12 @@ class GraphIndex:
     @cached_property
     def names(self) -> set[str]:
         """All tensor names of the graph and of those inside it, with the ones that `fresh_name` gave out."""
-        found = self._consumers.keys() | self.producers.keys() | self.initializers.keys()
-        found |= {value.name for value in (*self.graph.input, *self.graph.output)}
+        names = self._consumers.keys() | self.producers.keys() | self.initializers.keys()
+        names |= {value.name for value in (*self.graph.input, *self.graph.output)}
         for inner in islice(graphs(self.graph), 1, None):  # what they read is among the consumers
-            found |= {tensor.name for tensor in inner.initializer}
-            found |= {name for node in inner.node for name in node.output}
-        return found
+            names |= {tensor.name for tensor in inner.initializer}
+            names |= {name for node in inner.node for name in node.output}
+        return names
 
 
 def reads(node: onnx.NodeProto) -> Iterable[str]:
@@ -143,10 +143,10 @@ def remove_unused_initializers(graph: onnx.GraphProto) -> None:
     """Drop initializers that nothing reads, in place; the default value of an input stays."""
     used = {name for node in graph.node for name in reads(node)}
     used |= {value.name for value in (*graph.input, *graph.output)}
-    kept = [tensor for tensor in graph.initializer if tensor.name in used]
-    if len(kept) != len(graph.initializer):
+    used_tensors = [tensor for tensor in graph.initializer if tensor.name in used]
+    if len(used_tensors) != len(graph.initializer):
         del graph.initializer[:]
-        graph.initializer.extend(kept)
+        graph.initializer.extend(used_tensors)
 
 
 def replace_nodes(
@@ -155,13 +155,13 @@ def replace_nodes(
     """Put `new` where the last of `old` is (in topological order), and drop all of `old`, in place."""
     gone = {id(node) for node in old}
     nodes: list[onnx.NodeProto] = []
-    left = len(gone)
+    remaining = len(gone)
     for node in list(graph.node):
         if id(node) not in gone:
             nodes.append(node)
             continue
-        left -= 1
-        if left == 0:
+        remaining -= 1
+        if remaining == 0:
             nodes.extend(new)
     del graph.node[:]
     graph.node.extend(nodes)

@@ -152,10 +152,10 @@ def _optimise(model: onnx.ModelProto, blocked_layout: bool) -> onnx.ModelProto:
 def _infer(optimised: onnx.ModelProto) -> list[onnxruntime.NodeArg]:
     """Return inputs and all nodes' outputs, with the shapes that onnxruntime infers for its own operators."""
     open_model = copy_model(optimised)
-    known = {value.name for value in optimised.graph.output}
+    output_names = {value.name for value in optimised.graph.output}
     for node in optimised.graph.node:
         for name in node.output:
-            if name and name not in known:
+            if name and name not in output_names:
                 open_model.graph.output.add(name=name)
     settings = _settings()
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -189,6 +189,6 @@ def _settings() -> onnxruntime.SessionOptions:
 
 def _tensor(value: onnxruntime.NodeArg, branched: bool) -> EngineTensor:
     # onnxruntime shows an unknown rank, as of branches with different ranks, like a scalar.
-    known = all(isinstance(size, int) for size in value.shape) and not (branched and not value.shape)
+    is_known = all(isinstance(size, int) for size in value.shape) and not (branched and not value.shape)
     element = value.type.removeprefix("tensor(").removesuffix(")")
-    return EngineTensor(tuple(value.shape) if known else None, _SIZES.get(element, 0))
+    return EngineTensor(tuple(value.shape) if is_known else None, _SIZES.get(element, 0))

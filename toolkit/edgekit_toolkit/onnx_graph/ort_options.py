@@ -30,9 +30,9 @@ def disabled_optimizers(model: onnx.ModelProto) -> tuple[str, ...]:
 def disable_optimizers(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """Return a copy of `model` that runs without these rewrites and with all others."""
     result = copy_model(model)
-    kept = [entry for entry in model.metadata_props if entry.key != DISABLED_OPTIMIZERS_KEY]
+    entries = [entry for entry in model.metadata_props if entry.key != DISABLED_OPTIMIZERS_KEY]
     del result.metadata_props[:]
-    result.metadata_props.extend(kept)
+    result.metadata_props.extend(entries)
     if names:
         result.metadata_props.add(key=DISABLED_OPTIMIZERS_KEY, value=",".join(names))
     return result

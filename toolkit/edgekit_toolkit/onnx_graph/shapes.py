@@ -67,9 +67,9 @@ def with_shapes(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelPr
         bound.graph.value_info.extend(
             onnx.ValueInfoProto(name=name, type=kind) for name, kind in stated.items()
         )
-        made = {name for node in bound.graph.node for name in node.output}
+        produced = {name for node in bound.graph.node for name in node.output}
         for value in bound.graph.output:
-            if value.name in made:  # that of an input or a weight is stated, not inferred
+            if value.name in produced:  # that of an input or a weight is stated, not inferred
                 value.type.tensor_type.ClearField("shape")
         bound = _inferred(bound)
         if _fold(bound):
@@ -81,23 +81,23 @@ def with_shapes(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelPr
 
 
 def _control_flow_types(
-    model: onnx.ModelProto, known: Mapping[str, onnx.TypeProto]
+    model: onnx.ModelProto, known_types: Mapping[str, onnx.TypeProto]
 ) -> dict[str, onnx.TypeProto]:
     """Return the types of the outputs of control flow that follow from its bodies; inference finds few."""
     graph = model.graph
     types = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
     initializers = {tensor.name: tensor for tensor in graph.initializer}
-    found: dict[str, onnx.TypeProto] = {}
+    types_by_output: dict[str, onnx.TypeProto] = {}
     for node in graph.node:
-        if not bodies(node) or all(name in known or not name for name in node.output):
+        if not bodies(node) or all(name in known_types or not name for name in node.output):
             continue
         try:
-            made = [body_model(model, node, body, types, initializers) for body in bodies(node)]
-            shaped = [with_shapes(one, {}) for one in made]
-            found |= output_types(node, shaped, types, initializers)
+            inner_models = [body_model(model, node, body, types, initializers) for body in bodies(node)]
+            shaped = [with_shapes(inner, {}) for inner in inner_models]
+            types_by_output |= output_types(node, shaped, types, initializers)
         except ModelError:  # not known yet, or never: a caller that needs the shape reports it
             continue
-    return {name: kind for name, kind in found.items() if name not in known}
+    return {name: kind for name, kind in types_by_output.items() if name not in known_types}
 
 
 def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -145,17 +145,17 @@ def _fold(model: onnx.ModelProto) -> bool:
         if math.prod(tensor.dims) <= _MAX_FOLDED_ELEMENTS
     }
     opsets = {item.domain: item.version for item in model.opset_import}
-    kept = []
+    nodes = []
     for node in graph.node:
         result = _value(node, values, shapes, opsets)
         if result is None:
-            kept.append(node)
+            nodes.append(node)
         else:
             values[node.output[0]] = result
             graph.initializer.append(numpy_helper.from_array(result, node.output[0]))
-    folded = len(kept) < len(graph.node)
+    folded = len(nodes) < len(graph.node)
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(nodes)
     return folded
 
 

@@ -94,14 +94,14 @@ def batch_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
     A leading dimension counts no samples if its name says so, or if another dimension of that input is named
     after a batch, as in [time, batch, channels].
     """
-    found = set()
+    batch = set()
     for spec in inputs:
         free = [size for size in spec.shape if isinstance(size, str)]
         named = {name for name in free if BATCH_NAME.fullmatch(name)}
-        found |= named
+        batch |= named
         if not named and free and spec.shape[0] == free[0] and not SIZE_NAME.fullmatch(free[0]):
-            found.add(free[0])
-    return tuple(name for name in free_dims(inputs) if name in found)
+            batch.add(free[0])
+    return tuple(name for name in free_dims(inputs) if name in batch)
 
 
 def bound_shape(spec: TensorSpec, dims: Mapping[str, int]) -> tuple[int, ...]:
@@ -126,8 +126,8 @@ def bound_shape(spec: TensorSpec, dims: Mapping[str, int]) -> tuple[int, ...]:
 def _spec(value: onnx.ValueInfoProto, role: str) -> TensorSpec:
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
-        what = (kind or "nothing").removesuffix("_type").replace("_", " ")
-        raise ModelError(f"{role} '{value.name}' holds a {what}, expected a tensor; export without it")
+        kind_name = (kind or "nothing").removesuffix("_type").replace("_", " ")
+        raise ModelError(f"{role} '{value.name}' holds a {kind_name}, expected a tensor; export without it")
     tensor = value.type.tensor_type
     dtype = _dtype_name(tensor.elem_type)
     if dtype not in DTYPES:

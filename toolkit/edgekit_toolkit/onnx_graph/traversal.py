@@ -89,12 +89,12 @@ def float_types(model: onnx.ModelProto) -> tuple[str, ...]:
     Args:
         model: model with inferred shapes; tensors without a known type are skipped.
     """
-    found = set()
+    types_of_values = set()
     for graph in graphs(model.graph):
         types = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
-        made = [name for node in graph.node if node.op_type not in _CONVERSIONS for name in node.output]
-        found |= {_FLOAT_TYPES[types[name]] for name in made if types.get(name) in _FLOAT_TYPES}
-    return tuple(sorted(found))
+        computed = [name for node in graph.node if node.op_type not in _CONVERSIONS for name in node.output]
+        types_of_values |= {_FLOAT_TYPES[types[name]] for name in computed if types.get(name) in _FLOAT_TYPES}
+    return tuple(sorted(types_of_values))
 
 
 def stored_tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
@@ -114,8 +114,8 @@ def stored_tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorPro
         yield from _attribute_tensors(function.node)
 
 
-def _inner_graphs(found: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
-    for node in found:
+def _inner_graphs(function_nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    for node in function_nodes:
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 yield from graphs(attribute.g)
@@ -123,8 +123,8 @@ def _inner_graphs(found: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
                 yield from graphs(inner)
 
 
-def _attribute_tensors(found: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, onnx.TensorProto]]:
-    for node in found:
+def _attribute_tensors(attribute_nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, onnx.TensorProto]]:
+    for node in attribute_nodes:
         name = node.output[0] if node.output else node.name
         for attribute in node.attribute:
             if attribute.HasField("t"):

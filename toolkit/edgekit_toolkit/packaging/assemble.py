@@ -242,8 +242,12 @@ def combine(first: Assembled, others: Mapping[str, Assembled], recipe: Recipe) -
         inputs = common_specs(inputs, other.manifest.inputs)
         outputs = common_specs(outputs, other.manifest.outputs)
         moved = _move(name, other.manifest)
-        contents |= {place: other.artifacts[path] for path, place in moved.items()}
-        roles |= {moved[one.path]: one.role for one in other.manifest.artifacts if one.path in moved}
+        contents |= {new_path: other.artifacts[path] for path, new_path in moved.items()}
+        roles |= {
+            moved[artifact.path]: artifact.role
+            for artifact in other.manifest.artifacts
+            if artifact.path in moved
+        }
         variants.append(_as_variant(name, other.manifest, moved))
     provenance: dict[str, JsonValue] = {"recipe_sha256": recipe.sha256, "tools": dict(recipe.tools)}
     whole = replace(

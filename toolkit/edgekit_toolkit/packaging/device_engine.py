@@ -70,19 +70,20 @@ def prove(
         signer: signs the file that the other process reads.
         show: shows what takes long.
     """
-    wanted = find_device_engine(engine, show)
-    device = f"{wanted.name} {wanted.release}"
-    own = f"{wanted.name} {_find_own_release(wanted.name)}"
-    if wanted.problem:
-        note = (
-            f"Opened and self-tested with {own} of this machine only; devices run {device}: {wanted.problem}"
-        )
+    pinned_engine = find_device_engine(engine, show)
+    device = f"{pinned_engine.name} {pinned_engine.release}"
+    own = f"{pinned_engine.name} {_find_own_release(pinned_engine.name)}"
+    if pinned_engine.problem:
+        note = f"Opened and self-tested with {own} of this machine only; devices run {device}:"
+        note += f" {pinned_engine.problem}"
         return EngineProof(own, device, note=note)
     with tempfile.TemporaryDirectory(prefix="edgekit-proof-") as folder:
         path = Path(folder) / package.manifest.file_name
         write_package(path, package.manifest, package.artifacts, signer)
         with read_package(path, KnownDigest(package.manifest.sha256)) as opened:
-            test = partial(test_in_child, opened, limit_s=_TEST_LIMIT_S, engines=wanted.folder, is_kept=False)
+            test = partial(
+                test_in_child, opened, limit_s=_TEST_LIMIT_S, engines=pinned_engine.folder, is_kept=False
+            )
             try:
                 try:
                     problem = test()
@@ -103,15 +104,15 @@ def find_device_engine(engine: str, show: Callable[[str], None]) -> DeviceEngine
     except ProvisioningError as error:
         return DeviceEngine(name, "of another release", problem=str(error))
     line = next(line for line in pinned if line.startswith(f"{name}=="))
-    wanted = DeviceEngine(name, line.partition("==")[2].split()[0])
-    if wanted.release == _find_own_release(name):
-        return wanted
+    pinned_engine = DeviceEngine(name, line.partition("==")[2].split()[0])
+    if pinned_engine.release == _find_own_release(name):
+        return pinned_engine
     if os.environ.get(FETCH_VARIABLE) == "off":
-        return DeviceEngine(name, wanted.release, problem=f"{FETCH_VARIABLE} is off")
-    tag = f"{name}-{wanted.release}-{sys.implementation.cache_tag}-{platform.machine()}"
+        return DeviceEngine(name, pinned_engine.release, problem=f"{FETCH_VARIABLE} is off")
+    tag = f"{name}-{pinned_engine.release}-{sys.implementation.cache_tag}-{platform.machine()}"
     folder = find_cache_folder() / "engines" / tag
     problem = "" if folder.is_dir() else _fetch(line, folder, show)
-    return DeviceEngine(name, wanted.release, None if problem else folder, problem)
+    return DeviceEngine(name, pinned_engine.release, None if problem else folder, problem)
 
 
 def _fetch(requirement: str, folder: Path, show: Callable[[str], None]) -> str:

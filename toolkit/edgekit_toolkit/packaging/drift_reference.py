@@ -47,8 +47,8 @@ class _Values:
         low, high = _round(self.low), _round(self.high)
         # Deciles resolve dense values best. Many equal values (a black background) make deciles equal, which
         # leaves one edge; so fifths of the range are added.
-        places = [*np.quantile(values, _DECILES).tolist(), *(low + _FIFTHS * (high - low)).tolist()]
-        edges = sorted({_round(edge) for edge in places})
+        cuts = [*np.quantile(values, _DECILES).tolist(), *(low + _FIFTHS * (high - low)).tolist()]
+        edges = sorted({_round(edge) for edge in cuts})
         sketch = ValueSketch(ValueReference(low, high, tuple(edges), (0.0,) * (len(edges) + 1)))
         count = len(values)
         sketch.add(values)
@@ -84,23 +84,23 @@ def drift_reference(model: Model, calibration: Part, *, says_classes: bool = Fal
     run = model.open(names, threads=1)
     classes = class_output(outputs)
     answers = None if classes is None else ClassSketch(int(classes.shape[1]))
-    taken = {spec.name: _Values() for spec in inputs if DTYPES[spec.dtype].kind in "fiu"}
-    made = {spec.name: _Values() for spec in outputs if DTYPES[spec.dtype].kind == "f"}
+    input_values = {spec.name: _Values() for spec in inputs if DTYPES[spec.dtype].kind in "fiu"}
+    output_values = {spec.name: _Values() for spec in outputs if DTYPES[spec.dtype].kind == "f"}
     count, is_certain = 0, True
     step = max(1, calibration.count // _SAMPLES)
     for feeds in islice(feeds_only(calibration), 0, step * _SAMPLES, step):
-        found = dict(zip(names, run(feeds), strict=True))
-        for name, seen in taken.items():
-            seen.add(feeds[name])
-        for name, seen in made.items():
-            seen.add(found[name])
+        outputs_by_name = dict(zip(names, run(feeds), strict=True))
+        for name, values in input_values.items():
+            values.add(feeds[name])
+        for name, values in output_values.items():
+            values.add(outputs_by_name[name])
         if classes is not None and answers is not None:
-            for row in found[classes.name]:
+            for row in outputs_by_name[classes.name]:
                 answers.add(row)
                 is_certain = is_certain and (says_classes or are_probabilities(row))
         count += 1
-    known_inputs = {name: seen.to_json() for name, seen in taken.items() if seen.values}
-    known_outputs = {name: seen.to_json() for name, seen in made.items() if seen.values}
+    known_inputs = {name: values.to_json() for name, values in input_values.items() if values.values}
+    known_outputs = {name: values.to_json() for name, values in output_values.items() if values.values}
     if classes is not None and answers is not None and is_certain and any(answers.classes):
         known_outputs[classes.name] = _class_reference(answers)
     if not known_inputs and not known_outputs:

@@ -72,10 +72,10 @@ def choose_seeds(run: Runner, first: Feeds, *, macs: float) -> tuple[int, ...]:
             noisy = [run(add_steps(feeds, jitter)) for jitter in jitters]
         except BackendError:  # values that the model does not take together
             continue
-        if all(_comparable(made, reference) for made in (outputs, *noisy)):
+        if all(_comparable(row, reference) for row in (outputs, *noisy)):
             rows.append(_contrasts(outputs, reference, noisy))
             seeds.append(seed)
-    return tuple(seeds[place] for place in _cover(np.asarray(rows), count)) if rows else ()
+    return tuple(seeds[position] for position in _cover(np.asarray(rows), count)) if rows else ()
 
 
 def golden_rows(
@@ -91,7 +91,7 @@ def golden_rows(
         integer: whether the model computes in codes.
     """
     jitters = [off_by_codes(first, turn) for turn in range(JITTERS)] if integer else []
-    made: dict[int, Outputs] = {}
+    outputs_by_seed: dict[int, Outputs] = {}
     noisy: list[list[Outputs]] = []
     for seed, reference in floats.items():
         with suppress(BackendError):  # a form may refuse values that the float model takes
@@ -99,29 +99,29 @@ def golden_rows(
             outputs_of_row = run(feeds)
             if _comparable(outputs_of_row, reference):
                 noisy.append([run(add_steps(feeds, jitter)) for jitter in jitters if jitter])
-                made[seed] = outputs_of_row
-    if not made:
+                outputs_by_seed[seed] = outputs_of_row
+    if not outputs_by_seed:
         return None, {}
     outputs, artifacts = [], {}
-    for place, name in enumerate(names):
-        values = np.stack([output[place] for output in made.values()])
+    for index, name in enumerate(names):
+        values = np.stack([output[index] for output in outputs_by_seed.values()])
         every = max(1, -(-values[0].size // _MAX_VALUES))
-        path = f"golden/rows{place}.bin"
+        path = f"golden/rows{index}.bin"
         stored = np.ascontiguousarray(values.reshape(len(values), -1)[:, ::every])
         artifacts[path] = stored.astype(stored.dtype.newbyteorder("<")).tobytes()
         least_score = None
-        if all(_holds_scores(floats[seed][place]) for seed in made):
+        if all(_holds_scores(floats[seed][index]) for seed in outputs_by_seed):
             # An output of codes holds 0 where a score is less than a code, and float16 few digits there.
             least = max(_LEAST_SCORE, float(np.finfo(values.dtype).smallest_normal))
             least_score = float(values.min(initial=1.0, where=values > least))
-        others = [[jitter[place] for jitter in row] for row in noisy]
+        others = [[jitter[index] for jitter in row] for row in noisy]
         tolerances = [
             _tolerance(value, other, "int8" if integer else "float", least_score)
             for value, other in zip(values, others, strict=True)
         ]
         atol, rtol = zip(*tolerances, strict=True)
         outputs.append(RowsOutput(name, path, atol, rtol if any(rtol) else (), every))
-    return GoldenRows(tuple(made), tuple(outputs)), artifacts
+    return GoldenRows(tuple(outputs_by_seed), tuple(outputs)), artifacts
 
 
 def _tolerance(
@@ -141,7 +141,9 @@ def _tolerance(
     extent = max(float(np.ptp(value[np.isfinite(value)])), float(size.max()), 1e-6) if size.any() else 1.0
     share = _SHARE[kind] + _NOISE_FACTOR * _noise(value, jittered, np.asarray(extent))
     choices = [(_short(share * extent), 0.0)]
-    floors = () if least_score is None else (least_score, *(one for one in _FLOORS if one > least_score))
+    floors = (
+        () if least_score is None else (least_score, *(floor for floor in _FLOORS if floor > least_score))
+    )
     for floor in floors:
         share = _SCORE_SHARE[kind] + _NOISE_FACTOR * _noise(value, jittered, size + floor)
         choices.append((_short(share * floor), _short(share)))
@@ -164,9 +166,12 @@ def _holds_scores(value: NDArray[Any]) -> bool:
 def _comparable(outputs: Outputs, reference: Outputs) -> bool:
     """Return whether shapes are the same and no value is NaN, or infinite where the reference is finite."""
     return all(
-        got.shape == want.shape
-        and (got.dtype.kind != "f" or not (np.isnan(got).any() or np.isinf(got).sum() > np.isinf(want).sum()))
-        for got, want in zip(outputs, reference, strict=True)
+        output.shape == want.shape
+        and (
+            output.dtype.kind != "f"
+            or not (np.isnan(output).any() or np.isinf(output).sum() > np.isinf(want).sum())
+        )
+        for output, want in zip(outputs, reference, strict=True)
     )
 
 
@@ -213,28 +218,28 @@ def _contrasts(outputs: Outputs, reference: Outputs, noisy: Sequence[Outputs]) -
     Swapped values of the last axis (classes), and outputs that stay as they are in the first row.
     """
     contrasts = [np.zeros(1)]
-    for place, value in enumerate(outputs):
+    for index, value in enumerate(outputs):
         if value.dtype.kind != "f" or not value.size:
             continue
         least_score = _LEAST_SCORE if _holds_scores(value) else None
-        atol, rtol = _tolerance(value, [other[place] for other in noisy], "int8", least_score)
+        atol, rtol = _tolerance(value, [other[index] for other in noisy], "int8", least_score)
         allowed = atol + rtol * _size(value)
         every = -(-value.size // _MAX_VALUES)
-        contrasts.append((_distance(value, reference[place]) / allowed).reshape(-1)[::every])
+        contrasts.append((_distance(value, reference[index]) / allowed).reshape(-1)[::every])
         if value.ndim and 1 < value.shape[-1] <= _MAX_PAIRS_OF:
-            left, right = np.triu_indices(value.shape[-1], 1)
-            lines, limits = (each.reshape(-1, value.shape[-1])[:_MAX_VALUES] for each in (value, allowed))
-            swapped = _distance(lines[:, left], lines[:, right])
-            contrasts.append((swapped / np.minimum(limits[:, left], limits[:, right])).max(axis=0))
+            first, right = np.triu_indices(value.shape[-1], 1)
+            lines, limits = (array.reshape(-1, value.shape[-1])[:_MAX_VALUES] for array in (value, allowed))
+            swapped = _distance(lines[:, first], lines[:, right])
+            contrasts.append((swapped / np.minimum(limits[:, first], limits[:, right])).max(axis=0))
     return np.log1p(np.minimum(np.concatenate(contrasts), _ENOUGH))
 
 
 def _cover(contrasts: NDArray[np.float64], count: int) -> list[int]:
     """Return places of rows [rows, contrasts], each chosen for what those before it do not show."""
-    shown, chosen = np.zeros(contrasts.shape[1]), list[int]()
+    covered, chosen = np.zeros(contrasts.shape[1]), list[int]()
     while len(chosen) < min(count, len(contrasts)):
-        gains = np.maximum(contrasts, shown).sum(axis=1)
+        gains = np.maximum(contrasts, covered).sum(axis=1)
         gains[chosen] = -1.0
         chosen.append(int(np.argmax(gains)))
-        shown = np.maximum(shown, contrasts[chosen[-1]])
+        covered = np.maximum(covered, contrasts[chosen[-1]])
     return chosen

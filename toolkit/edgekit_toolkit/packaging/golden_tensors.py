@@ -86,12 +86,12 @@ def _repeat(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return block sizes that bring the number of stored values under the limit, the longest axes first."""
     repeat = [1] * len(shape)
     while np.prod([size // step for size, step in zip(shape, repeat, strict=True)]) > _MAX_ELEMENTS:
-        left = [size // step for size, step in zip(shape, repeat, strict=True)]
-        order = sorted(range(len(shape)), key=lambda axis: -left[axis])
-        axis = next((axis for axis in order if left[axis] > 1), None)
+        blocks = [size // step for size, step in zip(shape, repeat, strict=True)]
+        order = sorted(range(len(shape)), key=lambda axis: -blocks[axis])
+        axis = next((axis for axis in order if blocks[axis] > 1), None)
         if axis is None:
             break
-        repeat[axis] *= next(factor for factor in range(2, left[axis] + 1) if left[axis] % factor == 0)
+        repeat[axis] *= next(factor for factor in range(2, blocks[axis] + 1) if blocks[axis] % factor == 0)
     return tuple(repeat)
 
 
@@ -182,9 +182,9 @@ def _atol(value: NDArray[Any], reference: NDArray[Any], *, integer: bool) -> flo
     if value.dtype.kind != "f":
         return 0.0
     finite = np.isfinite(value) & np.isfinite(reference)
-    known = reference[finite].astype(np.float64)
-    scale = max(float(np.ptp(known)), float(np.abs(known).max())) if known.size else 0.0
-    apart = float(np.abs(value[finite] - known).max(initial=0.0))
+    values = reference[finite].astype(np.float64)
+    scale = max(float(np.ptp(values)), float(np.abs(values).max())) if values.size else 0.0
+    apart = float(np.abs(value[finite] - values).max(initial=0.0))
     share = _TOLERANCE["int8" if integer else "float"]
     own = share * max(scale, 1e-6)
     # A form that is far from float must not get a large tolerance for that: twice its own share at most.

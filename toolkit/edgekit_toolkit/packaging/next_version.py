@@ -19,11 +19,11 @@ def find_free_version(name: str, target: str, folder: Path) -> str:
 
     Gaps stay: a package of a lower version than a delivered one would not be an update.
     """
-    wanted = re.compile(rf"{re.escape(f'{name}-{_SERIES}.')}([0-9]{{1,9}}){re.escape(f'-{target}.edgepkg')}")
+    pattern = re.compile(rf"{re.escape(f'{name}-{_SERIES}.')}([0-9]{{1,9}}){re.escape(f'-{target}.edgepkg')}")
     # A link or a folder of such a name is no package; writing replaces the link and refuses the folder.
     packages = (path.name for path in folder.iterdir() if path.is_file() and not path.is_symlink())
-    found = [wanted.fullmatch(name) for name in packages]
-    patch = max((int(match[1]) for match in found if match is not None), default=-1) + 1
+    matches = [pattern.fullmatch(name) for name in packages]
+    patch = max((int(match[1]) for match in matches if match is not None), default=-1) + 1
     return f"{_SERIES}.{patch}"
 
 

@@ -133,11 +133,11 @@ class Recipe:
 def tool_versions(*backends: str) -> dict[str, str]:
     """Return versions of the tools that decide the bytes of a package for these backends."""
     names = dict.fromkeys((*_TOOLS, *(tool for name in backends for tool in find_support(name).tools)))
-    found = {"edgekit": __version__}
+    versions = {"edgekit": __version__}
     for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):  # then it made no form of the model
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -158,8 +158,8 @@ def read_recipe(path: Path) -> Recipe:
     except (ValueError, RecursionError) as error:
         raise RecipeError(f"{path}: is not JSON: {error}; copy or make the recipe again") from error
     if not isinstance(value, dict) or value.get("format") != RECIPE_FORMAT:
-        found = value.get("format") if isinstance(value, dict) else type(value).__name__
-        raise RecipeError(f"{path}: format is {found!r}, expected {RECIPE_FORMAT!r}")
+        stated = value.get("format") if isinstance(value, dict) else type(value).__name__
+        raise RecipeError(f"{path}: format is {stated!r}, expected {RECIPE_FORMAT!r}")
     try:
         _check_digest(value)
         members = {name: item for name, item in value.items() if name not in {"format", "sha256"}}
@@ -171,11 +171,11 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def _check_digest(value: Mapping[str, Any]) -> None:
-    rest = {name: item for name, item in value.items() if name != "sha256"}
-    made = hashlib.sha256(encode_json(rest)).hexdigest()
-    if value.get("sha256") != made:
+    members = {name: item for name, item in value.items() if name != "sha256"}
+    digest = hashlib.sha256(encode_json(members)).hexdigest()
+    if value.get("sha256") != digest:
         raise RecipeError(
-            f"has sha256 {made}, it states {value.get('sha256')}: it was edited or damaged; fetch it again,"
+            f"has sha256 {digest}, it states {value.get('sha256')}: it was edited or damaged; fetch it again,"
             " or package the model again with other options"
         )
 
@@ -195,15 +195,15 @@ def _read(value: dict[str, Any]) -> Recipe:
     variants = value.get("variants", [None])
     if not isinstance(variants, list) or not 1 <= len(variants) <= MAX_VARIANTS:
         raise RecipeError(f"variants: expected a list of 1 to {MAX_VARIANTS}")
-    for place in (value, *variants):
-        if isinstance(place, dict) and "form" in place:
-            place["form"] = Form.from_json(place["form"])
+    for part in (value, *variants):
+        if isinstance(part, dict) and "form" in part:
+            part["form"] = Form.from_json(part["form"])
     recipe = from_plain(Recipe, value, error=RecipeError)
     names = [variant.name for variant in recipe.variants]
     if len(set(names)) < len(names):
         raise RecipeError(f"variants: a name stands twice in {', '.join(names)}")
     records: list[Recipe | RecipeVariant] = [recipe, *recipe.variants]
-    for one in records:
-        if one.backend not in list_supported():
-            raise RecipeError(f"backend is {one.backend!r}, expected one of {', '.join(list_supported())}")
+    for record in records:
+        if record.backend not in list_supported():
+            raise RecipeError(f"backend is {record.backend!r}, expected one of {', '.join(list_supported())}")
     return recipe

@@ -97,26 +97,26 @@ def _spread(index: GraphIndex, conv: onnx.NodeProto, area: int) -> list[str]:
 
 def _merge(index: GraphIndex, conv: onnx.NodeProto, first: onnx.NodeProto, second: onnx.NodeProto) -> None:
     """Merge two DepthToSpace into one, and reorder the channels of the convolution before them for it."""
-    one, two = (attribute(node, "blocksize") for node in (first, second))
+    inner, two = (attribute(node, "blocksize") for node in (first, second))
     weight, bias = matrix(index, conv)
-    order = _merged_order(weight.shape[0], one, two)
-    made = onnx.NodeProto()
-    made.CopyFrom(conv)
+    order = _merged_order(weight.shape[0], inner, two)
+    merged = onnx.NodeProto()
+    merged.CopyFrom(conv)
     wide = weight[order][:, :, None, None].astype(np.float32)
-    made.input[1] = add_constant(index, f"{conv.input[1]}_ordered", wide)
+    merged.input[1] = add_constant(index, f"{conv.input[1]}_ordered", wide)
     if bias is not None:
-        made.input[2] = add_constant(index, f"{conv.input[2]}_ordered", bias[order].astype(np.float32))
+        merged.input[2] = add_constant(index, f"{conv.input[2]}_ordered", bias[order].astype(np.float32))
     space = onnx.NodeProto()
     space.CopyFrom(second)
     space.input[0] = conv.output[0]
-    next(item for item in space.attribute if item.name == "blocksize").i = one * two
-    replace_nodes(index.graph, [conv, first, second], [made, space])
+    next(item for item in space.attribute if item.name == "blocksize").i = inner * two
+    replace_nodes(index.graph, [conv, first, second], [merged, space])
 
 
-def _merged_order(channels: int, one: int, two: int) -> NDArray[np.intp]:
+def _merged_order(channels: int, inner: int, two: int) -> NDArray[np.intp]:
     """Where each channel for a block of one * two is found among those for `one`, then `two`."""
     # Channels for two steps: [c, second row, second column, first row, first column]; the second step cuts
     # each pixel of the first, so the first is the coarser digit of the merged block.
-    places = np.arange(channels).reshape(-1, two, two, one, one)
-    order: NDArray[np.intp] = places.transpose(0, 3, 1, 4, 2).reshape(-1)
+    channel_order = np.arange(channels).reshape(-1, two, two, inner, inner)
+    order: NDArray[np.intp] = channel_order.transpose(0, 3, 1, 4, 2).reshape(-1)
     return order

@@ -58,13 +58,13 @@ def _is_gate(index: GraphIndex, name: str) -> bool:
 
 
 def _write(index: GraphIndex, add: onnx.NodeProto, mul: onnx.NodeProto, source: str, gate: str) -> None:
-    one = add_constant(index, f"{gate}_one", np.asarray(1, np.float32))
+    one_name = add_constant(index, f"{gate}_one", np.asarray(1, np.float32))
     plus = fresh_name(index, f"{gate}_plus_one")
     replace_nodes(
         index.graph,
         [mul, add],
         [
-            helper.make_node("Add", [gate, one], [plus], name=add.name),
+            helper.make_node("Add", [gate, one_name], [plus], name=add.name),
             helper.make_node("Mul", [source, plus], [add.output[0]], name=mul.name),
         ],
     )

@@ -13,14 +13,14 @@ def run(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `model` with only the parts that its outputs need."""
     result = copy_model(model)
     needed = {value.name for value in result.graph.output}
-    kept = []
+    nodes = []
     for node in reversed(result.graph.node):
         if needed.intersection(node.output):
-            kept.append(node)
+            nodes.append(node)
             needed.update(reads(node))
-    if len(kept) != len(result.graph.node):
+    if len(nodes) != len(result.graph.node):
         del result.graph.node[:]
-        result.graph.node.extend(reversed(kept))
+        result.graph.node.extend(reversed(nodes))
     remove_unused_initializers(result.graph)
     result.ClearField("doc_string")
     for graph in graphs(result.graph):

@@ -32,17 +32,17 @@ def run(model: onnx.ModelProto, batch: int | None) -> onnx.ModelProto:
     del result.graph.value_info[:]
     result = shape_inference.infer_shapes(result, data_prop=True)
     _, inferred = tensor_specs(result)
-    for value, found, before in zip(result.graph.output, inferred, outputs, strict=True):
-        pairs = zip(found.shape, before.shape, strict=True)
+    for value, inferred_shape, before in zip(result.graph.output, inferred, outputs, strict=True):
+        pairs = zip(inferred_shape.shape, before.shape, strict=True)
         _write(value, (size if isinstance(size, int) or size in names else name for size, name in pairs))
     return result
 
 
 def _write(value: onnx.ValueInfoProto, shape: Iterable[int | str | None]) -> None:
     """Write the shape of a tensor in place; None is a free dimension without a name."""
-    for place, size in zip(value.type.tensor_type.shape.dim, shape, strict=True):
-        place.Clear()
+    for dim, size in zip(value.type.tensor_type.shape.dim, shape, strict=True):
+        dim.Clear()
         if isinstance(size, int):
-            place.dim_value = size
+            dim.dim_value = size
         elif size is not None:
-            place.dim_param = size
+            dim.dim_param = size

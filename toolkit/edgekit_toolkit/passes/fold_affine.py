@@ -91,7 +91,7 @@ def keeps_shape(index: GraphIndex, affine: Affine) -> bool:
     if shape is None or len(affine.operand) > len(shape):
         return False
     aligned = zip(reversed(affine.operand), reversed(shape), strict=False)
-    return all(size in {1, known} for size, known in aligned)
+    return all(size in {1, channels} for size, channels in aligned)
 
 
 def _batch_normalization(index: GraphIndex, node: onnx.NodeProto) -> Affine | None:
@@ -158,16 +158,16 @@ def _fold_backward(index: GraphIndex, node: onnx.NodeProto, affine: Affine) -> b
     conv = index.producers.get(affine.source)
     if conv is None or not index.only_feeds(affine.source, node):
         return False
-    found = _weights(index, conv)
-    if found is None or not _fits(affine, found.channels):
+    folded = _weights(index, conv)
+    if folded is None or not _fits(affine, folded.channels):
         return False
-    scale = np.broadcast_to(affine.scale, (found.channels,))
-    along = [1] * found.weight.ndim
-    along[found.out_axis] = -1
-    bias = np.zeros(found.channels) if found.bias is None else found.bias
-    keep_none = found.bias is None and not affine.shift.any()
+    scale = np.broadcast_to(affine.scale, (folded.channels,))
+    along = [1] * folded.weight.ndim
+    along[folded.out_axis] = -1
+    bias = np.zeros(folded.channels) if folded.bias is None else folded.bias
+    keep_none = folded.bias is None and not affine.shift.any()
     _set_weights(
-        index, conv, found.weight * scale.reshape(along), None if keep_none else bias * scale + affine.shift
+        index, conv, folded.weight * scale.reshape(along), None if keep_none else bias * scale + affine.shift
     )
     conv.output[0] = node.output[0]
     # The convolution moves to the place of the node, whose other readers come later anyway.

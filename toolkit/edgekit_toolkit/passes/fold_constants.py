@@ -51,9 +51,9 @@ def run(model: onnx.ModelProto, max_grown_bytes: int = MAX_GROWN_BYTES) -> onnx.
     folded = _foldable(result, max_grown_bytes)
     if folded:
         values = _evaluate(result, folded)
-        kept = [node for place, node in enumerate(result.graph.node) if place not in folded]
+        remaining = [node for position, node in enumerate(result.graph.node) if position not in folded]
         del result.graph.node[:]
-        result.graph.node.extend(kept)
+        result.graph.node.extend(remaining)
         result.graph.initializer.extend(
             numpy_helper.from_array(array, name) for name, array in values.items()
         )
@@ -63,15 +63,15 @@ def run(model: onnx.ModelProto, max_grown_bytes: int = MAX_GROWN_BYTES) -> onnx.
 
 def _store_constant_nodes(graph: onnx.GraphProto) -> None:
     outputs = {value.name for value in graph.output}
-    kept = []
+    remaining = []
     for node in graph.node:
         tensor = _constant(node) if node.op_type == "Constant" and node.output[0] not in outputs else None
         if tensor is None:
-            kept.append(node)
+            remaining.append(node)
         else:
             graph.initializer.append(tensor)
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(remaining)
 
 
 def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
@@ -97,7 +97,7 @@ def _foldable(model: onnx.ModelProto, max_grown_bytes: int) -> set[int]:
     stored_bytes = {name: tensor.ByteSize() for name, tensor in index.initializers.items()}
     sizes = _known_bytes(model)
     folded = set()
-    for place, node in enumerate(model.graph.node):
+    for position, node in enumerate(model.graph.node):
         names = list(reads(node))
         outputs = [name for name in node.output if name]
         if node.op_type in KEPT_OPERATORS or not names or not all(name in sources for name in names):
@@ -108,7 +108,7 @@ def _foldable(model: onnx.ModelProto, max_grown_bytes: int) -> set[int]:
         allowed = max(max_grown_bytes, sum(stored_bytes[name] for name in origin))
         if any(sizes.get(name, 0) > allowed for name in outputs):
             continue
-        folded.add(place)
+        folded.add(position)
         sources.update(dict.fromkeys(outputs, origin))
     return folded
 
@@ -128,14 +128,14 @@ def _known_bytes(model: onnx.ModelProto) -> dict[str, int]:
 
 def _evaluate(model: onnx.ModelProto, folded: Set[int]) -> dict[str, NDArray[Any]]:
     """Return the results of the folded nodes that the rest of the graph reads."""
-    constant = [node for place, node in enumerate(model.graph.node) if place in folded]
-    rest = [node for place, node in enumerate(model.graph.node) if place not in folded]
-    made = {name for node in constant for name in node.output if name}
-    wanted = sorted(made & {name for node in rest for name in reads(node)})
-    if not wanted:
+    constant = [node for position, node in enumerate(model.graph.node) if position in folded]
+    others = [node for position, node in enumerate(model.graph.node) if position not in folded]
+    computed = {name for node in constant for name in node.output if name}
+    results = sorted(computed & {name for node in others for name in reads(node)})
+    if not results:
         return {}
     graph = helper.make_graph(
-        constant, "constants", [], [helper.make_empty_tensor_value_info(name) for name in wanted]
+        constant, "constants", [], [helper.make_empty_tensor_value_info(name) for name in results]
     )
     used = {name for node in constant for name in node.input}
     graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in used)

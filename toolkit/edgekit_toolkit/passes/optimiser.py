@@ -131,7 +131,9 @@ class _Judge:
                     self._cases.append((beyond, session.run(beyond), ALIKE))
             if not self.unseen:
                 break
-        self._axes = row_axes([feed for feed, _, _ in self._cases], [made for _, made, _ in self._cases])
+        self._axes = row_axes(
+            [feed for feed, _, _ in self._cases], [outputs for _, outputs, _ in self._cases]
+        )
 
     @property
     def unseen(self) -> list[str]:
@@ -251,10 +253,10 @@ def _check_batch(inputs: Sequence[TensorSpec], batch: int | None, feeds: Sequenc
         return
     for spec in inputs:
         for axis, size in enumerate(spec.shape):
-            got = feeds[0][spec.name].shape[axis]
-            if size in free and got != batch:
+            actual = feeds[0][spec.name].shape[axis]
+            if size in free and actual != batch:
                 raise DataError(
-                    f"feeds of input '{spec.name}' have {got} samples, expected the batch {batch} that the"
+                    f"feeds of input '{spec.name}' have {actual} samples, expected the batch {batch} that the"
                     " model is fixed to"
                 )
 

@@ -60,6 +60,6 @@ def _casts(model: onnx.ModelProto) -> int:
 def _keep_used_domains(model: onnx.ModelProto) -> None:
     """Drop the operator sets that onnxruntime lists without need."""
     used = {node.domain for node in nodes(model)} | {""}
-    kept = [item for item in model.opset_import if item.domain in used]
+    imports = [item for item in model.opset_import if item.domain in used]
     del model.opset_import[:]
-    model.opset_import.extend(kept)
+    model.opset_import.extend(imports)

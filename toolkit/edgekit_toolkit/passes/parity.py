@@ -101,54 +101,57 @@ def _refused(reason: str) -> Parity:
     return Parity(math.inf, math.inf, None, ok=False, reason=reason)
 
 
-def _compare_one(name: str, want: NDArray[Any], got: NDArray[Any], tolerance: Tolerance) -> Parity:
-    if want.dtype != got.dtype:
-        return _refused(f"output '{name}' has dtype {got.dtype}, expected {want.dtype}")
-    if want.shape != got.shape:
-        return _refused(f"output '{name}' has shape {list(got.shape)}, expected {list(want.shape)}")
+def _compare_one(name: str, want: NDArray[Any], output: NDArray[Any], tolerance: Tolerance) -> Parity:
+    if want.dtype != output.dtype:
+        return _refused(f"output '{name}' has dtype {output.dtype}, expected {want.dtype}")
+    if want.shape != output.shape:
+        return _refused(f"output '{name}' has shape {list(output.shape)}, expected {list(want.shape)}")
     if want.dtype.kind != "f":
-        return _compare_exact(name, want, got)
+        return _compare_exact(name, want, output)
     finite = np.isfinite(want)
-    if not np.array_equal(want[~finite], got[~finite], equal_nan=True) or not np.isfinite(got[finite]).all():
-        changed = int(np.count_nonzero(np.isfinite(got) != finite))
+    if (
+        not np.array_equal(want[~finite], output[~finite], equal_nan=True)
+        or not np.isfinite(output[finite]).all()
+    ):
+        changed = int(np.count_nonzero(np.isfinite(output) != finite))
         return _refused(f"output '{name}' has {changed} values that are NaN or infinite in one model only")
-    kept = want[finite].astype(np.float64)
-    if kept.size == 0:
+    values = want[finite].astype(np.float64)
+    if values.size == 0:
         return Parity(0.0, 0.0, None, ok=True, reason="")
-    error = float(np.abs(kept - got[finite].astype(np.float64)).max())
-    largest = float(np.abs(kept).max())
+    error = float(np.abs(values - output[finite].astype(np.float64)).max())
+    largest = float(np.abs(values).max())
     # One number alone (a regression of one sample) has no span; its range is taken to begin at 0.
-    span = float(kept.max() - kept.min()) if kept.size > 1 else largest
+    span = float(values.max() - values.min()) if values.size > 1 else largest
     resolution = float(np.finfo(want.dtype).eps) * max(largest, 1.0)
     allowed = tolerance.range_fraction * span + tolerance.ulps * resolution
     ok = error <= allowed
     return Parity(
         max_abs_error=error,
         relative_to_range=error / (span or largest or 1.0),
-        argmax_agreement=_argmax_agreement(want, got, margin=2 * allowed),
+        argmax_agreement=_argmax_agreement(want, output, margin=2 * allowed),
         ok=ok,
         reason="" if ok else f"output '{name}' differs by {error:.3g}, allowed {allowed:.3g}",
     )
 
 
-def _compare_exact(name: str, want: NDArray[Any], got: NDArray[Any]) -> Parity:
-    different = int(np.count_nonzero(want != got))
+def _compare_exact(name: str, want: NDArray[Any], output: NDArray[Any]) -> Parity:
+    different = int(np.count_nonzero(want != output))
     if different == 0:
         return Parity(0.0, 0.0, None, ok=True, reason="")
     # In float64, because a difference of integers can overflow their own dtype.
-    error = float(np.abs(want.astype(np.float64) - got.astype(np.float64)).max())
+    error = float(np.abs(want.astype(np.float64) - output.astype(np.float64)).max())
     span = float(want.max()) - float(want.min())
     reason = f"output '{name}' ({want.dtype}) differs in {different} of {want.size} values"
     return Parity(error, error / (span or 1.0), None, ok=False, reason=reason)
 
 
-def _argmax_agreement(want: NDArray[Any], got: NDArray[Any], margin: float) -> float | None:
+def _argmax_agreement(want: NDArray[Any], output: NDArray[Any], margin: float) -> float | None:
     """Return the share of rows with equal argmax over the class axis, or None when no row is clear.
 
     The class axis is the last one longer than 1: rows are [N] of an output [N, C] or [N, C, 1, 1].
     """
     while want.ndim > 2 and want.shape[-1] == 1:
-        want, got = want[..., 0], got[..., 0]
+        want, output = want[..., 0], output[..., 0]
     if want.ndim < 2 or want.shape[-1] < 2 or want.size == 0:
         return None
     rows = want.reshape(-1, want.shape[-1]).astype(np.float64)
@@ -157,5 +160,5 @@ def _argmax_agreement(want: NDArray[Any], got: NDArray[Any], margin: float) -> f
         clear = top_two[:, 1] - top_two[:, 0] > margin
     if not clear.any():
         return None
-    agree = rows[clear].argmax(-1) == got.reshape(rows.shape)[clear].argmax(-1)
+    agree = rows[clear].argmax(-1) == output.reshape(rows.shape)[clear].argmax(-1)
     return float(agree.mean())

@@ -56,9 +56,9 @@ def _inlined(index: GraphIndex, node: onnx.NodeProto, branch: onnx.GraphProto) -
     """Return the branch's nodes under names that the graph does not use; its weights become the graph's."""
     body = onnx.GraphProto()
     body.CopyFrom(branch)
-    made = [tensor.name for tensor in body.initializer]
-    made += [name for inner in body.node for name in inner.output if name]
-    _rename(body, {name: fresh_name(index, f"{name}_inlined") for name in made})
+    names = [tensor.name for tensor in body.initializer]
+    names += [name for inner in body.node for name in inner.output if name]
+    _rename(body, {name: fresh_name(index, f"{name}_inlined") for name in names})
     index.graph.initializer.extend(body.initializer)
     pairs = zip(body.output, node.output, strict=True)
     return [

@@ -27,14 +27,14 @@ def run(model: onnx.ModelProto) -> onnx.ModelProto:
             continue
         raw = numpy_helper.to_array(tensor).tobytes()
         key = (tensor.data_type, tuple(tensor.dims), hashlib.sha256(raw).digest())
-        kept = first.setdefault(key, tensor.name)
-        if kept != tensor.name:
-            replaced[tensor.name] = kept
-    replaced = {name: kept for name, kept in replaced.items() if name not in _fixed_names(result.graph)}
+        shared = first.setdefault(key, tensor.name)
+        if shared != tensor.name:
+            replaced[tensor.name] = shared
+    replaced = {name: shared for name, shared in replaced.items() if name not in _fixed_names(result.graph)}
     for graph in graphs(result.graph):
         for node in graph.node:
-            for place, name in enumerate(node.input):
-                node.input[place] = replaced.get(name, name)
+            for index, name in enumerate(node.input):
+                node.input[index] = replaced.get(name, name)
     remove_unused_initializers(result.graph)
     return result
 

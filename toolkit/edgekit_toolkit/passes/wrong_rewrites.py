@@ -130,12 +130,12 @@ def find_wrong_in_codes(
     Raises:
         BackendError: the form does not run without optimisation either.
     """
-    known = disabled_optimizers(model)
+    off_for_floats = disabled_optimizers(model)
     limit = _NOISIER * noise(disable_optimizers(model, WHOLE_OPTIMISER))
 
     def difference(disabled: Sequence[str]) -> str:
         try:
-            is_noisier = noise(disable_optimizers(model, (*known, *disabled))) > limit
+            is_noisier = noise(disable_optimizers(model, (*off_for_floats, *disabled))) > limit
         except BackendError as error:
             return str(error).splitlines()[0]
         return f"with over {_NOISIER:g} x the noise of codes" if is_noisier else ""
@@ -160,7 +160,7 @@ class _Plain:
     def __init__(self, session: OrtSession, feeds: Sequence[Feeds]) -> None:
         self._session = session
         self._cases = [*((feed, session.run(feed)) for feed in feeds), *self._beyond(feeds[0])]
-        self._axes = row_axes([feed for feed, _ in self._cases], [made for _, made in self._cases])
+        self._axes = row_axes([feed for feed, _ in self._cases], [outputs for _, outputs in self._cases])
 
     def _beyond(self, feed: Feeds) -> Iterator[tuple[Feeds, Outputs]]:
         for factor in _FACTORS:
@@ -203,15 +203,15 @@ def _smallest(names: Sequence[str], suffices: Callable[[Sequence[str]], bool]) -
 
     Source: Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input" (2002), by halves.
     """
-    left = tuple(names)
-    size = len(left) // 2
+    suspects = tuple(names)
+    size = len(suspects) // 2
     while size:
-        place = 0
-        while place < len(left):
-            fewer = left[:place] + left[place + size :]
+        start = 0
+        while start < len(suspects):
+            fewer = suspects[:start] + suspects[start + size :]
             if fewer and suffices(fewer):
-                left = fewer
+                suspects = fewer
             else:
-                place += size
+                start += size
         size //= 2
-    return left
+    return suspects

@@ -33,18 +33,18 @@ def choose_accepted(
         check: takes a candidate's id; says whether the engine accepts it.
         on_gpu: whether the target runs candidates on a GPU.
     """
-    left = list(measured)
+    remaining = list(measured)
     refused: list[str] = []
     while True:
-        choice = choose(left, budget, on_gpu=on_gpu)
+        choice = choose(remaining, budget, on_gpu=on_gpu)
         if choice.chosen is None:
             return Accepted(_with_refusals(choice, refused), None, refused)
-        found = check(choice.chosen)
-        if not found.refuser:
-            return Accepted(choice, found, [*refused, *found.notes])
-        refused.append(f"{found.refuser} refuses {choice.chosen}: {found.refusal}")
-        left = [one for one in left if one.id != choice.chosen]
-        if not left:
+        acceptance = check(choice.chosen)
+        if not acceptance.refuser:
+            return Accepted(choice, acceptance, [*refused, *acceptance.notes])
+        refused.append(f"{acceptance.refuser} refuses {choice.chosen}: {acceptance.refusal}")
+        remaining = [candidate for candidate in remaining if candidate.id != choice.chosen]
+        if not remaining:
             reason = "the target's engine refuses every candidate that keeps the limits"
             choice = Choice(None, (), choice.chosen, reason, _NEEDED)
             return Accepted(_with_refusals(choice, refused), None, refused)
@@ -69,18 +69,18 @@ def check_accepted(
         signer: signs packages.
         show: shows what takes long.
     """
-    found: TensorRtCheck | None = None
+    parser_check: TensorRtCheck | None = None
     notes: tuple[str, ...] = ()
     support = find_support(backend)
     if support.check is not None:
-        found = support.check(model, feeds)
-        if found.version is None:  # not installed, crashed or out of time: no answer is not a refusal
-            notes = (f"not checked with TensorRT's parser and builder: {found.errors[0]}",)
-            found = None
-        elif not found.accepted:
-            return Acceptance("TensorRT", found.errors[0], tensorrt=found)
+        parser_check = support.check(model, feeds)
+        if parser_check.version is None:  # not installed, crashed or out of time: no answer is not a refusal
+            notes = (f"not checked with TensorRT's parser and builder: {parser_check.errors[0]}",)
+            parser_check = None
+        elif not parser_check.accepted:
+            return Acceptance("TensorRT", parser_check.errors[0], tensorrt=parser_check)
     proof = prove(package, support.judged_on, signer, show)
-    return Acceptance(proof.engine if proof.problem else "", proof.problem, notes, found, proof)
+    return Acceptance(proof.engine if proof.problem else "", proof.problem, notes, parser_check, proof)
 
 
 def _with_refusals(choice: Choice, refused: Sequence[str]) -> Choice:

@@ -115,13 +115,17 @@ class CandidateSet:
                 f"{self.candidates[0].label}, before any quantization: {reasons[0]}; check the samples, or"
                 " take another engine (--backend)"
             )
-        self.dropped += [f"{self.candidates[place].label}: {reason}" for place, reason in reasons.items()]
-        self.candidates = [one for place, one in enumerate(self.candidates) if place not in reasons]
+        self.dropped += [f"{self.candidates[index].label}: {reason}" for index, reason in reasons.items()]
+        self.candidates = [
+            candidate for index, candidate in enumerate(self.candidates) if index not in reasons
+        ]
 
     def set_apart(self, reasons: Mapping[int, str]) -> None:
         """Remove candidates by position, and record the reason in `set_aside`."""
-        self.set_aside += [f"{self.candidates[place].label} ({reason})" for place, reason in reasons.items()]
-        self.candidates = [one for place, one in enumerate(self.candidates) if place not in reasons]
+        self.set_aside += [f"{self.candidates[index].label} ({reason})" for index, reason in reasons.items()]
+        self.candidates = [
+            candidate for index, candidate in enumerate(self.candidates) if index not in reasons
+        ]
 
     def put_aside(self, candidate: Candidate, better: Candidate) -> None:
         """Remove a candidate, because `better` has less noise at the same position."""
@@ -166,10 +170,10 @@ def find_candidates(
     check_smallest_form(quantizer, max_bytes)
     name, source = quantizer.source_form()
     floats = Candidate(name, Form(forms.FLOAT32), source, decibel(0.0))
-    found = CandidateSet([floats])
+    candidate_set = CandidateSet([floats])
     if (reason := quantizer.why_no_forms()) is not None:
-        found.dropped.append(f"all other forms: {reason}")
-        return found
+        candidate_set.dropped.append(f"all other forms: {reason}")
+        return candidate_set
     work = SearchWork(quantizer.model, dims, limit_s)
     samples = _fidelity_samples(calibration, work)
     fidelity = Fidelity(
@@ -180,26 +184,26 @@ def find_candidates(
         parts=quantizer.output_parts(samples[0]),
         work=work,
     )
-    found.noise_samples = len(samples) * group
+    candidate_set.noise_samples = len(samples) * group
     if like is not None:
         for label, form in ((_NEAR, like), (_LIKE, replace(like, earlier=None))):
-            if like.kind != forms.FLOAT32 and found.add(label, quantizer, form, fidelity) is None:
-                why = f": {found.dropped[0]}" if found.dropped else ""
+            if like.kind != forms.FLOAT32 and candidate_set.add(label, quantizer, form, fidelity) is None:
+                why = f": {candidate_set.dropped[0]}" if candidate_set.dropped else ""
                 raise RecipeError(f"--like: the earlier package's form fits no layer of this model{why}")
-        return found
-    search = _Search(quantizer, calibration, fidelity, per_channel, found, progress, work)
+        return candidate_set
+    search = _Search(quantizer, calibration, fidelity, per_channel, candidate_set, progress, work)
     for kind, label in quantizer.labels.items():
         if kind in kinds:
             progress(f"building: {label}", None, None)
-            found.add(label, quantizer, Form(kind), fidelity)
+            candidate_set.add(label, quantizer, Form(kind), fidelity)
     if forms.STATIC_INT8 in kinds:
         if (reason := quantizer.why_no_static_int8()) is None:
             search.add_static_forms()
         else:
-            found.dropped.append(f"static int8: {reason}")
+            candidate_set.dropped.append(f"static int8: {reason}")
     if forms.INT8_WEIGHTS in kinds:
         search.mix_weights()
-    return found
+    return candidate_set
 
 
 def _fidelity_samples(calibration: Callable[[], Iterator[Feeds]], work: SearchWork) -> list[Feeds]:
@@ -235,13 +239,13 @@ class _Search:
         for cost in self.quantizer.weight_costs(layers, self.fidelity, self.work.reaches(self.work.limit_s)):
             costs.append(cost)
             self.progress("measuring weights", len(costs), len(layers))
-        unknown = frozenset(layers) - {one.layer for one in costs}
+        unknown = frozenset(layers) - {cost.layer for cost in costs}
         if unknown:  # they stay int8
             self.found.dropped.append(
                 f"sensitivity of the weights of {len(unknown)} of {len(layers)} layers: limit of the search"
             )
-        for kept in mixes(costs):
-            chosen = kept | unknown
+        for mix in mixes(costs):
+            chosen = mix | unknown
             released = len(layers) - len(chosen)
             label = f"int8 weights, {released} of {len(layers)} layers in float16"
             self.progress(f"building: {label}", None, None)
@@ -249,7 +253,10 @@ class _Search:
 
     def _weights_need_mixing(self) -> bool:
         """Whether int8 weights alone make visible noise."""
-        whole = next((one for one in self.found.candidates if one.form.kind == forms.INT8_WEIGHTS), None)
+        whole = next(
+            (candidate for candidate in self.found.candidates if candidate.form.kind == forms.INT8_WEIGHTS),
+            None,
+        )
         return whole is not None and whole.snr_db < _CLEAR_DB
 
     def add_static_forms(self) -> None:
@@ -261,25 +268,25 @@ class _Search:
         products = quantizer.kernels(elementwise=False)
         if not products:
             return
-        found = self._ranges(everything)
-        everything = self._with_ranges(everything, found)
+        ranges = self._ranges(everything)
+        everything = self._with_ranges(everything, ranges)
         products = tuple(name for name in products if name in set(everything))
         if not products:
             return
-        variants = self._variants(everything, found)
-        made = []
+        variants = self._variants(everything, ranges)
+        static = []
         for where, names in self._kernel_sets(everything, products, variants[0].ranges).items():
             rivals, disabled = [], tuple[str, ...]()
-            for one in variants:
-                self.progress(f"building: int8 {one.label}, {where}", None, None)
-                plan = Plan(quantizer.scheme, names, one.ranges, one.per_channel, disabled)
-                form = Form(forms.STATIC_INT8, plan, one.factors)
-                candidate = self._add_static(f"int8 {one.label}, {where}", form, plan)
+            for variant in variants:
+                self.progress(f"building: int8 {variant.label}, {where}", None, None)
+                plan = Plan(quantizer.scheme, names, variant.ranges, variant.per_channel, disabled)
+                form = Form(forms.STATIC_INT8, plan, variant.factors)
+                candidate = self._add_static(f"int8 {variant.label}, {where}", form, plan)
                 if candidate is not None:
                     rivals.append(candidate)
                     disabled = (candidate.form.plan or plan).disabled_optimizers
-            made.extend(_best(rivals, self.found))
-        bases = [one for one in made if _is_per_channel(one) == self.per_channel]
+            static.extend(_best(rivals, self.found))
+        bases = [candidate for candidate in static if _is_per_channel(candidate) == self.per_channel]
         if bases:
             # Quantizing all layers is tried first and runs fastest; only products are the base if the rest
             # costs too much.
@@ -343,14 +350,14 @@ class _Search:
         )
         return usable
 
-    def _variants(self, kernels: Sequence[str], found: Mapping[str, Range]) -> list["_Variant"]:
+    def _variants(self, kernels: Sequence[str], ranges: Mapping[str, Range]) -> list["_Variant"]:
         """Return the ways to quantize these kernels that the search tries."""
         per_channel = self.per_channel
-        whole = {name: item.whole() for name, item in found.items()}
+        whole = {name: item.whole() for name, item in ranges.items()}
         scales = "per-channel" if per_channel else "per-tensor"
         variants = [_Variant(scales, per_channel, whole)]
         if per_channel:
-            factors, scaled = self.quantizer.equalize(found)
+            factors, scaled = self.quantizer.equalize(ranges)
             if factors:
                 balanced = {name: item.whole() for name, item in scaled.items()}
                 variants.append(_Variant(f"{scales} equalized", True, balanced, factors))
@@ -377,24 +384,24 @@ class _Search:
 
     def _mix_kernels(self, best: Candidate, limit_s: float) -> None:
         """Add mixed-precision forms: the best static one with its noisiest blocks in float."""
-        plan, found = best.form.plan, self.found
+        plan, candidate_set = best.form.plan, self.found
         if plan is None:
             raise ValueError(f"{best.label} is not a static int8 form")
         write = self.quantizer.writer(best.form.factors)
         blocks_done = self.work.reaches(self.work.part(_BLOCKS_SHARE, limit_s))
         for noise in self.quantizer.block_noises(plan, best.form.factors, self.fidelity, blocks_done):
-            found.noises.append(noise)
-            self.progress("measuring layers", len(found.noises), None)
-        unknown = plan.kernels.difference(*(noise.block for noise in found.noises))
+            candidate_set.noises.append(noise)
+            self.progress("measuring layers", len(candidate_set.noises), None)
+        unknown = plan.kernels.difference(*(noise.block for noise in candidate_set.noises))
         if unknown:
-            found.dropped.append(
+            candidate_set.dropped.append(
                 f"sensitivity of {len(unknown)} of {len(plan.kernels)} kernels: limit of the search"
             )
         base = best.label.removeprefix("int8 ")
         steps = mixed_plans(
             write,
             plan,
-            found.noises,
+            candidate_set.noises,
             self.fidelity,
             max_blocks=_MAX_RELEASED,
             expired=self.work.reaches(limit_s),
@@ -404,7 +411,7 @@ class _Search:
                 return  # all in float: that candidate exists already
             self.progress("mixed precision", count, _MAX_RELEASED)
             label = f"int8 {base}, {count} layer{'s' if count > 1 else ''} in float"
-            found.add(label, self.quantizer, replace(best.form, plan=step.plan), self.fidelity)
+            candidate_set.add(label, self.quantizer, replace(best.form, plan=step.plan), self.fidelity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,15 +432,15 @@ def _snr(candidate: Candidate) -> float:
     return candidate.snr_db
 
 
-def _best(rivals: Sequence[Candidate], found: CandidateSet) -> list[Candidate]:
+def _best(rivals: Sequence[Candidate], candidate_set: CandidateSet) -> list[Candidate]:
     """Keep the better per-channel variant, and the per-tensor one where it is nearly as good."""
-    per_channel = sorted((one for one in rivals if _is_per_channel(one)), key=_snr)
-    kept = per_channel[-1:]
-    for one in rivals:
-        if one in kept:
+    per_channel = sorted((rival for rival in rivals if _is_per_channel(rival)), key=_snr)
+    best = per_channel[-1:]
+    for rival in rivals:
+        if rival in best:
             continue
-        if one in per_channel or (kept and one.snr_db < kept[0].snr_db - _PER_TENSOR_LOSS_DB):
-            found.put_aside(one, kept[0])
+        if rival in per_channel or (best and rival.snr_db < best[0].snr_db - _PER_TENSOR_LOSS_DB):
+            candidate_set.put_aside(rival, best[0])
         else:
-            kept.append(one)
-    return kept
+            best.append(rival)
+    return best

@@ -50,19 +50,21 @@ def draft_packages(
     """
     target, dims = request.target, prepared.dims
     here = measures_here(target)
-    on_target = model_on_target([one.model for one in candidates], target, dims, prepared.feeds[0])
+    on_target = model_on_target(
+        [candidate.model for candidate in candidates], target, dims, prepared.feeds[0]
+    )
     drafted = []
     rows = zip(candidates, latencies, processor_ratios, on_target, strict=True)
-    for place, (one, latency, ratio, modelled) in enumerate(rows):
-        score = scores.choosing.of(place)
-        confirmation = None if scores.confirmation is None else scores.confirmation.of(place)
-        memory = find_memory(one.model, target, dims, prepared.feeds[0])
+    for index, (candidate, latency, ratio, modelled) in enumerate(rows):
+        score = scores.choosing.of(index)
+        confirmation = None if scores.confirmation is None else scores.confirmation.of(index)
+        memory = find_memory(candidate.model, target, dims, prepared.feeds[0])
         figures = {
-            **_figures(one, prepared, memory),
-            "score": _score(one, prepared, scores, place),
+            **_figures(candidate, prepared, memory),
+            "score": _score(candidate, prepared, scores, index),
         }
-        recipe = _recipe(request, prepared, one, figures)
-        package = assemble(recipe, prepared.golden, one.model)
+        recipe = _recipe(request, prepared, candidate, figures)
+        package = assemble(recipe, prepared.golden, candidate.model)
         costs = {
             "size": float(package_bytes(package, signer)),
             "latency": _known(latency.median_s * 1e3 if here else modelled.latency_ms),
@@ -71,15 +73,15 @@ def draft_packages(
             "drop": score.drop.points,
         }
         measured = Measured(
-            f"C{place}",
-            one.label,
+            f"C{index}",
+            candidate.label,
             costs,
             latency_uncertainty=1.0 if here else modelled.uncertainty,
             host_ratio=ratio,
         )
         drafted.append(
             JudgedCandidate(
-                one.label, one.form, one.model, one.snr_db,
+                candidate.label, candidate.form, candidate.model, candidate.snr_db,
                 score=score, confirmation=confirmation, latency=latency, modelled=modelled, memory=memory,
                 recipe=recipe, package=package, measured=measured,
             )
@@ -138,9 +140,9 @@ def _figures(
     }
 
 
-def _score(candidate: Candidate, prepared: Prepared, scores: Scores, place: int) -> dict[str, Any]:
+def _score(candidate: Candidate, prepared: Prepared, scores: Scores, index: int) -> dict[str, Any]:
     """Return the score on the held-back samples, if there are any; without data it has no drop."""
-    evaluation, stated = prepared.samples.evaluation, scores.stated.of(place)
+    evaluation, stated = prepared.samples.evaluation, scores.stated.of(index)
     interval = stated.drop.interval()
     drop = {
         "drop_points": stated.drop.points,

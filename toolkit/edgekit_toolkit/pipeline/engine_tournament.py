@@ -62,13 +62,13 @@ def search_engines(request: Request, signer: StatementSigner, progress: Progress
     chosen = {name: run.chosen for name, run in runs.items() if run.chosen is not None}
     entrants, winner = _race(chosen, request.threads, progress) if chosen else ({}, next(iter(runs)))
     results = [
-        _result(name, runs.get(name), entrants.get(name), refused.get(name), kept=name == winner)
+        _result(name, runs.get(name), entrants.get(name), refused.get(name), is_kept=name == winner)
         for name in names
     ]
-    kept = replace(runs[winner], tournament=tuple(results))
+    winning_run = replace(runs[winner], tournament=tuple(results))
     failed = {name for name, entrant in entrants.items() if entrant.latency is None}
     others = [run for name, run in runs.items() if name != winner and name not in failed]
-    return carry_variants([kept, *others], signer)
+    return carry_variants([winning_run, *others], signer)
 
 
 def _search_each(
@@ -90,7 +90,7 @@ def _search_each(
 
 
 def _named(progress: Progress, name: str) -> Progress:
-    return lambda what, done, total: progress(f"{name}: {what}", done, total)
+    return lambda phase, done, total: progress(f"{name}: {phase}", done, total)
 
 
 def _race(
@@ -108,7 +108,7 @@ def _race(
         OutputError: the package cannot be written to the folder for temporary files.
     """
     (_, first), *others = chosen.items()
-    whole = combine(first.package, {name: one.package for name, one in others}, first.recipe)
+    whole = combine(first.package, {name: candidate.package for name, candidate in others}, first.recipe)
     try:
         with tempfile.TemporaryDirectory(prefix="edgekit-tournament-") as name:
             path, keys = Path(name, whole.manifest.file_name), Path(name, "keys")
@@ -136,11 +136,11 @@ def _race(
 
 
 def _result(
-    name: str, run: Run | None, entrant: Entrant | None, error: EdgekitError | None, *, kept: bool
+    name: str, run: Run | None, entrant: Entrant | None, error: EdgekitError | None, *, is_kept: bool
 ) -> EngineResult:
     if run is None or run.chosen is None or entrant is None or entrant.latency is None:
         reason = " ".join(str(error).split()) if run is None else run.choice.reason
         if entrant is not None and entrant.reason is not None:
             reason = entrant.reason
-        return EngineResult(name, None, None, reason, kept=kept)
-    return EngineResult(name, run.chosen, entrant.latency.median_s * 1e3, "", kept=kept)
+        return EngineResult(name, None, None, reason, kept=is_kept)
+    return EngineResult(name, run.chosen, entrant.latency.median_s * 1e3, "", kept=is_kept)

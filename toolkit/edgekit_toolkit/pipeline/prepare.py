@@ -207,8 +207,8 @@ def check_fixed_sizes(prepared: Prepared) -> None:
         ModelError: a sample has another size.
     """
     if other := prepared.other_sizes(prepared.feeds):
-        wanted = list_sizes({name: prepared.dims[name] for name in other})
+        fixed_sizes = list_sizes({name: prepared.dims[name] for name in other})
         raise ModelError(
-            f"{prepared.source.path}: for LiteRT sizes are fixed, here to {wanted}, and a sample has"
+            f"{prepared.source.path}: for LiteRT sizes are fixed, here to {fixed_sizes}, and a sample has"
             f" {list_sizes(other)}; give samples of one size, without --dim, or take --backend ort"
         )

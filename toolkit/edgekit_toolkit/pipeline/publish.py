@@ -44,10 +44,10 @@ def output_folder(folder: Path) -> Iterator[None]:
     Raises:
         OutputError: it cannot be made or written to.
     """
-    made: list[Path] = []
+    created: list[Path] = []
     try:
         try:
-            made.extend(path for path in (folder, *folder.parents) if not path.exists())
+            created.extend(path for path in (folder, *folder.parents) if not path.exists())
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(
@@ -57,7 +57,7 @@ def output_folder(folder: Path) -> Iterator[None]:
         yield
     except BaseException:
         with contextlib.suppress(OSError):  # not empty, or never made
-            for path in made:
+            for path in created:
                 path.rmdir()
         raise
 
@@ -100,8 +100,8 @@ def staging(folder: Path) -> Iterator[Path]:
 def _check_places(stage: Path, folder: Path) -> None:
     """Check all places before the first file moves, so that no later file fails."""
     for path in sorted(stage.iterdir()):
-        place = folder / path.name
-        if place.is_dir() and not place.is_symlink():
+        destination = folder / path.name
+        if destination.is_dir() and not destination.is_symlink():
             raise OutputError(
                 f"cannot write into {folder}: a folder lies at {path.name}, the place of a result; move it"
                 " away, or choose another output folder by -o"
@@ -110,7 +110,7 @@ def _check_places(stage: Path, folder: Path) -> None:
 
 def _move_files(stage: Path, folder: Path) -> None:
     # The package last: once it is there, so is the rest.
-    for path in sorted(stage.iterdir(), key=lambda one: (one.suffix == ".edgepkg", one.name)):
+    for path in sorted(stage.iterdir(), key=lambda path: (path.suffix == ".edgepkg", path.name)):
         path.replace(folder / path.name)
 
 

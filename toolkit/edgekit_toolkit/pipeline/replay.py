@@ -74,7 +74,8 @@ def repeat(model_path: Path, recipe: Recipe, earlier: EarlierModel | None = None
             return first
         alone = {variant.name: recipe.of_variant(variant) for variant in recipe.variants}
         others = {
-            name: assemble(one, reference, _rebuild(floats, one, earlier)) for name, one in alone.items()
+            name: assemble(variant_recipe, reference, _rebuild(floats, variant_recipe, earlier))
+            for name, variant_recipe in alone.items()
         }
         return combine(first, others, recipe)
     except (DataError, ManifestError) as error:
@@ -91,8 +92,8 @@ def _rebuild(floats: Model, recipe: Recipe, earlier: EarlierModel | None) -> Mod
     if earlier is not None and form.earlier is not None and form.earlier.sha256 == earlier.sha256:
         form = replace(form, earlier=earlier)
     model = find_support(recipe.backend).build(floats, form, recipe.dims)
-    made = None if model is None else hashlib.sha256(model.content).hexdigest()
-    if model is None or made != recipe.model_sha256:
+    digest = None if model is None else hashlib.sha256(model.content).hexdigest()
+    if model is None or digest != recipe.model_sha256:
         here = tool_versions(*list_supported())
         changed = [
             f"{name} {version} (here {here.get(name)})"
@@ -100,7 +101,7 @@ def _rebuild(floats: Model, recipe: Recipe, earlier: EarlierModel | None) -> Mod
             if here.get(name) != version
         ]
         raise RecipeError(
-            f"the recipe makes a model with sha256 {made} here, it states {recipe.model_sha256}; "
+            f"the recipe makes a model with sha256 {digest} here, it states {recipe.model_sha256}; "
             + (f"it was made with {', '.join(changed)}" if changed else "it was edited by hand or is damaged")
         )
     stated, size_bytes = recipe.figures.get("model_bytes"), len(model.content)

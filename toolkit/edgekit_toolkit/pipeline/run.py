@@ -162,7 +162,7 @@ class Run:
 
     def candidate(self, candidate_id: str) -> JudgedCandidate:
         """Return the candidate of an id."""
-        return next(one for one in self.candidates if one.id == candidate_id)
+        return next(candidate for candidate in self.candidates if candidate.id == candidate_id)
 
     def float_ratio(self, candidate: JudgedCandidate) -> FloatRatio:
         """Return the latency of a candidate relative to the float model, which is the first candidate."""

@@ -62,7 +62,7 @@ def search(
             feeds=prepared.feeds,
         )
     with phases.phase("search"):
-        found = find_candidates(
+        candidate_set = find_candidates(
             quantizer,
             lambda: feeds_only(prepared.samples.calibration),
             per_channel=request.target.quantization.per_channel,
@@ -77,7 +77,7 @@ def search(
     names = [spec.name for spec in prepared.source.outputs]
     with phases.phase("judge"):
         reference = prepared.source.model.open(names, threads=request.threads)
-        scores, runs = _score(request, prepared, found, names, progress)
+        scores, runs = _score(request, prepared, candidate_set, names, progress)
     limits = limits_in_force(request.budget, has_data=prepared.has_data, strict=request.strict)
     with phases.phase("measure"):
         meter = LoadMeter()
@@ -85,13 +85,13 @@ def search(
         load = meter.finish(latencies[0])
         runs = [reference, *runs]
         if request.threads != 1:
-            models = [prepared.source.model, *(one.model for one in found.candidates)]
+            models = [prepared.source.model, *(candidate.model for candidate in candidate_set.candidates)]
             runs = [model.open(names, threads=1) for model in models]
         _, *ratios = measure_processor_ratios(runs, prepared.feeds[0])
         drafted = draft_packages(
             replace(request, budget=limits),
             prepared,
-            found.candidates,
+            candidate_set.candidates,
             scores,
             signer,
             latencies=latencies[1:],
@@ -105,12 +105,12 @@ def search(
         request=request,
         prepared=prepared,
         quantizer=quantizer,
-        found=found,
+        found=candidate_set,
         candidates=candidates,
         scores=scores,
         source_latency=latencies[0],
         load=load,
-        front=pareto_front([one.measured for one in candidates]),
+        front=pareto_front([candidate.measured for candidate in candidates]),
         choice=accepted.choice,
         acceptance=accepted.acceptance,
         seconds=phases.seconds,
@@ -121,14 +121,18 @@ def search(
 
 
 def _score(
-    request: Request, prepared: Prepared, found: CandidateSet, names: Sequence[str], progress: Progress
+    request: Request,
+    prepared: Prepared,
+    candidate_set: CandidateSet,
+    names: Sequence[str],
+    progress: Progress,
 ) -> tuple[Scores, list[Runner]]:
     """Return scores and sessions of the candidates; removes candidates that cannot be chosen from `found`."""
     source, evaluation = prepared.source, prepared.samples.evaluation
-    runs = [one.model.open(names, threads=request.threads) for one in found.candidates]
+    runs = [candidate.model.open(names, threads=request.threads) for candidate in candidate_set.candidates]
     # Dynamic int8 takes its ranges from the whole batch, so samples run alone, as on the device. A converted
     # .tflite has a fixed batch.
-    takes_batch_range = any(one.form.kind == DYNAMIC_INT8 for one in found.candidates)
+    takes_batch_range = any(candidate.form.kind == DYNAMIC_INT8 for candidate in candidate_set.candidates)
     runs_alone = takes_batch_range or find_support(request.backend).fixes_sizes
     scores = score_candidates(
         source.model.open(names, threads=request.threads, rewrites=False),
@@ -136,8 +140,8 @@ def _score(
         alone=runs_alone,
         progress=lambda done, total: progress("judging on held-out samples", done, total),
     )  # fmt: skip
-    found.leave_out(scores.spoiled)
-    runs = [run for place, run in enumerate(runs) if place not in scores.spoiled]
+    candidate_set.leave_out(scores.spoiled)
+    runs = [run for index, run in enumerate(runs) if index not in scores.spoiled]
     scores = scores.without(scores.spoiled)
     if not evaluation.is_generated:
         return scores, runs
@@ -145,12 +149,12 @@ def _score(
     # because it is the smallest or fastest.
     most = request.budget.limits.get("drop", math.inf)
     unlike = {
-        place: f"{drop.points:.2f} points less {scores.metric.title} on generated inputs"
-        for place, drop in enumerate(scores.choosing.drops)
-        if place and drop.points > most
+        index: f"{drop.points:.2f} points less {scores.metric.title} on generated inputs"
+        for index, drop in enumerate(scores.choosing.drops)
+        if index and drop.points > most
     }
-    found.set_apart(unlike)
-    return scores.without(unlike), [run for place, run in enumerate(runs) if place not in unlike]
+    candidate_set.set_apart(unlike)
+    return scores.without(unlike), [run for index, run in enumerate(runs) if index not in unlike]
 
 
 def _choose(
@@ -164,16 +168,16 @@ def _choose(
     progress: Progress,
 ) -> tuple[tuple[JudgedCandidate, ...], Accepted]:
     """Return the choice, and the candidates with the drop of each that was compared with the limit."""
-    by_id = {one.id: one for one in drafted}
+    by_id = {candidate.id: candidate for candidate in drafted}
     on_gpu = find_support(request.backend).on_gpu
 
     @functools.cache
     def check(candidate_id: str) -> Acceptance:
-        one = by_id[candidate_id]
+        candidate = by_id[candidate_id]
         return check_accepted(
             request.backend,
-            one.model,
-            one.package,
+            candidate.model,
+            candidate.package,
             prepared.feeds[0],
             signer,
             show=lambda text: progress(text, None, None),
@@ -181,7 +185,7 @@ def _choose(
 
     def choose(measured: Sequence[Measured]) -> Accepted:
         if request.like is not None and len(drafted) > 1:  # the float model is there for comparison
-            measured = [one for one in measured if one.id != drafted[0].id]
+            measured = [candidate for candidate in measured if candidate.id != drafted[0].id]
             # Weights near to the earlier ones make a smaller delta; the other candidate is for when they
             # break a limit.
             near = choose_accepted(limits, measured[:1], check, on_gpu=on_gpu)
@@ -191,24 +195,24 @@ def _choose(
         return choose_accepted(limits, measured, check, on_gpu=on_gpu)
 
     confirmed = choose_confirmed(
-        [one.measured for one in drafted], scores, limits, choose,
+        [candidate.measured for candidate in drafted], scores, limits, choose,
         has_data=prepared.has_data, strict=request.strict,
     )  # fmt: skip
-    held = confirmed.held or [None] * len(drafted)
+    stated_drops = confirmed.held or [None] * len(drafted)
     candidates = (
-        replace(one, measured=measured, held=drop)
-        for one, measured, drop in zip(drafted, confirmed.measured, held, strict=True)
+        replace(candidate, measured=measured, held=drop)
+        for candidate, measured, drop in zip(drafted, confirmed.measured, stated_drops, strict=True)
     )
     return tuple(candidates), confirmed.accepted
 
 
 def with_measured_memory(run: Run, chosen: JudgedCandidate) -> Run:
     """Return the run with the measured memory of the chosen candidate here, beside the modelled memory."""
-    found = measure_memory_here(
+    memory = measure_memory_here(
         chosen.model,
         chosen.memory,
         run.prepared.feeds[0],
         target=run.request.target,
         limit_bytes=run.request.budget.limits.get("memory", math.inf),
     )
-    return replace(run, memory_here=found, warnings=[*run.warnings, *found.notes])
+    return replace(run, memory_here=memory, warnings=[*run.warnings, *memory.notes])

@@ -51,7 +51,9 @@ def _offers(runs: Sequence[Run]) -> Iterator[Carried]:
     """Yield candidates for variants, without names yet, the best first."""
     # Ids are unique in one run only, so they get the engine's name.
     offers = {
-        f"{run.request.backend} {one.id}": Carried("", run, one) for run in runs for one in run.candidates
+        f"{run.request.backend} {candidate.id}": Carried("", run, candidate)
+        for run in runs
+        for candidate in run.candidates
     }
     chosen = [f"{run.request.backend} {run.choice.chosen}" for run in runs if run.choice.chosen is not None]
     for name in chosen[1:]:
@@ -62,10 +64,11 @@ def _offers(runs: Sequence[Run]) -> Iterator[Carried]:
             yield offers[further.id]
 
 
-def _name(offer: Carried, taken: Sequence[Carried]) -> str:
+def _name(offer: Carried, chosen: Sequence[Carried]) -> str:
     """Return a name from the engine and the form, with a number if that is taken."""
     stem, *others = (
-        f"{one.candidate.recipe.backend}-{one.candidate.recipe.form.kind}" for one in (offer, *taken)
+        f"{carried.candidate.recipe.backend}-{carried.candidate.recipe.form.kind}"
+        for carried in (offer, *chosen)
     )
     alike = Counter(others)[stem]
     return f"{stem}-{alike + 1}" if alike else stem
@@ -77,16 +80,16 @@ def _combine(first: JudgedCandidate, carried: Sequence[Carried], signer: Stateme
     Raises:
         DataError: the variants take or give other tensors.
     """
-    recipes = {one.name: one.candidate.recipe for one in carried}
+    recipes = {variant.name: variant.candidate.recipe for variant in carried}
     recipe = replace(
         first.recipe,
         variants=tuple(
-            RecipeVariant(name, one.backend, one.form, one.model_sha256, one.figures)
-            for name, one in recipes.items()
+            RecipeVariant(name, recipe.backend, recipe.form, recipe.model_sha256, recipe.figures)
+            for name, recipe in recipes.items()
         ),
-        tools=tool_versions(first.recipe.backend, *(one.backend for one in recipes.values())),
+        tools=tool_versions(first.recipe.backend, *(recipe.backend for recipe in recipes.values())),
     )
-    package = combine(first.package, {one.name: one.candidate.package for one in carried}, recipe)
+    package = combine(first.package, {variant.name: variant.candidate.package for variant in carried}, recipe)
     figures = {**first.measured.figures, "size": float(package_bytes(package, signer))}
     return replace(first, recipe=recipe, package=package, measured=replace(first.measured, figures=figures))
 
@@ -103,20 +106,22 @@ def _find_problem(offer: Carried, whole: JudgedCandidate, run: Run, signer: Stat
     size_bytes, limit = whole.measured.figures["size"], run.limits.limits.get("size")
     if limit is not None and size_bytes > limit:
         return f"the whole package would have {size_bytes:,.0f} bytes, the limit is {limit:,.0f}"
-    one = offer.candidate
-    found = check_accepted(offer.run.request.backend, one.model, one.package, run.prepared.feeds[0], signer)
+    candidate = offer.candidate
+    acceptance = check_accepted(
+        offer.run.request.backend, candidate.model, candidate.package, run.prepared.feeds[0], signer
+    )
     # What could not be checked, the choice of the default has said.
-    return f"{found.refuser} refuses it: {found.refusal}" if found.refuser else None
+    return f"{acceptance.refuser} refuses it: {acceptance.refusal}" if acceptance.refuser else None
 
 
 def _shortfall(run: Run, carried: int) -> list[str]:
-    asked = run.request.variants
-    if carried + 1 == asked:
+    requested = run.request.variants
+    if carried + 1 == requested:
         return []
     count = "1 variant" if carried == 0 else f"{carried + 1} variants"
     note = (
-        f"the package carries {count}, {asked} were asked for: no further candidate keeps every limit and is"
-        " more accurate, faster or smaller than the others"
+        f"the package carries {count}, {requested} were asked for: no further candidate keeps every limit and"
+        " is more accurate, faster or smaller than the others"
     )
     return [note]
 

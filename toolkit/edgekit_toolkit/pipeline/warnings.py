@@ -78,12 +78,14 @@ def find_warnings(run: Run) -> list[str]:
             " machine before you rely on figures measured here"
         )
     if other := prepared.other_sizes(prepared.feeds[:1]):
-        asked = list_sizes({name: prepared.dims[name] for name in other})
+        stated_sizes = list_sizes({name: prepared.dims[name] for name in other})
         notes.append(
-            f"what is modelled or estimated is for {asked}; latency and memory measured on this machine are"
-            f" those of the first sample, which has {list_sizes(other)}"
+            f"what is modelled or estimated is for {stated_sizes}; latency and memory measured on this"
+            f" machine are those of the first sample, which has {list_sizes(other)}"
         )
-    problems = dict.fromkeys(one.memory for one in run.candidates if isinstance(one.memory, str))
+    problems = dict.fromkeys(
+        candidate.memory for candidate in run.candidates if isinstance(candidate.memory, str)
+    )
     return [*notes, *_arithmetic_warnings(run), *_memory_warnings(run), *problems]
 
 
@@ -126,14 +128,14 @@ def _find_profile_problem(request: Request) -> str | None:
 def _arithmetic_warnings(run: Run) -> list[str]:
     """Return warnings about int8 figures from a machine whose 8-bit products differ from the target's."""
     notes, target = [], run.request.target.name
-    names = dict.fromkeys(name for one in run.candidates for name in one.model.saturating_nodes())
+    names = dict.fromkeys(name for candidate in run.candidates for name in candidate.model.saturating_nodes())
     if names:
         notes.append(
             f"scores are estimated, not measured: the 8-bit products of {', '.join([*names][:3])} saturate on"
             f" this machine ({instruction_set()}) and not on {target}; package on a machine with"
             " VNNI, or give the float model"
         )
-    in_codes = any(one.model.computes_in_codes() for one in run.candidates)
+    in_codes = any(candidate.model.computes_in_codes() for candidate in run.candidates)
     if in_codes and find_support(run.request.backend).slows_exact_products and saturates():
         notes.append(
             f"int8 times of this machine ({instruction_set()}, no VNNI) are those of slower, exact kernels;"
@@ -145,7 +147,7 @@ def _arithmetic_warnings(run: Run) -> list[str]:
 
 def _memory_warnings(run: Run) -> list[str]:
     """Return warnings about a memory limit that was compared with another machine's memory."""
-    here = any(isinstance(one.memory, PeakMemory) for one in run.candidates)
+    here = any(isinstance(candidate.memory, PeakMemory) for candidate in run.candidates)
     if "memory" not in run.request.budget.limits or not here or measures_here(run.request.target):
         return []
     note = (

@@ -49,8 +49,8 @@ def least_error_range(histogram: Histogram, *, symmetric: bool) -> tuple[float, 
     width = 2 * np.maximum(reach[0], -reach[1]) if symmetric else reach[0] - reach[1]
     rounding = (width / _CODES) ** 2 / 12 * counts.sum()
     total = below[:, None] + above[None, :] + rounding
-    place = np.unravel_index(int(total.argmin()), total.shape)
-    return float(lows[place[0]]), float(highs[place[1]])
+    best = np.unravel_index(int(total.argmin()), total.shape)
+    return float(lows[best[0]]), float(highs[best[1]])
 
 
 class NarrowRange(Protocol):

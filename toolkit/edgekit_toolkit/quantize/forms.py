@@ -194,10 +194,10 @@ def build(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
     Raises:
         RecipeError: the plan does not belong to this model.
     """
-    made = _build_named(model, form)
-    if made is None:
+    built = _build_named(model, form)
+    if built is None:
         return None
-    short = shorten_names(made)
+    short = shorten_names(built)
     return short if form.earlier is None else bring_near(short, _parse(form.earlier))
 
 
@@ -216,9 +216,9 @@ def _build_named(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
         return storage.half_weights(model)
     if form.kind == INT8_WEIGHTS:
         return _int8_weights(model, form.layers)
-    made = _quantized(model, form)
+    built = _quantized(model, form)
     # Constants that the form leaves in float: tables become int8, other weights half precision.
-    return None if made is None else _changed(made, int8_tables, storage.half_weights) or made
+    return None if built is None else _changed(built, int8_tables, storage.half_weights) or built
 
 
 def _quantized(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
@@ -235,14 +235,14 @@ def _quantized(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
 
 def _int8_weights(model: onnx.ModelProto, layers: frozenset[str] | None) -> onnx.ModelProto | None:
     """Weights and tables of `layers` as int8, the rest in half precision; None if none is int8."""
-    known = frozenset(int8_layers(model))
-    if layers is not None and not layers <= known:
+    candidates = frozenset(int8_layers(model))
+    if layers is not None and not layers <= candidates:
         raise RecipeError(
-            f"recipe: the form does not fit the model: no int8 weight in {min(layers - known)!r}"
+            f"recipe: the form does not fit the model: no int8 weight in {min(layers - candidates)!r}"
         )
-    chosen = known if layers is None else layers
-    made = _changed(model, partial(storage.int8_weights, layers=chosen), partial(int8_tables, layers=chosen))
-    return None if made is None else storage.half_weights(made) or made
+    chosen = candidates if layers is None else layers
+    built = _changed(model, partial(storage.int8_weights, layers=chosen), partial(int8_tables, layers=chosen))
+    return None if built is None else storage.half_weights(built) or built
 
 
 def _changed(
@@ -281,10 +281,10 @@ _CODES: Final = {onnx.TensorProto.INT8: "int8 weights", onnx.TensorProto.INT4: "
 
 def stored_layers(model: onnx.ModelProto, form: Form) -> dict[str, StoredLayer]:
     """Return how each layer of the optimised model is stored, read from the form's model, by first output."""
-    made = _build_named(model, form)
-    if made is None:
+    built = _build_named(model, form)
+    if built is None:
         return {}
-    index, floats = GraphIndex(made.graph), GraphIndex(model.graph)
+    index, floats = GraphIndex(built.graph), GraphIndex(model.graph)
     layers = {}
     for node in model.graph.node:
         if is_table_lookup(floats, node):
@@ -296,14 +296,14 @@ def stored_layers(model: onnx.ModelProto, form: Form) -> dict[str, StoredLayer]:
         kernel = form.plan is not None and node.output[0] in form.plan.kernels
         twin = next(
             (
-                one
-                for one in made.graph.node
-                if one.op_type == node.op_type and one.name == node.name and node.name
+                twin
+                for twin in built.graph.node
+                if twin.op_type == node.op_type and twin.name == node.name and node.name
             ),
             index.producers.get(node.output[0]),
         )
         if twin is None or twin.op_type != node.op_type:
-            codes = [tensor for tensor in made.graph.initializer if tensor.name.startswith(node.input[1])]
+            codes = [tensor for tensor in built.graph.initializer if tensor.name.startswith(node.input[1])]
             layers[node.output[0]] = StoredLayer("dynamic int8", sum(tensor.ByteSize() for tensor in codes))
             continue
         roots = [tensor for name in twin.input[1:] for tensor in _roots(index, name)]
@@ -345,4 +345,4 @@ def _roots(index: GraphIndex, name: str) -> list[onnx.TensorProto]:
     source = index.producers.get(name)
     if source is None or source.op_type not in {"DequantizeLinear", "Cast"}:
         return []
-    return [index.initializers[one] for one in source.input if one in index.initializers]
+    return [index.initializers[name] for name in source.input if name in index.initializers]

@@ -60,24 +60,24 @@ def near_weight(new: Coded, earlier: Coded) -> tuple[Coded, int]:
         new: symmetric int8 codes.
         earlier: earlier version of the weight, of the same shape.
     """
-    was, now = (one.scales.astype(np.float64) for one in (earlier, new))
+    was, now = (coded.scales.astype(np.float64) for coded in (earlier, new))
     with np.errstate(all="ignore"):
         ratio = np.nan_to_num(now / was, nan=np.inf)
     step = min(int(_LARGEST_SHARE * _measure_change(new, earlier)), _LARGEST_STEP)
     peak = int(max(np.abs(new.codes.astype(int)).max(initial=1), 1))
     if step < 2:
         # A scale that differs so little changes no code: keep it, and save its bytes.
-        kept = np.abs(ratio - 1) * peak < 0.5
-        return new._replace(scales=np.where(kept, earlier.scales, new.scales)), 1
+        is_same = np.abs(ratio - 1) * peak < 0.5
+        return new._replace(scales=np.where(is_same, earlier.scales, new.scales)), 1
     steps = np.clip(np.floor(_RATIOS / np.clip(ratio, _LEAST_RATIO, _MOST_RATIO)), 1, None)
     steps = np.where((ratio >= _KEPT_SHRINK) & (ratio <= _KEPT_GROWTH), _RATIOS, steps)
-    known = (ratio >= _LEAST_RATIO) & (ratio <= _MOST_RATIO)
-    scales = np.where(known, was * _RATIOS / steps, now).astype(np.float32)
+    is_near = (ratio >= _LEAST_RATIO) & (ratio <= _MOST_RATIO)
+    scales = np.where(is_near, was * _RATIOS / steps, now).astype(np.float32)
     exact = scales.astype(np.float64)
     multipliers = np.clip(np.rint(_ONE * np.divide(was, exact)), 0, 0xFFFF).astype(np.int64)
     base = np.clip((earlier.codes.astype(np.int64) * new.along(multipliers) + _ONE // 2) >> 12, -128, 127)
-    wanted = new.codes * new.along(now / exact)
-    codes = base + step * np.rint((wanted - base) / step)
+    exact_codes = new.codes * new.along(now / exact)
+    codes = base + step * np.rint((exact_codes - base) / step)
     over = np.ceil(np.maximum(np.abs(codes) - peak, 0) / step)
     codes -= np.sign(codes) * over * step
     return Coded(codes.astype(np.int8), scales, new.axis), step
@@ -101,7 +101,7 @@ def near_bias(new: Coded, earlier: Coded, weights: tuple[Coded, Coded, Coded], s
         weights: the weight after `near_weight`, before it, and in the earlier version.
         step: step between the codes of the weight.
     """
-    now, first, was = (one.scales for one in weights)
+    now, first, was = (weight.scales for weight in weights)
     scales = (new.scales * (now.astype(np.float64) / first)).astype(np.float32)
     scales = np.where(now == was, earlier.scales, scales)
     exact = scales.astype(np.float64)
@@ -113,8 +113,8 @@ def near_bias(new: Coded, earlier: Coded, weights: tuple[Coded, Coded, Coded], s
 
 def near_floats(new: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
     """Return float16 or float32 weights at steps from earlier ones; NaN and infinities stay."""
-    made = (_near_halves if new.dtype == np.float16 else _near_singles)(new, earlier)
-    return np.where(np.isfinite(made) & np.isfinite(new), made, new).reshape(new.shape)
+    stepped = (_near_halves if new.dtype == np.float16 else _near_singles)(new, earlier)
+    return np.where(np.isfinite(stepped) & np.isfinite(new), stepped, new).reshape(new.shape)
 
 
 def _near_halves(new: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
@@ -131,7 +131,7 @@ def _near_halves(new: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
 
 def _near_singles(new: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
     """Return float32 weights whose bits differ by steps of a power of two."""
-    now, was = (np.ascontiguousarray(one).view(np.int32).astype(np.int64) for one in (new, earlier))
+    now, was = (np.ascontiguousarray(floats).view(np.int32).astype(np.int64) for floats in (new, earlier))
     change = now - was
     bits = min(_FREE_BITS, int(np.log2(max(np.median(np.abs(change)), 1))))
     words = was + (np.rint(change / 2**bits).astype(np.int64) << bits)

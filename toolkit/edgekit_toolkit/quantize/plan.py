@@ -73,8 +73,8 @@ def kernel_names(model: onnx.ModelProto, scheme: Scheme, elementwise: bool) -> t
 
 def _precise(index: GraphIndex) -> set[str]:
     """Return first outputs of the nodes that stay in float because later nodes need precise inputs."""
-    found = precise_operators(_operator_nodes(index), index.outputs)
-    return {node.outputs[0] for node in found if node.outputs}
+    operators = precise_operators(_operator_nodes(index), index.outputs)
+    return {node.outputs[0] for node in operators if node.outputs}
 
 
 def tail_kernels(model: onnx.ModelProto, kernels: Sequence[str]) -> frozenset[str]:

@@ -63,16 +63,18 @@ def precise_operators(nodes: Sequence[OperatorNode[T]], ends: Collection[T]) -> 
             if tensor is not None:
                 readers.setdefault(tensor, []).append((node, position))
     spread = {tensor for node in nodes if node.spreads for tensor in node.outputs}
-    kept: dict[int, OperatorNode[T]] = {}
+    precise: dict[int, OperatorNode[T]] = {}
     for node in reversed(nodes):
         if node.product:
             continue
         reached = [reader for tensor in node.outputs for reader in readers.get(tensor, ())]
-        asked = all(one.sharp == position or id(one) in kept for one, position in reached)
-        only_asked = bool(reached) and asked and not set(node.outputs) & set(ends)
+        is_precise = all(
+            operator.sharp == position or id(operator) in precise for operator, position in reached
+        )
+        only_asked = bool(reached) and is_precise and not set(node.outputs) & set(ends)
         if only_asked or spread & set(node.inputs):
-            kept[id(node)] = node
-    return list(kept.values())
+            precise[id(node)] = node
+    return list(precise.values())
 
 
 def operators_behind_products(nodes: Sequence[OperatorNode[T]]) -> list[OperatorNode[T]]:

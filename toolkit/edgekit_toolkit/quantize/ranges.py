@@ -120,13 +120,13 @@ def activation_reader(
 def split_by_bytes(sizes: Mapping[str, int], most: int) -> list[list[str]]:
     """Return the names in groups, in order, of at most `most` bytes together, unless one alone has more."""
     groups: list[list[str]] = []
-    held = 0
+    total = 0
     for name, size in sizes.items():
-        if not groups or held + size > most:
+        if not groups or total + size > most:
             groups.append([])
-            held = 0
+            total = 0
         groups[-1].append(name)
-        held += size
+        total += size
     return groups
 
 
@@ -151,7 +151,7 @@ def gather(
     Raises:
         DataError: there are no samples.
     """
-    found: dict[str, Range] = {}
+    extremes: dict[str, Range] = {}
     without_range: set[str] = set()
     feeds = None
     for feeds in samples():
@@ -159,11 +159,11 @@ def gather(
             if not (np.abs(value) <= _MAX_CODED).all():  # NaN too
                 without_range.add(name)
             elif value.size:
-                _update(found, name, value, axis)
+                _update(extremes, name, value, axis)
         progress()
     if feeds is None:
         raise DataError(_NO_SAMPLES)
-    return {name: item for name, item in found.items() if name not in without_range}
+    return {name: item for name, item in extremes.items() if name not in without_range}
 
 
 def count_values(
@@ -176,18 +176,18 @@ def count_values(
         read: gives the activations of one sample.
         ranges: (low, high) by name; values beyond count at the ends.
     """
-    found: dict[str, Histogram] = {}
+    histograms: dict[str, Histogram] = {}
     for feeds in samples:
         for name, value in read(feeds):
             low, high = ranges[name]
             if not value.size or high - low < _LEAST_WIDTH:
                 continue
             bins_per_unit = np.float32(HISTOGRAM_BINS / (high - low))
-            places = ((value.reshape(-1) - np.float32(low)) * bins_per_unit).astype(np.int64)
-            counts = np.bincount(np.clip(places, 0, HISTOGRAM_BINS - 1), minlength=HISTOGRAM_BINS)
-            known = found.get(name)
-            found[name] = Histogram(low, high, counts if known is None else known.counts + counts)
-    return found
+            bins = ((value.reshape(-1) - np.float32(low)) * bins_per_unit).astype(np.int64)
+            counts = np.bincount(np.clip(bins, 0, HISTOGRAM_BINS - 1), minlength=HISTOGRAM_BINS)
+            previous = histograms.get(name)
+            histograms[name] = Histogram(low, high, counts if previous is None else previous.counts + counts)
+    return histograms
 
 
 def _measured_bytes(
@@ -216,18 +216,18 @@ def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelPro
     return copy
 
 
-def _update(found: dict[str, Range], name: str, value: NDArray[Any], axis: int | None) -> None:
+def _update(extremes: dict[str, Range], name: str, value: NDArray[Any], axis: int | None) -> None:
     # A channel axis whose length varies from sample to sample (a sequence, say) has only overall extremes.
-    others = tuple(one for one in range(value.ndim) if one != axis)
+    others = tuple(other_axis for other_axis in range(value.ndim) if other_axis != axis)
     low, high = np.atleast_1d(value.min(axis=others)), np.atleast_1d(value.max(axis=others))
-    known = found.get(name)
-    if known is None:
-        found[name] = Range(low.astype(np.float64), high.astype(np.float64))
-    elif known.low.shape == low.shape:
-        found[name] = Range(np.minimum(known.low, low), np.maximum(known.high, high))
+    previous = extremes.get(name)
+    if previous is None:
+        extremes[name] = Range(low.astype(np.float64), high.astype(np.float64))
+    elif previous.low.shape == low.shape:
+        extremes[name] = Range(np.minimum(previous.low, low), np.maximum(previous.high, high))
     else:
-        whole_low, whole_high = known.whole()
-        found[name] = Range(
+        whole_low, whole_high = previous.whole()
+        extremes[name] = Range(
             np.atleast_1d(np.float64(min(whole_low, low.min()))),
             np.atleast_1d(np.float64(max(whole_high, high.max()))),
         )

@@ -74,26 +74,26 @@ class Fidelity:
         self.reference = [run(feeds) for feeds in samples]
         self._axes = row_axes(samples, [_numbered(outputs) for outputs in self.reference])
         self.float_outputs = [
-            place
-            for place, output in enumerate(self.reference[0])
+            position
+            for position, output in enumerate(self.reference[0])
             if np.issubdtype(output.dtype, np.floating)
         ]
         self._groups = {
-            place: _group(parts[place] if parts is not None else None, self._wanted(place))
-            for place in self.float_outputs
+            index: _group(parts[index] if parts is not None else None, self._wanted(index))
+            for index in self.float_outputs
         }
         self._power = {
-            place: np.sum([self._sums(place, value**2) for value in self._wanted(place)], axis=0)
-            for place in self.float_outputs
+            index: np.sum([self._sums(index, value**2) for value in self._wanted(index)], axis=0)
+            for index in self.float_outputs
         }
 
-    def _wanted(self, place: int) -> list[NDArray[np.float64]]:
-        axis = self.softmax_axes[place]
-        return [_comparable(outputs[place], axis) for outputs in self.reference]
+    def _wanted(self, index: int) -> list[NDArray[np.float64]]:
+        axis = self.softmax_axes[index]
+        return [_comparable(outputs[index], axis) for outputs in self.reference]
 
-    def _sums(self, place: int, squares: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _sums(self, index: int, squares: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the sum of one sample's squares for each group of an output's values."""
-        groups = self._groups[place]
+        groups = self._groups[index]
         if groups is None or groups.shape != squares.shape:
             return np.atleast_1d(squares.sum())
         counts = np.bincount(groups.reshape(-1), squares.reshape(-1), minlength=int(groups.max()) + 1)
@@ -108,22 +108,22 @@ class Fidelity:
         """
         self.count(inferences=len(self.samples), models=1)
         run = variant.open(threads=self._threads)
-        error = {place: np.zeros_like(power) for place, power in self._power.items()}
+        error = {index: np.zeros_like(power) for index, power in self._power.items()}
         for feeds, expected in zip(self.samples, self.reference, strict=True):
             results = _numbered(run(feeds))
             rows = align_rows(results, _numbered(expected), self._axes).outputs
-            for place in self.float_outputs:
-                axis, name = self.softmax_axes[place], str(place)
-                want, got = (
-                    _comparable(expected[place], axis),
+            for index in self.float_outputs:
+                axis, name = self.softmax_axes[index], str(index)
+                want, output = (
+                    _comparable(expected[index], axis),
                     _comparable(rows.get(name, results[name]), axis),
                 )
                 with np.errstate(invalid="ignore"):  # infinity minus infinity
-                    squares = (got - want) ** 2 if got.shape == want.shape else want**2
+                    squares = (output - want) ** 2 if output.shape == want.shape else want**2
                 if name in rows:
                     squares = np.where(np.isnan(squares), want**2, squares)
-                error[place] += self._sums(place, squares)
-        ratios = [(error[place] / np.maximum(power, 1e-30)).mean() for place, power in self._power.items()]
+                error[index] += self._sums(index, squares)
+        ratios = [(error[index] / np.maximum(power, 1e-30)).mean() for index, power in self._power.items()]
         noise = float(np.mean(ratios)) if ratios else 0.0
         return noise if np.isfinite(noise) else np.inf
 
@@ -140,19 +140,19 @@ class Fidelity:
         Their product with an error has this error's share of `noise` as its mean square.
         """
         signs = np.random.default_rng([sample, number])
-        found = []
-        for place in self.float_outputs:
-            value, groups, power = self.reference[sample][place], self._groups[place], self._power[place]
+        errors = []
+        for index in self.float_outputs:
+            value, groups, power = self.reference[sample][index], self._groups[index], self._power[index]
             weights = 1 / (np.maximum(power, 1e-30) * len(power) * len(self.float_outputs))
-            each = weights[groups] if groups is not None and groups.shape == value.shape else weights[0]
-            probe = signs.choice([-1.0, 1.0], value.shape) * np.sqrt(each)
-            axis = self.softmax_axes[place]
-            found.append(np.asarray(probe if axis is None else _to_logits(probe, value, axis), np.float32))
-        return found
+            weight = weights[groups] if groups is not None and groups.shape == value.shape else weights[0]
+            probe = signs.choice([-1.0, 1.0], value.shape) * np.sqrt(weight)
+            axis = self.softmax_axes[index]
+            errors.append(np.asarray(probe if axis is None else _to_logits(probe, value, axis), np.float32))
+        return errors
 
 
 def _numbered(outputs: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    return {str(place): value for place, value in enumerate(outputs)}
+    return {str(position): value for position, value in enumerate(outputs)}
 
 
 def _to_logits(probe: NDArray[Any], softmax: NDArray[Any], axis: int) -> NDArray[Any]:
@@ -199,12 +199,12 @@ def decibel(noise: float) -> float:
 def blocks(model: onnx.ModelProto, kernels: Sequence[str]) -> list[Block]:
     """Group kernels: a matrix product with the element-wise kernels that follow it in graph order."""
     index = GraphIndex(model.graph)
-    found: list[list[str]] = []
+    groups: list[list[str]] = []
     for name in kernels:
-        if not found or index.producers[name].op_type in COMPUTE:
-            found.append([])
-        found[-1].append(name)
-    return [tuple(block) for block in found]
+        if not groups or index.producers[name].op_type in COMPUTE:
+            groups.append([])
+        groups[-1].append(name)
+    return [tuple(block) for block in groups]
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,18 +304,20 @@ def mixed_plans(
         expired: returns whether the time is over.
     """
     total = sum(item.noise for item in noises if np.isfinite(item.noise))
-    left = sorted((item for item in noises if item.noise > _MIN_GAIN * total), key=lambda item: -item.noise)
+    remaining = sorted(
+        (item for item in noises if item.noise > _MIN_GAIN * total), key=lambda item: -item.noise
+    )
     gone: tuple[Block, ...] = ()
     current = _noise(write, plan, fidelity)
-    while left and len(gone) < max_blocks and not expired():
+    while remaining and len(gone) < max_blocks and not expired():
         trials = []
-        for item in left[:_RECHECKED]:
+        for item in remaining[:_RECHECKED]:
             trial = replace(plan, kernels=plan.kernels - set(item.block))
             trials.append((_noise(write, trial, fidelity), item, trial))
-        noise, item, trial = min(trials, key=lambda found: found[0])
+        noise, item, trial = min(trials, key=lambda trial: trial[0])
         if noise > current * (1 - _MIN_GAIN):
             return
-        left.remove(item)
+        remaining.remove(item)
         gone, current, plan = (*gone, item.block), noise, trial
         yield MixedPlan(plan, gone, noise)
 
@@ -333,14 +335,14 @@ def mixes(costs: Sequence[LayerCost]) -> list[frozenset[str]]:
     Args:
         costs: one entry a layer.
     """
-    order = sorted(costs, key=lambda one: (-one.noise / max(one.saved_bytes, 1), one.layer))
+    order = sorted(costs, key=lambda cost: (-cost.noise / max(cost.saved_bytes, 1), cost.layer))
     # Noise that is left after releasing the first 0, 1, ... layers.
-    noises = np.array([one.noise for one in order])
-    left = np.append(np.cumsum(noises[::-1])[::-1], 0.0)
-    found: list[frozenset[str]] = []
+    noises = np.array([cost.noise for cost in order])
+    remaining = np.append(np.cumsum(noises[::-1])[::-1], 0.0)
+    plans: list[frozenset[str]] = []
     for share in _LEFT_SHARES:
-        released = int(np.argmax(left <= share * left[0])) if np.isfinite(left[0]) else 1
-        kept = frozenset(one.layer for one in order[released:])
-        if released and kept and kept not in found:
-            found.append(kept)
-    return found
+        released = int(np.argmax(remaining <= share * remaining[0])) if np.isfinite(remaining[0]) else 1
+        quantized = frozenset(cost.layer for cost in order[released:])
+        if released and quantized and quantized not in plans:
+            plans.append(quantized)
+    return plans

@@ -45,7 +45,7 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
             for step in run.prepared.steps
         ],
         "sizes": _sizes(run),
-        "candidates": [_candidate(run, one) for one in run.candidates],
+        "candidates": [_candidate(run, candidate) for candidate in run.candidates],
         "budget": _budget(run),
         "accuracy": describe_accuracy(run, _subject(run)),
         "outcome": _outcome(run),
@@ -96,14 +96,14 @@ def _variant(carried: Carried) -> dict[str, Any]:
 
 
 def _engine_result(result: EngineResult, limit: float | None) -> dict[str, Any]:
-    one = result.candidate
-    held = None if one is None else one.stated_drop
+    candidate = result.candidate
+    stated_drop = None if candidate is None else candidate.stated_drop
     return {
         "backend": result.backend,
-        "label": None if one is None else one.label,
-        "size_bytes": None if one is None else one.measured.figures["size"],
-        "drop_points": None if held is None else held.drop.points,
-        "drop": _drop(held, limit),
+        "label": None if candidate is None else candidate.label,
+        "size_bytes": None if candidate is None else candidate.measured.figures["size"],
+        "drop_points": None if stated_drop is None else stated_drop.drop.points,
+        "drop": _drop(stated_drop, limit),
         "latency_ms": result.latency_ms,
         "reason": result.reason,
         "kept": result.kept,
@@ -114,17 +114,17 @@ def _drop_limit(run: Run) -> float | None:
     return run.request.budget.limits.get("drop")
 
 
-def _drop(held: HeldDrop | None, limit: float | None) -> dict[str, Any] | None:
+def _drop(stated_drop: HeldDrop | None, limit: float | None) -> dict[str, Any] | None:
     """Return the interval of a drop, the samples behind it, and whether it settles the limit."""
-    if held is None:
+    if stated_drop is None:
         return None
-    interval = held.interval
+    interval = stated_drop.interval
     return {
         "interval": [round(interval.low, 4), round(interval.high, 4)],
         "confidence": interval.confidence,
-        "samples": held.drop.samples,
-        "held_back": held.held_back,
-        "resolved": limit is None or interval.high <= limit or held.state(limit) == "over",
+        "samples": stated_drop.drop.samples,
+        "held_back": stated_drop.held_back,
+        "resolved": limit is None or interval.high <= limit or stated_drop.state(limit) == "over",
     }
 
 
@@ -163,7 +163,9 @@ def _package(published: Published) -> dict[str, Any]:
 
 def _provenance(run: Run) -> dict[str, Any]:
     return {
-        "tools": tool_versions(*(one.request.backend for one in (run, *(each.run for each in run.variants)))),
+        "tools": tool_versions(
+            *(standing.request.backend for standing in (run, *(variant.run for variant in run.variants)))
+        ),
         "host": host_facts(),
         "load": asdict(run.load),
         "seconds": {name: round(seconds, 3) for name, seconds in run.seconds.items()},
@@ -216,30 +218,32 @@ def _metric_title(run: Run) -> str:
 
 def describe_accuracy(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
     """Return what the samples show about a candidate's drop: the headline of the report."""
-    one, most = candidate.held, _drop_limit(run)
-    told = {"metric": run.scores.metric.name, "title": _metric_title(run), "limit": most}
-    if one is None:
+    stated_drop, most = candidate.held, _drop_limit(run)
+    common = {"metric": run.scores.metric.name, "title": _metric_title(run), "limit": most}
+    if stated_drop is None:
         nothing = dict.fromkeys(("score", "baseline", "drop_points", "drop", "samples_needed"))
-        return {"state": "not checked", **told, **nothing}
-    score = (candidate.confirmation if one.held_back else None) or candidate.score
-    state = "not checked" if most is None else one.state(most)
+        return {"state": "not checked", **common, **nothing}
+    score = (candidate.confirmation if stated_drop.held_back else None) or candidate.score
+    state = "not checked" if most is None else stated_drop.state(most)
     return {
         "state": state,
-        **told,
+        **common,
         "score": score.value,
         "baseline": score.baseline,
-        "drop_points": one.drop.points,
-        "drop": _drop(one, most),
-        "samples_needed": one.samples_needed(most) if most is not None and state == "not resolved" else None,
+        "drop_points": stated_drop.drop.points,
+        "drop": _drop(stated_drop, most),
+        "samples_needed": stated_drop.samples_needed(most)
+        if most is not None and state == "not resolved"
+        else None,
     }
 
 
 def _figure(value: float | None, label: str, on: str) -> dict[str, Any]:
-    known = value is not None and math.isfinite(value)
-    return {"value": value if known else None, "label": label, "on": on}
+    is_known = value is not None and math.isfinite(value)
+    return {"value": value if is_known else None, "label": label, "on": on}
 
 
-def _figures(run: Run, candidate: JudgedCandidate, held: HeldDrop | None) -> dict[str, Any]:
+def _figures(run: Run, candidate: JudgedCandidate, stated_drop: HeldDrop | None) -> dict[str, Any]:
     """Figures of one candidate with their labels; without data it has no drop."""
     target = run.request.target
     here = measures_here(target)
@@ -255,8 +259,8 @@ def _figures(run: Run, candidate: JudgedCandidate, held: HeldDrop | None) -> dic
         "host_latency": _figure(candidate.latency.median_s * 1e3, "measured", "host"),
         "memory": _memory(run, candidate),
         "energy": _figure(costs["energy"], candidate.modelled.energy_label, target.name),
-        "score": _figure(None if held is None else candidate.score.value, label, "host"),
-        "drop": _figure(None if held is None else held.drop.points, label, "host"),
+        "score": _figure(None if stated_drop is None else candidate.score.value, label, "host"),
+        "drop": _figure(None if stated_drop is None else stated_drop.drop.points, label, "host"),
     }
 
 
@@ -289,9 +293,9 @@ def _subject(run: Run) -> JudgedCandidate:
 
 def _budget(run: Run) -> list[dict[str, Any]]:
     subject = _subject(run)
-    found = _figures(run, subject, subject.held)
+    figures = _figures(run, subject, subject.held)
     costs = (run.whole or subject).measured.figures
-    found["size"]["value"] = costs["size"]
+    figures["size"]["value"] = costs["size"]
     violations = run.limits.violations(costs)
     states = {"drop": describe_accuracy(run, subject)["state"]}
     high = {} if subject.held is None else {"drop": round(subject.held.interval.high, 4)}
@@ -300,9 +304,9 @@ def _budget(run: Run) -> list[dict[str, Any]]:
             "limit": name,
             "max": most,
             "unit": UNITS[name][0],
-            "value": found[name]["value"],
+            "value": figures[name]["value"],
             "high": high.get(name),
-            "label": found[name]["label"],
+            "label": figures[name]["label"],
             "state": "over" if name in violations else states.get(name, "ok"),
         }
         for name, most in run.request.budget.limits.items()
@@ -311,7 +315,7 @@ def _budget(run: Run) -> list[dict[str, Any]]:
 
 def evidence_figures(run: Run, chosen: JudgedCandidate) -> dict[str, Any]:
     """Figures that vary from run to run, for the evidence file."""
-    variants = {one.name: _varying(one.run, one.candidate) for one in run.variants}
+    variants = {variant.name: _varying(variant.run, variant.candidate) for variant in run.variants}
     here = run.memory_here
     tensorrt = None if run.acceptance is None else run.acceptance.tensorrt
     return {
@@ -346,10 +350,10 @@ def _varying(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
     """Return the figures of one candidate that vary from run to run."""
     latency, modelled = candidate.latency, candidate.modelled
     low, high = latency.quartiles_s
-    shown = _figures(run, candidate, candidate.held)
+    figures = _figures(run, candidate, candidate.held)
     return {
-        "score": shown["score"],
-        "latency_held_against_limits": shown["latency"],
+        "score": figures["score"],
+        "latency_held_against_limits": figures["latency"],
         "latency_here": {
             "median_ms": latency.median_s * 1e3,
             "quartiles_ms": [low * 1e3, high * 1e3],
@@ -361,5 +365,5 @@ def _varying(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
         "latency_on_target_ms": _figure(modelled.latency_ms, modelled.latency_label, run.request.target.name),
         "energy_on_target_mj": _figure(modelled.energy_mj, modelled.energy_label, run.request.target.name),
         "cost_source": modelled.source,
-        "memory": shown["memory"],
+        "memory": figures["memory"],
     }

@@ -297,24 +297,24 @@ def finite_report(document: Mapping[str, Any]) -> Report:
 
     JSON cannot express them, and a run of an hour must not end without a report because of one.
     """
-    places: list[str] = []
-    copy = _finite(document, "", places)
-    if places:
-        shown = ", ".join(places[:5]) + (f" and {len(places) - 5} more" if len(places) > 5 else "")
+    paths: list[str] = []
+    copy = _finite(document, "", paths)
+    if paths:
+        listed = ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
         copy["warnings"] = [
             *copy["warnings"],
-            f"{len(places)} value(s) were not finite and are shown as missing: {shown}.",
+            f"{len(paths)} value(s) were not finite and are shown as missing: {listed}.",
         ]
     return cast("Report", copy)
 
 
-def _finite(value: Any, place: str, places: list[str]) -> Any:
+def _finite(value: Any, path: str, paths: list[str]) -> Any:
     if isinstance(value, Mapping):
-        return {key: _finite(item, f"{place}.{key}".lstrip("."), places) for key, item in value.items()}
+        return {key: _finite(item, f"{path}.{key}".lstrip("."), paths) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item, f"{place}[{index}]", places) for index, item in enumerate(value)]
+        return [_finite(item, f"{path}[{index}]", paths) for index, item in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
-        places.append(place)
+        paths.append(path)
         return None
     return value
 

@@ -175,13 +175,15 @@ def show_latency_to_float(ratio: LatencyToFloat) -> str:
 
 def show_sizes(sizes: Sequence[Size]) -> str:
     """Return the sizes for which figures hold: `N=1 (assumed), T=40 (samples)`; empty if none is free."""
-    return ", ".join(f"{one['name']}={one['size']} ({one['from']})" for one in sizes)
+    return ", ".join(f"{size['name']}={size['size']} ({size['from']})" for size in sizes)
 
 
 def common_origin(figures: Iterable[ReportedFigure]) -> ReportedFigure | None:
     """Return one of the figures if all figures with a value share label and place, else None."""
-    known = [figure for figure in figures if figure["value"] is not None]
-    return known[0] if known and len({origin(figure) for figure in known}) == 1 else None
+    known_figures = [figure for figure in figures if figure["value"] is not None]
+    return (
+        known_figures[0] if known_figures and len({origin(figure) for figure in known_figures}) == 1 else None
+    )
 
 
 def known_figures(candidates: Iterable[ReportedCandidate]) -> list[str]:

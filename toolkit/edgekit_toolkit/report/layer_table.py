@@ -16,24 +16,24 @@ def stored(run: Run, candidate: JudgedCandidate) -> dict[str, StoredLayer]:
 
 def describe_layers(run: Run, candidate: JudgedCandidate) -> list[dict[str, Any]]:
     """Return the layers of a candidate as the report lists them."""
-    found, quantizer = stored(run, candidate), run.quantizer
+    stored_by_layer, quantizer = stored(run, candidate), run.quantizer
     layers = quantizer.float_layers()
     work = {cost.name: cost for cost in cost_of_nodes(quantizer.model, run.prepared.dims)}
     total = sum(item.noise for item in run.found.noises)
     shares = {item.block[0]: item.noise / total for item in run.found.noises} if total > 0 else {}
-    shown = _short_names([layer.label for layer in layers.values()])
+    labels = _short_names([layer.label for layer in layers.values()])
     return [
         {
-            "name": shown.get(layer.label, layer.label),
+            "name": labels.get(layer.label, layer.label),
             "op": layer.operator,
             "bytes_before": layer.weight_bytes,
-            "bytes_after": found[name].weight_bytes,
-            "precision": found[name].precision,
+            "bytes_after": stored_by_layer[name].weight_bytes,
+            "precision": stored_by_layer[name].precision,
             "macs": work[layer.label].macs * work[layer.label].repeats if layer.label in work else 0,
             "noise_share": shares.get(name),
         }
         for name, layer in layers.items()
-        if name in found
+        if name in stored_by_layer
     ]
 
 

@@ -128,9 +128,9 @@ def _print_budget(report: Report, console: Console) -> None:
     rows = [_budget_row(report, line, console) for line in report["budget"]]
     widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
     if sum(widths) + len(widths) - 1 > console.width:
-        for state, title, value, _, *rest in rows:
+        for state, title, value, _, *later in rows:
             print_line(console, state, title, value, indent=3)
-            print_line(console, *rest, first_indent=3, indent=3)
+            print_line(console, *later, first_indent=3, indent=3)
         return
     grid = Table.grid(padding=(0, 1))
     for column in range(len(widths)):
@@ -182,23 +182,23 @@ def _bar(line: BudgetLine, *, ascii_only: bool) -> str:
 def _print_candidates(report: Report, console: Console) -> None:
     closest = report["outcome"]["closest"]  # the refusal names this limit
     floats = report["candidates"][:1]  # what all others are compared with
-    shown = [
+    listed = [
         c for c in report["candidates"] if c["pareto"] or c["chosen"] or c["id"] == closest or c in floats
     ]
-    if not shown:
+    if not listed:
         return
-    names = _columns(shown)
-    shared = {name: common_origin(c["figures"][name] for c in shown) for name in names}
+    names = _columns(listed)
+    shared = {name: common_origin(c["figures"][name] for c in listed) for name in names}
     console.print()
     if console.width < _TABLE_WIDTH:
-        _print_stacked(shown, names, shared, console)
+        _print_stacked(listed, names, shared, console)
     else:
-        _print_table(shown, names, shared, console)
-    _print_key(report, shown, shared, console)
+        _print_table(listed, names, shared, console)
+    _print_key(report, listed, shared, console)
 
 
 def _print_table(
-    shown: Sequence[ReportedCandidate],
+    listed: Sequence[ReportedCandidate],
     names: Sequence[str],
     shared: Mapping[str, ReportedFigure | None],
     console: Console,
@@ -208,35 +208,37 @@ def _print_table(
     grid.add_column("Candidate", ratio=1, overflow="fold")
     for name in names:
         grid.add_column(_heading(name, shared[name], console), justify="right", no_wrap=True)
-    for candidate in shown:
+    for candidate in listed:
         grid.add_row(*_row(candidate, names, shared, console))
     console.print(grid)
 
 
 def _print_stacked(
-    shown: Sequence[ReportedCandidate],
+    listed: Sequence[ReportedCandidate],
     names: Sequence[str],
     shared: Mapping[str, ReportedFigure | None],
     console: Console,
 ) -> None:
     """Print each candidate on lines of its own: its name, then its figures with theirs."""
     origins = [
-        f"{_SHORT[name]}: {one['label']}, {one['on']}" for name, one in shared.items() if one is not None
+        f"{_SHORT[name]}: {origin['label']}, {origin['on']}"
+        for name, origin in shared.items()
+        if origin is not None
     ]
     print_line(console, ("Candidates", "bold"), *([(f"({'; '.join(origins)})", "dim")] if origins else []))
-    for candidate in shown:
+    for candidate in listed:
         sign, label, *cells = _row(candidate, names, shared, console)
         print_line(console, sign, label, indent=2)
         figures = [f"{_SHORT[name]} {cell.plain}" for name, cell in zip(names, cells, strict=True)]
         print_line(console, ", ".join(figures), first_indent=4, indent=4)
 
 
-def _columns(shown: Sequence[ReportedCandidate]) -> list[str]:
-    known = known_figures(shown)
+def _columns(listed: Sequence[ReportedCandidate]) -> list[str]:
+    figures = known_figures(listed)
     return [
-        "host_latency" if name == "latency" and name not in known and "host_latency" in known else name
+        "host_latency" if name == "latency" and name not in figures and "host_latency" in figures else name
         for name in _COLUMNS
-        if name in known or (name == "latency" and "host_latency" in known)
+        if name in figures or (name == "latency" and "host_latency" in figures)
     ]
 
 
@@ -278,26 +280,26 @@ def _reach(points: float | None, drop: ReportedDrop) -> str:
 
 def _print_key(
     report: Report,
-    shown: Sequence[ReportedCandidate],
+    listed: Sequence[ReportedCandidate],
     shared: Mapping[str, ReportedFigure | None],
     console: Console,
 ) -> None:
     if report["sizes"]:
         sizes = f"Latency, memory and energy are for {show_sizes(report['sizes'])}"
         print_line(console, (sizes, "dim"))
-    labels = {one["figures"]["latency"]["label"] for one in report["candidates"]}
+    labels = {candidate["figures"]["latency"]["label"] for candidate in report["candidates"]}
     if labels & {"calibrated", "modelled"}:
         print_line(console, (f"Costs of latency: {report['target']['cost_source']}", "dim"))
     words = []
-    if any(candidate["chosen"] for candidate in shown):
+    if any(candidate["chosen"] for candidate in listed):
         words.append("> chosen")
-    if not all(candidate["meets"] for candidate in shown):
+    if not all(candidate["meets"] for candidate in listed):
         words.append("x breaks a limit (!)")
-    if any(candidate["drop"] and not candidate["drop"]["resolved"] for candidate in shown):
+    if any(candidate["drop"] and not candidate["drop"]["resolved"] for candidate in listed):
         words.append("? not resolved")
     if None in shared.values():
         words.append("mea. measured, cal. calibrated, mod. modelled, est. estimated")
-    hidden = len(report["candidates"]) - len(shown)
+    hidden = len(report["candidates"]) - len(listed)
     if hidden:
         words.append(f"{hidden} dominated not shown")
     if words:
@@ -306,28 +308,28 @@ def _print_key(
         print_line(console, (f"tried and set aside: {'; '.join(report['set_aside'])}", "dim"))
 
 
-def _print_tournament(found: Sequence[ReportedStanding], console: Console) -> None:
-    if found:
+def _print_tournament(standings: Sequence[ReportedStanding], console: Console) -> None:
+    if standings:
         console.print()
         print_line(console, ("Engines, in turns in fresh processes on this machine", "bold"))
-    for one in found:
-        style = "bold green" if one["kept"] else ""
-        if one["label"] is None:
-            text = one["reason"]
+    for standing in standings:
+        style = "bold green" if standing["kept"] else ""
+        if standing["label"] is None:
+            text = standing["reason"]
         else:
-            drop = show_drop(one["drop_points"], one["drop"])
-            latency, size = show(one["latency_ms"], "ms"), show(one["size_bytes"], "bytes")
-            text = f"{latency}, {size}, drop {drop}: {one['label']}"
-        name = Text(f"{'>' if one['kept'] else ' '}  {one['backend']:<6}", style)
+            drop = show_drop(standing["drop_points"], standing["drop"])
+            latency, size = show(standing["latency_ms"], "ms"), show(standing["size_bytes"], "bytes")
+            text = f"{latency}, {size}, drop {drop}: {standing['label']}"
+        name = Text(f"{'>' if standing['kept'] else ' '}  {standing['backend']:<6}", style)
         print_line(console, name, text, indent=10)
 
 
-def _print_variants(found: Sequence[CarriedVariant], console: Console) -> None:
-    if found:
+def _print_variants(variants: Sequence[CarriedVariant], console: Console) -> None:
+    if variants:
         console.print()
         print_line(console, ("Further variants in the package", "bold"))
-    for one in found:
-        print_line(console, one["name"], "", describe_variant(one), first_indent=3, indent=5)
+    for variant in variants:
+        print_line(console, variant["name"], "", describe_variant(variant), first_indent=3, indent=5)
 
 
 def _print_files(report: Report, written: Sequence[Path], console: Console) -> None:

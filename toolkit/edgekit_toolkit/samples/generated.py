@@ -101,9 +101,11 @@ def bind_dims(
     for name, size in settled.items():
         least = 1 if name in batch else 0  # a cache may be empty
         if name not in free or size < least:
-            known = f"free dimensions are {', '.join(free)}" if free else "the model has no free dimension"
+            free_text = (
+                f"free dimensions are {', '.join(free)}" if free else "the model has no free dimension"
+            )
             raise ModelError(
-                f"--dim {name}={size}: expected a free dimension and a size of at least {least}; {known}"
+                f"--dim {name}={size}: expected a free dimension and a size of at least {least}; {free_text}"
             )
     content = model.SerializeToString()
     reason = ""
@@ -147,10 +149,12 @@ def advise_on_integers(inputs: Sequence[TensorSpec], ranges: Mapping[str, tuple[
             f" Values of the integer inputs {', '.join(unknown)} were made up: give --calibration with real"
             " samples, in whose range they are generated then."
         )
-    known = [f"'{spec.name}' in {'..'.join(f'{end:.0f}' for end in ranges[spec.name])}" for spec in integers]
+    stated_ranges = [
+        f"'{spec.name}' in {'..'.join(f'{end:.0f}' for end in ranges[spec.name])}" for spec in integers
+    ]
     return (
-        f" Values of integer inputs were generated as in the samples ({', '.join(known)}): if the model takes"
-        " only some of them together, export it with these inputs fixed."
+        f" Values of integer inputs were generated as in the samples ({', '.join(stated_ranges)}): if the"
+        " model takes only some of them together, export it with these inputs fixed."
     )
 
 
@@ -168,28 +172,28 @@ def _trials(
     free: Sequence[str], settled: Mapping[str, int], batch: Sequence[str]
 ) -> Iterator[dict[str, int]]:
     start = {name: settled.get(name, 1) for name in free if name in settled or name in batch}
-    rest = [name for name in free if name not in start]
-    if not rest:
+    others = [name for name in free if name not in start]
+    if not others:
         yield start
         return
-    alike = ((size,) * len(rest) for size in COMMON_SIZES)
-    mixed = itertools.product(MIXED_SIZES, repeat=len(rest)) if len(rest) > 1 else ()
+    alike = ((size,) * len(others) for size in COMMON_SIZES)
+    mixed = itertools.product(MIXED_SIZES, repeat=len(others)) if len(others) > 1 else ()
     for sizes in itertools.islice(itertools.chain(alike, mixed), MAX_TRIALS):
-        yield {**start, **dict(zip(rest, sizes, strict=True))}
+        yield {**start, **dict(zip(others, sizes, strict=True))}
 
 
-def _range(spec: TensorSpec, wanted: tuple[float, float] | None) -> tuple[float, float]:
+def _range(spec: TensorSpec, stated: tuple[float, float] | None) -> tuple[float, float]:
     dtype = DTYPES[spec.dtype]
     if dtype.kind == "f":
-        low, high = wanted or DEFAULT_RANGE
+        low, high = stated or DEFAULT_RANGE
         smallest, largest = float(np.finfo(dtype).min), float(np.finfo(dtype).max)
     elif dtype.kind == "b":
-        low, high = wanted or (0, 1)
+        low, high = stated or (0, 1)
         smallest, largest = 0, 1
     else:
         smallest, largest = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
         is_image = dtype.itemsize == 1 and len(spec.shape) >= 3
-        low, high = wanted or ((smallest, largest) if is_image else (0, 1))
+        low, high = stated or ((smallest, largest) if is_image else (0, 1))
     if not smallest <= low <= high <= largest:
         raise DataError(f"input '{spec.name}' ({spec.dtype}): {low}..{high} is not a range of its values")
     return low, high
@@ -221,8 +225,8 @@ def _smooth(stream: np.random.PCG64, shape: tuple[int, ...]) -> NDArray[np.float
     smooth_axes = [axis for axis, size in enumerate(shape) if axis > 0 and size >= SMALLEST_SMOOTH_AXIS]
     field = _uniform(stream, tuple(KNOTS if axis in smooth_axes else size for axis, size in enumerate(shape)))
     for axis in smooth_axes:
-        places = np.arange(shape[axis], dtype=np.float64) * (KNOTS - 1) / (shape[axis] - 1)
-        left = np.minimum(places.astype(np.intp), KNOTS - 2)
-        weight = (places - left).reshape([-1 if a == axis else 1 for a in range(len(shape))])
-        field = field.take(left, axis) * (1 - weight) + field.take(left + 1, axis) * weight
+        positions = np.arange(shape[axis], dtype=np.float64) * (KNOTS - 1) / (shape[axis] - 1)
+        below = np.minimum(positions.astype(np.intp), KNOTS - 2)
+        weight = (positions - below).reshape([-1 if a == axis else 1 for a in range(len(shape))])
+        field = field.take(below, axis) * (1 - weight) + field.take(below + 1, axis) * weight
     return field

@@ -87,7 +87,7 @@ def read_npy(path: Path) -> StoredArray:
     return array
 
 
-def read_npz(path: Path, wanted: frozenset[str]) -> tuple[dict[str, StoredArray], tuple[str, ...]]:
+def read_npz(path: Path, needed: frozenset[str]) -> tuple[dict[str, StoredArray], tuple[str, ...]]:
     """Return the wanted arrays of an `.npz`, without their values, and the names of all arrays.
 
     Raises:
@@ -100,7 +100,7 @@ def read_npz(path: Path, wanted: frozenset[str]) -> tuple[dict[str, StoredArray]
     names = tuple(name.removesuffix(".npy") for name in sizes if name.endswith(".npy"))
     arrays = {}
     for name in names:
-        if name not in wanted:
+        if name not in needed:
             continue
         with _opened(path, name) as stream:
             array = _described(stream, path, name)

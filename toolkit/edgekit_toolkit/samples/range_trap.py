@@ -49,13 +49,14 @@ def find_range_trap(calibration: Iterable[Feeds], evaluation: Iterable[Feeds]) -
         evaluation: samples that judge, or any later inputs of the model; the first 256 are checked.
     """
     calibrated = _extremes(calibration)
-    seen, _ = _compare(calibrated, evaluation)
+    comparisons, _ = _compare(calibrated, evaluation)
     return [
-        f"RANGE TRAP: {one.outside:.0%} of the values of input '{name}' lie outside the range that was"
-        f" calibrated ({_show(calibrated[name])}; judged on {_show(one.extremes)}): quantized forms cut them"
-        " off. Check that calibration and evaluation samples went through the same preprocessing"
-        for name, one in seen.items()
-        if one.outside > _TOLERATED_SHARE
+        f"RANGE TRAP: {comparison.outside:.0%} of the values of input '{name}' lie outside the range"
+        f" that was calibrated ({_show(calibrated[name])}; judged on {_show(comparison.extremes)}):"
+        " quantized forms cut them off. Check that calibration and evaluation samples went through the same"
+        " preprocessing"
+        for name, comparison in comparisons.items()
+        if comparison.outside > _TOLERATED_SHARE
     ]
 
 
@@ -66,21 +67,23 @@ def find_codes_trap(codes: Mapping[str, CodeRange], samples: Iterable[Feeds]) ->
         codes: ranges of the inputs' codes, see `models.input_codes`.
         samples: later inputs of the model; the first 256 are checked.
     """
-    seen, count = _compare({name: (held.low, held.high) for name, held in codes.items()}, samples)
+    comparisons, count = _compare(
+        {name: (code_range.low, code_range.high) for name, code_range in codes.items()}, samples
+    )
     warnings = []
-    for name, one in seen.items():
-        held = codes[name]
-        if one.outside > _TOLERATED_SHARE:
-            fault = f"{one.outside:.0%} of its values in the samples lie outside and are cut off"
-        elif _is_barely_used(held, one.extremes, count):
+    for name, comparison in comparisons.items():
+        code_range = codes[name]
+        if comparison.outside > _TOLERATED_SHARE:
+            fault = f"{comparison.outside:.0%} of its values in the samples lie outside and are cut off"
+        elif _is_barely_used(code_range, comparison.extremes, count):
             fault = "the samples use a part of it only, so most codes never occur"
         else:
             continue
         warnings.append(
             f"RANGE TRAP: the model was quantized for values of input '{name}' in"
-            f" {_show((held.low, held.high))}, the samples hold {_show(one.extremes)}: {fault}. Check that"
-            " they went through the preprocessing that the model was quantized with; if not, its scores are"
-            " wrong"
+            f" {_show((code_range.low, code_range.high))}, the samples hold {_show(comparison.extremes)}:"
+            f" {fault}. Check that they went through the preprocessing that the model was quantized with; if"
+            " not, its scores are wrong"
         )
     return warnings
 
@@ -124,16 +127,16 @@ def _is_barely_used(codes: CodeRange, pair: tuple[float, float], count: int) -> 
 
 
 def _extremes(samples: Iterable[Feeds]) -> dict[str, tuple[float, float]]:
-    found: dict[str, tuple[float, float]] = {}
+    extremes: dict[str, tuple[float, float]] = {}
     for feeds in samples:
         for name, value in feeds.items():
             if value.dtype.kind == "f" and value.size:
-                found[name] = _wider(found.get(name), (float(value.min()), float(value.max())))
-    return found
+                extremes[name] = _wider(extremes.get(name), (float(value.min()), float(value.max())))
+    return extremes
 
 
-def _wider(known: tuple[float, float] | None, pair: tuple[float, float]) -> tuple[float, float]:
-    return pair if known is None else (min(known[0], pair[0]), max(known[1], pair[1]))
+def _wider(pair_so_far: tuple[float, float] | None, pair: tuple[float, float]) -> tuple[float, float]:
+    return pair if pair_so_far is None else (min(pair_so_far[0], pair[0]), max(pair_so_far[1], pair[1]))
 
 
 def _show(pair: tuple[float, float]) -> str:

@@ -120,20 +120,20 @@ def _found(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[tuple[Path, Arr
     """Yield each file (or folder with an array for each input), its arrays, and all names in it."""
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
-    wanted = _wanted(inputs)
+    names = _wanted(inputs)
     if not path.is_dir():
-        yield path, *_read(path, wanted, inputs)
+        yield path, *_read(path, names, inputs)
         return
     files = sorted(file for file in path.iterdir() if file.suffix in (".npy", ".npz") and file.is_file())
     if not files:
         raise DataError(f"{path}: the folder holds no .npz or .npy file, no image and no recording")
-    named = {file.stem: file for file in files if file.suffix == ".npy" and file.stem in wanted}
+    named = {file.stem: file for file in files if file.suffix == ".npy" and file.stem in names}
     if named.keys() - {LABELS}:
-        _check_names(path, [file.stem for file in files], wanted, inputs)
+        _check_names(path, [file.stem for file in files], names, inputs)
         yield path, {name: read_npy(file) for name, file in named.items()}, list(named)
         return
     for file in files:
-        yield file, *_read(file, wanted, inputs)
+        yield file, *_read(file, names, inputs)
 
 
 def _wanted(inputs: Sequence[TensorSpec]) -> frozenset[str]:
@@ -143,14 +143,14 @@ def _wanted(inputs: Sequence[TensorSpec]) -> frozenset[str]:
 
 
 def _check_names(
-    where: Path, names: Sequence[str], wanted: frozenset[str], inputs: Sequence[TensorSpec]
+    where: Path, names: Sequence[str], needed: frozenset[str], inputs: Sequence[TensorSpec]
 ) -> None:
     """Refuse arrays that nothing would read.
 
     Raises:
         DataError: there are such arrays.
     """
-    unknown = [name for name in names if name not in wanted]
+    unknown = [name for name in names if name not in needed]
     if not unknown:
         return
     expected = ", ".join(f"'{spec.name}'" for spec in inputs)
@@ -163,9 +163,9 @@ def _check_names(
     )
 
 
-def _read(file: Path, wanted: frozenset[str], inputs: Sequence[TensorSpec]) -> tuple[Arrays, Sequence[str]]:
+def _read(file: Path, needed: frozenset[str], inputs: Sequence[TensorSpec]) -> tuple[Arrays, Sequence[str]]:
     if file.suffix == ".npz":
-        return read_npz(file, wanted)
+        return read_npz(file, needed)
     if file.suffix != ".npy":
         raise DataError(f"{file}: expected an .npz or .npy file, or a folder of them")
     if len(inputs) != 1:
@@ -175,14 +175,14 @@ def _read(file: Path, wanted: frozenset[str], inputs: Sequence[TensorSpec]) -> t
 
 
 def _shard(arrays: Arrays, names: Sequence[str], where: Path, inputs: Sequence[TensorSpec]) -> Shard:
-    wanted = _wanted(inputs)
+    needed = _wanted(inputs)
     columns = {}
     for spec in inputs:
         name = ONLY_INPUT if len(inputs) == 1 and spec.name not in arrays else spec.name
         if name not in arrays:
             raise DataError(_missing(where, spec.name, names, inputs))
         columns[spec.name] = arrays[name]
-    _check_names(where, names, wanted, inputs)
+    _check_names(where, names, needed, inputs)
     labels = None if LABELS in columns else arrays.get(LABELS)
     batching = Batching.of(inputs)
     axes = {len(columns[spec.name].shape) - len(spec.shape) for spec in inputs}
@@ -211,8 +211,8 @@ def _missing(where: Path, name: str, names: Sequence[str], inputs: Sequence[Tens
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"; rename '{near[0]}'" if near else ""
     also = f" (or '{ONLY_INPUT}')" if len(inputs) == 1 and inputs[0].name != ONLY_INPUT else ""
-    got = ", ".join(names) or "no arrays"
-    return f"{where}: has no array '{name}'{also}, got {got}; the model takes one array an input{hint}"
+    listed = ", ".join(names) or "no arrays"
+    return f"{where}: has no array '{name}'{also}, got {listed}; the model takes one array an input{hint}"
 
 
 def _check_column(stored: StoredArray, spec: TensorSpec, *, in_front: bool, stated: Sequence[int]) -> None:

@@ -48,14 +48,14 @@ class DataSource:
         self.labelled = all(shard.labels is not None for shard in shards)
         self._shards = tuple(shards)
         group = self.batching.size or 1
-        kept = np.flatnonzero(keep)
-        self._left_out = len(kept) % group
-        if len(kept) < group:
+        rows = np.flatnonzero(keep)
+        self._left_out = len(rows) % group
+        if len(rows) < group:
             raise DataError(
-                f"there are {len(kept)} samples, and the model takes {group} at once; add samples"
+                f"there are {len(rows)} samples, and the model takes {group} at once; add samples"
             )
         self._keep = keep.copy()
-        self._keep[kept[len(kept) - self._left_out :]] = False
+        self._keep[rows[len(rows) - self._left_out :]] = False
 
     def __len__(self) -> int:
         """Return the number of samples that `stream` yields."""

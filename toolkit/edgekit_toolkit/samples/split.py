@@ -90,8 +90,8 @@ def choose_samples(
     first = None if calibration is None else open_data(calibration, inputs, decoding=decoding)
     second = None if evaluation is None else open_data(evaluation, inputs, decoding=decoding)
     notes = [
-        f"{what}: {note}"
-        for what, source in (("calibration", first), ("evaluation", second))
+        f"{role}: {note}"
+        for role, source in (("calibration", first), ("evaluation", second))
         if source
         for note in source.warnings
     ]
@@ -123,7 +123,7 @@ def _all_generated(
     return Samples(calibration, evaluation, tuple(notes))
 
 
-def _from_one(whole: DataSource, what: str, held_out_kind: str, notes: list[str]) -> Samples:
+def _from_one(whole: DataSource, role: str, held_out_kind: str, notes: list[str]) -> Samples:
     """Split the only given data: one part calibrates, the other judges."""
     if len(whole) < 2 * (whole.batching.size or 1):
         notes.append("one sample calibrates and judges, because there is no other: the score says nothing")
@@ -132,7 +132,7 @@ def _from_one(whole: DataSource, what: str, held_out_kind: str, notes: list[str]
     used, held_out = split(whole, _CALIBRATION_SHARE, _GENERATED_SEED)
     held_out = _held_out(held_out, used, notes)
     _note_thinning(used, notes)
-    notes.append(f"only {what} was given: {len(used)} of its samples calibrate, {len(held_out)} others judge")
+    notes.append(f"only {role} was given: {len(used)} of its samples calibrate, {len(held_out)} others judge")
     return Samples(_part("user", _thinned(used)), _part(held_out_kind, held_out), tuple(notes))
 
 
@@ -142,14 +142,14 @@ def _held_out(judging: DataSource, calibrating: DataSource, notes: list[str]) ->
     A copy says nothing new: counted again it would make intervals too narrow, and halves that choose and
     confirm alike.
     """
-    known = set(calibrating.digests())
-    seen: set[bytes] = set()
+    calibration_digests = set(calibrating.digests())
+    digests: set[bytes] = set()
     fresh: list[bool] = []
     shared = 0
     for digest in judging.digests():
-        shared += digest in known
-        fresh.append(not (digest in known or digest in seen))
-        seen.add(digest)
+        shared += digest in calibration_digests
+        fresh.append(not (digest in calibration_digests or digest in digests))
+        digests.add(digest)
     copies = len(fresh) - sum(fresh) - shared
     reasons = {"calibration samples too": shared, "copies of others": copies}
     parts = [f"{count} evaluation samples are {reason}" for reason, count in reasons.items() if count]
@@ -218,16 +218,16 @@ def read_ranges(
         DataError: as for `open_data` and `DataSource.stream`.
     """
     first: Feeds = {}
-    found: dict[str, tuple[float, float]] = {}
+    ranges: dict[str, tuple[float, float]] = {}
     for feeds, _ in islice(open_data(path, inputs, decoding=decoding).stream(1), _RANGE_FEEDS):
         for name, value in feeds.items():
             kind, is_one = value.dtype.kind, value.size == 1 and value.dtype.kind != "f"
             if kind not in "fiu" or not value.size or (first and is_one):
                 continue
-            low, high = found.get(name, (float("inf"), float("-inf")))
-            found[name] = (min(low, float(value.min())), max(high, float(value.max())))
+            low, high = ranges.get(name, (float("inf"), float("-inf")))
+            ranges[name] = (min(low, float(value.min())), max(high, float(value.max())))
         first = first or feeds
-    if all(low == high for low, high in found.values()):
-        floats = {name for name in found if first[name].dtype.kind == "f"}
-        found |= dict.fromkeys(floats, DEFAULT_RANGE)
-    return first, found
+    if all(low == high for low, high in ranges.values()):
+        floats = {name for name in ranges if first[name].dtype.kind == "f"}
+        ranges |= dict.fromkeys(floats, DEFAULT_RANGE)
+    return first, ranges

@@ -73,7 +73,11 @@ class Choice:
 
 def pareto_front(candidates: Sequence[Measured]) -> frozenset[str]:
     """Return ids of the candidates that no other one matches or beats in all costs and beats in one."""
-    return frozenset(one.id for one in candidates if not any(_dominates(other, one) for other in candidates))
+    return frozenset(
+        candidate.id
+        for candidate in candidates
+        if not any(_dominates(other, candidate) for other in candidates)
+    )
 
 
 def rank_further(candidates: Sequence[Measured], budget: Budget) -> list[Measured]:
@@ -87,22 +91,26 @@ def rank_further(candidates: Sequence[Measured], budget: Budget) -> list[Measure
         candidates: candidates of all engines, the chosen ones included.
         budget: limits.
     """
-    within = [one for one in candidates if not budget.violations(one.figures)]
-    front = [one for one in within if not any(_replaces(other, one) for other in within)]
+    within = [candidate for candidate in candidates if not budget.violations(candidate.figures)]
+    front = [candidate for candidate in within if not any(_replaces(other, candidate) for other in within)]
     return sorted(
-        front, key=lambda one: (*(one.figures[cost] for cost in ("drop", "latency", "size")), one.id)
+        front,
+        key=lambda candidate: (
+            *(candidate.figures[cost] for cost in ("drop", "latency", "size")),
+            candidate.id,
+        ),
     )
 
 
-def _replaces(one: Measured, other: Measured) -> bool:
-    pairs = [(one.figures[cost], other.figures[cost]) for cost in ("size", "drop")]
-    fast, slow = one.figures["latency"], other.figures["latency"]
-    as_good = all(a <= b for a, b in pairs) and fast <= slow * one.alike
-    return as_good and (any(a < b for a, b in pairs) or fast * one.alike < slow)
+def _replaces(candidate: Measured, other: Measured) -> bool:
+    pairs = [(candidate.figures[cost], other.figures[cost]) for cost in ("size", "drop")]
+    fast, slow = candidate.figures["latency"], other.figures["latency"]
+    as_good = all(a <= b for a, b in pairs) and fast <= slow * candidate.alike
+    return as_good and (any(a < b for a, b in pairs) or fast * candidate.alike < slow)
 
 
-def _dominates(one: Measured, other: Measured) -> bool:
-    pairs = [(one.figures[cost], other.figures[cost]) for cost in COSTS]
+def _dominates(candidate: Measured, other: Measured) -> bool:
+    pairs = [(candidate.figures[cost], other.figures[cost]) for cost in COSTS]
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 
 
@@ -117,50 +125,67 @@ def choose(candidates: Sequence[Measured], budget: Budget, *, on_gpu: bool = Fal
         budget: limits.
         on_gpu: whether the target's engine runs on a GPU, about which this machine's processor says little.
     """
-    within = [one for one in candidates if not budget.violations(one.figures)]
+    within = [candidate for candidate in candidates if not budget.violations(candidate.figures)]
     if len(within) == 1:
         return Choice(within[0].id, (), None, f"{within[0].label}: the only one that keeps every limit", None)
     if within:
-        fastest, place = _find_fastest(within, on_gpu=on_gpu)
-        best = min(fastest, key=lambda one: (one.figures["size"], one.figures["drop"], one.id))
-        return Choice(best.id, (), None, f"{best.label}: within every limit; {place}", None)
-    closest = min(candidates, key=lambda one: (budget.excess(one.figures), one.id))
+        fastest, reason_of_fastest = _find_fastest(within, on_gpu=on_gpu)
+        best = min(
+            fastest,
+            key=lambda candidate: (candidate.figures["size"], candidate.figures["drop"], candidate.id),
+        )
+        return Choice(best.id, (), None, f"{best.label}: within every limit; {reason_of_fastest}", None)
+    closest = min(candidates, key=lambda candidate: (budget.excess(candidate.figures), candidate.id))
     binding = _binding(candidates, budget)
-    said = "; ".join(_gap(name, candidates, budget) for name in binding)
-    reason = f"no candidate keeps all limits at once; binding: {', '.join(binding)} ({said})"
+    gaps = "; ".join(_gap(name, candidates, budget) for name in binding)
+    reason = f"no candidate keeps all limits at once; binding: {', '.join(binding)} ({gaps})"
     needed = f"{_needed(closest, budget)} for {closest.label} ({closest.id}), or a smaller model"
     return Choice(None, binding, closest.id, reason, needed)
 
 
 def _find_fastest(candidates: Sequence[Measured], *, on_gpu: bool) -> tuple[Sequence[Measured], str]:
     """Return the candidates that nothing shows to be slower than another, and words for the smallest."""
-    known = [one for one in candidates if math.isfinite(one.figures["latency"])]
-    silent = [one for one in candidates if math.isinf(one.figures["latency"])]
-    least = min((one.figures["latency"] for one in known), default=math.inf)
-    near = [one for one in known if one.figures["latency"] <= least * one.alike]
-    hosted = [one for one in (*near, *silent) if math.isfinite(one.host_ratio)]
-    if known and all(one.latency_uncertainty == 1 for one in known):  # this machine is the target
-        times = [one.host_ratio if math.isfinite(one.host_ratio) else one.figures["latency"] for one in known]
-        return _fastest(known, times)
-    if len(near) == 1 and not silent:
-        margin = f"by more than its uncertainty of {near[0].alike:.2g} x"
-        return near, f"the fastest as predicted for the target, {margin}"
-    if not hosted:
-        told = " as far as the target's model can tell" if near else ""
-        return near or silent, f"the smallest of the fastest{told}"
-    fastest, place = _fit_for_gpu(hosted) if on_gpu else _fastest(hosted, [one.host_ratio for one in hosted])
-    if not near:
-        return fastest, f"{place}, since latency on the target cannot be modelled"
-    rivals = f"{len(near)} alike within {near[0].alike:.2g} x as predicted for the target"
-    if silent:
-        rivals += f" and {len(silent)} that cannot be modelled"
-    return fastest, f"{place}, of {rivals}"
+    modelled = [candidate for candidate in candidates if math.isfinite(candidate.figures["latency"])]
+    unmodelled = [candidate for candidate in candidates if math.isinf(candidate.figures["latency"])]
+    least = min((candidate.figures["latency"] for candidate in modelled), default=math.inf)
+    within_uncertainty = [
+        candidate for candidate in modelled if candidate.figures["latency"] <= least * candidate.alike
+    ]
+    measured_on_host = [
+        candidate for candidate in (*within_uncertainty, *unmodelled) if math.isfinite(candidate.host_ratio)
+    ]
+    if modelled and all(
+        candidate.latency_uncertainty == 1 for candidate in modelled
+    ):  # this machine is the target
+        times = [
+            candidate.host_ratio if math.isfinite(candidate.host_ratio) else candidate.figures["latency"]
+            for candidate in modelled
+        ]
+        return _fastest(modelled, times)
+    if len(within_uncertainty) == 1 and not unmodelled:
+        margin = f"by more than its uncertainty of {within_uncertainty[0].alike:.2g} x"
+        return within_uncertainty, f"the fastest as predicted for the target, {margin}"
+    if not measured_on_host:
+        proviso = " as far as the target's model can tell" if within_uncertainty else ""
+        return within_uncertainty or unmodelled, f"the smallest of the fastest{proviso}"
+    fastest, reason = (
+        _fit_for_gpu(measured_on_host)
+        if on_gpu
+        else _fastest(measured_on_host, [candidate.host_ratio for candidate in measured_on_host])
+    )
+    if not within_uncertainty:
+        return fastest, f"{reason}, since latency on the target cannot be modelled"
+    ratio = within_uncertainty[0].alike
+    rivals = f"{len(within_uncertainty)} alike within {ratio:.2g} x as predicted for the target"
+    if unmodelled:
+        rivals += f" and {len(unmodelled)} that cannot be modelled"
+    return fastest, f"{reason}, of {rivals}"
 
 
 def _fastest(candidates: Sequence[Measured], times: Sequence[float]) -> tuple[Sequence[Measured], str]:
     """Return the candidates whose times here are alike with the least, and words for the smallest."""
     limit = (1 + SAME_HOST_TIME) * min(times)
-    fastest = [one for one, time in zip(candidates, times, strict=True) if time <= limit]
+    fastest = [candidate for candidate, time in zip(candidates, times, strict=True) if time <= limit]
     if len(fastest) == 1:
         return fastest, "the fastest measured on this machine"
     share = f"{100 * SAME_HOST_TIME:g} %"
@@ -169,22 +194,27 @@ def _fastest(candidates: Sequence[Measured], times: Sequence[float]) -> tuple[Se
 
 def _fit_for_gpu(candidates: Sequence[Measured]) -> tuple[Sequence[Measured], str]:
     """Drop candidates slower than float32 on this machine; the order of the others means nothing."""
-    fit = [one for one in candidates if one.host_ratio <= MOST_FOR_GPU]
+    allowed_on_gpu = [candidate for candidate in candidates if candidate.host_ratio <= MOST_FOR_GPU]
     why = "whose processor cannot tell which is faster on a GPU"
-    if fit:
-        return fit, f"the smallest that is not over {MOST_FOR_GPU} x float32 on this machine, {why}"
+    if allowed_on_gpu:
+        return (
+            allowed_on_gpu,
+            f"the smallest that is not over {MOST_FOR_GPU} x float32 on this machine, {why}",
+        )
     return candidates, f"the smallest, all being over {MOST_FOR_GPU} x float32 on this machine, {why}"
 
 
 def _needed(closest: Measured, budget: Budget) -> str:
     """Return the limits with which the candidate would be chosen, as `parse_budget` reads them."""
     over = budget.violations(closest.figures)
-    known = [name for name in over if math.isfinite(closest.figures[name])]
+    known_limits = [name for name in over if math.isfinite(closest.figures[name])]
     parts = []
-    if known:
-        shown = (f"{name}={_show(name, closest.figures[name], rounding=ROUND_CEILING)}" for name in known)
-        parts.append(f"allow {','.join(shown)}")
-    unknown = [name for name in over if name not in known]
+    if known_limits:
+        limits = (
+            f"{name}={_show(name, closest.figures[name], rounding=ROUND_CEILING)}" for name in known_limits
+        )
+        parts.append(f"allow {','.join(limits)}")
+    unknown = [name for name in over if name not in known_limits]
     if unknown:
         parts.append(f"set no limit on {' or '.join(unknown)}, which cannot be told here,")
     return " and ".join(parts)
@@ -193,18 +223,20 @@ def _needed(closest: Measured, budget: Budget) -> str:
 def _binding(candidates: Sequence[Measured], budget: Budget) -> tuple[str, ...]:
     """Return limits that alone keep out a candidate; without any, those that the closest one exceeds."""
     alone = tuple(
-        name for name in budget.limits if any(budget.violations(one.figures) == (name,) for one in candidates)
+        name
+        for name in budget.limits
+        if any(budget.violations(candidate.figures) == (name,) for candidate in candidates)
     )
     if alone:
         return alone
-    closest = min(candidates, key=lambda one: (budget.excess(one.figures), one.id))
+    closest = min(candidates, key=lambda candidate: (budget.excess(candidate.figures), candidate.id))
     return budget.violations(closest.figures)
 
 
 def _gap(name: str, candidates: Sequence[Measured], budget: Budget) -> str:
     """Return the limit, and the best value of any candidate, alone and with the other limits kept."""
-    others = [one for one in candidates if set(budget.violations(one.figures)) <= {name}]
-    least = min(one.figures[name] for one in others or candidates)
+    others = [candidate for candidate in candidates if set(budget.violations(candidate.figures)) <= {name}]
+    least = min(candidate.figures[name] for candidate in others or candidates)
     where = "with the other limits kept" if others else "of any candidate"
     return f"{name} at most {_show(name, budget.limits[name])}, the least {where} is {_show(name, least)}"
 

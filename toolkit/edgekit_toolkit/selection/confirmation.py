@@ -143,44 +143,53 @@ def choose_confirmed(
     """
     if not has_data:
         unknown = {_LIMIT: math.inf} if strict else {}
-        found = tuple(replace(one, figures={**one.figures, **unknown}) for one in measured)
-        return Confirmed(choose(found), found, None)
-    held = [HeldDrop(drop, CONFIDENCE, held_back=False) for drop in scores.choosing.drops]
-    left = [_hold(one, drop, scores, strict=strict) for one, drop in zip(measured, held, strict=True)]
+        unjudged = tuple(
+            replace(candidate, figures={**candidate.figures, **unknown}) for candidate in measured
+        )
+        return Confirmed(choose(unjudged), unjudged, None)
+    stated_drops = [HeldDrop(drop, CONFIDENCE, held_back=False) for drop in scores.choosing.drops]
+    judged = [
+        _hold(candidate, drop, scores, strict=strict)
+        for candidate, drop in zip(measured, stated_drops, strict=True)
+    ]
     error = 1 - CONFIDENCE
     while True:
-        accepted = choose(left)
+        accepted = choose(judged)
         chosen = accepted.choice.chosen
         if chosen is None or scores.confirmation is None or _LIMIT not in limits.limits:
             break
-        place = next(place for place, one in enumerate(left) if one.id == chosen)
-        held[place] = HeldDrop(scores.confirmation.drops[place], 1 - error, held_back=True)
+        index = next(index for index, candidate in enumerate(judged) if candidate.id == chosen)
+        stated_drops[index] = HeldDrop(scores.confirmation.drops[index], 1 - error, held_back=True)
         error /= 2
-        if strict or held[place].state(limits.limits[_LIMIT]) == "over":
-            left[place] = _hold(left[place], held[place], scores, strict=strict)
-        if not limits.violations(left[place].figures):
+        if strict or stated_drops[index].state(limits.limits[_LIMIT]) == "over":
+            judged[index] = _hold(judged[index], stated_drops[index], scores, strict=strict)
+        if not limits.violations(judged[index].figures):
             break
-    return Confirmed(_explained(accepted, held, left, limits), tuple(left), tuple(held))
+    return Confirmed(_explained(accepted, stated_drops, judged, limits), tuple(judged), tuple(stated_drops))
 
 
-def _hold(one: Measured, held: HeldDrop, scores: Scores, *, strict: bool) -> Measured:
+def _hold(candidate: Measured, stated_drop: HeldDrop, scores: Scores, *, strict: bool) -> Measured:
     """Return the candidate with the drop that counts against the limit."""
-    points = held.drop.points
+    points = stated_drop.drop.points
     if strict:
-        points = math.inf if scores.confirmation is None else held.interval.high
-    return replace(one, figures={**one.figures, _LIMIT: points})
+        points = math.inf if scores.confirmation is None else stated_drop.interval.high
+    return replace(candidate, figures={**candidate.figures, _LIMIT: points})
 
 
 def _explained(
-    accepted: Accepted, held: Sequence[HeldDrop], measured: Sequence[Measured], limits: Budget
+    accepted: Accepted, stated_drops: Sequence[HeldDrop], measured: Sequence[Measured], limits: Budget
 ) -> Accepted:
     """Add to a refusal because of the drop what the samples can tell."""
     choice = accepted.choice
     if choice.closest is None or _LIMIT not in choice.binding:
         return accepted
-    place = next(place for place, one in enumerate(measured) if one.id == choice.closest)
-    interval, samples, limit = held[place].interval, held[place].drop.samples, limits.limits[_LIMIT]
-    if interval.low > limit or (held[place].held_back and held[place].state(limit) == "over"):
+    index = next(index for index, candidate in enumerate(measured) if candidate.id == choice.closest)
+    interval, samples, limit = (
+        stated_drops[index].interval,
+        stated_drops[index].drop.samples,
+        limits.limits[_LIMIT],
+    )
+    if interval.low > limit or (stated_drops[index].held_back and stated_drops[index].state(limit) == "over"):
         return accepted
     note = (
         f"the drop of {choice.closest} is not resolved: {interval.low:.2f} to {interval.high:.2f} points"

@@ -34,11 +34,11 @@ def find_slowdown(ratio: FloatRatio, target: str) -> list[str]:
     slower = [f"{value:.2f} x {name}" for name, value in against.items() if value > 1 + SAME_LATENCY]
     if not slower:
         return []
-    said = f"slower on this machine: it takes {' and '.join(slower)} (measured here)"
+    warning = f"slower on this machine: it takes {' and '.join(slower)} (measured here)"
     if ratio.modelled is None:
-        return [f"{said}; no form that keeps every limit is clearly faster"]
+        return [f"{warning}; no form that keeps every limit is clearly faster"]
     note = (
-        f"{said}, {ratio.modelled:.2f} x float32 as predicted for {target}, which may be off by"
+        f"{warning}, {ratio.modelled:.2f} x float32 as predicted for {target}, which may be off by"
         f" {ratio.uncertainty:.2g} x; measure on {target} before you rely on it"
     )
     return [note]

@@ -46,11 +46,11 @@ def load_target(name_or_path: str, extra_dirs: Sequence[Path] = ()) -> Target:
         for folder in (*extra_dirs, _OURS):
             if (folder / f"{name_or_path}.toml").is_file():
                 return _read_named(folder / f"{name_or_path}.toml")
-    known = list_targets(extra_dirs)
-    for target in known:
+    targets = list_targets(extra_dirs)
+    for target in targets:
         if name_or_path in target.aliases:
             return target
-    names = [name for target in known for name in (target.name, *target.aliases)]
+    names = [name for target in targets for name in (target.name, *target.aliases)]
     near = difflib.get_close_matches(name_or_path.lower(), names, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise TargetError(
@@ -65,12 +65,12 @@ def list_targets(extra_dirs: Sequence[Path] = ()) -> tuple[Target, ...]:
     Raises:
         TargetError: a target file is malformed.
     """
-    found: dict[str, Target] = {}
+    targets: dict[str, Target] = {}
     for folder in (*extra_dirs, _OURS):
         for path in sorted(folder.glob("*.toml")):
-            if path.stem not in found:
-                found[path.stem] = _read_named(path)
-    return tuple(found[name] for name in sorted(found))
+            if path.stem not in targets:
+                targets[path.stem] = _read_named(path)
+    return tuple(targets[name] for name in sorted(targets))
 
 
 def read_target(path: Path) -> Target:

@@ -348,10 +348,10 @@ class Target:
             except TargetError as error:
                 raise TargetError(f"{path}.{error}") from error
             # A figure of our own needs a derivation; a foreign figure needs its place.
-            wanted = "derivation" if figure.status in {"measured", "estimated"} else "where"
-            if not getattr(source, wanted).strip():
+            required = "derivation" if figure.status in {"measured", "estimated"} else "where"
+            if not getattr(source, required).strip():
                 raise TargetError(
-                    f"{path}.source: expected a source with `{wanted}` for a figure with status "
+                    f"{path}.source: expected a source with `{required}` for a figure with status "
                     f"{figure.status!r}, got {source.key!r} without"
                 )
         for key in (self.quantization.source, *(release.source for release in self.releases)):

@@ -31,10 +31,10 @@ def _lines(table: Mapping[str, Any], path: str) -> Iterator[str]:
             yield f"{_key(key)} = {_value(value)}"
     for key, value in tables.items():
         name = f"{path}.{_key(key)}" if path else _key(key)
-        for each in value if isinstance(value, list) else [value]:
+        for entry in value if isinstance(value, list) else [value]:
             yield ""
             yield f"[[{name}]]" if isinstance(value, list) else f"[{name}]"
-            yield from _lines(each, name)
+            yield from _lines(entry, name)
 
 
 def _is_table(value: object) -> bool:
@@ -49,7 +49,7 @@ def _key(key: str) -> str:
 
 def _value(value: object) -> str:
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(key)} = {_value(each)}" for key, each in value.items()) + " }"
+        return "{ " + ", ".join(f"{_key(key)} = {_value(member)}" for key, member in value.items()) + " }"
     if isinstance(value, list):
         return "[" + ", ".join(map(_value, value)) + "]"
     return json.dumps(value, ensure_ascii=False)

@@ -128,12 +128,14 @@ def _with_suspects(errors: tuple[str, ...], model: onnx.ModelProto) -> tuple[str
     TensorRT-RTX 1.7 takes conditions and loops apart before it looks for kernels, and fails there without
     naming the place.
     """
-    places = [
-        f"operator '{one.op_type}' at node '{one.name}'" for one in model.graph.node if is_control_flow(one)
+    operators = [
+        f"operator '{node.op_type}' at node '{node.name}'"
+        for node in model.graph.node
+        if is_control_flow(node)
     ]
-    if not places or not any(_INTERNAL in error for error in errors):
+    if not operators or not any(_INTERNAL in error for error in errors):
         return errors
-    return (f"{places[0]} is control flow that its builder does not take: {errors[0]}", *errors[1:])
+    return (f"{operators[0]} is control flow that its builder does not take: {errors[0]}", *errors[1:])
 
 
 def _misread_quantizers(model: onnx.ModelProto) -> Iterator[str]:

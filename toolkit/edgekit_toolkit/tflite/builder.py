@@ -136,9 +136,9 @@ class Builder:
         codes = CODE_TYPES.intersection([*dtypes, *(dtype.name for _, dtype in outputs)])
         if codes and kind not in MOVING_KINDS:
             raise RefusedError(f"TFLite's {kind} takes {', '.join(sorted(codes))} for quantized numbers only")
-        made = tuple(self.tensor(shape, dtype) for shape, dtype in outputs)
-        self.operations.append(Operation(kind, tuple(inputs), made, options, version))
-        return made
+        results = tuple(self.tensor(shape, dtype) for shape, dtype in outputs)
+        self.operations.append(Operation(kind, tuple(inputs), results, options, version))
+        return results
 
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         """Return the tensor with other sizes and the same bytes; reshapes a constant at once."""
@@ -167,7 +167,7 @@ class Builder:
         if tensor.data is not None:
             return self.constant(tensor.data.transpose(order), tensor.name)
         axes = self.constant(np.array(order, np.int32))
-        made = self.operator(
+        quantized = self.operator(
             "TRANSPOSE", [tensor, axes], [(shape, tensor.dtype)], Options("TransposeOptions")
         )
-        return made[0]
+        return quantized[0]

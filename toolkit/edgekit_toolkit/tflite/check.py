@@ -37,7 +37,7 @@ def convert_checked(model: onnx.ModelProto, dims: Mapping[str, int], feeds: Sequ
     expected = [reference.run(feed) for feed in feeds]
     content = convert(model, dims)
     pairs = zip(expected, _run(content, feeds), strict=True)
-    parity = worst([compare(want, _in_order(got, want), EQUAL) for want, got in pairs])
+    parity = worst([compare(want, _in_order(output, want), EQUAL) for want, output in pairs])
     if not parity.ok:
         raise ConversionError(
             f"the TFLite model does not compute what onnxruntime does: {parity.reason}; nothing was written."

@@ -76,7 +76,7 @@ def _convert(model: onnx.ModelProto, dims: Mapping[str, int]) -> bytes:
     inputs = _inputs(graph, builder, values)
     refusals |= _write_nodes(graph, builder, values, list(zip(rules, forms, strict=True)))
     if refusals:
-        raise refuse_all(tuple(refusals[place] for place in sorted(refusals)))
+        raise refuse_all(tuple(refusals[index] for index in sorted(refusals)))
     return write(builder, inputs, _outputs(graph, builder, values))
 
 
@@ -88,14 +88,14 @@ def _rules(graph: Graph, views: Mapping[str, View]) -> tuple[list[Rule | None], 
     rules: list[Rule | None] = []
     refusals = {}
     unknown = set[str]()
-    for place, node in enumerate(graph.nodes):
+    for index, node in enumerate(graph.nodes):
         rule = None
         if node.outputs[0] not in views:
             try:
                 rule = _operator(node).rule(node, graph)
             except Exception as refused:  # see `_refusal`
                 if not (isinstance(refused, UnknownTensorError) and unknown.intersection(node.inputs)):
-                    refusals[place] = _refusal(node, refused)
+                    refusals[index] = _refusal(node, refused)
                 unknown.update(node.outputs)
         rules.append(rule)
     return rules, refusals
@@ -117,14 +117,14 @@ def _write_nodes(
     A refused node still gets output tensors, so that every refusal is found.
     """
     refusals = {}
-    for place, (node, (rule, form)) in enumerate(zip(graph.nodes, plan, strict=True)):
+    for index, (node, (rule, form)) in enumerate(zip(graph.nodes, plan, strict=True)):
         if rule is None:
             _stand_in(node, graph, builder, values)
             continue
         try:
             OPERATORS[node.op_type].emit(Step(node, graph, builder, values, (rule, form)))
         except Exception as refused:  # see `_refusal`
-            refusals[place] = _refusal(node, refused)
+            refusals[index] = _refusal(node, refused)
             _stand_in(node, graph, builder, values, rule.writes(form))
     return refusals
 
@@ -168,16 +168,16 @@ def _inputs(graph: Graph, builder: Builder, values: Values) -> list[tuple[str, T
 
 def _outputs(graph: Graph, builder: Builder, values: Values) -> list[tuple[str, Tensor]]:
     """Return the tensors of the outputs, each a separate one under its own name."""
-    taken: set[int] = {tensor.index for tensor in builder.tensors if tensor.name in graph.inputs}
+    available: set[int] = {tensor.index for tensor in builder.tensors if tensor.name in graph.inputs}
     outputs = []
     for name in graph.outputs:
         try:
             tensor = values.read(name, plain(len(graph.shape(name))))
         except RefusedError as refused:
             raise ConversionError(f"output '{name}' cannot be given: {refused}") from refused
-        if tensor.index in taken or tensor.data is not None:
+        if tensor.index in available or tensor.data is not None:
             tensor = builder.copy(tensor, tensor.shape)
-        taken.add(tensor.index)
+        available.add(tensor.index)
         tensor.name = name
         outputs.append((name, tensor))
     return outputs

@@ -67,14 +67,14 @@ def parse(content: bytes) -> Model:
 
 def pack(model: Model) -> bytes:
     """Return the object as a file; the same object gives the same bytes."""
-    kept = model.buffers
-    held = sum(len(buffer.data) for buffer in kept if buffer.data is not None)
-    builder = flatbuffers.Builder(held + _MARGIN_BYTES)
-    model.buffers = [_AlignedBuffer(buffer.data) for buffer in kept]
+    buffers = model.buffers
+    stored_bytes = sum(len(buffer.data) for buffer in buffers if buffer.data is not None)
+    builder = flatbuffers.Builder(stored_bytes + _MARGIN_BYTES)
+    model.buffers = [_AlignedBuffer(buffer.data) for buffer in buffers]
     try:
         builder.Finish(model.Pack(builder), FILE_IDENTIFIER)
     finally:
-        model.buffers = kept
+        model.buffers = buffers
     return bytes(builder.Output())
 
 
@@ -151,8 +151,8 @@ def stored_values(model: Model, tensor: Tensor) -> NDArray[Any] | None:
 def operators(model: Model) -> Iterator[tuple[SubGraph, int, Operator]]:
     """Yield each operator of each sub-graph, with its place there."""
     for graph in model.subgraphs:
-        for place, operator in enumerate(graph.operators):
-            yield graph, place, operator
+        for index, operator in enumerate(graph.operators):
+            yield graph, index, operator
 
 
 @lru_cache(maxsize=4)

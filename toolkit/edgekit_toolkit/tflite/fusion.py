@@ -48,13 +48,13 @@ def fuse(graph: Graph) -> Graph:
 
 def _without_unread(graph: Graph) -> Graph:
     """Return the graph without nodes that no output depends on, such as half of a Gelu that was joined."""
-    wanted = set(graph.outputs)
-    kept = []
+    needed = set(graph.outputs)
+    nodes = []
     for node in reversed(graph.nodes):
-        if wanted.intersection(node.outputs):
-            kept.append(node)
-            wanted.update(name for name in node.inputs if name)
-    return replace(graph, nodes=tuple(reversed(kept)))
+        if needed.intersection(node.outputs):
+            nodes.append(node)
+            needed.update(name for name in node.inputs if name)
+    return replace(graph, nodes=tuple(reversed(nodes)))
 
 
 def _apply(join: _Join, graph: Graph) -> Graph:
@@ -180,10 +180,10 @@ def _gelu(node: Node, graph: Graph) -> _Joined | None:
     chain, factors = [scale, node, after], set[str]()
     while factors != {"x", "half"}:
         product = _next_of(chain[-1], graph)
-        found = None if product is None else _factors(product, chain[-1], x, graph)
-        if product is None or found is None or found & factors:
+        factor_pair = None if product is None else _factors(product, chain[-1], x, graph)
+        if product is None or factor_pair is None or factor_pair & factors:
             break
-        factors |= found
+        factors |= factor_pair
         chain.append(product)
     return _joined_gelu(x, factors, chain)
 
@@ -224,11 +224,11 @@ def _scaled_by(node: Node, factor: float, graph: Graph) -> str | None:
     """Return the operand that a node multiplies by `factor`; None if it does something else."""
     if node.op_type not in {"Mul", "Div"}:
         return None
-    for place in (1, 0) if node.op_type == "Mul" else (1,):
-        scalar = _scalar_of(graph, node.inputs[place])
-        wanted = 1 / factor if node.op_type == "Div" else factor
-        if scalar is not None and math.isclose(scalar, wanted, rel_tol=1e-5):
-            return node.inputs[1 - place]
+    for position in (1, 0) if node.op_type == "Mul" else (1,):
+        scalar = _scalar_of(graph, node.inputs[position])
+        scale = 1 / factor if node.op_type == "Div" else factor
+        if scalar is not None and math.isclose(scalar, scale, rel_tol=1e-5):
+            return node.inputs[1 - position]
     return None
 
 

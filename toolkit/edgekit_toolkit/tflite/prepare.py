@@ -37,8 +37,8 @@ def prepare(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
     if opset(bound) < MIN_OPSET:
         bound = _converted(bound)
     try:
-        known = with_shapes(bound, {})
-        folded = fold_constants.run(known, max_grown_bytes=MAX_MODEL_BYTES)
+        shaped = with_shapes(bound, {})
+        folded = fold_constants.run(shaped, max_grown_bytes=MAX_MODEL_BYTES)
         while resolve_conditions.inline_branches(folded.graph):  # sizes are known here
             folded = fold_constants.run(with_shapes(folded, {}), max_grown_bytes=MAX_MODEL_BYTES)
         return with_shapes(folded, {})
@@ -64,11 +64,11 @@ def check_operators(nodes: Iterable[Node]) -> None:
     Raises:
         ConversionError: names all that have none.
     """
-    known = OPERATORS.keys() | CONSTANT_OPERATORS
+    supported = OPERATORS.keys() | CONSTANT_OPERATORS
     refusals = tuple(
         Refusal(node.operator, node.place, NO_MAPPING)
         for node in nodes
-        if node.domain or node.op_type not in known
+        if node.domain or node.op_type not in supported
     )
     if refusals:
         raise refuse_all(refusals)
@@ -89,9 +89,9 @@ def _bound(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
                     size.dim_value = dims[name]
     if missing:
         listed = ", ".join(f"'{name}' of input '{source}'" for name, source in missing.items())
-        wanted = " ".join(f"--dim {name}=VALUE" for name in missing)
+        options = " ".join(f"--dim {name}=VALUE" for name in missing)
         raise ConversionError(
-            f"TFLite holds fixed sizes, and these dimensions are free: {listed}; give {wanted},"
+            f"TFLite holds fixed sizes, and these dimensions are free: {listed}; give {options},"
             " each at least 1"
         )
     return bound

@@ -43,44 +43,44 @@ class Step:
         value = self.node.attributes.get(name, default)
         return value.decode() if isinstance(value, bytes) else str(value)
 
-    def has(self, place: int) -> bool:
+    def has(self, number: int) -> bool:
         """Whether an input is given."""
-        return bool(self.node.input(place))
+        return bool(self.node.input(number))
 
-    def shape(self, place: int) -> Shape:
+    def shape(self, number: int) -> Shape:
         """Return the ONNX sizes of an input."""
-        return self.graph.shape(self.node.input(place))
+        return self.graph.shape(self.node.input(number))
 
-    def dtype(self, place: int) -> "np.dtype[Any]":
+    def dtype(self, number: int) -> "np.dtype[Any]":
         """Return the element type of an input."""
-        return self.graph.dtype(self.node.input(place))
+        return self.graph.dtype(self.node.input(number))
 
-    def out_shape(self, place: int = 0) -> Shape:
+    def out_shape(self, number: int = 0) -> Shape:
         """Return the ONNX sizes of an output."""
-        return self.graph.shape(self.node.outputs[place])
+        return self.graph.shape(self.node.outputs[number])
 
     def out_dtype(self) -> "np.dtype[Any]":
         """Return the element type of the first output."""
         return self.graph.dtype(self.node.outputs[0])
 
-    def value(self, place: int) -> NDArray[Any] | None:
+    def value(self, number: int) -> NDArray[Any] | None:
         """Return the value of a constant input; None if it is left out or not constant."""
-        return self.graph.constants.get(self.node.input(place))
+        return self.graph.constants.get(self.node.input(number))
 
-    def constant(self, place: int, what: str) -> NDArray[Any]:
+    def constant(self, number: int, role: str) -> NDArray[Any]:
         """Return the value of an input that must be constant.
 
         Raises:
             RefusedError: it is not constant.
         """
-        value = self.value(place)
+        value = self.value(number)
         if value is None:
             raise RefusedError(
-                f"{what} ('{self.node.input(place)}') must be constant, and is computed in the graph"
+                f"{role} ('{self.node.input(number)}') must be constant, and is computed in the graph"
             )
         return value
 
-    def option(self, name: str, place: int) -> list[int] | None:
+    def option(self, name: str, number: int) -> list[int] | None:
         """Return integers that older operator sets hold in an attribute and newer ones in an input.
 
         Raises:
@@ -88,24 +88,24 @@ class Step:
         """
         if name in self.node.attributes:
             return [int(item) for item in np.atleast_1d(self.node.attributes[name])]
-        return [int(item) for item in self.constant(place, name).reshape(-1)] if self.has(place) else None
+        return [int(item) for item in self.constant(number, name).reshape(-1)] if self.has(number) else None
 
     # Held axes and sizes.
 
     def axis(self, axis: int) -> int:
         """Return the held place of an axis of the work form's tensor; negative axes count from the end."""
-        rank = sum(1 for place in self.form if place >= 0)
+        rank = sum(1 for axis in self.form if axis >= 0)
         return self.form.index(axis % rank)
 
-    def held(self, place: int = 0) -> Shape:
+    def held(self, number: int = 0) -> Shape:
         """Return the held sizes of an output."""
-        return held_shape(self._writes[place], self.out_shape(place))
+        return held_shape(self._writes[number], self.out_shape(number))
 
     # Reading and writing tensors.
 
-    def read(self, place: int, form: Form | None = None) -> Tensor:
+    def read(self, number: int, form: Form | None = None) -> Tensor:
         """Return an input as a tensor in the form of the node's rule, or in `form`."""
-        return self._values.read(self.node.input(place), self._reads[place] if form is None else form)
+        return self._values.read(self.node.input(number), self._reads[number] if form is None else form)
 
     def emit(
         self,
@@ -123,11 +123,11 @@ class Step:
             dtype = first.dtype
         return self.builder.operator(kind, inputs, [(shape, dtype)], options, version)[0]
 
-    def binary(self, kind: str, left: Tensor, right: Tensor, activation: str = NO_ACTIVATION) -> Tensor:
+    def binary(self, kind: str, first: Tensor, right: Tensor, activation: str = NO_ACTIVATION) -> Tensor:
         """Add arithmetic on two tensors that are broadcast to each other."""
         table = {"ADD": "AddOptions", "SUB": "SubOptions", "MUL": "MulOptions", "DIV": "DivOptions"}.get(kind)
         options = Options(table, fused(activation)) if table else None
-        return self.emit(kind, [left, right], np.broadcast_shapes(left.shape, right.shape), options)
+        return self.emit(kind, [first, right], np.broadcast_shapes(first.shape, right.shape), options)
 
     def number(self, value: float, dtype: "np.dtype[Any] | None" = None) -> Tensor:
         """Return a constant scalar, by default float32."""
@@ -137,9 +137,9 @@ class Step:
         """Return a constant list of int32: axes, sizes and the like."""
         return self.builder.constant(np.array(values, np.int32))
 
-    def give(self, tensor: Tensor, place: int = 0) -> None:
+    def give(self, tensor: Tensor, number: int = 0) -> None:
         """Set the tensor that holds an output in the form of the node's rule."""
-        self._values.give(self.node.outputs[place], self._writes[place], tensor)
+        self._values.give(self.node.outputs[number], self._writes[number], tensor)
 
 
 def fused(activation: str) -> dict[str, Any]:

@@ -122,11 +122,11 @@ def stored_layers(model: Model) -> dict[str, StoredLayer]:
             hybrid = largest in [graph.tensors[index] for index in operator.inputs if index >= 0]
             if hybrid and precision in {"int8 weights", "int4 weights"}:
                 precision = DYNAMIC
-        held = sum(stored_bytes(model, tensor) for tensor in weights)
-        made = tensor_name(graph.tensors[operator.outputs[0]])
-        while made in layers:  # as `quantize.litert.prepare` renames tensors that share a name
-            made = f"{made}_{operator.outputs[0]}"
-        layers[made] = StoredLayer(precision, held)
+        weight_bytes = sum(stored_bytes(model, tensor) for tensor in weights)
+        label = tensor_name(graph.tensors[operator.outputs[0]])
+        while label in layers:  # as `quantize.litert.prepare` renames tensors that share a name
+            label = f"{label}_{operator.outputs[0]}"
+        layers[label] = StoredLayer(precision, weight_bytes)
     return layers
 
 
@@ -140,28 +140,28 @@ def computes_in_integers(model: Model, graph: SubGraph, operator: Operator) -> b
 
 
 def _is_code(tensor: Tensor) -> bool:
-    found = tensor.quantization
-    scaled = found is not None and found.scale is not None and len(found.scale) > 0
+    quantization = tensor.quantization
+    scaled = quantization is not None and quantization.scale is not None and len(quantization.scale) > 0
     return scaled and TYPES[tensor.type] in _INTEGERS
 
 
 def _weights(model: Model, graph: SubGraph, operator: Operator, activation: int) -> list[Tensor]:
     """Return the constants that an operator reads, also those that another operator widens for it."""
     makers = {
-        int(made.outputs[0]): made
-        for made in graph.operators
-        if len(made.outputs) == 1 and operator_name(model, made) in _WIDENS
+        int(producer.outputs[0]): producer
+        for producer in graph.operators
+        if len(producer.outputs) == 1 and operator_name(model, producer) in _WIDENS
     }
-    found = []
-    for place, index in enumerate(operator.inputs):
-        if place == activation or index < 0:
+    roles = []
+    for position, index in enumerate(operator.inputs):
+        if position == activation or index < 0:
             continue
         source = int(index)
         while source in makers:
             source = int(makers[source].inputs[0])
         if stored_bytes(model, graph.tensors[source]):
-            found.append(graph.tensors[source])
-    return found
+            roles.append(graph.tensors[source])
+    return roles
 
 
 def _interface(tensor: Tensor) -> InterfaceTensor:

@@ -44,17 +44,17 @@ class Node:
     @property
     def place(self) -> str:
         """The name of the node in messages."""
-        made = ", ".join(name for name in self.outputs if name)
-        return f"node '{self.name}'" if self.name else f"the node that makes '{made}'"
+        outputs = ", ".join(name for name in self.outputs if name)
+        return f"node '{self.name}'" if self.name else f"the node that makes '{outputs}'"
 
     @property
     def operator(self) -> str:
         """The operator's type, with its domain if that is not ONNX's own."""
         return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
 
-    def input(self, place: int) -> str:
+    def input(self, number: int) -> str:
         """Return the name of an input; empty if it is left out."""
-        return self.inputs[place] if place < len(self.inputs) else ""
+        return self.inputs[number] if number < len(self.inputs) else ""
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ class Graph:
     @cached_property
     def readers(self) -> Mapping[str, Sequence[Node]]:
         """Nodes that read a tensor, one entry for each reading input."""
-        found: dict[str, list[Node]] = {}
+        readers: dict[str, list[Node]] = {}
         for node in self.nodes:
             for name in node.inputs:
-                found.setdefault(name, []).append(node)
-        return found
+                readers.setdefault(name, []).append(node)
+        return readers
 
     @cached_property
     def producers(self) -> Mapping[str, Node]:

@@ -36,21 +36,21 @@ def write(
     model.description = "edgekit"
     model.buffers = [schema.BufferT()]  # buffer 0 is empty by the schema: tensors without data refer to it
     used = _used(builder, [*inputs, *outputs])
-    places = {tensor.index: place for place, tensor in enumerate(used)}
+    positions = {tensor.index: index for index, tensor in enumerate(used)}
     graph = schema.SubGraphT()
     graph.name = "main"
     graph.tensors = [_tensor(tensor, model.buffers) for tensor in used]
-    graph.inputs = [places[tensor.index] for _, tensor in inputs]
-    graph.outputs = [places[tensor.index] for _, tensor in outputs]
+    graph.inputs = [positions[tensor.index] for _, tensor in inputs]
+    graph.outputs = [positions[tensor.index] for _, tensor in outputs]
     codes: dict[str, int] = {}
     versions: dict[str, int] = {}
     for operation in builder.operations:
         codes.setdefault(operation.kind, len(codes))
         versions[operation.kind] = max(versions.get(operation.kind, 1), operation.version)
-    graph.operators = [_operator(operation, codes, places) for operation in builder.operations]
+    graph.operators = [_operator(operation, codes, positions) for operation in builder.operations]
     model.operatorCodes = [_code(kind, versions[kind]) for kind in codes]
     model.subgraphs = [graph]
-    model.signatureDefs = [_signature(inputs, outputs, places)]
+    model.signatureDefs = [_signature(inputs, outputs, positions)]
     return pack(model)
 
 
@@ -71,10 +71,10 @@ def check_size(builder: Builder) -> None:
 
 def _used(builder: Builder, ends: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
     """Return the tensors that something refers to, by index; some constants were read and replaced."""
-    found = {tensor.index for _, tensor in ends}
+    used = {tensor.index for _, tensor in ends}
     for operation in builder.operations:
-        found |= {tensor.index for tensor in (*operation.inputs, *operation.outputs) if tensor is not None}
-    return [tensor for tensor in builder.tensors if tensor.index in found]
+        used |= {tensor.index for tensor in (*operation.inputs, *operation.outputs) if tensor is not None}
+    return [tensor for tensor in builder.tensors if tensor.index in used]
 
 
 def _tensor(tensor: Tensor, buffers: list[Any]) -> Any:
@@ -91,11 +91,11 @@ def _tensor(tensor: Tensor, buffers: list[Any]) -> Any:
     return result
 
 
-def _operator(operation: Operation, codes: dict[str, int], places: dict[int, int]) -> Any:
+def _operator(operation: Operation, codes: dict[str, int], positions: dict[int, int]) -> Any:
     result = schema.OperatorT()
     result.opcodeIndex = codes[operation.kind]
-    result.inputs = [-1 if tensor is None else places[tensor.index] for tensor in operation.inputs]
-    result.outputs = [places[tensor.index] for tensor in operation.outputs]
+    result.inputs = [-1 if tensor is None else positions[tensor.index] for tensor in operation.inputs]
+    result.outputs = [positions[tensor.index] for tensor in operation.outputs]
     options = operation.options
     if options is not None:
         result.builtinOptionsType = getattr(schema.BuiltinOptions, options.table)
@@ -116,18 +116,18 @@ def _code(kind: str, version: int) -> Any:
 def _signature(
     inputs: Sequence[tuple[str, Tensor]],
     outputs: Sequence[tuple[str, Tensor]],
-    places: dict[int, int],
+    positions: dict[int, int],
 ) -> Any:
     result = schema.SignatureDefT()
     result.signatureKey = SIGNATURE_KEY
     result.subgraphIndex = 0
-    result.inputs = [_entry(name, places[tensor.index]) for name, tensor in inputs]
-    result.outputs = [_entry(name, places[tensor.index]) for name, tensor in outputs]
+    result.inputs = [_entry(name, positions[tensor.index]) for name, tensor in inputs]
+    result.outputs = [_entry(name, positions[tensor.index]) for name, tensor in outputs]
     return result
 
 
-def _entry(name: str, place: int) -> Any:
+def _entry(name: str, index: int) -> Any:
     result = schema.TensorMapT()
     result.name = name
-    result.tensorIndex = place
+    result.tensorIndex = index
     return result

@@ -150,20 +150,20 @@ class _Walk:
         elif field.kind != "value":
             start = at + self._number(where, "<I", at)
             count = self._number(where, "<I", start)
-            self._span(where, start + 4, count * field.size, what=f"{count} items")
+            self._span(where, start + 4, count * field.size, part=f"{count} items")
             if field.kind == "tables":
-                for place in range(count):
-                    self.table(f"{where}[{place}]", start + 4 + 4 * place, field.table)
+                for index in range(count):
+                    self.table(f"{where}[{index}]", start + 4 + 4 * index, field.table)
 
     def _number(self, where: str, form: str, at: int) -> int:
         if not 0 <= at <= len(self.content) - struct.calcsize(form):
             raise ModelError(f"{where}: refers to byte {at}, the file has {len(self.content)}; {_DAMAGED}")
         return int(struct.unpack_from(form, self.content, at)[0])
 
-    def _span(self, where: str, start: int, size: int, what: str = "a table") -> None:
+    def _span(self, where: str, start: int, size: int, part: str = "a table") -> None:
         if start < 0 or start + size > len(self.content):
             raise ModelError(
-                f"{where}: {what} of {size} bytes at byte {start}, the file has {len(self.content)};"
+                f"{where}: {part} of {size} bytes at byte {start}, the file has {len(self.content)};"
                 f" {_DAMAGED}"
             )
         self.seen_bytes += size

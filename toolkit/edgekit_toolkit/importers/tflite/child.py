@@ -25,19 +25,19 @@ def _main(limit_bytes: int) -> None:
     recorded = {detail["index"]: detail["shape"].tolist() for detail in outputs}
     free = any(size < 0 for detail in inputs for size in detail["shape_signature"])
     try:
-        made = _run(interpreter, inputs, recorded, noise=False)
+        shapes = _run(interpreter, inputs, recorded, noise=False)
     except (ValueError, RuntimeError):
         if not free:  # it may run with other sizes
             raise
         return
-    if made != recorded:
+    if shapes != recorded:
         try:
             again = _run(interpreter, inputs, recorded, noise=True)
         except (ValueError, RuntimeError):  # not every model takes noise
-            again = made
-        differing = (index for index in made if made[index] != recorded[index])
+            again = shapes
+        differing = (index for index in shapes if shapes[index] != recorded[index])
         json.dump(
-            [{"index": index, "first": made[index], "second": again[index]} for index in differing],
+            [{"index": index, "first": shapes[index], "second": again[index]} for index in differing],
             sys.stdout,
         )
 

@@ -46,12 +46,12 @@ def load_tflite(path: Path, *, time_limit_s: float = _TIME_LIMIT_S) -> SourceMod
         _check_identifier(content)
         digest = hashlib.sha256(content).hexdigest()
         model = read_model(content)
-        made = try_model(content, max_memory_bytes=_MAX_MEMORY_BYTES, time_limit_s=time_limit_s)
-        if mend_output_shapes(model, made):
+        run_outputs = try_model(content, max_memory_bytes=_MAX_MEMORY_BYTES, time_limit_s=time_limit_s)
+        if mend_output_shapes(model, run_outputs):
             content = pack(model)
-        found = TfliteModel(content)
-        inputs, outputs = _specs(found)
-    return SourceModel(path, digest, len(content), found, inputs, outputs)
+        imported = TfliteModel(content)
+        inputs, outputs = _specs(imported)
+    return SourceModel(path, digest, len(content), imported, inputs, outputs)
 
 
 def read_model(content: bytes) -> Model:
@@ -71,8 +71,10 @@ def read_model(content: bytes) -> Model:
 
 def _check_identifier(content: bytes) -> None:
     if not content.startswith(FILE_IDENTIFIER, _IDENTIFIER_AT):
-        what = describe_signature(content) or ("its bytes 4 to 7 are not 'TFL3'" if content else "empty")
-        raise ModelError(f"is no .tflite model: {what}; give a .tflite file, or copy it again")
+        content_kind = describe_signature(content) or (
+            "its bytes 4 to 7 are not 'TFL3'" if content else "empty"
+        )
+        raise ModelError(f"is no .tflite model: {content_kind}; give a .tflite file, or copy it again")
 
 
 def _specs(model: TfliteModel) -> Specs:

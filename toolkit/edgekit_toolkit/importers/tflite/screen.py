@@ -49,25 +49,25 @@ def check_model(model: Model) -> None:
     for number, graph in enumerate(model.subgraphs):
         for name in ("tensors", "inputs", "outputs", "operators"):
             setattr(graph, name, [] if getattr(graph, name) is None else getattr(graph, name))
-        for place, tensor in enumerate(graph.tensors):
-            _check_tensor(model, tensor, _tensor_place(number, place, tensor))
+        for position, tensor in enumerate(graph.tensors):
+            _check_tensor(model, tensor, _tensor_place(number, position, tensor))
     _check_interface(model.subgraphs[0])
-    for graph, place, operator in operators(model):
-        _check_operator(model, graph, place, operator)
+    for graph, position, operator in operators(model):
+        _check_operator(model, graph, position, operator)
     for number, graph in enumerate(model.subgraphs):
         _check_order(model, number, graph)
     _check_signatures(model)
 
 
 def _check_interface(graph: SubGraph) -> None:
-    for what in ("inputs", "outputs"):
-        places = getattr(graph, what)
-        if not len(places):
-            raise ModelError(f"the model has no {what}; export it again with named inputs and outputs")
-        _check_places(f"the model's {what}", places, graph, least=0)
-        for place in places:
-            if not graph.tensors[place].name:
-                raise ModelError(f"{what[:-1]} tensor {place} has no name; export it again with names")
+    for role in ("inputs", "outputs"):
+        indices = getattr(graph, role)
+        if not len(indices):
+            raise ModelError(f"the model has no {role}; export it again with named inputs and outputs")
+        _check_places(f"the model's {role}", indices, graph, least=0)
+        for index in indices:
+            if not graph.tensors[index].name:
+                raise ModelError(f"{role[:-1]} tensor {index} has no name; export it again with names")
 
 
 def _check_tensor(model: Model, tensor: Tensor, where: str) -> None:
@@ -91,11 +91,11 @@ def _check_tensor(model: Model, tensor: Tensor, where: str) -> None:
 
 
 def _check_data(model: Model, tensor: Tensor, where: str) -> None:
-    held, expected = stored_bytes(model, tensor), expected_bytes(tensor)
-    if held and expected is not None and held != expected and tensor.sparsity is None:
+    stored, expected = stored_bytes(model, tensor), expected_bytes(tensor)
+    if stored and expected is not None and stored != expected and tensor.sparsity is None:
         raise ModelError(
             f"{where}: {list(shape_of(tensor))} of {TYPES[tensor.type]} takes {expected} bytes, its buffer"
-            f" has {held}; {_DAMAGED}"
+            f" has {stored}; {_DAMAGED}"
         )
     values = stored_values(model, tensor) if TYPES[tensor.type].startswith("FLOAT") else None
     if values is None:
@@ -111,14 +111,14 @@ def _check_data(model: Model, tensor: Tensor, where: str) -> None:
 
 
 def _check_quantization(tensor: Tensor, where: str, *, is_constant: bool) -> None:
-    found = tensor.quantization
-    scales = () if found is None or found.scale is None else found.scale
+    quantization = tensor.quantization
+    scales = () if quantization is None or quantization.scale is None else quantization.scale
     if not len(scales):
         return
     values = np.asarray(scales, np.float64)
     if not np.isfinite(values).all() or (values < 0).any() or (not is_constant and not values.all()):
         raise ModelError(f"{where}: a scale is {values.min()}, expected finite numbers over 0; {_DAMAGED}")
-    zero_points = 0 if found.zeroPoint is None else len(found.zeroPoint)
+    zero_points = 0 if quantization.zeroPoint is None else len(quantization.zeroPoint)
     if zero_points not in {0, 1, len(values)}:
         raise ModelError(f"{where}: {zero_points} zero points for {len(values)} scales; {_DAMAGED}")
     limits = (
@@ -127,33 +127,34 @@ def _check_quantization(tensor: Tensor, where: str, *, is_constant: bool) -> Non
     if (
         zero_points
         and limits
-        and not limits.min <= min(found.zeroPoint) <= max(found.zeroPoint) <= limits.max
+        and not limits.min <= min(quantization.zeroPoint) <= max(quantization.zeroPoint) <= limits.max
     ):
         raise ModelError(
-            f"{where}: zero point {max(found.zeroPoint, key=abs)} is no {TYPES[tensor.type]}; {_DAMAGED}"
+            f"{where}: zero point {max(quantization.zeroPoint, key=abs)} is no {TYPES[tensor.type]};"
+            f" {_DAMAGED}"
         )
     if len(values) > 1:
-        _check_axis(found, shape_of(tensor), where)
+        _check_axis(quantization, shape_of(tensor), where)
 
 
-def _check_axis(found: Any, shape: tuple[int, ...], where: str) -> None:
-    axis = found.quantizedDimension
+def _check_axis(quantization: Any, shape: tuple[int, ...], where: str) -> None:
+    axis = quantization.quantizedDimension
     if not 0 <= axis < len(shape):
         raise ModelError(
             f"{where}: quantized_dimension is {axis}, expected 0 to {len(shape) - 1} for shape"
             f" {list(shape)}; quantize the model again"
         )
-    if len(found.scale) != shape[axis]:
+    if len(quantization.scale) != shape[axis]:
         raise ModelError(
-            f"{where}: {len(found.scale)} scales for {shape[axis]} channels (axis {axis} of {list(shape)});"
-            " quantize the model again"
+            f"{where}: {len(quantization.scale)} scales for {shape[axis]} channels (axis {axis} of"
+            f" {list(shape)}); quantize the model again"
         )
-    if found.zeroPoint is not None and any(found.zeroPoint):
+    if quantization.zeroPoint is not None and any(quantization.zeroPoint):
         raise ModelError(f"{where}: a zero point a channel other than 0, which no kernel takes; {_DAMAGED}")
 
 
-def _check_operator(model: Model, graph: SubGraph, place: int, operator: Operator) -> None:
-    where = f"operator {place}"
+def _check_operator(model: Model, graph: SubGraph, position: int, operator: Operator) -> None:
+    where = f"operator {position}"
     codes = model.operatorCodes or []
     if not 0 <= operator.opcodeIndex < len(codes):
         raise ModelError(f"{where}: code {operator.opcodeIndex} of {len(codes)}; {_DAMAGED}")
@@ -164,24 +165,24 @@ def _check_operator(model: Model, graph: SubGraph, place: int, operator: Operato
     _check_places(f"{where}: inputs", operator.inputs, graph, least=-1)
     _check_places(f"{where}: outputs", operator.outputs, graph, least=0)
     _check_places(f"{where}: intermediates", operator.intermediates, graph, least=-1)
-    made = ", ".join(f"'{tensor_name(graph.tensors[index])}'" for index in operator.outputs) or "nothing"
+    outputs = ", ".join(f"'{tensor_name(graph.tensors[index])}'" for index in operator.outputs) or "nothing"
     if builtin_code(code) not in OPERATORS:
         raise ModelError(
-            f"{where}, which makes {made}: built-in {builtin_code(code)} is not known; {_DAMAGED}"
+            f"{where}, which makes {outputs}: built-in {builtin_code(code)} is not known; {_DAMAGED}"
         )
     if operator_name(model, operator) == "CUSTOM":
         custom = (code.customCode or b"").decode("utf-8", "replace")
         flex = "; convert without SELECT_TF_OPS" if custom.startswith("Flex") else ""
         raise ModelError(
-            f"custom operator '{custom}' at {where}, which makes {made}: only built-in operators run on every"
-            f" target{flex or '; export it with these'}"
+            f"custom operator '{custom}' at {where}, which makes {outputs}: only built-in operators run on"
+            f" every target{flex or '; export it with these'}"
         )
 
 
-def _check_places(what: str, places: Iterable[int], graph: SubGraph, *, least: int) -> None:
-    for index in places:
+def _check_places(subject: str, indices: Iterable[int], graph: SubGraph, *, least: int) -> None:
+    for index in indices:
         if not least <= index < len(graph.tensors):
-            raise ModelError(f"{what}: tensor {index} of {len(graph.tensors)}; {_DAMAGED}")
+            raise ModelError(f"{subject}: tensor {index} of {len(graph.tensors)}; {_DAMAGED}")
 
 
 def _check_order(model: Model, number: int, graph: SubGraph) -> None:
@@ -195,16 +196,16 @@ def _check_order(model: Model, number: int, graph: SubGraph) -> None:
         if tensor.isVariable or stored_bytes(model, tensor)
     }
     ready = filled | {index for index, tensor in enumerate(graph.tensors) if 0 in shape_of(tensor)}
-    for place, operator in enumerate(graph.operators):
+    for position, operator in enumerate(graph.operators):
         name = operator_name(model, operator)
         for index in operator.inputs:
             if index >= 0 and index not in ready:
                 where = _tensor_place(number, index, graph.tensors[index])
-                raise ModelError(f"operator {place} ({name}): reads {where} before it is made; {_DAMAGED}")
+                raise ModelError(f"operator {position} ({name}): reads {where} before it is made; {_DAMAGED}")
         for index in operator.outputs:
             if index in filled:
                 where = _tensor_place(number, index, graph.tensors[index])
-                raise ModelError(f"operator {place} ({name}): makes {where}, which is there; {_DAMAGED}")
+                raise ModelError(f"operator {position} ({name}): makes {where}, which is there; {_DAMAGED}")
             filled.add(int(index))
             ready.add(int(index))
     _check_made(number, graph, ready)
@@ -227,7 +228,7 @@ def _check_signatures(model: Model) -> None:
         _check_places(f"signature '{key}'", [item.tensorIndex for item in maps], graph, least=0)
 
 
-def _tensor_place(number: int, place: int, tensor: Tensor) -> str:
+def _tensor_place(number: int, index: int, tensor: Tensor) -> str:
     name = (tensor.name or b"").decode("utf-8", "replace")
     inner = f" of subgraph {number}" if number else ""
-    return f"tensor {place} '{name}'{inner}"
+    return f"tensor {index} '{name}'{inner}"

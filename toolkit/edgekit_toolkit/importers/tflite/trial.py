@@ -59,18 +59,18 @@ def try_model(content: bytes, *, max_memory_bytes: int, time_limit_s: float) -> 
         )
     if code:
         raise ModelError(f"LiteRT refuses the model: {last_line}; convert the model again")
-    made: list[MadeOutput] = json.loads(output or b"[]")
-    return made
+    outputs: list[MadeOutput] = json.loads(output or b"[]")
+    return outputs
 
 
-def mend_output_shapes(model: Model, made: Sequence[MadeOutput]) -> bool:
+def mend_output_shapes(model: Model, outputs: Sequence[MadeOutput]) -> bool:
     """Record the shapes that the outputs really have, in place; return whether any was different.
 
     A size that differs between the runs depends on the data, and becomes free. A size that is free in the
     file stays free.
     """
     changed = False
-    for output in made:
+    for output in outputs:
         tensor: Tensor = model.subgraphs[0].tensors[output["index"]]
         recorded = shape_of(tensor)
         signature = (
@@ -80,8 +80,8 @@ def mend_output_shapes(model: Model, made: Sequence[MadeOutput]) -> bool:
         first, second = output["first"], output["second"]
         same_rank = len(free) == len(first)
         sizes = [
-            -1 if one != other or (same_rank and own < 0) else one
-            for one, other, own in zip(first, second, free if same_rank else first, strict=True)
+            -1 if size != other or (same_rank and own < 0) else size
+            for size, other, own in zip(first, second, free if same_rank else first, strict=True)
         ]
         if sizes == list(free):
             continue

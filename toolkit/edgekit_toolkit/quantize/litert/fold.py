@@ -48,15 +48,15 @@ class _Fold(NamedTuple):
 
     Attributes:
         pixels: number of input pixels that become one.
-        made: number of output pixels that become one.
-        stride, left: stride along a row and left padding of the original convolution, in pixels.
+        outputs: number of output pixels that become one.
+        stride, padding: stride along a row and left padding of the original convolution, in pixels.
         before, groups: for the folded kernel: groups of pixels before its own group, and all groups.
     """
 
     pixels: int
-    made: int
+    outputs: int
     stride: int
-    left: int
+    padding: int
     before: int
     groups: int
 
@@ -69,8 +69,11 @@ def fold_pixels(prepared: bytes, plan: Plan) -> tuple[bytes, Plan]:
         plan: the plan of that model; layers that it leaves in float stay unchanged, as folding would cost
             time.
     """
-    known = parsed(prepared)
-    if not any(_fold(known, known.subgraphs[0], one, plan) for one in known.subgraphs[0].operators):
+    unchanged = parsed(prepared)
+    if not any(
+        _fold(unchanged, unchanged.subgraphs[0], operator, plan)
+        for operator in unchanged.subgraphs[0].operators
+    ):
         return prepared, plan
     model = parse(prepared)
     graph = model.subgraphs[0]
@@ -94,47 +97,47 @@ def _fold(model: Model, graph: SubGraph, operator: Operator, plan: Plan) -> _Fol
         or options.dilationWFactor != 1
     ):
         return None
-    source, filters, made = (graph.tensors[at] for at in (*operator.inputs[:2], operator.outputs[0]))
+    source, filters, output = (graph.tensors[at] for at in (*operator.inputs[:2], operator.outputs[0]))
     out, _, width, channels = shape_of(filters)
     if kind == "DEPTHWISE_CONV_2D":
         out = channels  # as a dense convolution
         if channels > _NARROW:
             return None
-    if any(min(_sizes(tensor)[1:]) < 0 for tensor in (source, made)) or shape_of(source)[3] != channels:
+    if any(min(_sizes(tensor)[1:]) < 0 for tensor in (source, output)) or shape_of(source)[3] != channels:
         return None  # rows of a free length, or a convolution in groups
     if not all(stored_bytes(model, graph.tensors[at]) for at in operator.inputs[1:] if at >= 0):
         return None  # computed weights
-    found = [
+    folds = [
         fold
         for made_at_once in _FACTORS
         if (fold := _along(shape_of(source)[2], width, options.strideW, made_at_once)) is not None
     ]
-    if not found:
+    if not folds:
         return None
-    best = min(found, key=lambda one: (_steps(one, out, channels), -one.made))
+    best = min(folds, key=lambda fold: (_steps(fold, out, channels), -fold.outputs))
     if kind == "DEPTHWISE_CONV_2D":
         return best
     as_it_is = width * -(-channels // _INPUT_STEP) * -(-out // _OUTPUT_STEP)
     return best if _steps(best, out, channels) <= _MOST_STEPS * as_it_is else None
 
 
-def _along(row: int, width: int, stride: int, made: int) -> _Fold | None:
+def _along(row: int, width: int, stride: int, outputs: int) -> _Fold | None:
     """Return the folding of rows of `row` pixels; None if groups or padding do not divide evenly."""
-    pixels = stride * made
+    pixels = stride * outputs
     if row % pixels:
         return None
-    left = max(width - stride, 0) // 2  # SAME padding, for rows whose length the stride divides
-    before = -(-left // pixels)
-    after = max(0, -(-(stride * (made - 1) + width - left) // pixels) - 1)
+    padding = max(width - stride, 0) // 2  # SAME padding, for rows whose length the stride divides
+    before = -(-padding // pixels)
+    after = max(0, -(-(stride * (outputs - 1) + width - padding) // pixels) - 1)
     if (before + after) // 2 != before:  # the folded kernel is padded alike, half on each side
         return None
-    return _Fold(pixels, made, stride, left, before, before + 1 + after)
+    return _Fold(pixels, outputs, stride, padding, before, before + 1 + after)
 
 
 def _steps(fold: _Fold, out: int, channels: int) -> float:
     """Return the steps of the kernel for each row of weights and output pixel."""
-    inputs, outputs = fold.pixels * channels, fold.made * out
-    return fold.groups * -(-inputs // _INPUT_STEP) * -(-outputs // _OUTPUT_STEP) / fold.made
+    inputs, outputs = fold.pixels * channels, fold.outputs * out
+    return fold.groups * -(-inputs // _INPUT_STEP) * -(-outputs // _OUTPUT_STEP) / fold.outputs
 
 
 def _rewrite(
@@ -143,24 +146,24 @@ def _rewrite(
     """Yield the operators that replace a convolution, whose weights are changed."""
     if operator_name(model, operator) == "DEPTHWISE_CONV_2D":
         _make_dense(model, graph, operator)
-    source, made = int(operator.inputs[0]), int(operator.outputs[0])
+    source, output = int(operator.inputs[0]), int(operator.outputs[0])
     folded = _add_folded(graph, source, fold.pixels, added)
     yield reshape(model, graph, source, folded)
     filters, *bias = (graph.tensors[at] for at in operator.inputs[1:] if at >= 0)
     _store(model, filters, _shifted(_values(model, filters), fold))
     for tensor in bias:
-        _store(model, tensor, np.tile(_values(model, tensor), fold.made))
+        _store(model, tensor, np.tile(_values(model, tensor), fold.outputs))
     operator.inputs = [folded, *operator.inputs[1:]]
     operator.builtinOptions.strideW = 1
     yield operator
-    if fold.made > 1:
-        operator.outputs = [_add_folded(graph, made, fold.made, added)]
-        yield reshape(model, graph, operator.outputs[0], made)
+    if fold.outputs > 1:
+        operator.outputs = [_add_folded(graph, output, fold.outputs, added)]
+        yield reshape(model, graph, operator.outputs[0], output)
 
 
 def _make_dense(model: Model, graph: SubGraph, operator: Operator) -> None:
     """Turn a depthwise convolution into one that reads all channels, with weights of 0."""
-    filters, known = graph.tensors[operator.inputs[1]], operator.builtinOptions
+    filters, depthwise_options = graph.tensors[operator.inputs[1]], operator.builtinOptions
     _, height, width, channels = shape_of(filters)
     dense = np.zeros((channels, height, width, channels), np.float32)
     diagonal = np.arange(channels)
@@ -168,26 +171,26 @@ def _make_dense(model: Model, graph: SubGraph, operator: Operator) -> None:
     _store(model, filters, dense)
     options = schema.Conv2DOptionsT()
     for name in ("padding", "strideH", "strideW", "dilationHFactor", "fusedActivationFunction"):
-        setattr(options, name, getattr(known, name))
+        setattr(options, name, getattr(depthwise_options, name))
     operator.opcodeIndex = operator_code(model, schema.BuiltinOperator.CONV_2D)
     operator.builtinOptionsType, operator.builtinOptions = schema.BuiltinOptions.Conv2DOptions, options
 
 
-def _add_folded(graph: SubGraph, place: int, pixels: int, added: dict[str, str]) -> int:
-    batch, rows, row, channels = _sizes(graph.tensors[place])
-    folded = add_like(graph, place, (batch, rows, row // pixels, channels * pixels))
-    added[tensor_name(graph.tensors[folded])] = tensor_name(graph.tensors[place])
+def _add_folded(graph: SubGraph, position: int, pixels: int, added: dict[str, str]) -> int:
+    batch, rows, row, channels = _sizes(graph.tensors[position])
+    folded = add_like(graph, position, (batch, rows, row // pixels, channels * pixels))
+    added[tensor_name(graph.tensors[folded])] = tensor_name(graph.tensors[position])
     return folded
 
 
 def _shifted(filters: NDArray[np.float32], fold: _Fold) -> NDArray[np.float32]:
     """Weights [made * out, height, groups, pixels * channels] from [out, height, width, channels]."""
     out, height, width, channels = filters.shape
-    row = np.zeros((fold.made, out, height, fold.groups * fold.pixels, channels), np.float32)
-    for place in range(fold.made):
-        begin = fold.before * fold.pixels + fold.stride * place - fold.left
-        row[place, :, :, begin : begin + width] = filters
-    return row.reshape(fold.made * out, height, fold.groups, fold.pixels * channels)
+    row = np.zeros((fold.outputs, out, height, fold.groups * fold.pixels, channels), np.float32)
+    for index in range(fold.outputs):
+        begin = fold.before * fold.pixels + fold.stride * index - fold.padding
+        row[index, :, :, begin : begin + width] = filters
+    return row.reshape(fold.outputs * out, height, fold.groups, fold.pixels * channels)
 
 
 def _sizes(tensor: Tensor) -> tuple[int, ...]:

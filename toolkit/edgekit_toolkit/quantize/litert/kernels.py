@@ -70,22 +70,22 @@ def tail_kernels(model: Model, kernels: Sequence[str]) -> frozenset[str]:
     tensors = model.subgraphs[0].tensors
     behind = operators_behind_products(_operator_nodes(model))
     return frozenset(kernels).intersection(
-        tensor_name(tensors[place]) for node in behind for place in node.outputs
+        tensor_name(tensors[index]) for node in behind for index in node.outputs
     )
 
 
 def unlike_joins(model: Model, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
     """Return those of the kernels that join tensors of unlike ranges, which one scale cannot hold."""
-    wanted = frozenset(kernels)
+    chosen = frozenset(kernels)
     joins = (
         (tensor_name(graph.tensors[operator.outputs[0]]), graph, operator)
         for graph, _, operator in operators(model)
         if operator_name(model, operator) in _JOINS
     )
-    return wanted & {
+    return chosen & {
         name
         for name, graph, operator in joins
-        if are_unlike((tensor_name(graph.tensors[place]) for place in operator.inputs), ranges)
+        if are_unlike((tensor_name(graph.tensors[index]) for index in operator.inputs), ranges)
     }
 
 
@@ -138,23 +138,23 @@ def _fits(model: Model, graph: SubGraph, operator: Operator) -> bool:
 
 def blocks(model: Model, kernels: Iterable[str]) -> list[tuple[str, ...]]:
     """Group kernels: a matrix product with the kernels that follow it, up to the next one."""
-    wanted = set(kernels)
-    found: list[list[str]] = []
+    chosen = set(kernels)
+    groups: list[list[str]] = []
     for graph, _, operator in operators(model):
         name = tensor_name(graph.tensors[operator.outputs[0]])
-        if name not in wanted:
+        if name not in chosen:
             continue
-        if not found or operator_name(model, operator) in COMPUTE:
-            found.append([])
-        found[-1].append(name)
-    return [tuple(block) for block in found]
+        if not groups or operator_name(model, operator) in COMPUTE:
+            groups.append([])
+        groups[-1].append(name)
+    return [tuple(block) for block in groups]
 
 
 def touched_tensors(model: Model, kernels: Sequence[str]) -> list[str]:
     """Float activations that kernels read or write, sorted."""
-    wanted, names = set(kernels), set()
+    chosen, names = set(kernels), set()
     for graph, _, operator in operators(model):
-        if tensor_name(graph.tensors[operator.outputs[0]]) not in wanted:
+        if tensor_name(graph.tensors[operator.outputs[0]]) not in chosen:
             continue
         for index in (*operator.inputs, *operator.outputs):
             tensor = graph.tensors[index]

@@ -46,31 +46,36 @@ class _TflitePair:
 
     def bring_near(self) -> None:
         for operator in self._graph.operators:
-            places = [int(place) for place in operator.inputs if place >= 0]
-            for place in places:
-                pair = self._coded(place, np.int8)
+            indices = [int(index) for index in operator.inputs if index >= 0]
+            for index in indices:
+                pair = self._coded(index, np.int8)
                 if pair is None:
                     continue
                 new, earlier = pair
-                made, step = near_weight(new, earlier)
-                self._store(place, made)
-                for other in places:
+                coded, step = near_weight(new, earlier)
+                self._store(index, coded)
+                for other in indices:
                     if (bias := self._coded(other, np.int32)) is not None:
-                        self._store(other, near_bias(*bias, (made, new, earlier), step))
-        for place, tensor in enumerate(self._graph.tensors):
-            self._bring_floats(place, tensor)
+                        self._store(other, near_bias(*bias, (coded, new, earlier), step))
+        for index, tensor in enumerate(self._graph.tensors):
+            self._bring_floats(index, tensor)
 
-    def _coded(self, place: int, dtype: type[np.integer[Any]]) -> tuple[Coded, Coded] | None:
+    def _coded(self, index: int, dtype: type[np.integer[Any]]) -> tuple[Coded, Coded] | None:
         """Return the codes of a constant, and those of its earlier version; None if they are settled."""
-        values, scales = self._read(place), []
-        tensors = self._graph.tensors[place], self._was.tensors[place]
-        if values is None or place in self._settled or values[0].dtype != dtype:
+        values, scales = self._read(index), []
+        tensors = self._graph.tensors[index], self._was.tensors[index]
+        if values is None or index in self._settled or values[0].dtype != dtype:
             return None
         for tensor in tensors:
-            known = tensor.quantization
-            if known is None or known.scale is None or not len(known.scale) or np.any(known.zeroPoint):
+            quantization = tensor.quantization
+            if (
+                quantization is None
+                or quantization.scale is None
+                or not len(quantization.scale)
+                or np.any(quantization.zeroPoint)
+            ):
                 return None
-            scales.append(np.asarray(known.scale, np.float32))
+            scales.append(np.asarray(quantization.scale, np.float32))
         axis = int(tensors[0].quantization.quantizedDimension)
         new, earlier = (
             Coded(codes, scale if len(scale) > 1 else scale.reshape(()), axis)
@@ -78,18 +83,18 @@ class _TflitePair:
         )
         return (new, earlier) if new.is_like(earlier) else None
 
-    def _read(self, place: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        new, earlier = self._graph.tensors[place], self._was.tensors[place]
+    def _read(self, index: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        new, earlier = self._graph.tensors[index], self._was.tensors[index]
         if new.type != earlier.type or shape_of(new) != shape_of(earlier):
             return None
         now, was = constant(self._model, new), constant(self._before, earlier)
         return None if now is None or was is None else (now, was)
 
-    def _store(self, place: int, made: Coded) -> None:
-        tensor = self._graph.tensors[place]
-        tensor.quantization.scale = np.atleast_1d(made.scales)
-        self._write(tensor, made.codes)
-        self._settled.add(place)
+    def _store(self, index: int, coded: Coded) -> None:
+        tensor = self._graph.tensors[index]
+        tensor.quantization.scale = np.atleast_1d(coded.scales)
+        self._write(tensor, coded.codes)
+        self._settled.add(index)
 
     def _write(self, tensor: Tensor, values: NDArray[Any]) -> None:
         """Give a tensor a buffer of its own; equal ones are shared again at the end."""
@@ -98,11 +103,11 @@ class _TflitePair:
         tensor.buffer = len(self._model.buffers)
         self._model.buffers.append(buffer)
 
-    def _bring_floats(self, place: int, tensor: Tensor) -> None:
-        found = self._read(place)
+    def _bring_floats(self, index: int, tensor: Tensor) -> None:
+        values = self._read(index)
         if (
-            found is not None
-            and found[0].dtype in (np.float16, np.float32)
-            and found[0].size >= _LEAST_FLOATS
+            values is not None
+            and values[0].dtype in (np.float16, np.float32)
+            and values[0].size >= _LEAST_FLOATS
         ):
-            self._write(tensor, near_floats(*found))
+            self._write(tensor, near_floats(*values))

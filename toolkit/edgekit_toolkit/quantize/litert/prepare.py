@@ -45,12 +45,12 @@ def prepare(content: bytes) -> bytes:
         code.builtinCode = builtin_code(code)
     for name in ("signatureDefs", "metadata", "metadataBuffer"):
         setattr(model, name, [] if getattr(model, name) is None else getattr(model, name))
-    taken: set[str] = set()
+    names: set[str] = set()
     filled: set[int] = set()
     for graph in model.subgraphs:
         _widen_halves(model, graph)
         _part_constants(model, graph, filled)
-        _name_apart(graph, taken)
+        _name_apart(graph, names)
     for graph, _, operator in operators(model):
         name = operator_name(model, operator)
         if name in _RESHAPES:
@@ -58,15 +58,15 @@ def prepare(content: bytes) -> bytes:
         if name == "MAXIMUM":
             _level_ranks(model, graph, operator)
     for graph in model.subgraphs:
-        for place in read_outputs(graph):
-            _part(model, graph, place)
+        for index in read_outputs(graph):
+            _part(model, graph, index)
     return pack(model)
 
 
 def read_outputs(graph: SubGraph) -> list[int]:
     """Return the outputs, by place, that one operator makes and another one reads."""
-    made = {int(index) for operator in graph.operators for index in operator.outputs}
-    return [place for place in dict.fromkeys(map(int, graph.outputs)) if place in made & _read(graph)]
+    produced = {int(index) for operator in graph.operators for index in operator.outputs}
+    return [index for index in dict.fromkeys(map(int, graph.outputs)) if index in produced & _read(graph)]
 
 
 def used_tensors(graph: SubGraph) -> set[int]:
@@ -87,13 +87,13 @@ def finish(content: bytes | bytearray, prepared: bytes) -> bytes:
     """
     model = parse(bytes(content))
     for graph, source in zip(model.subgraphs, parsed(prepared).subgraphs, strict=True):
-        for place, was in zip(graph.outputs, source.outputs, strict=True):
-            graph.tensors[place].name = tensor_name(source.tensors[was])
+        for number, was in zip(graph.outputs, source.outputs, strict=True):
+            graph.tensors[number].name = tensor_name(source.tensors[was])
         ends = {int(index) for index in (*graph.inputs, *graph.outputs)}
-        taken = {tensor_name(graph.tensors[index]) for index in ends}
-        fresh = (name for name in map(str, range(len(graph.tensors) + len(taken))) if name not in taken)
-        for place, tensor in enumerate(graph.tensors):
-            if place not in ends:
+        names = {tensor_name(graph.tensors[index]) for index in ends}
+        fresh = (name for name in map(str, range(len(graph.tensors) + len(names))) if name not in names)
+        for number, tensor in enumerate(graph.tensors):
+            if number not in ends:
                 tensor.name = next(fresh)
             if tensor.quantization is not None:
                 tensor.quantization.min = tensor.quantization.max = None
@@ -103,8 +103,8 @@ def finish(content: bytes | bytearray, prepared: bytes) -> bytes:
 
 def share_buffers(model: Model) -> None:
     """Store equal values once."""
-    places: dict[bytes, int] = {}
-    kept: list[Any] = model.buffers[:1]  # the first buffer is empty by the schema
+    positions: dict[bytes, int] = {}
+    buffers: list[Any] = model.buffers[:1]  # the first buffer is empty by the schema
     for graph in model.subgraphs:
         for tensor in graph.tensors:
             if not stored_bytes(model, tensor):
@@ -112,34 +112,34 @@ def share_buffers(model: Model) -> None:
                 continue
             buffer = model.buffers[tensor.buffer]
             content = np.asarray(buffer.data, np.uint8).tobytes()
-            if content not in places:
-                places[content] = len(kept)
-                kept.append(buffer)
-            tensor.buffer = places[content]
+            if content not in positions:
+                positions[content] = len(buffers)
+                buffers.append(buffer)
+            tensor.buffer = positions[content]
     for item in model.metadata or []:
-        kept.append(model.buffers[item.buffer])
-        item.buffer = len(kept) - 1
-    model.buffers = kept
+        buffers.append(model.buffers[item.buffer])
+        item.buffer = len(buffers) - 1
+    model.buffers = buffers
 
 
 def _widen_halves(model: Model, graph: SubGraph) -> None:
     """Store float16 weights as float32: the library takes what DEQUANTIZE makes for an activation."""
-    kept = []
+    tensors = []
     for operator in graph.operators:
         stored = graph.tensors[operator.inputs[0]] if len(operator.inputs) else None
         value = None if stored is None else constant(model, stored)
         is_widened = operator_name(model, operator) == "DEQUANTIZE"
         if value is None or value.dtype != np.float16 or not is_widened:
-            kept.append(operator)
+            tensors.append(operator)
             continue
         buffer = schema.BufferT()
         buffer.data = np.frombuffer(value.astype(np.float32).tobytes(), np.uint8)
         model.buffers.append(buffer)
         graph.tensors[operator.outputs[0]].buffer = len(model.buffers) - 1
-    graph.operators = kept
+    graph.operators = tensors
     used = used_tensors(graph)
-    for place, tensor in enumerate(graph.tensors):
-        if TYPES[tensor.type] == "FLOAT16" and place not in used:
+    for number, tensor in enumerate(graph.tensors):
+        if TYPES[tensor.type] == "FLOAT16" and number not in used:
             tensor.buffer = 0
 
 
@@ -163,23 +163,23 @@ def _part_constants(model: Model, graph: SubGraph, filled: set[int]) -> None:
             filled.add(tensor.buffer)
 
 
-def _name_apart(graph: SubGraph, taken: set[str]) -> None:
-    """Give each tensor a name not in `taken`; inputs and outputs of the first sub-graph keep theirs."""
+def _name_apart(graph: SubGraph, names: set[str]) -> None:
+    """Give each tensor a name not in `names`; inputs and outputs of the first sub-graph keep theirs."""
     ends = [int(index) for index in (*graph.inputs, *graph.outputs)]
     order = dict.fromkeys([*ends, *range(len(graph.tensors))])
-    for place in order:
-        tensor = graph.tensors[place]
+    for index in order:
+        tensor = graph.tensors[index]
         name = tensor_name(tensor) or "tensor"
-        while name in taken:
-            name = f"{name}_{place}"
-        taken.add(name)
+        while name in names:
+            name = f"{name}_{index}"
+        names.add(name)
         tensor.name = name
 
 
 def _reshape(model: Model, graph: SubGraph, operator: Operator) -> None:
     """Turn an operator into a RESHAPE, unless more than one size is free."""
-    made = graph.tensors[operator.outputs[0]]
-    sizes = shape_of(made) if is_static(made) else tuple(int(size) for size in made.shapeSignature)
+    output = graph.tensors[operator.outputs[0]]
+    sizes = shape_of(output) if is_static(output) else tuple(int(size) for size in output.shapeSignature)
     if sum(size < 0 for size in sizes) > 1:
         return
     options = schema.ReshapeOptionsT()
@@ -187,7 +187,10 @@ def _reshape(model: Model, graph: SubGraph, operator: Operator) -> None:
     operator.opcodeIndex = operator_code(model, schema.BuiltinOperator.RESHAPE)
     operator.builtinOptionsType = schema.BuiltinOptions.ReshapeOptions
     operator.builtinOptions = options
-    operator.inputs = [int(operator.inputs[0]), _constant(model, graph, f"{tensor_name(made)}_shape", sizes)]
+    operator.inputs = [
+        int(operator.inputs[0]),
+        _constant(model, graph, f"{tensor_name(output)}_shape", sizes),
+    ]
 
 
 def _level_ranks(model: Model, graph: SubGraph, operator: Operator) -> None:
@@ -199,49 +202,49 @@ def _level_ranks(model: Model, graph: SubGraph, operator: Operator) -> None:
             tensor.shape = [*[1] * (rank - len(shape_of(tensor))), *shape_of(tensor)]
 
 
-def _part(model: Model, graph: SubGraph, place: int) -> None:
+def _part(model: Model, graph: SubGraph, position: int) -> None:
     """Let operators read a new tensor instead of an output, which becomes a copy of that tensor."""
-    output = graph.tensors[place]
+    output = graph.tensors[position]
     if not is_static(output):
         return
-    own = add_like(graph, place, shape_of(output))
+    own = add_like(graph, position, shape_of(output))
     for operator in graph.operators:
-        operator.inputs = [own if index == place else int(index) for index in operator.inputs]
-        operator.outputs = [own if index == place else int(index) for index in operator.outputs]
-    graph.operators.append(reshape(model, graph, own, place))
+        operator.inputs = [own if index == position else int(index) for index in operator.inputs]
+        operator.outputs = [own if index == position else int(index) for index in operator.outputs]
+    graph.operators.append(reshape(model, graph, own, position))
 
 
-def add_like(graph: SubGraph, place: int, sizes: Sequence[int]) -> int:
+def add_like(graph: SubGraph, index: int, sizes: Sequence[int]) -> int:
     """Add a tensor that holds the values of another one in another shape; return its place."""
-    known, made = graph.tensors[place], schema.TensorT()
-    made.name, made.type = _free_name(graph, tensor_name(known)), known.type
-    made.shape = [max(1, size) for size in sizes]
-    made.shapeSignature = list(sizes) if min(sizes, default=1) < 0 else None
-    made.quantization = known.quantization
-    graph.tensors.append(made)
+    source, added = graph.tensors[index], schema.TensorT()
+    added.name, added.type = _free_name(graph, tensor_name(source)), source.type
+    added.shape = [max(1, size) for size in sizes]
+    added.shapeSignature = list(sizes) if min(sizes, default=1) < 0 else None
+    added.quantization = source.quantization
+    graph.tensors.append(added)
     return len(graph.tensors) - 1
 
 
-def reshape(model: Model, graph: SubGraph, source: int, made: int) -> Operator:
+def reshape(model: Model, graph: SubGraph, source: int, output: int) -> Operator:
     """Return an operator that reshapes one tensor into another one, which has at most one free size."""
     operator = schema.OperatorT()
-    operator.inputs, operator.outputs = [source], [made]
+    operator.inputs, operator.outputs = [source], [output]
     _reshape(model, graph, operator)
     return operator
 
 
 def _free_name(graph: SubGraph, name: str) -> str:
-    taken = {tensor_name(one) for one in graph.tensors}
-    while name in taken:
+    names = {tensor_name(tensor) for tensor in graph.tensors}
+    while name in names:
         name += "_"
     return name
 
 
 def operator_code(model: Model, builtin: int) -> int:
     """Return the place of an operator's code in the model; adds a missing one."""
-    for place, code in enumerate(model.operatorCodes):
+    for number, code in enumerate(model.operatorCodes):
         if code.builtinCode == builtin:
-            return place
+            return number
     code = schema.OperatorCodeT()
     code.builtinCode = code.deprecatedBuiltinCode = builtin
     model.operatorCodes.append(code)

@@ -113,32 +113,32 @@ class LiteRtQuantizer:
     def stored_layers(self, form: Form, model: Model) -> dict[str, StoredLayer]:  # noqa: ARG002  # the file says it
         """Return how each layer is stored in a model, by its first output in the float model."""
         # ai-edge-quantizer renames tensors; layers keep their order.
-        made = summarise(parsed(model.content)).layers
-        return dict(zip(self.model.summary.layers, made.values(), strict=True))
+        layers = summarise(parsed(model.content)).layers
+        return dict(zip(self.model.summary.layers, layers.values(), strict=True))
 
     def softmax_axes(self) -> Sequence[int | None]:
         """Return for each output the axis of the softmax that makes it (always the last), or None."""
         model = parsed(self._prepared)
         graph = model.subgraphs[0]
-        made = {
+        names = {
             tensor_name(graph.tensors[operator.outputs[0]])
             for operator in graph.operators
             if operator_name(model, operator) == "SOFTMAX"
         }
         tensors = {
-            tensor_name(graph.tensors[place]): tensor_name(graph.tensors[place]) for place in graph.outputs
+            tensor_name(graph.tensors[index]): tensor_name(graph.tensors[index]) for index in graph.outputs
         }
         for signature in model.signatureDefs if len(model.signatureDefs) == 1 else ():
             tensors |= {
                 bytes(item.name).decode(): tensor_name(graph.tensors[item.tensorIndex])
                 for item in signature.outputs
             }
-        return [-1 if tensors[spec.name] in made else None for spec in self._specs[1]]
+        return [-1 if tensors[spec.name] in names else None for spec in self._specs[1]]
 
     def build(self, form: Form) -> TfliteModel | None:
         """Return the form's model, or None if the form changes nothing."""
-        made = self._content if form.kind == forms.FLOAT32 else litert.build(self._prepared, form)
-        return None if made is None else TfliteModel(made)
+        content = self._content if form.kind == forms.FLOAT32 else litert.build(self._prepared, form)
+        return None if content is None else TfliteModel(content)
 
     def wrong_rewrites(self, form: Form, noise: Callable[[Model], float]) -> None:
         """Return None: LiteRT's rewrites cannot be switched off."""

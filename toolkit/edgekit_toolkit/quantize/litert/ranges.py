@@ -46,14 +46,14 @@ def _with_outputs(prepared: bytes, names: Sequence[str]) -> bytes:
     """Return the model with other outputs, named after the tensors, and without needless operators."""
     model = parse(prepared)
     graph = model.subgraphs[0]
-    places = {tensor_name(tensor): place for place, tensor in enumerate(graph.tensors)}
-    graph.outputs = [places[name] for name in names]
+    positions = {tensor_name(tensor): index for index, tensor in enumerate(graph.tensors)}
+    graph.outputs = [positions[name] for name in names]
     if len(model.signatureDefs) != 1:  # then the session uses the names of tensors
         model.signatureDefs = []
     for signature in model.signatureDefs:
         signature.outputs = []
         for name in names:
             item = schema.TensorMapT()
-            item.name, item.tensorIndex = name, places[name]
+            item.name, item.tensorIndex = name, positions[name]
             signature.outputs.append(item)
     return pack(model)

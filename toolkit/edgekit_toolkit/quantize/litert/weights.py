@@ -57,27 +57,27 @@ def weight_bounds(model: Model, plan: Plan) -> dict[str, NDArray[np.float32]]:
         float32 with the rank of the weight: a bound for each channel, or one if the plan has one scale a
         tensor.
     """
-    found: dict[str, NDArray[np.float32]] = {}
+    weights: dict[str, NDArray[np.float32]] = {}
     for graph, _, operator in operators(model):
-        places = _PLACES.get(operator_name(model, operator))
-        if places is None or tensor_name(graph.tensors[operator.outputs[0]]) not in plan.kernels:
+        inputs = _PLACES.get(operator_name(model, operator))
+        if inputs is None or tensor_name(graph.tensors[operator.outputs[0]]) not in plan.kernels:
             continue
-        bounds = _bounds(model, graph, operator, places, plan)
+        bounds = _bounds(model, graph, operator, inputs, plan)
         if bounds is not None:
-            name = tensor_name(graph.tensors[operator.inputs[places.weight]])
-            found[name] = np.maximum(bounds, found.get(name, np.float32(0)))
-    return found
+            name = tensor_name(graph.tensors[operator.inputs[inputs.weight]])
+            weights[name] = np.maximum(bounds, weights.get(name, np.float32(0)))
+    return weights
 
 
 def _bounds(
-    model: Model, graph: SubGraph, operator: Operator, places: _Places, plan: Plan
+    model: Model, graph: SubGraph, operator: Operator, inputs: _Places, plan: Plan
 ) -> NDArray[np.float32] | None:
-    weight = constant(model, graph.tensors[operator.inputs[places.weight]])
-    bias = _constant_input(model, graph, operator, places.bias)
-    span = plan.ranges.get(tensor_name(graph.tensors[operator.inputs[places.activation]]))
+    weight = constant(model, graph.tensors[operator.inputs[inputs.weight]])
+    bias = _constant_input(model, graph, operator, inputs.bias)
+    span = plan.ranges.get(tensor_name(graph.tensors[operator.inputs[inputs.activation]]))
     if weight is None or bias is None or span is None:
         return None
-    others: Any = tuple(axis for axis in range(weight.ndim) if axis != places.axis)
+    others: Any = tuple(axis for axis in range(weight.ndim) if axis != inputs.axis)
     peak = np.abs(weight.astype(np.float64)).max(axis=others, keepdims=True)
     scale = max(max(span[1], 0.0) - min(span[0], 0.0), _SMALLEST_SPAN) / 255
     least = np.abs(bias.astype(np.float64)).reshape(peak.shape) * _LARGEST_CODE / (_LARGEST_BIAS_CODE * scale)
@@ -87,7 +87,7 @@ def _bounds(
     return bounds.astype(np.float32) if (bounds > peak).any() else None
 
 
-def _constant_input(model: Model, graph: SubGraph, operator: Operator, place: int) -> NDArray[Any] | None:
-    if len(operator.inputs) <= place or operator.inputs[place] < 0:
+def _constant_input(model: Model, graph: SubGraph, operator: Operator, position: int) -> NDArray[Any] | None:
+    if len(operator.inputs) <= position or operator.inputs[position] < 0:
         return None
-    return constant(model, graph.tensors[operator.inputs[place]])
+    return constant(model, graph.tensors[operator.inputs[position]])

@@ -79,8 +79,8 @@ def build(prepared: bytes, form: Form) -> bytes | None:
             order = _Order(library, prepared)
             if not order.ask(form):
                 return None
-            made = finish(order.carry_out(), prepared)
-            return made if form.earlier is None else bring_near(made, form.earlier.read())
+            content = finish(order.carry_out(), prepared)
+            return content if form.earlier is None else bring_near(content, form.earlier.read())
     except RecipeError:
         raise
     except Exception as error:  # the library passes on exceptions of any class
@@ -119,10 +119,10 @@ class _Order:
     def carry_out(self) -> bytes:
         """Return the file that the library makes."""
         ranges = {name: {"min": low, "max": high} for name, (low, high) in self._spans.items()}
-        made = self._quantizer.quantize(
+        content = self._quantizer.quantize(
             ranges or None, enable_progress_bar=False, enable_progress_report=False
         )
-        return bytes(made.quantized_model)
+        return bytes(content.quantized_model)
 
     def ask(self, form: Form) -> bool:
         """Request a form; returns whether that changes anything.
@@ -155,11 +155,11 @@ class _Order:
         Raises:
             RecipeError: the model has no such layer.
         """
-        known = _layer_scopes(self._model)
-        if strangers := set(layers) - set(known):
+        scope_by_layer = _layer_scopes(self._model)
+        if strangers := set(layers) - set(scope_by_layer):
             raise RecipeError(f"recipe: the form does not fit the model: no layer makes {min(strangers)!r}")
         self._ask_half()
-        scopes = [known[name] for name in sorted(layers)]
+        scopes = [scope_by_layer[name] for name in sorted(layers)]
         self._quantizer.add_weight_only_config(_exactly(scopes), self._kinds.ALL_SUPPORTED, 8)
         self._ask_tables(_exactly(scopes))
         return bool(layers)
@@ -189,13 +189,13 @@ class _Order:
             for graph, _, operator in operators(self._model)
             if operator_name(self._model, operator) in _LAYERS
         }
-        left = [name for name, fits in fitting.items() if not fits]
-        if left:
+        unfitting = [name for name, fits in fitting.items() if not fits]
+        if unfitting:
             none = self._library.AlgorithmName.NO_QUANTIZE
             self._quantizer.update_quantization_recipe(
-                _exactly(left), self._kinds.ALL_SUPPORTED, algorithm_key=none
+                _exactly(unfitting), self._kinds.ALL_SUPPORTED, algorithm_key=none
             )
-        return len(left) < len(fitting)
+        return len(unfitting) < len(fitting)
 
     def _weights(self, graph: SubGraph, operator: Operator) -> Iterator[NDArray[Any]]:
         """Yield the constants of a layer that the library would cast: not its bias, which stays float32."""
@@ -223,12 +223,12 @@ class _Order:
         return bool(scopes)
 
     def _ask_static(self, plan: Plan) -> None:
-        known = {
+        quantized = {
             tensor_name(graph.tensors[operator.outputs[0]]): scope(graph, operator)
             for graph, _, operator in operators(self._model)
         }
         try:
-            scopes = [known[name] for name in sorted(plan.kernels)]
+            scopes = [quantized[name] for name in sorted(plan.kernels)]
         except KeyError as error:
             raise RecipeError(
                 f"recipe: the form does not fit the model: no operator makes {error}"
@@ -243,11 +243,11 @@ class _Order:
         # The last operator of an output shares the output's name, which would make the output int8.
         none = self._library.AlgorithmName.NO_QUANTIZE
         self._quantizer.update_quantization_recipe(_ALL_LATER, self._kinds.OUTPUT, algorithm_key=none)
-        tensors = {tensor_name(one): one for graph in self._model.subgraphs for one in graph.tensors}
+        tensors = {tensor_name(tensor): tensor for graph in self._model.subgraphs for tensor in graph.tensors}
         for name, (low, high) in plan.ranges.items():
             # With the tensor's rank: the library also applies them to constants that share a scale.
-            ones = [1] * len(shape_of(tensors[name])) if name in tensors else [1]
-            self._spans[name] = np.full(ones, low, np.float32), np.full(ones, high, np.float32)
+            unit_axes = [1] * len(shape_of(tensors[name])) if name in tensors else [1]
+            self._spans[name] = np.full(unit_axes, low, np.float32), np.full(unit_axes, high, np.float32)
         for name, bound in weight_bounds(self._model, plan).items():
             self._spans[name] = -bound, bound
 

@@ -97,14 +97,14 @@ class Adjoint:
         for position, name in inputs.items():
             copy.input[position] = name
         copy.name = fresh_name(self._index, f"{node.name}_again")
-        for place, name in enumerate(node.output):
-            copy.output[place] = fresh_name(self._index, f"{name}_again") if name else ""
+        for number, name in enumerate(node.output):
+            copy.output[number] = fresh_name(self._index, f"{name}_again") if name else ""
         self._graph.node.append(copy)
         added: onnx.NodeProto = self._graph.node[-1]
         return added
 
     def _pass_back(self, node: onnx.NodeProto) -> None:
-        active = [place for place, name in enumerate(node.input) if name in self._floats]
+        active = [number for number, name in enumerate(node.input) if name in self._floats]
         rule = self._rule(node) if node.domain in {"", "ai.onnx"} else self._white
         for position in active:
             grad = rule(node, position)
@@ -186,31 +186,31 @@ class Adjoint:
         if position:
             return None
         shape = self._shapes[node.input[0]]
-        places = np.arange(1, math.prod(shape) + 1, dtype=np.float32).reshape(shape)  # 0: padding
-        inputs = {0: self.constant(places)}
+        positions = np.arange(1, math.prod(shape) + 1, dtype=np.float32).reshape(shape)  # 0: padding
+        inputs = {0: self.constant(positions)}
         if node.op_type == "Pad" and len(node.input) > 2:
             inputs[2] = ""
-        made = self.again(node, inputs)
+        repeated = self.again(node, inputs)
         flat = self.constant([-1])
-        result = self.constant(np.zeros(places.size + 1, np.float32))
-        for name, moved in zip(node.output, made.output, strict=True):
+        result = self.constant(np.zeros(positions.size + 1, np.float32))
+        for name, moved in zip(node.output, repeated.output, strict=True):
             if name in self.tensors:
                 index = self.add("Cast", [self.add("Reshape", [moved, flat])], to=TensorProto.INT64)
                 grad = self.add("Reshape", [self.tensors[name], flat])
                 result = self.add("ScatterElements", [result, index, grad], reduction="add")
-        found = self.add("Slice", [result, self.constant([1]), self.constant([places.size + 1])])
-        return self.add("Reshape", [found, self.constant(list(shape))])
+        unpadded = self.add("Slice", [result, self.constant([1]), self.constant([positions.size + 1])])
+        return self.add("Reshape", [unpadded, self.constant(list(shape))])
 
     def _max_pool(self, node: onnx.NodeProto, position: int) -> str:
-        made = self.again(node, {})
-        if len(made.output) == 1:
-            made.output.append(fresh_name(self._index, f"{node.output[0]}_place"))
+        repeated = self.again(node, {})
+        if len(repeated.output) == 1:
+            repeated.output.append(fresh_name(self._index, f"{node.output[0]}_place"))
         shape, flat = self._shapes[node.input[position]], self.constant([-1])
-        index = self.add("Reshape", [made.output[1], flat])
+        index = self.add("Reshape", [repeated.output[1], flat])
         grad = self.add("Reshape", [self._grad(node), flat])
         zeros = self.constant(np.zeros(math.prod(shape), np.float32))
-        found = self.add("ScatterElements", [zeros, index, grad], reduction="add")
-        return self.add("Reshape", [found, self.constant(list(shape))])
+        scattered = self.add("ScatterElements", [zeros, index, grad], reduction="add")
+        return self.add("Reshape", [scattered, self.constant(list(shape))])
 
     def _mean(self, node: onnx.NodeProto, position: int) -> str | None:
         """Spread the adjoint of a mean or sum over the values that it was made of."""
@@ -287,14 +287,14 @@ class Adjoint:
             turned = np.ascontiguousarray(flipped.reshape(-1, weight.shape[0] // group, *kernel))
             return self.add("Conv", [self._grad(node), self.constant(turned)], pads=mirrored, **common)
         whole = zip(shape, result, strides, reach, begin, end, strict=True)
-        rest = [
+        summed_axes = [
             size - (length - 1) * stride - far - 1 + first + last
             for size, length, stride, far, first, last in whole
         ]
         inputs = [self._grad(node), self.constant(weight)]
         # Where the last window begins beyond the input (`ceil_mode`), its values are cut off.
-        pads = [*begin, *(last - min(size, 0) for last, size in zip(end, rest, strict=True))]
-        added = [max(size, 0) for size in rest]
+        pads = [*begin, *(last - min(size, 0) for last, size in zip(end, summed_axes, strict=True))]
+        added = [max(size, 0) for size in summed_axes]
         return self.add("ConvTranspose", inputs, strides=strides, output_padding=added, pads=pads, **common)
 
     def _norm(self, node: onnx.NodeProto, position: int) -> str | None:
@@ -342,9 +342,9 @@ class Adjoint:
         is_plain = attribute(node, "auto_pad", b"NOTSET") == b"NOTSET" and not attribute(node, "output_shape")
         if position != 0 or weight is None or not is_plain:
             return self._white(node, position)
-        kept = {item.name: helper.get_attribute_value(item) for item in node.attribute}
-        kept.pop("output_padding", None)
-        return self.add("Conv", [self._grad(node), node.input[1]], **kept)
+        attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+        attributes.pop("output_padding", None)
+        return self.add("Conv", [self._grad(node), node.input[1]], **attributes)
 
     def _white(self, node: onnx.NodeProto, position: int) -> str | None:
         """Return white noise with the power of the adjoint, which a random change of the input shows."""

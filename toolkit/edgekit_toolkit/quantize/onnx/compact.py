@@ -31,9 +31,9 @@ def shorten_names(model: onnx.ModelProto) -> onnx.ModelProto:
     attributes = itertools.chain.from_iterable(node.attribute for node in graph.node)
     if any(item.type in {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS} for item in attributes):
         return result
-    kept = {value.name for value in (*graph.input, *graph.output)}
-    fresh = (name for name in _names() if name not in kept)
-    renamed: dict[str, str] = {"": "", **{name: name for name in kept}}
+    stable_names = {value.name for value in (*graph.input, *graph.output)}
+    fresh = (name for name in _names() if name not in stable_names)
+    renamed: dict[str, str] = {"": "", **{name: name for name in stable_names}}
     for node in graph.node:
         for names in (node.input, node.output):
             for position, name in enumerate(names):

@@ -65,12 +65,12 @@ def added_table(index: GraphIndex, node: onnx.NodeProto) -> str | None:
 
 
 def _leads_to_product(index: GraphIndex, node: onnx.NodeProto) -> bool:
-    waiting, seen = list(node.output), set[str]()
+    waiting, visited = list(node.output), set[str]()
     while waiting:
         name = waiting.pop()
-        if name in seen:
+        if name in visited:
             continue
-        seen.add(name)
+        visited.add(name)
         for reader in index.consumers(name):
             if reader.op_type in COMPUTE:
                 return True

@@ -44,9 +44,9 @@ def find_factors(model: onnx.ModelProto, ranges: Mapping[str, Range]) -> dict[st
         tensors: list[str] = []
         readers = _readers(index, node.output[0], tensors)
         if readers:
-            found = _balance(index, node, readers, ranges[node.output[0]])
-            if found is not None:
-                factors[node.output[0]] = found
+            balance = _balance(index, node, readers, ranges[node.output[0]])
+            if balance is not None:
+                factors[node.output[0]] = balance
     return factors
 
 
@@ -61,12 +61,14 @@ def apply_factors(model: onnx.ModelProto, factors: Mapping[str, NDArray[np.float
     index = GraphIndex(result.graph)
     # Found before any weight is replaced, and in the order of the graph: rounding must not depend on the
     # order of `factors`, which a recipe sorts.
-    places = {name: place for place, node in enumerate(result.graph.node) for name in node.output[:1]}
-    found = [
+    positions = {
+        name: position for position, node in enumerate(result.graph.node) for name in node.output[:1]
+    }
+    pairs = [
         (index.producers[name], _checked_readers(index, name, factors[name]), factors[name])
-        for name in sorted(factors, key=lambda name: places[name])
+        for name in sorted(factors, key=lambda name: positions[name])
     ]
-    for conv, readers, factor in found:
+    for conv, readers, factor in pairs:
         _scale_outputs(index, conv, 1 / factor.astype(np.float64))
         for reader in readers:
             _scale_inputs(index, reader, factor.astype(np.float64))
@@ -100,9 +102,9 @@ def apply_to_ranges(
 
 
 def _balance(
-    index: GraphIndex, conv: onnx.NodeProto, readers: Sequence[onnx.NodeProto], found: Range
+    index: GraphIndex, conv: onnx.NodeProto, readers: Sequence[onnx.NodeProto], activation: Range
 ) -> NDArray[np.float32] | None:
-    span = np.maximum(found.high, 0) - np.minimum(found.low, 0)
+    span = np.maximum(activation.high, 0) - np.minimum(activation.low, 0)
     channels = _weight(index, conv).shape[0]
     if span.shape != (channels,) or any(_input_channels(index, reader) != channels for reader in readers):
         return None
@@ -124,10 +126,10 @@ def _readers(index: GraphIndex, name: str, tensors: list[str]) -> list[onnx.Node
     if name in index.outputs:
         return None
     tensors.append(name)
-    found: list[onnx.NodeProto] = []
+    readers: list[onnx.NodeProto] = []
     for node in index.consumers(name):
         if node.op_type == "Conv" and node.input[0] == name and _has_own_weights(index, node):
-            found.append(node)
+            readers.append(node)
             continue
         product = node.op_type == "Mul" and node.input[0] != node.input[1]
         if not product and not (node.op_type in _HOMOGENEOUS and node.input[0] == name):
@@ -135,8 +137,8 @@ def _readers(index: GraphIndex, name: str, tensors: list[str]) -> list[onnx.Node
         further = _readers(index, node.output[0], tensors)
         if further is None:
             return None
-        found.extend(further)
-    return found
+        readers.extend(further)
+    return readers
 
 
 def _has_own_weights(index: GraphIndex, conv: onnx.NodeProto) -> bool:

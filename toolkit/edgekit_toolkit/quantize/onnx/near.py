@@ -40,10 +40,10 @@ class _GraphPair:
             if pair is None or pair[0].codes.dtype != np.int8 or node.input[0] in self._settled:
                 continue
             new, earlier = pair
-            made, step = near_weight(new, earlier)
-            self._store(node, made)
+            coded, step = near_weight(new, earlier)
+            self._store(node, coded)
             for reader in self._index.consumers(node.output[0]):
-                self._bring_bias(reader, (made, new, earlier), step)
+                self._bring_bias(reader, (coded, new, earlier), step)
         for tensor in self._graph.initializer:
             if tensor.name not in self._settled:
                 self._bring_floats(tensor)
@@ -57,10 +57,10 @@ class _GraphPair:
             self._store(source, near_bias(*pair, weights, step))
 
     def _bring_floats(self, tensor: onnx.TensorProto) -> None:
-        found = self._read(tensor.name)
-        if found is None:
+        coded = self._read(tensor.name)
+        if coded is None:
             return
-        new, earlier = found
+        new, earlier = coded
         if new.dtype in (np.float16, np.float32) and new.size >= _LEAST_FLOATS and new.shape == earlier.shape:
             _write(tensor, near_floats(new, earlier))
 
@@ -72,7 +72,7 @@ class _GraphPair:
         if codes is None or scales is None:
             return None
         axis = int(attribute(node, "axis", 1))
-        new, earlier = (Coded(codes[place], scales[place], axis) for place in (0, 1))
+        new, earlier = (Coded(codes[version], scales[version], axis) for version in (0, 1))
         is_known = new.is_like(earlier) and new.codes.dtype == earlier.codes.dtype
         return (new, earlier) if is_known and new.scales.ndim < 2 else None
 
@@ -82,16 +82,16 @@ class _GraphPair:
             return None
         return numpy_helper.to_array(new), numpy_helper.to_array(earlier)
 
-    def _store(self, node: onnx.NodeProto, made: Coded) -> None:
-        for name, value in zip(node.input, (made.codes, made.scales), strict=False):
+    def _store(self, node: onnx.NodeProto, coded: Coded) -> None:
+        for name, value in zip(node.input, (coded.codes, coded.scales), strict=False):
             _write(self._index.initializers[name], np.asarray(value))
             self._settled.add(name)
 
 
 def _write(tensor: onnx.TensorProto, values: NDArray[Any]) -> None:
     """Write values into the tensor's present field, so that nothing moves in the file."""
-    made = numpy_helper.from_array(values, tensor.name)
+    stored = numpy_helper.from_array(values, tensor.name)
     if tensor.HasField("raw_data"):
-        tensor.raw_data = made.raw_data
+        tensor.raw_data = stored.raw_data
     else:
-        tensor.CopyFrom(made)
+        tensor.CopyFrom(stored)

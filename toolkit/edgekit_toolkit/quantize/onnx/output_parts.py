@@ -34,16 +34,18 @@ def output_parts(model: onnx.ModelProto, feeds: Feeds, *, threads: int) -> list[
     program = copy_model(model)
     index = GraphIndex(program.graph)
     numbered: dict[str, str] = {}
-    places, sources = [], []
-    for place, output in enumerate(model.graph.output):
+    positions, sources = [], []
+    for position, output in enumerate(model.graph.output):
         parts = list(dict.fromkeys(_sources(index, output.name)))
         if len(parts) > 1 and output.type.tensor_type.elem_type == TensorProto.FLOAT:
-            places.append(place)
+            positions.append(position)
             sources.append(parts)
     for parts in sources:
         for number, name in enumerate(parts):
             numbered[name] = _fill(program.graph, index, name, number)
-    names = [_repeat(program.graph, index, model.graph.output[place].name, numbered) for place in places]
+    names = [
+        _repeat(program.graph, index, model.graph.output[position].name, numbered) for position in positions
+    ]
     if not names:
         return [None] * len(model.graph.output)
     del program.graph.output[:]
@@ -54,8 +56,8 @@ def output_parts(model: onnx.ModelProto, feeds: Feeds, *, threads: int) -> list[
         values = run_session(session_for(program, threads=threads), feeds, names)
     except BackendError:
         return [None] * len(model.graph.output)
-    found = dict(zip(places, (value.astype(np.int64) for value in values), strict=True))
-    return [found.get(place) for place in range(len(model.graph.output))]
+    numbers = dict(zip(positions, (value.astype(np.int64) for value in values), strict=True))
+    return [numbers.get(position) for position in range(len(model.graph.output))]
 
 
 def _moves(index: GraphIndex, name: str) -> onnx.NodeProto | None:
@@ -92,12 +94,12 @@ def _repeat(graph: onnx.GraphProto, index: GraphIndex, name: str, numbered: dict
     node = index.producers[name]
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
-    for place, part in enumerate(_moved(node)):
-        copy.input[place] = _repeat(graph, index, part, numbered)
+    for position, part in enumerate(_moved(node)):
+        copy.input[position] = _repeat(graph, index, part, numbered)
     copy.name = fresh_name(index, f"{name}_numbers")
-    for place, output in enumerate(node.output):
-        copy.output[place] = fresh_name(index, f"{output}_numbers") if output else ""
+    for position, output in enumerate(node.output):
+        copy.output[position] = fresh_name(index, f"{output}_numbers") if output else ""
         if output:
-            numbered[output] = copy.output[place]
+            numbered[output] = copy.output[position]
     graph.node.append(copy)
     return numbered[name]

@@ -103,7 +103,9 @@ def _weight_rounding(
     codes, params = quantize_weight(weight, axis, weight_peak=peak)
     scale = params.scale
     if axis is not None:
-        scale = scale.reshape([-1 if place == axis % weight.ndim else 1 for place in range(weight.ndim)])
+        scale = scale.reshape(
+            [-1 if dimension == axis % weight.ndim else 1 for dimension in range(weight.ndim)]
+        )
     return Rounding(node.output[0], position, rounded=codes * scale)
 
 
@@ -148,12 +150,12 @@ def propagate(
     fidelity.count(inferences=growth * max(len(fidelity.samples), _MIN_PROBES), models=growth)
     session = session_for(program, threads=threads, optimise=False)
     power = np.zeros(len(layers))
-    alike = [place for place, feeds in enumerate(fidelity.samples) if _same_shapes(feeds, first)]
+    alike = [index for index, feeds in enumerate(fidelity.samples) if _same_shapes(feeds, first)]
     probes_each = math.ceil(_MIN_PROBES / len(alike))
-    for place, number in product(alike, range(probes_each)):
-        probes = fidelity.probes(place, number)
-        feeds = {f"edgekit_probe_{place}": probe for place, probe in enumerate(probes)}
-        (values,) = run_session(session, {**fidelity.samples[place], **feeds}, [_NOISES])
+    for sample, number in product(alike, range(probes_each)):
+        probes = fidelity.probes(sample, number)
+        feeds = {f"edgekit_probe_{number}": probe for number, probe in enumerate(probes)}
+        (values,) = run_session(session, {**fidelity.samples[sample], **feeds}, [_NOISES])
         power += values.astype(np.float64) ** 2
     scaled = power * (len(fidelity.samples) / len(alike) / probes_each)
     return [float(noise) if np.isfinite(noise) else np.inf for noise in scaled]
@@ -165,18 +167,18 @@ def _product(adjoint: Adjoint, index: GraphIndex, error: Rounding) -> str | None
     if error.rounded is not None:
         inputs = {error.position or 0: adjoint.constant(error.rounded)}
         result = adjoint.again(node, inputs).output[0]
-        place, value = adjoint.tensors.get(error.layer), adjoint.add("Sub", [result, error.layer])
+        layer, value = adjoint.tensors.get(error.layer), adjoint.add("Sub", [result, error.layer])
     else:
         name = node.input[error.position] if error.position is not None else error.tensor
-        place = (
+        layer = (
             adjoint.tensors.get(name)
             if error.position is None
             else adjoint.edges.get((error.layer, error.position))
         )
         value = _rounding(adjoint, name, error.params)
-    if place is None:
+    if layer is None:
         return None
-    return adjoint.add("ReduceSum", [adjoint.add("Mul", [place, value])], keepdims=0)
+    return adjoint.add("ReduceSum", [adjoint.add("Mul", [layer, value])], keepdims=0)
 
 
 def _rounding(adjoint: Adjoint, name: str, params: QuantizationParams | None) -> str:
@@ -191,9 +193,9 @@ def _add_seeds(program: onnx.ModelProto, fidelity: Fidelity, shapes: Shapes) -> 
     """Add an input `edgekit_probe_N` for each float output; returns the weights of each tensor."""
     index = GraphIndex(program.graph)
     seeds: dict[str, str] = {}
-    for number, place in enumerate(fidelity.float_outputs):
-        name = program.graph.output[place].name
-        if fidelity.softmax_axes[place] is not None:  # weights are those of its logits
+    for number, output in enumerate(fidelity.float_outputs):
+        name = program.graph.output[output].name
+        if fidelity.softmax_axes[output] is not None:  # weights are those of its logits
             name = index.producers[name].input[0]
         probe = f"edgekit_probe_{number}"
         info = helper.make_tensor_value_info(probe, TensorProto.FLOAT, list(shapes[name]))

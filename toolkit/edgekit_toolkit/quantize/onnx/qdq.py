@@ -126,10 +126,10 @@ class _Writer:
 
     def _reread(self, node: onnx.NodeProto) -> bool:
         """Record an operator whose output is a kernel's codes with other parameters; return if it is one."""
-        found = self._reread_shifted(node) or self._reread_hard_sigmoid(node)
-        if found is None:
+        source_and_reread = self._reread_shifted(node) or self._reread_hard_sigmoid(node)
+        if source_and_reread is None:
             return False
-        source, reread = found
+        source, reread = source_and_reread
         output = node.output[0]
         self.params[source], self.params[output] = reread.source, reread.output
         self.rereads[output] = (source, reread)
@@ -262,8 +262,8 @@ class _Writer:
             stem = f"{name}{dedicated and '_'}{dedicated}"
             if name in self.rereads:
                 source, reread = self.rereads[name]
-                kept = self.emitter.clip(self._codes(source, "").codes, stem, reread.low, reread.high)
-                codes = Codes(kept, *self.emitter.params(stem, self._param(name)))
+                clipped = self.emitter.clip(self._codes(source, "").codes, stem, reread.low, reread.high)
+                codes = Codes(clipped, *self.emitter.params(stem, self._param(name)))
             else:
                 codes = self.emitter.quantize(name, stem, self._param(name))
             self.codes[name, dedicated] = codes

@@ -132,13 +132,13 @@ class OnnxQuantizer:
 
     def build(self, form: Form) -> OnnxModel | None:
         """Return the form's model, or None if the form changes nothing."""
-        made = build(self._proto, form)
-        return None if made is None else OnnxModel(made)
+        built = build(self._proto, form)
+        return None if built is None else OnnxModel(built)
 
     def wrong_rewrites(self, form: Form, noise: Callable[[Model], float]) -> WrongRewrites | None:
         """Return the rewrites that are wrong for a form."""
-        made = build(self._proto, form)
-        return None if made is None else find_wrong_in_codes(made, lambda proto: noise(OnnxModel(proto)))
+        built = build(self._proto, form)
+        return None if built is None else find_wrong_in_codes(built, lambda proto: noise(OnnxModel(proto)))
 
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
         """Return the nodes that can become integer kernels, in order."""

@@ -29,12 +29,12 @@ _KEY = (
 
 def candidates(report: Report) -> Markup:
     """Return the section with plots, key and table."""
-    found = report["candidates"]
-    if not found:
+    reported = report["candidates"]
+    if not reported:
         return section("Candidates", el("p", "No candidate was built.", class_="empty"), key="candidates")
-    latency = "latency" if _plotted(found, "latency") else "host_latency"
+    latency = "latency" if _plotted(reported, "latency") else "host_latency"
     plots = [_plot(report, "size"), _plot(report, latency)]
-    drawn = bool(_plotted(found, "size") or _plotted(found, latency))
+    drawn = bool(_plotted(reported, "size") or _plotted(reported, latency))
     return section(
         "Candidates",
         el("div", *plots, class_="plots"),
@@ -48,33 +48,33 @@ def candidates(report: Report) -> Markup:
     )
 
 
-def _plotted(found: list[ReportedCandidate], cost: str) -> list[int]:
+def _plotted(reported: list[ReportedCandidate], cost: str) -> list[int]:
     return [
         index
-        for index, candidate in enumerate(found)
+        for index, candidate in enumerate(reported)
         if candidate["figures"][cost]["value"] is not None
         and candidate["figures"]["score"]["value"] is not None
     ]
 
 
 def _plot(report: Report, cost: str) -> Markup:
-    found, title = report["candidates"], FIGURES[cost][0]
-    shown = _plotted(found, cost)
-    missing = [candidate["id"] for index, candidate in enumerate(found) if index not in shown]
+    reported, title = report["candidates"], FIGURES[cost][0]
+    plotted = _plotted(reported, cost)
+    missing = [candidate["id"] for index, candidate in enumerate(reported) if index not in plotted]
     badges = [
-        _origin(name, [found[index] for index in shown]) for name in (cost, "score")
+        _origin(name, [reported[index] for index in plotted]) for name in (cost, "score")
     ]  # one badge for each figure, so that no axis lacks its origin
     caption = el("figcaption", el("b", f"{title} and score"), *badges)
     note = None
     if missing:
         note = el("p", f"Not in this plot, for want of a figure: {', '.join(missing)}.", class_="note")
-    if not shown:
+    if not plotted:
         return el("figure", el("figcaption", el("b", f"{title} and score")), note)
     closest = report["outcome"]["closest"]
-    marks = [_mark(found[index], index, cost, closest) for index in shown]
-    values = [_values(found[index], cost) for index in shown]
+    marks = [_mark(reported[index], index, cost, closest) for index in plotted]
+    values = [_values(reported[index], cost) for index in plotted]
     x = _cost_quantity(report, cost, [value for value, _ in values])
-    y = _score_quantity(report, [found[index] for index in shown])
+    y = _score_quantity(report, [reported[index] for index in plotted])
     return el("figure", caption, pareto_plot(marks, x, y, key=f"plot-{cost}"), note)
 
 
@@ -83,12 +83,12 @@ def _values(candidate: ReportedCandidate, cost: str) -> tuple[float, float]:
     return figures[cost]["value"] or 0.0, figures["score"]["value"] or 0.0
 
 
-def _origin(name: str, shown: list[ReportedCandidate]) -> Markup | None:
+def _origin(name: str, plotted: list[ReportedCandidate]) -> Markup | None:
     title = FIGURES[name][0].lower()
-    shared = common_origin(candidate["figures"][name] for candidate in shown)
+    shared = common_origin(candidate["figures"][name] for candidate in plotted)
     if shared is not None:
-        return badge(shared, what=title)
-    labels = sorted({candidate["figures"][name]["label"] for candidate in shown})
+        return badge(shared, title=title)
+    labels = sorted({candidate["figures"][name]["label"] for candidate in plotted})
     return el("span", f"{title} ", el("b", " and ".join(labels)), " · see table", class_="badge mixed")
 
 
@@ -114,18 +114,18 @@ def _cost_quantity(report: Report, cost: str, values: list[float]) -> Quantity:
     return Quantity(title, shown_unit, scaled, limit / factor, show(limit, unit))
 
 
-def _score_quantity(report: Report, shown: list[ReportedCandidate]) -> Quantity:
+def _score_quantity(report: Report, plotted: list[ReportedCandidate]) -> Quantity:
     evaluation = report["data"]["evaluation"]
     baseline = 100 * (evaluation["baseline"] or 0.0)  # a plot has scores, and scores have a baseline
     drop = next((line["max"] for line in report["budget"] if line["limit"] == "drop"), None)
     return Quantity(
         f"Score: {evaluation['title']}",
         "%",
-        tuple(100 * (one["figures"]["score"]["value"] or 0.0) for one in shown),
+        tuple(100 * (candidate["figures"]["score"]["value"] or 0.0) for candidate in plotted),
         None if drop is None else baseline - drop,
         "" if drop is None else f"{baseline - drop:.2f} %",
         baseline,
-        tuple(map(_score_reach, shown)),
+        tuple(map(_score_reach, plotted)),
     )
 
 
@@ -145,10 +145,10 @@ def _key() -> Markup:
 
 
 def _table(report: Report) -> Markup:
-    found = report["candidates"]
-    names = known_figures(found)
+    reported = report["candidates"]
+    names = known_figures(reported)
     headings = {
-        name: badged_heading(FIGURES[name][0], (candidate["figures"][name] for candidate in found))
+        name: badged_heading(FIGURES[name][0], (candidate["figures"][name] for candidate in reported))
         for name in names
     }
     head = ["", "Candidate", "Status", *(headings[name][0] for name in names)]
@@ -156,7 +156,7 @@ def _table(report: Report) -> Markup:
     closest = report["outcome"]["closest"]
     rows = [
         _row(candidate, index, labelled, closest=candidate["id"] == closest)
-        for index, candidate in enumerate(found)
+        for index, candidate in enumerate(reported)
     ]
     absent = [FIGURES[name][0].lower() for name in FIGURES if name not in names]
     note = el("p", f"No candidate has a figure for: {', '.join(absent)}.", class_="note") if absent else None
@@ -164,26 +164,26 @@ def _table(report: Report) -> Markup:
     return join(table(head, rows, numeric=numeric, caption="All candidates", style="candidates"), note)
 
 
-def _set_aside(found: list[str]) -> Markup | None:
-    return el("p", f"Tried and set aside: {'; '.join(found)}.", class_="note") if found else None
+def _set_aside(names: list[str]) -> Markup | None:
+    return el("p", f"Tried and set aside: {'; '.join(names)}.", class_="note") if names else None
 
 
-def _tournament(found: list[ReportedStanding]) -> Markup | None:
-    if not found:
+def _tournament(standings: list[ReportedStanding]) -> Markup | None:
+    if not standings:
         return None
     rows = [
         el(
             "tr",
-            el("th", one["backend"], scope="row"),
-            el("td", one["label"] or one["reason"]),
+            el("th", standing["backend"], scope="row"),
+            el("td", standing["label"] or standing["reason"]),
             *(
                 el("td", show(value, unit), class_="n")
-                for value, unit in ((one["latency_ms"], "ms"), (one["size_bytes"], "bytes"))
+                for value, unit in ((standing["latency_ms"], "ms"), (standing["size_bytes"], "bytes"))
             ),
-            el("td", show_drop(one["drop_points"], one["drop"]), class_="n"),
-            class_="chosen" if one["kept"] else None,
+            el("td", show_drop(standing["drop_points"], standing["drop"]), class_="n"),
+            class_="chosen" if standing["kept"] else None,
         )
-        for one in found
+        for standing in standings
     ]  # fmt: skip
     head = ("Engine", "Its candidate", "Latency", "Size", "Drop")
     caption = "Engines, measured on the host in turns, in fresh processes"

@@ -26,29 +26,29 @@ NOTHING_TO_CHANGE = "nothing to change"
 
 def steps(report: Report) -> Markup:
     """Return every step, the dropped ones with their reasons."""
-    found = report["steps"]
-    if not found:
+    steps = report["steps"]
+    if not steps:
         return section("Steps", el("p", "No step was run.", class_="empty"), key="steps")
-    idle = [step for step in found if step["reason"] == NOTHING_TO_CHANGE and not step["applied"]]
-    shown = [step for step in found if step not in idle]
-    dropped = sum(not step["applied"] for step in shown)
+    idle = [step for step in steps if step["reason"] == NOTHING_TO_CHANGE and not step["applied"]]
+    effective = [step for step in steps if step not in idle]
+    dropped = sum(not step["applied"] for step in effective)
     folded = None
     if idle:
         summary = f"{len(idle)} step{'s' if len(idle) > 1 else ''} had nothing to change"
         folded = el("details", el("summary", summary), _step_table(idle, "Steps without a change"))
     return section(
         "Steps",
-        _step_table(shown, "Steps") if shown else None,
+        _step_table(effective, "Steps") if effective else None,
         folded,
         key="steps",
-        intro=f"{len(shown) - dropped} applied, {dropped} dropped.",
+        intro=f"{len(effective) - dropped} applied, {dropped} dropped.",
     )
 
 
-def _step_table(found: Sequence[ReportedStep], caption: str) -> Markup:
+def _step_table(steps: Sequence[ReportedStep], caption: str) -> Markup:
     measured = badge(MEASURED)
     head = ("Step", "Result", "Reason", join("Largest error", measured), join("Size", measured), "Nodes")
-    rows = [_step(step) for step in found]
+    rows = [_step(step) for step in steps]
     return table(head, rows, numeric=frozenset({3, 4, 5}), caption=caption, style="steps")
 
 
@@ -82,26 +82,26 @@ def show_error(error: float) -> str:
 
 def layers(report: Report) -> Markup:
     """Return sensitivity and size by layer, and the table of all layers folded away."""
-    found = report["layers"]
+    layers = report["layers"]
     noise_samples = report["data"]["calibration"]["noise_samples"]
-    if not found:
+    if not layers:
         return section("Layers", el("p", "No layers were recorded.", class_="empty"), key="layers")
     return section(
         "Layers",
-        el("div", _sensitivity(found, noise_samples), _sizes(found), class_="plots"),
-        _all_layers(found),
+        el("div", _sensitivity(layers, noise_samples), _sizes(layers), class_="plots"),
+        _all_layers(layers),
         key="layers",
     )
 
 
-def _sensitivity(found: Sequence[Layer], noise_samples: int) -> Markup:
-    known = [(layer["noise_share"], layer) for layer in found if layer["noise_share"] is not None]
-    caption = el("figcaption", el("b", "Sensitivity"), badge(MEASURED, what="noise") if known else None)
-    if not known:
+def _sensitivity(layers: Sequence[Layer], noise_samples: int) -> Markup:
+    measured = [(layer["noise_share"], layer) for layer in layers if layer["noise_share"] is not None]
+    caption = el("figcaption", el("b", "Sensitivity"), badge(MEASURED, title="noise") if measured else None)
+    if not measured:
         return el("figure", caption, el("p", "Not measured in this run.", class_="empty"))
-    known.sort(key=lambda entry: -entry[0])
-    shown = known[:TOP_LAYERS]
-    largest, _ = shown[0]
+    measured.sort(key=lambda entry: -entry[0])
+    shown_layers = measured[:TOP_LAYERS]
+    largest, _ = shown_layers[0]
     longest = max(largest, 1e-9)
     rows = [
         el(
@@ -111,22 +111,22 @@ def _sensitivity(found: Sequence[Layer], noise_samples: int) -> Markup:
             el("td", bar(value / longest, "noise"), class_="b"),
             number(show(value, "share")),
         )
-        for value, layer in shown
+        for value, layer in shown_layers
     ]
     samples = f"{noise_samples:,} calibration sample{'' if noise_samples == 1 else 's'}"
     text = (
         f"Share of the output noise that each layer adds when it alone is quantized, measured on {samples}. "
-        f"Top {len(shown)} of {len(known)} measured ({len(found)} layers)."
+        f"Top {len(shown_layers)} of {len(measured)} measured ({len(layers)} layers)."
     )
     head = ("Layer", "Now", "", "Noise")
     grid = table(head, rows, numeric=frozenset({3}), caption="Sensitivity by layer", style="bars")
     return el("figure", caption, el("p", text, class_="note"), grid)
 
 
-def _sizes(found: Sequence[Layer]) -> Markup:
-    order = sorted(found, key=lambda layer: -layer["bytes_before"])
-    shown, rest = order[:TOP_LAYERS], order[TOP_LAYERS:]
-    longest = max(1, *(max(layer["bytes_before"], layer["bytes_after"]) for layer in shown))
+def _sizes(layers: Sequence[Layer]) -> Markup:
+    order = sorted(layers, key=lambda layer: -layer["bytes_before"])
+    largest, smaller = order[:TOP_LAYERS], order[TOP_LAYERS:]
+    longest = max(1, *(max(layer["bytes_before"], layer["bytes_after"]) for layer in largest))
     rows = [
         el(
             "tr",
@@ -139,13 +139,13 @@ def _sizes(found: Sequence[Layer]) -> Markup:
             ),
             bytes_change(layer["bytes_before"], layer["bytes_after"]),
         )
-        for layer in shown
+        for layer in largest
     ]
     # Sums have no bar: on their scale the layers would vanish.
-    if rest:
-        rows.append(_sum_row(f"{len(rest)} other layers", rest))
-    rows.append(_sum_row(f"All {len(found)} layers", found))
-    caption = el("figcaption", el("b", "Size by layer"), badge(MEASURED, what="bytes"))
+    if smaller:
+        rows.append(_sum_row(f"{len(smaller)} other layers", smaller))
+    rows.append(_sum_row(f"All {len(layers)} layers", layers))
+    caption = el("figcaption", el("b", "Size by layer"), badge(MEASURED, title="bytes"))
     text = join(
         el("i", class_="key-before", aria_hidden="true"),
         "before ",
@@ -157,9 +157,9 @@ def _sizes(found: Sequence[Layer]) -> Markup:
     return el("figure", caption, el("p", text, class_="note key"), grid)
 
 
-def _sum_row(title: str, found: Sequence[Layer]) -> Markup:
-    before = sum(layer["bytes_before"] for layer in found)
-    after = sum(layer["bytes_after"] for layer in found)
+def _sum_row(title: str, layers: Sequence[Layer]) -> Markup:
+    before = sum(layer["bytes_before"] for layer in layers)
+    after = sum(layer["bytes_after"] for layer in layers)
     return el("tr", el("th", title, scope="row", colspan=3), bytes_change(before, after), class_="sum")
 
 
@@ -167,7 +167,7 @@ def _precision(precision: str) -> Markup:
     return el("span", precision, class_="chip")
 
 
-def _all_layers(found: Sequence[Layer]) -> Markup:
+def _all_layers(layers: Sequence[Layer]) -> Markup:
     rows = [
         el(
             "tr",
@@ -179,7 +179,7 @@ def _all_layers(found: Sequence[Layer]) -> Markup:
             number(show_macs(layer["macs"])),
             number(show(layer["noise_share"], "share")),
         )
-        for layer in found
+        for layer in layers
     ]
     measured = badge(MEASURED)
     head = (
@@ -192,7 +192,7 @@ def _all_layers(found: Sequence[Layer]) -> Markup:
         join("Share of noise", measured),
     )
     grid = table(head, rows, numeric=frozenset({3, 4, 5, 6}), caption="All layers in graph order")
-    return el("details", el("summary", f"All {len(found)} layers in graph order"), grid)
+    return el("details", el("summary", f"All {len(layers)} layers in graph order"), grid)
 
 
 def origin(report: Report) -> Markup:
@@ -268,12 +268,12 @@ def provenance(report: Report) -> Markup:
         ("Load while measuring", _load(where["load"])),
         *((name, version) for name, version in where["tools"].items()),
     ]
-    left = el("div", el("h3", "Files"), facts(files), el("h3", "Command"), el("pre", report["command"]))
+    files_part = el("div", el("h3", "Files"), facts(files), el("h3", "Command"), el("pre", report["command"]))
     time = join(el("h3", "Time by phase"), _phases(where["seconds"]))
     right = el("div", el("h3", "Host and tools"), facts(machine), time)
     return section(
         "Provenance",
-        el("div", left, right, class_="plots"),
+        el("div", files_part, right, class_="plots"),
         key="provenance",
     )
 

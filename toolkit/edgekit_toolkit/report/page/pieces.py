@@ -20,12 +20,12 @@ _MEANING = {
 }
 
 
-def badge(figure: ReportedFigure, *, what: str | None = None) -> Markup:
+def badge(figure: ReportedFigure, *, title: str | None = None) -> Markup:
     """Return the visible origin of a figure: its label and place."""
     label, on = figure["label"], figure["on"]
     return el(
         "span",
-        None if what is None else f"{what} ",
+        None if title is None else f"{title} ",
         el("b", label),
         f" · {on}",
         class_=f"badge {label}",

@@ -8,26 +8,26 @@ from edgekit_toolkit.report.page.pieces import figure_cell, table
 _SHOWN = ("latency", "host_latency", "size", "drop")
 
 
-def variant_table(found: list[CarriedVariant]) -> Markup | None:
+def variant_table(variants: list[CarriedVariant]) -> Markup | None:
     """Return the table of the variants, or nothing if the package has one only."""
-    if not found:
+    if not variants:
         return None
     rows = [
         el(
             "tr",
-            el("th", one["name"], scope="row"),
-            el("td", f"{one['backend']}: {one['label']}"),
+            el("th", variant["name"], scope="row"),
+            el("td", f"{variant['backend']}: {variant['label']}"),
             *(
                 figure_cell(
-                    one["figures"][name],
+                    variant["figures"][name],
                     FIGURES[name][1],
                     labelled=True,
-                    interval=one["drop"] if name == "drop" else None,
+                    interval=variant["drop"] if name == "drop" else None,
                 )
                 for name in _SHOWN
             ),
         )
-        for one in found
+        for variant in variants
     ]
     head = ("Variant", "Its candidate", *(FIGURES[name][0] for name in _SHOWN))
     caption = "Further variants in the package"
@@ -40,8 +40,10 @@ def variant_table(found: list[CarriedVariant]) -> Markup | None:
     )
 
 
-def describe_variant(one: CarriedVariant) -> str:
+def describe_variant(variant: CarriedVariant) -> str:
     """Return the figures of a variant in a line."""
-    latency, size = (show(one["figures"][name]["value"], FIGURES[name][1]) for name in ("latency", "size"))
-    drop = show_drop(one["figures"]["drop"]["value"], one["drop"])
-    return f"{latency}, {size} alone, drop {drop}: {one['label']}"
+    latency, size = (
+        show(variant["figures"][name]["value"], FIGURES[name][1]) for name in ("latency", "size")
+    )
+    drop = show_drop(variant["figures"]["drop"]["value"], variant["drop"])
+    return f"{latency}, {size} alone, drop {drop}: {variant['label']}"

@@ -22,7 +22,7 @@ from edgekit_toolkit.report.page.pieces import MEASURED, badge, number, section,
 def heading(report: Report) -> Markup:
     """Return the title block."""
     target = report["target"]
-    rest = (target["backend"], target["form"], target["power_mode"])
+    settings = (target["backend"], target["form"], target["power_mode"])
     return el(
         "header",
         el("p", f"edgekit {report['edgekit']} · package report", class_="kicker"),
@@ -30,7 +30,7 @@ def heading(report: Report) -> Markup:
         el(
             "p",
             el("b", target["title"]),
-            f" ({target['name']}) · {' · '.join(word for word in rest if word)} · ",
+            f" ({target['name']}) · {' · '.join(word for word in settings if word)} · ",
             el("time", report["created"].replace("T", " "), datetime=report["created"]),
             class_="meta",
         ),
@@ -39,11 +39,11 @@ def heading(report: Report) -> Markup:
 
 def warnings(report: Report) -> Markup | None:
     """Return all warnings, loud, or None if there are none."""
-    found = report["warnings"]
-    if not found:
+    texts = report["warnings"]
+    if not texts:
         return None
-    title = "1 warning" if len(found) == 1 else f"{len(found)} warnings"
-    items = [el("li", text) for text in found]
+    title = "1 warning" if len(texts) == 1 else f"{len(texts)} warnings"
+    items = [el("li", text) for text in texts]
     return el("section", el("h2", f"⚠ {title}", id="warnings"), el("ul", *items), class_="warnings")
 
 
@@ -53,11 +53,15 @@ def verdict(report: Report) -> Markup:
     chosen = find_candidate(report, outcome["chosen"])
     ratio = outcome["latency_to_float"]
     if outcome["kind"] == "packaged":
-        what = "Packaged" if chosen is None else f"Packaged: {chosen['id']}, {chosen['label']}"
+        outcome_title = "Packaged" if chosen is None else f"Packaged: {chosen['id']}, {chosen['label']}"
         is_open = report["accuracy"]["state"] == "not resolved"
         return el(
             "section",
-            el("h2", f"? {what}, drop not resolved" if is_open else f"✔ {what}", id="verdict"),
+            el(
+                "h2",
+                f"? {outcome_title}, drop not resolved" if is_open else f"✔ {outcome_title}",
+                id="verdict",
+            ),
             el("p", headline(report), class_="headline"),
             el("p", outcome["reason"]),
             _accuracy(report),
@@ -112,15 +116,15 @@ def _reach(report: Report, closest: ReportedCandidate | None) -> Markup | None:
 
 def _reach_row(report: Report, line: BudgetLine, closest: ReportedCandidate | None) -> Markup:
     name = line["limit"]
-    known = [
+    reached = [
         (figure["value"], candidate["id"], figure)
         for candidate in report["candidates"]
         if (figure := candidate["figures"][name])["value"] is not None
     ]
-    best = min(known, key=lambda entry: entry[0] or 0.0, default=None)
+    best = min(reached, key=lambda entry: entry[0] or 0.0, default=None)
     reachable = best is not None and best[0] is not None and best[0] <= line["max"]
-    held = None if closest is None else closest["figures"][name]
-    held_text = show_limit(line, None if held is None else held["value"])
+    closest_figure = None if closest is None else closest["figures"][name]
+    held_text = show_limit(line, None if closest_figure is None else closest_figure["value"])
     broken = closest is not None and name in closest["violations"]
     return el(
         "tr",
@@ -129,7 +133,9 @@ def _reach_row(report: Report, line: BudgetLine, closest: ReportedCandidate | No
         number(
             f"▲ {held_text}" if broken else held_text,
             style="broken" if broken else "",
-            extra=None if held is None or held["value"] is None else badge(held),
+            extra=None
+            if closest_figure is None or closest_figure["value"] is None
+            else badge(closest_figure),
         ),
         number(
             show_limit(line, None) if best is None else f"{show_limit(line, best[0])} ({best[1]})",
@@ -161,7 +167,7 @@ def _tile(report: Report, name: str, line: BudgetLine | None, subject: ReportedC
     title, unit = FIGURES[name]
     figure = None if subject is None else subject["figures"][name]
     value = line["value"] if line is not None else None if figure is None else figure["value"]
-    shown = show(value, unit) if line is None else show_limit(line, value)
+    text = show(value, unit) if line is None else show_limit(line, value)
     origin = None
     if value is not None:
         label = line["label"] if line is not None else figure["label"] if figure is not None else "estimated"
@@ -171,7 +177,7 @@ def _tile(report: Report, name: str, line: BudgetLine | None, subject: ReportedC
     return el(
         "div",
         el("h3", title),
-        el("p", shown, class_="value missing" if value is None else "value"),
+        el("p", text, class_="value missing" if value is None else "value"),
         origin,
         _against(line),
         *_context(report, name, value, subject),

@@ -51,8 +51,8 @@ def check_class_count(names: Sequence[str], outputs: Sequence[TensorSpec]) -> No
     first = outputs[0]
     if len(first.shape) == 2 and class_count(first) in (0, len(names)):
         return
-    what = "1 class was" if len(names) == 1 else f"{len(names)} classes were"
-    found = f"{what} found in the names of folders ({_some(names)})"
+    count_text = "1 class was" if len(names) == 1 else f"{len(names)} classes were"
+    source_text = f"{count_text} found in the names of folders ({_some(names)})"
     if any(name.lower() in _SPLITS for name in names):
         advice = "give the parts of the data set each by itself: --calibration DATA/train --eval DATA/test"
     elif len(first.shape) != 2:
@@ -62,7 +62,7 @@ def check_class_count(names: Sequence[str], outputs: Sequence[TensorSpec]) -> No
             f"give --labels FILE with the model's {class_count(first)} class names, one a line, in the order"
             " of its output; folders are then found by name, and need not be there for each class"
         )
-    raise DataError(f"{found}, but output '{first.name}' of the model is {list(first.shape)}; {advice}")
+    raise DataError(f"{source_text}, but output '{first.name}' of the model is {list(first.shape)}; {advice}")
 
 
 def numbering_note(names: Sequence[str]) -> str:

@@ -47,21 +47,21 @@ def media_shard(path: Path, inputs: Sequence[TensorSpec], decoding: Decoding) ->
         DataError: no such files, several inputs of the model, preprocessing that is missing or does not fit,
             or a label that is no class.
     """
-    found = find_media(path, labelled=decoding.labelled)
+    media = find_media(path, labelled=decoding.labelled)
     if len(inputs) != 1 or not Batching.of(inputs).stacked:
         names = ", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in inputs)
         raise DataError(f"{path}: one file a sample suits models with one batched input, got {names}")
     if decoding.preprocessing is None:
-        raise DataError(_no_preprocessing(path, inputs, found.kind))
+        raise DataError(_no_preprocessing(path, inputs, media.kind))
     rules = read_rules(decoding.preprocessing, inputs[0])
     stated = str(decoding.preprocessing.get("type", "image"))
-    if stated != found.kind:
-        raise DataError(f'{path}: holds "{found.kind}" files, but the preprocessing has the type "{stated}"')
-    column = DecodedFiles(path, found.files, inputs[0], rules, decoding.progress)
+    if stated != media.kind:
+        raise DataError(f'{path}: holds "{media.kind}" files, but the preprocessing has the type "{stated}"')
+    column = DecodedFiles(path, media.files, inputs[0], rules, decoding.progress)
     labels = None
-    if found.labels is not None:
-        labels = ClassNumbers(path, _numbers(path, found.labels, decoding.classes))
-    return Shard({inputs[0].name: column}, labels, names=tuple(map(str, found.files)), notes=found.notes)
+    if media.labels is not None:
+        labels = ClassNumbers(path, _numbers(path, media.labels, decoding.classes))
+    return Shard({inputs[0].name: column}, labels, names=tuple(map(str, media.files)), notes=media.notes)
 
 
 class DecodedFiles:
@@ -99,41 +99,41 @@ class DecodedFiles:
         Raises:
             DataError: files that cannot be used; it names several at once.
         """
-        places = range(len(self._files)) if keep is None else np.flatnonzero(keep).tolist()
-        for place in places:
+        indices = range(len(self._files)) if keep is None else np.flatnonzero(keep).tolist()
+        for index in indices:
             try:
-                loaded = self._load(place)
+                loaded = self._load(index)
             except DataError as error:
-                raise DataError(self._all_faults(str(error), place)) from error
+                raise DataError(self._all_faults(str(error), index)) from error
             yield self._rules.finish(loaded)
 
-    def _load(self, place: int) -> NDArray[Any]:
-        if place in self._kept:
-            return self._kept[place]
-        loaded = self._rules.load(self._files[place])
-        self._check_shape(self._rules.finish(loaded).shape, self._files[place])
+    def _load(self, index: int) -> NDArray[Any]:
+        if index in self._kept:
+            return self._kept[index]
+        loaded = self._rules.load(self._files[index])
+        self._check_shape(self._rules.finish(loaded).shape, self._files[index])
         if self._kept_bytes + loaded.nbytes <= _KEPT_BYTES:
-            self._kept[place] = loaded
+            self._kept[index] = loaded
             self._kept_bytes += loaded.nbytes
-        if place not in self._decoded:
-            self._decoded.add(place)
+        if index not in self._decoded:
+            self._decoded.add(index)
             self._progress(len(self._decoded), len(self._files))
         return loaded
 
     def _check_shape(self, shape: tuple[int, ...], file: Path) -> None:
-        wanted = self._spec.shape[1:]
-        if all(size == want or isinstance(want, str) for size, want in zip(shape, wanted, strict=True)):
+        sizes = self._spec.shape[1:]
+        if all(size == want or isinstance(want, str) for size, want in zip(shape, sizes, strict=True)):
             return
-        fields = "'resize', 'center_crop' or 'layout'" if len(wanted) == 3 else "'samples'"
+        fields = "'resize', 'center_crop' or 'layout'" if len(sizes) == 3 else "'samples'"
         raise DataError(
             f"{file}: has shape {list(shape)} after the preprocessing, but input '{self._spec.name}' takes"
-            f" {list(wanted)}; change {fields} in the preprocessing"
+            f" {list(sizes)}; change {fields} in the preprocessing"
         )
 
-    def _all_faults(self, first: str, place: int) -> str:
+    def _all_faults(self, first: str, index: int) -> str:
         """Return one message for all files that cannot be used, from `place` on."""
         faults = [first]
-        for other in range(place + 1, len(self._files)):
+        for other in range(index + 1, len(self._files)):
             try:
                 self._load(other)
             except DataError as error:  # noqa: PERF203 - what is slow is decoding

@@ -47,9 +47,9 @@ class MediaFiles:
 def is_media(path: Path) -> bool:
     """Whether this module reads a path: a file of a known kind, a list, or a folder without arrays."""
     if path.is_dir():
-        return not any(one.suffix in _ARRAYS for one in path.iterdir()) and any(
-            _is_visible(one.name) for one in path.iterdir()
-        )
+        entries = list(path.iterdir())
+        has_arrays = any(entry.suffix in _ARRAYS for entry in entries)
+        return not has_arrays and any(_is_visible(entry.name) for entry in entries)
     return path.is_file() and path.suffix.lower() in {*SUFFIXES, *_LIST_SUFFIXES, ".parquet", ".arrow"}
 
 
@@ -67,10 +67,10 @@ def find_media(path: Path, *, labelled: bool = True) -> MediaFiles:
         return MediaFiles(SUFFIXES[path.suffix.lower()], (path,), None, ())
     lists = [path] if path.is_file() else [path / name for name in _LISTS if (path / name).is_file()]
     if len(lists) > 1:
-        raise DataError(f"{path}: holds {' and '.join(one.name for one in lists)}; keep one list of labels")
-    found, others = _walk(path if path.is_dir() else path.parent)
-    others -= Counter(one.suffix for one in lists)
-    kinds = {SUFFIXES[one.suffix.lower()] for one in found}
+        raise DataError(f"{path}: holds {' and '.join(path.name for path in lists)}; keep one list of labels")
+    files, others = _walk(path if path.is_dir() else path.parent)
+    others -= Counter(path.suffix for path in lists)
+    kinds = {SUFFIXES[file.suffix.lower()] for file in files}
     if len(kinds) != 1:
         raise DataError(f"{path}: {_no_media(others) if not kinds else 'holds images as well as recordings'}")
     notes = []
@@ -79,35 +79,35 @@ def find_media(path: Path, *, labelled: bool = True) -> MediaFiles:
         notes.append(f"files that are neither JPEG, PNG, BMP, WebP nor WAV are left out: {text}")
     labels: dict[Path, Label] | None = None
     if labelled and lists:
-        labels = _listed(lists[0], {_key(one): one for one in found})
-        if labels and len(labels) < len(found):
-            notes.append(f"{len(found) - len(labels)} files are left out: {lists[0].name} does not list them")
+        labels = _listed(lists[0], {_key(file): file for file in files})
+        if labels and len(labels) < len(files):
+            notes.append(f"{len(files) - len(labels)} files are left out: {lists[0].name} does not list them")
     elif labelled:
-        labels = _by_folder(path, found)
+        labels = _by_folder(path, files)
     if not labels:
-        return MediaFiles(kinds.pop(), tuple(found), None, tuple(notes))
+        return MediaFiles(kinds.pop(), tuple(files), None, tuple(notes))
     return MediaFiles(kinds.pop(), tuple(labels), tuple(labels.values()), tuple(notes))
 
 
 def _walk(root: Path) -> tuple[list[Path], "Counter[str]"]:
     """Return all media files below a folder, and the suffixes of the other files; links are followed."""
-    found: list[Path] = []
+    files: list[Path] = []
     others: Counter[str] = Counter()
     above: dict[str, frozenset[tuple[int, int]]] = {}
     for folder, inner, names in os.walk(root, followlinks=True, onerror=_refuse):
         status = Path(folder).stat()
-        place, parents = (status.st_dev, status.st_ino), above.get(str(Path(folder).parent), frozenset())
-        if place in parents:  # a link to a folder above
+        identity, parents = (status.st_dev, status.st_ino), above.get(str(Path(folder).parent), frozenset())
+        if identity in parents:  # a link to a folder above
             inner.clear()
             continue
-        above[folder] = parents | {place}
+        above[folder] = parents | {identity}
         inner[:] = sorted(filter(_is_visible, inner))
         for name in sorted(filter(_is_visible, names)):
             if Path(name).suffix.lower() in SUFFIXES:
-                found.append(_regular(Path(folder, name)))
+                files.append(_regular(Path(folder, name)))
             else:
                 others[Path(name).suffix.lower()] += 1
-    return found, others
+    return files, others
 
 
 def _regular(file: Path) -> Path:
@@ -134,23 +134,23 @@ def _no_media(others: "Counter[str]") -> str:
     return f"the folder holds no .npz or .npy file, no image (JPEG, PNG, BMP, WebP) and no WAV file{hint}"
 
 
-def _by_folder(root: Path, found: Sequence[Path]) -> dict[Path, Label] | None:
+def _by_folder(root: Path, files: Sequence[Path]) -> dict[Path, Label] | None:
     """Return the name of each file's sub-folder of `root`; None if files lie in `root` itself."""
-    parts = {one: one.relative_to(root).parts for one in found}
-    flat = [one for one, names in parts.items() if len(names) == 1]
-    if flat and len(flat) < len(found):
+    parts = {file: file.relative_to(root).parts for file in files}
+    flat = [file for file, names in parts.items() if len(names) == 1]
+    if flat and len(flat) < len(files):
         raise DataError(
             f"{root}: holds {flat[0].name} beside class folders; move it into one, or all files into one"
             " folder if they have no labels"
         )
-    return None if flat else {one: names[0] for one, names in parts.items()}
+    return None if flat else {file: names[0] for file, names in parts.items()}
 
 
 def _key(path: Path) -> str:
     return os.path.normpath(path)
 
 
-def _listed(path: Path, found: Mapping[str, Path]) -> dict[Path, Label] | None:
+def _listed(path: Path, files: Mapping[str, Path]) -> dict[Path, Label] | None:
     """Return the label of each file that a list names; None for a list without labels."""
     rows = list(_rows(path))
     if path.stem == "metadata" and all("label" not in row for row in rows):
@@ -163,7 +163,7 @@ def _listed(path: Path, found: Mapping[str, Path]) -> dict[Path, Label] | None:
                 f"{path}: entry {number} is {json.dumps(row)[:100]}, expected 'file_name' (below the list's"
                 " folder) and 'label' (a class name or number)"
             )
-        file = found.get(_key(path.parent / name))
+        file = files.get(_key(path.parent / name))
         if file is None:
             raise DataError(f"{path}: entry {number} names '{name}', and there is no such image or recording")
         labels[file] = int(label) if isinstance(label, str) and label.isdecimal() else label

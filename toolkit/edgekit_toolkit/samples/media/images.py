@@ -70,7 +70,7 @@ class ImageRules:
     def finish(self, loaded: NDArray[Any]) -> NDArray[Any]:
         """Return the sample for `load`'s pixels: [channels, height, width] or [height, width, channels]."""
         table = self._table()
-        channels = [table[place][loaded[:, :, place]] for place in range(loaded.shape[2])]
+        channels = [table[index][loaded[:, :, index]] for index in range(loaded.shape[2])]
         return np.stack(channels, axis=0 if self.layout == "NCHW" else -1)
 
     def _table(self) -> NDArray[Any]:
@@ -110,13 +110,13 @@ class ImageRules:
         if self.center_crop is None:
             return image
         height, width = self.center_crop
-        top, left = _crop_start(image.height, height), _crop_start(image.width, width)
-        return image.crop((left, top, left + width, top + height))  # black beyond the image
+        top, start = _crop_start(image.height, height), _crop_start(image.width, width)
+        return image.crop((start, top, start + width, top + height))  # black beyond the image
 
 
-def _crop_start(size: int, wanted: int) -> int:
+def _crop_start(size: int, crop: int) -> int:
     """Return the begin of a centre crop. Source: torchvision.transforms.functional.center_crop."""
-    return round((size - wanted) / 2) if size >= wanted else -((wanted - size) // 2)
+    return round((size - crop) / 2) if size >= crop else -((crop - size) // 2)
 
 
 def _decoded(path: Path, mode: str) -> "Image.Image":

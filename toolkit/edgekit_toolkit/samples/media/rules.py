@@ -67,12 +67,12 @@ def read_rules(preprocessing: Mapping[str, Any], spec: TensorSpec) -> MediaRules
     kind = preprocessing.get("type", "image")
     if kind not in ("image", "audio"):
         raise _wrong("type", kind, '"image" or "audio"')
-    known = _IMAGE_FIELDS if kind == "image" else _AUDIO_FIELDS
+    fields = _IMAGE_FIELDS if kind == "image" else _AUDIO_FIELDS
     for name in preprocessing:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, n=1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
-            raise DataError(f"preprocessing: unknown field '{name}', expected {', '.join(known)}.{hint}")
+            raise DataError(f"preprocessing: unknown field '{name}', expected {', '.join(fields)}.{hint}")
     if preprocessing.get("dtype", spec.dtype) != spec.dtype:
         raise _wrong("dtype", preprocessing["dtype"], f"\"{spec.dtype}\", which input '{spec.name}' takes")
     return _image_rules(preprocessing, spec) if kind == "image" else _audio_rules(preprocessing, spec)
@@ -171,26 +171,26 @@ def _layout(spec: TensorSpec) -> str | None:
     """Return the layout of an image input, by its shape; None if it takes no images."""
     if len(spec.shape) != 4:
         return None
-    return next((one for one in LAYOUTS if spec.shape[one.index("C")] in (1, 3)), None)
+    return next((layout for layout in LAYOUTS if spec.shape[layout.index("C")] in (1, 3)), None)
 
 
 def _audio_length(spec: TensorSpec) -> int | str | None:
     """Return the number of samples that a sound input takes, or its name; None if it takes no sound."""
     if not spec.dtype.startswith("float") or len(spec.shape) not in (2, 3):
         return None
-    rest = spec.shape[1:]
-    if len(rest) == 2 and 1 not in rest:
+    sizes = spec.shape[1:]
+    if len(sizes) == 2 and 1 not in sizes:
         return None
-    return rest[0] if len(rest) == 1 or rest[1] == 1 else rest[1]
+    return sizes[0] if len(sizes) == 1 or sizes[1] == 1 else sizes[1]
 
 
 def _wrong(name: str, value: object, expected: str) -> DataError:
     return DataError(f"preprocessing: '{name}' is {json.dumps(value)}, expected {expected}")
 
 
-def _one_of(name: str, value: object, known: Sequence[str] | Mapping[str, Any]) -> None:
-    if not isinstance(value, str) or value not in known:
-        raise _wrong(name, value, f"one of {', '.join(known)}")
+def _one_of(name: str, value: object, allowed: Sequence[str] | Mapping[str, Any]) -> None:
+    if not isinstance(value, str) or value not in allowed:
+        raise _wrong(name, value, f"one of {', '.join(allowed)}")
 
 
 def _whole(name: str, value: object, greatest: int) -> int:

@@ -27,12 +27,12 @@ def plan_forms(graph: Graph, rules: Sequence[Rule | None], views: Mapping[str, V
         views: result of `values.find_views`.
     """
     plan = _Plan(graph, rules, views)
-    places = [place for place, rule in enumerate(rules) if rule is not None and rule.allows is not None]
-    for place in places:
-        plan.improve(place, planned=place)
+    choices = [index for index, rule in enumerate(rules) if rule is not None and rule.allows is not None]
+    for choice in choices:
+        plan.improve(choice, planned=choice)
     for sweep in range(MAX_SWEEPS):
-        order = places if sweep % 2 else places[::-1]
-        if not sum(plan.improve(place, planned=len(rules)) for place in order):
+        order = choices if sweep % 2 else choices[::-1]
+        if not sum(plan.improve(choice, planned=len(rules)) for choice in order):
             break
     return plan.forms
 
@@ -43,35 +43,35 @@ class _Plan:
         self.forms = [() if rule is None else rule.start for rule in rules]
         self._producers: dict[str, tuple[int, int]] = {}
         self._readers: dict[str, list[tuple[int, int]]] = {}
-        for place, node in enumerate(graph.nodes):
-            if rules[place] is None:
+        for index, node in enumerate(graph.nodes):
+            if rules[index] is None:
                 continue
             for slot, name in enumerate(node.outputs):
-                self._producers[name] = (place, slot)
+                self._producers[name] = (index, slot)
             for slot, name in enumerate(node.inputs):
                 if name and not graph.is_constant(name):
-                    self._readers.setdefault(self._root(name), []).append((place, slot))
+                    self._readers.setdefault(self._root(name), []).append((index, slot))
         # The caller reads outputs in ONNX's order.
         self._seen: dict[str, list[Form]] = {}
         for name in graph.outputs:
             if name in graph.shapes:
-                wanted = self._to_root(name, plain(len(graph.shapes[name])))
-                self._seen.setdefault(self._root(name), []).append(wanted)
+                root_form = self._to_root(name, plain(len(graph.shapes[name])))
+                self._seen.setdefault(self._root(name), []).append(root_form)
 
-    def improve(self, place: int, *, planned: int) -> bool:
+    def improve(self, index: int, *, planned: int) -> bool:
         """Give a node its best form; returns whether it changed. Nodes from `planned` on have no form yet."""
-        before = self.forms[place]
-        candidates = dict.fromkeys([before, *self._candidates(place)])
-        best = min(candidates, key=lambda form: self._cost(place, form, planned))
-        if planned < len(self._rules) or self._cost(place, best, planned) < self._cost(
-            place, before, planned
+        before = self.forms[index]
+        candidates = dict.fromkeys([before, *self._candidates(index)])
+        best = min(candidates, key=lambda form: self._cost(index, form, planned))
+        if planned < len(self._rules) or self._cost(index, best, planned) < self._cost(
+            index, before, planned
         ):
-            self.forms[place] = best
-        return self.forms[place] != before
+            self.forms[index] = best
+        return self.forms[index] != before
 
-    def _candidates(self, place: int) -> Iterator[Form]:
+    def _candidates(self, index: int) -> Iterator[Form]:
         """Yield the possible work forms that neighbours have, those of the inputs first."""
-        rule, node = self._rules[place], self._graph.nodes[place]
+        rule, node = self._rules[index], self._graph.nodes[index]
         if rule is None or rule.allows is None:
             return
         for name in node.inputs:
@@ -83,58 +83,58 @@ class _Plan:
                 yield from self._possible(rule, name, [self._produced(self._root(name))])
         for name in node.outputs:
             if rule.proposes is not None:
-                found = (rule.proposes(form) for form in self._wanted(name, len(self._rules)))
-                yield from (form for form in found if form is not None and rule.allows(form))
+                proposals = (rule.proposes(form) for form in self._wanted(name, len(self._rules)))
+                yield from (form for form in proposals if form is not None and rule.allows(form))
             elif len(self._graph.shapes.get(name, ())) == len(rule.shape):
                 yield from self._possible(rule, name, self._wanted(name, len(self._rules)))
         yield plain(len(rule.shape))
 
     def _possible(self, rule: Rule, name: str, forms: Sequence[Form]) -> Iterator[Form]:
         for form in forms:
-            seen = self._views[name].from_root(form) if name in self._views else form
-            complete = sum(1 for axis in seen if axis != NEW) == len(rule.shape)
-            if complete and rule.allows is not None and rule.allows(seen):
-                yield seen
+            viewed = self._views[name].from_root(form) if name in self._views else form
+            complete = sum(1 for axis in viewed if axis != NEW) == len(rule.shape)
+            if complete and rule.allows is not None and rule.allows(viewed):
+                yield viewed
 
-    def _cost(self, place: int, form: Form, planned: int) -> float:
-        rule, node = self._rules[place], self._graph.nodes[place]
+    def _cost(self, index: int, form: Form, planned: int) -> float:
+        rule, node = self._rules[index], self._graph.nodes[index]
         assert rule is not None  # noqa: S101 - for the type checker; only nodes with a rule are improved
         if not rule.allows or not rule.allows(form):
             return float("inf")
         cost = 0.0
-        for name, wanted in zip(node.inputs, rule.reads(form), strict=False):
+        for name, reader_form in zip(node.inputs, rule.reads(form), strict=False):
             if name and not self._graph.is_constant(name):
-                root, target = self._root(name), self._to_root(name, wanted)
-                others = [f for p, f in self._reading(root, planned) if p != place]
+                root, target = self._root(name), self._to_root(name, reader_form)
+                others = [f for p, f in self._reading(root, planned) if p != index]
                 if target not in others:
                     cost += conversion_cost(self._produced(root), target, self._graph.shapes[root])
-        for name, left in zip(node.outputs, rule.writes(form), strict=False):
-            for wanted in dict.fromkeys(self._wanted(name, planned)):
-                cost += conversion_cost(left, wanted, self._graph.shapes[name])
+        for name, written in zip(node.outputs, rule.writes(form), strict=False):
+            for reader_form in dict.fromkeys(self._wanted(name, planned)):
+                cost += conversion_cost(written, reader_form, self._graph.shapes[name])
         return cost
 
     def _produced(self, root: str) -> Form:
         if root not in self._producers:
             return plain(len(self._graph.shapes[root]))
-        place, slot = self._producers[root]
-        rule = self._rules[place]
-        return plain(0) if rule is None else rule.writes(self.forms[place])[slot]
+        producer, slot = self._producers[root]
+        rule = self._rules[producer]
+        return plain(0) if rule is None else rule.writes(self.forms[producer])[slot]
 
     def _wanted(self, root: str, planned: int) -> list[Form]:
         return [*(form for _, form in self._reading(root, planned)), *self._seen.get(root, ())]
 
     def _reading(self, root: str, planned: int) -> list[tuple[int, Form]]:
         """Return the forms in which nodes read a value, without nodes with a choice and no plan yet."""
-        found = []
-        for place, slot in self._readers.get(root, ()):
-            rule = self._rules[place]
-            if rule is None or (rule.allows is not None and place > planned):
+        affected = []
+        for reader, slot in self._readers.get(root, ()):
+            rule = self._rules[reader]
+            if rule is None or (rule.allows is not None and reader > planned):
                 continue
-            forms = rule.reads(self.forms[place])
+            forms = rule.reads(self.forms[reader])
             if slot < len(forms):
-                name = self._graph.nodes[place].inputs[slot]
-                found.append((place, self._to_root(name, forms[slot])))
-        return found
+                name = self._graph.nodes[reader].inputs[slot]
+                affected.append((reader, self._to_root(name, forms[slot])))
+        return affected
 
     def _root(self, name: str) -> str:
         return self._views[name].root if name in self._views else name

@@ -51,12 +51,12 @@ def complete(partial: Sequence[int], rank: int) -> Form:
     return tuple(form)
 
 
-def conversion_cost(held: Form, wanted: Form, shape: Shape) -> float:
+def conversion_cost(source: Form, target: Form, shape: Shape) -> float:
     """Return the cost of reading a tensor held as `held` in the form `wanted`; 0 if nothing changes."""
     size_bytes = 4 * math.prod(shape)
-    if core(held, shape) != core(wanted, shape):
+    if core(source, shape) != core(target, shape):
         return OPERATOR_COST + size_bytes
-    if held_shape(held, shape) != held_shape(wanted, shape):
+    if held_shape(source, shape) != held_shape(target, shape):
         return OPERATOR_COST / 4 + size_bytes * RESHAPE_SHARE
     return 0.0
 
@@ -95,15 +95,15 @@ def reshaped(form: Form, before: Shape, after: Shape) -> Form | None:
     first = {old[0]: (old, new) for old, new in groups if old}
     order = core(form, before)
     result: list[int] = []
-    place = 0
-    while place < len(order):
-        if order[place] not in first:
+    position = 0
+    while position < len(order):
+        if order[position] not in first:
             return None
-        old, new = first[order[place]]
-        if order[place : place + len(old)] != old:
+        old, new = first[order[position]]
+        if order[position : position + len(old)] != old:
             return None
         result.extend(new)
-        place += len(old)
+        position += len(old)
     return complete(result, len(after))
 
 
@@ -120,11 +120,11 @@ def reshape_groups(before: Shape, after: Shape) -> list[tuple[Form, Form]] | Non
     i = j = 0
     while i < len(old):
         start_i, start_j = i, j
-        left, right = before[old[i]], after[new[j]]
+        before_size, right = before[old[i]], after[new[j]]
         i, j = i + 1, j + 1
-        while left != right:
-            if left < right:
-                left, i = left * before[old[i]], i + 1
+        while before_size != right:
+            if before_size < right:
+                before_size, i = before_size * before[old[i]], i + 1
             else:
                 right, j = right * after[new[j]], j + 1
         groups.append((tuple(old[start_i:i]), tuple(new[start_j:j])))

@@ -76,8 +76,8 @@ def axis_last(axis: int) -> MakeRule:
     def make(node: Node, graph: Graph) -> Rule:
         rule = axiswise(node, graph)
         rank = len(rule.shape)
-        wanted = node.attributes.get("axis", axis) % max(rank, 1)
-        start = (*(a for a in range(rank) if a != wanted), wanted) if rank else ()
+        softmax_axis = node.attributes.get("axis", axis) % max(rank, 1)
+        start = (*(a for a in range(rank) if a != softmax_axis), softmax_axis) if rank else ()
         return Rule(start, rule.shape, rule.reads, rule.writes, lambda form: form[-1:] == start[-1:])
 
     return make

@@ -31,21 +31,21 @@ class View:
 
     def from_root(self, form: Form) -> Form:
         """Return a form of the root as a form of the view, complete."""
-        names = {axis: place for place, axis in enumerate(self.axes) if axis != NEW}
+        names = {axis: index for index, axis in enumerate(self.axes) if axis != NEW}
         return complete([names.get(axis, NEW) for axis in form], len(self.axes))
 
 
 def find_views(graph: Graph) -> dict[str, View]:
     """Return the values that are only views, with their roots resolved."""
-    found: dict[str, View] = {}
+    views: dict[str, View] = {}
     for node in graph.nodes:
         axes = _renaming(node, graph)
         if axes is None:
             continue
-        source = found.get(node.inputs[0])
+        source = views.get(node.inputs[0])
         root = node.inputs[0] if source is None else source.root
-        found[node.outputs[0]] = View(root, axes if source is None else source.to_root(axes))
-    return found
+        views[node.outputs[0]] = View(root, axes if source is None else source.to_root(axes))
+    return views
 
 
 def _renaming(node: Node, graph: Graph) -> Form | None:
@@ -67,8 +67,8 @@ def _renaming(node: Node, graph: Graph) -> Form | None:
     if node.op_type in {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand"}:
         longer = [axis for axis, size in enumerate(before) if size != 1]
         if [before[axis] for axis in longer] == [size for size in after if size != 1]:
-            left = iter(longer)
-            return tuple(NEW if size == 1 else next(left) for size in after)
+            remaining = iter(longer)
+            return tuple(NEW if size == 1 else next(remaining) for size in after)
     return None
 
 
@@ -127,27 +127,27 @@ class Values:
             self._held[name] = {plain(len(constant.shape)): constant}
         view = self._views.get(name)
         root = name if view is None else view.root
-        wanted = form if view is None else view.to_root(form)
+        root_form = form if view is None else view.to_root(form)
         shape = self._graph.shape(root)
-        held = self._held[root]
-        if wanted not in held:
-            source = min(held, key=lambda other: conversion_cost(other, wanted, shape))
-            held[wanted] = self._converted(held[source], source, wanted, shape)
-        return held[wanted]
+        tensors = self._held[root]
+        if root_form not in tensors:
+            source = min(tensors, key=lambda other: conversion_cost(other, root_form, shape))
+            tensors[root_form] = self._converted(tensors[source], source, root_form, shape)
+        return tensors[root_form]
 
-    def _converted(self, tensor: Tensor, source: Form, wanted: Form, shape: tuple[int, ...]) -> Tensor:
-        if core(source, shape) != core(wanted, shape):
-            if sorted(source) != sorted(wanted):
-                short = [axis for axis in wanted if axis == NEW or shape[axis] == 1]
+    def _converted(self, tensor: Tensor, source: Form, target: Form, shape: tuple[int, ...]) -> Tensor:
+        if core(source, shape) != core(target, shape):
+            if sorted(source) != sorted(target):
+                short = [axis for axis in target if axis == NEW or shape[axis] == 1]
                 source = (*short, *core(source, shape))
                 tensor = self._builder.reshape(tensor, held_shape(source, shape))
-            tensor = self._builder.transpose(tensor, _order(source, wanted))
-        return self._builder.reshape(tensor, held_shape(wanted, shape))
+            tensor = self._builder.transpose(tensor, _order(source, target))
+        return self._builder.reshape(tensor, held_shape(target, shape))
 
 
-def _order(source: Form, wanted: Form) -> list[int]:
+def _order(source: Form, target: Form) -> list[int]:
     """Return the places in `source` of the axes of `wanted`; inserted axes are taken in order."""
-    places: dict[int, list[int]] = {}
-    for place, axis in enumerate(source):
-        places.setdefault(axis, []).append(place)
-    return [places[axis].pop(0) for axis in wanted]
+    positions: dict[int, list[int]] = {}
+    for index, axis in enumerate(source):
+        positions.setdefault(axis, []).append(index)
+    return [positions[axis].pop(0) for axis in target]

@@ -27,10 +27,10 @@ def write_clip(step: Step) -> None:
     if limits is not None and tensor.dtype == np.float32 and limits in CLIPS:
         step.give(_unary(step, CLIPS[limits], tensor))
         return
-    for place, kind in ((1, "MAXIMUM"), (2, "MINIMUM")):
-        if step.has(place):
+    for position, kind in ((1, "MAXIMUM"), (2, "MINIMUM")):
+        if step.has(position):
             options = Options("MaximumMinimumOptions")
-            tensor = step.emit(kind, [tensor, step.read(place)], step.held(), options)
+            tensor = step.emit(kind, [tensor, step.read(position)], step.held(), options)
     step.give(tensor if tensor is not step.read(0) else step.builder.copy(tensor, tensor.shape))
 
 
@@ -40,14 +40,14 @@ CLIPS = {(0.0, 6.0): "RELU6", (0.0, math.inf): "RELU", (-1.0, 1.0): "RELU_N1_TO_
 
 def clip_limits(step: Step) -> tuple[float, float] | None:
     """Return the limits of a Clip; None if they are computed."""
-    found = []
-    for place, default in ((1, -math.inf), (2, math.inf)):
-        value = step.value(place)
-        if step.has(place) and value is None:
+    bounds = []
+    for position, default in ((1, -math.inf), (2, math.inf)):
+        value = step.value(position)
+        if step.has(position) and value is None:
             return None
-        found.append(default if value is None else float(value.reshape(())))
-    high = math.inf if found[1] >= np.finfo(np.float32).max else found[1]
-    return found[0], high
+        bounds.append(default if value is None else float(value.reshape(())))
+    high = math.inf if bounds[1] >= np.finfo(np.float32).max else bounds[1]
+    return bounds[0], high
 
 
 @writes("LeakyRelu", rule=elementwise)

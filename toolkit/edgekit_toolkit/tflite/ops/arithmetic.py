@@ -51,8 +51,8 @@ def write_variadic(step: Step) -> None:
     kind = {"Sum": "ADD", "Mean": "ADD", "Max": "MAXIMUM", "Min": "MINIMUM"}[step.node.op_type]
     _check(step, kind)
     result = step.read(0)
-    for place in range(1, len(step.node.inputs)):
-        result = _extreme(step, kind, result, step.read(place))
+    for index in range(1, len(step.node.inputs)):
+        result = _extreme(step, kind, result, step.read(index))
     if step.node.op_type == "Mean" and len(step.node.inputs) > 1:
         result = step.binary("MUL", result, step.number(1 / len(step.node.inputs)))
     step.give(step.builder.copy(result, result.shape) if len(step.node.inputs) == 1 else result)
@@ -103,10 +103,10 @@ def write_mod(step: Step) -> None:
 @writes("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", rule=elementwise)
 def write_comparison(step: Step) -> None:
     """Write the comparison of the same name."""
-    known = _COMPARED | {"bool"} if step.node.op_type == "Equal" else _COMPARED
-    if step.dtype(0).name not in known:
+    dtypes = _COMPARED | {"bool"} if step.node.op_type == "Equal" else _COMPARED
+    if step.dtype(0).name not in dtypes:
         raise RefusedError(
-            f"it has no TFLite kernel for {step.dtype(0)}, for {', '.join(sorted(known))} it has"
+            f"it has no TFLite kernel for {step.dtype(0)}, for {', '.join(sorted(dtypes))} it has"
         )
     kind, table = _COMPARISONS[step.node.op_type]
     inputs = [step.read(0), step.read(1)]
@@ -123,15 +123,15 @@ def write_logic(step: Step) -> None:
 @writes("Where", rule=elementwise)
 def write_where(step: Step) -> None:
     """Write SELECT_V2."""
-    inputs = [step.read(place) for place in range(3)]
+    inputs = [step.read(index) for index in range(3)]
     step.give(step.emit("SELECT_V2", inputs, step.held(), Options("SelectV2Options"), dtype=inputs[1].dtype))
 
 
-def _extreme(step: Step, kind: str, left: Tensor, right: Tensor) -> Tensor:
+def _extreme(step: Step, kind: str, first: Tensor, right: Tensor) -> Tensor:
     if kind == "ADD":
-        return step.binary(kind, left, right)
-    shape = np.broadcast_shapes(left.shape, right.shape)
-    return step.emit(kind, [left, right], shape, Options("MaximumMinimumOptions"))
+        return step.binary(kind, first, right)
+    shape = np.broadcast_shapes(first.shape, right.shape)
+    return step.emit(kind, [first, right], shape, Options("MaximumMinimumOptions"))
 
 
 def _check(step: Step, kind: str) -> None:
@@ -140,8 +140,8 @@ def _check(step: Step, kind: str) -> None:
     Raises:
         RefusedError: it does not; TFLite divides integers differently from ONNX.
     """
-    known = _INTEGERS.get(kind, frozenset()) | {"float32"}
-    if step.dtype(0).name not in known:
+    dtypes = _INTEGERS.get(kind, frozenset()) | {"float32"}
+    if step.dtype(0).name not in dtypes:
         raise RefusedError(
-            f"it has no TFLite kernel for {step.dtype(0)}, for {', '.join(sorted(known))} it has"
+            f"it has no TFLite kernel for {step.dtype(0)}, for {', '.join(sorted(dtypes))} it has"
         )

@@ -42,18 +42,18 @@ def _rule(node: Node, graph: Graph) -> Rule:
 @writes("Conv", rule=_rule, fuses=True)
 def write_conv(step: Step) -> None:
     """Write CONV_2D, DEPTHWISE_CONV_2D or CONV_3D, behind a PAD if neither SAME nor VALID fits."""
-    found = windows_of(step, step.shape(1)[2:])
-    tensor, padding = padded(step, step.read(0), found)
+    sliding = windows_of(step, step.shape(1)[2:])
+    tensor, padding = padded(step, step.read(0), sliding)
     inputs = [tensor, step.read(1), _bias(step)]
-    fields = {**strides_of(found, padding), **fused(step.node.activation)}
+    fields = {**strides_of(sliding, padding), **fused(step.node.activation)}
     if len(step.shape(0)) == 5:
         _write_3d(step, inputs)
         return
-    fields |= {"dilationHFactor": found.dilations[0], "dilationWFactor": found.dilations[1]}
+    fields |= {"dilationHFactor": sliding.dilations[0], "dilationWFactor": sliding.dilations[1]}
     if _is_depthwise(step.node, step.graph):
         fields["depthMultiplier"] = step.shape(1)[0] // step.shape(0)[1]
         options = Options("DepthwiseConv2DOptions", fields)
-        version = 2 if max(found.dilations) > 1 else 1
+        version = 2 if max(sliding.dilations) > 1 else 1
         step.give(step.emit("DEPTHWISE_CONV_2D", inputs, step.held(), options, version=version))
         return
     version = 6 if step.attribute("group", 1) > 1 else 1
@@ -61,13 +61,13 @@ def write_conv(step: Step) -> None:
 
 
 def _write_3d(step: Step, inputs: list[Tensor]) -> None:
-    found = windows_of(step, step.shape(1)[2:])
+    sliding = windows_of(step, step.shape(1)[2:])
     if step.attribute("group", 1) != 1:
         raise RefusedError("grouped convolutions over three axes have no kernel in TFLite")
-    fields = {f"stride{axis}": stride for axis, stride in zip("DHW", found.strides, strict=True)}
-    fields |= {f"dilation{axis}Factor": step_ for axis, step_ in zip("DHW", found.dilations, strict=True)}
+    fields = {f"stride{axis}": stride for axis, stride in zip("DHW", sliding.strides, strict=True)}
+    fields |= {f"dilation{axis}Factor": step_ for axis, step_ in zip("DHW", sliding.dilations, strict=True)}
     fields |= {
-        "padding": strides_of(found, found.padding or "VALID")["padding"],
+        "padding": strides_of(sliding, sliding.padding or "VALID")["padding"],
         **fused(step.node.activation),
     }
     step.give(step.emit("CONV_3D", inputs, step.held(), Options("Conv3DOptions", fields)))

@@ -64,16 +64,16 @@ def write_conv_transpose(step: Step) -> None:
 
 def _image(values: Any) -> tuple[int, int]:
     """Return two values for an image, from those of an image or of a signal."""
-    found = tuple(int(value) for value in values)
-    return (found[0], found[1]) if len(found) == 2 else (1, found[0])
+    sizes = tuple(int(value) for value in values)
+    return (sizes[0], sizes[1]) if len(sizes) == 2 else (1, sizes[0])
 
 
 def _begin_pads(step: Step) -> list[int]:
     """Return how much is cut off at the begin of each axis, as ONNX defines it."""
     rank = len(step.shape(0)) - 2
-    said = attributes_of(step)
-    strides = said.strides or [1] * rank
-    dilations = said.dilations or [1] * rank
+    attributes = attributes_of(step)
+    strides = attributes.strides or [1] * rank
+    dilations = attributes.dilations or [1] * rank
     extra = step.attribute("output_padding") or [0] * rank
     begins = []
     for axis in range(rank):
@@ -81,21 +81,21 @@ def _begin_pads(step: Step) -> list[int]:
         total = (
             strides[axis] * (step.shape(0)[2 + axis] - 1) + extra[axis] + span - step.out_shape()[2 + axis]
         )
-        if step.attribute("output_shape") is not None or said.auto_pad in {"SAME_UPPER", "SAME_LOWER"}:
+        if step.attribute("output_shape") is not None or attributes.auto_pad in {"SAME_UPPER", "SAME_LOWER"}:
             total = max(total, 0)
-            begins.append(total // 2 if said.auto_pad == "SAME_UPPER" else total - total // 2)
+            begins.append(total // 2 if attributes.auto_pad == "SAME_UPPER" else total - total // 2)
         else:
-            begins.append(said.pads[axis] if said.pads else 0)
+            begins.append(attributes.pads[axis] if attributes.pads else 0)
     if any(begin < 0 for begin in begins):
-        raise RefusedError(f"pads {said.pads} are negative")
+        raise RefusedError(f"pads {attributes.pads} are negative")
     return begins
 
 
 def _cropped(step: Step, tensor: Tensor, begins: tuple[int, int], shape: tuple[int, ...]) -> Tensor:
     """Return rows and columns of the result from `begins` on; beyond its end they are zero."""
     missing = [
-        max(begin + wanted - size, 0)
-        for begin, wanted, size in zip(begins, shape[1:3], tensor.shape[1:3], strict=True)
+        max(begin + length - size, 0)
+        for begin, length, size in zip(begins, shape[1:3], tensor.shape[1:3], strict=True)
     ]
     tensor = pad_spatial(step, tensor, ((0, missing[0]), (0, missing[1])))
     if tensor.shape == shape:

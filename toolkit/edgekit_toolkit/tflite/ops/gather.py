@@ -28,8 +28,8 @@ def write_gather(step: Step) -> None:
         return
     axis = step.attribute("axis", 0) % len(step.shape(0))
     size = step.shape(0)[axis]
-    place = step.axis(axis) if step.form else axis
-    options = Options("GatherOptions", {"axis": place})
+    stored_axis = step.axis(axis) if step.form else axis
+    options = Options("GatherOptions", {"axis": stored_axis})
     step.give(step.emit("GATHER", [step.read(0), _from_begin(step, size)], step.held(), options, version=2))
 
 
@@ -50,8 +50,10 @@ def _write_lookup(step: Step) -> None:
         )
     count = math.prod(indices.shape)
     flat = step.builder.reshape(indices, (count,))
-    found = step.emit("EMBEDDING_LOOKUP", [flat, step.read(0)], (count, columns), dtype=np.dtype(np.float32))
-    step.give(step.builder.reshape(found, step.held()))
+    looked_up = step.emit(
+        "EMBEDDING_LOOKUP", [flat, step.read(0)], (count, columns), dtype=np.dtype(np.float32)
+    )
+    step.give(step.builder.reshape(looked_up, step.held()))
 
 
 def _from_begin(step: Step, size: int) -> Tensor:
@@ -71,8 +73,8 @@ def write_gather_nd(step: Step) -> None:
         raise RefusedError("batch_dims are not covered, 0 is")
     indices = step.constant(1, "the indices")
     sizes = np.array(step.shape(0)[: indices.shape[-1]])
-    places = step.builder.constant(np.where(indices < 0, indices + sizes, indices).astype(np.int32))
-    step.give(step.emit("GATHER_ND", [step.read(0), places], step.held(), Options("GatherNdOptions")))
+    positions = step.builder.constant(np.where(indices < 0, indices + sizes, indices).astype(np.int32))
+    step.give(step.emit("GATHER_ND", [step.read(0), positions], step.held(), Options("GatherNdOptions")))
 
 
 @writes("DepthToSpace", rule=spatial)

@@ -31,12 +31,12 @@ def write_gemm(step: Step) -> None:
     if has_linear_weights(step.node, step.graph):
         write_linear(step)
         return
-    left, right = step.read(0), step.read(1)
+    first, right = step.read(0), step.read(1)
     if step.attribute("transA", 0):
-        left = step.builder.transpose(left, [1, 0])
+        first = step.builder.transpose(first, [1, 0])
     if step.attribute("transB", 0):
         right = step.builder.transpose(right, [1, 0])
-    result = _scaled(step, _batch_matmul(step, left, right), step.attribute("alpha", 1.0))
+    result = _scaled(step, _batch_matmul(step, first, right), step.attribute("alpha", 1.0))
     if step.has(2):
         result = step.binary("ADD", result, _scaled(step, step.read(2), step.attribute("beta", 1.0)))
     step.give(_activated(step, result))
@@ -49,12 +49,12 @@ def write_matmul(step: Step) -> None:
     if weights is not None and weights.ndim == 2 and len(step.shape(0)) >= 2:
         step.give(fully_connected(step, step.read(0), weights.T, None, step.node.activation))
         return
-    left, right = step.read(0), step.read(1)
-    if len(left.shape) == 1:
-        left = step.builder.reshape(left, (1, *left.shape))
+    first, right = step.read(0), step.read(1)
+    if len(first.shape) == 1:
+        first = step.builder.reshape(first, (1, *first.shape))
     if len(right.shape) == 1:
         right = step.builder.reshape(right, (*right.shape, 1))
-    product = _batch_matmul(step, left, right)
+    product = _batch_matmul(step, first, right)
     step.give(_activated(step, step.builder.reshape(product, step.held())))
 
 
@@ -149,11 +149,11 @@ def _activated(step: Step, tensor: Tensor) -> Tensor:
     return tensor if kind == NO_ACTIVATION else step.emit(kind, [tensor], tensor.shape)
 
 
-def _batch_matmul(step: Step, left: Tensor, right: Tensor) -> Tensor:
+def _batch_matmul(step: Step, first: Tensor, right: Tensor) -> Tensor:
     """Add a product [..., M, K] x [..., K, N] with broadcast leading axes."""
-    _check_float32(left.dtype, right.dtype)
-    leading = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    shape = (*leading, left.shape[-2], right.shape[-1])
+    _check_float32(first.dtype, right.dtype)
+    leading = np.broadcast_shapes(first.shape[:-2], right.shape[:-2])
+    shape = (*leading, first.shape[-2], right.shape[-1])
     if len(shape) > 5:
         raise RefusedError(f"a product of {len(shape)} axes has no kernel in TFLite, at most 5 have")
-    return step.emit("BATCH_MATMUL", [left, right], shape, Options("BatchMatMulOptions"), version=1)
+    return step.emit("BATCH_MATMUL", [first, right], shape, Options("BatchMatMulOptions"), version=1)

@@ -23,7 +23,7 @@ def write_batch_norm(step: Step) -> None:
     """Write x * scale + shift, both computed now from the stored statistics."""
     names = ("the scale", "the bias", "the mean", "the variance")
     gain, bias, mean, variance = (
-        step.constant(place, name).astype(np.float64) for place, name in enumerate(names, start=1)
+        step.constant(index, name).astype(np.float64) for index, name in enumerate(names, start=1)
     )
     scale = gain / np.sqrt(variance + step.attribute("epsilon", 1e-5))
     result = step.binary("MUL", step.read(0), _per_channel(step, scale))
@@ -117,14 +117,14 @@ def _inverse_root(step: Step, tensor: Tensor, epsilon: float) -> Tensor:
 
 def _per_channel(step: Step, values: np.typing.NDArray[np.floating]) -> Tensor:
     """Return a constant [C] as a tensor that is broadcast along the held channels."""
-    place = step.axis(1)
-    shape = (values.size, *[1] * (len(step.form) - place - 1))
+    channel_axis = step.axis(1)
+    shape = (values.size, *[1] * (len(step.form) - channel_axis - 1))
     return step.builder.constant(values.astype(np.float32).reshape(shape))
 
 
-def _aligned(step: Step, place: int) -> Tensor:
+def _aligned(step: Step, input_number: int) -> Tensor:
     """Return an input that ONNX aligns with the last axes, in the order of the held ones."""
     rank = len(step.shape(0))
-    missing = rank - len(step.shape(place))
+    missing = rank - len(step.shape(input_number))
     form = tuple(axis - missing if axis >= missing else -1 for axis in step.form)
-    return step.read(place, form) if missing else step.read(place, form or plain(rank))
+    return step.read(input_number, form) if missing else step.read(input_number, form or plain(rank))

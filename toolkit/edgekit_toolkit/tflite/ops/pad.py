@@ -50,8 +50,8 @@ def _amounts(step: Step, rank: int) -> "np.typing.NDArray[np.int32]":
     )
     axes = list(range(onnx_rank)) if axes is None else axes
     result = np.zeros((rank, 2), np.int32)
-    for place, axis in enumerate(axes):
-        result[step.axis(axis)] = pads[place], pads[place + len(axes)]
+    for index, axis in enumerate(axes):
+        result[step.axis(axis)] = pads[index], pads[index + len(axes)]
     return result
 
 
@@ -68,8 +68,8 @@ def _edge(step: Step, tensor: Tensor, amounts: "np.typing.NDArray[np.int32]") ->
     for axis, (before, after) in enumerate(amounts.tolist()):
         if before or after:
             size = tensor.shape[axis]
-            places = np.clip(np.arange(-before, size + after), 0, size - 1).astype(np.int32)
-            shape = (*tensor.shape[:axis], len(places), *tensor.shape[axis + 1 :])
+            positions = np.clip(np.arange(-before, size + after), 0, size - 1).astype(np.int32)
+            shape = (*tensor.shape[:axis], len(positions), *tensor.shape[axis + 1 :])
             options = Options("GatherOptions", {"axis": axis})
-            tensor = step.emit("GATHER", [tensor, step.builder.constant(places)], shape, options)
+            tensor = step.emit("GATHER", [tensor, step.builder.constant(positions)], shape, options)
     return tensor

@@ -34,13 +34,17 @@ def write_max_pool(step: Step) -> None:
     """Write MAX_POOL_2D."""
     if any(step.graph.is_read(name) for name in step.node.outputs[1:]):
         raise RefusedError("the places of the maxima (the second output) are not covered")
-    found = _windows(step)
-    if max(found.dilations) > 1:
-        raise RefusedError(f"dilations {found.dilations} have no kernel in TFLite")
-    tensor, padding = step.read(0), found.padding
+    sliding = _windows(step)
+    if max(sliding.dilations) > 1:
+        raise RefusedError(f"dilations {sliding.dilations} have no kernel in TFLite")
+    tensor, padding = step.read(0), sliding.padding
     if padding is None:
-        tensor, padding = pad_for_maxima(step, tensor, found), "VALID"
-    fields = {**strides_of(found, padding), "filterHeight": found.kernel[0], "filterWidth": found.kernel[1]}
+        tensor, padding = pad_for_maxima(step, tensor, sliding), "VALID"
+    fields = {
+        **strides_of(sliding, padding),
+        "filterHeight": sliding.kernel[0],
+        "filterWidth": sliding.kernel[1],
+    }
     options = Options("Pool2DOptions", {**fields, **fused(step.node.activation)})
     step.give(step.emit("MAX_POOL_2D", [tensor], step.held(), options))
 
@@ -51,19 +55,19 @@ def write_average_pool(step: Step) -> None:
 
     Other padding is added as zeros, and the averages are scaled where ONNX counts fewer elements.
     """
-    found = _windows(step)
-    if max(found.dilations) > 1:
-        raise RefusedError(f"dilations {found.dilations} have no kernel in TFLite")
+    sliding = _windows(step)
+    if max(sliding.dilations) > 1:
+        raise RefusedError(f"dilations {sliding.dilations} have no kernel in TFLite")
     counts_padding = bool(step.attribute("count_include_pad", 0))
-    fields = {"filterHeight": found.kernel[0], "filterWidth": found.kernel[1]}
-    if found.padding == "VALID" or (found.padding == "SAME" and not counts_padding):
-        options = Options("Pool2DOptions", {**fields, **strides_of(found, found.padding)})
+    fields = {"filterHeight": sliding.kernel[0], "filterWidth": sliding.kernel[1]}
+    if sliding.padding == "VALID" or (sliding.padding == "SAME" and not counts_padding):
+        options = Options("Pool2DOptions", {**fields, **strides_of(sliding, sliding.padding)})
         step.give(step.emit("AVERAGE_POOL_2D", [step.read(0)], step.held(), options))
         return
-    tensor = pad_spatial(step, step.read(0), found.pads)
-    options = Options("Pool2DOptions", {**fields, **strides_of(found, "VALID")})
+    tensor = pad_spatial(step, step.read(0), sliding.pads)
+    options = Options("Pool2DOptions", {**fields, **strides_of(sliding, "VALID")})
     result = step.emit("AVERAGE_POOL_2D", [tensor], step.held(), options)
-    scale = found.kernel[0] * found.kernel[1] / _counts(step, found, counts_padding)
+    scale = sliding.kernel[0] * sliding.kernel[1] / _counts(step, sliding, counts_padding)
     if (scale != 1).any():
         factors = step.builder.constant(scale[None, :, :, None].astype(np.float32))
         result = step.binary("MUL", result, factors)
@@ -82,20 +86,20 @@ def _windows(step: Step) -> Windows:
     return windows_of(step, step.attribute("kernel_shape"))
 
 
-def _counts(step: Step, found: Windows, counts_padding: bool) -> NDArray[np.float64]:
+def _counts(step: Step, sliding: Windows, counts_padding: bool) -> NDArray[np.float64]:
     """Return how many elements ONNX divides by: float64 [rows, columns] of the result."""
     stated = attributes_of(step).pads
     rank = len(step.shape(0)) - 2
     per_axis = []
-    for axis, size in enumerate(found.sizes):
-        before, after = found.pads[axis]
+    for axis, size in enumerate(sliding.sizes):
+        before, after = sliding.pads[axis]
         low, high = 0, size
         if counts_padding:  # but not elements that ceil_mode adds beyond it
-            place = axis - len(found.sizes) + rank
-            after = stated[place + rank] if stated and place >= 0 else after
+            size_index = axis - len(sliding.sizes) + rank
+            after = stated[size_index + rank] if stated and size_index >= 0 else after
             low, high = -before, size + after
-        starts = [place * found.strides[axis] - before for place in range(found.outputs[axis])]
-        ends = [start + found.kernel[axis] for start in starts]
+        starts = [index * sliding.strides[axis] - before for index in range(sliding.outputs[axis])]
+        ends = [start + sliding.kernel[axis] for start in starts]
         per_axis.append([min(end, high) - max(start, low) for start, end in zip(starts, ends, strict=True)])
     flat = [rows * columns for rows, columns in itertools.product(*per_axis)]
     return np.array(flat, np.float64).reshape(len(per_axis[0]), len(per_axis[1]))

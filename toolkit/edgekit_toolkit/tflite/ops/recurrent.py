@@ -38,7 +38,7 @@ def write_recurrent(step: Step) -> None:
     """Write every step of every direction. X [T, B, I] -> Y [T, D, B, H], Y_h [D, B, H], Y_c [D, B, H]."""
     _check(step)
     directions = _directions(step)
-    runs = [_run(step, direction, place) for place, direction in enumerate(directions)]
+    runs = [_run(step, direction, index) for index, direction in enumerate(directions)]
     batch, hidden = step.shape(0)[1], directions[0].recurrent.shape[1]
     names = [*step.node.outputs, "", ""]
     if names[0]:
@@ -50,10 +50,10 @@ def write_recurrent(step: Step) -> None:
         states[0 if direction.backwards else -1]
         for (states, _), direction in zip(runs, directions, strict=True)
     ]
-    for place, tensors in ((1, lasts), (2, [cell for _, cell in runs if cell is not None])):
-        if names[place]:
+    for output_number, tensors in ((1, lasts), (2, [cell for _, cell in runs if cell is not None])):
+        if names[output_number]:
             joined = _joined(step, tensors, batch, hidden)
-            step.give(step.builder.reshape(joined, step.out_shape(place)), place)
+            step.give(step.builder.reshape(joined, step.out_shape(output_number)), output_number)
 
 
 def _check(step: Step) -> None:
@@ -72,9 +72,9 @@ def _check(step: Step) -> None:
         f"activations other than {usual} are not covered": stated is not None
         and [_text(name) for name in stated] != usual * (len(stated) // len(usual)),
     }
-    found = [fault for fault, holds in faults.items() if holds]
-    if found:
-        raise RefusedError("; ".join(found))
+    present = [fault for fault, holds in faults.items() if holds]
+    if present:
+        raise RefusedError("; ".join(present))
 
 
 def _text(name: bytes | str) -> str:
@@ -91,12 +91,12 @@ def _directions(step: Step) -> list[_Direction]:
     half = inner.shape[1]
     stated = step.text("direction", "forward")
     return [
-        _Direction(inner[place], recurrent[place], bias[place, :half], bias[place, half:], backwards)
-        for place, backwards in enumerate({"forward": [False], "reverse": [True]}.get(stated, [False, True]))
+        _Direction(inner[index], recurrent[index], bias[index, :half], bias[index, half:], backwards)
+        for index, backwards in enumerate({"forward": [False], "reverse": [True]}.get(stated, [False, True]))
     ]
 
 
-def _run(step: Step, direction: _Direction, place: int) -> tuple[list[Tensor], Tensor | None]:
+def _run(step: Step, direction: _Direction, number: int) -> tuple[list[Tensor], Tensor | None]:
     """Write one direction; returns the states [B, H] by moment, and the last cell of an LSTM."""
     steps, batch, _ = step.shape(0)
     kind, hidden = step.node.op_type, direction.recurrent.shape[1]
@@ -104,8 +104,8 @@ def _run(step: Step, direction: _Direction, place: int) -> tuple[list[Tensor], T
     bias = direction.bias if kind == "GRU" else direction.bias + direction.recurrent_bias
     flat = step.builder.reshape(step.read(0), (steps * batch, step.shape(0)[2]))
     inputs = _split(step, fully_connected(step, flat, direction.inner, bias), steps, axis=0)
-    state = _initial(step, 5, place, (batch, hidden))
-    cell = _initial(step, 6, place, (batch, hidden)) if kind == "LSTM" else None
+    state = _initial(step, 5, number, (batch, hidden))
+    cell = _initial(step, 6, number, (batch, hidden)) if kind == "LSTM" else None
     states: dict[int, Tensor] = {}
     for moment in reversed(range(steps)) if direction.backwards else range(steps):
         if cell is not None:
@@ -147,8 +147,8 @@ def _gru(step: Step, direction: _Direction, inputs: Tensor, state: Tensor) -> Te
             _apply(step, "LOGISTIC", step.binary("ADD", a, b))
             for a, b in zip(from_input[:2], _split(step, both, 2, axis=1), strict=True)
         )
-        kept = step.binary("MUL", reset, state)
-        inner = fully_connected(step, kept, weights[2 * hidden :], bias[2 * hidden :])
+        reset_state = step.binary("MUL", reset, state)
+        inner = fully_connected(step, reset_state, weights[2 * hidden :], bias[2 * hidden :])
     fresh = _apply(step, "TANH", step.binary("ADD", from_input[2], inner))
     # (1 - z) * fresh + z * state
     return step.binary("ADD", fresh, step.binary("MUL", update, step.binary("SUB", state, fresh)))
@@ -165,21 +165,21 @@ def _apply(step: Step, kind: str, tensor: Tensor) -> Tensor:
 def _split(step: Step, tensor: Tensor, parts: int, axis: int) -> tuple[Tensor, ...]:
     if parts == 1:
         return (tensor,)
-    shape = [size // parts if place == axis else size for place, size in enumerate(tensor.shape)]
+    shape = [size // parts if index == axis else size for index, size in enumerate(tensor.shape)]
     options = Options("SplitOptions", {"numSplits": parts})
     return step.builder.operator(
         "SPLIT", [step.numbers([axis]), tensor], [(shape, tensor.dtype)] * parts, options
     )
 
 
-def _initial(step: Step, place: int, direction: int, shape: tuple[int, int]) -> Tensor:
+def _initial(step: Step, input_number: int, direction: int, shape: tuple[int, int]) -> Tensor:
     """Return the state before the first step, [B, H]."""
-    if not step.has(place):
+    if not step.has(input_number):
         return step.builder.constant(np.zeros(shape, np.float32))
-    value = step.value(place)
+    value = step.value(input_number)
     if value is not None:
         return step.builder.constant(value[direction])
-    tensor, count = step.read(place), step.shape(place)[0]
+    tensor, count = step.read(input_number), step.shape(input_number)[0]
     return step.builder.reshape(_split(step, tensor, count, axis=0)[direction], shape)
 
 

@@ -37,9 +37,9 @@ class Sampling:
         scale = np.float32((size - 1) / (length - 1) if self.align_corners and length > 1 else size / length)
         grid = np.arange(length, dtype=np.float32) + np.float32(0.5 if self.half_pixel_centers else 0)
         # It rounds halves up; numpy rounds them to even numbers.
-        places = np.floor(grid * scale + np.float32(0.5 if self.align_corners else 0))
-        taken: NDArray[np.int32] = np.clip(places, 0, size - 1).astype(np.int32)
-        return taken
+        sources = np.floor(grid * scale + np.float32(0.5 if self.align_corners else 0))
+        rows: NDArray[np.int32] = np.clip(sources, 0, size - 1).astype(np.int32)
+        return rows
 
 
 SAMPLINGS = (Sampling(False, False), Sampling(False, True), Sampling(True, False))
@@ -69,14 +69,14 @@ def write_resize(step: Step) -> None:
         raise RefusedError(f"mode '{mode}' is not covered, nearest and linear are")
     tensor = step.read(0)
     sizes, lengths = tensor.shape[1:3], step.held()[1:3]
-    places = [
+    sources = [
         _places(step, axis, size, length)
         for axis, (size, length) in enumerate(zip(sizes, lengths, strict=True))
     ]
     if mode == "nearest":
-        step.give(_nearest(step, tensor, [_rounded(step, p, s) for p, s in zip(places, sizes, strict=True)]))
+        step.give(_nearest(step, tensor, [_rounded(step, p, s) for p, s in zip(sources, sizes, strict=True)]))
         return
-    clipped = [np.clip(place, 0, size - 1) for place, size in zip(places, sizes, strict=True)]
+    clipped = [np.clip(source, 0, size - 1) for source, size in zip(sources, sizes, strict=True)]
     for sampling in SAMPLINGS:
         theirs = [np.clip(sampling.places(s, n), 0, s - 1) for s, n in zip(sizes, lengths, strict=True)]
         if all(np.allclose(a, b, rtol=0, atol=PLACE_TOLERANCE) for a, b in zip(clipped, theirs, strict=True)):
@@ -88,16 +88,16 @@ def write_resize(step: Step) -> None:
     )
 
 
-def _nearest(step: Step, tensor: Tensor, places: list[NDArray[np.int32]]) -> Tensor:
+def _nearest(step: Step, tensor: Tensor, sources: list[NDArray[np.int32]]) -> Tensor:
     for sampling in SAMPLINGS:
-        theirs = [sampling.nearest(size, len(p)) for size, p in zip(tensor.shape[1:3], places, strict=True)]
-        if all(np.array_equal(a, b) for a, b in zip(places, theirs, strict=True)):
+        theirs = [sampling.nearest(size, len(p)) for size, p in zip(tensor.shape[1:3], sources, strict=True)]
+        if all(np.array_equal(a, b) for a, b in zip(sources, theirs, strict=True)):
             return _emit(step, "RESIZE_NEAREST_NEIGHBOR", "ResizeNearestNeighborOptions", tensor, sampling)
-    for axis, place in enumerate(places, start=1):
-        if not np.array_equal(place, np.arange(tensor.shape[axis])):
-            shape = (*tensor.shape[:axis], len(place), *tensor.shape[axis + 1 :])
+    for axis, index in enumerate(sources, start=1):
+        if not np.array_equal(index, np.arange(tensor.shape[axis])):
+            shape = (*tensor.shape[:axis], len(index), *tensor.shape[axis + 1 :])
             options = Options("GatherOptions", {"axis": axis})
-            tensor = step.emit("GATHER", [tensor, step.builder.constant(place)], shape, options)
+            tensor = step.emit("GATHER", [tensor, step.builder.constant(index)], shape, options)
     return tensor
 
 
@@ -142,13 +142,13 @@ def _scale(step: Step, axis: int, size: int, length: int) -> float:
     return float(scales[axes.index(own)]) if own in axes else 1.0
 
 
-def _rounded(step: Step, places: NDArray[np.float64], size: int) -> NDArray[np.int32]:
+def _rounded(step: Step, sources: NDArray[np.float64], size: int) -> NDArray[np.int32]:
     """Return the element that ONNX takes, int32 [length]."""
     mode = step.text("nearest_mode", "round_prefer_floor")
     rounded = {
-        "round_prefer_floor": np.ceil(places - 0.5),
-        "round_prefer_ceil": np.floor(places + 0.5),
-        "floor": np.floor(places),
-        "ceil": np.ceil(places),
+        "round_prefer_floor": np.ceil(sources - 0.5),
+        "round_prefer_ceil": np.floor(sources + 0.5),
+        "floor": np.floor(sources),
+        "ceil": np.ceil(sources),
     }[mode]
     return np.clip(rounded, 0, size - 1).astype(np.int32)

@@ -24,10 +24,15 @@ def write_slice(step: Step) -> None:
     begin, size, stride, end = [0] * len(tensor.shape), list(tensor.shape), [1] * len(tensor.shape), 0
     stop = list(tensor.shape)
     for axis, first, last, by in zip(axes, starts, ends, steps, strict=True):
-        found = range(*slice(first, last, by).indices(shape[axis % len(shape)]))
-        place = step.axis(axis)
-        begin[place], size[place], stride[place], stop[place] = found.start, len(found), by, found.stop
-        end |= (1 << place) if found.stop < 0 else 0  # TFLite would count from the end
+        positions = range(*slice(first, last, by).indices(shape[axis % len(shape)]))
+        stored_axis = step.axis(axis)
+        begin[stored_axis], size[stored_axis], stride[stored_axis], stop[stored_axis] = (
+            positions.start,
+            len(positions),
+            by,
+            positions.stop,
+        )
+        end |= (1 << stored_axis) if positions.stop < 0 else 0  # TFLite would count from the end
     if all(by == 1 for by in stride):
         inputs = [tensor, step.numbers(begin), step.numbers(size)]
         step.give(step.emit("SLICE", inputs, step.held(), Options("SliceOptions")))
@@ -43,28 +48,28 @@ def write_split(step: Step) -> None:
     axis = step.axis(step.attribute("axis", 0))
     tensor = step.read(0)
     shapes = [
-        (*tensor.shape[:axis], step.out_shape(place)[step.attribute("axis", 0)], *tensor.shape[axis + 1 :])
-        for place in range(len(step.node.outputs))
+        (*tensor.shape[:axis], step.out_shape(index)[step.attribute("axis", 0)], *tensor.shape[axis + 1 :])
+        for index in range(len(step.node.outputs))
     ]
     parts = [shape[axis] for shape in shapes]
     outputs = [(shape, tensor.dtype) for shape in shapes]
     if len(set(parts)) == 1:
         options = Options("SplitOptions", {"numSplits": len(parts)})
-        made = step.builder.operator("SPLIT", [step.numbers([axis]), tensor], outputs, options)
+        outputs_of_split = step.builder.operator("SPLIT", [step.numbers([axis]), tensor], outputs, options)
     else:
         options = Options("SplitVOptions", {"numSplits": len(parts)})
         inputs = [tensor, step.numbers(parts), step.numbers([axis])]
-        made = step.builder.operator("SPLIT_V", inputs, outputs, options)
-    for place, (name, part) in enumerate(zip(step.node.outputs, made, strict=True)):
+        outputs_of_split = step.builder.operator("SPLIT_V", inputs, outputs, options)
+    for index, (name, part) in enumerate(zip(step.node.outputs, outputs_of_split, strict=True)):
         if name:
-            step.give(part, place)
+            step.give(part, index)
 
 
 @writes("Concat", rule=axiswise)
 def write_concat(step: Step) -> None:
     """Write CONCATENATION; parts without elements add nothing."""
-    places = [place for place in range(len(step.node.inputs)) if 0 not in step.shape(place)]
-    tensors = [step.read(place) for place in places]
+    filled = [index for index in range(len(step.node.inputs)) if 0 not in step.shape(index)]
+    tensors = [step.read(number) for number in filled]
     if len(tensors) == 1:
         step.give(step.builder.copy(tensors[0], tensors[0].shape))
         return
@@ -76,8 +81,10 @@ def write_concat(step: Step) -> None:
 def write_tile(step: Step) -> None:
     """Write TILE."""
     repeats = step.constant(1, "the repeats").reshape(-1)
-    held = [1 if axis < 0 else int(repeats[axis]) for axis in step.form]
-    step.give(step.emit("TILE", [step.read(0), step.numbers(held)], step.held(), Options("TileOptions")))
+    stored_repeats = [1 if axis < 0 else int(repeats[axis]) for axis in step.form]
+    step.give(
+        step.emit("TILE", [step.read(0), step.numbers(stored_repeats)], step.held(), Options("TileOptions"))
+    )
 
 
 def _check_rank(tensor: Tensor) -> None:
@@ -104,12 +111,14 @@ def write_trilu(step: Step) -> None:
     """Write the choice between the input and zeros by a constant triangle."""
     shape = step.shape(0)
     offset = int(step.constant(1, "k").reshape(())) if step.has(1) else 0
-    ones = np.ones(shape[-2:], np.bool_)
-    mask = np.triu(ones, offset) if step.attribute("upper", 1) else np.tril(ones, offset)
+    square = np.ones(shape[-2:], np.bool_)
+    mask = np.triu(square, offset) if step.attribute("upper", 1) else np.tril(square, offset)
     axes = [axis - (len(shape) - 2) for axis in step.form]
-    held = mask.transpose([axis for axis in axes if axis >= 0])
-    held = held.reshape([size if axis >= 0 else 1 for axis, size in zip(axes, step.held(), strict=True)])
+    stored_mask = mask.transpose([axis for axis in axes if axis >= 0])
+    stored_mask = stored_mask.reshape(
+        [size if axis >= 0 else 1 for axis, size in zip(axes, step.held(), strict=True)]
+    )
     tensor = step.read(0)
-    inputs = [step.builder.constant(held), tensor, step.number(0, tensor.dtype)]
+    inputs = [step.builder.constant(stored_mask), tensor, step.number(0, tensor.dtype)]
     options = Options("SelectV2Options")
     step.give(step.emit("SELECT_V2", inputs, step.held(), options, dtype=tensor.dtype))

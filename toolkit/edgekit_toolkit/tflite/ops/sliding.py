@@ -21,16 +21,16 @@ def windows_of(step: Step, kernel: Sequence[int]) -> Windows:
     Raises:
         RefusedError: negative padding.
     """
-    found = windows(step.shape(0)[2:], kernel, attributes_of(step), step.out_shape()[2:])
-    if len(found.sizes) != 1:
-        return found
+    sliding = windows(step.shape(0)[2:], kernel, attributes_of(step), step.out_shape()[2:])
+    if len(sliding.sizes) != 1:
+        return sliding
     return Windows(
-        (1, *found.sizes),
-        (1, *found.kernel),
-        (1, *found.strides),
-        (1, *found.dilations),
-        (1, *found.outputs),
-        ((0, 0), *found.pads),
+        (1, *sliding.sizes),
+        (1, *sliding.kernel),
+        (1, *sliding.strides),
+        (1, *sliding.dilations),
+        (1, *sliding.outputs),
+        ((0, 0), *sliding.pads),
     )
 
 
@@ -52,16 +52,16 @@ def pad_spatial(step: Step, tensor: Tensor, pads: Pads) -> Tensor:
     return step.emit("PAD", [tensor, amounts], shape, Options("PadOptions"))
 
 
-def pad_for_maxima(step: Step, tensor: Tensor, found: Windows) -> Tensor:
+def pad_for_maxima(step: Step, tensor: Tensor, sliding: Windows) -> Tensor:
     """Return the tensor [N, spatial..., C] with a border that no window takes its maximum from.
 
     The border is zeros if nothing is negative; else the elements next to it, if each window with a copy also
     has the original; else the lowest number, which leaves no range to a later quantization.
     """
     if is_never_negative(step.graph, step.node.inputs[0]):
-        return pad_spatial(step, tensor, found.pads)
-    amounts, shape = _bordered(step, tensor, found.pads)
-    borders = zip(found.pads, found.kernel, found.sizes, strict=True)
+        return pad_spatial(step, tensor, sliding.pads)
+    amounts, shape = _bordered(step, tensor, sliding.pads)
+    borders = zip(sliding.pads, sliding.kernel, sliding.sizes, strict=True)
     if all(2 * max(pads) <= kernel and max(pads) <= size for pads, kernel, size in borders):
         options = Options("MirrorPadOptions", {"mode": SYMMETRIC})
         return step.emit("MIRROR_PAD", [tensor, amounts], shape, options)
@@ -95,13 +95,13 @@ def _bordered(step: Step, tensor: Tensor, pads: Pads) -> tuple[Tensor, list[int]
     return step.builder.constant(amounts), shape
 
 
-def padded(step: Step, tensor: Tensor, found: Windows) -> tuple[Tensor, str]:
+def padded(step: Step, tensor: Tensor, sliding: Windows) -> tuple[Tensor, str]:
     """Return the input, padded if TFLite has no option for the padding, and the option to use."""
-    if found.padding is not None:
-        return tensor, found.padding
-    return pad_spatial(step, tensor, found.pads), "VALID"
+    if sliding.padding is not None:
+        return tensor, sliding.padding
+    return pad_spatial(step, tensor, sliding.pads), "VALID"
 
 
-def strides_of(found: Windows, padding: str) -> dict[str, Any]:
+def strides_of(sliding: Windows, padding: str) -> dict[str, Any]:
     """Return the option fields that all 2-D windows have."""
-    return {"padding": PADDING_CODES[padding], "strideH": found.strides[0], "strideW": found.strides[1]}
+    return {"padding": PADDING_CODES[padding], "strideH": sliding.strides[0], "strideW": sliding.strides[1]}

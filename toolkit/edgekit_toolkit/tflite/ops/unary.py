@@ -30,10 +30,10 @@ _INTEGERS: Final = {"Neg": {"int32", "int64"}, "Abs": {"int32"}}
 @writes(*_FUNCTIONS, rule=elementwise)
 def write_function(step: Step) -> None:
     """Write the TFLite operator with the same meaning."""
-    known = {"float32"} | _INTEGERS.get(step.node.op_type, set())
-    if step.dtype(0).name not in known:
+    dtypes = {"float32"} | _INTEGERS.get(step.node.op_type, set())
+    if step.dtype(0).name not in dtypes:
         raise RefusedError(
-            f"it has no TFLite kernel for {step.dtype(0)}, for {', '.join(sorted(known))} it has"
+            f"it has no TFLite kernel for {step.dtype(0)}, for {', '.join(sorted(dtypes))} it has"
         )
     kind, table = _FUNCTIONS[step.node.op_type]
     step.give(step.emit(kind, [step.read(0)], step.held(), Options(table) if table else None))
