@@ -25,8 +25,8 @@ from edgekit_toolkit.pipeline.run import Run
 from edgekit_toolkit.pipeline.search import search
 from edgekit_toolkit.samples.source import open_data
 from edgekit_toolkit.selection.budget import parse_budget
-from edgekit_toolkit.selection.choice import Measured, choose
-from edgekit_toolkit.selection.confirmation import Accepted, Confirmed, choose_confirmed
+from edgekit_toolkit.selection.choice import CandidateFigures, choose
+from edgekit_toolkit.selection.confirmation import AcceptedChoice, ConfirmedChoice, choose_confirmed
 from edgekit_toolkit.targets.loader import load_target
 from works import WORKS, MissingError
 
@@ -54,7 +54,7 @@ class Case:
     name: str
     metric: Metric
     table: Table
-    measured: tuple[Measured, ...]
+    measured: tuple[CandidateFigures, ...]
 
 
 @dataclass
@@ -156,7 +156,7 @@ def _count(case: Case, judging: Table, truth: Table, found: Counts) -> None:
     scores = scores_of_table(case.metric, judging, hold_back=True)
     measured = _with_drops(case.measured, [drop.points for drop in scores.choosing.drops])
     confirmed = choose_confirmed(
-        measured, scores, limits, lambda left: Accepted(choose(left, limits), None, []),
+        measured, scores, limits, lambda left: AcceptedChoice(choose(left, limits), None, []),
         has_data=True, strict=False,
     )  # fmt: skip
     place = _chosen(confirmed)
@@ -176,13 +176,13 @@ def _count(case: Case, judging: Table, truth: Table, found: Counts) -> None:
         found.plain_wrong += drops[[one.id for one in case.measured].index(chosen)] > LIMIT
 
 
-def _with_drops(measured: Sequence[Measured], drops: Sequence[float]) -> list[Measured]:
+def _with_drops(measured: Sequence[CandidateFigures], drops: Sequence[float]) -> list[CandidateFigures]:
     return [
         replace(one, figures={**one.figures, "drop": drop}) for one, drop in zip(measured, drops, strict=True)
     ]
 
 
-def _chosen(confirmed: Confirmed) -> int | None:
+def _chosen(confirmed: ConfirmedChoice) -> int | None:
     ids = [one.id for one in confirmed.measured]
     chosen = confirmed.accepted.choice.chosen
     return None if chosen is None else ids.index(chosen)

@@ -34,7 +34,7 @@ from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.engines.record import find_support
-from edgekit_toolkit.packaging.assemble import Assembled, assemble, describe_artifacts
+from edgekit_toolkit.packaging.assemble import PackageDraft, assemble, describe_artifacts
 from edgekit_toolkit.packaging.recipe import Recipe
 from edgekit_toolkit.packaging.signing_keys import StatementSigner, load_signer
 from edgekit_toolkit.pipeline.candidates import find_candidates
@@ -119,7 +119,7 @@ def sources() -> Iterator[Source]:
     yield Source("mnist8", model, *paths)
 
 
-def packages(source: Source, backend: str) -> Iterator[tuple[str, Assembled]]:
+def packages(source: Source, backend: str) -> Iterator[tuple[str, PackageDraft]]:
     """Yield label and package of each form that `edgekit package` builds for a model and an engine."""
     target = load_target("x86-64")
     request = Request(
@@ -173,7 +173,7 @@ def packages(source: Source, backend: str) -> Iterator[tuple[str, Assembled]]:
 class Signed:
     """Packages of one form, sound and corrupted, each signed."""
 
-    def __init__(self, package: Assembled, folder: Path, signer: StatementSigner) -> None:
+    def __init__(self, package: PackageDraft, folder: Path, signer: StatementSigner) -> None:
         self._package, self._signer = package, signer
         self._trust = TrustStore.from_folder(find_keys_folder())
         self.path = folder / package.manifest.file_name
@@ -241,7 +241,9 @@ def read_samples(path: Path, count: int) -> Samples:
     ]
 
 
-def try_form(label: str, package: Assembled, signed: Signed, samples: Samples, *, seed: int) -> list[Trial]:
+def try_form(
+    label: str, package: PackageDraft, signed: Signed, samples: Samples, *, seed: int
+) -> list[Trial]:
     """Return the corruptions of one form that leave a model that runs, and leave the sound package behind."""
     model = package.manifest.backend
     sound, passed = signed.test(samples)

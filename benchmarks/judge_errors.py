@@ -23,8 +23,8 @@ from edgekit_toolkit.evaluation.metrics import METRICS
 from edgekit_toolkit.evaluation.scoring import PartScores, Scores, scores_of_table, split_evaluation
 from edgekit_toolkit.samples.split import choose_samples, feeds_only
 from edgekit_toolkit.selection.budget import Budget
-from edgekit_toolkit.selection.choice import Measured, choose
-from edgekit_toolkit.selection.confirmation import Accepted, choose_confirmed
+from edgekit_toolkit.selection.choice import CandidateFigures, choose
+from edgekit_toolkit.selection.confirmation import AcceptedChoice, choose_confirmed
 
 COUNTS = (20, 40, 80, 100, 200, 250, 500, 1000)
 POWER_COUNTS = (500, 1000, 2000, 4000)
@@ -200,7 +200,7 @@ def judge(scores: Scores, limit: float, tally: Tally) -> None:
     limits = Budget({"drop": limit})
     rest = {"size": 1.0, "memory": 1.0, "energy": 1.0}
     measured = [
-        Measured(str(place), str(place), {**rest, "latency": 100 / 2**place, "drop": drop.points})
+        CandidateFigures(str(place), str(place), {**rest, "latency": 100 / 2**place, "drop": drop.points})
         for place, drop in enumerate(scores.choosing.drops)
     ]
 
@@ -209,7 +209,7 @@ def judge(scores: Scores, limit: float, tally: Tally) -> None:
             measured,
             scores,
             limits,
-            lambda left: Accepted(choose(left, limits), None, []),
+            lambda left: AcceptedChoice(choose(left, limits), None, []),
             has_data=True,
             strict=strict,
         )

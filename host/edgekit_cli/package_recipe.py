@@ -11,7 +11,7 @@ from edgekit_cli.progress import ProgressBar
 from edgekit_host.terminal import print_line, print_section
 from edgekit_toolkit.packaging.recipe import Recipe, read_recipe
 from edgekit_toolkit.packaging.signing_keys import load_signer
-from edgekit_toolkit.pipeline.publish import Published, evidence_of, output_folder, publish, staging
+from edgekit_toolkit.pipeline.publish import PublishedFiles, evidence_of, output_folder, publish, staging
 from edgekit_toolkit.pipeline.replay import read_earlier, repeat
 from edgekit_toolkit.targets.loader import find_user_targets, load_target
 
@@ -96,7 +96,7 @@ def repeat_recipe(
         _print_summary(console, recipe, published, out)
 
 
-def _print_summary(console: Console, recipe: Recipe, published: Published, out: Path) -> None:
+def _print_summary(console: Console, recipe: Recipe, published: PublishedFiles, out: Path) -> None:
     title = f"{recipe.name} {recipe.version} for {recipe.target}"
     print_line(console, "repeated", (title, "bold"), f"({recipe.backend}, {recipe.form.kind})")
     score = recipe.figures.get("score")

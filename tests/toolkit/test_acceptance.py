@@ -4,12 +4,12 @@ import pytest
 
 from edgekit_toolkit.pipeline.acceptance import Acceptance, choose_accepted
 from edgekit_toolkit.selection.budget import Budget
-from edgekit_toolkit.selection.choice import Measured
+from edgekit_toolkit.selection.choice import CandidateFigures
 
 
-def alike_on_target(name: str, *, size: float, host: float) -> Measured:
+def alike_on_target(name: str, *, size: float, host: float) -> CandidateFigures:
     figures = {"size": size, "latency": 10.0, "memory": 1e6, "energy": 1.0, "drop": 0.0}
-    return Measured(name, name, figures, latency_uncertainty=1.4, host_ratio=host)
+    return CandidateFigures(name, name, figures, latency_uncertainty=1.4, host_ratio=host)
 
 
 @pytest.mark.parametrize(("backend", "chosen"), [("tensorrt", "small"), ("ort", "fast"), ("litert", "fast")])

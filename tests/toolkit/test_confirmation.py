@@ -11,10 +11,10 @@ from tests.toolkit.answers import answers
 from edgekit_toolkit.evaluation.metrics import METRICS
 from edgekit_toolkit.evaluation.scoring import PartScores, Scores, scores_of_table
 from edgekit_toolkit.selection.budget import Budget
-from edgekit_toolkit.selection.choice import Measured, choose
+from edgekit_toolkit.selection.choice import CandidateFigures, choose
 from edgekit_toolkit.selection.confirmation import (
-    Accepted,
-    Confirmed,
+    AcceptedChoice,
+    ConfirmedChoice,
     HeldDrop,
     choose_confirmed,
     limits_in_force,
@@ -28,11 +28,11 @@ def part_scores(samples: int, losses: Sequence[int]) -> PartScores:
     return PartScores(samples, 1.0, tuple(1 - lost / samples for lost in losses), drops)
 
 
-def measured(losses: Sequence[int], samples: int) -> list[Measured]:
+def measured(losses: Sequence[int], samples: int) -> list[CandidateFigures]:
     """The first is the slowest."""
     rest = {"size": 1.0, "memory": 1.0, "energy": 1.0}
     return [
-        Measured(
+        CandidateFigures(
             f"C{place}", f"C{place}", {**rest, "latency": 100.0 / 2**place, "drop": 100 * lost / samples}
         )
         for place, lost in enumerate(losses)
@@ -46,18 +46,18 @@ def decided(
     samples: int = 1000,
     limits: Budget = LIMITS,
     **options: Any,
-) -> Confirmed:
+) -> ConfirmedChoice:
     """Of candidates with these losses, on as many samples of each kind."""
     confirmation = None if held_back is None else part_scores(samples, held_back)
     scores = Scores(METRICS["top1"], part_scores(samples, choosing), confirmation)
     return choose_confirmed(
         measured(choosing, samples), scores, limits,
-        lambda left: Accepted(choose(left, limits), None, []),
+        lambda left: AcceptedChoice(choose(left, limits), None, []),
         **{"has_data": True, "strict": False, **options},
     )  # fmt: skip
 
 
-def subject(found: Confirmed) -> HeldDrop:
+def subject(found: ConfirmedChoice) -> HeldDrop:
     assert found.held is not None
     chosen = found.accepted.choice.chosen
     return next(held for held, one in zip(found.held, found.measured, strict=True) if one.id == chosen)
@@ -119,7 +119,7 @@ def test_stated_drop_of_a_choice_at_the_limit_does_not_flatter(count: int) -> No
             candidates,
             scores,
             LIMITS,
-            lambda left: Accepted(choose(left, LIMITS), None, []),
+            lambda left: AcceptedChoice(choose(left, LIMITS), None, []),
             has_data=True,
             strict=False,
         )
@@ -212,7 +212,7 @@ def test_promise_holds_where_most_candidates_are_just_over_the_limit() -> None:
         ]
         found = choose_confirmed(
             start, scores, LIMITS,
-            lambda left: Accepted(choose(left, LIMITS), None, []),
+            lambda left: AcceptedChoice(choose(left, LIMITS), None, []),
             has_data=True, strict=False,
         )  # fmt: skip
         chosen = found.accepted.choice.chosen

@@ -18,7 +18,7 @@ from edgekit_toolkit.costs.device_transfer import (
     fit_ratios,
     sum_kinds,
 )
-from edgekit_toolkit.evaluation.judge import Modelled, model_on_target
+from edgekit_toolkit.evaluation.judge import TargetCosts, model_on_target
 from edgekit_toolkit.measurement import device_profile
 from edgekit_toolkit.measurement.calibration_models import (
     digest_calibration_models,
@@ -271,7 +271,7 @@ def make_profiled(base: str = "rpi5", networks: str | None = None) -> Target:
     )
 
 
-def predict(target: Target, engine: str = "ort") -> Modelled:
+def predict(target: Target, engine: str = "ort") -> TargetCosts:
     model = make_calibration_models(engine)["conv-small-int8"]
     (feeds,) = generate_feeds(model.specs()[0], 1, 0)
     (found,) = model_on_target([model], target, {}, feeds)

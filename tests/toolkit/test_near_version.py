@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgekit_toolkit.quantize.near_version import Coded, near_bias, near_floats, near_weight
+from edgekit_toolkit.quantize.near_version import WeightCodes, near_bias, near_floats, near_weight
 from edgekit_toolkit.quantize.scheme import quantize_weight
 
 CHANNELS, DEPTH = 24, 300
@@ -18,7 +18,7 @@ def versions(moved, grown=1.0):
     found = []
     for weight in (before, after):
         codes, params = quantize_weight(weight, 0)
-        found.append(Coded(codes, params.scale, 0))
+        found.append(WeightCodes(codes, params.scale, 0))
     return after, found[1], found[0]
 
 
@@ -62,7 +62,7 @@ def test_channel_that_was_empty_takes_the_new_weights():
     _, new, earlier = versions(moved=6)
     codes, scales = earlier.codes.copy(), earlier.scales.copy()
     codes[0], scales[0] = 0, 1e-30
-    made, step = near_weight(new, Coded(codes, scales, 0))
+    made, step = near_weight(new, WeightCodes(codes, scales, 0))
     assert np.abs(widen(made) - widen(new))[0].max() <= (step / 2 + 1) * new.scales[0]
 
 
@@ -71,7 +71,7 @@ def test_seven_bit_weights_stay_in_seven_bits():
     pair = []
     for _ in range(2):
         codes, params = quantize_weight(rng.normal(0, 1, (8, 64)).astype(np.float32), 0, weight_peak=63)
-        pair.append(Coded(codes, params.scale, 0))
+        pair.append(WeightCodes(codes, params.scale, 0))
     made, step = near_weight(*pair)
     assert step > 1 and np.abs(made.codes.astype(int)).max() <= 63
 
@@ -81,7 +81,7 @@ def test_bias_follows_the_scales_of_its_weights():
     made, step = near_weight(new, earlier)
     values = np.random.default_rng(2).normal(0, 50, CHANNELS)
     now, was = (
-        Coded(
+        WeightCodes(
             np.rint(values / (0.02 * one.scales)).astype(np.int32), (0.02 * one.scales).astype(np.float32), 0
         )
         for one in (new, earlier)

@@ -12,7 +12,7 @@ from edgekit_toolkit.selection.choice import (
     MOST_FOR_GPU,
     SAME_HOST_TIME,
     SAME_LATENCY,
-    Measured,
+    CandidateFigures,
     choose,
     pareto_front,
     rank_further,
@@ -29,9 +29,9 @@ def candidate(
     drop: float = 0.0,
     uncertainty: float = 1.0,
     host: float = math.inf,
-) -> Measured:
+) -> CandidateFigures:
     figures = {"size": size, "latency": latency, "memory": memory, "energy": energy, "drop": drop}
-    return Measured(
+    return CandidateFigures(
         name,
         f"form {name}",
         figures,
@@ -196,7 +196,7 @@ def test_smallest_within_fifteen_percent_of_the_least_time_here_is_chosen(
     assert choose(some, Budget({})).chosen == chosen
 
 
-def modelled(name: str, latency: float, host: float, size: float = 1e6) -> Measured:
+def modelled(name: str, latency: float, host: float, size: float = 1e6) -> CandidateFigures:
     return candidate(name, latency=latency, host=host, size=size, uncertainty=1.4)
 
 
@@ -357,10 +357,10 @@ def test_candidates_of_which_no_latency_is_known_at_all_are_chosen_by_size() -> 
 def test_candidate_whose_figure_is_missing_or_no_number_cannot_be_made(cost: str) -> None:
     figures = dict(candidate("A").figures)
     with pytest.raises(ValueError, match=f"'A': no figure for {cost}"):
-        Measured("A", "", {**figures, cost: math.nan})
+        CandidateFigures("A", "", {**figures, cost: math.nan})
     del figures[cost]
     with pytest.raises(ValueError, match=f"'A': no figure for {cost}"):
-        Measured("A", "", figures)
+        CandidateFigures("A", "", figures)
 
 
 @given(
@@ -374,7 +374,7 @@ def test_candidate_whose_figure_is_missing_or_no_number_cannot_be_made(cost: str
         drop=st.floats(0, 100),
     )
 )
-def test_budget_that_a_refusal_asks_for_is_enough(only: Measured) -> None:
+def test_budget_that_a_refusal_asks_for_is_enough(only: CandidateFigures) -> None:
     tight = Budget({name: value / 2 for name, value in only.figures.items()})
     refused = choose([only], tight)
     assert refused.needed is not None
@@ -388,7 +388,8 @@ FIGURES = st.sampled_from([0.0, 1.0, 2.0, math.inf])
 @given(st.lists(st.tuples(*[FIGURES] * len(COSTS)), max_size=8))
 def test_front_is_what_no_other_candidate_beats(points: Sequence[Sequence[float]]) -> None:
     some = [
-        Measured(str(number), "", dict(zip(COSTS, point, strict=True))) for number, point in enumerate(points)
+        CandidateFigures(str(number), "", dict(zip(COSTS, point, strict=True)))
+        for number, point in enumerate(points)
     ]
     beaten = {
         one
@@ -407,7 +408,8 @@ def test_choice_keeps_all_limits_whenever_any_candidate_does(
     points: Sequence[Sequence[float]], limits: dict[str, float]
 ) -> None:
     some = [
-        Measured(str(number), "", dict(zip(COSTS, point, strict=True))) for number, point in enumerate(points)
+        CandidateFigures(str(number), "", dict(zip(COSTS, point, strict=True)))
+        for number, point in enumerate(points)
     ]
     keeping = {
         one.id: one.figures
@@ -426,7 +428,7 @@ def test_choice_keeps_all_limits_whenever_any_candidate_does(
         assert found.binding
 
 
-def ranked(*candidates: Measured, limits: dict[str, float] | None = None) -> list[str]:
+def ranked(*candidates: CandidateFigures, limits: dict[str, float] | None = None) -> list[str]:
     return [one.id for one in rank_further(candidates, Budget(limits or {}))]
 
 

@@ -48,7 +48,7 @@ def measure_processor_ratios(runs: Sequence[Runner], feeds: Feeds) -> list[float
 
 
 @dataclass(frozen=True, slots=True)
-class Modelled:
+class TargetCosts:
     """Latency and energy on the target, modelled.
 
     Attributes:
@@ -70,7 +70,7 @@ class Modelled:
 
 def model_on_target(
     models: Sequence[Model], target: Target, dims: Mapping[str, int], feeds: Feeds
-) -> list[Modelled]:
+) -> list[TargetCosts]:
     """Return latency and energy of one inference of each model on the target, modelled.
 
     Times of a device predict the latency if the target has them, for models of the engine that was measured
@@ -91,7 +91,7 @@ def model_on_target(
     active = target.power.mode(target.power.default_mode).active
     source = target.source(next(iter(times.seconds.values())).source)
     return [
-        Modelled(
+        TargetCosts(
             latency_s * 1e3,
             active.value * latency_s * 1e3,
             fitted.uncertainty,
@@ -103,14 +103,14 @@ def model_on_target(
     ]
 
 
-def _model_by_coefficients(model: Model, target: Target, dims: Mapping[str, int]) -> Modelled:
+def _model_by_coefficients(model: Model, target: Target, dims: Mapping[str, int]) -> TargetCosts:
     ratio_uncertainty, coefficients = target.costs.form_uncertainty, f"coefficients of {target.name}"
     try:
         work = model.node_costs(dims, float_outputs=target.backend.on_gpu)
     except ModelError:
-        return Modelled(None, None, ratio_uncertainty, coefficients)
+        return TargetCosts(None, None, ratio_uncertainty, coefficients)
     cost = model_cost(work, target)
-    return Modelled(cost.latency_s * 1e3, cost.energy_j * 1e3, ratio_uncertainty, coefficients)
+    return TargetCosts(cost.latency_s * 1e3, cost.energy_j * 1e3, ratio_uncertainty, coefficients)
 
 
 def cost_of_nodes(model: Model, dims: Mapping[str, int]) -> list[NodeCost]:

@@ -32,7 +32,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SizedModel:
     """A model that runs with these sizes.
 
     Attributes:
@@ -63,14 +63,14 @@ class StatedSizes:
     samples: Path | None
 
 
-def settle(source: SourceModel[Model], stated: StatedSizes, decoding: Decoding) -> Settled:
+def settle(source: SourceModel[Model], stated: StatedSizes, decoding: Decoding) -> SizedModel:
     """Return the sizes of a model, and the model that runs with them.
 
     Raises:
         ModelError: as for `settle_sizes`, or the model does not run with the operators written out either.
     """
     try:
-        return Settled(source, *_sizes(source, stated, decoding))
+        return SizedModel(source, *_sizes(source, stated, decoding))
     except ModelError as error:
         if not isinstance(source.model, OnnxModel):
             raise

@@ -42,7 +42,7 @@ _THREADS: Final = 1  # splitting a sum among threads changes its last bits
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled:
+class PackageDraft:
     """A manifest and the content of its artifacts."""
 
     manifest: Manifest
@@ -143,7 +143,7 @@ def _macs(model: Model, dims: Mapping[str, int]) -> float:
         return math.inf
 
 
-def assemble(recipe: Recipe, reference: Reference, model: Model) -> Assembled:
+def assemble(recipe: Recipe, reference: Reference, model: Model) -> PackageDraft:
     """Return the package that a recipe describes.
 
     Args:
@@ -186,7 +186,7 @@ def assemble(recipe: Recipe, reference: Reference, model: Model) -> Assembled:
             **({"fixed_inputs": dict(recipe.fixed)} if recipe.fixed else {}),
         },
     )
-    return Assembled(manifest, {path: contents[path] for path in sorted(contents)})
+    return PackageDraft(manifest, {path: contents[path] for path in sorted(contents)})
 
 
 def _golden(
@@ -220,7 +220,7 @@ def _golden(
     return Golden(reference.inputs, expected, rows), {**artifacts, **more}
 
 
-def combine(first: Assembled, others: Mapping[str, Assembled], recipe: Recipe) -> Assembled:
+def combine(first: PackageDraft, others: Mapping[str, PackageDraft], recipe: Recipe) -> PackageDraft:
     """Return the package of `first` with the only variant of each other package as a further variant.
 
     Golden inputs are shared. The stated inputs and outputs hold for all variants.
@@ -258,7 +258,7 @@ def combine(first: Assembled, others: Mapping[str, Assembled], recipe: Recipe) -
         variants=tuple(variants),
         provenance={**first.manifest.provenance, **provenance},
     )
-    return Assembled(whole, {path: contents[path] for path in sorted(contents)})
+    return PackageDraft(whole, {path: contents[path] for path in sorted(contents)})
 
 
 def _move(name: str, manifest: Manifest) -> dict[str, str]:
@@ -299,7 +299,7 @@ def _backend(recipe: Recipe, path: str, model: Model) -> BackendChoice:
     return BackendChoice(recipe.backend, path, {}, BackendChoice(fallback, path, model.options))
 
 
-def package_bytes(assembled: Assembled, sign: Sign) -> int:
+def package_bytes(assembled: PackageDraft, sign: Sign) -> int:
     """Size of the package file, by writing it to memory."""
     manifest = assembled.manifest.to_bytes()
     statement = Statement("manifest.json", hashlib.sha256(manifest).hexdigest(), PACKAGE_PREDICATE_TYPE, {})

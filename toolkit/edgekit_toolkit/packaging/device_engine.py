@@ -27,7 +27,7 @@ from edgekit_runtime.system.engines import find_engine
 from edgekit_runtime.system.paths import find_cache_folder
 from edgekit_runtime.trust.dsse import KnownDigest
 from edgekit_toolkit.openings.engine_proof import EngineProof
-from edgekit_toolkit.packaging.assemble import Assembled
+from edgekit_toolkit.packaging.assemble import PackageDraft
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 FETCH_VARIABLE: Final = "EDGEKIT_DEVICE_ENGINES"
@@ -60,7 +60,7 @@ class DeviceEngine:
 
 
 def prove(
-    package: Assembled, engine: str, signer: StatementSigner, show: Callable[[str], None]
+    package: PackageDraft, engine: str, signer: StatementSigner, show: Callable[[str], None]
 ) -> EngineProof:
     """Return what the release that devices run says about `package`.
 

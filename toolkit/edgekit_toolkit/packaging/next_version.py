@@ -7,7 +7,7 @@ from typing import Final
 
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.package.archive import read_unverified_manifest
-from edgekit_toolkit.packaging.assemble import Assembled
+from edgekit_toolkit.packaging.assemble import PackageDraft
 from edgekit_toolkit.packaging.recipe import Recipe
 
 _SERIES: Final = "1.0"
@@ -27,7 +27,9 @@ def find_free_version(name: str, target: str, folder: Path) -> str:
     return f"{_SERIES}.{patch}"
 
 
-def under_last_version(recipe: Recipe, package: Assembled, folder: Path) -> tuple[Recipe, Assembled] | str:
+def under_last_version(
+    recipe: Recipe, package: PackageDraft, folder: Path
+) -> tuple[Recipe, PackageDraft] | str:
     """Return a package under the previous version, if that version is in the folder with the same content.
 
     Args:

@@ -68,7 +68,7 @@ class PassResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Optimised:
+class OptimisedModel:
     """A model with the outputs of its source, the passes that made it, and what to warn of."""
 
     model: onnx.ModelProto
@@ -76,7 +76,7 @@ class Optimised:
     warnings: tuple[str, ...] = ()
 
 
-def optimise(source: onnx.ModelProto, *, batch: int | None, feeds: Sequence[Feeds]) -> Optimised:
+def optimise(source: onnx.ModelProto, *, batch: int | None, feeds: Sequence[Feeds]) -> OptimisedModel:
     """Return a smaller and faster version of `source`, with equal outputs on `feeds`.
 
     Names and dtypes of inputs and outputs stay. Equal means `parity.compare` within `EQUAL` against the
@@ -106,7 +106,7 @@ def optimise(source: onnx.ModelProto, *, batch: int | None, feeds: Sequence[Feed
         f"output {unseen} has no values on any sample, so nothing shows what optimising the graph changes,"
         " and it stays as it is; give --calibration samples for which it has some"
     )
-    return Optimised(model, tuple(steps), (warning,) if unseen else ())
+    return OptimisedModel(model, tuple(steps), (warning,) if unseen else ())
 
 
 class _Judge:

@@ -10,21 +10,21 @@ from typing import Final
 
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.models.model import Model
-from edgekit_toolkit.packaging.assemble import Assembled
+from edgekit_toolkit.packaging.assemble import PackageDraft
 from edgekit_toolkit.packaging.device_engine import prove
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.selection.budget import Budget
-from edgekit_toolkit.selection.choice import Choice, Measured, choose
-from edgekit_toolkit.selection.confirmation import Acceptance, Accepted
+from edgekit_toolkit.selection.choice import CandidateFigures, Choice, choose
+from edgekit_toolkit.selection.confirmation import Acceptance, AcceptedChoice
 from edgekit_toolkit.tensorrt.check import TensorRtCheck
 
 _NEEDED: Final = "another --backend that the target runs, or a model that the engine accepts"
 
 
 def choose_accepted(
-    budget: Budget, measured: Sequence[Measured], check: Callable[[str], Acceptance], *, on_gpu: bool
-) -> Accepted:
+    budget: Budget, measured: Sequence[CandidateFigures], check: Callable[[str], Acceptance], *, on_gpu: bool
+) -> AcceptedChoice:
     """Choose, and choose again without the candidates that the engine refuses.
 
     Args:
@@ -38,22 +38,22 @@ def choose_accepted(
     while True:
         choice = choose(remaining, budget, on_gpu=on_gpu)
         if choice.chosen is None:
-            return Accepted(_with_refusals(choice, refused), None, refused)
+            return AcceptedChoice(_with_refusals(choice, refused), None, refused)
         acceptance = check(choice.chosen)
         if not acceptance.refuser:
-            return Accepted(choice, acceptance, [*refused, *acceptance.notes])
+            return AcceptedChoice(choice, acceptance, [*refused, *acceptance.notes])
         refused.append(f"{acceptance.refuser} refuses {choice.chosen}: {acceptance.refusal}")
         remaining = [candidate for candidate in remaining if candidate.id != choice.chosen]
         if not remaining:
             reason = "the target's engine refuses every candidate that keeps the limits"
             choice = Choice(None, (), choice.chosen, reason, _NEEDED)
-            return Accepted(_with_refusals(choice, refused), None, refused)
+            return AcceptedChoice(_with_refusals(choice, refused), None, refused)
 
 
 def check_accepted(
     backend: str,
     model: Model,
-    package: Assembled,
+    package: PackageDraft,
     feeds: Feeds,
     signer: StatementSigner,
     *,

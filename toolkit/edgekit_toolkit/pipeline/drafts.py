@@ -17,15 +17,15 @@ from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, assemble, package_by
 from edgekit_toolkit.packaging.recipe import Recipe, tool_versions
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.pipeline.candidates import Candidate
-from edgekit_toolkit.pipeline.prepare import Prepared
+from edgekit_toolkit.pipeline.prepare import Preparation
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate
-from edgekit_toolkit.selection.choice import Measured
+from edgekit_toolkit.selection.choice import CandidateFigures
 
 
 def draft_packages(
     request: Request,
-    prepared: Prepared,
+    prepared: Preparation,
     candidates: Sequence[Candidate],
     scores: Scores,
     signer: StatementSigner,
@@ -72,7 +72,7 @@ def draft_packages(
             "energy": _known(modelled.energy_mj),
             "drop": score.drop.points,
         }
-        measured = Measured(
+        measured = CandidateFigures(
             f"C{index}",
             candidate.label,
             costs,
@@ -94,7 +94,7 @@ def _known(cost: float | None) -> float:
     return math.inf if cost is None else cost
 
 
-def _recipe(request: Request, prepared: Prepared, candidate: Candidate, figures: dict[str, Any]) -> Recipe:
+def _recipe(request: Request, prepared: Preparation, candidate: Candidate, figures: dict[str, Any]) -> Recipe:
     return Recipe(
         name=request.name,
         version=request.version,
@@ -121,7 +121,7 @@ def _recipe(request: Request, prepared: Prepared, candidate: Candidate, figures:
 
 
 def _figures(
-    candidate: Candidate, prepared: Prepared, memory: MemoryEstimate | PeakMemory | str
+    candidate: Candidate, prepared: Preparation, memory: MemoryEstimate | PeakMemory | str
 ) -> dict[str, Any]:
     """Return the manifest's figures beside the score: those that do not vary from run to run."""
     return {
@@ -140,7 +140,7 @@ def _figures(
     }
 
 
-def _score(candidate: Candidate, prepared: Prepared, scores: Scores, index: int) -> dict[str, Any]:
+def _score(candidate: Candidate, prepared: Preparation, scores: Scores, index: int) -> dict[str, Any]:
     """Return the score on the held-back samples, if there are any; without data it has no drop."""
     evaluation, stated = prepared.samples.evaluation, scores.stated.of(index)
     interval = stated.drop.interval()

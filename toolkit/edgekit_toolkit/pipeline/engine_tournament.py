@@ -19,7 +19,7 @@ from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.packaging.assemble import combine
 from edgekit_toolkit.packaging.signing_keys import StatementSigner, load_signer
-from edgekit_toolkit.pipeline.prepare import Prepared
+from edgekit_toolkit.pipeline.prepare import Preparation
 from edgekit_toolkit.pipeline.request import Progress, Request
 from edgekit_toolkit.pipeline.run import EngineResult, JudgedCandidate, Run
 from edgekit_toolkit.pipeline.search import search
@@ -77,7 +77,7 @@ def _search_each(
     """Return the runs of the target's engines, and why some engines have none."""
     shares = max(1, len(engines_here(request.target)))
     runs: dict[str, Run] = {}
-    prepared: Prepared | None = None
+    prepared: Preparation | None = None
     refused: dict[str, EdgekitError] = {}
     for name in engines_of(request.target):
         share = replace(request, backend=name, search_s=request.search_s / shares)

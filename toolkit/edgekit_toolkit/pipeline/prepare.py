@@ -33,7 +33,7 @@ _LARGE_FEEDS_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Preparation:
     """The start of a search: model and samples.
 
     Attributes:
@@ -85,7 +85,7 @@ class Prepared:
         }
 
 
-def prepare(request: Request, phases: Phases) -> Prepared:
+def prepare(request: Request, phases: Phases) -> Preparation:
     """Return the model and the samples that a search starts from.
 
     Raises:
@@ -125,7 +125,7 @@ def prepare(request: Request, phases: Phases) -> Prepared:
     with phases.phase("look at the samples"):
         classes = _stated_class_output(request, floats, samples)
         reference = drift_reference(floats, samples.calibration, says_classes=classes is not None)
-    return Prepared(
+    return Preparation(
         source=source,
         sizes=sizes,
         written_out=settled.written_out,
@@ -200,7 +200,7 @@ def _stated_class_output(request: Request, floats: Model, samples: Samples) -> s
     return output.name if is_stated else None
 
 
-def check_fixed_sizes(prepared: Prepared) -> None:
+def check_fixed_sizes(prepared: Preparation) -> None:
     """Refuse samples that a `.tflite` of these sizes would not take.
 
     Raises:

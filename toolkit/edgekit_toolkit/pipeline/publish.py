@@ -17,14 +17,14 @@ from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.system.atomic_files import hash_file
 from edgekit_runtime.system.processor_speed import find_cpu
 from edgekit_toolkit.measurement.arithmetic import arithmetic_facts
-from edgekit_toolkit.packaging.assemble import Assembled
+from edgekit_toolkit.packaging.assemble import PackageDraft
 from edgekit_toolkit.packaging.evidence import evidence_path, write_evidence
 from edgekit_toolkit.packaging.recipe import Recipe
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedFiles:
     """Names of the files that were written, with size, digest and key of the package."""
 
     package: str
@@ -115,8 +115,12 @@ def _move_files(stage: Path, folder: Path) -> None:
 
 
 def publish(
-    assembled: Assembled, recipe: Recipe, evidence: Mapping[str, Any], folder: Path, signer: StatementSigner
-) -> Published:
+    assembled: PackageDraft,
+    recipe: Recipe,
+    evidence: Mapping[str, Any],
+    folder: Path,
+    signer: StatementSigner,
+) -> PublishedFiles:
     """Write package, evidence and recipe into `folder`, which exists.
 
     Raises:
@@ -127,7 +131,7 @@ def publish(
     recipe_path = path.with_name(path.name.removesuffix(".edgepkg") + ".recipe.json")
     recipe.write(recipe_path)
     write_evidence(evidence_path(path), path, evidence, signer)
-    return Published(
+    return PublishedFiles(
         path.name,
         evidence_path(path).name,
         recipe_path.name,

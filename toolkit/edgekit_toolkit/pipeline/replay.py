@@ -15,7 +15,7 @@ from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.functions import inline_functions
 from edgekit_toolkit.onnx_graph.ort_options import disable_optimizers
-from edgekit_toolkit.packaging.assemble import Assembled, assemble, combine, golden_reference
+from edgekit_toolkit.packaging.assemble import PackageDraft, assemble, combine, golden_reference
 from edgekit_toolkit.packaging.recipe import Recipe, read_recipe, tool_versions
 from edgekit_toolkit.passes.chain import replay
 from edgekit_toolkit.quantize.forms import EarlierModel
@@ -41,7 +41,7 @@ def read_earlier(path: Path) -> tuple[Recipe, EarlierModel]:
     raise RecipeError(f"{package} does not hold the model of {path.name}: keep both as they were written")
 
 
-def repeat(model_path: Path, recipe: Recipe, earlier: EarlierModel | None = None) -> Assembled:
+def repeat(model_path: Path, recipe: Recipe, earlier: EarlierModel | None = None) -> PackageDraft:
     """Return the package that `recipe` makes from the model at `model_path`, without a search.
 
     Args:

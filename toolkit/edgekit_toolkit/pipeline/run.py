@@ -7,19 +7,19 @@ from edgekit_runtime.sessions.latency import Latency
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.evaluation.drops import CONFIDENCE
 from edgekit_toolkit.evaluation.host_memory import MemoryHere
-from edgekit_toolkit.evaluation.judge import Modelled
+from edgekit_toolkit.evaluation.judge import TargetCosts
 from edgekit_toolkit.evaluation.scoring import Score, Scores
 from edgekit_toolkit.measurement.arithmetic import measures_here
 from edgekit_toolkit.measurement.host_load import HostLoad
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
-from edgekit_toolkit.packaging.assemble import Assembled
+from edgekit_toolkit.packaging.assemble import PackageDraft
 from edgekit_toolkit.packaging.recipe import Recipe
 from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet
-from edgekit_toolkit.pipeline.prepare import Prepared
+from edgekit_toolkit.pipeline.prepare import Preparation
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.selection.budget import Budget
-from edgekit_toolkit.selection.choice import Choice, Measured
+from edgekit_toolkit.selection.choice import CandidateFigures, Choice
 from edgekit_toolkit.selection.confirmation import Acceptance, HeldDrop, limits_in_force
 from edgekit_toolkit.selection.float_ratio import FloatRatio
 
@@ -42,11 +42,11 @@ class JudgedCandidate(Candidate):
     score: Score
     confirmation: Score | None
     latency: Latency
-    modelled: Modelled
+    modelled: TargetCosts
     memory: MemoryEstimate | PeakMemory | str
     recipe: Recipe
-    package: Assembled
-    measured: Measured
+    package: PackageDraft
+    measured: CandidateFigures
     held: HeldDrop | None = None
 
     @property
@@ -83,7 +83,7 @@ class EngineResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class FurtherVariant:
     """A further variant in a package.
 
     Attributes:
@@ -126,7 +126,7 @@ class Run:
     """
 
     request: Request
-    prepared: Prepared
+    prepared: Preparation
     quantizer: Quantizer
     found: CandidateSet
     candidates: tuple[JudgedCandidate, ...]
@@ -140,7 +140,7 @@ class Run:
     warnings: Sequence[str]
     memory_here: MemoryHere | None = None
     tournament: tuple[EngineResult, ...] = ()
-    variants: tuple[Carried, ...] = ()
+    variants: tuple[FurtherVariant, ...] = ()
     whole: JudgedCandidate | None = None
 
     @property

@@ -19,20 +19,25 @@ from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.pipeline.acceptance import check_accepted, choose_accepted
 from edgekit_toolkit.pipeline.candidates import CandidateSet, find_candidates
 from edgekit_toolkit.pipeline.drafts import draft_packages
-from edgekit_toolkit.pipeline.prepare import Prepared, check_fixed_sizes, prepare
+from edgekit_toolkit.pipeline.prepare import Preparation, check_fixed_sizes, prepare
 from edgekit_toolkit.pipeline.request import Phases, Progress, Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
 from edgekit_toolkit.pipeline.warnings import find_warnings
 from edgekit_toolkit.quantize.forms import DYNAMIC_INT8
 from edgekit_toolkit.samples.split import feeds_only
 from edgekit_toolkit.selection.budget import Budget
-from edgekit_toolkit.selection.choice import Measured, pareto_front
-from edgekit_toolkit.selection.confirmation import Acceptance, Accepted, choose_confirmed, limits_in_force
+from edgekit_toolkit.selection.choice import CandidateFigures, pareto_front
+from edgekit_toolkit.selection.confirmation import (
+    Acceptance,
+    AcceptedChoice,
+    choose_confirmed,
+    limits_in_force,
+)
 from edgekit_toolkit.selection.float_ratio import find_slowdown
 
 
 def search(
-    request: Request, signer: StatementSigner, progress: Progress, prepared: Prepared | None = None
+    request: Request, signer: StatementSigner, progress: Progress, prepared: Preparation | None = None
 ) -> Run:
     """Import, optimise, make and judge candidates, and choose; nothing is written.
 
@@ -122,7 +127,7 @@ def search(
 
 def _score(
     request: Request,
-    prepared: Prepared,
+    prepared: Preparation,
     candidate_set: CandidateSet,
     names: Sequence[str],
     progress: Progress,
@@ -160,13 +165,13 @@ def _score(
 def _choose(
     request: Request,
     limits: Budget,
-    prepared: Prepared,
+    prepared: Preparation,
     drafted: Sequence[JudgedCandidate],
     *,
     scores: Scores,
     signer: StatementSigner,
     progress: Progress,
-) -> tuple[tuple[JudgedCandidate, ...], Accepted]:
+) -> tuple[tuple[JudgedCandidate, ...], AcceptedChoice]:
     """Return the choice, and the candidates with the drop of each that was compared with the limit."""
     by_id = {candidate.id: candidate for candidate in drafted}
     on_gpu = find_support(request.backend).on_gpu
@@ -183,7 +188,7 @@ def _choose(
             show=lambda text: progress(text, None, None),
         )
 
-    def choose(measured: Sequence[Measured]) -> Accepted:
+    def choose(measured: Sequence[CandidateFigures]) -> AcceptedChoice:
         if request.like is not None and len(drafted) > 1:  # the float model is there for comparison
             measured = [candidate for candidate in measured if candidate.id != drafted[0].id]
             # Weights near to the earlier ones make a smaller delta; the other candidate is for when they

@@ -12,7 +12,7 @@ from edgekit_toolkit.packaging.assemble import combine, package_bytes
 from edgekit_toolkit.packaging.recipe import RecipeVariant, tool_versions
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.pipeline.acceptance import check_accepted
-from edgekit_toolkit.pipeline.run import Carried, JudgedCandidate, Run
+from edgekit_toolkit.pipeline.run import FurtherVariant, JudgedCandidate, Run
 from edgekit_toolkit.selection.choice import rank_further
 
 
@@ -47,11 +47,11 @@ def carry_variants(runs: Sequence[Run], signer: StatementSigner) -> Run:
     return replace(run, warnings=warnings)
 
 
-def _offers(runs: Sequence[Run]) -> Iterator[Carried]:
+def _offers(runs: Sequence[Run]) -> Iterator[FurtherVariant]:
     """Yield candidates for variants, without names yet, the best first."""
     # Ids are unique in one run only, so they get the engine's name.
     offers = {
-        f"{run.request.backend} {candidate.id}": Carried("", run, candidate)
+        f"{run.request.backend} {candidate.id}": FurtherVariant("", run, candidate)
         for run in runs
         for candidate in run.candidates
     }
@@ -64,7 +64,7 @@ def _offers(runs: Sequence[Run]) -> Iterator[Carried]:
             yield offers[further.id]
 
 
-def _name(offer: Carried, chosen: Sequence[Carried]) -> str:
+def _name(offer: FurtherVariant, chosen: Sequence[FurtherVariant]) -> str:
     """Return a name from the engine and the form, with a number if that is taken."""
     stem, *others = (
         f"{carried.candidate.recipe.backend}-{carried.candidate.recipe.form.kind}"
@@ -74,7 +74,9 @@ def _name(offer: Carried, chosen: Sequence[Carried]) -> str:
     return f"{stem}-{alike + 1}" if alike else stem
 
 
-def _combine(first: JudgedCandidate, carried: Sequence[Carried], signer: StatementSigner) -> JudgedCandidate:
+def _combine(
+    first: JudgedCandidate, carried: Sequence[FurtherVariant], signer: StatementSigner
+) -> JudgedCandidate:
     """Return `first` with variants in its package; of its costs only the size differs.
 
     Raises:
@@ -94,7 +96,9 @@ def _combine(first: JudgedCandidate, carried: Sequence[Carried], signer: Stateme
     return replace(first, recipe=recipe, package=package, measured=replace(first.measured, figures=figures))
 
 
-def _find_problem(offer: Carried, whole: JudgedCandidate, run: Run, signer: StatementSigner) -> str | None:
+def _find_problem(
+    offer: FurtherVariant, whole: JudgedCandidate, run: Run, signer: StatementSigner
+) -> str | None:
     """Return why the variant cannot be carried, or None."""
     drop, most = offer.candidate.stated_drop, run.limits.limits.get("drop")
     if drop is not None and most is not None:

@@ -27,7 +27,7 @@ _LEAST_HALF_EXPONENT: Final = -24  # of float16
 _HALF_ROUNDING: Final = 1 / 3  # not 1 / 2: a tenth fewer bits for a quarter more error
 
 
-class Coded(NamedTuple):
+class WeightCodes(NamedTuple):
     """Codes with their scales.
 
     Attributes:
@@ -40,7 +40,7 @@ class Coded(NamedTuple):
     scales: NDArray[np.float32]
     axis: int
 
-    def is_like(self, other: "Coded") -> bool:
+    def is_like(self, other: "WeightCodes") -> bool:
         """Whether both are the same tensor of two versions."""
         return self.codes.shape == other.codes.shape and self.scales.shape == other.scales.shape
 
@@ -53,7 +53,7 @@ class Coded(NamedTuple):
         return values.reshape(shape)
 
 
-def near_weight(new: Coded, earlier: Coded) -> tuple[Coded, int]:
+def near_weight(new: WeightCodes, earlier: WeightCodes) -> tuple[WeightCodes, int]:
     """Return a weight near to its earlier version, and the step between their codes.
 
     Args:
@@ -80,10 +80,10 @@ def near_weight(new: Coded, earlier: Coded) -> tuple[Coded, int]:
     codes = base + step * np.rint((exact_codes - base) / step)
     over = np.ceil(np.maximum(np.abs(codes) - peak, 0) / step)
     codes -= np.sign(codes) * over * step
-    return Coded(codes.astype(np.int8), scales, new.axis), step
+    return WeightCodes(codes.astype(np.int8), scales, new.axis), step
 
 
-def _measure_change(new: Coded, earlier: Coded) -> float:
+def _measure_change(new: WeightCodes, earlier: WeightCodes) -> float:
     """Return the root mean square of the codes' change after the best factor for each channel."""
     now, was = new.codes.astype(np.float64), earlier.codes.astype(np.float64)
     others = tuple(a for a in range(now.ndim) if new.scales.ndim == 0 or a != new.axis % now.ndim)
@@ -92,7 +92,12 @@ def _measure_change(new: Coded, earlier: Coded) -> float:
     return float(np.sqrt(np.mean((now - gain * was) ** 2))) if now.size else 0.0
 
 
-def near_bias(new: Coded, earlier: Coded, weights: tuple[Coded, Coded, Coded], step: int) -> Coded:
+def near_bias(
+    new: WeightCodes,
+    earlier: WeightCodes,
+    weights: tuple[WeightCodes, WeightCodes, WeightCodes],
+    step: int,
+) -> WeightCodes:
     """Return the int32 bias of a layer whose weight comes from `near_weight`.
 
     Args:
@@ -108,7 +113,7 @@ def near_bias(new: Coded, earlier: Coded, weights: tuple[Coded, Coded, Coded], s
     base = np.rint(earlier.codes * (earlier.scales / exact))
     coarse = _BIAS_STEP * step
     codes = base + coarse * np.rint((new.codes * (new.scales / exact) - base) / coarse)
-    return Coded(np.clip(codes, -(2**31), 2**31 - 1).astype(np.int32), scales, new.axis)
+    return WeightCodes(np.clip(codes, -(2**31), 2**31 - 1).astype(np.int32), scales, new.axis)
 
 
 def near_floats(new: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:

@@ -10,15 +10,15 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.measurement.arithmetic import measures_here, score_label
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.packaging.recipe import tool_versions
-from edgekit_toolkit.pipeline.publish import Published, host_facts, now
-from edgekit_toolkit.pipeline.run import Carried, EngineResult, JudgedCandidate, Run
+from edgekit_toolkit.pipeline.publish import PublishedFiles, host_facts, now
+from edgekit_toolkit.pipeline.run import EngineResult, FurtherVariant, JudgedCandidate, Run
 from edgekit_toolkit.report.document import SCHEMA_ID
 from edgekit_toolkit.report.layer_table import describe_layers, stored
 from edgekit_toolkit.selection.budget import UNITS
 from edgekit_toolkit.selection.confirmation import HeldDrop
 
 
-def describe(run: Run, command: str, published: Published | None) -> dict[str, Any]:
+def describe(run: Run, command: str, published: PublishedFiles | None) -> dict[str, Any]:
     """Return the report document.
 
     Args:
@@ -85,7 +85,7 @@ def _target(run: Run) -> dict[str, Any]:
     }
 
 
-def _variant(carried: Carried) -> dict[str, Any]:
+def _variant(carried: FurtherVariant) -> dict[str, Any]:
     return {
         "name": carried.name,
         "backend": carried.run.request.backend,
@@ -152,7 +152,7 @@ def _latency_to_float(run: Run) -> dict[str, Any] | None:
     }
 
 
-def _package(published: Published) -> dict[str, Any]:
+def _package(published: PublishedFiles) -> dict[str, Any]:
     return {
         "file": published.package,
         "bytes": published.size_bytes,

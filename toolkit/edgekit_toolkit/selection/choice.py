@@ -19,7 +19,7 @@ MOST_FOR_GPU = 1 + SAME_HOST_TIME
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class CandidateFigures:
     """One candidate with its figures.
 
     Attributes:
@@ -71,7 +71,7 @@ class Choice:
     needed: str | None
 
 
-def pareto_front(candidates: Sequence[Measured]) -> frozenset[str]:
+def pareto_front(candidates: Sequence[CandidateFigures]) -> frozenset[str]:
     """Return ids of the candidates that no other one matches or beats in all costs and beats in one."""
     return frozenset(
         candidate.id
@@ -80,7 +80,7 @@ def pareto_front(candidates: Sequence[Measured]) -> frozenset[str]:
     )
 
 
-def rank_further(candidates: Sequence[Measured], budget: Budget) -> list[Measured]:
+def rank_further(candidates: Sequence[CandidateFigures], budget: Budget) -> list[CandidateFigures]:
     """Return candidates worth carrying beside the choice: the most accurate first, among equals the fastest.
 
     These are the candidates that keep all limits and that no other such one matches or beats in latency, size
@@ -102,19 +102,19 @@ def rank_further(candidates: Sequence[Measured], budget: Budget) -> list[Measure
     )
 
 
-def _replaces(candidate: Measured, other: Measured) -> bool:
+def _replaces(candidate: CandidateFigures, other: CandidateFigures) -> bool:
     pairs = [(candidate.figures[cost], other.figures[cost]) for cost in ("size", "drop")]
     fast, slow = candidate.figures["latency"], other.figures["latency"]
     as_good = all(a <= b for a, b in pairs) and fast <= slow * candidate.alike
     return as_good and (any(a < b for a, b in pairs) or fast * candidate.alike < slow)
 
 
-def _dominates(candidate: Measured, other: Measured) -> bool:
+def _dominates(candidate: CandidateFigures, other: CandidateFigures) -> bool:
     pairs = [(candidate.figures[cost], other.figures[cost]) for cost in COSTS]
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 
 
-def choose(candidates: Sequence[Measured], budget: Budget, *, on_gpu: bool = False) -> Choice:
+def choose(candidates: Sequence[CandidateFigures], budget: Budget, *, on_gpu: bool = False) -> Choice:
     """Return the fastest candidate that keeps all limits; of equally fast ones the smallest.
 
     The best evidence decides which are the fastest: measured on the target, or modelled for it beyond the
@@ -143,7 +143,9 @@ def choose(candidates: Sequence[Measured], budget: Budget, *, on_gpu: bool = Fal
     return Choice(None, binding, closest.id, reason, needed)
 
 
-def _find_fastest(candidates: Sequence[Measured], *, on_gpu: bool) -> tuple[Sequence[Measured], str]:
+def _find_fastest(
+    candidates: Sequence[CandidateFigures], *, on_gpu: bool
+) -> tuple[Sequence[CandidateFigures], str]:
     """Return the candidates that nothing shows to be slower than another, and words for the smallest."""
     modelled = [candidate for candidate in candidates if math.isfinite(candidate.figures["latency"])]
     unmodelled = [candidate for candidate in candidates if math.isinf(candidate.figures["latency"])]
@@ -182,7 +184,9 @@ def _find_fastest(candidates: Sequence[Measured], *, on_gpu: bool) -> tuple[Sequ
     return fastest, f"{reason}, of {rivals}"
 
 
-def _fastest(candidates: Sequence[Measured], times: Sequence[float]) -> tuple[Sequence[Measured], str]:
+def _fastest(
+    candidates: Sequence[CandidateFigures], times: Sequence[float]
+) -> tuple[Sequence[CandidateFigures], str]:
     """Return the candidates whose times here are alike with the least, and words for the smallest."""
     limit = (1 + SAME_HOST_TIME) * min(times)
     fastest = [candidate for candidate, time in zip(candidates, times, strict=True) if time <= limit]
@@ -192,7 +196,7 @@ def _fastest(candidates: Sequence[Measured], times: Sequence[float]) -> tuple[Se
     return fastest, f"the smallest of {len(fastest)} within {share} of the fastest, measured on this machine"
 
 
-def _fit_for_gpu(candidates: Sequence[Measured]) -> tuple[Sequence[Measured], str]:
+def _fit_for_gpu(candidates: Sequence[CandidateFigures]) -> tuple[Sequence[CandidateFigures], str]:
     """Drop candidates slower than float32 on this machine; the order of the others means nothing."""
     allowed_on_gpu = [candidate for candidate in candidates if candidate.host_ratio <= MOST_FOR_GPU]
     why = "whose processor cannot tell which is faster on a GPU"
@@ -204,7 +208,7 @@ def _fit_for_gpu(candidates: Sequence[Measured]) -> tuple[Sequence[Measured], st
     return candidates, f"the smallest, all being over {MOST_FOR_GPU} x float32 on this machine, {why}"
 
 
-def _needed(closest: Measured, budget: Budget) -> str:
+def _needed(closest: CandidateFigures, budget: Budget) -> str:
     """Return the limits with which the candidate would be chosen, as `parse_budget` reads them."""
     over = budget.violations(closest.figures)
     known_limits = [name for name in over if math.isfinite(closest.figures[name])]
@@ -220,7 +224,7 @@ def _needed(closest: Measured, budget: Budget) -> str:
     return " and ".join(parts)
 
 
-def _binding(candidates: Sequence[Measured], budget: Budget) -> tuple[str, ...]:
+def _binding(candidates: Sequence[CandidateFigures], budget: Budget) -> tuple[str, ...]:
     """Return limits that alone keep out a candidate; without any, those that the closest one exceeds."""
     alone = tuple(
         name
@@ -233,7 +237,7 @@ def _binding(candidates: Sequence[Measured], budget: Budget) -> tuple[str, ...]:
     return budget.violations(closest.figures)
 
 
-def _gap(name: str, candidates: Sequence[Measured], budget: Budget) -> str:
+def _gap(name: str, candidates: Sequence[CandidateFigures], budget: Budget) -> str:
     """Return the limit, and the best value of any candidate, alone and with the other limits kept."""
     others = [candidate for candidate in candidates if set(budget.violations(candidate.figures)) <= {name}]
     least = min(candidate.figures[name] for candidate in others or candidates)

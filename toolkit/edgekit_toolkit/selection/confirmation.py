@@ -17,7 +17,7 @@ from edgekit_toolkit.evaluation.drops import CONFIDENCE, Drop, Interval
 from edgekit_toolkit.evaluation.scoring import CONFIRMATION_SHARE, LEAST_TO_HOLD_BACK, Scores
 from edgekit_toolkit.openings.engine_proof import EngineProof
 from edgekit_toolkit.selection.budget import Budget
-from edgekit_toolkit.selection.choice import Choice, Measured
+from edgekit_toolkit.selection.choice import CandidateFigures, Choice
 from edgekit_toolkit.tensorrt.check import TensorRtCheck
 
 State = Literal["ok", "over", "not resolved", "not checked"]
@@ -80,7 +80,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class AcceptedChoice:
     """A choice, and what the target's engine says about it.
 
     Attributes:
@@ -95,7 +95,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmed:
+class ConfirmedChoice:
     """A choice, and the drop of each candidate that was compared with the limit.
 
     Attributes:
@@ -104,8 +104,8 @@ class Confirmed:
         held: the drop of each candidate; None without samples.
     """
 
-    accepted: Accepted
-    measured: tuple[Measured, ...]
+    accepted: AcceptedChoice
+    measured: tuple[CandidateFigures, ...]
     held: tuple[HeldDrop, ...] | None
 
 
@@ -123,14 +123,14 @@ def limits_in_force(budget: Budget, *, has_data: bool, strict: bool) -> Budget:
 
 
 def choose_confirmed(
-    measured: Sequence[Measured],
+    measured: Sequence[CandidateFigures],
     scores: Scores,
     limits: Budget,
-    choose: Callable[[Sequence[Measured]], Accepted],
+    choose: Callable[[Sequence[CandidateFigures]], AcceptedChoice],
     *,
     has_data: bool,
     strict: bool,
-) -> Confirmed:
+) -> ConfirmedChoice:
     """Return the choice that the held-back samples do not contradict.
 
     Args:
@@ -146,7 +146,7 @@ def choose_confirmed(
         unjudged = tuple(
             replace(candidate, figures={**candidate.figures, **unknown}) for candidate in measured
         )
-        return Confirmed(choose(unjudged), unjudged, None)
+        return ConfirmedChoice(choose(unjudged), unjudged, None)
     stated_drops = [HeldDrop(drop, CONFIDENCE, held_back=False) for drop in scores.choosing.drops]
     judged = [
         _hold(candidate, drop, scores, strict=strict)
@@ -165,10 +165,14 @@ def choose_confirmed(
             judged[index] = _hold(judged[index], stated_drops[index], scores, strict=strict)
         if not limits.violations(judged[index].figures):
             break
-    return Confirmed(_explained(accepted, stated_drops, judged, limits), tuple(judged), tuple(stated_drops))
+    return ConfirmedChoice(
+        _explained(accepted, stated_drops, judged, limits), tuple(judged), tuple(stated_drops)
+    )
 
 
-def _hold(candidate: Measured, stated_drop: HeldDrop, scores: Scores, *, strict: bool) -> Measured:
+def _hold(
+    candidate: CandidateFigures, stated_drop: HeldDrop, scores: Scores, *, strict: bool
+) -> CandidateFigures:
     """Return the candidate with the drop that counts against the limit."""
     points = stated_drop.drop.points
     if strict:
@@ -177,8 +181,11 @@ def _hold(candidate: Measured, stated_drop: HeldDrop, scores: Scores, *, strict:
 
 
 def _explained(
-    accepted: Accepted, stated_drops: Sequence[HeldDrop], measured: Sequence[Measured], limits: Budget
-) -> Accepted:
+    accepted: AcceptedChoice,
+    stated_drops: Sequence[HeldDrop],
+    measured: Sequence[CandidateFigures],
+    limits: Budget,
+) -> AcceptedChoice:
     """Add to a refusal because of the drop what the samples can tell."""
     choice = accepted.choice
     if choice.closest is None or _LIMIT not in choice.binding:

@@ -20,7 +20,7 @@ _HALF_ROOT: Final = math.sqrt(0.5)
 
 
 @dataclass(frozen=True, slots=True)
-class _Joined:
+class _NodeChain:
     """The result of a join.
 
     Attributes:
@@ -36,7 +36,7 @@ class _Joined:
     alike: Mapping[str, str] = field(default_factory=dict)
 
 
-_Join: TypeAlias = Callable[[Node, Graph], _Joined | None]
+_Join: TypeAlias = Callable[[Node, Graph], _NodeChain | None]
 
 
 def fuse(graph: Graph) -> Graph:
@@ -82,7 +82,7 @@ def _apply(join: _Join, graph: Graph) -> Graph:
     )
 
 
-def _activation(node: Node, graph: Graph) -> _Joined | None:
+def _activation(node: Node, graph: Graph) -> _NodeChain | None:
     """Join a Relu, or a Clip to 0..6, with an operator before it that can apply it."""
     operator = OPERATORS.get(node.op_type)
     if operator is None or not operator.fuses or node.domain or len(node.outputs) != 1:
@@ -93,7 +93,7 @@ def _activation(node: Node, graph: Graph) -> _Joined | None:
     kind = None if after is None else _activation_kind(after, graph)
     if after is None or kind is None or node.activation != NO_ACTIVATION:
         return None
-    return _Joined((replace(node, outputs=after.outputs, activation=kind),), (node, after))
+    return _NodeChain((replace(node, outputs=after.outputs, activation=kind),), (node, after))
 
 
 def _activation_kind(node: Node, graph: Graph) -> str | None:
@@ -109,7 +109,7 @@ def _activation_kind(node: Node, graph: Graph) -> str | None:
     return "RELU" if not node.input(2) else None
 
 
-def _bias(node: Node, graph: Graph) -> _Joined | None:
+def _bias(node: Node, graph: Graph) -> _NodeChain | None:
     """Join a constant [N] that is added to a product with a constant matrix [K, N]."""
     weights = graph.constants.get(node.input(1))
     if node.op_type != "MatMul" or weights is None or weights.ndim != 2:
@@ -126,10 +126,10 @@ def _bias(node: Node, graph: Graph) -> _Joined | None:
     if graph.shapes.get(after.outputs[0]) != graph.shapes.get(node.outputs[0]):
         return None
     joined = replace(node, op_type="FusedLinear", inputs=(*node.inputs, bias), outputs=after.outputs)
-    return _Joined((joined,), (node, after))
+    return _NodeChain((joined,), (node, after))
 
 
-def _flatten(node: Node, graph: Graph) -> _Joined | None:
+def _flatten(node: Node, graph: Graph) -> _NodeChain | None:
     """Join a reshape to [N, K] with a product behind it with constant weights [K, M]."""
     if node.op_type not in {"Reshape", "Flatten"} or graph.is_constant(node.inputs[0]):
         return None
@@ -140,10 +140,10 @@ def _flatten(node: Node, graph: Graph) -> _Joined | None:
     if product is None or product.inputs[0] != node.outputs[0] or not has_linear_weights(product, graph):
         return None
     inputs = (node.inputs[0], *product.inputs[1:])
-    return _Joined((replace(product, op_type="FusedFlattenLinear", inputs=inputs),), (node, product))
+    return _NodeChain((replace(product, op_type="FusedFlattenLinear", inputs=inputs),), (node, product))
 
 
-def _depth_order(node: Node, graph: Graph) -> _Joined | None:
+def _depth_order(node: Node, graph: Graph) -> _NodeChain | None:
     """Join a convolution with DepthToSpace in mode CRD: its filters get the order of TFLite, DCR."""
     after = _next_of(node, graph)
     weights, bias = graph.constants.get(node.input(1)), graph.constants.get(node.input(2))
@@ -161,10 +161,10 @@ def _depth_order(node: Node, graph: Graph) -> _Joined | None:
         constants[f"{stem};bias"] = bias[order]
     conv = replace(node, inputs=(node.inputs[0], *constants))
     ordered = replace(after, attributes={**after.attributes, "mode": b"DCR"})
-    return _Joined((conv, ordered), (node, after), constants)
+    return _NodeChain((conv, ordered), (node, after), constants)
 
 
-def _gelu(node: Node, graph: Graph) -> _Joined | None:
+def _gelu(node: Node, graph: Graph) -> _NodeChain | None:
     """Join the nodes of a Gelu, x * 0.5 * (1 + erf(x / sqrt 2)), factors in any order; TFLite has no erf.
 
     If the half has become part of a weight behind it, the remaining nodes are twice a Gelu.
@@ -188,10 +188,10 @@ def _gelu(node: Node, graph: Graph) -> _Joined | None:
     return _joined_gelu(x, factors, chain)
 
 
-def _joined_gelu(x: str, factors: set[str], chain: list[Node]) -> _Joined | None:
+def _joined_gelu(x: str, factors: set[str], chain: list[Node]) -> _NodeChain | None:
     last = chain[-1]
     if factors == {"x", "half"}:
-        return _Joined((Node("Gelu", (x,), last.outputs, name=last.name),), tuple(chain))
+        return _NodeChain((Node("Gelu", (x,), last.outputs, name=last.name),), tuple(chain))
     if factors != {"x"}:
         return None
     half, two = f"{last.outputs[0]};half", f"{last.outputs[0]};two"
@@ -199,7 +199,7 @@ def _joined_gelu(x: str, factors: set[str], chain: list[Node]) -> _Joined | None
         Node("Gelu", (x,), (half,), name=last.name),
         Node("Mul", (half, two), last.outputs, name=last.name),
     )
-    return _Joined(new, tuple(chain), {two: np.array(2, np.float32)}, {half: last.outputs[0]})
+    return _NodeChain(new, tuple(chain), {two: np.array(2, np.float32)}, {half: last.outputs[0]})
 
 
 def _factors(product: Node, before: Node, x: str, graph: Graph) -> set[str] | None:

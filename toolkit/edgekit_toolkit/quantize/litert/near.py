@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_toolkit.quantize.litert.prepare import share_buffers
-from edgekit_toolkit.quantize.near_version import Coded, near_bias, near_floats, near_weight
+from edgekit_toolkit.quantize.near_version import WeightCodes, near_bias, near_floats, near_weight
 from edgekit_toolkit.tflite.flatbuffer import (
     Model,
     SubGraph,
@@ -60,7 +60,7 @@ class _TflitePair:
         for index, tensor in enumerate(self._graph.tensors):
             self._bring_floats(index, tensor)
 
-    def _coded(self, index: int, dtype: type[np.integer[Any]]) -> tuple[Coded, Coded] | None:
+    def _coded(self, index: int, dtype: type[np.integer[Any]]) -> tuple[WeightCodes, WeightCodes] | None:
         """Return the codes of a constant, and those of its earlier version; None if they are settled."""
         values, scales = self._read(index), []
         tensors = self._graph.tensors[index], self._was.tensors[index]
@@ -78,7 +78,7 @@ class _TflitePair:
             scales.append(np.asarray(quantization.scale, np.float32))
         axis = int(tensors[0].quantization.quantizedDimension)
         new, earlier = (
-            Coded(codes, scale if len(scale) > 1 else scale.reshape(()), axis)
+            WeightCodes(codes, scale if len(scale) > 1 else scale.reshape(()), axis)
             for codes, scale in zip(values, scales, strict=True)
         )
         return (new, earlier) if new.is_like(earlier) else None
@@ -90,7 +90,7 @@ class _TflitePair:
         now, was = constant(self._model, new), constant(self._before, earlier)
         return None if now is None or was is None else (now, was)
 
-    def _store(self, index: int, coded: Coded) -> None:
+    def _store(self, index: int, coded: WeightCodes) -> None:
         tensor = self._graph.tensors[index]
         tensor.quantization.scale = np.atleast_1d(coded.scales)
         self._write(tensor, coded.codes)

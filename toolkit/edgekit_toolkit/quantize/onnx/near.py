@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, copy_model
-from edgekit_toolkit.quantize.near_version import Coded, near_bias, near_floats, near_weight
+from edgekit_toolkit.quantize.near_version import WeightCodes, near_bias, near_floats, near_weight
 
 _LEAST_FLOATS = 8
 
@@ -48,7 +48,12 @@ class _GraphPair:
             if tensor.name not in self._settled:
                 self._bring_floats(tensor)
 
-    def _bring_bias(self, layer: onnx.NodeProto, weights: tuple[Coded, Coded, Coded], step: int) -> None:
+    def _bring_bias(
+        self,
+        layer: onnx.NodeProto,
+        weights: tuple[WeightCodes, WeightCodes, WeightCodes],
+        step: int,
+    ) -> None:
         source = self._index.producers.get(layer.input[2]) if len(layer.input) > 2 else None
         pair = None if source is None else self._coded(source)
         if source is None or pair is None or pair[0].codes.dtype != np.int32:
@@ -64,7 +69,7 @@ class _GraphPair:
         if new.dtype in (np.float16, np.float32) and new.size >= _LEAST_FLOATS and new.shape == earlier.shape:
             _write(tensor, near_floats(new, earlier))
 
-    def _coded(self, node: onnx.NodeProto) -> tuple[Coded, Coded] | None:
+    def _coded(self, node: onnx.NodeProto) -> tuple[WeightCodes, WeightCodes] | None:
         """Return a constant that a node dequantizes, and its earlier version."""
         if node.op_type != "DequantizeLinear":
             return None
@@ -72,7 +77,7 @@ class _GraphPair:
         if codes is None or scales is None:
             return None
         axis = int(attribute(node, "axis", 1))
-        new, earlier = (Coded(codes[version], scales[version], axis) for version in (0, 1))
+        new, earlier = (WeightCodes(codes[version], scales[version], axis) for version in (0, 1))
         is_known = new.is_like(earlier) and new.codes.dtype == earlier.codes.dtype
         return (new, earlier) if is_known and new.scales.ndim < 2 else None
 
@@ -82,7 +87,7 @@ class _GraphPair:
             return None
         return numpy_helper.to_array(new), numpy_helper.to_array(earlier)
 
-    def _store(self, node: onnx.NodeProto, coded: Coded) -> None:
+    def _store(self, node: onnx.NodeProto, coded: WeightCodes) -> None:
         for name, value in zip(node.input, (coded.codes, coded.scales), strict=False):
             _write(self._index.initializers[name], np.asarray(value))
             self._settled.add(name)
