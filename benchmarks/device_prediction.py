@@ -30,7 +30,7 @@ from edgekit_hil.tests.test_figures import measure
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, time_batches
 from edgekit_toolkit.costs.device_transfer import fit_ratios
 from edgekit_toolkit.evaluation.judge import find_memory
-from edgekit_toolkit.measurement.calibration_models import make_calibration_models
+from edgekit_toolkit.measurement.calibration_networks import make_calibration_models
 from edgekit_toolkit.measurement.device_profile import HOST_S
 from edgekit_toolkit.measurement.host_run import measure_host_runs
 from edgekit_toolkit.models.model import Model

@@ -61,7 +61,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from edgekit_runtime import open_session
-from edgekit_toolkit.measurement.resident_peak import peak_bytes
+from edgekit_toolkit.measurement.peak_memory_child import peak_bytes
 session = open_session(Path(sys.argv[1]))
 feeds = dict(np.load(sys.argv[2]))
 for _ in range(3):

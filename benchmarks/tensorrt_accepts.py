@@ -8,12 +8,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from edgekit_toolkit.engines.tensorrt_check import check_tensorrt
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.pipeline.search import search
 from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.targets.loader import load_target
-from edgekit_toolkit.tensorrt.check import check_tensorrt
 
 ROOT = Path(__file__).resolve().parents[1]
 

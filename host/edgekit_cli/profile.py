@@ -168,7 +168,7 @@ def measure_profile(
         TargetError: a time is none of a device.
     """
     from edgekit_offload.profiling.machine import RunnableGraph
-    from edgekit_toolkit.measurement.calibration_models import make_calibration_models
+    from edgekit_toolkit.measurement.calibration_networks import make_calibration_models
     from edgekit_toolkit.measurement.device_profile import HOST_S, SOURCE, add_times, fit_here
     from edgekit_toolkit.measurement.host_run import measure_host_runs
     from edgekit_toolkit.targets.figures import Figure, Source, Status

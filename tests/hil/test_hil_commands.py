@@ -25,8 +25,10 @@ from edgekit_offload.profiling import machine
 from edgekit_offload.profiling.machine import time_batches
 from edgekit_runtime.errors import BenchError, CutError
 from edgekit_runtime.offload.measurement.machine_facts import describe_machine
-from edgekit_toolkit.measurement.calibration_models import digest_calibration_models
-from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
+from edgekit_toolkit.measurement.calibration_networks import (
+    digest_calibration_models,
+    make_calibration_networks,
+)
 from edgekit_toolkit.targets.figures import Figure, Source
 from edgekit_toolkit.targets.loader import find_user_targets, load_target
 from edgekit_toolkit.targets.spec import DeviceTimes

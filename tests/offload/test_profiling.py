@@ -23,7 +23,7 @@ from edgekit_offload.profiling.planning_graph import join_profiles
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.offload.measurement.machine_facts import describe_engine
 from edgekit_runtime.system import processor_speed
-from edgekit_toolkit.measurement.calibration_models import make_calibration_models
+from edgekit_toolkit.measurement.calibration_networks import make_calibration_models
 
 MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny"
 LOCAL = Machine.parse("local")

@@ -20,13 +20,11 @@ from edgekit_toolkit.costs.device_transfer import (
 )
 from edgekit_toolkit.evaluation.judge import TargetCosts, model_on_target
 from edgekit_toolkit.measurement import device_profile
-from edgekit_toolkit.measurement.calibration_models import (
-    digest_calibration_models,
-    make_calibration_models,
-)
 from edgekit_toolkit.measurement.calibration_networks import (
+    digest_calibration_models,
     digest_calibration_networks,
     digest_networks,
+    make_calibration_models,
     make_calibration_networks,
 )
 from edgekit_toolkit.measurement.host_run import HostRuns, measure_host_runs, read_kernels

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.toolkit.package_run import isolated_home, package, tiny
 
-from edgekit_toolkit.selection.float_ratio import FloatRatio, find_slowdown
+from edgekit_toolkit.selection.choice import FloatRatio, find_slowdown
 
 
 def test_choice_that_is_slower_here_is_said_to_be_with_both_figures():

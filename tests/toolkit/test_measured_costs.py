@@ -22,8 +22,10 @@ from edgekit_runtime.errors import TargetError
 from edgekit_runtime.offload.measurement.machine_facts import describe_engine
 from edgekit_toolkit.evaluation.judge import model_on_target
 from edgekit_toolkit.measurement import device_profile
-from edgekit_toolkit.measurement.calibration_models import digest_calibration_models
-from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
+from edgekit_toolkit.measurement.calibration_networks import (
+    digest_calibration_models,
+    make_calibration_networks,
+)
 from edgekit_toolkit.measurement.measured_costs import find_costs, take_measured_costs
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.samples.generated import Feeds

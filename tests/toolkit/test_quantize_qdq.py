@@ -29,8 +29,8 @@ from tests.toolkit.small_models import (
     snr_db,
 )
 
+from edgekit_toolkit.engines.tensorrt_check import check_tensorrt
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC, Scheme
-from edgekit_toolkit.tensorrt.check import check_tensorrt
 
 pytestmark = pytest.mark.int8_products
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from edgekit_toolkit.tensorrt.check import INSTALL_COMMAND, TensorRtCheck, check_tensorrt
+from edgekit_toolkit.engines.tensorrt_check import INSTALL_COMMAND, TensorRtCheck, check_tensorrt
 
 SHARED_MODELS = Path(__file__).resolve().parents[3] / "shared" / "models" / "models"
 Constants = dict[str, NDArray[Any] | onnx.TensorProto]

@@ -22,7 +22,6 @@ from edgekit_runtime.package.member_names import find_name_problem
 from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.ort_memory import lean_loading, make_lean
 from edgekit_runtime.sessions.ort_products import open_exact
-from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
 from edgekit_runtime.sessions.session import check_specs
 from edgekit_runtime.system.engines import EngineMissingError
 from edgekit_runtime.system.install_hint import install_command
@@ -34,6 +33,14 @@ from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 
 if TYPE_CHECKING:
     import onnxruntime
+
+WRONG_REWRITES: Final = ("Pad_Fusion",)
+"""Rewrites of onnxruntime's optimiser that change a model's results, and are off in every session.
+
+`Pad_Fusion` moves the zeros of a Pad into the MaxPool behind it, which pads with the smallest value instead:
+for negative inputs, onnxruntime 1.31.1 gives other results than ONNX. Packaging folds the Pad before a Conv
+if the model has no such MaxPool.
+"""
 
 _LOG_FATAL_ONLY: Final = 4  # errors are also raised
 _NODE_FAILED: Final = "Non-zero status code returned while running"

@@ -13,12 +13,12 @@ import onnx
 
 from edgekit_runtime.errors import TargetError
 from edgekit_runtime.system.engines import find_engine
+from edgekit_toolkit.engines.tensorrt_check import TensorRtCheck
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.targets.spec import Target
-from edgekit_toolkit.tensorrt.check import TensorRtCheck
 
 
 class OpenQuantizer(Protocol):

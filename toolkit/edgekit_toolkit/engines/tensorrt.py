@@ -6,6 +6,7 @@ from edgekit_runtime.engines.ort import ORT
 from edgekit_runtime.engines.tensorrt import TENSORRT
 from edgekit_toolkit.engines.ort import build_onnx, require_onnx, take_codes
 from edgekit_toolkit.engines.record import EngineSupport, register_support
+from edgekit_toolkit.engines.tensorrt_check import TensorRtCheck, check_tensorrt
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.quantize import forms
@@ -14,7 +15,6 @@ from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.scheme import SCHEMES
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.targets.spec import Target
-from edgekit_toolkit.tensorrt.check import TensorRtCheck, check_tensorrt
 
 
 def _open_quantizer(model: Model, target: Target, *, threads: int, **_conversion: object) -> Quantizer:

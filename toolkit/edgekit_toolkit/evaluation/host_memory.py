@@ -26,7 +26,7 @@ from edgekit_runtime.system.child_process import ChildProcess
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_model_memory, trivial_model
-from edgekit_toolkit.measurement.resident_peak import peak_bytes
+from edgekit_toolkit.measurement.peak_memory_child import peak_bytes
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.samples.generated import Feeds

@@ -162,7 +162,9 @@ def score_candidates(
     metric = find_metric(metric_name, probes, part.labelled, is_generated=part.is_generated)
     alone = alone or isinstance(metric, SetMetric) or not probes.are_stackable
     is_small = sum(array.nbytes for array in feeds[0].values()) <= _SMALL_INPUT_BYTES
-    judging = _Judge(part, _BATCH if is_small and not alone else 1, stacked=stacked, progress=progress)
+    judging = _ScoreCollector(
+        part, _BATCH if is_small and not alone else 1, stacked=stacked, progress=progress
+    )
     return judging.by_set(runs, metric) if isinstance(metric, SetMetric) else judging.by_sample(runs, metric)
 
 
@@ -175,7 +177,7 @@ def _named(run: Runner, names: Sequence[str]) -> Callable[[Feeds], Outputs]:
 
 
 @dataclass(slots=True)
-class _Judge:
+class _ScoreCollector:
     """One pass over the samples, or one for each model.
 
     Attributes:

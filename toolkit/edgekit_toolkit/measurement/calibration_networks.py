@@ -4,16 +4,21 @@ They resemble what runs on devices: stacks of convolutions, separable convolutio
 recurrent and temporal layers; most also with 8-bit codes. Their outputs mean nothing.
 """
 
+import contextlib
 import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any, Final
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+from edgekit_toolkit.engines.record import find_support
+from edgekit_toolkit.models.model import Model
 
 _OPSET: Final = 17
 _IR_VERSION: Final = 8  # read by every supported release of onnxruntime
@@ -225,3 +230,32 @@ def _maps(net: _Builder) -> None:
         net.add("Mul", source)
         net.add("MaxPool", kernel_shape=[3, 3], pads=[1] * 4)
         net.add("Add", source)
+
+
+@functools.cache
+def make_calibration_models(engine: str) -> Mapping[str, Model]:
+    """Return the networks by name.
+
+    Raises:
+        EngineMissingError: LiteRT or ai-edge-quantizer is not installed, for LiteRT.
+    """
+    networks, support = make_calibration_networks(), find_support(engine)
+    return {
+        name: support.convert_codes(network, networks[name.removesuffix(INT8_SUFFIX)])
+        if name.endswith(INT8_SUFFIX)
+        else support.convert(network)
+        for name, network in networks.items()
+    }
+
+
+def digest_calibration_models(engine: str) -> str:
+    """Return the digest of this release's networks for an engine.
+
+    Files for LiteRT differ between releases of ai-edge-quantizer, which belongs to it therefore.
+    """
+    digest, tool = digest_calibration_networks(), find_support(engine).calibration_tool
+    if not tool:
+        return digest
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return f"{digest} by {tool} {metadata.version(tool)}"
+    return f"{digest} by nothing"

@@ -13,8 +13,10 @@ from edgekit_runtime.errors import TargetError
 from edgekit_runtime.system.engines import parse_engine
 from edgekit_toolkit.costs.device_transfer import FittedRatios, fit_ratios
 from edgekit_toolkit.engines.record import find_support
-from edgekit_toolkit.measurement.calibration_models import digest_calibration_models
-from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
+from edgekit_toolkit.measurement.calibration_networks import (
+    digest_calibration_models,
+    make_calibration_networks,
+)
 from edgekit_toolkit.measurement.host_run import HostRuns, measure_host_runs
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.samples.generated import Feeds

@@ -23,7 +23,7 @@ from edgekit_runtime.errors import BackendError
 from edgekit_runtime.sessions.ort import create_session, make_settings
 from edgekit_toolkit.costs.device_transfer import CACHE_BYTES, HostRun, KernelKind, KernelTime
 from edgekit_toolkit.costs.target_model import NodeCost, kernel_latency_s
-from edgekit_toolkit.measurement.calibration_models import make_calibration_models
+from edgekit_toolkit.measurement.calibration_networks import make_calibration_models
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.ort_options import ort_options, stated_options

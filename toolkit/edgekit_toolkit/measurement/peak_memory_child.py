@@ -18,7 +18,6 @@ import numpy as np
 from edgekit_runtime import sessions
 from edgekit_runtime.sessions.backends import open_model
 from edgekit_runtime.trust import verifier_process  # noqa: F401  # not used here: `open_session` imports it
-from edgekit_toolkit.measurement.resident_peak import peak_bytes
 
 
 def _open(request: Mapping[str, Any]) -> sessions.Session:
@@ -34,6 +33,18 @@ def _main(request_path: str) -> None:
     for _ in range(request["runs"]):
         session.run(feeds)  # the outputs are dropped before the next run
     json.dump({"peak_bytes": peak_bytes()}, sys.stdout)
+
+
+def peak_bytes(process: int | str = "self") -> int:
+    """Return the largest resident memory of a process until now.
+
+    Raises:
+        OSError: there is no such process, or no /proc.
+    """
+    # Not ru_maxrss: a process inherits it from its parent through exec.
+    status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
 if __name__ == "__main__":

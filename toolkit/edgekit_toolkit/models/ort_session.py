@@ -8,8 +8,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.sessions.ort import WRONG_REWRITES
 from edgekit_runtime.sessions.ort_products import open_exact
-from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
 from edgekit_toolkit.onnx_graph.ort_options import ort_options, stated_options
 from edgekit_toolkit.openings.model_opening import check_opening
 from edgekit_toolkit.samples.generated import Feeds

@@ -3,7 +3,7 @@
 It does not change the graph; a pass that does builds a new index.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import Any, Final
@@ -184,3 +184,17 @@ def fresh_name(index: GraphIndex, stem: str) -> str:
         name = f"{stem}_{count}"
     index.names.add(name)
     return name
+
+
+def rewrite_all(model: onnx.ModelProto, rewrite_one: Callable[[onnx.GraphProto], bool]) -> onnx.ModelProto:
+    """Return a copy of `model` in which `rewrite_one` finds nothing more, without unused initializers.
+
+    Args:
+        model: model to copy.
+        rewrite_one: changes one place of a graph; returns whether there was one.
+    """
+    result = copy_model(model)
+    while rewrite_one(result.graph):
+        pass
+    remove_unused_initializers(result.graph)
+    return result

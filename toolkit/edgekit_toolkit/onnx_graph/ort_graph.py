@@ -17,7 +17,7 @@ import onnxruntime
 from onnx import helper
 
 from edgekit_runtime.errors import ModelError
-from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
+from edgekit_runtime.sessions.ort import WRONG_REWRITES
 from edgekit_runtime.tensors import DTYPES
 from edgekit_toolkit.onnx_graph.index import copy_model
 from edgekit_toolkit.onnx_graph.ort_options import ort_options, stated_options

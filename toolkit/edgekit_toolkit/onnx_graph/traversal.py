@@ -4,9 +4,24 @@ It changes nothing.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import onnx
 from onnx import numpy_helper
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLayer:
+    """One layer with weights: how a form's model stores and computes it.
+
+    Attributes:
+        precision: int8, int8 weights, int4 weights, fp16 weights, fp32, or dynamic int8.
+        weight_bytes: size of its constants in the file, scales included.
+    """
+
+    precision: str
+    weight_bytes: int
+
 
 RANDOM_OPERATORS = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}

@@ -26,9 +26,26 @@ from edgekit_runtime.system.child_process import run_program
 from edgekit_runtime.system.engines import find_engine
 from edgekit_runtime.system.paths import find_cache_folder
 from edgekit_runtime.trust.dsse import KnownDigest
-from edgekit_toolkit.openings.engine_proof import EngineProof
 from edgekit_toolkit.packaging.assemble import PackageDraft
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProof:
+    """What a release of the engine said about a package.
+
+    Attributes:
+        engine: name and release of the engine that proved it, such as `onnxruntime 1.24.4`.
+        device_engine: name and release that devices run.
+        problem: why the device's release refuses the package, or an empty text.
+        note: why only the host's release proved it, or an empty text.
+    """
+
+    engine: str
+    device_engine: str
+    problem: str = ""
+    note: str = ""
+
 
 FETCH_VARIABLE: Final = "EDGEKIT_DEVICE_ENGINES"
 """`off`: the host's own engine proves packages, and nothing is fetched."""

@@ -6,7 +6,7 @@ from functools import partial
 import onnx
 
 from edgekit_runtime.errors import RecipeError
-from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
+from edgekit_runtime.sessions.ort import WRONG_REWRITES
 from edgekit_toolkit.onnx_graph.functions import write_out_opaque
 from edgekit_toolkit.passes import (
     conv_transpose_to_depth,

@@ -21,8 +21,8 @@ from edgekit_toolkit.onnx_graph.index import (
     fresh_name,
     opset,
     replace_nodes,
+    rewrite_all,
 )
-from edgekit_toolkit.passes.rewriting import rewrite_all
 
 # The first operator set with DepthToSpace's CRD mode, the order of channels in the weights.
 _MIN_OPSET = 11

@@ -14,8 +14,8 @@ from edgekit_toolkit.onnx_graph.index import (
     float_tensors,
     fresh_name,
     replace_nodes,
+    rewrite_all,
 )
-from edgekit_toolkit.passes.rewriting import rewrite_all
 
 # A gate of one value a channel comes from one of these, through a chain that keeps its 1x1 size.
 _POOLS = {"GlobalAveragePool", "GlobalMaxPool"}

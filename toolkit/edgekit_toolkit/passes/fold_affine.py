@@ -22,8 +22,8 @@ from edgekit_toolkit.onnx_graph.index import (
     attribute,
     inferred_shapes,
     replace_nodes,
+    rewrite_all,
 )
-from edgekit_toolkit.passes.rewriting import rewrite_all
 
 Float = NDArray[np.float64]
 

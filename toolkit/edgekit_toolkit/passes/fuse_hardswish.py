@@ -16,8 +16,8 @@ from edgekit_toolkit.onnx_graph.index import (
     add_constant,
     fresh_name,
     replace_nodes,
+    rewrite_all,
 )
-from edgekit_toolkit.passes.rewriting import rewrite_all
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:

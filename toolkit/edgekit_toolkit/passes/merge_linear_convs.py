@@ -11,9 +11,9 @@ from edgekit_toolkit.onnx_graph.index import (
     GraphIndex,
     add_constant,
     replace_nodes,
+    rewrite_all,
 )
 from edgekit_toolkit.passes.pointwise import is_pointwise, matrix
-from edgekit_toolkit.passes.rewriting import rewrite_all
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:

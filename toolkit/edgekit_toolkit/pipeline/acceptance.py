@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from edgekit_toolkit.engines.record import find_support
+from edgekit_toolkit.engines.tensorrt_check import TensorRtCheck
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.packaging.assemble import PackageDraft
 from edgekit_toolkit.packaging.device_engine import prove
@@ -17,7 +18,6 @@ from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import CandidateFigures, Choice, choose
 from edgekit_toolkit.selection.confirmation import Acceptance, AcceptedChoice
-from edgekit_toolkit.tensorrt.check import TensorRtCheck
 
 _NEEDED: Final = "another --backend that the target runs, or a model that the engine accepts"
 

@@ -19,9 +19,8 @@ from edgekit_toolkit.pipeline.prepare import Preparation
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.selection.budget import Budget
-from edgekit_toolkit.selection.choice import CandidateFigures, Choice
+from edgekit_toolkit.selection.choice import CandidateFigures, Choice, FloatRatio
 from edgekit_toolkit.selection.confirmation import Acceptance, HeldDrop, limits_in_force
-from edgekit_toolkit.selection.float_ratio import FloatRatio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

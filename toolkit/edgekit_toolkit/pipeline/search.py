@@ -26,14 +26,13 @@ from edgekit_toolkit.pipeline.warnings import find_warnings
 from edgekit_toolkit.quantize.forms import DYNAMIC_INT8
 from edgekit_toolkit.samples.split import feeds_only
 from edgekit_toolkit.selection.budget import Budget
-from edgekit_toolkit.selection.choice import CandidateFigures, pareto_front
+from edgekit_toolkit.selection.choice import CandidateFigures, find_slowdown, pareto_front
 from edgekit_toolkit.selection.confirmation import (
     Acceptance,
     AcceptedChoice,
     choose_confirmed,
     limits_in_force,
 )
-from edgekit_toolkit.selection.float_ratio import find_slowdown
 
 
 def search(

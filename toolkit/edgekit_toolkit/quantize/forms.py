@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.errors import RecipeError
 from edgekit_toolkit.onnx_graph.index import GraphIndex, opset
-from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
+from edgekit_toolkit.onnx_graph.traversal import StoredLayer
 from edgekit_toolkit.quantize.onnx import storage
 from edgekit_toolkit.quantize.onnx.compact import shorten_names
 from edgekit_toolkit.quantize.onnx.embedding_tables import (

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_toolkit.models.model import Model
-from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
+from edgekit_toolkit.onnx_graph.traversal import StoredLayer
 from edgekit_toolkit.passes.wrong_rewrites import WrongRewrites
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.plan import Plan, Ranges

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgekit_toolkit.evaluation.judge import cost_of_nodes
-from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
+from edgekit_toolkit.onnx_graph.traversal import StoredLayer
 from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
 
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from edgekit_toolkit.engines.tensorrt_check import TensorRtCheck
 from edgekit_toolkit.evaluation.drops import CONFIDENCE, Drop, Interval
 from edgekit_toolkit.evaluation.scoring import CONFIRMATION_SHARE, LEAST_TO_HOLD_BACK, Scores
-from edgekit_toolkit.openings.engine_proof import EngineProof
+from edgekit_toolkit.packaging.device_engine import EngineProof
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import CandidateFigures, Choice
-from edgekit_toolkit.tensorrt.check import TensorRtCheck
 
 State = Literal["ok", "over", "not resolved", "not checked"]
 _LIMIT: Final = "drop"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
+from edgekit_toolkit.onnx_graph.traversal import StoredLayer
 from edgekit_toolkit.tflite.flatbuffer import (
     TYPES,
     Model,

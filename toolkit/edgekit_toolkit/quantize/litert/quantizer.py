@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_toolkit.models.model import Model, Specs
 from edgekit_toolkit.models.tflite import TfliteModel
-from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
+from edgekit_toolkit.onnx_graph.traversal import StoredLayer
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.litert import writer as litert

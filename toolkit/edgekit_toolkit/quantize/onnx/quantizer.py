@@ -9,8 +9,7 @@ import onnx
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.index import GraphIndex, opset
-from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
-from edgekit_toolkit.onnx_graph.traversal import computes_in_integers, float_types, nodes
+from edgekit_toolkit.onnx_graph.traversal import StoredLayer, computes_in_integers, float_types, nodes
 from edgekit_toolkit.passes.wrong_rewrites import WrongRewrites, find_wrong_in_codes
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form, build, stored_layers, weight_inputs

@@ -16,7 +16,6 @@ from edgekit_toolkit.tflite.ops import (
     reshape,
     resize,
     slicing,
-    softmax,
     unary,
 )
 from edgekit_toolkit.tflite.registry import OPERATORS
@@ -38,6 +37,5 @@ __all__ = [
     "reshape",
     "resize",
     "slicing",
-    "softmax",
     "unary",
 ]

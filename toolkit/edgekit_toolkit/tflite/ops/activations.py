@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from edgekit_toolkit.tflite.builder import Options, Tensor
-from edgekit_toolkit.tflite.layout.rules import elementwise
+from edgekit_toolkit.tflite.layout.rules import axis_last, elementwise
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
 from edgekit_toolkit.tflite.step import Step
@@ -169,3 +169,15 @@ def _float_input(step: Step) -> Tensor:
 
 def _unary(step: Step, kind: str, tensor: Tensor, options: Options | None = None) -> Tensor:
     return step.emit(kind, [tensor], tensor.shape, options)
+
+
+@writes("Softmax", rule=axis_last(-1))
+def write_softmax(step: Step) -> None:
+    """Write SOFTMAX."""
+    step.give(step.emit("SOFTMAX", [step.read(0)], step.held(), Options("SoftmaxOptions", {"beta": 1.0})))
+
+
+@writes("LogSoftmax", rule=axis_last(-1))
+def write_log_softmax(step: Step) -> None:
+    """Write LOG_SOFTMAX."""
+    step.give(step.emit("LOG_SOFTMAX", [step.read(0)], step.held(), Options("LogSoftmaxOptions")))

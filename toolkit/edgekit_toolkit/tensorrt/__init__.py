@@ -1,1 +1,0 @@
-"""Checks that TensorRT accepts a model, on a machine without a GPU."""
