@@ -32,20 +32,28 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     "--target", "-t", help="Device class: a name of `edgekit targets`, or a .toml file of your own."
 )
 @click.option(
-    "--backend", type=click.Choice(_BACKENDS),
+    "--backend",
+    type=click.Choice(_BACKENDS),
     help="Engine that the package is for; auto packages for each that runs here and keeps the fastest. "
     "[default: auto, or the engine that the target prefers: on a GPU, or litert]",
-)  # fmt: skip
+)
 @click.option(
-    "--variants", type=click.IntRange(1, _MAX_VARIANTS), default=1, show_default=True, metavar="N",
+    "--variants",
+    type=click.IntRange(1, _MAX_VARIANTS),
+    default=1,
+    show_default=True,
+    metavar="N",
     help="Carry up to N variants of the model, of which the device runs one. Each keeps every limit, "
     "and the whole package keeps that on size.",
-)  # fmt: skip
+)
 @click.option(
-    "--budget", "-b", default="", metavar="LIMITS",
+    "--budget",
+    "-b",
+    default="",
+    metavar="LIMITS",
     help="Limits that hold at once, such as size=10MB,latency=5ms,memory=64MB,energy=20mJ,drop=1%. "
     "Unless given, size=10MB and drop=1%.",
-)  # fmt: skip
+)
 @click.option(
     "--calibration",
     type=click.Path(path_type=Path),
@@ -58,25 +66,30 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     help="Samples to judge by, with labels: class folders, or `y` in .npz.",
 )
 @click.option(
-    "--metric", default="auto", show_default=True,
+    "--metric",
+    default="auto",
+    show_default=True,
     help="auto, top1, top5, agreement, pixel_agreement, mask_overlap, detections, similarity, or "
     "FILE.py:FUNCTION (your own code, run as you).",
-)  # fmt: skip
+)
 @click.option(
-    "--strict", is_flag=True,
+    "--strict",
+    is_flag=True,
     help="Package only a candidate that the samples show to keep the limit on the drop.",
-)  # fmt: skip
+)
 @click.option(
     "--recipe",
     type=click.Path(path_type=Path),
     help="Repeat an earlier package: no search, same bytes. It writes no report: there are no candidates.",
 )
 @click.option(
-    "--like", type=click.Path(path_type=Path), metavar="RECIPE",
+    "--like",
+    type=click.Path(path_type=Path),
+    metavar="RECIPE",
     help="Keep form and ranges of an earlier package, by its .recipe.json (its .edgepkg lies beside it), and "
     "stay near its weights: for a model that was trained further, whose update then is small. It is judged "
     "as usual; no other form is searched.",
-)  # fmt: skip
+)
 @click.option(
     "--out",
     "-o",
@@ -92,9 +105,10 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     help="Version of the package.  [default: 1.0.0, or the next patch that the folder does not hold]",
 )
 @click.option(
-    "--power-mode", metavar="NAME",
+    "--power-mode",
+    metavar="NAME",
     help="Power mode of the target to model latency and energy for.  [default: the one set out of the box]",
-)  # fmt: skip
+)
 @click.option("--batch", type=click.IntRange(1, _MAX_BATCH), help="Fix the batch. [default: as it is]")
 @click.option(
     "--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a free dimension, for measuring."
@@ -169,9 +183,15 @@ def command(
         else:
             check_alone(ctx)
             repeat_recipe(
-                model, recipe, out, console,
-                like=options["like"], target=options["target"], key=key, as_json=as_json,
-            )  # fmt: skip
+                model,
+                recipe,
+                out,
+                console,
+                like=options["like"],
+                target=options["target"],
+                key=key,
+                as_json=as_json,
+            )
     except MemoryError as error:
         from edgekit_runtime.errors import EdgekitError
 
@@ -283,6 +303,8 @@ def _show(document: Report, written: list[Path], console: Console, *, as_json: b
     if outcome["chosen"] is None:
         raise BudgetError(
             f"{outcome['reason']}. To package: {outcome['needed']}. Report: {written[0]}",
-            binding=tuple(outcome["binding"]), closest=outcome["closest"], needed=outcome["needed"],
+            binding=tuple(outcome["binding"]),
+            closest=outcome["closest"],
+            needed=outcome["needed"],
             report=str(written[1]),
-        )  # fmt: skip
+        )

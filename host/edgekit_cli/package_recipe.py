@@ -88,9 +88,12 @@ def repeat_recipe(
                 published = publish(assembled, recipe, evidence, stage, signer)
     if as_json:
         result = {
-            "package": str(out / published.package), "bytes": published.size_bytes,
-            "sha256": published.sha256, "key_id": published.key_id, "recipe_sha256": recipe.sha256,
-        }  # fmt: skip
+            "package": str(out / published.package),
+            "bytes": published.size_bytes,
+            "sha256": published.sha256,
+            "key_id": published.key_id,
+            "recipe_sha256": recipe.sha256,
+        }
         click.echo(json.dumps(result))
     else:
         _print_summary(console, recipe, published, out)

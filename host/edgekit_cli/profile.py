@@ -30,21 +30,29 @@ _REST_SHARE = 6  # of the measurement: so much time the device rests before, if 
 
 @click.command("profile")
 @click.option(
-    "--on", "on", metavar="MACHINE", required=True,
+    "--on",
+    "on",
+    metavar="MACHINE",
+    required=True,
     help="The device: 'ssh:HOST', a bench of `edgekit hil` (its file or name), or 'local@20%' (this machine"
     " slowed down, needs root).",
-)  # fmt: skip
+)
 @click.option(
-    "--target", "base", metavar="TARGET",
+    "--target",
+    "base",
+    metavar="TARGET",
     help="The target that the device is one of.  [default: that of the bench]",
-)  # fmt: skip
+)
 @click.option(
     "--name", help="Name of the new target.  [default: TARGET-BENCH of a bench, else TARGET-profiled]"
 )
 @click.option(
-    "--seconds", type=NumberRange(5, 3600), default=60.0, show_default=True,
+    "--seconds",
+    type=NumberRange(5, 3600),
+    default=60.0,
+    show_default=True,
     help="How long to measure on the device.",
-)  # fmt: skip
+)
 @click.option(
     "--output", type=click.Path(path_type=Path), help="Write the target file here.  [default: your targets]"
 )

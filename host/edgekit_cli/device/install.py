@@ -16,14 +16,20 @@ _ENGINES = [engine.name for engine in list_registered() if engine.pinned_list]
 @click.command("install")
 @host_option
 @click.option(
-    "--engine", type=click.Choice(_ENGINES), default="ort", show_default=True,
+    "--engine",
+    type=click.Choice(_ENGINES),
+    default="ort",
+    show_default=True,
     help="Engine: onnxruntime, or LiteRT. TensorRT of JetPack is used where it is there.",
-)  # fmt: skip
+)
 @click.option(
-    "--trust", "keys", type=click.Path(exists=True, dir_okay=False, path_type=Path), multiple=True,
+    "--trust",
+    "keys",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
     metavar="FILE",
     help="Public key whose packages the device accepts, NAME.pub.pem; may be repeated.  [default: your keys]",
-)  # fmt: skip
+)
 @click.option("--target", default="", help="Target that its packages must have, as in `edgekit targets`.")
 @click.option(
     "--code", default="", help="One-time code of `edgekit fleet enroll`: the device joins the fleet."

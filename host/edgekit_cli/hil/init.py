@@ -36,22 +36,27 @@ def _read_meter(text: str) -> str:
 @click.option("--host", help="Device, as USER@HOST[:PORT].")
 @click.option("--target", help="What the device is, as in `edgekit targets`.")
 @click.option(
-    "--power", metavar="SWITCH",
+    "--power",
+    metavar="SWITCH",
     help="Power switch: MODEL:HOST:OUTLET with a model of labgrid's NetworkPowerPort, usb:HUB:PORT for a hub"
     " that uhubctl switches, or none.  [default: none]",
-)  # fmt: skip
+)
 @click.option(
-    "--meter", type=_read_meter, metavar="METER",
+    "--meter",
+    type=_read_meter,
+    metavar="METER",
     help="What measures power: `sensors` of the device (INA3221); `command:COMMAND` for another meter, with a"
     " command of this machine that prints watts; or none.  [default: sensors]",
-)  # fmt: skip
+)
 @click.option(
     "--key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Private key of ssh."
 )
 @click.option(
-    "--python", default="/opt/edgekit/current/bin/python", show_default=True,
+    "--python",
+    default="/opt/edgekit/current/bin/python",
+    show_default=True,
     help="Python with the runtime on the device; the default is that of `edgekit device install`.",
-)  # fmt: skip
+)
 @click.option("--name", help="Of the bench.  [default: the host]")
 @click.option(
     "--out",

@@ -19,24 +19,32 @@ _OWN_FILE = Path("bench.yaml")
 
 @click.command("run")
 @click.option(
-    "--bench", "benches", multiple=True, metavar="FILE",
+    "--bench",
+    "benches",
+    multiple=True,
+    metavar="FILE",
     help="Environment file of a bench, or the name of one of `edgekit hil benches`; may be repeated."
     "  [default: bench.yaml if it is here, else every bench that needs no hardware]",
-)  # fmt: skip
+)
 @click.option("-k", "expression", metavar="EXPRESSION", help="Only tests whose name fits, as pytest has it.")
 @click.option(
-    "--evidence", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
+    "--evidence",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
     help="Where the evidence and its report are written.  [default: hil/evidence in your configuration]",
-)  # fmt: skip
+)
 @click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Also write JUnit's XML.")
 @click.option(
     "--soak-seconds", type=click.IntRange(1), default=20, show_default=True, help="Length of the soak test."
 )
 @click.option(
-    "--profile-seconds", type=click.IntRange(5), default=60, show_default=True,
+    "--profile-seconds",
+    type=click.IntRange(5),
+    default=60,
+    show_default=True,
     help="Length of the measurement of a real device for which packages are predicted by its own profile, if"
     " it has none yet.",
-)  # fmt: skip
+)
 def command(
     benches: tuple[str, ...],
     *,

@@ -25,8 +25,6 @@ class Block(NamedTuple):
 
 
 class Arena:
-    """An empty arena."""
-
     def __init__(self) -> None:
         self._free: list[Block] = []
         self._starts: dict[tuple[int, int], Block] = {}  # free blocks by (region, first byte)

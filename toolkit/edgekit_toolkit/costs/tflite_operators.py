@@ -47,11 +47,21 @@ _MACS: Final[Mapping[str, Callable[[list[Shape], Shape], int]]] = {
 # Work that is not counted, so 0 would be wrong: other sub-graphs, and layers whose steps follow one another.
 _UNCOUNTED: Final = frozenset(
     {
-        "BIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_RNN", "CALL", "CONV_3D_TRANSPOSE", "IF",
-        "LSTM", "RNN", "STABLEHLO_CONVOLUTION", "STABLEHLO_WHILE", "SVDF", "UNIDIRECTIONAL_SEQUENCE_LSTM",
-        "UNIDIRECTIONAL_SEQUENCE_RNN", "WHILE",
+        "BIDIRECTIONAL_SEQUENCE_LSTM",
+        "BIDIRECTIONAL_SEQUENCE_RNN",
+        "CALL",
+        "CONV_3D_TRANSPOSE",
+        "IF",
+        "LSTM",
+        "RNN",
+        "STABLEHLO_CONVOLUTION",
+        "STABLEHLO_WHILE",
+        "SVDF",
+        "UNIDIRECTIONAL_SEQUENCE_LSTM",
+        "UNIDIRECTIONAL_SEQUENCE_RNN",
+        "WHILE",
     }
-)  # fmt: skip
+)
 _MOST_USED: Final = 0.7
 # These only rename memory.
 _FREE: Final = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS"})

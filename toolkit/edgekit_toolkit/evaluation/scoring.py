@@ -72,7 +72,6 @@ class PartScores:
     drops: tuple[Drop, ...]
 
     def of(self, index: int) -> Score:
-        """Return the score of one candidate."""
         return Score(self.scores[index], self.baseline, self.drops[index])
 
     def without(self, dropped: Collection[int]) -> "PartScores":

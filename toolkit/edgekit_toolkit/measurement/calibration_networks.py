@@ -133,7 +133,6 @@ class _Builder:
             self.last = self._through_codes(self.last)
 
     def build(self) -> onnx.ModelProto:
-        """Return the network."""
         graph = helper.make_graph(
             self.nodes,
             "calibration",

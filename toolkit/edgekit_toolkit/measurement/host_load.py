@@ -48,7 +48,6 @@ class HostLoad:
         return self.spread > MOST_SPREAD or any(share is not None and share > most for share, most in shares)
 
     def __str__(self) -> str:
-        """Return the load as a sentence."""
         shares = []
         if self.others_share is not None:
             shares.append(f"other processes used {100 * self.others_share:.0f} % of the {self.cores} cores")

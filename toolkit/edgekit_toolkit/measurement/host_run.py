@@ -120,7 +120,6 @@ def _make_feeds(model: Model) -> Feeds:
 
 
 def _open_timed(model: Model, feeds: Feeds) -> _TimedSession:
-    """Return a model in a session as a device opens it."""
     if isinstance(model, OnnxModel):
         events, grouped = _profile(model.proto, feeds)
         kernels, spilled_bytes = read_kernels(events, grouped, _find_shortest_us())

@@ -54,8 +54,19 @@ _FETCH_LIMIT_S: Final = 300.0
 _RETRY_AFTER_S: Final = 600.0  # without a network each try takes its time
 _TEST_LIMIT_S: Final = 300.0
 _PIP: Final = (
-    *("-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:"),
-    *("--disable-pip-version-check", "--no-input", "--retries", "0", "--timeout", "15"),
+    "-m",
+    "pip",
+    "install",
+    "--quiet",
+    "--no-deps",
+    "--require-hashes",
+    "--only-binary=:all:",
+    "--disable-pip-version-check",
+    "--no-input",
+    "--retries",
+    "0",
+    "--timeout",
+    "15",
 )
 
 

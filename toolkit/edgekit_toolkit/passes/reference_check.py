@@ -67,7 +67,6 @@ def _check(node: onnx.NodeProto, values: Feeds, versions: dict[str, int]) -> Non
 
 
 def _values(model: onnx.ModelProto, names: set[str], feed: Feeds) -> dict[str, NDArray[Any]]:
-    """Return the values of these tensors for one feed."""
     index = GraphIndex(model.graph)
     values = {name: value for name in names if (value := index.constant(name)) is not None}
     values |= {name: feed[name] for name in names & feed.keys()}

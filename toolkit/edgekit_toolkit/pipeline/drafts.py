@@ -81,11 +81,20 @@ def draft_packages(
         )
         drafted.append(
             JudgedCandidate(
-                candidate.label, candidate.form, candidate.model, candidate.snr_db,
-                score=score, confirmation=confirmation, latency=latency, modelled=modelled, memory=memory,
-                recipe=recipe, package=package, measured=measured,
+                candidate.label,
+                candidate.form,
+                candidate.model,
+                candidate.snr_db,
+                score=score,
+                confirmation=confirmation,
+                latency=latency,
+                modelled=modelled,
+                memory=memory,
+                recipe=recipe,
+                package=package,
+                measured=measured,
             )
-        )  # fmt: skip
+        )
     return drafted
 
 

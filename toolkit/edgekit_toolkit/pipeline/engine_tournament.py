@@ -35,7 +35,6 @@ def engines_of(target: Target) -> list[str]:
 
 
 def engines_here(target: Target) -> list[str]:
-    """Return the installed engines of a target."""
     return [name for name in engines_of(target) if find_engine(name).is_installed]
 
 

@@ -144,7 +144,6 @@ class Run:
 
     @property
     def chosen(self) -> JudgedCandidate | None:
-        """The chosen candidate."""
         return None if self.choice.chosen is None else self.candidate(self.choice.chosen)
 
     @property
@@ -160,7 +159,6 @@ class Run:
         )
 
     def candidate(self, candidate_id: str) -> JudgedCandidate:
-        """Return the candidate of an id."""
         return next(candidate for candidate in self.candidates if candidate.id == candidate_id)
 
     def float_ratio(self, candidate: JudgedCandidate) -> FloatRatio:

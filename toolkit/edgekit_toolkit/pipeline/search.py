@@ -1,7 +1,15 @@
 """The main job: from a model file to a choice among measured candidates. Nothing is written here.
 
-Request -> prepared source -> candidates -> scored -> measured and drafted -> chosen. Each phase is a function
-of the ones before; this is the only place that knows their order.
+Each phase is a function of the ones before; this is the only place that knows their order. A run of
+`models/tiny/mnist5k_dscnn.onnx` for `rpi5` with `size=60kB,drop=1%`, whose figures are an example:
+
+    prepare   the source in float32 (C0), 21 nodes; 300 samples calibrate, 1000 evaluate
+    search    C1 float16 weights, C2 int8 weights, C3 dynamic int8, C4 int8 in all layers with the ranges of
+              least error, C6 to C11 the same with 1 to 6 layers in float, C12 and C13 mixed weights
+    judge     on half of the evaluation samples each scores 0.998, so no drop exceeds the limit
+    measure   C2 takes 0.10 ms (predicted) and 30 kB as a signed package; C0 has 79 kB and breaks its limit
+    choose    12 of 13 within the limits are alike in time within the 1.4 x of the prediction, 4 of these
+              within 15 % of the fastest here, and C2 is the smallest of the 4: the held-back half confirms it
 """
 
 import functools
@@ -140,10 +148,14 @@ def _score(
     runs_alone = takes_batch_range or find_support(request.backend).fixes_sizes
     scores = score_candidates(
         source.model.open(names, threads=request.threads, rewrites=False),
-        runs, evaluation, request.metric, inputs=source.inputs, outputs=source.outputs,
+        runs,
+        evaluation,
+        request.metric,
+        inputs=source.inputs,
+        outputs=source.outputs,
         alone=runs_alone,
         progress=lambda done, total: progress("judging on held-out samples", done, total),
-    )  # fmt: skip
+    )
     candidate_set.leave_out(scores.spoiled)
     runs = [run for index, run in enumerate(runs) if index not in scores.spoiled]
     scores = scores.without(scores.spoiled)
@@ -199,9 +211,13 @@ def _choose(
         return choose_accepted(limits, measured, check, on_gpu=on_gpu)
 
     confirmed = choose_confirmed(
-        [candidate.measured for candidate in drafted], scores, limits, choose,
-        has_data=prepared.has_data, strict=request.strict,
-    )  # fmt: skip
+        [candidate.measured for candidate in drafted],
+        scores,
+        limits,
+        choose,
+        has_data=prepared.has_data,
+        strict=request.strict,
+    )
     stated_drops = confirmed.held or [None] * len(drafted)
     candidates = (
         replace(candidate, measured=measured, held=drop)

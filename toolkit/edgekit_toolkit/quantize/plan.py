@@ -14,10 +14,19 @@ COMPUTE = frozenset({"Conv", "Gemm", "MatMul"})
 # Operators that move or select codes and so keep the parameters of their input.
 MOVEMENT = frozenset(
     {
-        "DepthToSpace", "Flatten", "MaxPool", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split",
-        "Squeeze", "Transpose", "Unsqueeze",
+        "DepthToSpace",
+        "Flatten",
+        "MaxPool",
+        "Reshape",
+        "Resize",
+        "Slice",
+        "SpaceToDepth",
+        "Split",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
     }
-)  # fmt: skip
+)
 _ACTIVATIONS = frozenset({"Relu", "Clip"})
 # Tensors whose values differ by more than this factor do not share a scale: 8 bits hold 255 steps.
 UNLIKE = 16.0

@@ -22,8 +22,6 @@ class ReportedFigure(TypedDict):
 
 
 class ReportedTarget(TypedDict):
-    """The target of the package."""
-
     name: str
     title: str
     backend: str
@@ -320,7 +318,6 @@ def _finite(value: Any, path: str, paths: list[str]) -> Any:
 
 
 def find_candidate(report: Report, candidate_id: str | None) -> ReportedCandidate | None:
-    """Return the candidate with this id, or None."""
     return next((candidate for candidate in report["candidates"] if candidate["id"] == candidate_id), None)
 
 

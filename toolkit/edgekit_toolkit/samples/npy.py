@@ -46,7 +46,6 @@ class StoredArray:
 
     @property
     def row_bytes(self) -> int:
-        """The size of one row."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:

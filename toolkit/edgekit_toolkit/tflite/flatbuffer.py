@@ -23,10 +23,30 @@ except ImportError as cause:
     ) from cause
 
 __all__ = [
-    "BITS", "DTYPES", "FILE_IDENTIFIER", "OPERATORS", "TYPES", "Model", "Operator", "SubGraph", "Tensor",
-    "builtin_code", "constant", "expected_bytes", "is_static", "operator_name", "operators", "pack", "parse",
-    "parsed", "schema", "shape_of", "stored_bytes", "stored_values", "tensor_name",
-]  # fmt: skip
+    "BITS",
+    "DTYPES",
+    "FILE_IDENTIFIER",
+    "OPERATORS",
+    "TYPES",
+    "Model",
+    "Operator",
+    "SubGraph",
+    "Tensor",
+    "builtin_code",
+    "constant",
+    "expected_bytes",
+    "is_static",
+    "operator_name",
+    "operators",
+    "pack",
+    "parse",
+    "parsed",
+    "schema",
+    "shape_of",
+    "stored_bytes",
+    "stored_values",
+    "tensor_name",
+]
 
 FILE_IDENTIFIER: Final = b"TFL3"
 # The schema asks for 16: kernels read weights with aligned vector loads. The generated code does not align.
@@ -106,7 +126,6 @@ def builtin_code(code: Any) -> int:
 
 
 def tensor_name(tensor: Tensor) -> str:
-    """Name of a tensor, as text."""
     name = tensor.name or b""
     return name if isinstance(name, str) else bytes(name).decode("utf-8")
 

@@ -21,17 +21,26 @@ from edgekit_toolkit.tflite.flatbuffer import (
 
 # Operators with weights -> the input that is the activation; other inputs are weights if constant.
 LAYERS: Final[Mapping[str, int]] = {
-    "BATCH_MATMUL": 0, "CONV_2D": 0, "CONV_3D": 0, "DEPTHWISE_CONV_2D": 0, "EMBEDDING_LOOKUP": 0,
-    "FULLY_CONNECTED": 0, "TRANSPOSE_CONV": 2, "UNIDIRECTIONAL_SEQUENCE_LSTM": 0,
-}  # fmt: skip
+    "BATCH_MATMUL": 0,
+    "CONV_2D": 0,
+    "CONV_3D": 0,
+    "DEPTHWISE_CONV_2D": 0,
+    "EMBEDDING_LOOKUP": 0,
+    "FULLY_CONNECTED": 0,
+    "TRANSPOSE_CONV": 2,
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": 0,
+}
 # Precision of a layer that quantizes its input at run time.
 DYNAMIC: Final = "dynamic int8"
 _WIDENS: Final = frozenset({"DEQUANTIZE", "DENSIFY"})
 _INTEGERS: Final = frozenset({"INT8", "UINT8", "INT16"})
 _STORED: Final = {
-    "INT8": "int8 weights", "UINT8": "int8 weights", "INT4": "int4 weights", "INT2": "int2 weights",
+    "INT8": "int8 weights",
+    "UINT8": "int8 weights",
+    "INT4": "int4 weights",
+    "INT2": "int2 weights",
     "FLOAT16": "fp16 weights",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)

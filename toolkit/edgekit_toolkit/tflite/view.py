@@ -155,7 +155,6 @@ def graph_of(model: onnx.ModelProto) -> Graph:
 
 
 def node_of(node: onnx.NodeProto) -> Node:
-    """Return the view of one node."""
     return Node(
         op_type=node.op_type,
         inputs=tuple(node.input),

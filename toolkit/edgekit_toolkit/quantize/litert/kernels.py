@@ -27,12 +27,35 @@ COMPUTE: Final = frozenset(
 # too wide a range for 8 bits: DIV, SQRT, RSQRT, SUM.
 _OTHERS: Final = frozenset(
     {
-        "ADD", "AVERAGE_POOL_2D", "CONCATENATION", "GATHER", "HARD_SWISH", "LOGISTIC", "MAXIMUM",
-        "MAX_POOL_2D", "MEAN", "MIRROR_PAD", "MUL", "PACK", "PAD", "PADV2", "RELU", "RESHAPE",
-        "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "SLICE", "SOFTMAX", "SPACE_TO_DEPTH",
-        "SPLIT", "STRIDED_SLICE", "SUB", "TANH", "TRANSPOSE", "UNPACK",
+        "ADD",
+        "AVERAGE_POOL_2D",
+        "CONCATENATION",
+        "GATHER",
+        "HARD_SWISH",
+        "LOGISTIC",
+        "MAXIMUM",
+        "MAX_POOL_2D",
+        "MEAN",
+        "MIRROR_PAD",
+        "MUL",
+        "PACK",
+        "PAD",
+        "PADV2",
+        "RELU",
+        "RESHAPE",
+        "RESIZE_BILINEAR",
+        "RESIZE_NEAREST_NEIGHBOR",
+        "SLICE",
+        "SOFTMAX",
+        "SPACE_TO_DEPTH",
+        "SPLIT",
+        "STRIDED_SLICE",
+        "SUB",
+        "TANH",
+        "TRANSPOSE",
+        "UNPACK",
     }
-)  # fmt: skip
+)
 _JOINS: Final = frozenset({"CONCATENATION", "PACK"})
 
 _LARGEST: Final = 1e30

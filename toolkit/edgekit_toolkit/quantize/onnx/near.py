@@ -26,8 +26,6 @@ def bring_near(model: onnx.ModelProto, earlier: onnx.ModelProto) -> onnx.ModelPr
 
 
 class _GraphPair:
-    """The graph to change, and the earlier one."""
-
     def __init__(self, graph: onnx.GraphProto, earlier: onnx.GraphProto) -> None:
         self._graph, self._index = graph, GraphIndex(graph)
         self._earlier = {tensor.name: tensor for tensor in earlier.initializer}

@@ -135,7 +135,6 @@ class OnnxQuantizer:
         return None if built is None else OnnxModel(built)
 
     def wrong_rewrites(self, form: Form, noise: Callable[[Model], float]) -> WrongRewrites | None:
-        """Return the rewrites that are wrong for a form."""
         built = build(self._proto, form)
         return None if built is None else find_wrong_in_codes(built, lambda proto: noise(OnnxModel(proto)))
 

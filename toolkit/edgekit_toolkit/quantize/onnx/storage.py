@@ -41,10 +41,27 @@ _OPSET_INT4: Final = 21
 _IR_INT4: Final = 10
 # Inputs that are weights: position of the first one. Others (sizes, limits of a Clip) must stay constants.
 _WEIGHTS_FROM: Final = {
-    "Conv": 1, "ConvTranspose": 1, "Gemm": 1, "MatMul": 0, "Gather": 0, "Add": 0, "Mul": 0, "LSTM": 1,
-    "GRU": 1, "RNN": 1, "PRelu": 1, "Concat": 0, "Div": 0, "Expand": 0, "Reshape": 0, "Slice": 0, "Sub": 0,
-    "Tile": 0, "Transpose": 0, "Unsqueeze": 0,
-}  # fmt: skip
+    "Conv": 1,
+    "ConvTranspose": 1,
+    "Gemm": 1,
+    "MatMul": 0,
+    "Gather": 0,
+    "Add": 0,
+    "Mul": 0,
+    "LSTM": 1,
+    "GRU": 1,
+    "RNN": 1,
+    "PRelu": 1,
+    "Concat": 0,
+    "Div": 0,
+    "Expand": 0,
+    "Reshape": 0,
+    "Slice": 0,
+    "Sub": 0,
+    "Tile": 0,
+    "Transpose": 0,
+    "Unsqueeze": 0,
+}
 
 
 def half_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
@@ -261,9 +278,19 @@ def dynamic_int8(model: onnx.ModelProto) -> onnx.ModelProto | None:
         return None
     copy = copy_model(model)
     quantizer = ONNXQuantizer(
-        copy, True, False, QuantizationMode.IntegerOps, False, QuantType.QInt8, QuantType.QUInt8, None, [],
-        [], kinds, {"MatMulConstBOnly": True},
-    )  # fmt: skip
+        copy,
+        True,
+        False,
+        QuantizationMode.IntegerOps,
+        False,
+        QuantType.QInt8,
+        QuantType.QUInt8,
+        None,
+        [],
+        [],
+        kinds,
+        {"MatMulConstBOnly": True},
+    )
     try:
         quantizer.quantize_model()
     except Exception as error:  # the library passes on exceptions of any class

@@ -184,7 +184,7 @@ def _tournament(standings: list[ReportedStanding]) -> Markup | None:
             class_="chosen" if standing["kept"] else None,
         )
         for standing in standings
-    ]  # fmt: skip
+    ]
     head = ("Engine", "Its candidate", "Latency", "Size", "Drop")
     caption = "Engines, measured on the host in turns, in fresh processes"
     return join(

@@ -175,7 +175,6 @@ def _listed(path: Path, files: Mapping[str, Path]) -> dict[Path, Label] | None:
 
 
 def _rows(path: Path) -> Iterable[Mapping[str, Any]]:
-    """Yield the entries of a list."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() == ".csv":

@@ -30,8 +30,17 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     }
 }
 _IMAGE_FIELDS: Final = (
-    "type", "resize", "interpolation", "center_crop", "colour", "scale", "mean", "std", "layout", "dtype",
-)  # fmt: skip
+    "type",
+    "resize",
+    "interpolation",
+    "center_crop",
+    "colour",
+    "scale",
+    "mean",
+    "std",
+    "layout",
+    "dtype",
+)
 _AUDIO_FIELDS: Final = ("type", "sample_rate", "samples", "scale", "mean", "std", "dtype")
 _DEFAULT_SIZE: Final = 224  # size in an example for a model with free height and width
 _DEFAULT_RATE: Final = 16000

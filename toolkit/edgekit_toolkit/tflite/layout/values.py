@@ -26,7 +26,6 @@ class View:
     axes: Form
 
     def to_root(self, form: Form) -> Form:
-        """Return a form of the view as a form of the root."""
         return tuple(NEW if axis == NEW else self.axes[axis] for axis in form)
 
     def from_root(self, form: Form) -> Form:
