@@ -65,13 +65,6 @@ class MediaSession:
         self.is_concurrent: bool = getattr(session, "is_concurrent", False)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return all outputs for one file of each kind, see `Session.run`.
-
-        Raises:
-            DataError: an array does not fit its spec.
-            RefusedInputError: a file cannot be decoded, or its content has another size.
-            BackendError: the engine failed.
-        """
         decoded = dict(inputs)
         for spec in self.inputs:
             codec = self._codecs.get(spec.name)
@@ -81,11 +74,9 @@ class MediaSession:
         return self._session.run(decoded)
 
     def cancel_runs(self) -> None:
-        """End the runs under way with an error, where the engine can be stopped."""
         cancel_runs(self._session)
 
     def close(self) -> None:
-        """Free the model; a second call does nothing."""
         self._session.close()
 
     def _decode(self, codec: MediaCodec, spec: TensorSpec, data: Array) -> Array:

@@ -130,16 +130,6 @@ class OrtSession:
         self._output_names = [spec.name for spec in self.outputs]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return all outputs for one set of inputs.
-
-        Args:
-            inputs: input name -> array of the spec's dtype and shape, one for each input.
-
-        Raises:
-            DataError: a name is missing or unknown, or an array does not fit its spec.
-            RefusedInputError: a node of the model cannot compute with these inputs.
-            BackendError: onnxruntime failed, or the session is closed.
-        """
         if inputs.keys() != self._names:
             raise DataError(f"got inputs {sorted(inputs)}, expected {sorted(self._names)}")
         for name, check in self._checks:

@@ -72,37 +72,29 @@ class OnnxModel:
         return tensor_specs(self.proto)
 
     def open(self, outputs: Sequence[str] | None = None, *, threads: int, rewrites: bool = True) -> Runner:
-        """Return a call that runs the model in onnxruntime."""
         optimise = rewrites or computes_in_integers(self.proto)
         session = session_for(self.proto, threads=threads, optimise=optimise)
         return partial(run_session, session, names=outputs)
 
     def open_session(self, *, threads: int) -> OrtSession:
-        """Return the session that a device would open."""
         return open_ort(self.content, replace(ort_options(self.proto), threads=threads))
 
     def computes_in_codes(self) -> bool:
-        """Whether the model computes with 8-bit codes anywhere."""
         return computes_in_integers(self.proto)
 
     def divides_by_inputs(self) -> bool:
-        """Whether some integer division may end the process."""
         return onnx_divides_by_inputs(self.proto)
 
     def random_nodes(self) -> tuple[str, ...]:
-        """Return operator and output of the nodes that give other values in each run."""
         return tuple(f"{node.op_type} '{node.output[0]}'" for node in random_nodes(self.proto))
 
     def saturating_nodes(self) -> tuple[str, ...]:
-        """Return the nodes whose sums saturate on this machine and not on the target."""
         return find_saturating(self.proto)
 
     def input_code_ranges(self) -> dict[str, CodeRange]:
-        """Return the range of each input that is quantized as it comes in."""
         return onnx_code_ranges(self.proto)
 
     def node_costs(self, dims: Mapping[str, int], *, float_outputs: bool = False) -> list[NodeCost]:
-        """Return the work of each kernel of one inference."""
         bound = {name: dims.get(name, 1) for name in free_dims(tensor_specs(self.proto)[0])}
         return node_costs(self.proto, bound, float_outputs=float_outputs)
 

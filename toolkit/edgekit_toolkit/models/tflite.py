@@ -56,7 +56,6 @@ class TfliteModel:
 
     @cached_property
     def summary(self) -> TfliteSummary:
-        """Contents of the file."""
         return summarise(parsed(self.content))
 
     @property
@@ -90,7 +89,6 @@ class TfliteModel:
         threads: int,
         rewrites: bool = True,  # noqa: ARG002  # LiteRT has none that change results
     ) -> Runner:
-        """Return a call that runs the model in LiteRT."""
         session = self.open_session(threads=threads)
 
         def run(feeds: Feeds) -> list[NDArray[Any]]:
@@ -100,20 +98,16 @@ class TfliteModel:
         return run
 
     def open_session(self, *, threads: int) -> LiteRtSession:
-        """Return the session that a device would open."""
         return open_litert(self.content, LiteRtOptions(threads=threads))
 
     def computes_in_codes(self) -> bool:
-        """Whether the model computes with 8-bit codes anywhere, those that it makes at run time included."""
         dynamic = any(layer.precision == DYNAMIC for layer in self.summary.layers.values())
         return dynamic or self.summary.integer_operators > 0
 
     def divides_by_inputs(self) -> bool:
-        """Whether some integer division may end the process."""
         return tflite_divides_by_inputs(self.content)
 
     def random_nodes(self) -> tuple[str, ...]:
-        """Return operator and output of the operators that give other values in each run."""
         model = parsed(self.content)
         return tuple(
             f"{operator_name(model, operator)} '{tensor_name(graph.tensors[operator.outputs[0]])}'"
@@ -126,11 +120,9 @@ class TfliteModel:
         return ()
 
     def input_code_ranges(self) -> dict[str, CodeRange]:
-        """Return the range of each input that is quantized as it comes in."""
         return tflite_code_ranges(self.content)
 
     def node_costs(self, dims: Mapping[str, int], *, float_outputs: bool = False) -> list[NodeCost]:  # noqa: ARG002  # the file states its outputs
-        """Return the work of each operator of one inference."""
         return tflite_costs(parsed(self.content), dims)
 
     def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:

@@ -109,20 +109,10 @@ class LiteRtSession:
         return self._lock
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return all outputs for one set of inputs, as arrays that the caller owns.
+        """Run as `Session.run` says; the caller owns the arrays.
 
         A new size of a free dimension allocates the model's memory again, which costs about as much as a
-        first run.
-
-        Args:
-            inputs: input name -> array of the spec's dtype and shape, one for each input; free dimensions
-                are at least 1.
-
-        Raises:
-            DataError: a name is missing or unknown, an array does not fit its spec or is empty, or a value
-                to quantize is NaN.
-            RefusedInputError: the engine cannot run with these sizes or values.
-            BackendError: the session is closed.
+        first run. An empty array and a NaN to quantize are refused with a `DataError`.
         """
         if inputs.keys() != self._checks.keys():
             raise DataError(f"got inputs {sorted(inputs)}, expected {sorted(self._checks)}")

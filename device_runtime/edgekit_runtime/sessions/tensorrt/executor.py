@@ -106,12 +106,6 @@ class EngineExecutor:
         return self._lock
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return all outputs for one set of inputs; see `Session.run`.
-
-        Raises:
-            DataError: a name is missing or unknown, or an array does not fit its spec.
-            BackendError: the GPU failed, the shapes lie outside the profile, or the session is closed.
-        """
         if inputs.keys() != {spec.name for spec in self.inputs}:
             raise DataError(f"got inputs {sorted(inputs)}, expected {sorted(s.name for s in self.inputs)}")
         for spec in self.inputs:

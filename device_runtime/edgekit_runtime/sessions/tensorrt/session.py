@@ -113,12 +113,6 @@ class TensorRtSession:
         return alone
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return all outputs for one set of inputs; see `Session.run`.
-
-        Raises:
-            DataError: a name is missing or unknown, or an array does not fit its spec.
-            BackendError: the engine failed, or the session is closed.
-        """
         engine, fallback = self._serving
         if engine is not None and (fallback is None or engine.accepts(inputs)):
             return engine.run(inputs)

@@ -71,7 +71,6 @@ class LiteRtQuantizer:
         return "as it is" if is_half or self._find_codes() else "float32", self.model
 
     def why_no_forms(self) -> str | None:
-        """Return why no other form is made of this model; None if some may be."""
         if (reason := self._find_codes()) is not None:
             return reason
         if find_spec("ai_edge_quantizer") is None:
@@ -89,7 +88,6 @@ class LiteRtQuantizer:
         return None
 
     def why_no_static_int8(self) -> str | None:
-        """Return why no static int8 form is made of it; None if some may be."""
         count = len(parsed(self._content).subgraphs)
         return f"the model has {count} sub-graphs (control flow)" if count > 1 else None
 
@@ -98,7 +96,6 @@ class LiteRtQuantizer:
         return self.model.specs()
 
     def float_layers(self) -> dict[str, FloatLayer]:
-        """Return the layers of the float model, by the name of their first output."""
         model = parsed(self._content)
         kinds = {
             tensor_name(graph.tensors[operator.outputs[0]]): operator_name(model, operator)
@@ -111,7 +108,6 @@ class LiteRtQuantizer:
         }
 
     def stored_layers(self, form: Form, model: Model) -> dict[str, StoredLayer]:  # noqa: ARG002  # the file says it
-        """Return how each layer is stored in a model, by its first output in the float model."""
         # ai-edge-quantizer renames tensors; layers keep their order.
         layers = summarise(parsed(model.content)).layers
         return dict(zip(self.model.summary.layers, layers.values(), strict=True))
@@ -136,7 +132,6 @@ class LiteRtQuantizer:
         return [-1 if tensors[spec.name] in names else None for spec in self._specs[1]]
 
     def build(self, form: Form) -> TfliteModel | None:
-        """Return the form's model, or None if the form changes nothing."""
         content = self._content if form.kind == forms.FLOAT32 else litert.build(self._prepared, form)
         return None if content is None else TfliteModel(content)
 
@@ -144,37 +139,30 @@ class LiteRtQuantizer:
         """Return None: LiteRT's rewrites cannot be switched off."""
 
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
-        """Return the operators that can become integer kernels, in order."""
         return kernel_names(parsed(self._prepared), elementwise=elementwise)
 
     def tail(self, kernels: Sequence[str]) -> frozenset[str]:
-        """Return those of the kernels that no matrix product follows."""
         return tail_kernels(parsed(self._prepared), kernels)
 
     def unlike_joins(self, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
-        """Return those of the kernels that join tensors of ranges too unlike for one scale."""
         return unlike_joins(parsed(self._prepared), kernels, ranges)
 
     def touched(self, kernels: Sequence[str]) -> list[str]:
-        """Return the activations whose range a plan with these kernels needs."""
         return touched_tensors(parsed(self._prepared), kernels)
 
     def ranges(
         self, kernels: Sequence[str], samples: Callable[[], Iterator[Feeds]], progress: Callable[[], None]
     ) -> dict[str, Range]:
-        """Return the extremes of the activations that a plan with these kernels needs."""
         read = activation_reader(self._prepared, self.touched(kernels), threads=self.threads)
         return gather(samples, read, progress, axis=None)
 
     def histograms(
         self, kernels: Sequence[str], samples: Sequence[Feeds], ranges: Mapping[str, tuple[float, float]]
     ) -> dict[str, Histogram]:
-        """Return histograms of the activations of these kernels over their ranges."""
         read = activation_reader(self._prepared, self.touched(kernels), threads=self.threads)
         return count_values(samples, read, ranges)
 
     def int8_layers(self) -> Sequence[str]:
-        """Return the layers whose weights can be int8, by the name of their output."""
         return litert.int8_layers(self._prepared)
 
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
@@ -182,7 +170,6 @@ class LiteRtQuantizer:
         return {}, dict(ranges)
 
     def writer(self, factors: Factors) -> Callable[[Plan], TfliteModel]:
-        """Return a call that writes a plan."""
         if factors:
             raise ValueError("LiteRT models take no channel factors")
 

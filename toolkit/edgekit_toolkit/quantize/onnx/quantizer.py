@@ -77,7 +77,6 @@ class OnnxQuantizer:
         return label, self.build(Form(forms.FLOAT32)) or self.model
 
     def why_no_forms(self) -> str | None:
-        """Return why no other form is made of this model; None if some may be."""
         if self._is_quantized():  # quantizing codes again would only lose accuracy
             return "the model is already quantized"
         types = float_types(self._proto)
@@ -94,7 +93,6 @@ class OnnxQuantizer:
         )
 
     def why_no_static_int8(self) -> str | None:
-        """Return why no static int8 form is made of it; None if some may be."""
         version = opset(self._proto)
         if version >= _MIN_QDQ_OPSET:
             return None
@@ -114,7 +112,6 @@ class OnnxQuantizer:
         }
 
     def stored_layers(self, form: Form, model: Model) -> dict[str, StoredLayer]:  # noqa: ARG002  # the form says it
-        """Return how each layer is stored in the form's model, by its first output in the float model."""
         index = GraphIndex(self._proto.graph)
         return {
             name: replace(layer, precision=_float_name(index, name)) if layer.precision == "fp32" else layer
@@ -122,15 +119,12 @@ class OnnxQuantizer:
         }
 
     def softmax_axes(self) -> Sequence[int | None]:
-        """Return for each output the axis of the softmax that makes it, or None."""
         return softmax_axes(self._proto)
 
     def output_parts(self, feeds: Feeds) -> Sequence[Parts | None]:
-        """Return for each output the number of the tensor that each value comes from, or None."""
         return output_parts(self._proto, feeds, threads=self.threads)
 
     def build(self, form: Form) -> OnnxModel | None:
-        """Return the form's model, or None if the form changes nothing."""
         built = build(self._proto, form)
         return None if built is None else OnnxModel(built)
 
@@ -139,45 +133,36 @@ class OnnxQuantizer:
         return None if built is None else find_wrong_in_codes(built, lambda proto: noise(OnnxModel(proto)))
 
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
-        """Return the nodes that can become integer kernels, in order."""
         return kernel_names(self._proto, self.scheme, elementwise=elementwise)
 
     def tail(self, kernels: Sequence[str]) -> frozenset[str]:
-        """Return those of the kernels that no matrix product follows."""
         return tail_kernels(self._proto, kernels)
 
     def unlike_joins(self, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
-        """Return those of the kernels that join tensors of ranges too unlike for one scale."""
         return unlike_joins(self._proto, kernels, ranges)
 
     def touched(self, kernels: Sequence[str]) -> list[str]:
-        """Return the activations whose range a plan with these kernels needs."""
         return touched_tensors(self._proto, kernels)
 
     def ranges(
         self, kernels: Sequence[str], samples: Callable[[], Iterator[Feeds]], progress: Callable[[], None]
     ) -> dict[str, Range]:
-        """Return the extremes of the activations that a plan with these kernels needs."""
         return collect(self._proto, self.touched(kernels), samples, threads=self.threads, progress=progress)
 
     def histograms(
         self, kernels: Sequence[str], samples: Sequence[Feeds], ranges: Mapping[str, tuple[float, float]]
     ) -> dict[str, Histogram]:
-        """Return histograms of the activations of these kernels over their ranges."""
         read = activation_reader(self._proto, self.touched(kernels), samples[0], threads=self.threads)
         return count_values(samples, read, ranges)
 
     def int8_layers(self) -> Sequence[str]:
-        """Return the layers whose weights can be int8, by their first output."""
         return forms.int8_layers(self._proto)
 
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
-        """Return channel factors, and the ranges with them."""
         factors = find_factors(self._proto, ranges)
         return factors, apply_to_ranges(self._proto, ranges, factors)
 
     def writer(self, factors: Factors) -> Callable[[Plan], OnnxModel]:
-        """Return a call that writes a plan for the model with these factors."""
         scaled = onnx.shape_inference.infer_shapes(apply_factors(self._proto, factors))
         return lambda plan: OnnxModel(write_qdq(scaled, plan))
 

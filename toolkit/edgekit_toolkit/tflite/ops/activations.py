@@ -52,7 +52,6 @@ def clip_limits(step: Step) -> tuple[float, float] | None:
 
 @writes("LeakyRelu", rule=elementwise)
 def write_leaky_relu(step: Step) -> None:
-    """Write LEAKY_RELU."""
     options = Options("LeakyReluOptions", {"alpha": step.attribute("alpha", 0.01)})
     step.give(_unary(step, "LEAKY_RELU", _float_input(step), options))
 
@@ -127,7 +126,6 @@ def write_softsign(step: Step) -> None:
 
 @writes("Gelu", rule=elementwise)
 def write_gelu(step: Step) -> None:
-    """Write GELU."""
     options = Options("GeluOptions", {"approximate": step.text("approximate", "none") == "tanh"})
     step.give(_unary(step, "GELU", _float_input(step), options))
 
@@ -173,11 +171,9 @@ def _unary(step: Step, kind: str, tensor: Tensor, options: Options | None = None
 
 @writes("Softmax", rule=axis_last(-1))
 def write_softmax(step: Step) -> None:
-    """Write SOFTMAX."""
     step.give(step.emit("SOFTMAX", [step.read(0)], step.held(), Options("SoftmaxOptions", {"beta": 1.0})))
 
 
 @writes("LogSoftmax", rule=axis_last(-1))
 def write_log_softmax(step: Step) -> None:
-    """Write LOG_SOFTMAX."""
     step.give(step.emit("LOG_SOFTMAX", [step.read(0)], step.held(), Options("LogSoftmaxOptions")))

@@ -122,7 +122,6 @@ def write_logic(step: Step) -> None:
 
 @writes("Where", rule=elementwise)
 def write_where(step: Step) -> None:
-    """Write SELECT_V2."""
     inputs = [step.read(index) for index in range(3)]
     step.give(step.emit("SELECT_V2", inputs, step.held(), Options("SelectV2Options"), dtype=inputs[1].dtype))
 

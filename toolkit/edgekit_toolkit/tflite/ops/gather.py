@@ -68,7 +68,6 @@ def _from_begin(step: Step, size: int) -> Tensor:
 
 @writes("GatherND", rule=as_onnx)
 def write_gather_nd(step: Step) -> None:
-    """Write GATHER_ND."""
     if step.attribute("batch_dims", 0):
         raise RefusedError("batch_dims are not covered, 0 is")
     indices = step.constant(1, "the indices")
@@ -92,6 +91,5 @@ def write_depth_to_space(step: Step) -> None:
 
 @writes("SpaceToDepth", rule=spatial)
 def write_space_to_depth(step: Step) -> None:
-    """Write SPACE_TO_DEPTH."""
     options = Options("SpaceToDepthOptions", {"blockSize": step.attribute("blocksize")})
     step.give(step.emit("SPACE_TO_DEPTH", [step.read(0)], step.held(), options))

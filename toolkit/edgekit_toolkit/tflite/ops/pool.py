@@ -31,7 +31,6 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 @writes("MaxPool", rule=_rule, fuses=True)
 def write_max_pool(step: Step) -> None:
-    """Write MAX_POOL_2D."""
     if any(step.graph.is_read(name) for name in step.node.outputs[1:]):
         raise RefusedError("the places of the maxima (the second output) are not covered")
     sliding = _windows(step)

@@ -11,7 +11,6 @@ from edgekit_toolkit.tflite.step import Step
 
 @writes("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose", rule=regrouping)
 def write_reshape(step: Step) -> None:
-    """Write RESHAPE."""
     step.give(step.builder.reshape(step.read(0), step.held()))
 
 
@@ -23,7 +22,6 @@ def write_dropout(step: Step) -> None:
 
 @writes("Expand", rule=elementwise)
 def write_expand(step: Step) -> None:
-    """Write BROADCAST_TO."""
     sizes = step.builder.constant(np.array(step.held(), np.int32))
     step.give(
         step.emit(

@@ -79,7 +79,6 @@ def write_concat(step: Step) -> None:
 
 @writes("Tile", rule=axiswise)
 def write_tile(step: Step) -> None:
-    """Write TILE."""
     repeats = step.constant(1, "the repeats").reshape(-1)
     stored_repeats = [1 if axis < 0 else int(repeats[axis]) for axis in step.form]
     step.give(
@@ -96,7 +95,6 @@ def _check_rank(tensor: Tensor) -> None:
 
 @writes("CumSum", rule=axiswise)
 def write_cumsum(step: Step) -> None:
-    """Write CUMSUM."""
     axis = step.axis(int(step.constant(1, "the axis").reshape(())))
     fields = {
         "exclusive": bool(step.attribute("exclusive", 0)),

@@ -47,7 +47,6 @@ def write_reciprocal(step: Step) -> None:
 
 @writes("Not", rule=elementwise)
 def write_not(step: Step) -> None:
-    """Write LOGICAL_NOT."""
     step.give(step.emit("LOGICAL_NOT", [step.read(0)], step.held(), Options("LogicalNotOptions")))
 
 
