@@ -243,6 +243,7 @@ def test_a_kept_result_changes_the_options_that_a_session_is_opened_with(
 
     def open_and_record(package: Any, choice: BackendChoice, threads: int | None) -> Any:
         opened.append(choice.options)
+        assert engine.open is not None
         return engine.open(package, choice, threads)
 
     register(replace(engine, open=open_and_record))

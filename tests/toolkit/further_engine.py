@@ -1,18 +1,20 @@
 """The runtime's module of an engine that the project does not have: onnx's reference evaluator."""
 
 from edgekit_runtime.system.engines import Engine, register
+from edgekit_runtime.tensors import TensorSpec
 
 
 class ReferenceSession:
     """A session of an ONNX model; see `Session`."""
 
-    def __init__(self, model, inputs, outputs):
+    def __init__(self, model, _options=None, _threads=None):
         from onnx import load_model_from_string, version_converter
         from onnx.reference import ReferenceEvaluator
 
         current = version_converter.convert_version(load_model_from_string(bytes(model)), 21)
         self._evaluator = ReferenceEvaluator(current)
-        self.inputs, self.outputs = inputs, outputs
+        self.inputs = tuple(map(_describe, current.graph.input))
+        self.outputs = tuple(map(_describe, current.graph.output))
 
     def run(self, inputs):
         return dict(zip(self._evaluator.output_names, self._evaluator.run(None, dict(inputs)), strict=True))
@@ -21,8 +23,9 @@ class ReferenceSession:
         self._evaluator = None
 
 
-def _open(package, choice, threads):
-    return ReferenceSession(package.read(choice.artifact), package.manifest.inputs, package.manifest.outputs)
+def _describe(value):
+    shape = tuple(dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim)
+    return TensorSpec(value.name, "float32", shape)
 
 
 REFERENCE = register(
@@ -31,7 +34,7 @@ REFERENCE = register(
         title="the reference evaluator",
         modules=("onnx",),
         distributions=("onnx",),
-        open=_open,
+        open_model=ReferenceSession,
         platform="onnx_reference",
         advice="python -m pip install onnx",
         file_format="onnx",

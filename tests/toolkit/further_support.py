@@ -26,7 +26,7 @@ class ReferenceModel(OnnxModel):
         return run
 
     def open_session(self, *, threads):
-        return ReferenceSession(self.content, *self.specs())
+        return ReferenceSession(self.content)
 
 
 class ReferenceQuantizer(OnnxQuantizer):

@@ -32,7 +32,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     information = tmp_path / "site" / "further-1.0.dist-info"
     information.mkdir(parents=True)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: further\nVersion: 1.0\n")
-    entry_point = f"{REFERENCE.name} = {REFERENCE.open.__module__}:REFERENCE"
+    entry_point = f"{REFERENCE.name} = {REFERENCE.open_model.__module__}:REFERENCE"
     (information / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\n{entry_point}\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     importlib.invalidate_caches()

@@ -7,15 +7,7 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.system.engines import Engine, SettingsToTry, register
 
 if TYPE_CHECKING:
-    from edgekit_runtime.package.archive import OpenedPackage
-    from edgekit_runtime.package.manifest import BackendChoice
     from edgekit_runtime.sessions.session import Session
-
-
-def _open(package: "OpenedPackage", choice: "BackendChoice", threads: int | None) -> "Session":
-    from edgekit_runtime.sessions.litert.session import open_litert
-
-    return open_litert(package, choice, threads)
 
 
 def _open_model(
@@ -38,7 +30,6 @@ LITERT: Final = register(
         title="LiteRT",
         modules=("ai_edge_litert", "tflite_runtime"),
         distributions=("ai-edge-litert", "tflite-runtime"),
-        open=_open,
         open_model=_open_model,
         platform="litert_tflite",
         extra="litert",

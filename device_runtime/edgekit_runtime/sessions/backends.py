@@ -12,7 +12,7 @@ from edgekit_runtime.package.archive import DEFAULT_LIMITS, Limits, OpenedPackag
 from edgekit_runtime.package.manifest import BackendChoice, Manifest
 from edgekit_runtime.sessions.local_results import apply_tuned, recall_order
 from edgekit_runtime.sessions.options import DECODE
-from edgekit_runtime.sessions.session import OpenBackend, Session
+from edgekit_runtime.sessions.session import OpenBackend, Session, check_specs
 from edgekit_runtime.system.engines import EngineMissingError, check_backends, find_engine
 from edgekit_runtime.trust.dsse import Verifier
 
@@ -117,8 +117,7 @@ def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | No
         BackendError: the first engine that is installed refused the model or an option.
     """
     try:
-        open_model: OpenBackend = find_engine(choice.name).open
-        session = open_model(package, choice, threads)
+        session = _open_alone(package, choice, threads)
     except EngineMissingError as cause:
         if choice.fallback is None:
             raise
@@ -136,6 +135,21 @@ def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | No
     except BaseException:
         session.close()
         raise
+
+
+def _open_alone(package: OpenedPackage, choice: BackendChoice, threads: int | None) -> Session:
+    """Return a session of `choice`, without its fallbacks and decoding."""
+    open_package: OpenBackend | None = find_engine(choice.name).open
+    if open_package is not None:
+        return open_package(package, choice, threads)
+    try:
+        session = open_model(choice.name, package.read(choice.artifact), choice.options, threads)
+    except EngineMissingError:
+        raise
+    except BackendError as cause:
+        raise BackendError(f"{package.path}: '{choice.artifact}': {cause}") from cause
+    check_specs(session, package, choice)
+    return session
 
 
 def open_model(

@@ -42,9 +42,9 @@ class Engine:
         title: name for people.
         modules: Python packages of the engine, of which it needs one.
         distributions: names under which package indexes have it, the usual one first.
-        open: opens a package's model, see `sessions.OpenBackend`.
         open_model: opens the content of a model (bytes or a view) by options as in a manifest, and a number
             of threads or None. None if the engine opens models of packages only.
+        open: opens a package's model if its artifact alone does not do, see `sessions.OpenBackend`.
         platform: the model's format as the Open Inference Protocol names it; empty if it has no name there.
         extra: extra of our distribution that installs the engine; empty if `advice` says how.
         advice: how else to install it.
@@ -62,8 +62,8 @@ class Engine:
     title: str
     modules: tuple[str, ...]
     distributions: tuple[str, ...]
-    open: Callable[..., Any]
     open_model: Callable[..., Any] | None = None
+    open: Callable[..., Any] | None = None
     platform: str = ""
     extra: str = ""
     advice: str = ""

@@ -17,15 +17,10 @@ from typing import Annotated, Any
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import BackendError, DataError, RefusedInputError
-from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.fixed_work import Operation, has_fixed_work
-from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.sessions.litert.engine import load_interpreter
 from edgekit_runtime.sessions.litert.quantized import Quantization
 from edgekit_runtime.sessions.litert.tensors import ModelTensor, read_tensors
-from edgekit_runtime.sessions.options import read_options
-from edgekit_runtime.sessions.session import check_specs
-from edgekit_runtime.system.engines import EngineMissingError
 from edgekit_runtime.system.machine import MAX_THREADS
 from edgekit_runtime.tensors import Array, TensorSpec
 
@@ -148,25 +143,6 @@ class LiteRtSession:
         """Free the model once a run under way has ended; a second call does nothing."""
         with self._lock:
             self._interpreter = None
-
-
-def open_litert(package: OpenedPackage, choice: BackendChoice, threads: int | None) -> LiteRtSession:
-    """Return a session for the artifact that `choice` names; see `OpenBackend`.
-
-    Raises:
-        EngineMissingError: no engine is installed.
-        BackendError: an option is wrong, the engine refused the model, or its inputs and outputs are not
-            those of the manifest.
-    """
-    options = read_options(LiteRtOptions, "litert", choice.options, threads)
-    try:
-        session = LiteRtSession(package.read(choice.artifact), options)
-    except EngineMissingError:
-        raise
-    except BackendError as cause:
-        raise BackendError(f"{package.path}: '{choice.artifact}': {cause}") from cause
-    check_specs(session, package, choice)
-    return session
 
 
 def _has_fixed_work(interpreter: Any) -> bool:
