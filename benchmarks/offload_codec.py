@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from edgekit_offload.partition.coding import RAW, Coding
 from edgekit_offload.partition.source_model import SourceModel
 from edgekit_offload.partition.split import Part, SplitModels, split_model
-from edgekit_offload.planning.codings import compare_answers
+from edgekit_offload.planning.coding_costs import compare_answers
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_offload.profiling.planning_graph import join_profiles
 from edgekit_runtime.codecs.compression import compress

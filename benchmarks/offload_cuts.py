@@ -14,7 +14,6 @@ import random
 import statistics
 import time
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +66,8 @@ class Peer:
 
 def search(graph: KernelGraph, costs: Costs) -> float | None:
     """Return the least cost of all placements; None where there are too many."""
-    every = list(islice(graph.placements(costs.tiers), MAX_ENUMERATED + 1))
-    if len(every) > MAX_ENUMERATED:
-        return None
-    return float(costs.of(graph, np.array(every, np.int8)).min())
+    every = graph.placements(costs.tiers, MAX_ENUMERATED)
+    return None if every is None else float(costs.of(graph, every).min())
 
 
 def compare(graph: KernelGraph, costs: Costs, best: float, peers: dict[str, Peer]) -> None:

@@ -30,9 +30,10 @@ def main() -> None:
         costs = costs_of(random_graph(rng, rng.randrange(2, 10)), rng)
         readers = np.array([[rng.random() < 0.3 for _ in row] for row in costs.weight_readers])
         costs = replace(costs, weight_readers=readers)
-        every = list(costs.graph.placements(2))
+        every = costs.graph.placements(2, 1_000_000)
+        assert every is not None
         table = latency_costs(costs, "raw", link(10 ** rng.uniform(-0.5, 2)))
-        seconds = table.of(costs.graph, np.array(every, np.int8))
+        seconds = table.of(costs.graph, every)
         needs = np.array([need_of(costs, tiers) for tiers in every])
         cuts = Cuts(costs.graph)
         for kind, name in enumerate(("weights_bytes", "memory_bytes")):

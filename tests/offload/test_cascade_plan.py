@@ -20,7 +20,7 @@ from edgekit_offload.planning.cascade import (
     plan_cascade,
     refuse_cascade,
 )
-from edgekit_offload.planning.codings import AnswerChange
+from edgekit_offload.planning.coding_costs import AnswerChange
 from edgekit_offload.planning.explain import describe_answers
 from edgekit_offload.planning.plan_inputs import ExtractedPlan
 from edgekit_offload.planning.planner import plan

@@ -12,7 +12,12 @@ from tests.offload.onnx_models import model_of
 from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series
 from edgekit_offload.partition.coding import INTEGER_TYPES, INTEGERS, Coding
 from edgekit_offload.partition.split import SplitModels, whole_upload
-from edgekit_offload.planning.codings import AnswerChange, TensorCodec, compare_answers, find_probabilities
+from edgekit_offload.planning.coding_costs import (
+    AnswerChange,
+    TensorCoder,
+    compare_answers,
+    find_probabilities,
+)
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 
@@ -197,7 +202,7 @@ def test_inputs_that_have_no_codes_are_sent_as_they_are_beside_those_that_have()
 @pytest.mark.parametrize("shape", [(48, 8, 8), (5,), (2500,)])
 def test_planner_codes_as_submodels_do(kind: str, shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(9).normal(size=(2, *shape)).astype(np.float32)
-    codec = TensorCodec(kind)
+    codec = TensorCoder(kind)
     parts, restored = codec.encode(x), codec.restore(x)
     if kind == "raw":
         assert parts[0] is restored is x

@@ -14,7 +14,7 @@ from tests.offload.onnx_models import branching_model, model_of
 
 from edgekit_offload.partition.opened_model import OpenedModel
 from edgekit_offload.planning import measurement, planner
-from edgekit_offload.planning.codings import AnswerChange, measure_codings
+from edgekit_offload.planning.coding_costs import AnswerChange, measure_codings
 from edgekit_offload.planning.costs import CodedTensors, DeviceLimits, PowerModel
 from edgekit_offload.planning.cut_candidates import CutCandidate
 from edgekit_offload.planning.envelope import Grid

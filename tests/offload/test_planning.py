@@ -66,6 +66,12 @@ def chain(seconds: list[tuple[float, float]], raw_bytes: list[float]) -> GraphCo
     return GraphCosts(graph, np.array(seconds), raw, np.zeros(0), no_weights, {"raw": coded})
 
 
+def every_placement(graph: KernelGraph, tiers: int = 2) -> list[tuple[int, ...]]:
+    rows = graph.placements(tiers, 1_000_000)
+    assert rows is not None
+    return [tuple(row) for row in rows.tolist()]
+
+
 def link(mbit_s: float, rtt_ms: float = 20.0) -> Conditions:
     return Conditions(LinkState(mbit_s * 1e6, mbit_s * 1e6, rtt_ms / 1e3, WARM))
 
@@ -95,7 +101,7 @@ def test_cuts_of_the_sweep_are_those_of_an_exhaustive_search_over_placements_and
         for one in conditions:
             every = min(
                 seconds_of(costs, tiers, coding, one)
-                for tiers in costs.graph.placements(2)
+                for tiers in every_placement(costs.graph)
                 for coding in costs.codings
             )
             found = min(seconds_of(costs, tiers, coding, one) for coding, tiers in candidates)
@@ -109,7 +115,7 @@ def test_cuts_of_the_sweep_are_those_of_an_exhaustive_search_over_placements_and
 def test_costs_of_the_solver_are_the_prediction_of_the_runtime() -> None:
     rng = random.Random(6)
     costs = costs_of(random_graph(rng, 6), rng)
-    for tiers in costs.graph.placements(2):
+    for tiers in every_placement(costs.graph):
         table = latency_costs(costs, "int8", link(7.0))
         total = float(table.of(costs.graph, np.array([tiers], np.int8))[0])
         assert total == pytest.approx(seconds_of(costs, tiers, "int8", link(7.0)), rel=1e-9)
@@ -202,7 +208,7 @@ def test_limits_hold_on_three_tiers_and_cost_what_an_exhaustive_search_finds() -
         found = place_on_tiers(costs, "raw", links, limits=memory_limits(costs, at_most))
         assert found.certificate.limits == (StatedLimit("memory of the device", at_most, "B"),)
         assert 0 not in found.tiers or device_bytes(costs, found.tiers) <= at_most
-        every = np.array(list(costs.graph.placements(3)), np.int8)
+        every = np.array(every_placement(costs.graph, 3), np.int8)
         seconds = tier_costs(costs, "raw", links).of(costs.graph, every)
         fits = [0 not in one or device_bytes(costs, tuple(one)) <= at_most for one in every]
         assert found.total_ms / 1e3 == pytest.approx(float(seconds[fits].min()), rel=1e-9)
@@ -218,7 +224,7 @@ def test_weights_that_two_kernels_share_count_on_each_side_that_has_one() -> Non
         graph, np.array([(0.1, 0.001), (0.1, 0.001)]), raw, np.array([5e6]), np.ones((2, 1), bool),
         {"raw": CodedTensors(("raw",) * 3, raw, zero, zero, raw)},
     )  # fmt: skip
-    weights = {tiers: device_weights(costs, tiers) for tiers in graph.placements(2)}
+    weights = {tiers: device_weights(costs, tiers) for tiers in every_placement(graph)}
     assert weights == {(0, 0): 5e6, (0, 1): 5e6, (1, 0): 5e6, (1, 1): 0.0}
     assert device_bytes(costs, (0, 0)) == pytest.approx(5e6 + 30)
 
@@ -250,7 +256,7 @@ def test_limit_with_shared_weights_misses_no_cut_and_a_looser_one_is_never_worse
         costs = costs_of(random_graph(rng, count), rng)
         readers = np.array([[rng.random() < 0.4 for _ in range(count)] for _ in range(count)])
         costs = replace(costs, weight_readers=readers)
-        every = list(costs.graph.placements(2))
+        every = every_placement(costs.graph)
         table = latency_costs(costs, "raw", link(5.0))
         seconds = table.of(costs.graph, np.array(every, np.int8))
         needs = [need_of(costs, tiers)[limited == "memory_bytes"] for tiers in every]
@@ -271,7 +277,7 @@ def test_memory_of_the_device_counts_what_is_sent_and_nothing_of_the_server() ->
     rng = random.Random(22)
     for _ in range(10):
         costs = costs_of(random_graph(rng, 7), rng)
-        for tiers in costs.graph.placements(2):
+        for tiers in every_placement(costs.graph):
             if 0 in tiers:
                 assert device_bytes(costs, tiers) == pytest.approx(need_of(costs, tiers)[1])
 
@@ -281,7 +287,7 @@ def test_memory_limit_is_kept_and_costs_what_an_exhaustive_search_finds() -> Non
     compared = 0
     for _ in range(15):
         costs = costs_of(random_graph(rng, rng.randrange(3, 8)), rng)
-        every = list(costs.graph.placements(2))
+        every = every_placement(costs.graph)
         at_most = float(np.median([device_bytes(costs, tiers) for tiers in every if 0 in tiers]))
         goal = Goal(limits=memory_limits(costs, at_most))
         fitting = [tiers for tiers in every if 0 not in tiers or device_bytes(costs, tiers) <= at_most]
@@ -303,7 +309,7 @@ def test_every_cut_of_a_small_graph_is_proved_by_trying_all_placements_whatever_
     proofs = set()
     for _ in range(6):
         costs = costs_of(random_graph(rng, 7), rng)
-        every = list(costs.graph.placements(2))
+        every = every_placement(costs.graph)
         limit = float(np.median([device_bytes(costs, tiers) for tiers in every]))
         for goal in (Goal(), Goal(limits=memory_limits(costs, limit)), Goal(objective="throughput")):
             for cut in find_cuts(costs, conditions, goal):
@@ -363,7 +369,7 @@ def test_no_certificate_is_beaten_by_a_cut_that_keeps_the_same_limits_at_the_sam
     compared = waits = 0
     for _ in range(10):
         costs = costs_of(random_graph(rng, 6), rng)
-        every = list(costs.graph.placements(2))
+        every = every_placement(costs.graph)
         limit_s = float(np.median([seconds_of(costs, tiers, "raw", link(50.0)) for tiers in every]))
         limits = memory_limits(costs, float(np.median([device_bytes(costs, tiers) for tiers in every])))
         for goal in (
@@ -413,7 +419,7 @@ def test_throughput_is_that_of_the_slowest_stage() -> None:
         cuts = find_cuts(costs, [link(10.0)], Goal(objective="throughput"))
         best = np.inf
         for coding in costs.codings:
-            every = np.array(list(costs.graph.placements(2)), np.int8)
+            every = np.array(every_placement(costs.graph), np.int8)
             stages = pipeline_stages(costs, coding, link(10.0))
             best = min(best, float(np.max([one.of(costs.graph, every) for one in stages], axis=0).min()))
             for tiers, total in zip(
@@ -435,7 +441,7 @@ def test_capacity_finds_the_cut_of_which_a_server_carries_most_devices() -> None
                 OffloadPlan("cut", costs.plan_costs(tiers, coding), tail="tail"), link(200.0), limit_s
             )
             for coding in costs.codings
-            for tiers in costs.graph.placements(2)
+            for tiers in every_placement(costs.graph)
             if any(tiers)
         }
         cuts = find_cuts(costs, [link(200.0)], Goal(objective="capacity", latency_limit_s=limit_s))
@@ -474,7 +480,7 @@ def test_energy_within_a_latency_is_that_of_an_exhaustive_search() -> None:
         every = [
             joules(coding, tiers)
             for coding in costs.codings
-            for tiers in costs.graph.placements(2)
+            for tiers in every_placement(costs.graph)
             if any(tiers) and seconds_of(costs, tiers, coding, link(200.0)) <= limit_s
         ]
         assert bool(cuts) == bool(every)

@@ -1,6 +1,5 @@
 """Joined graphs of random models: whatever the machines fuse, every placement can run on the model itself."""
 
-import itertools
 import random
 from collections import Counter
 
@@ -114,8 +113,10 @@ def test_every_placement_of_a_joined_graph_runs_on_the_model(seed: int) -> None:
         assert counts[number] == 1 or node.op_type in REPEATED, node.name
     for machine, profile in enumerate(profiles):
         assert joined.seconds[:, machine].sum() == pytest.approx(profile.whole_s)
-    for placement in itertools.islice(joined.graph.placements(2), MOST_PLACEMENTS):
-        check_placement(model, joined, placement)
+    placements = joined.graph.placements(2, 1_000_000)
+    assert placements is not None
+    for placement in placements[:: len(placements) // MOST_PLACEMENTS + 1].tolist():
+        check_placement(model, joined, tuple(placement))
     assert set(joined.tensor_bytes) == set(joined.graph.tensors)
     assert (joined.weight_bytes[joined.weight_readers.any(axis=0)].sum() > 0) == any(
         "weight" in node.input or node.op_type == "Constant"

@@ -11,7 +11,7 @@ from tests.offload.test_planner import inputs_of, narrowing_model, noise
 from edgekit_offload.partition.coding import CUT_CODINGS, CutCoding
 from edgekit_offload.partition.opened_model import OpenedModel
 from edgekit_offload.planning import objectives
-from edgekit_offload.planning.codings import TensorCodec
+from edgekit_offload.planning.coding_costs import TensorCoder
 from edgekit_offload.planning.costs import DeviceLimits, server_costs
 from edgekit_offload.planning.measurement import CutMeasurement
 from edgekit_offload.planning.objectives import PlanObjective
@@ -52,7 +52,7 @@ def test_objective_added_as_a_row_is_planned_shown_and_chosen(monkeypatch: pytes
 def test_coding_added_as_a_row_is_measured_and_extracted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CUT_CODINGS, "int2", CutCoding(bits=2, group=32, min_samples=100, max_cuts=1))
     values = np.random.default_rng(0).uniform(-1, 3, (2, 3, 33)).astype(np.float32)
-    restored = TensorCodec("int2").restore(values)
+    restored = TensorCoder("int2").restore(values)
     assert float(np.abs(values - restored).max()) <= 4 / 3 / 2 + 1e-3  # half a step of the widest range
     content, feeds = narrowing_model(16, 64), noise(16, 64)
     machine = Machine("local", (), execute=measure_here)

@@ -141,7 +141,6 @@ class PlanChoice:
 
     @property
     def reason(self) -> str:
-        """One sentence on the reason."""
         own = self._judge(self.predicted_s, self.cost)
         if self.is_forced:
             return f"{self.plan.name} was asked for by name" + (f"; {self.cause}" if self.cause else "")

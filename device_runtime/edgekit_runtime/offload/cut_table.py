@@ -98,7 +98,6 @@ class InputCodes:
     is_grid: bool = False
 
     def __post_init__(self) -> None:
-        """Check that each channel has all three."""
         if not len(self.lowest) == len(self.highest) == len(self.step) > 0 or min(self.step) <= 0:
             raise ValueError("codes need a range and a step above 0 for each channel")
 
@@ -140,7 +139,6 @@ class OffloadPlan:
     decoder: str | None = None
 
     def __post_init__(self) -> None:
-        """Check that this can be run."""
         if (self.name == LOCAL) != (self.tail is None):
             raise ValueError(f"plan '{self.name}': only the plan '{LOCAL}' has no tail")
         if self.tail is None and (self.head is not None or self.escalation is not None):
@@ -176,7 +174,6 @@ class CutTable:
     version: Annotated[int, Range(1, 1)] = 1
 
     def __post_init__(self) -> None:
-        """Check names and number."""
         names = [plan.name for plan in self.plans]
         if not 1 <= len(names) <= MAX_PLANS:
             raise ValueError(f"holds {len(names)} plans, expected 1 to {MAX_PLANS}")

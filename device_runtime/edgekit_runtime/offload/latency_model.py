@@ -175,7 +175,6 @@ def utilisation(slack: float, late: float = LATE) -> float:
 
 
 def _share(plan: OffloadPlan) -> float:
-    """Return the share of the requests that goes to the server."""
     return plan.escalation.share if plan.escalation is not None else 1.0
 
 
@@ -203,7 +202,6 @@ def compression_pays(plan: OffloadPlan, conditions: Conditions) -> bool:
 
 
 def plain_costs(costs: PlanCosts) -> PlanCosts:
-    """Return the costs of a request whose body is not compressed."""
     device_s = max(costs.device_s - costs.compress_s, 0.0)
     return replace(
         costs,
@@ -218,7 +216,6 @@ def plain_costs(costs: PlanCosts) -> PlanCosts:
 
 
 def send_plain(plan: OffloadPlan) -> OffloadPlan:
-    """Return a plan whose body is not compressed."""
     return replace(plan, costs=plain_costs(plan.costs), compression="identity")
 
 

@@ -50,12 +50,10 @@ class OffloadOptions:
     insecure: bool = False
 
     def __post_init__(self) -> None:
-        """Check the address."""
         _ = self.address
 
     @property
     def address(self) -> Address:
-        """The address of the server."""
         has_token = self.token_file is not None
         return Address.parse(self.server, self.ca_file, has_token=has_token, insecure=self.insecure)
 
@@ -84,7 +82,6 @@ def read_token(path: Path) -> str:
 
 
 def find_options_file() -> Path:
-    """Return the path of the options."""
     return find_config_folder() / _NAME
 
 

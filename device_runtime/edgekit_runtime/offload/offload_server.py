@@ -155,7 +155,6 @@ class WarmConnection:
     """
 
     def __init__(self, address: Address) -> None:
-        """Start the thread; it connects with the first request."""
         self.link, self.connect_s = Link(address, _MAX_REPLY_BYTES), 0.0
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="edgekit-offload", daemon=True)
@@ -225,7 +224,6 @@ class Pending:
 
     @property
     def is_sent(self) -> bool:
-        """Whether all of the request has arrived there, as far as known."""
         sent = self.sent_bytes
         return self.is_connected and (sent is None or sent >= self._request.size_bytes)
 
@@ -278,7 +276,6 @@ class OffloadServer:
     """A server, and the warm connections to it; safe for many threads."""
 
     def __init__(self, address: Address, token: str | None = None) -> None:
-        """Prepare; nothing is connected yet."""
         self._address = address
         self.fields = f"Host: {address.authority}\r\n{token_line(token)}"
         self._idle: list[WarmConnection] = []
@@ -357,14 +354,12 @@ class OffloadServer:
             self._put(connection)
 
     def interrupt(self) -> None:
-        """End all requests."""
         with self._lock:
             pending = list(self._pending)
         for connection in pending:
             connection.abort()
 
     def close(self) -> None:
-        """End all requests and connections."""
         self._is_open = False
         self.interrupt()
         with self._lock:

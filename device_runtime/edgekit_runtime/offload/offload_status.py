@@ -96,7 +96,6 @@ class StatusFile:
                 file.write(json.dumps(document).encode())
 
     def close(self) -> None:
-        """Remove the file."""
         with contextlib.suppress(OSError):
             self._path.unlink()
 

@@ -42,7 +42,6 @@ class BackOff:
     __slots__ = ("_failures",)
 
     def __init__(self) -> None:
-        """Begin without a failure."""
         self._failures = 0
 
     def fail(self, chance: float) -> float:
@@ -52,7 +51,6 @@ class BackOff:
         return wait_s * (0.5 + chance / 2)
 
     def succeed(self) -> None:
-        """End the row of failures."""
         self._failures = 0
 
 
@@ -70,18 +68,15 @@ class CircuitBreaker:
     __slots__ = ("_back_off", "_retry_s", "cause", "is_closed")
 
     def __init__(self) -> None:
-        """Begin open, and ready for the first probe."""
         self.is_closed = False
         self.cause = "the server has not answered yet"
         self._back_off = BackOff()
         self._retry_s = float("-inf")
 
     def may_probe(self, now_s: float) -> bool:
-        """Return whether it is time for a probe."""
         return not self.is_closed and now_s >= self._retry_s
 
     def succeed(self) -> None:
-        """Close: the server answered correctly."""
         self.is_closed, self.cause = True, ""
         self._back_off.succeed()
 
@@ -127,7 +122,6 @@ class ProbeSchedule:
         self.due_s = min(self.due_s, now_s + _LEAST_PAUSE_S)
 
     def note_probe(self, now_s: float, took_s: float) -> None:
-        """Note that a probe has ended."""
         pause_s = max(_SHARE * (now_s - self._left_s), (_LINK_SHARE - 1) * took_s, _LEAST_PAUSE_S)
         self.due_s = now_s + min(pause_s, _MOST_S)
 
@@ -171,11 +165,9 @@ class HedgePolicy:
 
     @property
     def is_in_debt(self) -> bool:
-        """Whether hedges have taken more than their share."""
         return self._credit_s < 0
 
     def may_hedge(self, local_s: float) -> bool:
-        """Return whether there is credit for a local run."""
         return self._credit_s >= local_s
 
     def earn(self, device_s: float, local_s: float) -> None:
@@ -188,7 +180,6 @@ class HedgePolicy:
         self._credit_s -= device_s
 
     def note_reply(self, took_s: float, expected_s: float) -> None:
-        """Note the time of a reply, and its expected time."""
         step = _STEP * (1 - _LATE_SHARE if took_s > self._usual * expected_s else -_LATE_SHARE)
         self._usual = min(max(self._usual + step, 0.0), _MOST_USUAL)
 

@@ -157,7 +157,6 @@ def _make_folder(folder: Path) -> None:
 
 
 def _write(result: PlanningResult, folder: Path, name: str) -> list[Path]:
-    """Write the plan as JSON and as a page."""
     import json
 
     from edgekit_offload.report.plan_page import render_plan_page

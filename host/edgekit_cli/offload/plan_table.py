@@ -22,7 +22,6 @@ _CHART_WIDTH: Final = 100
 
 
 def print_plan(result: PlanningResult, console: Console, written: Sequence[Path]) -> None:
-    """Print a plan, and the files that hold it."""
     rtt_ms = result.rtts_ms[len(result.rtts_ms) // 2]
     width = min(console.width, _CHART_WIDTH)
     console.print(render_terminal(result, rtt_ms=rtt_ms, width=width, ascii_only=is_ascii_only(console)))

@@ -34,8 +34,6 @@ _MOST_BYTES = 1e9  # of samples, where they are more than the least number
 
 
 class NamedModel(NamedTuple):
-    """A model to measure, with the name of its package or file."""
-
     name: str
     graph: RunnableGraph
     classes: frozenset[str] = frozenset()  # outputs that the package states to hold class scores

@@ -33,7 +33,6 @@ class Costs:
     setup: NDArray[np.float64]
 
     def __post_init__(self) -> None:
-        """Check shapes and values."""
         tiers = self.tiers
         links = tiers - 1
         if tiers < 2 or self.setup.shape != (links,):
@@ -49,7 +48,6 @@ class Costs:
 
     @property
     def tiers(self) -> int:
-        """The number of machines in a row."""
         return int(self.compute.shape[1])
 
     def of(self, graph: KernelGraph, placements: NDArray[np.int8]) -> NDArray[np.float64]:

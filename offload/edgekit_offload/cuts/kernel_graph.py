@@ -3,10 +3,8 @@
 It holds names only. Costs of kernels and tensors are in `costs`, since they vary with machines and links.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +45,6 @@ class KernelGraph:
     outputs: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Check that the order is one in which the kernels can run."""
         if len({kernel.name for kernel in self.kernels}) != len(self.kernels):
             raise CutError("graph of kernels: two kernels have the same name")
         written = set(self.inputs)
@@ -127,7 +124,6 @@ class KernelGraph:
 
     @cached_property
     def returned(self) -> NDArray[np.intp]:
-        """Numbers of the outputs that kernels write."""
         rows = [
             row
             for row, tensor in enumerate(self.tensors)
@@ -135,32 +131,20 @@ class KernelGraph:
         ]
         return np.array(rows, np.intp)
 
-    def few_placements(self, tiers: int, at_most: int) -> NDArray[np.int8] | None:
-        """Return every placement, int8 [placements, kernels]; None if there are more than `at_most`.
+    def placements(self, tiers: int, at_most: int) -> NDArray[np.int8] | None:
+        """Return every placement in which data flows forward only; None if there are more than `at_most`.
 
-        The result is remembered, because many searches ask for it and a large graph takes seconds.
+        Each placement of the first kernels has at least one that goes on, so their number shows early that
+        there are too many.
+
+        Returns:
+            int8 [placements, kernels], the tier of each kernel; 0 is the device.
         """
-        if (tiers, at_most) not in self._few_placements:
-            rows = list(islice(self.placements(tiers), at_most + 1))
-            few = np.array(rows, np.int8).reshape(len(rows), -1) if len(rows) <= at_most else None
-            self._few_placements[tiers, at_most] = few
-        return self._few_placements[tiers, at_most]
-
-    @cached_property
-    def _few_placements(self) -> dict[tuple[int, int], NDArray[np.int8] | None]:
-        return {}
-
-    def placements(self, tiers: int) -> Iterator[tuple[int, ...]]:
-        """Yield every placement in which data flows forward only: the tier of each kernel, 0 is the device.
-
-        There may be exponentially many: see `few_placements`.
-        """
-        count = len(self.kernels)
-        stack: list[tuple[int, ...]] = [()]
-        while stack:
-            placed = stack.pop()
-            if len(placed) == count:
-                yield placed
-                continue
-            first = max((placed[before] for before in self.predecessors[len(placed)]), default=0)
-            stack.extend((*placed, tier) for tier in range(first, tiers))
+        rows = np.zeros((1, 0), np.int8)
+        for before in self.predecessors:
+            first = rows[:, list(before)].max(axis=1, initial=0)
+            parts = [np.insert(rows[first <= tier], rows.shape[1], tier, axis=1) for tier in range(tiers)]
+            rows = np.concatenate(parts)
+            if len(rows) > at_most:
+                return None
+        return rows

@@ -14,6 +14,7 @@ Source: J.-C. Picard, "Maximal closure of a graph and applications to combinator
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from typing import Final
 
@@ -141,7 +142,6 @@ class _Program:
     at_most: NDArray[np.float64]
 
     def model(self) -> highspy.HighsLp:
-        """Return the program in the solver's form."""
         rows, model = self.rows, highspy.HighsLp()
         model.num_col_, model.num_row_ = len(self.weights), len(self.at_most)
         model.col_cost_, model.col_lower_, model.col_upper_ = self.weights, self.lower, self.upper
@@ -258,11 +258,11 @@ class Cuts:
             placement.tiers if placement.cost <= least * (1 + _GAP) else best, least, least, "enumerated"
         )
 
-    @property
+    @cached_property
     def placements(self) -> NDArray[np.int8] | None:
         """All placements, int8 [placements, kernels]; None if they are too many to try."""
         at_most = min(MAX_ENUMERATED, _MAX_ENUMERATED_TIERS // max(len(self.graph.kernels), 1))
-        return self.graph.few_placements(self._links + 1, at_most)
+        return self.graph.placements(self._links + 1, at_most)
 
     def _constraints(self) -> _Rows:
         """Return the constraints that values of the variables keep if they are a placement."""
@@ -402,7 +402,6 @@ def _make_solver() -> highspy.Highs:
 
 
 def _run(solver: highspy.Highs, limits: Sequence[Limit]) -> NDArray[np.float64]:
-    """Solve, and return the variables."""
     solver.run()
     if solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
         return np.array(solver.getSolution().col_value)

@@ -189,7 +189,6 @@ def write_certificate(folder: Path, host: str) -> tuple[Path, Path]:
 
 
 def write_token(folder: Path) -> Path:
-    """Write a token for the server of this demo; return its path."""
     path = folder / "token"
     path.touch(mode=0o600)
     path.write_text(secrets.token_hex(32), encoding="ascii")

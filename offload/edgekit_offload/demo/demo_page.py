@@ -26,7 +26,6 @@ refresh();
 
 
 def render_live_page(recording: Recording) -> str:
-    """Return the page that follows a running demo."""
     return render_document("edgekit offload demo", _style(), render_state(recording), script=_SCRIPT)
 
 
@@ -53,7 +52,6 @@ def render_state(recording: Recording) -> Markup:
 
 
 def summarize(recording: Recording) -> list[str]:
-    """Return the result in a few sentences."""
     own, ratio = recording.own, recording.mean_to_oracle()
     if not own:
         return ["No request was answered yet."]

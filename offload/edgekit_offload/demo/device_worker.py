@@ -66,7 +66,6 @@ class WorkerConfig:
     output: str
 
     def read_token(self) -> str | None:
-        """Return the token of the server."""
         return Path(self.token_file).read_text(encoding="ascii").strip() if self.token_file else None
 
 
@@ -112,8 +111,6 @@ class ForcedPlan:
 
 
 class Worker:
-    """Sends requests and writes their outcomes."""
-
     def __init__(self, config: WorkerConfig) -> None:
         """Open the package, and all models and connections that the plans need.
 
@@ -149,7 +146,6 @@ class Worker:
             self._inputs = {name: stored[name] for name in stored.files if name != "classes"}
 
     def run(self) -> None:
-        """Warm up, then send requests until the process is ended."""
         self._warm_up()
         number = 0
         print(json.dumps({"ready": True}), flush=True)
@@ -191,7 +187,6 @@ class Worker:
         return {name: values[at : at + 1] for name, values in self._inputs.items()}
 
     def _ask(self, policy: str, number: int) -> None:
-        """Send one request, and write its outcome."""
         row = self._row(number)
         before, remote = self._session.decision(), self._session.counts.remote
         begin_s = time.monotonic()

@@ -133,7 +133,6 @@ def _configure(setup: DemoSetup, host: str, port: int) -> Path:
 
 
 def _describe_machine(share: float | None) -> str:
-    """Return a description of the machines that play the device and the server."""
     cores = os.cpu_count() or 1
     slow = (
         "at full speed (a quota needs root)" if share is None else f"with {100 * share:.0f} % of one of them"
@@ -142,8 +141,6 @@ def _describe_machine(share: float | None) -> str:
 
 
 class _Course:
-    """A running demo."""
-
     def __init__(
         self,
         bed: Testbed,
@@ -173,7 +170,6 @@ class _Course:
         self._begin_s = time.monotonic()
 
     def begin(self, phase: Phase, near_address: str) -> None:
-        """Set link, load and server as the phase says."""
         self._bed.set_link(up_mbit_s=phase.mbit_s, down_mbit_s=phase.mbit_s, rtt_ms=phase.rtt_ms)
         if phase.event == "load":
             self._bed.spawn("server", _python(_LOAD, str(self._config), near_address))
@@ -199,7 +195,6 @@ class _Course:
             self._update()
 
     def finish(self) -> Recording:
-        """End the recording."""
         self._recording = replace(self._recording, is_over=True)
         self._on_change(self._recording)
         return self._recording

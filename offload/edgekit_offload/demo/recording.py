@@ -62,8 +62,6 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A change of plan, with its reason."""
-
     at_s: float
     before: str
     after: str
@@ -94,7 +92,6 @@ class Recording:
 
     @property
     def own(self) -> list[Request]:
-        """The requests that edgekit decided on."""
         return [request for request in self.requests if request.policy == EDGEKIT]
 
     @property
@@ -139,7 +136,6 @@ class Recording:
 
 
 def median_of(latencies: Sequence[float]) -> float | None:
-    """Return the median of latencies, or None if there are none."""
     return statistics.median(latencies) if latencies else None
 
 

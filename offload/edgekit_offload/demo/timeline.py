@@ -52,7 +52,6 @@ class _TimeFrame:
 
 
 def timeline(recording: Recording) -> Markup:
-    """Return the chart."""
     frame, colors = _TimeFrame(recording), plan_colors(recording)
     return el(
         "svg",

@@ -21,8 +21,6 @@ _DTYPES = {"tensor(uint8)": "uint8", "tensor(int16)": "int16", "tensor(float)": 
 
 
 class TritonPythonModel:
-    """One instance of the tail."""
-
     def initialize(self, args: dict[str, str]) -> None:
         """Open the model; refuse numpy 2, with which this backend answers 200 with empty tensors."""
         if int(np.__version__.split(".")[0]) >= 2:
@@ -53,7 +51,6 @@ class TritonPythonModel:
         return [next(answers) if isinstance(feed, dict) else _refuse(feed) for feed in feeds]
 
     def _read(self, request: Any) -> dict[str, Any] | str:
-        """Return the arrays of a request, or its fault."""
         arrays = {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self._inputs}
         try:
             for name, codec in self._decode.items():

@@ -130,7 +130,6 @@ class TieredMeasurement:
 
 
 def _sent(split: SplitModels, weights: bytes, feeds: Feeds) -> Feeds:
-    """Return the inputs that the tail gets for a sample."""
     tensors = dict(feeds)
     if split.head is not None:
         session = open_model(fill_weights(split.head.content, weights)[0].SerializeToString())

@@ -180,8 +180,6 @@ def _find_ort(manifest: Manifest) -> BackendChoice:
 
 
 class _SubmodelWriter:
-    """Makes submodels of one package."""
-
     def __init__(self, manifest: Manifest, whole: BackendChoice, contents: Mapping[str, bytes]) -> None:
         self._whole = whole
         self._weights = contents[whole.artifact]

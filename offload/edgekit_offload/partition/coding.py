@@ -53,7 +53,6 @@ class CutCoding:
 
     @property
     def is_exact(self) -> bool:
-        """Whether it restores every value to the last bit."""
         return self.bits == FLOAT_BITS
 
 
@@ -162,7 +161,6 @@ class Nodes:
         self._prefix = prefix
 
     def add(self, op: str, inputs: Sequence[str], output: str | None = None, **attributes: Any) -> str:
-        """Add a node and return the name of its output."""
         name = output or f"{self._prefix}.{len(self.nodes)}"
         self.nodes.append(
             helper.make_node(op, list(inputs), [name], name=f"{self._prefix}/{name}", **attributes)
@@ -170,19 +168,16 @@ class Nodes:
         return name
 
     def constant(self, value: Any, dtype: Any = np.float32) -> str:
-        """Add a constant and return its name."""
         name = f"{self._prefix}.c{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
         return name
 
     def reduce(self, op: str, tensor: str, axes: Sequence[int]) -> str:
-        """Add a reduction that keeps its axes."""
         if self.opset < _REDUCE_BY_INPUT:
             return self.add(op, [tensor], axes=list(axes), keepdims=1)
         return self.add(op, [tensor, self.constant(axes, np.int64)], keepdims=1)
 
     def slice(self, tensor: str, start: int, end: int) -> str:
-        """Add a slice along axis 1."""
         if self.opset < _SLICE_BY_INPUT:
             return self.add("Slice", [tensor], axes=[1], starts=[start], ends=[end])
         return self.add("Slice", [tensor, *(self.constant([value], np.int64) for value in (start, end, 1))])
@@ -192,7 +187,6 @@ class Nodes:
         return self.add("Reshape", [tensor, self.constant([0, *shape], np.int64)], output)
 
     def cast(self, tensor: str, to: int, output: str | None = None) -> str:
-        """Add a conversion."""
         return self.add("Cast", [tensor], output, to=to)
 
     def round(self, tensor: str) -> str:
@@ -231,7 +225,6 @@ def build_model(parts: Sequence[Nodes], inputs: Sequence[TensorSpec], outputs: S
 
 
 def describe(spec: TensorSpec) -> onnx.ValueInfoProto:
-    """Return a tensor as an input or output of a graph."""
     return helper.make_tensor_value_info(
         spec.name, helper.np_dtype_to_tensor_dtype(DTYPES[spec.dtype]), list(spec.shape)
     )
@@ -276,7 +269,6 @@ def code_reply(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | No
 
 
 def codes_reply(spec: TensorSpec, coding: Coding) -> bool:
-    """Return whether `code_reply` may code an output."""
     sizes = [size for size in spec.shape[1:] if isinstance(size, int)]
     is_large = len(sizes) + 1 == len(spec.shape) and np.prod(sizes) > _SMALL_VALUES
     return coding.kind in CUT_CODINGS and not CUT_CODINGS[coding.kind].is_exact and bool(is_large)

@@ -61,13 +61,11 @@ class OpenedModel:
         return open_model(self.content)
 
     def run_seconds(self, feeds: Feeds) -> float:
-        """Return the median time of a run on this machine."""
         if self._run_s is None:
             self._run_s = median_s(lambda: self.session.run(None, dict(feeds)))
         return self._run_s
 
     def answers(self, samples: Sequence[Feeds]) -> list[Feeds]:
-        """Return the outputs for each sample."""
         if self._answers is None or self._answers[0] is not samples:
             self._answers = samples, [run_session(self.session, sample) for sample in samples]
         return self._answers[1]

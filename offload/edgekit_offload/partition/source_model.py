@@ -114,7 +114,6 @@ class SourceModel:
         return frozenset(constant_nodes)
 
     def is_constant(self, tensor: str) -> bool:
-        """Return whether a tensor depends only on weights and shapes."""
         return tensor in self.weights or self.writer.get(tensor) in self.constant_nodes
 
     def spec(self, tensor: str) -> TensorSpec:

@@ -340,8 +340,6 @@ class _WeightsFile:
 
 
 class _Builder:
-    """Builds parts of one model."""
-
     def __init__(self, whole: SourceModel, weights_path: str) -> None:
         self._whole = whole
         self._weights = _WeightsFile(whole.content, weights_path)
@@ -431,7 +429,6 @@ class _Builder:
 
     @staticmethod
     def _drop_unused(part: onnx.ModelProto) -> None:
-        """Drop local functions that no node calls any more."""
         called = {(node.domain, node.op_type) for node in part.graph.node}
         while True:
             bodies = [function for function in part.functions if (function.domain, function.name) in called]
@@ -444,7 +441,6 @@ class _Builder:
 
 
 def _find_batch(specs: Iterable[TensorSpec]) -> str | None:
-    """Return a tensor whose first axis is the batch, if there is one."""
     return next((spec.name for spec in specs if spec.shape[:1] == ("N",)), None)
 
 

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from edgekit_offload.partition.opened_model import Feeds, OpenedModel
 from edgekit_offload.partition.split import Part, SplitModels
-from edgekit_offload.planning.codings import find_probabilities
+from edgekit_offload.planning.coding_costs import find_probabilities
 from edgekit_offload.planning.envelope import Score, score_all
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.offload.cut_table import Escalation, OffloadPlan
@@ -50,7 +50,6 @@ class Cascade:
     samples: int
 
     def describe(self) -> str:
-        """Return one sentence about the answers."""
         return (
             f"Of {self.samples} other samples {self.agreement:.1%} get the large model's answer, so at least"
             f" {self.least_agreement:.1%} of all do, with a confidence of {self.confidence:.0%}."
@@ -189,7 +188,6 @@ def _at_most(errors: int, count: int, rate: float) -> float:
 
 
 def _scores(array: ArrayLike, which: str) -> NDArray[np.float64]:
-    """Return the scores as float64 [samples, classes]."""
     values = np.asarray(array)
     shape = values.shape
     if (
@@ -262,7 +260,6 @@ def plan_cascade(
 
 
 def _confirm(large: OpenedModel, inputs: CascadeInputs) -> Cascade | CascadeRefusal:
-    """Run both models on the samples, and return the threshold."""
     sessions = [inputs.small.session, large.session]
     outputs = [[output.name for output in session.get_outputs()] for session in sessions]
     if any(len(names) != 1 for names in outputs):

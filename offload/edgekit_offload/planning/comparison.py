@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgekit_offload.partition.coding import CUT_CODINGS, EXACT_UPLOADS, LOSSY_SAMPLES
 from edgekit_offload.partition.opened_model import Feeds
-from edgekit_offload.planning.codings import AnswerChange
+from edgekit_offload.planning.coding_costs import AnswerChange
 from edgekit_offload.planning.cut_candidates import CutSearchResult
 from edgekit_offload.planning.envelope import SIMPLICITY, Grid, find_winners, score_all, win_ranges
 from edgekit_offload.planning.explain import explain_candidate, explain_leakage, explain_plan

@@ -96,7 +96,7 @@ class GraphCosts:
         raw_bytes: float64 [tensors], sizes in the order of `graph.tensors`.
         weight_bytes: float64 [weights], sizes.
         weight_readers: bool [kernels, weights], whether a kernel needs a weight.
-        codings: family of codings -> size and times of each tensor in it; `raw` is always there.
+        codings: coding -> size and times of each tensor in it; `raw` is always there.
         nodes: for each kernel the numbers of its nodes in the model, see `PlanningGraph`.
     """
 
@@ -128,7 +128,6 @@ class GraphCosts:
         )
 
     def wire_bytes(self, tiers: tuple[int, ...], coding: str, link: int = 0) -> tuple[float, float]:
-        """Return the bytes of a request and of its reply over a link."""
         coded, sent, returned = self.codings[coding], self.sent(tiers, link), self.returned(tiers, link)
         up = float(coded.sent_bytes[list(sent)].sum()) + MESSAGE_BYTES + TENSOR_BYTES * len(sent)
         down = float(coded.reply_bytes[list(returned)].sum()) + MESSAGE_BYTES + TENSOR_BYTES * len(returned)
@@ -192,7 +191,6 @@ NO_LIMITS: Final = DeviceLimits()
 
 
 def add_energy(plan: OffloadPlan, power: PowerModel | None) -> OffloadPlan:
-    """Return a plan with the energy of the device, modelled from its power."""
     joules = None if power is None else power.compute_w * plan.costs.device_s
     return replace(plan, costs=replace(plan.costs, device_j=joules))
 
@@ -204,7 +202,7 @@ def latency_costs(
 
     Args:
         costs: the measured costs.
-        coding: the family of codings in which tensors are sent.
+        coding: the coding in which tensors are sent.
         conditions: link and load.
         pinned: bool [tensors], whether a tensor must not leave the device.
 
@@ -387,7 +385,6 @@ def weight_limit(costs: GraphCosts, at_most_bytes: float) -> Limit:
 
 
 def device_weights(costs: GraphCosts, tiers: tuple[int, ...]) -> float:
-    """Return the bytes of the weights that the kernels on the device need."""
     here = np.array(tiers) == 0
     return float(costs.weight_bytes[costs.weight_readers[here].any(axis=0)].sum())
 

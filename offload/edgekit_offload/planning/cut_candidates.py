@@ -66,7 +66,6 @@ class CutCandidate:
         return self.cut.tiers, sent, self.plan.costs.download_bytes
 
     def rename(self, name: str) -> "CutCandidate":
-        """Return the same cut under a name."""
         plan = replace(self.plan, name=name, head=f"{name}.head", tail=f"{name}.tail")
         return replace(self, plan=plan)
 
@@ -86,7 +85,6 @@ class LeakageMeter:
         self._leakages: dict[tuple[tuple[str, str], ...], Leakage | None] = {}
 
     def measure(self, sent: Sequence[SentTensor]) -> Leakage | None:
-        """Return the leakage of the sent tensors."""
         key = tuple((tensor.name, tensor.coding) for tensor in sent)
         if key not in self._leakages:
             self._leakages[key] = self._measure(sent)
@@ -111,7 +109,6 @@ class LeakageMeter:
         return over or (max(leakages, key=lambda name: _bound_db(leakages[name])),)
 
     def refuse(self, name: str, sent: Sequence[SentTensor]) -> Refusal:
-        """Return why a candidate is refused."""
         leakage = self.measure(sent)
         how = "is unknown" if leakage is None else f"is {leakage.describe()}"
         return Refusal(name, f"Its leakage {how}; the limit is {self.most_db:g} dB.")
@@ -165,7 +162,6 @@ class CutSearchResult:
     is_ended: bool = True
 
     def add_refusal(self, refusal: Refusal | None) -> None:
-        """Add a refusal that is not there yet."""
         if refusal is not None and refusal not in self.refusals:
             self.refusals.append(refusal)
 

@@ -29,10 +29,10 @@ from edgekit_offload.partition.split import (
     split_model,
     whole_upload,
 )
-from edgekit_offload.planning.codings import (
+from edgekit_offload.planning.coding_costs import (
     COMPRESSION_PAYS,
     AnswerChange,
-    TensorCodec,
+    TensorCoder,
     average_changes,
     compare_answers,
     find_probabilities,
@@ -98,7 +98,6 @@ class _SplitPlan:
         return self.plan.name
 
     def compress(self, does: Literal["encode", "decode"]) -> RunnableGraph:
-        """Return only the compression of the sent tensors."""
         inputs = dict(self.sent.tensors)
         return RunnableGraph(b"", inputs=inputs, coding=TransferCoding(tuple(inputs), does, {}, "zstd"))
 
@@ -223,7 +222,6 @@ class CutMeasurement:
         )
 
     def send_samples(self, plan: OffloadPlan, split: SplitModels) -> SentSamples:
-        """Run head and tail on the samples."""
         head = None if split.head is None else self._session(split.head)
         tail = self._session(split.tail)
         decoder = None if split.decoder is None else self._session(split.decoder)
@@ -288,7 +286,6 @@ class CutMeasurement:
 
 
 def _with_costs(candidate: _SplitPlan, seconds: _Seconds) -> OffloadPlan:
-    """Return a plan with its measured costs."""
     name, plan, sent = candidate.name, candidate.plan, candidate.sent
     stem = (plan.tail or "").removesuffix(".tail")
     costs = PlanCosts(
@@ -397,7 +394,7 @@ def _record_attacked(
     draws = np.random.default_rng(0)
     rebuilt = {name: _draw(draws, value.size, most_values) for name, value in feeds[0].items()}
     first = dict(zip(names, session.run(names, dict(feeds[0])), strict=True))
-    codecs = {tensor.name: TensorCodec(tensor.coding) for tensor in sent}
+    coders = {tensor.name: TensorCoder(tensor.coding) for tensor in sent}
     sample_bytes = sum(value.nbytes for value in first.values())
     used = feeds[: max(int(_ATTACK_BYTES / sample_bytes), LEAST_FOR_LIMIT)]
     share = _ATTACK_BYTES / (sample_bytes * len(used))
@@ -408,7 +405,7 @@ def _record_attacked(
         for name, indices in rebuilt.items():
             inputs[name].append(sample[name].reshape(-1)[indices])
         for name, value in zip(names, session.run(names, dict(sample)), strict=True):
-            tensors[name].append(codecs[name].restore(value).reshape(-1)[drawn[name]])
+            tensors[name].append(coders[name].restore(value).reshape(-1)[drawn[name]])
     return [np.stack(rows) for rows in inputs.values()], [np.stack(rows) for rows in tensors.values()]
 
 

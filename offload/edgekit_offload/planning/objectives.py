@@ -46,12 +46,10 @@ class Goal:
 
     @property
     def row(self) -> "PlanObjective":
-        """The row of the objective."""
         return OBJECTIVES[self.objective]
 
     @property
     def kept_latency_s(self) -> float | None:
-        """The limit on latency, if the objective keeps one."""
         return self.latency_limit_s if RULES[self.objective].keeps_limit else None
 
     @property

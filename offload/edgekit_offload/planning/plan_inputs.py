@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 from edgekit_offload.partition.opened_model import Feeds, OpenedModel
 from edgekit_offload.planning.cascade import CascadeInputs
-from edgekit_offload.planning.codings import AnswerChange
+from edgekit_offload.planning.coding_costs import AnswerChange
 from edgekit_offload.planning.costs import NO_LIMITS, DeviceLimits, PowerModel
 from edgekit_offload.planning.cut_candidates import CutCandidate
 from edgekit_offload.planning.envelope import Grid
@@ -112,7 +112,6 @@ class PlanInputs:
 
     @property
     def peer(self) -> ModelProfile:
-        """The machine to which the device sends."""
         return self.edge or self.server
 
     def check(self) -> None:

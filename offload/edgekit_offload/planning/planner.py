@@ -21,7 +21,7 @@ import numpy as np
 
 from edgekit_offload.partition.tensor_forms import find_forms
 from edgekit_offload.planning.cascade import NAME, CascadeInputs, CascadeRefusal, plan_cascade, refuse_cascade
-from edgekit_offload.planning.codings import measure_codings
+from edgekit_offload.planning.coding_costs import measure_codings
 from edgekit_offload.planning.comparison import MAX_SAMPLES, Draft, compare
 from edgekit_offload.planning.costs import (
     INPUT,

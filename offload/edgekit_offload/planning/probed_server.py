@@ -69,7 +69,6 @@ class ProbedServer:
 
 
 def is_url(text: str) -> bool:
-    """Return whether `--server` names a server by its URL."""
     return _URL.fullmatch(text) is not None
 
 
@@ -132,7 +131,6 @@ def _explain_refusals(url: str, name: str) -> Iterator[None]:
 
 
 def _time_requests(client: Client, name: str, feeds: Feeds, seconds: float) -> tuple[float, int]:
-    """Return the median time of a request, and the bytes of its outputs."""
     times: list[float] = []
     output_bytes = 0
     begin_s = time.monotonic()

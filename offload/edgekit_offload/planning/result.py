@@ -66,7 +66,7 @@ class Certificate:
         unit: unit of cost and bound.
         splits_only: whether the cut is the cheapest only among placements with a kernel on each side.
         has_pins: whether it is the cheapest only among those that send no tensor refused for its leakage.
-        coding: family of codings for which the proof holds; in another one, a placement may cost less.
+        coding: coding for which the proof holds; in another one, a placement may cost less.
         limits: limits that the placements keep; a placement that exceeds one may cost less.
         pinned: tensors that stay on the device; a placement that sends one may cost less.
     """
@@ -177,7 +177,6 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The name of its plan."""
         return self.plan.name
 
     @property
@@ -210,7 +209,7 @@ class TierPlan:
         compute_ms: computing time on each tier.
         total_ms: latency including both links.
         certificate: proof of the placement.
-        coding: family of codings in which tensors are sent.
+        coding: coding in which tensors are sent.
         tiers: the tier of each kernel.
     """
 

@@ -34,7 +34,7 @@ class OptimalCut:
     """A placement that is the cheapest somewhere.
 
     Attributes:
-        coding: family of codings in which its tensors are sent.
+        coding: coding in which its tensors are sent.
         tiers: the tier of each kernel; 0 is the device.
         certificate: proof for the setting at which it was found first.
     """
@@ -45,7 +45,6 @@ class OptimalCut:
 
     @property
     def is_split(self) -> bool:
-        """Whether kernels run on both sides."""
         return len(set(self.tiers)) > 1
 
 
@@ -57,7 +56,7 @@ class _Setting:
         stages: one, or several of which the slowest counts.
         limits: for the solver; `stated` are the same in words.
         condition: link and load.
-        coding: family of codings of what is sent.
+        coding: coding of what is sent.
         stated: limits that a certificate names.
         pinned: tensors that must not leave the device.
         unit: of the stages.
@@ -194,7 +193,6 @@ def _state_bytes(limits: Sequence[Limit]) -> tuple[StatedLimit, ...]:
 
 
 def _name_pinned(costs: GraphCosts, pinned: NDArray[np.bool_] | None) -> tuple[str, ...]:
-    """Return the tensors that must not leave the device."""
     return () if pinned is None else tuple(costs.graph.tensors[row] for row in np.flatnonzero(pinned))
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series, find_time_axis
 from edgekit_offload.partition.coding import INTEGER_TYPES, INTEGERS, RAW, Coding, Lattice
 from edgekit_offload.partition.opened_model import Feeds, median_s
-from edgekit_offload.planning.codings import compressed_bytes
+from edgekit_offload.planning.coding_costs import compressed_bytes
 from edgekit_offload.planning.costs import MESSAGE_BYTES, TENSOR_BYTES
 from edgekit_offload.planning.result import Refusal, SentTensor
 from edgekit_runtime.codecs.media import (
@@ -114,36 +114,39 @@ def find_uploads(
     inputs = _Inputs(feeds, whole)
     lattices = {
         name: find_bytes(_rows(feeds, name))
-        for name, one in feeds[0].items()
-        if one.dtype == np.float32 and one.ndim > 1
+        for name, value in feeds[0].items()
+        if value.dtype == np.float32 and value.ndim > 1
     }
     coded: dict[str, list[_CodedInput]] = {name: [] for name in ("uint8", JPEG, WEBP, "delta", OPUS)}
     obstacles: dict[str, list[str]] = {"jpeg": [], "delta": [], "opus": []}
     for name in feeds[0]:
         lattice = lattices.get(name)
         if lattice is not None:
-            codes = [_code(one[name], lattice, np.uint8) for one in feeds]
+            codes = [_code(sample[name], lattice, np.uint8) for sample in feeds]
             coded["uint8"].append(_CodedInput(name, f"{name}.codes", Coding("uint8", {name: lattice}), codes))
-        for codec, found in (
+        for kind, form in (
             ("jpeg", _find_pixels(name, feeds, lattice)),
             ("delta", _find_series(name, feeds)),
             ("opus", _find_sound(name, feeds, sample_rate_hz)),
         ):
-            if isinstance(found, str):
-                obstacles[codec].append(found)
-            elif codec == "jpeg":
-                for candidate in (JPEG, WEBP):
-                    coded[candidate].append(replace(found, media=candidate))
+            if isinstance(form, str):
+                obstacles[kind].append(form)
+            elif kind == "jpeg":
+                for media in (JPEG, WEBP):
+                    coded[media].append(replace(form, media=media))
             else:
-                coded[OPUS if found.media else codec].append(found)
-    tried = [inputs.try_upload(name, ones) for name, ones in coded.items() if ones]
+                coded[OPUS if form.media else kind].append(form)
+    tried = [inputs.try_upload(name, coded_inputs) for name, coded_inputs in coded.items() if coded_inputs]
     refusals = [
         Refusal(short, f"{_MISSING[short]}: {'; '.join(reasons)}.")
         for short, reasons in obstacles.items()
         if len(reasons) == len(feeds[0])
     ]
-    refusals += [one for one in tried if isinstance(one, Refusal)]
-    candidates = [inputs.upload(RAW_UPLOAD, ()), *(one for one in tried if isinstance(one, UploadCandidate))]
+    refusals += [upload for upload in tried if isinstance(upload, Refusal)]
+    candidates = [
+        inputs.upload(RAW_UPLOAD, ()),
+        *(upload for upload in tried if isinstance(upload, UploadCandidate)),
+    ]
     return tuple(candidates), tuple(refusals)
 
 
@@ -151,7 +154,7 @@ class _Inputs:
     """The samples, and the facts that all candidates to send them have in common."""
 
     def __init__(self, feeds: Sequence[Feeds], whole: WholeModel) -> None:
-        self._raw = {name: float(np.mean([one[name].nbytes for one in feeds])) for name in feeds[0]}
+        self._raw = {name: float(np.mean([sample[name].nbytes for sample in feeds])) for name in feeds[0]}
         self._whole = whole
 
     def try_upload(self, name: str, coded: Sequence[_CodedInput]) -> UploadCandidate | Refusal:
@@ -169,21 +172,26 @@ class _Inputs:
             BackendError: the library is not installed.
             CutError: there are several samples in a request.
         """
-        sizes = {one: SentTensor(one, "raw", size, size) for one, size in self._raw.items()}
+        sizes = {name: SentTensor(name, "raw", size, size) for name, size in self._raw.items()}
         encode_s = decode_s = saved_bytes = 0.0
-        for one in coded:
-            if one.media:
-                size, *spent_s = _measure_media(one.media, one.codes)
+        for coded_input in coded:
+            if coded_input.media:
+                size, *spent_s = _measure_media(coded_input.media, coded_input.codes)
             else:
-                size, spent_s = float(np.mean([compressed_bytes(each) for each in one.codes])), [0.0, 0.0]
-                if size < one.codes[0].nbytes:
-                    spent_s = [median_s(partial(compressed_bytes, one.codes[0]))] * 2
-                    saved_bytes += one.codes[0].nbytes - size
+                size, spent_s = (
+                    float(np.mean([compressed_bytes(codes) for codes in coded_input.codes])),
+                    [0.0, 0.0],
+                )
+                if size < coded_input.codes[0].nbytes:
+                    spent_s = [median_s(partial(compressed_bytes, coded_input.codes[0]))] * 2
+                    saved_bytes += coded_input.codes[0].nbytes - size
             encode_s, decode_s = encode_s + spent_s[0], decode_s + spent_s[1]
-            sizes[one.name] = replace(sizes[one.name], coding=name, sent_bytes=size, rounding=one.rounding)
+            sizes[coded_input.name] = replace(
+                sizes[coded_input.name], coding=name, sent_bytes=size, rounding=coded_input.rounding
+            )
         whole, stem, coding = self._whole, name.replace(":", ""), _join_codings(coded)
         upload_bytes = (
-            sum(one.sent_bytes for one in sizes.values()) + MESSAGE_BYTES + TENSOR_BYTES * len(sizes)
+            sum(tensor.sent_bytes for tensor in sizes.values()) + MESSAGE_BYTES + TENSOR_BYTES * len(sizes)
         )
         has_zstd = saved_bytes > 0
         costs = PlanCosts(
@@ -200,7 +208,7 @@ class _Inputs:
             costs,
             head=None if coding.kind == "raw" else f"{stem}.head",
             tail=f"{stem}.tail",
-            media={one.sent: one.media for one in coded if one.media},
+            media={coded_input.sent: coded_input.media for coded_input in coded if coded_input.media},
             compression="zstd" if has_zstd else "identity",
         )
         return UploadCandidate(plan, tuple(sizes.values()), coding)
@@ -208,8 +216,8 @@ class _Inputs:
 
 def _join_codings(coded: Sequence[_CodedInput]) -> Coding:
     """Return the coding of all inputs; inputs that are pixels already have none."""
-    codings = [one.coding for one in coded if one.coding.kind != "raw"]
-    lattices = {name: lattice for one in codings for name, lattice in one.lattices.items()}
+    codings = [coded_input.coding for coded_input in coded if coded_input.coding.kind != "raw"]
+    lattices = {name: lattice for coding in codings for name, lattice in coding.lattices.items()}
     return Coding(codings[0].kind, lattices) if codings else RAW
 
 
@@ -218,10 +226,10 @@ def _measure_media(codec: str, arrays: Sequence[Array]) -> tuple[float, float, f
     parsed, first = MediaCodec.parse(codec), arrays[0][0]
     if arrays[0].shape[0] != 1:
         raise CutError(f"{codec} carries one sample a request, the model takes {arrays[0].shape[0]} at once")
-    files = [encode_media(parsed, one[0]) for one in arrays]
+    files = [encode_media(parsed, rows[0]) for rows in arrays]
     channels = 1 if first.shape[-1] == 1 else 3
     return (
-        float(np.mean([len(one) for one in files])),
+        float(np.mean([len(file) for file in files])),
         median_s(lambda: encode_media(parsed, first)),
         median_s(lambda: decode_media(parsed, files[0], dtype=first.dtype.name, channels=channels)),
     )
@@ -241,12 +249,12 @@ def _find_pixels(name: str, feeds: Sequence[Feeds], lattice: Lattice | None) -> 
         least = f"1 or 3 channels of 8-bit pixels, {_LEAST_PIXELS} x {_LEAST_PIXELS} at least"
         return f"'{name}' {list(first.shape)} is no image of {least}"
     if first.dtype == np.uint8 and is_channels_last:
-        return _CodedInput(name, name, RAW, [one[name] for one in feeds])
+        return _CodedInput(name, name, RAW, [sample[name] for sample in feeds])
     if first.dtype != np.float32 or lattice is None:
         return f"'{name}' does not consist of 8-bit pixels"
-    codes = [_code(one[name], lattice, np.uint8) for one in feeds]
+    codes = [_code(sample[name], lattice, np.uint8) for sample in feeds]
     if not is_channels_last:
-        codes = [np.ascontiguousarray(one.transpose(0, 2, 3, 1)) for one in codes]
+        codes = [np.ascontiguousarray(images.transpose(0, 2, 3, 1)) for images in codes]
     return _CodedInput(name, f"{name}.pixels", Coding("pixels", {name: lattice}), codes)
 
 
@@ -261,19 +269,19 @@ def _find_series(name: str, feeds: Sequence[Feeds]) -> _CodedInput | str:
     rows = _rows(feeds, name)
     if not rows.size or max(rows.shape[1:]) < _LEAST_SERIES:
         return f"'{name}' {list(first.shape)} is no series of at least {_LEAST_SERIES} steps"
-    samples = [one[name] if first.ndim > 1 else one[name][np.newaxis] for one in feeds]
+    samples = [sample[name] if first.ndim > 1 else sample[name][np.newaxis] for sample in feeds]
     if not is_integer:
         lattice = find_series(rows)
-        codes = [_code(one, lattice, np.int32) for one in samples]
-        found = [one.astype(np.int16) for one in _subtract(codes, lattice.time_axis)]
+        codes = [_code(values, lattice, np.int32) for values in samples]
+        differences = [values.astype(np.int16) for values in _subtract(codes, lattice.time_axis)]
         coding = Coding("delta", {name: lattice})
-        return _CodedInput(name, f"{name}.codes", coding, found, _describe_rounding(lattice))
+        return _CodedInput(name, f"{name}.codes", coding, differences, _describe_rounding(lattice))
     axis = find_time_axis(rows)
-    found = [one.astype(first.dtype) for one in _subtract(samples, axis)]  # modulo its range
-    if sum(map(compressed_bytes, found)) >= sum(map(compressed_bytes, samples)):
+    differences = [codes.astype(first.dtype) for codes in _subtract(samples, axis)]  # modulo its range
+    if sum(map(compressed_bytes, differences)) >= sum(map(compressed_bytes, samples)):
         return f"the differences of '{name}' take as much as its values"
     coding = Coding("delta", {name: replace(INTEGERS, time_axis=axis)})
-    return _CodedInput(name, f"{name}.codes", coding, found)
+    return _CodedInput(name, f"{name}.codes", coding, differences)
 
 
 def _find_sound(name: str, feeds: Sequence[Feeds], sample_rate_hz: float | None) -> _CodedInput | str:
@@ -284,16 +292,16 @@ def _find_sound(name: str, feeds: Sequence[Feeds], sample_rate_hz: float | None)
         return f"'{name}' {list(first.shape)} is no sound, which is {least}"
     if first.dtype not in (np.float32, np.int16):
         return f"'{name}' is {first.dtype}, Opus takes float32 and int16"
-    if first.dtype == np.float32 and max(float(np.abs(one[name]).max()) for one in feeds) > 1:
+    if first.dtype == np.float32 and max(float(np.abs(sample[name]).max()) for sample in feeds) > 1:
         return f"'{name}' goes beyond -1..1, which is the range of sound"
     rate_hz = DEFAULT_RATE_HZ if sample_rate_hz is None else sample_rate_hz
     if rate_hz not in OPUS_RATES_HZ:
-        known = ", ".join(f"{one / 1000:g}" for one in OPUS_RATES_HZ)
-        return f"'{name}' has {rate_hz / 1000:g} kHz, Opus takes {known} kHz"
-    samples = [one[name].reshape(1, -1) for one in feeds]
+        rates = ", ".join(f"{rate / 1000:g}" for rate in OPUS_RATES_HZ)
+        return f"'{name}' has {rate_hz / 1000:g} kHz, Opus takes {rates} kHz"
+    samples = [sample[name].reshape(1, -1) for sample in feeds]
     lattice = SOUND if first.dtype == np.float32 else INTEGERS
     if first.dtype == np.float32:
-        samples = [_code(one, SOUND, np.int16) for one in samples]
+        samples = [_code(values, SOUND, np.int16) for values in samples]
     how = f"at {rate_hz / 1000:g} kHz" + (
         ", assumed: --sample-rate states it" if sample_rate_hz is None else ""
     )
@@ -304,8 +312,8 @@ def _find_sound(name: str, feeds: Sequence[Feeds], sample_rate_hz: float | None)
 
 def _subtract(codes: Sequence[Array], axis: int) -> list[Array]:
     """Return each code minus the one before it along an axis; the first stays."""
-    wide = [one.astype(np.int64) for one in codes]
-    return [np.diff(one, axis=axis, prepend=one.take([0], axis) * 0) for one in wide]
+    wide = [values.astype(np.int64) for values in codes]
+    return [np.diff(values, axis=axis, prepend=values.take([0], axis) * 0) for values in wide]
 
 
 def _describe_rounding(lattice: Lattice) -> str:
@@ -319,14 +327,16 @@ def _describe_rounding(lattice: Lattice) -> str:
 
 def _rows(feeds: Sequence[Feeds], name: str) -> NDArray[np.float32]:
     """Return an input of all samples, [samples, ...]; a sample without a batch axis is a row."""
-    found = [one[name] if one[name].ndim > 1 else one[name][np.newaxis] for one in feeds]
-    return np.concatenate(found).astype(np.float32, copy=False)
+    rows = [sample[name] if sample[name].ndim > 1 else sample[name][np.newaxis] for sample in feeds]
+    return np.concatenate(rows).astype(np.float32, copy=False)
 
 
 def _code(values: Array, lattice: Lattice, dtype: type[np.generic]) -> Array:
     """Return the codes of values, as the nodes of a head compute them."""
     per_axis = [1] * values.ndim
     per_axis[lattice.axis] = len(lattice.step)
-    offset, step = (np.reshape(one, per_axis).astype(np.float32) for one in (lattice.offset, lattice.step))
+    offset, step = (
+        np.reshape(values, per_axis).astype(np.float32) for values in (lattice.offset, lattice.step)
+    )
     codes = np.floor((values - offset) / step + np.float32(0.5))
     return np.asarray(np.clip(codes, lattice.lowest, lattice.highest), dtype)

@@ -108,7 +108,6 @@ def find_obstacle(model: onnx.ModelProto) -> str:
 
 
 def has_subgraph(node: onnx.NodeProto) -> bool:
-    """Return whether a node is control flow."""
     return any(attribute.HasField("g") or len(attribute.graphs) > 0 for attribute in node.attribute)
 
 
@@ -145,21 +144,30 @@ def measure_sizes(
             model.SerializeToString(), settings, providers=["CPUExecutionProvider"]
         )
         feeds = inputs or make_inputs(session)
-        runs = [session.run(list(tensors), feeds)]
+        facts = [_describe_values(session, tensors, feeds)]
     except Exception as cause:  # its exceptions have no other common base
         raise CutError(f"the sizes of the model's tensors cannot be measured: {cause}") from cause
     for seed in range(_OTHER_RUNS):
         scaled = {name: vary_values(value, seed) for name, value in feeds.items()}
         with contextlib.suppress(Exception):  # a model may refuse such values
-            runs.append(session.run(list(tensors), scaled))
+            facts.append(_describe_values(session, tensors, scaled))
     sizes: dict[str, int] = {}
     fixed: set[str] = set()
-    for name, *values in zip(tensors, *runs, strict=True):
-        if all(map(is_plain, values)):
-            sizes[name] = values[0].nbytes
-            if len({value.shape for value in values}) == 1 and (values[0].size or name in feeds):
+    for name, *described in zip(tensors, *facts, strict=True):
+        if None not in described:
+            size_bytes, shape = described[0] or (0, ())
+            sizes[name] = size_bytes
+            if len(set(described)) == 1 and (0 not in shape or name in feeds):
                 fixed.add(name)
     return sizes, frozenset(tensors) - fixed
+
+
+def _describe_values(
+    session: onnxruntime.InferenceSession, tensors: Sequence[str], feeds: Mapping[str, Array]
+) -> list[tuple[int, tuple[int, ...]] | None]:
+    """Return bytes and shape of each tensor in a run, None if it is no plain one; values take gigabytes."""
+    values = session.run(list(tensors), dict(feeds))
+    return [(value.nbytes, value.shape) if is_plain(value) else None for value in values]
 
 
 def vary_values(values: Array, seed: int) -> Array:

@@ -13,7 +13,6 @@ _WORTH: Final = 1.05  # least gain of a split over the best whole-model candidat
 
 
 def curves_of(result: PlanningResult, row: int) -> list[Curve]:
-    """Return a curve for each candidate, at one round trip of the grid."""
     return [
         Curve(
             str(number + 1),

@@ -47,12 +47,10 @@ _KINDS: Final = {
 
 
 def page_style() -> str:
-    """Return the style sheet that the pages of offload share."""
     return resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
 
 
 def render_plan_page(result: PlanningResult) -> str:
-    """Return the page."""
     return render_document(
         f"{result.model}: offload plan",
         page_style(),

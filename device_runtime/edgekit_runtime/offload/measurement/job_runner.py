@@ -163,7 +163,6 @@ def _open_profiled(
 
 
 def _open(graph: JobGraph, blobs: Sequence[memoryview], folder: Path, number: int) -> Callable[[], object]:
-    """Return a call that runs a graph once."""
     return _bind(_load(graph, blobs, folder / f"{number}.onnx", lambda _: None), graph, blobs)
 
 
@@ -371,7 +370,6 @@ class _Clock:
         self.spent_s = 0.0
 
     def time(self) -> None:
-        """Run once, after a pause."""
         time.sleep(PAUSE_S)
         begin_anywhere(self._draws, self._share)
         begin = time.perf_counter()
@@ -385,7 +383,6 @@ class _Clock:
 
     @property
     def rounds(self) -> int:
-        """The number of runs, at any speed."""
         return len(self.seconds) + len(self.others)
 
 

@@ -72,7 +72,6 @@ class RequestCost:
     local_s: Annotated[float, Range(0, 3600)] = 0.0
 
     def seconds(self, body_bytes: float) -> float:
-        """Return the time of a request with a body of this size."""
         return self.fixed_s + self.byte_s * body_bytes
 
 

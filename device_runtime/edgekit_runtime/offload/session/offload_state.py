@@ -110,7 +110,6 @@ class OffloadState:
         self._epoch += 1
 
     def reconsider(self) -> None:
-        """Decide again before the next request."""
         self._epoch += 1
 
     def decision(self, rows: int = 1) -> PlanChoice:
@@ -193,7 +192,6 @@ class OffloadState:
     # Predictions
 
     def conditions(self, now_s: float) -> Conditions:
-        """Return the present conditions; call it under `lock`."""
         link = self.estimate.state(now_s) if self.breaker.is_closed else None
         slowdown, wait_s = _ratio(self._compute), self._wait_s
         if (
@@ -277,16 +275,13 @@ class OffloadState:
     # Observations
 
     def count_requests(self) -> int:
-        """Return the number of requests."""
         return self.counts.local + self.counts.remote + self.counts.hedged + self.counts.failed
 
     def count_remote(self, plan: str) -> None:
-        """Note that the server answered a request."""
         self.counts.remote += 1
         self._answered = plan
 
     def note_local(self, took_s: float, rows: int) -> None:
-        """Note the time of a local run."""
         self.has_local_failed = False
         if (plan := self.table.local) is not None:
             self._device.append((took_s, (plan.costs.device_s - plan.costs.request_s) * rows))
@@ -296,7 +291,6 @@ class OffloadState:
             self._epoch += 1
 
     def note_local_failure(self) -> None:
-        """Note that a local run failed."""
         self.has_local_failed = True
         self._epoch += 1
 

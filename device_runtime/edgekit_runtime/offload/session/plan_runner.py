@@ -157,13 +157,11 @@ class PlanRunner:
         return make_tail_request(self.plan.tail or "", golden.inputs, expected, self.plan.compression, fields)
 
     def interrupt(self) -> None:
-        """End the runs of head and decoder."""
         for part in (self._head, self._decoder):
             if (interrupt := getattr(part, "interrupt", None)) is not None:
                 interrupt()
 
     def cancel_runs(self) -> None:
-        """End the runs of head and decoder under way with an error."""
         cancel_runs(self._head)
         cancel_runs(self._decoder)
 

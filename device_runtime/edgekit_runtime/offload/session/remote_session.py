@@ -110,7 +110,6 @@ class RemoteSession:
 
     @property
     def counts(self) -> Counts:
-        """How requests were answered."""
         return self.state.counts
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -335,7 +334,6 @@ class RemoteSession:
         return self._run_local(inputs, rows)
 
     def _plan_wait(self, decision: PlanChoice, request: TailRequest, rows: int, spent_s: float) -> ReplyWait:
-        """Return how long to wait for a reply."""
         return ReplyWait(
             self.state.allow_s(decision, rows, spent_s),
             self.state.local_s(rows),

@@ -86,7 +86,6 @@ class ServerProber:
         self._state.wake.set()
 
     def close(self) -> None:
-        """Wait a moment for the thread to end."""
         self._thread.join(_CLOSE_S)  # it may be connecting in vain, and ends by itself then
         self._status.close()
 
@@ -304,7 +303,6 @@ class _Replied:
         self._outputs = outputs
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs."""
         del inputs
         return self._outputs
 

@@ -131,7 +131,7 @@ def measure_codings(
     device_slowdown: float,
     server_slowdown: float,
 ) -> dict[str, CodedTensors]:
-    """Return size and times of every tensor of a graph in each family of codings, as means over the samples.
+    """Return size and times of every tensor of a graph in each coding of cuts, as means over the samples.
 
     Args:
         model: the model.
@@ -143,13 +143,13 @@ def measure_codings(
     Raises:
         CutError: the model does not run on a sample.
     """
-    sizes = {family: np.zeros(len(graph.tensors)) for family in CUT_CODINGS}
+    sizes = {coding: np.zeros(len(graph.tensors)) for coding in CUT_CODINGS}
     raw_bytes, coded_bytes = np.zeros(len(graph.tensors)), np.zeros(len(graph.tensors))
     spent_s, recorded_bytes = dict.fromkeys(CUT_CODINGS, 0.0), 0
-    codecs = {family: TensorCodec(family) for family in CUT_CODINGS}
-    reply_bytes = {family: np.zeros(len(graph.tensors)) for family in CUT_CODINGS}
+    coders = {coding: TensorCoder(coding) for coding in CUT_CODINGS}
+    reply_bytes = {coding: np.zeros(len(graph.tensors)) for coding in CUT_CODINGS}
     counts = np.zeros(len(graph.tensors))
-    is_coded = {family: np.zeros(len(graph.tensors), np.bool_) for family in CUT_CODINGS}
+    is_coded = {coding: np.zeros(len(graph.tensors), np.bool_) for coding in CUT_CODINGS}
     compressed_bytes(np.zeros(1))  # the first call may import
     for arrays in model.record(graph.tensors, feeds):
         recorded_bytes += sum(array.nbytes for array in arrays)
@@ -161,36 +161,36 @@ def measure_codings(
         for row, array in parts_of.items():
             scale = arrays[row].nbytes / max(array.nbytes, 1)
             encoded: dict[str, tuple[Array, ...]] = {}
-            for family, codec in codecs.items():
-                is_coded[family][row] |= codec.codes(array)  # opens the session before the clock starts
+            for coding, coder in coders.items():
+                is_coded[coding][row] |= coder.codes(array)  # opens the session before the clock starts
                 begin_s = time.perf_counter()
-                encoded[family] = parts = codec.encode(array)
+                encoded[coding] = parts = coder.encode(array)
                 body = np.concatenate([part.reshape(-1).view(np.uint8) for part in parts])
-                sizes[family][row] += compressed_bytes(body) * scale + TENSOR_BYTES * (len(parts) - 1)
-                spent_s[family] += time.perf_counter() - begin_s
-            for family in codecs:
-                reply = encoded["int8"] if _codes_reply(arrays[row], family) else (array,)
-                reply_bytes[family][row] += sum(part.nbytes for part in reply) * scale
+                sizes[coding][row] += compressed_bytes(body) * scale + TENSOR_BYTES * (len(parts) - 1)
+                spent_s[coding] += time.perf_counter() - begin_s
+            for coding in coders:
+                reply = encoded["int8"] if _codes_reply(arrays[row], coding) else (array,)
+                reply_bytes[coding][row] += sum(part.nbytes for part in reply) * scale
         if recorded_bytes > _RECORDED_BYTES:
             break
     codings = {}
-    for family in CUT_CODINGS:
-        coded_s = raw_bytes / counts * (spent_s[family] / max(float(coded_bytes.sum()), 1.0))
-        names = tuple(family if coded else "raw" for coded in is_coded[family])
-        sent_bytes = sizes[family] / counts
-        codings[family] = CodedTensors(
+    for coding in CUT_CODINGS:
+        coded_s = raw_bytes / counts * (spent_s[coding] / max(float(coded_bytes.sum()), 1.0))
+        names = tuple(coding if coded else "raw" for coded in is_coded[coding])
+        sent_bytes = sizes[coding] / counts
+        codings[coding] = CodedTensors(
             names,
             sent_bytes,
             coded_s * device_slowdown,
             coded_s * server_slowdown,
-            reply_bytes[family] / counts,
+            reply_bytes[coding] / counts,
         )
     return codings
 
 
-def _codes_reply(array: Array, family: str) -> bool:
+def _codes_reply(array: Array, coding: str) -> bool:
     spec = TensorSpec(_TENSOR, array.dtype.name, ("N", *array.shape[1:]))
-    return array.ndim > 1 and codes_reply(spec, TensorCodec(family).coding)
+    return array.ndim > 1 and codes_reply(spec, TensorCoder(coding).coding)
 
 
 def _take_part(array: Array) -> Array:
@@ -205,15 +205,15 @@ def _take_part(array: Array) -> Array:
     return np.concatenate([flat[start : start + size] for start in starts])[np.newaxis]
 
 
-class TensorCodec:
+class TensorCoder:
     """Codes tensors by the nodes of heads, and restores them by the nodes of tails.
 
     Tensors whose shapes differ in axis 0 at most share a session, which is opened for the first of them: a
     model of all tensors takes seconds to open, and would need a symbol for each free size.
     """
 
-    def __init__(self, family: str) -> None:
-        self.coding = Coding(family if family in CUT_CODINGS else "raw")
+    def __init__(self, coding: str) -> None:
+        self.coding = Coding(coding if coding in CUT_CODINGS else "raw")
         self._coded: dict[tuple[int, ...], CodedTensor | None] = {}
         self._sessions: dict[tuple[str, tuple[int, ...]], onnxruntime.InferenceSession] = {}
 
@@ -222,7 +222,6 @@ class TensorCodec:
         return self._open("encode", array) is not None
 
     def encode(self, array: Array) -> tuple[Array, ...]:
-        """Return the arrays that are sent for a tensor."""
         session = self._open("encode", array)
         if session is None:
             return (np.ascontiguousarray(array),)
