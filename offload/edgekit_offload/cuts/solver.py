@@ -6,6 +6,16 @@ with a set-up cost a link. It is solved as a linear program. Its matrix is total
 is a placement. A limit on memory or on another cost, or the slowest stage of a pipeline instead of the sum,
 makes it a mixed-integer program of the same variables. HiGHS solves both.
 
+Example: kernel `a` makes `t` (40 kB) of the input `x` (600 kB), `b` makes the output `y` (1 kB) of it. They
+take 100 and 400 ms on the device, 1 and 4 ms on the server; 1 kB takes 1 ms on the link, a round trip 20 ms.
+
+    all on the device        before[a] = before[b] = 1                     100 + 400            = 500 ms
+    cut behind `a`           before[a] = 1, sent[t] = used = 1             100 + 40 + 20 + 4 + 1 = 165 ms
+    all on the server        sent[x] = used = 1                            600 + 20 + 1 + 4 + 1 = 626 ms
+
+The relaxed program finds 165 ms. Its dual solution proves that nothing costs less, and so does a trial of all
+three.
+
 This is not the construction of DADS (Hu et al., INFOCOM 2019, algorithm 1): it has no edges from consumers
 back to producers, so its minimum cut may let the device read tensors of the server at no cost.
 

@@ -6,7 +6,7 @@ factor that it lacks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from edgekit_offload.partition.coding import CUT_CODINGS, EXACT_UPLOADS, LOSSY_SAMPLES
 from edgekit_offload.partition.opened_model import Feeds
-from edgekit_offload.planning.coding_costs import AnswerChange
 from edgekit_offload.planning.cut_candidates import CutSearchResult
 from edgekit_offload.planning.envelope import SIMPLICITY, Grid, find_winners, score_all, win_ranges
 from edgekit_offload.planning.explain import explain_candidate, explain_leakage, explain_plan
@@ -22,16 +21,13 @@ from edgekit_offload.planning.plan_inputs import PlanInputs
 from edgekit_offload.planning.result import (
     NEVER,
     Candidate,
-    Certificate,
-    Kind,
-    Label,
     PlannedMachine,
     PlanningResult,
     Refusal,
     SentTensor,
 )
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan
+from edgekit_runtime.offload.cut_table import CutTable
 from edgekit_runtime.offload.latency_model import Conditions, predict_s, reserved_server_s
 
 MAX_SAMPLES: Final = 16  # samples on which the sizes of all tensors are measured
@@ -39,47 +35,9 @@ MAX_DEVICES: Final = 100_000  # devices of a server; more are not counted
 _LARGE_SPREAD: Final = 0.1  # a profile with a larger spread gets a warning
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A candidate before the comparison.
-
-    Attributes:
-        kind, plan, label, sent, certificate, kernels_on_device, device_bytes, samples_needed, sends_input,
-            known_inputs: see `Candidate`.
-        change: what its coding changes in the answers; None if unknown.
-        note: a sentence in addition to the explanation.
-    """
-
-    kind: Kind
-    plan: OffloadPlan
-    label: Label
-    sent: tuple[SentTensor, ...] = ()
-    certificate: Certificate | None = None
-    kernels_on_device: int = 0
-    device_bytes: float | None = None
-    change: AnswerChange | None = None
-    samples_needed: int = 0
-    sends_input: bool = False
-    known_inputs: int = 0
-    note: str = ""
-
-    @property
-    def min_samples(self) -> int:
-        """The number of samples for an estimate of what the coding changes; 0 if it is exact."""
-        return max(map(_min_samples, self.sent), default=0)
-
-    def exceeds_loss(self, max_loss: float) -> bool:
-        """Return whether it may make more answers wrong than allowed; an unknown loss may be all."""
-        if self.change is None or self.samples_needed:
-            return self.min_samples > 0 and max_loss < 1
-        return self.change.loss + self.change.loss_error > max_loss
-
-    def carries_all(self, sample: Feeds) -> bool:
-        """Return whether it can send inputs of any values; integers are their own codes."""
-        return all(
-            tensor.coding in CUT_CODINGS or (tensor.name in sample and sample[tensor.name].dtype.kind != "f")
-            for tensor in self.sent
-        )
+def min_samples(candidate: Candidate) -> int:
+    """Return the number of samples for an estimate of what the coding changes; 0 if it is exact."""
+    return max(map(_min_samples, candidate.sent), default=0)
 
 
 def _min_samples(tensor: SentTensor) -> int:
@@ -88,9 +46,16 @@ def _min_samples(tensor: SentTensor) -> int:
     return 0 if tensor.coding in EXACT_UPLOADS and not tensor.rounding else LOSSY_SAMPLES
 
 
+def exceeds_loss(candidate: Candidate, max_loss: float) -> bool:
+    """Return whether a candidate may make more answers wrong than allowed; an unknown loss may be all."""
+    if not candidate.has_known_loss or candidate.expected_loss is None:
+        return min_samples(candidate) > 0 and max_loss < 1
+    return candidate.expected_loss + candidate.loss_error > max_loss
+
+
 def compare(
     inputs: PlanInputs,
-    drafts: Sequence[Draft],
+    candidates: Sequence[Candidate],
     refusals: Sequence[Refusal],
     search: CutSearchResult,
     *,
@@ -100,7 +65,7 @@ def compare(
 
     Args:
         inputs: the inputs of the plan.
-        drafts: the candidates, at least one.
+        candidates: the candidates, at least one.
         refusals: candidates that are not offered.
         search: the result of the search for cuts.
         kernels: number of kernels of the model; 0 if it cannot be cut.
@@ -108,45 +73,38 @@ def compare(
     Raises:
         CutError: no candidate keeps the limits anywhere.
     """
-    grid, plans = inputs.grid, [draft.plan for draft in drafts]
+    grid, plans = inputs.grid, [candidate.plan for candidate in candidates]
     scores = score_all(plans, grid.conditions(), inputs.goal.score)
-    exceeds_loss = np.array([draft.exceeds_loss(inputs.max_loss) for draft in drafts])
-    offered = np.where(exceeds_loss[:, np.newaxis], np.inf, scores)
-    winners = find_winners(offered, [SIMPLICITY[draft.kind] for draft in drafts])
+    is_over = np.array([exceeds_loss(candidate, inputs.max_loss) for candidate in candidates])
+    offered = np.where(is_over[:, np.newaxis], np.inf, scores)
+    winners = find_winners(offered, [SIMPLICITY[candidate.kind] for candidate in candidates])
     if (winners < 0).all():
         raise CutError(
             "no candidate keeps the limits at any setting of the link: raise --latency-limit or --max-loss"
         )
     in_table = {int(number) for number in winners if number >= 0}
-    in_table |= {number for number, draft in enumerate(drafts) if draft.kind == "local"}
-    reserve = _find_reserve(inputs, drafts, winners, in_table, offered)
+    in_table |= {number for number, candidate in enumerate(candidates) if candidate.kind == "local"}
+    reserve = _find_reserve(inputs, candidates, winners, in_table, offered)
     in_table |= reserve
     unloaded = [Conditions(link) for link in grid.links()]
     latencies = score_all(plans, unloaded, lambda plan, condition: predict_s(plan, condition) * 1e3)
-    candidates = []
-    for number, draft in enumerate(drafts):
-        candidate = Candidate(
-            kind=draft.kind,
-            plan=draft.plan,
-            label=draft.label,
-            sent=draft.sent,
+    scored = [
+        replace(
+            candidate,
             latency_ms=_rows(latencies[number], grid),
             score=_rows(scores[number][: len(unloaded)], grid),
             wins=win_ranges(winners, number, grid),
             in_table=number in in_table,
-            kernels_on_device=draft.kernels_on_device,
-            device_bytes=draft.device_bytes,
-            devices_per_server=_capacity(inputs, draft),
-            certificate=draft.certificate,
-            expected_loss=None if draft.change is None else draft.change.loss,
-            loss_error=0.0 if draft.change is None else draft.change.loss_error,
-            samples_needed=draft.samples_needed,
-            is_over_loss=bool(exceeds_loss[number]),
-            sends_input=draft.sends_input,
-            known_inputs=draft.known_inputs,
+            devices_per_server=_capacity(inputs, candidate),
+            is_over_loss=bool(is_over[number]),
         )
-        text = f"{explain_candidate(candidate, kernels, is_reserve=number in reserve)} {draft.note}"
-        candidates.append(replace(candidate, explanation=text.rstrip()))
+        for number, candidate in enumerate(candidates)
+    ]
+    scored = [
+        replace(candidate, explanation=f"{text} {candidate.explanation}".rstrip())
+        for number, candidate in enumerate(scored)
+        for text in [explain_candidate(candidate, kernels, is_reserve=number in reserve)]
+    ]
     unit = inputs.goal.row.unit
     return PlanningResult(
         model=inputs.name,
@@ -164,9 +122,9 @@ def compare(
         ),
         bandwidths_mbit_s=grid.bandwidths_mbit_s,
         rtts_ms=grid.rtts_ms,
-        candidates=tuple(candidates),
+        candidates=tuple(scored),
         table=CutTable(
-            tuple(draft.plan for number, draft in enumerate(drafts) if number in in_table),
+            tuple(candidate.plan for number, candidate in enumerate(candidates) if number in in_table),
             inputs.objective,
             inputs.device.description,
             inputs.peer.description,
@@ -174,9 +132,9 @@ def compare(
             None if inputs.power is None else inputs.power.radio_w,
         ),
         refusals=tuple(refusals),
-        warnings=tuple(_warn(inputs, drafts)),
+        warnings=tuple(_warn(inputs, candidates)),
         sentences=(
-            *explain_plan(candidates, grid.bandwidths_mbit_s, grid.rtts_ms, unit),
+            *explain_plan(scored, grid.bandwidths_mbit_s, grid.rtts_ms, unit),
             *_explain_search(inputs, search),
         ),
         kernels=kernels,
@@ -198,7 +156,7 @@ def _explain_search(inputs: PlanInputs, search: CutSearchResult) -> tuple[str, .
 
 def _find_reserve(
     inputs: PlanInputs,
-    drafts: Sequence[Draft],
+    candidates: Sequence[Candidate],
     winners: NDArray[np.intp],
     in_table: set[int],
     scores: NDArray[np.float64],
@@ -208,13 +166,23 @@ def _find_reserve(
     Codes of uploads work for values like those of the samples. A candidate that is in the table anyway,
     such as the device alone, takes the others if it is as good.
     """
-    universal = [number for number, draft in enumerate(drafts) if draft.carries_all(inputs.feeds[0])]
+    universal = [
+        number for number, candidate in enumerate(candidates) if _carries_all(candidate, inputs.feeds[0])
+    ]
     needs_reserve = (winners >= 0) & ~np.isin(winners, universal)
     if not universal or not needs_reserve.any():
         return frozenset()
-    ranks = [-1 if number in in_table else SIMPLICITY[drafts[number].kind] for number in universal]
+    ranks = [-1 if number in in_table else SIMPLICITY[candidates[number].kind] for number in universal]
     best = find_winners(scores[universal][:, needs_reserve], ranks)
     return frozenset(universal[index] for index in best if index >= 0) - in_table
+
+
+def _carries_all(candidate: Candidate, sample: Feeds) -> bool:
+    """Return whether it can send inputs of any values; integers are their own codes."""
+    return all(
+        tensor.coding in CUT_CODINGS or (tensor.name in sample and sample[tensor.name].dtype.kind != "f")
+        for tensor in candidate.sent
+    )
 
 
 def _rows(values: NDArray[np.float64], grid: Grid) -> tuple[tuple[float, ...], ...]:
@@ -223,17 +191,17 @@ def _rows(values: NDArray[np.float64], grid: Grid) -> tuple[tuple[float, ...], .
     return tuple(tuple(float(value) for value in row) for row in finite.reshape(len(grid.rtts_ms), -1))
 
 
-def _capacity(inputs: PlanInputs, draft: Draft) -> int | None:
+def _capacity(inputs: PlanInputs, candidate: Candidate) -> int | None:
     """Return how many devices a server carries at the middle of the bandwidths."""
-    if inputs.objective != "capacity" or inputs.latency_limit_s is None or draft.kind == "local":
+    if inputs.objective != "capacity" or inputs.latency_limit_s is None or candidate.kind == "local":
         return None  # a device that computes all itself does not load the server
     links = inputs.grid.links()
     middle = Conditions(links[len(inputs.grid.bandwidths_mbit_s) // 2])
-    reserved_s = reserved_server_s(draft.plan, middle, inputs.latency_limit_s) * inputs.requests_per_s
+    reserved_s = reserved_server_s(candidate.plan, middle, inputs.latency_limit_s) * inputs.requests_per_s
     return int(min(MAX_DEVICES, 1 / max(reserved_s, 1e-12)))
 
 
-def _warn(inputs: PlanInputs, drafts: Sequence[Draft]) -> list[str]:
+def _warn(inputs: PlanInputs, candidates: Sequence[Candidate]) -> list[str]:
     warnings = list(inputs.notes)
     warnings += [
         f"The times of {profile.measured_on} vary by {profile.whole_spread:.0%} between the quartiles:"
@@ -243,14 +211,14 @@ def _warn(inputs: PlanInputs, drafts: Sequence[Draft]) -> list[str]:
     ]
     if len(inputs.feeds) < MAX_SAMPLES:
         warnings.append(f"Sizes were measured on {len(inputs.feeds)} samples only.")
-    warnings += _warn_of_unknown_change(inputs, drafts)
+    warnings += _warn_of_unknown_change(inputs, candidates)
     warnings += filter(None, [inputs.goal.row.warning])
-    if any(draft.label == "modelled" for draft in drafts if draft.kind == "cut"):
+    if any(candidate.label == "modelled" for candidate in candidates if candidate.kind == "cut"):
         warnings.append("Times of cuts are sums over kernels (modelled): the cuts were not run as they are.")
     return list(dict.fromkeys(warnings))  # one machine may appear twice
 
 
-def _warn_of_unknown_change(inputs: PlanInputs, drafts: Sequence[Draft]) -> list[str]:
+def _warn_of_unknown_change(inputs: PlanInputs, candidates: Sequence[Candidate]) -> list[str]:
     """Return a warning for each reason why the effect of codings on the answers is unknown."""
     limit = "they are not offered" if inputs.max_loss < 1 else "no limit applies"
     count = (
@@ -259,13 +227,15 @@ def _warn_of_unknown_change(inputs: PlanInputs, drafts: Sequence[Draft]) -> list
         else "golden and made-up inputs are no evidence"
     )
     names: dict[str, list[str]] = {}
-    for draft in sorted(drafts, key=lambda draft: (not draft.samples_needed, draft.samples_needed)):
-        if draft.min_samples and (draft.samples_needed or draft.change is None):
-            if draft.samples_needed:
-                reason = f"an estimate needs at least {draft.samples_needed} samples, {count}"
+    for candidate in sorted(
+        candidates, key=lambda candidate: (not candidate.samples_needed, candidate.samples_needed)
+    ):
+        if min_samples(candidate) and (candidate.samples_needed or candidate.expected_loss is None):
+            if candidate.samples_needed:
+                reason = f"an estimate needs at least {candidate.samples_needed} samples, {count}"
             else:
                 reason = "outputs are not known to hold classes" if inputs.measure else "nothing was run"
-            names.setdefault(reason, []).append(draft.plan.name)
+            names.setdefault(reason, []).append(candidate.plan.name)
     return [
         f"What {', '.join(plans)} may change in the answers is unknown ({reason}): {limit}."
         for reason, plans in names.items()

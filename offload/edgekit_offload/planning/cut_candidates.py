@@ -3,6 +3,11 @@
 The leakage of a tensor is measured, not modelled, so no solver can minimise under a limit on it. Cuts that
 exceed the limit are refused one by one: the tensors that they send are pinned to the device, as with
 `--keep-on-device`, and the next sweep finds the best cuts behind them.
+
+Example: the sweep finds `cut1-raw` behind kernel 3 and `cut2-int8` behind kernel 5, with a limit of 20 dB. An
+attack measures 31 dB on the first, which is refused, and its tensor is pinned: no placement may send it, nor
+run what makes it on the server. The second sweep finds `cut3-raw` behind kernel 8, with 17 dB. No cut of this
+round is refused, so the search ends with `cut2-int8` and `cut3-raw`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

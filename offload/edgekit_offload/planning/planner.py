@@ -3,15 +3,15 @@
 Example: a classifier takes 50 ms on the device and 5 ms on the server, its photographs have 600 kB.
 
 1. `local` needs 50 ms of the device, if the model fits its memory; `raw` and `jpeg:90` upload the input.
-2. Each tensor between two kernels is measured in each coding (`codings`). The sweep (`cut_candidates`) then
-   solves for the cheapest placement of kernels at each link and load. It finds that behind kernel 12 a tensor
-   of 40 kB crosses, or 9 kB as int8: `cut1-raw` and `cut2-int8`.
+2. Each tensor between two kernels is measured in each coding (`coding_costs`). The sweep (`cut_candidates`)
+   then solves for the cheapest placement of kernels at each link and load. It finds that behind kernel 12 a
+   tensor of 40 kB crosses, or 9 kB as int8: `cut1-raw` and `cut2-int8`.
 3. `PlanInputs.measure` extracts these candidates and times them as they are: 21 ms + 2 ms for `cut2-int8`.
    Without it, their times stay sums over kernels (`modelled`).
 4. A cascade may join (`cascade`), and what is sent may be attacked (`leakage`).
 5. `comparison` scores all on the grid of links and loads. What wins somewhere goes into the cut table.
 
-Each step returns its candidates as `Draft`, or a `Refusal` that says why there is none.
+Each step returns its candidates, or a `Refusal` that says why there is none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ import numpy as np
 from edgekit_offload.partition.tensor_forms import find_forms
 from edgekit_offload.planning.cascade import NAME, CascadeInputs, CascadeRefusal, plan_cascade, refuse_cascade
 from edgekit_offload.planning.coding_costs import measure_codings
-from edgekit_offload.planning.comparison import MAX_SAMPLES, Draft, compare
+from edgekit_offload.planning.comparison import MAX_SAMPLES, compare, exceeds_loss, min_samples
 from edgekit_offload.planning.costs import (
     INPUT,
     GraphCosts,
@@ -40,7 +40,7 @@ from edgekit_offload.planning.cut_candidates import (
     search_cuts,
 )
 from edgekit_offload.planning.plan_inputs import ExtractedPlan, PlanInputs
-from edgekit_offload.planning.result import PlanningResult, Refusal
+from edgekit_offload.planning.result import Candidate, PlanningResult, Refusal
 from edgekit_offload.planning.uploads import UploadCandidate, WholeModel, find_uploads
 from edgekit_offload.profiling.fused_graph import is_plain
 from edgekit_offload.profiling.model_profile import ModelProfile, describe_cause
@@ -61,15 +61,15 @@ def plan(inputs: PlanInputs, progress: Progress = lambda _step, _done, _total: N
     whole = _measure_whole(inputs)
     costs = _measure_graph(inputs, whole)
     graph = costs if isinstance(costs, GraphCosts) else None
-    outcomes: list[Draft | Refusal] = [costs] if isinstance(costs, Refusal) else []
+    outcomes: list[Candidate | Refusal] = [costs] if isinstance(costs, Refusal) else []
     outcomes.append(_plan_local(inputs, graph))
     uploads, refusals = _find_uploads(inputs, whole, has_graph=graph is not None)
-    outcomes += [*refusals, *map(_draft_upload, uploads)]
+    outcomes += [*refusals, *map(_make_upload, uploads)]
     meter = None if inputs.leakage is None else LeakageMeter(inputs.leakage, inputs.most_leakage_db)
     search = CutSearchResult()
     if graph is not None:
-        search = _search_cuts(inputs, graph, _drafts_of(outcomes), meter, progress)
-        outcomes += [*search.refusals, *(_draft_cut(cut, graph) for cut in search.cuts)]
+        search = _search_cuts(inputs, graph, _candidates_of(outcomes), meter, progress)
+        outcomes += [*search.refusals, *(_make_cut(cut, graph) for cut in search.cuts)]
     if inputs.measure is not None:
         progress("extracting and measuring", None, None)
         measured = inputs.measure(uploads, search.cuts)
@@ -77,21 +77,21 @@ def plan(inputs: PlanInputs, progress: Progress = lambda _step, _done, _total: N
     outcomes = [_add_request(outcome, inputs.device, inputs.peer) for outcome in outcomes]
     if inputs.cascade is not None:
         progress("choosing the threshold of the cascade", None, None)
-        drafts = _drafts_of(outcomes)
-        outcomes.append(_plan_cascade(inputs, inputs.cascade, drafts, whole.device_slowdown))
+        candidates = _candidates_of(outcomes)
+        outcomes.append(_plan_cascade(inputs, inputs.cascade, candidates, whole.device_slowdown))
     if meter is not None:
         progress("attacking what is sent", None, None)
     forms = find_forms(inputs.model.proto.graph, inputs.feeds[0])
-    drafts = [_finish(inputs, draft, forms, meter) for draft in _drafts_of(outcomes)]
+    candidates = [_finish(inputs, candidate, forms, meter) for candidate in _candidates_of(outcomes)]
     refusals = tuple(outcome for outcome in outcomes if isinstance(outcome, Refusal))
-    if not drafts:
+    if not candidates:
         raise CutError("no candidate keeps the limits: " + " ".join(refusal.reason for refusal in refusals))
     kernels = 0 if graph is None else len(graph.seconds)
-    return compare(inputs, drafts, refusals, search, kernels=kernels)
+    return compare(inputs, candidates, refusals, search, kernels=kernels)
 
 
-def _drafts_of(outcomes: Sequence[Draft | Refusal]) -> list[Draft]:
-    return [outcome for outcome in outcomes if isinstance(outcome, Draft)]
+def _candidates_of(outcomes: Sequence[Candidate | Refusal]) -> list[Candidate]:
+    return [outcome for outcome in outcomes if isinstance(outcome, Candidate)]
 
 
 def _measure_whole(inputs: PlanInputs) -> WholeModel:
@@ -147,7 +147,7 @@ def _refuse_cuts(cause: Exception) -> Refusal:
     return Refusal("cuts", f"The model cannot be split: {describe_cause(cause)}.")
 
 
-def _plan_local(inputs: PlanInputs, costs: GraphCosts | None) -> Draft | Refusal:
+def _plan_local(inputs: PlanInputs, costs: GraphCosts | None) -> Candidate | Refusal:
     """Return the candidate that runs all on the device, if its memory is large enough."""
     needed = None if costs is None else device_bytes(costs, (0,) * len(costs.seconds))
     file_bytes = float(len(inputs.model.content))
@@ -155,7 +155,7 @@ def _plan_local(inputs: PlanInputs, costs: GraphCosts | None) -> Draft | Refusal
     if too_large := inputs.limits.describe_excess(weights_bytes, file_bytes if needed is None else needed):
         return Refusal(LOCAL, f"The whole model {too_large}.")
     local = OffloadPlan(LOCAL, PlanCosts(inputs.device.whole_s, is_measured=True))
-    return Draft(kind="local", plan=local, label=inputs.device.label, device_bytes=needed)
+    return Candidate(kind="local", plan=local, label=inputs.device.label, device_bytes=needed)
 
 
 def _find_uploads(
@@ -176,13 +176,13 @@ def _find_uploads(
     return (), (*refusals, *(Refusal(upload.plan.name, reason) for upload in uploads))
 
 
-def _draft_upload(upload: UploadCandidate) -> Draft:
-    return Draft(kind="upload", plan=upload.plan, label="modelled", sent=upload.sent)
+def _make_upload(upload: UploadCandidate) -> Candidate:
+    return Candidate(kind="upload", plan=upload.plan, label="modelled", sent=upload.sent)
 
 
-def _draft_cut(candidate: CutCandidate, costs: GraphCosts) -> Draft:
+def _make_cut(candidate: CutCandidate, costs: GraphCosts) -> Candidate:
     cut = candidate.cut
-    return Draft(
+    return Candidate(
         kind="cut",
         plan=candidate.plan,
         label="modelled",
@@ -196,7 +196,7 @@ def _draft_cut(candidate: CutCandidate, costs: GraphCosts) -> Draft:
 def _search_cuts(
     inputs: PlanInputs,
     costs: GraphCosts,
-    rivals: Sequence[Draft],
+    rivals: Sequence[Candidate],
     meter: LeakageMeter | None,
     progress: Progress,
 ) -> CutSearchResult:
@@ -216,35 +216,40 @@ def _search_cuts(
         leakage=meter if has_limit else None,
     )
     try:
-        return search_cuts(search, [add_energy(draft.plan, inputs.power) for draft in rivals], progress)
+        return search_cuts(
+            search, [add_energy(candidate.plan, inputs.power) for candidate in rivals], progress
+        )
     except Exception as cause:  # the candidates with the whole model stay
         return CutSearchResult(refusals=[_refuse_cuts(cause)])
 
 
 def _use_measurement(
-    inputs: PlanInputs, outcome: Draft | Refusal, measured: Mapping[str, ExtractedPlan | Refusal]
-) -> Draft | Refusal:
+    inputs: PlanInputs, outcome: Candidate | Refusal, measured: Mapping[str, ExtractedPlan | Refusal]
+) -> Candidate | Refusal:
     """Return a candidate with measured costs instead of modelled ones, or why it does not work."""
-    result = measured.get(outcome.plan.name) if isinstance(outcome, Draft) else None
+    result = measured.get(outcome.plan.name) if isinstance(outcome, Candidate) else None
     if isinstance(outcome, Refusal) or result is None:
         return outcome
     if isinstance(result, Refusal):
         return result
-    samples = len(inputs.feeds) if inputs.has_samples else 0
-    is_uncertain = result.change is not None and samples < outcome.min_samples
-    measured_draft = replace(
-        outcome,
-        plan=result.plan,
-        label=result.label,
-        change=result.change,
-        samples_needed=outcome.min_samples if is_uncertain else 0,
+    needed = min_samples(outcome)
+    measured_candidate = replace(outcome, plan=result.plan, label=result.label)
+    if result.change is None:
+        return measured_candidate
+    if not inputs.has_samples:
+        plain = replace(result.plan, answers_changed=None)
+        return replace(measured_candidate, plan=plain, samples_needed=needed)
+    return replace(
+        measured_candidate,
+        expected_loss=result.change.loss,
+        loss_error=result.change.loss_error,
+        samples_needed=needed if len(inputs.feeds) < needed else 0,
     )
-    if inputs.has_samples:
-        return measured_draft
-    return replace(measured_draft, plan=replace(result.plan, answers_changed=None), change=None)
 
 
-def _add_request(outcome: Draft | Refusal, device: ModelProfile, server: ModelProfile) -> Draft | Refusal:
+def _add_request(
+    outcome: Candidate | Refusal, device: ModelProfile, server: ModelProfile
+) -> Candidate | Refusal:
     """Return a candidate with the time of its request on both machines beside kernels and coding.
 
     All plans that send something have this time in common, so it changes no cut, only whether to send. It is
@@ -270,43 +275,45 @@ def _add_request(outcome: Draft | Refusal, device: ModelProfile, server: ModelPr
 
 
 def _plan_cascade(
-    inputs: PlanInputs, cascade: CascadeInputs, drafts: Sequence[Draft], slowdown: float
-) -> Draft | Refusal:
+    inputs: PlanInputs, cascade: CascadeInputs, candidates: Sequence[Candidate], slowdown: float
+) -> Candidate | Refusal:
     """Return the cascade on top of the best upload, if it pays somewhere."""
     conditions = inputs.grid.conditions()
     small_bytes = float(len(cascade.small.content))
     if too_large := inputs.limits.describe_excess(small_bytes, small_bytes):
         return Refusal(NAME, f"The small model {too_large}.")
-    offered = [draft for draft in drafts if not draft.exceeds_loss(inputs.max_loss)]
-    uploads = [draft for draft in offered if draft.kind == "upload"]
+    offered = [candidate for candidate in candidates if not exceeds_loss(candidate, inputs.max_loss)]
+    uploads = [candidate for candidate in offered if candidate.kind == "upload"]
     if not uploads:
         return Refusal(NAME, "Nothing may be uploaded, so the large model cannot be asked.")
-    upload = min(uploads, key=lambda draft: sum(predict_s(draft.plan, condition) for condition in conditions))
+    upload = min(
+        uploads, key=lambda candidate: sum(predict_s(candidate.plan, condition) for condition in conditions)
+    )
     planned = plan_cascade(inputs.model, cascade, upload.plan, slowdown)
     if isinstance(planned, CascadeRefusal):
         return Refusal(NAME, planned.reason)
     cascade_plan, confirmed = planned
-    own, *others = (
-        add_energy(candidate, inputs.power)
-        for candidate in (cascade_plan, *(draft.plan for draft in offered))
-    )
+    plans = (cascade_plan, *(candidate.plan for candidate in offered))
+    own, *others = (add_energy(rival, inputs.power) for rival in plans)
     refusal = refuse_cascade(own, others, conditions, inputs.goal.score)
     if refusal is not None:
         return Refusal(NAME, refusal.reason)
     # It sends what the upload sends, so it also loses what that loses, in the requests that go on.
-    return replace(upload, kind="cascade", plan=cascade_plan, label="modelled", note=confirmed.describe())
+    return replace(
+        upload, kind="cascade", plan=cascade_plan, label="modelled", explanation=confirmed.describe()
+    )
 
 
 def _finish(
-    inputs: PlanInputs, draft: Draft, input_forms: frozenset[str], meter: LeakageMeter | None
-) -> Draft:
+    inputs: PlanInputs, candidate: Candidate, input_forms: frozenset[str], meter: LeakageMeter | None
+) -> Candidate:
     """Return a candidate with its energy, and with the leakage of what it sends beside the input."""
-    sends_input = any(tensor.name in input_forms for tensor in draft.sent)
-    draft = replace(draft, plan=add_energy(draft.plan, inputs.power), sends_input=sends_input)
+    sends_input = any(tensor.name in input_forms for tensor in candidate.sent)
+    candidate = replace(candidate, plan=add_energy(candidate.plan, inputs.power), sends_input=sends_input)
     leakage = None
-    if meter is not None and draft.kind != "local" and not sends_input:
-        leakage = meter.measure(draft.sent)
+    if meter is not None and candidate.kind != "local" and not sends_input:
+        leakage = meter.measure(candidate.sent)
     if leakage is None:
-        return draft
-    plan_with_leakage = replace(draft.plan, leakage_db=leakage.lower_bound_db)
-    return replace(draft, plan=plan_with_leakage, known_inputs=leakage.known_samples)
+        return candidate
+    plan_with_leakage = replace(candidate.plan, leakage_db=leakage.lower_bound_db)
+    return replace(candidate, plan=plan_with_leakage, known_inputs=leakage.known_samples)

@@ -158,9 +158,9 @@ class Candidate:
     kind: Kind
     plan: OffloadPlan
     label: Label
-    sent: tuple[SentTensor, ...]
-    latency_ms: tuple[tuple[float, ...], ...]
-    score: tuple[tuple[float, ...], ...]
+    sent: tuple[SentTensor, ...] = ()
+    latency_ms: tuple[tuple[float, ...], ...] = ()
+    score: tuple[tuple[float, ...], ...] = ()
     wins: tuple[WinRange, ...] = ()
     in_table: bool = False
     kernels_on_device: int = 0

@@ -1,6 +1,12 @@
 """A session's knowledge of the link, the server and this device, and the plan that follows from it.
 
 The threads of requests, of connections and of the prober share it. It runs and sends nothing.
+
+Example of a request: `decision` returns the plan of the last choice, since the epoch is the same. The session
+sends the tail's request; `note_reply` takes the time of the reply into the estimate of link and server, and
+begins a new epoch, so that the next `decision` chooses again. A request that fails opens the breaker, and
+from then on `choose` sees a cause that rules servers out. The prober sends golden inputs until the server
+answers them, and closes it.
 """
 
 import dataclasses
