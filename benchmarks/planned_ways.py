@@ -137,10 +137,17 @@ class Planned:
         self._nodes = joined.nodes
         raw = np.array([joined.tensor_bytes[tensor] for tensor in joined.graph.tensors], np.float64)
         free = np.zeros(len(raw))
-        coded = CodedTensors(("raw",) * len(raw), raw, free, free, raw)
+        coded = CodedTensors(
+            names=("raw",) * len(raw), sent_bytes=raw, encode_s=free, decode_s=free, reply_bytes=raw
+        )
         weights = joined.weight_bytes.astype(np.float64)
         self.costs = GraphCosts(
-            joined.graph, joined.seconds, raw, weights, joined.weight_readers, {"raw": coded}
+            graph=joined.graph,
+            seconds=joined.seconds,
+            raw_bytes=raw,
+            weight_bytes=weights,
+            weight_readers=joined.weight_readers,
+            codings={"raw": coded},
         )
         self._request = profiles[0].request, profiles[1].request
         self._chosen: dict[bytes, str] = {}

@@ -88,20 +88,28 @@ def sample() -> PlanningResult:
         ]
         for _, plan in plans
     ]
-    certificate = Certificate("enumerated", 0.08, 0.08, 0.0, 4120, 12.0, 5.0)
+    certificate = Certificate(
+        proof="enumerated", cost=0.08, bound=0.08, gap=0.0, placements=4120, bandwidth_mbit_s=12.0, rtt_ms=5.0
+    )
     candidates = []
     for index, (kind, plan) in enumerate(plans):
         rows, wins = tuple(map(tuple, latency[index])), _wins(latency, index)
         coding = plan.name.partition("-")[2] or plan.name
         candidates.append(
             Candidate(
-                kind,
-                plan,
-                "emulated" if index != 5 else "modelled",
-                (SentTensor("relu_3", coding, 602_112.0, plan.costs.upload_bytes),) if plan.tail else (),
-                rows,
-                rows,
-                wins,
+                kind=kind,
+                plan=plan,
+                label="emulated" if index != 5 else "modelled",
+                sent=(
+                    SentTensor(
+                        name="relu_3", coding=coding, raw_bytes=602_112.0, sent_bytes=plan.costs.upload_bytes
+                    ),
+                )
+                if plan.tail
+                else (),
+                latency_ms=rows,
+                score=rows,
+                wins=wins,
                 in_table=bool(wins),
                 kernels_on_device=11 if kind == "cut" else 0,
                 certificate=replace(certificate, coding=coding) if kind == "cut" else None,
@@ -110,25 +118,27 @@ def sample() -> PlanningResult:
             )
         )
     tier = TierPlan(
-        (20.0, 100.0),
-        (5.0, 30.0),
-        (4, 10, 13),
-        ((SentTensor("a", "int8", 100.0, 60.0),), ()),
-        (10.0, 20.0, 5.0),
-        55.0,
-        Certificate("dual", 0.055, 0.0549, 0.001, 0, 20.0, 5.0),
+        bandwidths_mbit_s=(20.0, 100.0),
+        rtts_ms=(5.0, 30.0),
+        kernels=(4, 10, 13),
+        sent=((SentTensor(name="a", coding="int8", raw_bytes=100.0, sent_bytes=60.0),), ()),
+        compute_ms=(10.0, 20.0, 5.0),
+        total_ms=55.0,
+        certificate=Certificate(
+            proof="dual", cost=0.055, bound=0.0549, gap=0.001, placements=0, bandwidth_mbit_s=20.0, rtt_ms=5.0
+        ),
     )
     return PlanningResult(
-        "sample.onnx",
-        "ab" * 32,
-        "latency",
-        "ms",
-        PlannedMachine("this machine at 20 % of a core", "emulated"),
-        PlannedMachine("this machine", "measured"),
-        BANDWIDTHS,
-        RTTS,
-        tuple(candidates),
-        CutTable(tuple(candidate.plan for candidate in candidates)),
+        model="sample.onnx",
+        model_sha256="ab" * 32,
+        objective="latency",
+        unit="ms",
+        device=PlannedMachine(name="this machine at 20 % of a core", label="emulated"),
+        server=PlannedMachine(name="this machine", label="measured"),
+        bandwidths_mbit_s=BANDWIDTHS,
+        rtts_ms=RTTS,
+        candidates=tuple(candidates),
+        table=CutTable(tuple(candidate.plan for candidate in candidates)),
         refusals=(Refusal("opus", "the input is no audio"),),
         warnings=("The profile is 9 days old.",),
         sentences=("Offloading pays above 6 Mbit/s.",),
@@ -157,8 +167,8 @@ def hostile() -> PlanningResult:
         model=HOSTILE,
         model_sha256=HOSTILE,
         unit=HOSTILE,
-        device=PlannedMachine(HOSTILE, "measured"),
-        server=PlannedMachine(HOSTILE, "measured"),
+        device=PlannedMachine(name=HOSTILE, label="measured"),
+        server=PlannedMachine(name=HOSTILE, label="measured"),
         candidates=candidates,
         refusals=(Refusal(HOSTILE, HOSTILE),),
         warnings=(HOSTILE,),

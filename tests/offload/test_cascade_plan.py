@@ -63,7 +63,12 @@ def test_too_few_samples_refuse_a_cascade() -> None:
     large, feeds = linear_model(0.0), samples(20)
     made = inputs_of(large, [5.0], [0.001], feeds[:4])
     result = plan(
-        replace(made, cascade=CascadeInputs(OpenedModel(linear_model(0.1)), 0.95, feeds, classes={"y"}))
+        replace(
+            made,
+            cascade=CascadeInputs(
+                small=OpenedModel(linear_model(0.1)), agreement=0.95, feeds=feeds, classes={"y"}
+            ),
+        )
     )
     assert any(one.name == "cascade" and "cannot confirm" in one.reason for one in result.refusals)
 
@@ -71,7 +76,11 @@ def test_too_few_samples_refuse_a_cascade() -> None:
 def test_good_small_model_makes_a_cascade_that_runs() -> None:
     large, small, feeds = linear_model(0.0), linear_model(0.1), samples(400)
     made = inputs_of(large, [5.0], [2.0], feeds[:4])
-    result = plan(replace(made, cascade=CascadeInputs(OpenedModel(small), 0.9, feeds, classes={"y"})))
+    result = plan(
+        replace(
+            made, cascade=CascadeInputs(small=OpenedModel(small), agreement=0.9, feeds=feeds, classes={"y"})
+        )
+    )
     (candidate,) = [one for one in result.candidates if one.kind == "cascade"]
     assert candidate.in_table
     escalation = candidate.plan.escalation
@@ -97,7 +106,11 @@ def test_cascade_of_what_is_not_known_to_hold_classes_is_refused(
 ) -> None:
     large, small, feeds = forecast_model(1.0), forecast_model(0.3), samples(400)
     made = inputs_of(large, [5.0], [2.0], feeds[:4])
-    result = plan(replace(made, cascade=CascadeInputs(OpenedModel(small), 0.9, feeds, classes)))
+    result = plan(
+        replace(
+            made, cascade=CascadeInputs(small=OpenedModel(small), agreement=0.9, feeds=feeds, classes=classes)
+        )
+    )
     assert any(one.kind == "cascade" for one in result.candidates) == is_planned
     reasons = [one.reason for one in result.refusals if one.name == "cascade"]
     assert [("by the class alone" in one, "--classes y" in one) for one in reasons] == [
@@ -109,7 +122,7 @@ def test_cascade_of_probabilities_needs_no_statement() -> None:
     large, small = (with_softmax(linear_model(error)) for error in (0.0, 0.1))
     feeds = samples(400)
     made = inputs_of(large, [5.0, 1e-6], [2.0, 1e-6], feeds[:4])
-    result = plan(replace(made, cascade=CascadeInputs(OpenedModel(small), 0.9, feeds)))
+    result = plan(replace(made, cascade=CascadeInputs(small=OpenedModel(small), agreement=0.9, feeds=feeds)))
     assert any(one.kind == "cascade" for one in result.candidates), result.refusals
 
 
@@ -130,7 +143,7 @@ def test_cascade_is_offered_on_an_upload_that_keeps_the_limit_on_loss(loss: floa
         }
 
     made = inputs_of(linear_model(0.0), [50.0], [2.0], feeds[:100])
-    cascade = CascadeInputs(OpenedModel(linear_model(0.1)), 0.9, feeds, classes={"y"})
+    cascade = CascadeInputs(small=OpenedModel(linear_model(0.1)), agreement=0.9, feeds=feeds, classes={"y"})
     result = plan(replace(made, cascade=cascade, measure=realise))
     (candidate,) = [one for one in result.candidates if one.kind == "cascade"]
     assert [one.coding for one in candidate.sent] == [sent]
@@ -143,7 +156,9 @@ def test_cascade_is_offered_on_an_upload_that_keeps_the_limit_on_loss(loss: floa
 
 def test_sure_answers_do_not_pay_for_a_request_that_is_not_sent() -> None:
     large = linear_model(0.0)
-    inputs = CascadeInputs(OpenedModel(linear_model(0.5), run_s=0.001), 0.95, samples(400), classes={"y"})
+    inputs = CascadeInputs(
+        small=OpenedModel(linear_model(0.5), run_s=0.001), agreement=0.95, feeds=samples(400), classes={"y"}
+    )
     costs = PlanCosts(0.050, 0.01, 4e3, 100.0, request_s=0.020, compress_s=0.010, plain_bytes=9e3)
     jpeg = OffloadPlan("jpeg:90", costs, tail="whole", media={"x": "jpeg:90"}, compression="zstd")
     coded = OffloadPlan("uint8", costs, head="uint8.head", tail="whole", compression="zstd")

@@ -352,7 +352,7 @@ def test_leakage_above_the_limit_refuses_a_way() -> None:
 
 def leak(*bounds_db: float) -> Leakage:
     """What an attacker found who knew 800 inputs."""
-    return Leakage(max(bounds_db), 5.0, 800, 200)
+    return Leakage(lower_bound_db=max(bounds_db), mean_db=5.0, known_samples=800, held_out_samples=200)
 
 
 def plan_with_leaks(
@@ -634,19 +634,23 @@ def test_split_that_answers_one_output_on_the_device_is_compared_output_by_outpu
 
 def test_leakage_of_a_cut_is_measured() -> None:
     content = narrowing_model(16, 64)
-    cut = leakage_of(OpenedModel(content), noise(16, 64, count=30))([SentTensor("t1", "int8", 1.0, 1.0)])
+    cut = leakage_of(OpenedModel(content), noise(16, 64, count=30))(
+        [SentTensor(name="t1", coding="int8", raw_bytes=1.0, sent_bytes=1.0)]
+    )
     assert cut is not None
     assert cut.lower_bound_db < 30.0  # noise of 65,536 values cannot be rebuilt from 256
     few = leakage_of(OpenedModel(content), noise(16, 64, count=60), limit_s=60.0)(
-        [SentTensor("t1", "int8", 1.0, 1.0)]
+        [SentTensor(name="t1", coding="int8", raw_bytes=1.0, sent_bytes=1.0)]
     )
     assert few is not None
     assert 0 < few.lower_bound_db < 30.0
     assert (cut.known_samples, few.known_samples) == (24, 48)
     over = leakage_of(OpenedModel(content), noise(16, 64, count=40), limit_s=-1.0)
-    assert over([SentTensor("t1", "int8", 1.0, 1.0)]) is None
+    assert over([SentTensor(name="t1", coding="int8", raw_bytes=1.0, sent_bytes=1.0)]) is None
     with pytest.raises(CutError, match="at least 20"):
-        leakage_of(OpenedModel(content), noise(16, 64, count=3))([SentTensor("t1", "int8", 1.0, 1.0)])
+        leakage_of(OpenedModel(content), noise(16, 64, count=3))(
+            [SentTensor(name="t1", coding="int8", raw_bytes=1.0, sent_bytes=1.0)]
+        )
 
 
 def hidden_by_a_pattern(amplitude: float) -> PlanInputs:
@@ -844,7 +848,7 @@ def test_input_that_leaks_most_counts_and_all_samples_are_used() -> None:
     rng = np.random.default_rng(3)
     feeds = [{name: rng.normal(size=(1, 8)).astype(np.float32) for name in "ab"} for _ in range(600)]
     only_first = [{"a": one["a"], "b": feeds[0]["b"]} for one in feeds]
-    sent = [SentTensor("s", "raw", 32.0, 32.0)]
+    sent = [SentTensor(name="s", coding="raw", raw_bytes=32.0, sent_bytes=32.0)]
     first, both = (leakage_of(OpenedModel(content), one)(sent) for one in (only_first, feeds))
     assert first is not None
     assert both is not None
@@ -860,7 +864,7 @@ def test_tensors_too_large_for_the_attack_are_thinned_rather_than_its_samples(
     content = model_of([("MatMul", ["x", "w"], ["m"]), ("Tanh", ["m"], ["y"])], {"x": (1, 48)}, ["y"],
                        weights=weights)  # fmt: skip
     feeds = [{"x": rng.normal(size=(1, 48)).astype(np.float32)} for _ in range(1200)]
-    sent = [SentTensor("m", "raw", 128.0, 128.0)]
+    sent = [SentTensor(name="m", coding="raw", raw_bytes=128.0, sent_bytes=128.0)]
     whole = leakage_of(OpenedModel(content), feeds)(sent)
     monkeypatch.setattr(measurement, "_ATTACK_BYTES", 100_000)
     thinned = leakage_of(OpenedModel(content), feeds)(sent)

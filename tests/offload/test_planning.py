@@ -48,22 +48,42 @@ def costs_of(graph: KernelGraph, rng: random.Random, tiers: int = 2) -> GraphCos
     seconds = np.array([[rng.expovariate(20) / 8**tier for tier in range(tiers)] for _ in graph.kernels])
     zero = np.zeros(len(raw))
     return GraphCosts(
-        graph, seconds, raw, np.array([rng.uniform(0, 1e6) for _ in graph.kernels]),
-        np.eye(len(graph.kernels), dtype=bool),
-        {
-            "raw": CodedTensors(("raw",) * len(raw), raw, zero, zero, raw),
-            "int8": CodedTensors(("int8",) * len(raw), raw / 5, raw / 1e9, raw / 5e9, raw),
+        graph=graph,
+        seconds=seconds,
+        raw_bytes=raw,
+        weight_bytes=np.array([rng.uniform(0, 1e6) for _ in graph.kernels]),
+        weight_readers=np.eye(len(graph.kernels), dtype=bool),
+        codings={
+            "raw": CodedTensors(
+                names=("raw",) * len(raw), sent_bytes=raw, encode_s=zero, decode_s=zero, reply_bytes=raw
+            ),
+            "int8": CodedTensors(
+                names=("int8",) * len(raw),
+                sent_bytes=raw / 5,
+                encode_s=raw / 1e9,
+                decode_s=raw / 5e9,
+                reply_bytes=raw,
+            ),
         },
-    )  # fmt: skip
+    )
 
 
 def chain(seconds: list[tuple[float, float]], raw_bytes: list[float]) -> GraphCosts:
     kernels = tuple(Kernel(f"k{n}", (f"t{n}",), (f"t{n + 1}",)) for n in range(len(seconds)))
     graph = KernelGraph(kernels, ("t0",), (f"t{len(seconds)}",))
     raw, zero = np.array(raw_bytes), np.zeros(len(raw_bytes))
-    coded = CodedTensors(("raw",) * len(raw), raw, zero, zero, raw)
+    coded = CodedTensors(
+        names=("raw",) * len(raw), sent_bytes=raw, encode_s=zero, decode_s=zero, reply_bytes=raw
+    )
     no_weights = np.zeros((len(seconds), 0), bool)
-    return GraphCosts(graph, np.array(seconds), raw, np.zeros(0), no_weights, {"raw": coded})
+    return GraphCosts(
+        graph=graph,
+        seconds=np.array(seconds),
+        raw_bytes=raw,
+        weight_bytes=np.zeros(0),
+        weight_readers=no_weights,
+        codings={"raw": coded},
+    )
 
 
 def every_placement(graph: KernelGraph, tiers: int = 2) -> list[tuple[int, ...]]:
@@ -174,9 +194,17 @@ def test_tensor_that_must_stay_is_made_on_the_device(objective: Objective) -> No
     )
     raw, zero = np.full(5, 10.0), np.zeros(5)
     wide = GraphCosts(
-        branched, np.array([(0.1, 0.001)] * 4), raw, np.zeros(0), np.zeros((4, 0), bool),
-        {"raw": CodedTensors(("raw",) * 5, raw, zero, zero, raw)},
-    )  # fmt: skip
+        graph=branched,
+        seconds=np.array([(0.1, 0.001)] * 4),
+        raw_bytes=raw,
+        weight_bytes=np.zeros(0),
+        weight_readers=np.zeros((4, 0), bool),
+        codings={
+            "raw": CodedTensors(
+                names=("raw",) * 5, sent_bytes=raw, encode_s=zero, decode_s=zero, reply_bytes=raw
+            )
+        },
+    )
     goal = replace(goal, latency_limit_s=0.39)
     found = find_cuts(wide, [link(50.0)], goal, pinned_tensors(branched, ("t2",)))
     assert {cut.tiers for cut in found} == {(0, 0, 0, 1)}
@@ -206,7 +234,9 @@ def test_limits_hold_on_three_tiers_and_cost_what_an_exhaustive_search_finds() -
         at_most = 0.6 * device_bytes(costs, (0,) * 6)
         free = place_on_tiers(costs, "raw", links)
         found = place_on_tiers(costs, "raw", links, limits=memory_limits(costs, at_most))
-        assert found.certificate.limits == (StatedLimit("memory of the device", at_most, "B"),)
+        assert found.certificate.limits == (
+            StatedLimit(name="memory of the device", at_most=at_most, unit="B"),
+        )
         assert 0 not in found.tiers or device_bytes(costs, found.tiers) <= at_most
         every = np.array(every_placement(costs.graph, 3), np.int8)
         seconds = tier_costs(costs, "raw", links).of(costs.graph, every)
@@ -221,9 +251,17 @@ def test_weights_that_two_kernels_share_count_on_each_side_that_has_one() -> Non
     graph = KernelGraph(kernels, ("t0",), ("t1", "t2"))
     raw, zero = np.full(3, 10.0), np.zeros(3)
     costs = GraphCosts(
-        graph, np.array([(0.1, 0.001), (0.1, 0.001)]), raw, np.array([5e6]), np.ones((2, 1), bool),
-        {"raw": CodedTensors(("raw",) * 3, raw, zero, zero, raw)},
-    )  # fmt: skip
+        graph=graph,
+        seconds=np.array([(0.1, 0.001), (0.1, 0.001)]),
+        raw_bytes=raw,
+        weight_bytes=np.array([5e6]),
+        weight_readers=np.ones((2, 1), bool),
+        codings={
+            "raw": CodedTensors(
+                names=("raw",) * 3, sent_bytes=raw, encode_s=zero, decode_s=zero, reply_bytes=raw
+            )
+        },
+    )
     weights = {tiers: device_weights(costs, tiers) for tiers in every_placement(graph)}
     assert weights == {(0, 0): 5e6, (0, 1): 5e6, (1, 0): 5e6, (1, 1): 0.0}
     assert device_bytes(costs, (0, 0)) == pytest.approx(5e6 + 30)
@@ -322,14 +360,35 @@ def test_every_cut_of_a_small_graph_is_proved_by_trying_all_placements_whatever_
     ("certificate", "words"),
     [
         (
-            Certificate("enumerated", 0.08, 0.08, 0.0, 4120, 12.0, 5.0, 4.0),
+            Certificate(
+                proof="enumerated",
+                cost=0.08,
+                bound=0.08,
+                gap=0.0,
+                placements=4120,
+                bandwidth_mbit_s=12.0,
+                rtt_ms=5.0,
+                device_slowdown=4.0,
+            ),
             (
                 "all 4,120 placements tried: no placement costs less in the model of costs, with raw tensors,"
                 " at 12 Mbit/s and 5 ms, with the device 4 times slower"
             ),
         ),
         (
-            Certificate("dual", 0.1, 0.08, 0.2, 0, 1.0, 60.0, 1.0, 2.0, splits_only=True, coding="int8"),
+            Certificate(
+                proof="dual",
+                cost=0.1,
+                bound=0.08,
+                gap=0.2,
+                placements=0,
+                bandwidth_mbit_s=1.0,
+                rtt_ms=60.0,
+                device_slowdown=1.0,
+                server_slowdown=2.0,
+                splits_only=True,
+                coding="int8",
+            ),
             (
                 "a checked solution of the dual program: no split costs 20 % less in the model of costs,"
                 " with int8 tensors, at 1 Mbit/s and 60 ms, with the server 2 times slower"
@@ -337,9 +396,16 @@ def test_every_cut_of_a_small_graph_is_proved_by_trying_all_placements_whatever_
         ),
         (
             Certificate(
-                "solver", 0.1, 0.1, 0.0, 0, 1.0, 60.0,
+                proof="solver",
+                cost=0.1,
+                bound=0.1,
+                gap=0.0,
+                placements=0,
+                bandwidth_mbit_s=1.0,
+                rtt_ms=60.0,
                 limits=(
-                    StatedLimit("latency", 1.5, "s", 1.4), StatedLimit("weights on the device", 8e6, "B")
+                    StatedLimit(name="latency", at_most=1.5, unit="s", server_waits=1.4),
+                    StatedLimit(name="weights on the device", at_most=8e6, unit="B"),
                 ),
                 pinned=("a", "b", "c", "d", "e"),
             ),
@@ -350,7 +416,7 @@ def test_every_cut_of_a_small_graph_is_proved_by_trying_all_placements_whatever_
             ),
         ),
     ],
-)  # fmt: skip
+)
 def test_certificate_says_what_it_holds_for(certificate: Certificate, words: str) -> None:
     assert describe_certificate(certificate) == words
 

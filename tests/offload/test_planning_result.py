@@ -11,24 +11,41 @@ def test_json_of_a_result_reads_back_equal() -> None:
     local = OffloadPlan("local", PlanCosts(0.1))
     cut = OffloadPlan("cut1-int8", PlanCosts(0.02, 0.01, 1e4, 1e2), "cut1.head", "m.cut1.tail.0")
     candidates = (
-        Candidate("local", local, "measured", (), ((100.0, 100.0),), ((100.0, 100.0),),
-            (WinRange(20, 1, 1),)),
-        Candidate("cut", cut, "modelled", (), ((120.0, 60.0),), ((120.0, 60.0),),
-            (WinRange(20, 10, 10),), True,
-            certificate=Certificate("dual", 0.06, 0.06, 0.0, 0, 10.0, 20.0)),
-    )  # fmt: skip
-    machine = PlannedMachine("a", "measured")
+        Candidate(
+            kind="local",
+            plan=local,
+            label="measured",
+            sent=(),
+            latency_ms=((100.0, 100.0),),
+            score=((100.0, 100.0),),
+            wins=(WinRange(20, 1, 1),),
+        ),
+        Candidate(
+            kind="cut",
+            plan=cut,
+            label="modelled",
+            sent=(),
+            latency_ms=((120.0, 60.0),),
+            score=((120.0, 60.0),),
+            wins=(WinRange(20, 10, 10),),
+            in_table=True,
+            certificate=Certificate(
+                proof="dual", cost=0.06, bound=0.06, gap=0.0, placements=0, bandwidth_mbit_s=10.0, rtt_ms=20.0
+            ),
+        ),
+    )
+    machine = PlannedMachine(name="a", label="measured")
     result = PlanningResult(
-        "m.onnx",
-        "00",
-        "latency",
-        "ms",
-        machine,
-        machine,
-        (1.0, 10.0),
-        (20.0,),
-        candidates,
-        CutTable((local, cut)),
+        model="m.onnx",
+        model_sha256="00",
+        objective="latency",
+        unit="ms",
+        device=machine,
+        server=machine,
+        bandwidths_mbit_s=(1.0, 10.0),
+        rtts_ms=(20.0,),
+        candidates=candidates,
+        table=CutTable((local, cut)),
     )
     again = from_plain(PlanningResult, json.loads(json.dumps(to_plain(result))))
     assert again == result

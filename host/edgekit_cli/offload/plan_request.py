@@ -223,7 +223,7 @@ def read_inputs(request: PlanRequest, progress: ProgressBar) -> PlanInputs:
     cascade = None
     if request.cascade is not None:
         small = OpenedModel(read_whole_model(request.cascade).graph.content)
-        cascade = CascadeInputs(small, request.agreement, samples, classes)
+        cascade = CascadeInputs(small=small, agreement=request.agreement, feeds=samples, classes=classes)
     return PlanInputs(
         name=name,
         model=model,

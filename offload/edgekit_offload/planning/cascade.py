@@ -31,7 +31,7 @@ _BISECTIONS: Final = 60  # steps to find a probability: finer than the precision
 _SPARE_DEVIATIONS: Final = 2  # fewer errors in the choosing half, so that the other half usually confirms
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cascade:
     """A cascade that agrees with the large model as often as required.
 
@@ -206,7 +206,7 @@ def _scores(array: ArrayLike, which: str) -> NDArray[np.float64]:
     return rows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CascadeInputs:
     """The inputs of a cascade.
 

@@ -179,11 +179,11 @@ def measure_codings(
         names = tuple(coding if coded else "raw" for coded in is_coded[coding])
         sent_bytes = sizes[coding] / counts
         codings[coding] = CodedTensors(
-            names,
-            sent_bytes,
-            coded_s * device_slowdown,
-            coded_s * server_slowdown,
-            reply_bytes[coding] / counts,
+            names=names,
+            sent_bytes=sent_bytes,
+            encode_s=coded_s * device_slowdown,
+            decode_s=coded_s * server_slowdown,
+            reply_bytes=reply_bytes[coding] / counts,
         )
     return codings
 

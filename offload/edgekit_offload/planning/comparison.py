@@ -112,13 +112,13 @@ def compare(
         objective=inputs.objective,
         unit=unit,
         device=PlannedMachine(
-            inputs.device.description,
-            inputs.device.label,
-            inputs.limits.memory_bytes,
-            inputs.limits.weights_bytes,
+            name=inputs.device.description,
+            label=inputs.device.label,
+            memory_bytes=inputs.limits.memory_bytes,
+            weights_bytes=inputs.limits.weights_bytes,
         ),
         server=PlannedMachine(
-            inputs.peer.description, "modelled" if inputs.is_server_modelled else inputs.peer.label
+            name=inputs.peer.description, label="modelled" if inputs.is_server_modelled else inputs.peer.label
         ),
         bandwidths_mbit_s=grid.bandwidths_mbit_s,
         rtts_ms=grid.rtts_ms,

@@ -67,7 +67,7 @@ TENSOR_BYTES: Final = _described_bytes(2) - _described_bytes(1)
 MESSAGE_BYTES: Final = _described_bytes(0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CodedTensors:
     """Sizes and times of tensors sent in one coding, in the order of `KernelGraph.tensors`.
 
@@ -86,7 +86,7 @@ class CodedTensors:
     reply_bytes: NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCosts:
     """A graph of kernels with its measurements, for one request.
 

@@ -349,10 +349,10 @@ def _candidate(cut: OptimalCut, search: CutSearch, costs: GraphCosts) -> CutCand
     rows = costs.sent(cut.tiers)
     sent = tuple(
         SentTensor(
-            costs.graph.tensors[row],
-            coded.names[row],
-            float(costs.raw_bytes[row]),
-            float(coded.sent_bytes[row]),
+            name=costs.graph.tensors[row],
+            coding=coded.names[row],
+            raw_bytes=float(costs.raw_bytes[row]),
+            sent_bytes=float(coded.sent_bytes[row]),
         )
         for row in rows
     )

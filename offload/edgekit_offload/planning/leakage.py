@@ -36,7 +36,7 @@ _Rows: TypeAlias = NDArray[np.generic]  # [samples, values] of any real type
 _Order: TypeAlias = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Leakage:
     """How well the attacker recovered inputs that he did not know.
 

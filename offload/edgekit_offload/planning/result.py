@@ -17,7 +17,7 @@ NEVER: Final = 1e15
 _Figure: TypeAlias = Annotated[float, Range(0, 1e15)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedMachine:
     """A machine that the plan is for.
 
@@ -34,7 +34,7 @@ class PlannedMachine:
     weights_bytes: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatedLimit:
     """A limit within which a certificate holds.
 
@@ -51,7 +51,7 @@ class StatedLimit:
     server_waits: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """The proof that no placement costs less, at one setting of the link.
 
@@ -88,7 +88,7 @@ class Certificate:
     pinned: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SentTensor:
     """A tensor that crosses the link.
 
@@ -121,7 +121,7 @@ class WinRange:
     to_mbit_s: _Figure
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """One way to run the model, with its costs.
 
@@ -198,7 +198,7 @@ class Refusal:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TierPlan:
     """A placement on device, edge and cloud at one setting of both links.
 
@@ -224,7 +224,7 @@ class TierPlan:
     tiers: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningResult:
     """The result of `edgekit offload plan`.
 

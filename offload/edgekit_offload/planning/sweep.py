@@ -48,7 +48,7 @@ class OptimalCut:
         return len(set(self.tiers)) > 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Setting:
     """What the solver minimises at one setting, and what a certificate says of it.
 
@@ -137,8 +137,10 @@ def place_on_tiers(
         sent=tuple(
             tuple(
                 SentTensor(
-                    costs.graph.tensors[row], coded.names[row], float(costs.raw_bytes[row]),
-                    float(coded.sent_bytes[row]),
+                    name=costs.graph.tensors[row],
+                    coding=coded.names[row],
+                    raw_bytes=float(costs.raw_bytes[row]),
+                    sent_bytes=float(coded.sent_bytes[row]),
                 )
                 for row in costs.sent(placement.tiers, link)
             )
@@ -147,13 +149,20 @@ def place_on_tiers(
         compute_ms=tuple(1e3 * float(costs.seconds[placed == tier, tier].sum()) for tier in range(tiers)),
         total_ms=placement.cost * 1e3,
         certificate=Certificate(
-            placement.proof, placement.cost, placement.bound, placement.gap,
-            _count_tried(cuts, placement), links[0].up_bits_per_s / 1e6, links[0].rtt_s * 1e3,
-            coding=coding, limits=_state_bytes(limits), pinned=_name_pinned(costs, pinned),
+            proof=placement.proof,
+            cost=placement.cost,
+            bound=placement.bound,
+            gap=placement.gap,
+            placements=_count_tried(cuts, placement),
+            bandwidth_mbit_s=links[0].up_bits_per_s / 1e6,
+            rtt_ms=links[0].rtt_s * 1e3,
+            coding=coding,
+            limits=_state_bytes(limits),
+            pinned=_name_pinned(costs, pinned),
         ),
         coding=coding,
         tiers=placement.tiers,
-    )  # fmt: skip
+    )
 
 
 def _setting(
@@ -180,16 +189,27 @@ def _setting(
             compute, upload = latency.compute + wait * server.compute, latency.upload + wait * server.upload
             limited = replace(latency, compute=compute, upload=upload)
         limits += (Limit(limited, goal.kept_latency_s, _LATENCY),)
-        stated = (StatedLimit(_LATENCY, goal.kept_latency_s, "s", slack), *stated)
+        stated = (
+            StatedLimit(name=_LATENCY, at_most=goal.kept_latency_s, unit="s", server_waits=slack),
+            *stated,
+        )
     stages = goal.row.stages(costs, coding, condition, goal, pinned)
     return _Setting(
-        stages, limits, condition, coding, stated, _name_pinned(costs, pinned), goal.row.solver_unit
+        stages=stages,
+        limits=limits,
+        condition=condition,
+        coding=coding,
+        stated=stated,
+        pinned=_name_pinned(costs, pinned),
+        unit=goal.row.solver_unit,
     )
 
 
 def _state_bytes(limits: Sequence[Limit]) -> tuple[StatedLimit, ...]:
     """Return limits of the device's memory, each once; for the solver there is one for each kernel."""
-    return tuple(dict.fromkeys(StatedLimit(limit.name, limit.at_most, "B") for limit in limits))
+    return tuple(
+        dict.fromkeys(StatedLimit(name=limit.name, at_most=limit.at_most, unit="B") for limit in limits)
+    )
 
 
 def _name_pinned(costs: GraphCosts, pinned: NDArray[np.bool_] | None) -> tuple[str, ...]:
@@ -267,8 +287,17 @@ def _certify(cuts: Cuts, placement: Placement, setting: _Setting) -> Certificate
     if link is None:
         raise CutError("the link is down, so no cut can be used")
     return Certificate(
-        placement.proof, placement.cost, placement.bound, placement.gap,
-        _count_tried(cuts, placement), link.up_bits_per_s / 1e6, link.rtt_s * 1e3,
-        setting.condition.device_slowdown, setting.condition.server_slowdown, setting.unit,
-        coding=setting.coding, limits=setting.stated, pinned=setting.pinned,
-    )  # fmt: skip
+        proof=placement.proof,
+        cost=placement.cost,
+        bound=placement.bound,
+        gap=placement.gap,
+        placements=_count_tried(cuts, placement),
+        bandwidth_mbit_s=link.up_bits_per_s / 1e6,
+        rtt_ms=link.rtt_s * 1e3,
+        device_slowdown=setting.condition.device_slowdown,
+        server_slowdown=setting.condition.server_slowdown,
+        unit=setting.unit,
+        coding=setting.coding,
+        limits=setting.stated,
+        pinned=setting.pinned,
+    )

@@ -81,7 +81,7 @@ class UploadCandidate:
     coding: Coding
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _CodedInput:
     """One input in codes.
 
@@ -123,7 +123,11 @@ def find_uploads(
         lattice = lattices.get(name)
         if lattice is not None:
             codes = [_code(sample[name], lattice, np.uint8) for sample in feeds]
-            coded["uint8"].append(_CodedInput(name, f"{name}.codes", Coding("uint8", {name: lattice}), codes))
+            coded["uint8"].append(
+                _CodedInput(
+                    name=name, sent=f"{name}.codes", coding=Coding("uint8", {name: lattice}), codes=codes
+                )
+            )
         for kind, form in (
             ("jpeg", _find_pixels(name, feeds, lattice)),
             ("delta", _find_series(name, feeds)),
@@ -172,7 +176,10 @@ class _Inputs:
             BackendError: the library is not installed.
             CutError: there are several samples in a request.
         """
-        sizes = {name: SentTensor(name, "raw", size, size) for name, size in self._raw.items()}
+        sizes = {
+            name: SentTensor(name=name, coding="raw", raw_bytes=size, sent_bytes=size)
+            for name, size in self._raw.items()
+        }
         encode_s = decode_s = saved_bytes = 0.0
         for coded_input in coded:
             if coded_input.media:
@@ -249,13 +256,15 @@ def _find_pixels(name: str, feeds: Sequence[Feeds], lattice: Lattice | None) -> 
         least = f"1 or 3 channels of 8-bit pixels, {_LEAST_PIXELS} x {_LEAST_PIXELS} at least"
         return f"'{name}' {list(first.shape)} is no image of {least}"
     if first.dtype == np.uint8 and is_channels_last:
-        return _CodedInput(name, name, RAW, [sample[name] for sample in feeds])
+        return _CodedInput(name=name, sent=name, coding=RAW, codes=[sample[name] for sample in feeds])
     if first.dtype != np.float32 or lattice is None:
         return f"'{name}' does not consist of 8-bit pixels"
     codes = [_code(sample[name], lattice, np.uint8) for sample in feeds]
     if not is_channels_last:
         codes = [np.ascontiguousarray(images.transpose(0, 2, 3, 1)) for images in codes]
-    return _CodedInput(name, f"{name}.pixels", Coding("pixels", {name: lattice}), codes)
+    return _CodedInput(
+        name=name, sent=f"{name}.pixels", coding=Coding("pixels", {name: lattice}), codes=codes
+    )
 
 
 def _find_series(name: str, feeds: Sequence[Feeds]) -> _CodedInput | str:
@@ -275,13 +284,19 @@ def _find_series(name: str, feeds: Sequence[Feeds]) -> _CodedInput | str:
         codes = [_code(values, lattice, np.int32) for values in samples]
         differences = [values.astype(np.int16) for values in _subtract(codes, lattice.time_axis)]
         coding = Coding("delta", {name: lattice})
-        return _CodedInput(name, f"{name}.codes", coding, differences, _describe_rounding(lattice))
+        return _CodedInput(
+            name=name,
+            sent=f"{name}.codes",
+            coding=coding,
+            codes=differences,
+            rounding=_describe_rounding(lattice),
+        )
     axis = find_time_axis(rows)
     differences = [codes.astype(first.dtype) for codes in _subtract(samples, axis)]  # modulo its range
     if sum(map(compressed_bytes, differences)) >= sum(map(compressed_bytes, samples)):
         return f"the differences of '{name}' take as much as its values"
     coding = Coding("delta", {name: replace(INTEGERS, time_axis=axis)})
-    return _CodedInput(name, f"{name}.codes", coding, differences)
+    return _CodedInput(name=name, sent=f"{name}.codes", coding=coding, codes=differences)
 
 
 def _find_sound(name: str, feeds: Sequence[Feeds], sample_rate_hz: float | None) -> _CodedInput | str:
@@ -307,7 +322,9 @@ def _find_sound(name: str, feeds: Sequence[Feeds], sample_rate_hz: float | None)
     )
     coding = Coding("samples", {name: lattice})
     codec = OPUS if rate_hz == DEFAULT_RATE_HZ else f"{OPUS}@{rate_hz:.0f}"
-    return _CodedInput(name, f"{name}.samples", coding, samples, how, codec)
+    return _CodedInput(
+        name=name, sent=f"{name}.samples", coding=coding, codes=samples, rounding=how, media=codec
+    )
 
 
 def _subtract(codes: Sequence[Array], axis: int) -> list[Array]:
