@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgekit_cli.hil.bench_machine import MeteredMachine
     from edgekit_host.evidence import MeasuredPower
     from edgekit_offload.profiling.machine import RunnableGraph
-    from edgekit_runtime.offload.measurement.job import Measured
+    from edgekit_runtime.offload.measurement.job import JobResult
     from edgekit_runtime.offload.measurement.machine_facts import MachineFacts
     from edgekit_toolkit.costs.device_transfer import FittedRatios
     from edgekit_toolkit.measurement.host_run import HostRuns
@@ -220,7 +220,7 @@ def _measure(
     show: Callable[..., None],
     *,
     has_modes: bool,
-) -> tuple[Measured, MeasuredPower | None, str]:
+) -> tuple[JobResult, MeasuredPower | None, str]:
     """Return the times of graphs on a device, its power meanwhile, and what measured that or why nothing did.
 
     A meter that fails costs the power alone.

@@ -29,7 +29,7 @@ from edgekit_offload.demo.demo_package import choose_plans
 from edgekit_offload.demo.demo_page import render_live_page, render_saved_page, summarize
 from edgekit_offload.demo.director import PHASES, DemoSetup, run_demo
 from edgekit_offload.demo.live_server import LiveServer
-from edgekit_offload.demo.recording import EDGEKIT, Begun, Phase, Recording, Request
+from edgekit_offload.demo.recording import EDGEKIT, Phase, PhaseTimes, Recording, Request
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import OutputError
 from edgekit_runtime.offload.cut_table import CUT_TABLE_ROLE, CutTable, OffloadPlan, PlanCosts
@@ -49,7 +49,7 @@ def recorded() -> Recording:
     latencies = {"local": (0.1, 0.1, 0.1), "jpeg:90": (0.05, 0.2, math.inf)}
     chosen = ("jpeg:90", "local", "local")
     for number, phase in enumerate(phases):
-        begun.append(Begun(phase, 10.0 * number, 10.0 * (number + 1)))
+        begun.append(PhaseTimes(phase, 10.0 * number, 10.0 * (number + 1)))
         for step in range(10):
             at_s = 10.0 * number + step
             plan = chosen[number]
@@ -151,8 +151,8 @@ def test_saved_page_has_no_script_and_escapes_names() -> None:
     assert "no answer" in text_of(section_of(body_of(html), "phases"))
 
 
-@pytest.mark.parametrize("begun", [(), (Begun(PHASES[0], 0.0, 0.0),)])
-def test_page_before_the_first_request_is_well_formed(begun: tuple[Begun, ...]) -> None:
+@pytest.mark.parametrize("begun", [(), (PhaseTimes(PHASES[0], 0.0, 0.0),)])
+def test_page_before_the_first_request_is_well_formed(begun: tuple[PhaseTimes, ...]) -> None:
     empty = Recording("model", "machine", "emulated", ("local",), begun, ())
 
     assert "No request was answered yet" in text_of(body_of(render_saved_page(empty)))
@@ -263,7 +263,7 @@ def test_every_phase_happens_without_a_wrong_answer_and_no_process_is_left(
     assert children() == before
 
 
-def count_offloaded(recording: Recording, phase: Begun) -> int:
+def count_offloaded(recording: Recording, phase: PhaseTimes) -> int:
     """Return how many of edgekit's answers in a phase came from the server."""
     return sum(one.plan == "raw" and phase.begin_s <= one.at_s < phase.end_s for one in recording.own)
 

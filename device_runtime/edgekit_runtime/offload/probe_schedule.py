@@ -117,7 +117,7 @@ class ProbeSchedule:
         self._paid_s = float("-inf")  # when the bytes sent so far will be within the limit
 
     def restart(self, now_s: float) -> None:
-        """Probe often again: a plan that had answered is left."""
+        """Reset the probe interval after leaving a plan that worked."""
         self._left_s = now_s
         self.due_s = min(self.due_s, now_s + _LEAST_PAUSE_S)
 

@@ -5,7 +5,7 @@ from importlib import resources
 from typing import Final
 
 from edgekit_host.markup import Markup, el, join, render_document, section, show_ms, table
-from edgekit_offload.demo.recording import EDGEKIT, Begun, Recording, median_of, percentile
+from edgekit_offload.demo.recording import EDGEKIT, PhaseTimes, Recording, median_of, percentile
 from edgekit_offload.demo.timeline import plan_colors, rivals_of, timeline
 from edgekit_offload.report.plan_page import page_style
 
@@ -139,7 +139,7 @@ def _phases(recording: Recording) -> Markup:
     return section("Phase by phase", grid, note, key="phases")
 
 
-def _phase_row(recording: Recording, phase: Begun) -> Markup:
+def _phase_row(recording: Recording, phase: PhaseTimes) -> Markup:
     own, oracle = recording.within(phase, EDGEKIT), recording.oracle(phase)
     cells = [_latency(median_of(own), count=len(own)), _latency(percentile(own, 0.95))]
     best = None if oracle is None else oracle[0]

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from edgekit_host.emulation.testbed import LinkKind, Testbed
 from edgekit_offload.demo.device_worker import WorkerConfig
-from edgekit_offload.demo.recording import Begun, Phase, Recording, Request
+from edgekit_offload.demo.recording import Phase, PhaseTimes, Recording, Request
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import TransportError
 from edgekit_runtime.system.child_process import ChildProcess
@@ -180,7 +180,7 @@ class _Course:
             *self._recording.begun[:-1],
             *(replace(begun, end_s=now_s) for begun in self._recording.begun[-1:]),
         )
-        self._recording = replace(self._recording, begun=(*begun, Begun(phase, now_s, now_s)))
+        self._recording = replace(self._recording, begun=(*begun, PhaseTimes(phase, now_s, now_s)))
 
     def follow(self, seconds: float) -> None:
         """Record for a while.

@@ -52,7 +52,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class PhaseTimes:
     """A phase with the times of its begin and, once it is over, its end."""
 
     phase: Phase
@@ -86,7 +86,7 @@ class Recording:
     machine: str
     label: str
     plans: tuple[str, ...]
-    begun: tuple[Begun, ...]
+    begun: tuple[PhaseTimes, ...]
     requests: tuple[Request, ...]
     is_over: bool = False
 
@@ -99,7 +99,7 @@ class Recording:
         """The number of edgekit's requests with a wrong answer or none."""
         return sum(not request.is_right for request in self.own)
 
-    def within(self, phase: Begun, policy: str) -> list[float]:
+    def within(self, phase: PhaseTimes, policy: str) -> list[float]:
         """Return the latencies of a policy in a phase, in seconds; infinity if there was no answer."""
         return [
             request.latency_s
@@ -107,7 +107,7 @@ class Recording:
             if request.policy == policy and phase.begin_s <= request.at_s < phase.end_s
         ]
 
-    def oracle(self, phase: Begun) -> tuple[str, float] | None:
+    def oracle(self, phase: PhaseTimes) -> tuple[str, float] | None:
         """Return the plan with the least median latency in a phase, and that median.
 
         None if a plan had no request in the phase, since it may be the best, or if no plan answers.

@@ -39,7 +39,7 @@ from edgekit_runtime.offload.measurement.job import (
     JobGraph,
     JobInput,
     JobKind,
-    Measured,
+    JobResult,
     Timing,
     TransferCoding,
 )
@@ -126,7 +126,7 @@ class Machine:
         """Return this machine, with times that count at the processor's speed of an earlier profile."""
         return replace(self, usual_s=profile.machine.usual_s)
 
-    def run(self, job: Job, blobs: Iterable[bytes | memoryview]) -> Measured:
+    def run(self, job: Job, blobs: Iterable[bytes | memoryview]) -> JobResult:
         """Return the measurements of the machine.
 
         Raises:
@@ -145,7 +145,7 @@ class Machine:
         except ConfigError as cause:
             raise CutError(f"machine {self.text}: {cause}") from cause
 
-    def _run(self, argv: Sequence[str], sent: Iterable[bytes | memoryview], seconds: float) -> Measured:
+    def _run(self, argv: Sequence[str], sent: Iterable[bytes | memoryview], seconds: float) -> JobResult:
         limit_s = _LOADING_LIMIT_S + 4 * seconds  # the job takes three times if the processor's speed changes
         try:
             ended = self.execute((*argv, *_MEASURE), sent, limit_s, _MAX_RESULT_BYTES)
@@ -156,7 +156,7 @@ class Machine:
         if ended.exit_code != 0:
             raise CutError(f"machine {self.text}: {self._explain(ended.exit_code, ended.last_line)}")
         try:
-            return from_plain(Measured, json.loads(ended.output), f"result of {self.text}", CutError)
+            return from_plain(JobResult, json.loads(ended.output), f"result of {self.text}", CutError)
         except (ValueError, RecursionError) as cause:
             raise CutError(
                 f"machine {self.text}: its result is no JSON: {cause}; install the same release there"
@@ -279,7 +279,7 @@ def time_batches(
     *,
     seconds: float = 10.0,
     engine: str = "ort",
-) -> Measured:
+) -> JobResult:
     """Return the mean time of one of each graph's consecutive runs, and the machine's state.
 
     Args:

@@ -137,7 +137,7 @@ class NodeTiming:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class JobResult:
     """The result of a job.
 
     Attributes:

@@ -27,7 +27,7 @@ from edgekit_runtime.offload.measurement.job import (
     Job,
     JobGraph,
     JobInput,
-    Measured,
+    JobResult,
     NodeTiming,
     Timing,
     TransferCoding,
@@ -66,7 +66,7 @@ _KERNEL_SUFFIX: Final = "_kernel_time"
 _TRUNCATED_S: Final = 0.5e-6  # onnxruntime cuts times to whole microseconds: half of one is lost on average
 
 
-def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
+def measure(job: Job, blobs: Sequence[memoryview]) -> JobResult:
     """Return the measurements of a job.
 
     Raises:
@@ -95,7 +95,7 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
                     clocks[number].time()
         usual_s = _settle(clocks, gate)
     timings = (replace(_summarise(clock.seconds, has_waits), usual_s=usual_s) for clock in clocks)
-    return Measured(replace(facts, usual_s=usual_s), tuple(timings))
+    return JobResult(replace(facts, usual_s=usual_s), tuple(timings))
 
 
 def _has_waits(facts: MachineFacts, job: Job) -> bool:
@@ -112,7 +112,7 @@ def _profile(
     blobs: Sequence[memoryview],
     folder: Path,
     gate: SpeedGate,
-) -> Measured:
+) -> JobResult:
     """Return times of a graph's nodes, and of whole runs without profiling, in turn."""
     graph = job.graphs[0]
     plain = _open(graph, blobs, folder, 0)
@@ -139,10 +139,10 @@ def _profile(
     _settle([clock], gate)
     whole = _summarise(clock.seconds, _has_waits(facts, job))
     if session is None:
-        return Measured(facts, (whole,), obstacle=obstacle)
+        return JobResult(facts, (whole,), obstacle=obstacle)
     timings = _read_profile(Path(session.end_profiling()))
     content = (folder / "optimised.onnx").read_bytes()
-    return Measured(facts, (whole,), timings, b64encode(content).decode("ascii"))
+    return JobResult(facts, (whole,), timings, b64encode(content).decode("ascii"))
 
 
 def _open_profiled(
@@ -386,7 +386,7 @@ class _Clock:
         return len(self.seconds) + len(self.others)
 
 
-def _time_batches(job: Job, blobs: Sequence[memoryview]) -> Measured:
+def _time_batches(job: Job, blobs: Sequence[memoryview]) -> JobResult:
     """Return the mean time of a run of each graph in batches, which come in turns of random order.
 
     What slows the machine for a while slows all graphs alike, so their times compare with each other.
@@ -410,7 +410,7 @@ def _time_batches(job: Job, blobs: Sequence[memoryview]) -> Measured:
             for _ in range(repeats[number]):
                 runs[number]()
             run_times[number].append((time.perf_counter() - begin) / repeats[number])
-    return Measured(facts, tuple(map(_summarise, run_times)))
+    return JobResult(facts, tuple(map(_summarise, run_times)))
 
 
 def _lacks_rounds(clocks: Sequence[_Clock], seconds: float, until_s: float) -> bool:

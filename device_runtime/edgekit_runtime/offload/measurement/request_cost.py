@@ -151,7 +151,7 @@ def _write_certificate(folder: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class _Took:
+class _AskTimes:
     """Times of a request.
 
     Attributes:
@@ -199,7 +199,7 @@ class _Asker:
         self._local.run(inputs)
         return time.thread_time() - began_s
 
-    def ask(self, size_bytes: int) -> _Took:
+    def ask(self, size_bytes: int) -> _AskTimes:
         inputs = {"x": np.zeros(size_bytes, np.uint8)}
         responder_s, cpu_s, began_s = self._responder.cpu_s, time.process_time(), time.monotonic()
         try:
@@ -208,7 +208,7 @@ class _Asker:
             raise TransportError(f"this machine cannot ask itself: {cause}") from cause
         elapsed_s = time.monotonic() - began_s - self._responder.paused_s
         responder_s = self._responder.cpu_s - responder_s
-        return _Took(elapsed_s, time.process_time() - cpu_s - responder_s, responder_s)
+        return _AskTimes(elapsed_s, time.process_time() - cpu_s - responder_s, responder_s)
 
 
 class _NoModel:

@@ -250,7 +250,7 @@ class ServerProber:
             if status == 404:
                 state.disprove(runner)
             raise reply.error or BackendError("the server did not answer")
-        test = golden.check(_Replied(reply.outputs))
+        test = golden.check(_ReplySession(reply.outputs))
         if not test.passed:
             state.disprove(runner)
             wrong = next(check.message for check in test.checks if not check.passed)
@@ -294,7 +294,7 @@ class ServerProber:
         return f"the plans were measured on another device, {device}; this is {self._cpu}, {learned}"
 
 
-class _Replied:
+class _ReplySession:
     """The outputs of a reply as a session, for the comparison with golden outputs."""
 
     def __init__(self, outputs: dict[str, Array]) -> None:
