@@ -2,8 +2,8 @@
 
 Usage: python scripts/support_table.py [--check]
 
-A cell says what a run has shown, and no more: kind of bench, device, tests that passed, date, commit. The
-device is what it says of itself, so that a bench with the wrong target is seen.
+A cell says what a run has shown, and no more: kind of bench, device, tests that passed, date. The device is
+what it says of itself, so that a bench with the wrong target is seen.
 """
 
 import sys
@@ -21,67 +21,52 @@ README: Final = ROOT / "README.md"
 EVIDENCE: Final = ROOT / "hil" / "evidence"
 BEGIN: Final = "<!-- written by scripts/support_table.py -->\n"
 END: Final = "<!-- end -->\n"
-_GOLDEN: Final = "test_package_installs_and_matches_golden_outputs["  # its last parameter is the engine
 _KINDS: Final = ("real", "emulated", "simulated")
 _ENGINES: Final = {engine.name: engine.title for engine in list_registered() if engine.file_format}
 
 
-def make_table(targets: Sequence[Target], seen: Sequence[Evidence]) -> str:
+def make_table(targets: Sequence[Target], evidence: Sequence[Evidence]) -> str:
     """Return the table in Markdown, one row for each target.
 
     Args:
         targets: all that there are.
-        seen: evidence, oldest first.
+        evidence: oldest first.
     """
-    lines = [
-        "| target | engines | on the real device | on an emulated or simulated one |",
-        "|---|---|---|---|",
-    ]
+    lines = ["| target | engines | on the real device | on a stand-in |", "|---|---|---|---|"]
     for target in targets:
         names = ", ".join(f"`{name}`" for name in (target.name, *target.aliases))
-        engines = [each for each in (target.backend.default, target.backend.fallback) if each]
-        own = [each for each in seen if each.target == target.name]
-        real = _describe_newest([each for each in own if each.kind == "real"])
-        stand_in = _describe_newest([each for each in own if each.kind != "real"])
-        shown = ", then ".join(_ENGINES.get(each, each) for each in engines)
-        lines.append(f"| {names} | {shown} | {real or '**no run yet**'} | {stand_in or 'no run yet'} |")
+        engines = [engine for engine in (target.backend.default, target.backend.fallback) if engine]
+        titles = ", then ".join(_ENGINES.get(engine, engine) for engine in engines)
+        runs = [run for run in evidence if run.target == target.name]
+        real = _describe_newest([run for run in runs if run.kind == "real"])
+        stand_in = _describe_newest([run for run in runs if run.kind != "real"])
+        lines.append(f"| {names} | {titles} | {real or '**no run yet**'} | {stand_in or 'no run yet'} |")
     return "\n".join(lines) + "\n"
 
 
 def _describe_newest(evidence: Sequence[Evidence]) -> str:
     """Return the newest run of each bench; empty without any."""
-    newest = {each.bench: each for each in evidence}
+    newest = {run.bench: run for run in evidence}
     return "; ".join(
-        _describe(each) for each in sorted(newest.values(), key=lambda one: _KINDS.index(one.kind))
+        _describe(run) for run in sorted(newest.values(), key=lambda run: _KINDS.index(run.kind))
     )
 
 
 def _describe(evidence: Evidence) -> str:
-    kind = "" if evidence.kind == "real" else f"{evidence.kind}, "
+    """Return a run in a few words; the linked file holds engines, commit and figures."""
     failed, skipped = evidence.count("failed"), evidence.count("skipped")
     parts = [
+        *([] if evidence.kind == "real" else [evidence.kind]),
         " ".join(evidence.device.model.replace("|", "/").split()),
-        f"{evidence.count('passed')} tests passed",
+        f"{evidence.count('passed')} passed",
+        *([f"**{failed} failed**"] if failed else []),
+        *([f"{skipped} skipped"] if skipped else []),
+        *([f"{evidence.left_out} left out"] if evidence.left_out else []),
+        *(["costs measured"] if evidence.kind == "real" and evidence.network_times is not None else []),
+        evidence.date[:10],
+        *(["uncommitted changes"] if evidence.is_dirty else []),
     ]
-    parts += [f"**{failed} failed**"] * bool(failed) + [f"{skipped} skipped"] * bool(skipped)
-    parts += [f"{evidence.left_out} left out"] * bool(evidence.left_out)
-    if computed := _list_engines(evidence):
-        parts.append(f"golden outputs on {', '.join(computed)}")
-    if evidence.kind == "real" and evidence.network_times is not None:
-        parts.append("costs of latency measured")
-    dirty = " with uncommitted changes" if evidence.is_dirty else ""
-    source = f"commit {evidence.commit[:9]}{dirty}" if evidence.commit else "a release"
-    link = f"[{evidence.bench}](hil/evidence/{evidence.file_name})"
-    return f"{link}: {kind}{', '.join(parts)}; {evidence.date[:10]}, {source}"
-
-
-def _list_engines(evidence: Evidence) -> list[str]:
-    """Return the engines on which every package computed its golden outputs."""
-    outcomes: dict[str, set[str]] = {}
-    for each in evidence.tests:
-        if _GOLDEN in each.test:
-            outcomes.setdefault(each.test.rstrip("]").rpartition("-")[2], set()).add(each.outcome)
-    return [title for engine, title in _ENGINES.items() if outcomes.get(engine) == {"passed"}]
+    return f"[{evidence.bench}](hil/evidence/{evidence.file_name}): {', '.join(parts)}"
 
 
 def split_readme(text: str) -> tuple[str, str, str]:
