@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 from edgekit_runtime.errors import ProvisioningError
 from edgekit_runtime.system.engines import find_engine, list_registered
 
-PINNED_ENGINES: Final = tuple(engine.name for engine in list_registered() if engine.pinned_list)
+PINNED_ENGINES: Final = tuple(engine.name for engine in list_registered() if engine.installation.pinned_list)
 """The engines that a device installs with pip."""
 
 
@@ -53,7 +53,7 @@ def find_list(engine: str) -> Path:
     Raises:
         ProvisioningError: it is missing.
     """
-    here, name = Path(__file__).parent, find_engine(engine).pinned_list
+    here, name = Path(__file__).parent, find_engine(engine).installation.pinned_list
     if not name:
         raise ProvisioningError(f"no list pins the packages of {find_engine(engine).title}")
     for folder in (here / "requirements", here.parents[1] / "requirements"):

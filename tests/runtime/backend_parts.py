@@ -9,9 +9,12 @@ import pytest
 from edgekit_runtime.system.engines import ENTRY_POINT_GROUP
 
 _RECORD = """
-from edgekit_runtime.sessions import Engine
+from edgekit_runtime.sessions import Engine, Installation
 THIRD = Engine(
-    name="third", title="third", modules=("third_backend",), distributions=("third",), open=open_third
+    name="third",
+    title="third",
+    installation=Installation(modules=("third_backend",), distributions=("third",)),
+    open=open_third,
 )
 """
 

@@ -1,6 +1,6 @@
 """The runtime's module of an engine that the project does not have: onnx's reference evaluator."""
 
-from edgekit_runtime.system.engines import Engine, register
+from edgekit_runtime.system.engines import Engine, Installation, register
 from edgekit_runtime.tensors import TensorSpec
 
 
@@ -32,11 +32,11 @@ REFERENCE = register(
     Engine(
         name="reference",
         title="the reference evaluator",
-        modules=("onnx",),
-        distributions=("onnx",),
+        installation=Installation(
+            modules=("onnx",), distributions=("onnx",), advice="python -m pip install onnx"
+        ),
         open_model=ReferenceSession,
         platform="onnx_reference",
-        advice="python -m pip install onnx",
         file_format="onnx",
     )
 )

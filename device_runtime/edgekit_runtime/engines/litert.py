@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.canonical_json import JsonValue
-from edgekit_runtime.system.engines import Engine, SettingsToTry, register
+from edgekit_runtime.system.engines import Engine, Installation, SettingsToTry, register
 
 if TYPE_CHECKING:
     from edgekit_runtime.sessions.session import Session
@@ -28,12 +28,14 @@ LITERT: Final = register(
     Engine(
         name="litert",
         title="LiteRT",
-        modules=("ai_edge_litert", "tflite_runtime"),
-        distributions=("ai-edge-litert", "tflite-runtime"),
+        installation=Installation(
+            modules=("ai_edge_litert", "tflite_runtime"),
+            distributions=("ai-edge-litert", "tflite-runtime"),
+            extra="litert",
+            pinned_list="device-litert.txt",
+        ),
         open_model=_open_model,
         platform="litert_tflite",
-        extra="litert",
-        pinned_list="device-litert.txt",
         file_format="tflite",
         tuning_options=_tuning_options,
     )

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Final
 
-from edgekit_runtime.system.engines import Engine, register
+from edgekit_runtime.system.engines import Engine, Installation, register
 
 if TYPE_CHECKING:
     from edgekit_runtime.package.archive import OpenedPackage
@@ -20,9 +20,7 @@ OFFLOAD: Final = register(
     Engine(
         name="offload",
         title="offload",
-        modules=("onnxruntime",),
-        distributions=(),
+        installation=Installation(modules=("onnxruntime",), extra="device"),
         open=_open,
-        extra="device",
     )
 )

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.canonical_json import JsonValue
-from edgekit_runtime.system.engines import Engine, SettingsToTry, register
+from edgekit_runtime.system.engines import Engine, Installation, SettingsToTry, register
 
 if TYPE_CHECKING:
     from edgekit_runtime.package.archive import OpenedPackage
@@ -37,17 +37,18 @@ ORT: Final = register(
     Engine(
         name="ort",
         title="onnxruntime",
-        modules=("onnxruntime",),
-        distributions=("onnxruntime", "onnxruntime-gpu"),
+        installation=Installation(
+            modules=("onnxruntime",),
+            distributions=("onnxruntime", "onnxruntime-gpu"),
+            extra="device",
+            pinned_list="device.txt",
+        ),
         open=_open,
         open_model=_open_model,
         platform="onnx_onnxv1",
-        extra="device",
-        pinned_list="device.txt",
         file_format="onnx",
         tuning_options=_tuning_options,
         can_stop_runs=True,
         shares_model=True,
-        traps_on_division=True,
     )
 )

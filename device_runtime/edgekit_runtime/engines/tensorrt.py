@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Final
 
-from edgekit_runtime.system.engines import Engine, register
+from edgekit_runtime.system.engines import Engine, Installation, register
 
 if TYPE_CHECKING:
     from edgekit_runtime.package.archive import OpenedPackage
@@ -20,11 +20,13 @@ TENSORRT: Final = register(
     Engine(
         name="tensorrt",
         title="TensorRT",
-        modules=("tensorrt",),
-        distributions=("tensorrt",),
+        installation=Installation(
+            modules=("tensorrt",),
+            distributions=("tensorrt",),
+            advice="on a Jetson it comes with JetPack: apt-get install python3-libnvinfer",
+        ),
         open=_open,
         platform="tensorrt_plan",
-        advice="on a Jetson it comes with JetPack: apt-get install python3-libnvinfer",
         file_format="onnx",
         builds_for_s=3600.0,  # large models take tens of minutes on a Jetson Orin Nano
         on_gpu=True,

@@ -211,7 +211,7 @@ def _keep(path: Path, document: Mapping[str, JsonValue]) -> Path:
 
 def _engine_version(backend: str) -> str | None:
     with contextlib.suppress(EngineMissingError):
-        return " ".join(find_engine(backend).find_release())
+        return " ".join(find_engine(backend).installation.find_release())
     return None
 
 

@@ -7,7 +7,7 @@ depends on an engine asks the record; none compares its name.
 A record's module imports no engine. The functions in the record do that when they are called, since a device
 has one or two engines, and each takes memory:
 
-    register(Engine(name="ort", modules=("onnxruntime",), open=_open, …))
+    register(Engine(name="ort", installation=Installation(modules=("onnxruntime",)), open=_open, …))
     find_engine(choice.name).open(package, choice, threads)     # this imports onnxruntime
 """
 
@@ -34,63 +34,32 @@ def _nothing_to_tune(_threads: Sequence[int]) -> SettingsToTry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
-    """What the project knows about an engine and its backend.
+class Installation:
+    """How an engine comes onto a device.
 
     Attributes:
-        name: name of the backend in manifests.
-        title: name for people.
         modules: Python packages of the engine, of which it needs one.
         distributions: names under which package indexes have it, the usual one first.
-        open_model: opens the content of a model (bytes or a view) by options as in a manifest, and a number
-            of threads or None. None if the engine opens models of packages only.
-        open: opens a package's model if its artifact alone does not do, see `sessions.OpenBackend`.
-        platform: the model's format as the Open Inference Protocol names it; empty if it has no name there.
         extra: extra of our distribution that installs the engine; empty if `advice` says how.
         advice: how else to install it.
         pinned_list: file in `requirements/` that pins what a device installs; empty if pip does not.
-        file_format: `onnx`, `tflite`, or empty if the engine gets packages from `edgekit offload` only.
-        tuning_options: returns the options to try for some numbers of threads. None changes results.
-        builds_for_s: longest time to build the model on the device before it can run, seconds.
-        on_gpu: whether it computes on a GPU, whose kernels no run on a processor predicts.
-        can_stop_runs: whether its sessions have `cancel_runs`.
-        shares_model: whether one session serves several runs at once; see `sessions.instances`.
-        traps_on_division: whether a division of integers may end the process; it happens on x86 processors.
     """
 
-    name: str
-    title: str
     modules: tuple[str, ...]
-    distributions: tuple[str, ...]
-    open_model: Callable[..., Any] | None = None
-    open: Callable[..., Any] | None = None
-    platform: str = ""
+    distributions: tuple[str, ...] = ()
     extra: str = ""
     advice: str = ""
     pinned_list: str = ""
-    file_format: str = ""
-    tuning_options: Callable[[Sequence[int]], SettingsToTry] = _nothing_to_tune
-    builds_for_s: float = 0.0
-    on_gpu: bool = False
-    can_stop_runs: bool = False
-    shares_model: bool = False
-    traps_on_division: bool = False
 
     @property
-    def tunable(self) -> frozenset[str]:
-        """The names of the options that tuning may set."""
-        return frozenset(option for setting in self.tuning_options([1]) for option in setting)
-
-    @property
-    def is_installed(self) -> bool:
-        """Whether one of its Python packages is here; it may still fail to import."""
+    def is_complete(self) -> bool:
+        """Whether one of the Python packages is here; it may still fail to import."""
         return any(importlib.util.find_spec(module) for module in self.modules)
 
     @property
     def missing_text(self) -> str:
         """What the engine needs, and how to install it."""
-        how = self.advice or install_command(self.extra)
-        return f"backend '{self.name}' needs {' or '.join(self.modules)}; {how}"
+        return f"needs {' or '.join(self.modules)}; {self.advice or install_command(self.extra)}"
 
     def find_release(self) -> tuple[str, str]:
         """Return the name and the version of the installed package, such as `onnxruntime` and `1.24.4`.
@@ -100,16 +69,55 @@ class Engine:
         """
         module = next((module for module in self.modules if importlib.util.find_spec(module)), None)
         if module is None:
-            raise EngineMissingError(self.missing_text)
+            raise EngineMissingError(f"this {self.missing_text}")
         try:
             version = getattr(importlib.import_module(module), "__version__", None)
         except ImportError as cause:
-            raise EngineMissingError(f"{self.missing_text} ({cause})") from cause
+            raise EngineMissingError(f"this {self.missing_text} ({cause})") from cause
         if not version:
             from importlib.metadata import version as find_version  # takes 10 ms and a megabyte
 
             version = find_version(self.distributions[0])
         return module.replace("_", "-"), str(version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """What the project knows about an engine and its backend.
+
+    Attributes:
+        name: name of the backend in manifests.
+        title: name for people.
+        installation: how it comes onto a device.
+        file_format: `onnx`, `tflite`, or empty if the engine gets packages from `edgekit offload` only.
+        platform: the format as the Open Inference Protocol names it; empty if it has no name there.
+        open_model: opens the content of a model (bytes or a view) by options as in a manifest, and a number
+            of threads or None. None if the engine opens models of packages only.
+        open: opens a package's model if its artifact alone does not do, see `sessions.OpenBackend`.
+        tuning_options: returns the options to try for some numbers of threads. None changes results.
+        builds_for_s: longest time to build the model on the device before it can run, seconds.
+        on_gpu: whether it computes on a GPU, whose kernels no run on a processor predicts.
+        can_stop_runs: whether its sessions have `cancel_runs`.
+        shares_model: whether one session serves several runs at once; see `sessions.instances`.
+    """
+
+    name: str
+    title: str
+    installation: Installation
+    file_format: str = ""
+    platform: str = ""
+    open_model: Callable[..., Any] | None = None
+    open: Callable[..., Any] | None = None
+    tuning_options: Callable[[Sequence[int]], SettingsToTry] = _nothing_to_tune
+    builds_for_s: float = 0.0
+    on_gpu: bool = False
+    can_stop_runs: bool = False
+    shares_model: bool = False
+
+    @property
+    def tunable(self) -> frozenset[str]:
+        """The names of the options that tuning may set."""
+        return frozenset(option for setting in self.tuning_options([1]) for option in setting)
 
 
 _engines: Final[dict[str, Engine]] = {}
@@ -164,7 +172,7 @@ def parse_engine(release: str) -> Engine:
     """
     package = release.partition(" ")[0]
     for engine in _engines.values():
-        if package in engine.distributions:
+        if package in engine.installation.distributions:
             return engine
     titles = ", ".join(engine.title for engine in _engines.values())
     raise EngineMissingError(f"'{release}' is no release of an engine ({titles})")
@@ -177,7 +185,7 @@ def list_registered() -> tuple[Engine, ...]:
 
 def list_engines() -> tuple[str, ...]:
     """Return the names of the registered backends with an installed engine."""
-    return tuple(sorted(engine.name for engine in _engines.values() if engine.is_installed))
+    return tuple(sorted(engine.name for engine in _engines.values() if engine.installation.is_complete))
 
 
 def check_backends(backends: Sequence[str], where: str) -> None:
@@ -199,4 +207,5 @@ def _find_lack(backend: str) -> str:
         engine = find_engine(backend)
     except EngineMissingError as cause:
         return str(cause)
-    return "" if engine.is_installed else engine.missing_text
+    installation = engine.installation
+    return "" if installation.is_complete else f"backend '{backend}' {installation.missing_text}"

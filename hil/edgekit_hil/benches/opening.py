@@ -277,7 +277,7 @@ def read_facts(file: BenchFile, device: Device) -> DeviceFacts:
 
 
 def _write_facts_program() -> str:
-    names = [name for engine in list_registered() for name in engine.distributions]
+    names = [name for engine in list_registered() for name in engine.installation.distributions]
     return _FACTS.replace("DISTRIBUTIONS", repr(names))
 
 

@@ -112,7 +112,7 @@ def install(host: SshHost, wanted: Wanted, show: Callable[[str], None]) -> Insta
     arguments = [
         house.release,
         python.path,
-        find_engine(wanted.engine).modules[0],
+        find_engine(wanted.engine).installation.modules[0],
         str(int(python.has_tensorrt)),
     ]
     lines = _run(

@@ -19,7 +19,7 @@ TOOLKIT: Final = "edgekit_cli"
 OPEN_LIMIT_S: Final = 900.0
 """Seconds to open a package: TensorRT builds its engine then."""
 ENGINE_PACKAGES: Final = {
-    engine.name: engine.distributions for engine in list_registered() if engine.file_format
+    engine.name: engine.installation.distributions for engine in list_registered() if engine.file_format
 }
 
 _SHOW_LIMIT_S: Final = 60.0

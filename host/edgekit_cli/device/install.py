@@ -10,7 +10,7 @@ import click
 from edgekit_cli.device.device_options import as_json_option, host_option, parse_host, ssh_config_option
 from edgekit_runtime.system.engines import list_registered
 
-_ENGINES = [engine.name for engine in list_registered() if engine.pinned_list]
+_ENGINES = [engine.name for engine in list_registered() if engine.installation.pinned_list]
 
 
 @click.command("install")

@@ -126,7 +126,7 @@ def prove(
 
 def find_device_engine(engine: str, show: Callable[[str], None]) -> DeviceEngine:
     """Return the release of an engine that devices run, for this Python; fetch it if need be, and say so."""
-    name = find_engine(engine).distributions[0]
+    name = find_engine(engine).installation.distributions[0]
     try:
         pinned = read_pinned(engine, platform.machine(), platform.python_version())
     except ProvisioningError as error:

@@ -35,7 +35,7 @@ def engines_of(target: Target) -> list[str]:
 
 
 def engines_here(target: Target) -> list[str]:
-    return [name for name in engines_of(target) if find_engine(name).is_installed]
+    return [name for name in engines_of(target) if find_engine(name).installation.is_complete]
 
 
 def search_engines(request: Request, signer: StatementSigner, progress: Progress) -> Run:

@@ -70,7 +70,7 @@ def describe_engine(engine: str) -> str:
         BackendError: it is not installed.
     """
     try:
-        return " ".join(find_engine(engine).find_release())
+        return " ".join(find_engine(engine).installation.find_release())
     except EngineMissingError as cause:
         raise BackendError(f"measuring: {cause}") from cause
 

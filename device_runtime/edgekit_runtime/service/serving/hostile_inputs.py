@@ -49,7 +49,7 @@ def _divides(package: OpenedPackage, variant: Variant) -> bool:
     stated = variant.figures.get(INTEGER_DIVISION_FIGURE)
     if isinstance(stated, bool):
         return stated
-    models = _list_models([variant], lambda engine: engine.traps_on_division)
+    models = _list_models([variant], lambda engine: engine.file_format == "onnx" and not engine.on_gpu)
     return any(_OPERATORS.search(package.read(model)) is not None for model in models)
 
 
