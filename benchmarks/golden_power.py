@@ -134,7 +134,7 @@ def packages(source: Source, backend: str) -> Iterator[tuple[str, PackageDraft]]
         backend=backend,
     )
     prepared = prepare(request, Phases(lambda *_: None))
-    quantizer = find_support(backend).open_quantizer(
+    quantizer = find_support(backend).maker.open_quantizer(
         prepared.floats, target, threads=1, dims=prepared.dims, feeds=prepared.feeds
     )
     made = find_candidates(

@@ -140,7 +140,7 @@ def check(model: onnx.ModelProto, folder: Path) -> None:
     for kind in OnnxQuantizer.labels:
         OnnxQuantizer(whole, SCHEMES["asymmetric"], threads=1).build(Form(kind))
     target = load_target("x86-64")
-    find_support("litert").open_quantizer(OnnxModel(whole), target, threads=1, dims=sizes, feeds=feeds)
+    find_support("litert").maker.open_quantizer(OnnxModel(whole), target, threads=1, dims=sizes, feeds=feeds)
 
 
 def refusal(model: onnx.ModelProto, folder: Path) -> str | None:

@@ -35,7 +35,7 @@ def test_smallest_form_of_a_model_is_near_the_bound_and_not_below(backend: str) 
     product = helper.make_node("MatMul", ["x", "w"], ["y"])
     model = model_of([product], [tensor("x", [1, 256])], [tensor("y", [1, 256])], {"w": weight})
     feeds = [{"x": np.ones((1, 256), np.float32)}]
-    quantizer = find_support(backend).open_quantizer(
+    quantizer = find_support(backend).maker.open_quantizer(
         OnnxModel(model), load_target("x86-64"), threads=1, dims={}, feeds=feeds
     )
     forms = [quantizer.build(Form(kind)) for kind in quantizer.labels]

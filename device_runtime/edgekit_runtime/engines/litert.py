@@ -32,6 +32,7 @@ LITERT: Final = register(
             modules=("ai_edge_litert", "tflite_runtime"),
             distributions=("ai-edge-litert", "tflite-runtime"),
             extra="litert",
+            host_extra="litert-host",
             pinned_list="device-litert.txt",
         ),
         open_model=_open_model,

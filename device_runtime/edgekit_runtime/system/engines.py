@@ -42,6 +42,7 @@ class Installation:
         distributions: names under which package indexes have it, the usual one first.
         extra: extra of our distribution that installs the engine; empty if `advice` says how.
         advice: how else to install it.
+        host_extra: extra that installs what packages for it need on a host; empty if every host has it.
         pinned_list: file in `requirements/` that pins what a device installs; empty if pip does not.
     """
 
@@ -49,6 +50,7 @@ class Installation:
     distributions: tuple[str, ...] = ()
     extra: str = ""
     advice: str = ""
+    host_extra: str = ""
     pinned_list: str = ""
 
     @property

@@ -6,7 +6,7 @@ from typing import Final
 import onnx
 
 from edgekit_runtime.engines.litert import LITERT
-from edgekit_toolkit.engines.record import EngineSupport, register_support
+from edgekit_toolkit.engines.record import EngineSupport, ModelMaker, register_support
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.models.tflite import TfliteModel
@@ -59,18 +59,19 @@ def _convert_codes(_coded: onnx.ModelProto, floats: onnx.ModelProto) -> Model:
 SUPPORT: Final = register_support(
     EngineSupport(
         name=LITERT.name,
+        maker=ModelMaker(
+            open_quantizer=_open_quantizer,
+            build=_build,
+            convert=_convert,
+            convert_codes=_convert_codes,
+            codes_tool="ai-edge-quantizer",
+            fixes_sizes=True,
+        ),
         kinds=frozenset(forms.KINDS),
         tools=("ai-edge-litert", "ai-edge-quantizer", "flatbuffers"),
-        open_quantizer=_open_quantizer,
-        build=_build,
-        convert=_convert,
-        convert_codes=_convert_codes,
-        calibration_tool="ai-edge-quantizer",
         judged_on=LITERT.name,
-        fixes_sizes=True,
         shares_cores=False,
         slows_exact_products=False,
         cheap_row_macs=5e6,
-        extra="litert-host",
     )
 )

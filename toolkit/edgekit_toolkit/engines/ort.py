@@ -7,7 +7,7 @@ import onnx
 
 from edgekit_runtime.engines.ort import ORT
 from edgekit_runtime.errors import RecipeError
-from edgekit_toolkit.engines.record import EngineSupport, register_support
+from edgekit_toolkit.engines.record import EngineSupport, ModelMaker, register_support
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.quantize import forms
@@ -50,11 +50,13 @@ def require_onnx(model: Model, engine: str) -> OnnxModel:
 SUPPORT: Final = register_support(
     EngineSupport(
         name=ORT.name,
+        maker=ModelMaker(
+            open_quantizer=_open_quantizer,
+            build=build_onnx,
+            convert=OnnxModel,
+            convert_codes=take_codes,
+        ),
         kinds=frozenset(forms.KINDS),
-        open_quantizer=_open_quantizer,
-        build=build_onnx,
-        convert=OnnxModel,
-        convert_codes=take_codes,
         judged_on=ORT.name,
         competes=True,
     )

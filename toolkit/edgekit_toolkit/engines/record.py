@@ -43,23 +43,39 @@ class OpenQuantizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSupport:
-    """How packages are made for an engine.
+class ModelMaker:
+    """Makes models in the format of an engine.
 
     Attributes:
-        name: name of the engine.
-        kinds: kinds of forms that it runs, of `quantize.forms.KINDS`.
-        tools: distributions that decide the bytes of a package, beside those for every engine.
         open_quantizer: returns the quantizer of a float model.
         build: makes the model of a recipe's form; None if the form cannot be made of the model. A conversion
             was checked when the recipe was made.
         convert: makes a float model in the engine's format, without a check.
         convert_codes: makes the engine's model of a network of 8-bit codes, from its ONNX form with codes and
             the same network in float.
-        calibration_tool: distribution whose release changes those; empty for none.
+        codes_tool: distribution whose release changes what `convert_codes` makes; empty for none.
+        fixes_sizes: whether the models have no free dimensions.
+    """
+
+    open_quantizer: OpenQuantizer
+    build: Callable[[Model, Form, Mapping[str, int]], Model | None]
+    convert: Callable[[onnx.ModelProto], Model]
+    convert_codes: Callable[[onnx.ModelProto, onnx.ModelProto], Model]
+    codes_tool: str = ""
+    fixes_sizes: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSupport:
+    """How packages are made for an engine.
+
+    Attributes:
+        name: name of the engine.
+        maker: makes its models.
+        kinds: kinds of forms that it runs, of `quantize.forms.KINDS`.
         judged_on: the engine that runs the candidates on this host: itself, or one that stands in for it.
+        tools: distributions that decide the bytes of a package, beside those for every engine.
         fallback: the engine of the package's fallback on the device; empty for none.
-        fixes_sizes: whether its models have no free dimensions.
         competes: whether a target's preference for it is only a start, so that other engines are measured
             against it where they run here.
         shares_cores: whether it takes several threads unless a package says otherwise.
@@ -67,27 +83,20 @@ class EngineSupport:
         cheap_row_macs: multiply-adds that a golden row may cost for all rows to be taken, which then take
             half as long as opening; None for the first row alone.
         check: asks the engine's own parser about a model, with shapes for free sizes beside the batch.
-        extra: extra of our distribution that installs it on a host; empty if every host has it.
         notes: warnings about the figures of every package for it.
     """
 
     name: str
+    maker: ModelMaker
     kinds: frozenset[str]
-    open_quantizer: OpenQuantizer
-    build: Callable[[Model, Form, Mapping[str, int]], Model | None]
-    convert: Callable[[onnx.ModelProto], Model]
-    convert_codes: Callable[[onnx.ModelProto, onnx.ModelProto], Model]
     judged_on: str
     tools: tuple[str, ...] = ()
-    calibration_tool: str = ""
     fallback: str = ""
-    fixes_sizes: bool = False
     competes: bool = False
     shares_cores: bool = True
     slows_exact_products: bool = True
     cheap_row_macs: float | None = 8e6
     check: Callable[[Model, Feeds], TensorRtCheck] | None = None
-    extra: str = ""
     notes: tuple[str, ...] = ()
 
     @property

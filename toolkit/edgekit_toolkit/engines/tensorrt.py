@@ -5,7 +5,7 @@ from typing import Final
 from edgekit_runtime.engines.ort import ORT
 from edgekit_runtime.engines.tensorrt import TENSORRT
 from edgekit_toolkit.engines.ort import build_onnx, require_onnx, take_codes
-from edgekit_toolkit.engines.record import EngineSupport, register_support
+from edgekit_toolkit.engines.record import EngineSupport, ModelMaker, register_support
 from edgekit_toolkit.engines.tensorrt_check import TensorRtCheck, check_tensorrt
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
@@ -35,12 +35,14 @@ def _check(model: Model, feeds: Feeds) -> TensorRtCheck:
 SUPPORT: Final = register_support(
     EngineSupport(
         name=TENSORRT.name,
+        maker=ModelMaker(
+            open_quantizer=_open_quantizer,
+            build=build_onnx,
+            convert=OnnxModel,
+            convert_codes=take_codes,
+        ),
         # TensorRT takes none of the other forms (docs/reference/tensorrt.md).
         kinds=frozenset({forms.FLOAT32, forms.FLOAT16_WEIGHTS, forms.INT8_WEIGHTS, forms.STATIC_INT8}),
-        open_quantizer=_open_quantizer,
-        build=build_onnx,
-        convert=OnnxModel,
-        convert_codes=take_codes,
         judged_on=ORT.name,
         fallback=ORT.name,
         # Its arithmetic (TF32, fused int8) is another than that of the further rows' tolerances.

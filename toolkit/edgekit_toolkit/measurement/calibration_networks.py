@@ -238,11 +238,11 @@ def make_calibration_models(engine: str) -> Mapping[str, Model]:
     Raises:
         EngineMissingError: LiteRT or ai-edge-quantizer is not installed, for LiteRT.
     """
-    networks, support = make_calibration_networks(), find_support(engine)
+    networks, maker = make_calibration_networks(), find_support(engine).maker
     return {
-        name: support.convert_codes(network, networks[name.removesuffix(INT8_SUFFIX)])
+        name: maker.convert_codes(network, networks[name.removesuffix(INT8_SUFFIX)])
         if name.endswith(INT8_SUFFIX)
-        else support.convert(network)
+        else maker.convert(network)
         for name, network in networks.items()
     }
 
@@ -252,7 +252,7 @@ def digest_calibration_models(engine: str) -> str:
 
     Files for LiteRT differ between releases of ai-edge-quantizer, which belongs to it therefore.
     """
-    digest, tool = digest_calibration_networks(), find_support(engine).calibration_tool
+    digest, tool = digest_calibration_networks(), find_support(engine).maker.codes_tool
     if not tool:
         return digest
     with contextlib.suppress(metadata.PackageNotFoundError):

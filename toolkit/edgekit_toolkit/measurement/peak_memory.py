@@ -104,7 +104,7 @@ def trivial_model(engine: str) -> bytes:
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "trivial", [value["x"]], [value["y"]])
     # The oldest versions that suffice, so that any engine loads it.
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=7)
-    return find_support(engine).convert(model).content
+    return find_support(engine).maker.convert(model).content
 
 
 def _peak_bytes(

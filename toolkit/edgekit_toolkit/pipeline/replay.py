@@ -91,7 +91,7 @@ def _rebuild(floats: Model, recipe: Recipe, earlier: EarlierModel | None) -> Mod
     form = recipe.form
     if earlier is not None and form.earlier is not None and form.earlier.sha256 == earlier.sha256:
         form = replace(form, earlier=earlier)
-    model = find_support(recipe.backend).build(floats, form, recipe.dims)
+    model = find_support(recipe.backend).maker.build(floats, form, recipe.dims)
     digest = None if model is None else hashlib.sha256(model.content).hexdigest()
     if model is None or digest != recipe.model_sha256:
         here = tool_versions(*list_supported())

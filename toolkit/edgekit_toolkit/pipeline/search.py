@@ -64,9 +64,9 @@ def search(
     phases, support = Phases(progress), find_support(request.backend)
     prepared = prepared or prepare(request, phases)
     with phases.phase("convert"):
-        if support.fixes_sizes and not prepared.floats.has_fixed_sizes:
+        if support.maker.fixes_sizes and not prepared.floats.has_fixed_sizes:
             check_fixed_sizes(prepared)
-        quantizer = support.open_quantizer(
+        quantizer = support.maker.open_quantizer(
             prepared.floats,
             request.target,
             threads=request.threads,
@@ -145,7 +145,7 @@ def _score(
     # Dynamic int8 takes its ranges from the whole batch, so samples run alone, as on the device. A converted
     # .tflite has a fixed batch.
     takes_batch_range = any(candidate.form.kind == DYNAMIC_INT8 for candidate in candidate_set.candidates)
-    runs_alone = takes_batch_range or find_support(request.backend).fixes_sizes
+    runs_alone = takes_batch_range or find_support(request.backend).maker.fixes_sizes
     scores = score_candidates(
         source.model.open(names, threads=request.threads, rewrites=False),
         runs,

@@ -57,7 +57,7 @@ def find_warnings(run: Run) -> list[str]:
     notes.extend(run.found.wrong_rewrites)
     notes.extend(f"left out: {text}" for text in run.found.dropped)
     preferred = request.target.backend.default
-    extra = find_support(preferred).extra
+    extra = find_engine(preferred).installation.host_extra
     if extra and request.backend == request.target.backend.fallback:
         title, packaged = find_engine(preferred).title, find_engine(request.backend).title
         notes.append(
