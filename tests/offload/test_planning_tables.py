@@ -1,6 +1,7 @@
 """Objectives and codings are rows of tables: one more row is planned, extracted, chosen and shown."""
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from tests.offload.onnx_models import model_of
 from tests.offload.test_odd_models import measure_here
 from tests.offload.test_planner import inputs_of, narrowing_model, noise
 
+from edgekit_cli.offload.plan import command
 from edgekit_offload.partition.coding import CUT_CODINGS, CutCoding
 from edgekit_offload.partition.opened_model import OpenedModel
 from edgekit_offload.planning import objectives
@@ -20,6 +22,7 @@ from edgekit_offload.profiling.machine import Machine
 from edgekit_offload.report.plan_page import render_plan_page
 from edgekit_runtime.offload import choose
 from edgekit_runtime.offload.choose import ObjectiveRule
+from edgekit_runtime.offload.cut_table import Objective
 from edgekit_runtime.offload.latency_model import Conditions, LinkState
 
 
@@ -47,6 +50,13 @@ def test_objective_added_as_a_row_is_planned_shown_and_chosen(monkeypatch: pytes
     assert "what takes the server least" in render_plan_page(split)
     link = LinkState(10e6, 10e6, 0.02)
     assert "least server time" in choose.choose(split.table, Conditions(link)).reason
+
+
+def test_command_package_and_device_have_the_objectives_of_the_tables() -> None:
+    (option,) = [one for one in command.params if one.name == "objective"]
+    names = set(objectives.OBJECTIVES)
+    assert names == set(option.type.to_info_dict()["choices"])
+    assert names == set(choose.OBJECTIVES) == set(get_args(Objective))
 
 
 def test_coding_added_as_a_row_is_measured_and_extracted(monkeypatch: pytest.MonkeyPatch) -> None:

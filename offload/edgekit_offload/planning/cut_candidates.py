@@ -10,8 +10,9 @@ run what makes it on the server. The second sweep finds `cut3-raw` behind kernel
 round is refused, so the search ends with `cut2-int8` and `cut3-raw`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -179,15 +180,15 @@ def search_cuts(search: CutSearch, base: Sequence[OffloadPlan], progress: Progre
         base: the plans without a cut, with which cuts compete.
         progress: called with the name of the step, the settings done and all of them (None if unknown).
     """
-    result, names = CutSearchResult(), _Names()
+    result, cut_numbers, tier_numbers = CutSearchResult(), count(1), count(1)
     pins = dict.fromkeys(search.costs.codings, search.pinned)
     known_keys: set[_Key] = set()  # cuts of earlier rounds
     codings = tuple(search.costs.codings)
     for _ in range(MAX_ROUNDS):
         result.tiers, obstacle = _place_on_tiers(search, pins)
         result.add_refusal(obstacle)
-        first = [cut for cut in _first_cuts(search, result.tiers, names) if cut.key not in known_keys]
-        swept, obstacle = _sweep(search, {coding: pins[coding] for coding in codings}, names, progress)
+        first = [cut for cut in _first_cuts(search, result.tiers, tier_numbers) if cut.key not in known_keys]
+        swept, obstacle = _sweep(search, {coding: pins[coding] for coding in codings}, cut_numbers, progress)
         if not result.attacked:
             result.add_refusal(obstacle)
         new_cuts = [cut for cut in swept if cut.key not in known_keys]
@@ -215,21 +216,6 @@ def search_cuts(search: CutSearch, base: Sequence[OffloadPlan], progress: Progre
     return result
 
 
-class _Names:
-    """Numbers of cuts, which are unique in a plan."""
-
-    def __init__(self) -> None:
-        self.cuts = self.tiers = 0
-
-    def cut(self, coding: str) -> str:
-        self.cuts += 1
-        return f"cut{self.cuts}-{coding}"
-
-    def tier(self, coding: str) -> str:
-        self.tiers += 1
-        return f"tier{self.tiers}-{coding}"
-
-
 def _pin(
     search: CutSearch,
     pins: Mapping[str, NDArray[np.bool_]],
@@ -246,14 +232,14 @@ def _pin(
 
 
 def _sweep(
-    search: CutSearch, pins: Mapping[str, NDArray[np.bool_]], names: _Names, progress: Progress
+    search: CutSearch, pins: Mapping[str, NDArray[np.bool_]], numbers: Iterator[int], progress: Progress
 ) -> tuple[list[CutCandidate], Refusal | None]:
     """Return the cuts that are cheapest somewhere in one of the codings, and why there are no more.
 
     Args:
         search: the task.
         pins: coding -> the tensors that must not be sent in it.
-        names: gives the cuts their names.
+        numbers: numbers of the cuts, which are unique in a plan.
         progress: see `search_cuts`.
     """
     two = replace(search.costs, seconds=search.costs.seconds[:, :2])
@@ -279,7 +265,7 @@ def _sweep(
             certificate = replace(cut.certificate, has_pins=search.leakage is not None)
             candidate = _candidate(replace(cut, certificate=certificate), search, two)
             if candidate.key not in candidates:
-                candidates[candidate.key] = candidate.rename(names.cut(coding))
+                candidates[candidate.key] = candidate.rename(f"cut{next(numbers)}-{coding}")
     return list(candidates.values()), obstacle
 
 
@@ -311,7 +297,7 @@ def _choose(
     return [candidates[number] for number in sorted(set(chosen))]
 
 
-def _first_cuts(search: CutSearch, tiers: Sequence[TierPlan], names: _Names) -> list[CutCandidate]:
+def _first_cuts(search: CutSearch, tiers: Sequence[TierPlan], numbers: Iterator[int]) -> list[CutCandidate]:
     """Return the cuts behind the device of placements on three tiers, most frequent first.
 
     The part behind them takes the time of the edge machine alone, or of edge, link and server if that is
@@ -331,7 +317,7 @@ def _first_cuts(search: CutSearch, tiers: Sequence[TierPlan], names: _Names) -> 
         rest_costs = PlanCosts(edge, server, *costs.wire_bytes(placement.tiers, coding, 1))
         remainder = OffloadPlan("rest", rest_costs, tail="rest")
         cut = OptimalCut(coding, placed, placement.certificate)
-        candidate = _candidate(cut, search, two).rename(names.tier(coding))
+        candidate = _candidate(cut, search, two).rename(f"tier{next(numbers)}-{coding}")
         rest_s = min(candidate.plan.costs.server_s, predict_s(remainder, Conditions(search.edge_link)))
         plan = replace(candidate.plan, costs=replace(candidate.plan.costs, server_s=rest_s))
         cuts[coding, placed] = replace(candidate, plan=plan, goes_on=True)
