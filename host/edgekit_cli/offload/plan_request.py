@@ -215,7 +215,7 @@ def read_inputs(request: PlanRequest, progress: ProgressBar) -> PlanInputs:
     device, server = profiles[request.device], profiles[peer]
     edge = None if request.edge is None else profiles[request.edge]
     grid = request.grid
-    measure = _measurement(request, model, feeds, graph.options, classes, profiles)
+    measure = _measurement(request, model, feeds, graph.options, classes, profiles=profiles)
     if request.access is not None:
         progress.show(f"measuring {request.server}")
         probed = probe_server(request.access, server, feeds[0], request.seconds)
@@ -297,6 +297,7 @@ def _measurement(
     feeds: Sequence[Feeds],
     options: Mapping[str, JsonValue],
     classes: frozenset[str],
+    *,
     profiles: Mapping[str, ModelProfile],
 ) -> CutMeasurement | TieredMeasurement | None:
     """Return the measurement of real cuts if all machines are available, and not only their profiles."""

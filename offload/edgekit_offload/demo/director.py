@@ -97,7 +97,7 @@ def run_demo(
         home = f"EDGEKIT_HOME={setup.home}"
         device = bed.spawn("device", ["env", home, *_python(_WORKER, str(config))])
         recording = Recording(setup.model, _describe_machine(share), bed.label, setup.plans, (), ())
-        course = _Course(bed, server, device, config, recording, on_change)
+        course = _Course(bed, server, device, config, recording, on_change=on_change)
         course.wait_ready()
         for phase in PHASES:
             course.begin(phase, f"{setup.scheme}://{bed.server_host}:{port}")
@@ -148,6 +148,7 @@ class _Course:
         device: ChildProcess,
         config: Path,
         recording: Recording,
+        *,
         on_change: Callable[[Recording], None],
     ) -> None:
         self._bed, self._server, self._device, self._config = bed, server, device, config

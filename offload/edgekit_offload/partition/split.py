@@ -82,8 +82,7 @@ def split_model(
     """Return head and tail of a model.
 
     With the coding `raw`, head and tail together compute the outputs of the whole model, to the last bit if
-    the
-    engine runs the same kernels: a fusion across the cut may change the last bits.
+    the engine runs the same kernels: a fusion across the cut may change the last bits.
 
     Args:
         model: content of the model's file, or a model already read, which saves time for several cuts.
@@ -113,9 +112,7 @@ def split_model(
     # The coding of an upload is that of its input alone.
     replied = {name: code_reply(spec, coding, opset) if device else None for name, spec in outputs.items()}
     _check_names(whole, [tensor for tensor in (*coded.values(), *replied.values()) if tensor is not None])
-    sent = tuple(
-        spec for name, tensor in coded.items() for spec in ((specs[name],) if tensor is None else tensor.sent)
-    )
+    sent = _sent_specs(specs, coded)
     builder = _Builder(whole, weights_path)
     head = None
     if device or head_outputs or any(coded.values()):
@@ -127,11 +124,7 @@ def split_model(
         head = builder.build(device, head_specs, after=encoders)
     tail = builder.build(
         server,
-        [
-            spec
-            for name, tensor in replied.items()
-            for spec in ((outputs[name],) if tensor is None else tensor.sent)
-        ],
+        _sent_specs(outputs, replied),
         inputs=sent,
         after=[tensor.encode for tensor in replied.values() if tensor is not None],
         before=[tensor.decode for tensor in coded.values() if tensor is not None],
@@ -139,6 +132,14 @@ def split_model(
     )
     codes = coding.codes_of(list(specs.values()))
     return SplitModels(head, tail, sent, tuple(crossing), codes, _decoder(replied, outputs))
+
+
+def _sent_specs(
+    specs: Mapping[str, TensorSpec], coded: Mapping[str, CodedTensor | None]
+) -> tuple[TensorSpec, ...]:
+    """Return what is sent for tensors, some of which are coded."""
+    sent = [(specs[name],) if tensor is None else tensor.sent for name, tensor in coded.items()]
+    return tuple(spec for parts in sent for spec in parts)
 
 
 def _decoder(replied: Mapping[str, CodedTensor | None], outputs: Mapping[str, TensorSpec]) -> Part | None:

@@ -96,11 +96,7 @@ def choose_threshold(
     largest_error = 1 - least_agreement
     allowed = _allowed(half, largest_error, confidence)
     if allowed < 0:
-        needed = 2 * math.ceil(math.log(1 - confidence) / math.log(least_agreement))
-        return CascadeRefusal(
-            f"{len(order)} samples cannot confirm an agreement of {least_agreement:.1%} at a confidence of "
-            f"{confidence:.0%}: at least {needed} are needed, and more where the models differ."
-        )
+        return _ask_for_samples(len(order), least_agreement, confidence)
     spare = _SPARE_DEVIATIONS * math.sqrt(allowed)
     chosen = _threshold(margins[order[:half]], is_wrong[order[:half]], int(max(allowed - spare, 0)))
     if chosen is None:
@@ -115,8 +111,7 @@ def choose_threshold(
             f"The threshold did not stand its test on {count} other samples: the cascade agrees with the "
             f"large model on {1 - errors / count:.1%} of them, which does not confirm {least_agreement:.1%}."
         )
-    sure = int((margins >= chosen).sum())
-    if 2 * errors > sure:
+    if 2 * errors > (sure := int((margins >= chosen).sum())):
         return CascadeRefusal(
             f"The small model is too weak: of {count} samples it is sure of {sure}, and {errors} of these"
             " answers are not those of the large model."
@@ -127,6 +122,14 @@ def choose_threshold(
         least_agreement=1 - _largest_rate(errors, count, confidence),
         confidence=confidence,
         samples=count,
+    )
+
+
+def _ask_for_samples(count: int, least_agreement: float, confidence: float) -> CascadeRefusal:
+    needed = 2 * math.ceil(math.log(1 - confidence) / math.log(least_agreement))
+    return CascadeRefusal(
+        f"{count} samples cannot confirm an agreement of {least_agreement:.1%} at a confidence of "
+        f"{confidence:.0%}: at least {needed} are needed, and more where the models differ."
     )
 
 

@@ -134,8 +134,8 @@ def measure_codings(
     """Return size and times of every tensor of a graph in each coding of cuts, as means over the samples.
 
     Args:
-        model: the model.
-        graph: its kernels; tensors have their names in the model.
+        model: the model, whose tensors have the names of the graph's.
+        graph: its kernels.
         feeds: samples, one request each.
         device_slowdown: time of the device as a multiple of this machine's.
         server_slowdown: the same for the server.
@@ -144,11 +144,10 @@ def measure_codings(
         CutError: the model does not run on a sample.
     """
     sizes = {coding: np.zeros(len(graph.tensors)) for coding in CUT_CODINGS}
-    raw_bytes, coded_bytes = np.zeros(len(graph.tensors)), np.zeros(len(graph.tensors))
+    raw_bytes, coded_bytes, counts = np.zeros((3, len(graph.tensors)))
     spent_s, recorded_bytes = dict.fromkeys(CUT_CODINGS, 0.0), 0
     coders = {coding: TensorCoder(coding) for coding in CUT_CODINGS}
     reply_bytes = {coding: np.zeros(len(graph.tensors)) for coding in CUT_CODINGS}
-    counts = np.zeros(len(graph.tensors))
     is_coded = {coding: np.zeros(len(graph.tensors), np.bool_) for coding in CUT_CODINGS}
     compressed_bytes(np.zeros(1))  # the first call may import
     for arrays in model.record(graph.tensors, feeds):
@@ -174,13 +173,11 @@ def measure_codings(
         if recorded_bytes > _RECORDED_BYTES:
             break
     codings = {}
-    for coding in CUT_CODINGS:
+    for coding in coders:
         coded_s = raw_bytes / counts * (spent_s[coding] / max(float(coded_bytes.sum()), 1.0))
-        names = tuple(coding if coded else "raw" for coded in is_coded[coding])
-        sent_bytes = sizes[coding] / counts
         codings[coding] = CodedTensors(
-            names=names,
-            sent_bytes=sent_bytes,
+            names=tuple(coding if coded else "raw" for coded in is_coded[coding]),
+            sent_bytes=sizes[coding] / counts,
             encode_s=coded_s * device_slowdown,
             decode_s=coded_s * server_slowdown,
             reply_bytes=reply_bytes[coding] / counts,

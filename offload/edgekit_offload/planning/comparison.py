@@ -105,7 +105,18 @@ def compare(
         for number, candidate in enumerate(scored)
         for text in [explain_candidate(candidate, kernels, is_reserve=number in reserve)]
     ]
-    unit = inputs.goal.row.unit
+    return _make_result(inputs, scored, refusals, search, kernels=kernels)
+
+
+def _make_result(
+    inputs: PlanInputs,
+    candidates: Sequence[Candidate],
+    refusals: Sequence[Refusal],
+    search: CutSearchResult,
+    *,
+    kernels: int,
+) -> PlanningResult:
+    grid, unit = inputs.grid, inputs.goal.row.unit
     return PlanningResult(
         model=inputs.name,
         model_sha256=inputs.device.model_sha256,
@@ -122,9 +133,9 @@ def compare(
         ),
         bandwidths_mbit_s=grid.bandwidths_mbit_s,
         rtts_ms=grid.rtts_ms,
-        candidates=tuple(scored),
+        candidates=tuple(candidates),
         table=CutTable(
-            tuple(candidate.plan for number, candidate in enumerate(candidates) if number in in_table),
+            tuple(candidate.plan for candidate in candidates if candidate.in_table),
             inputs.objective,
             inputs.device.description,
             inputs.peer.description,
@@ -134,7 +145,7 @@ def compare(
         refusals=tuple(refusals),
         warnings=tuple(_warn(inputs, candidates)),
         sentences=(
-            *explain_plan(scored, grid.bandwidths_mbit_s, grid.rtts_ms, unit),
+            *explain_plan(candidates, grid.bandwidths_mbit_s, grid.rtts_ms, unit),
             *_explain_search(inputs, search),
         ),
         kernels=kernels,

@@ -96,7 +96,7 @@ def find_cuts(
     cuts = Cuts(costs.graph)
     for coding in costs.codings:
         for condition in conditions:
-            for placement, setting in _solutions(cuts, costs, coding, condition, goal, pinned):
+            for placement, setting in _solutions(cuts, costs, coding, condition, goal, pinned=pinned):
                 if not any(placement.tiers) or (coding, placement.tiers) in optimal:
                     continue
                 best = cuts.confirm(placement, setting.stages, setting.limits)
@@ -222,6 +222,7 @@ def _solutions(
     coding: str,
     condition: Conditions,
     goal: Goal,
+    *,
     pinned: NDArray[np.bool_] | None,
 ) -> Iterator[tuple[Placement, _Setting]]:
     """Yield the best placement at one link and load; for capacity, one for each wait on the server."""

@@ -191,11 +191,11 @@ def _bands(frame: _Frame, mbit_s: Sequence[float], curves: Sequence[Curve], colo
     step = max(1, len(mbit_s) // 20)
     indices = list(range(0, len(mbit_s), step))
     width = (_RIGHT - _X_MIN) / max(len(indices), 1)
-    return el("g", *(_band(frame, mbit_s[at], at, curves, colors, width) for at in indices))
+    return el("g", *(_band(frame, mbit_s[at], at, curves, colors, width=width) for at in indices))
 
 
 def _band(
-    frame: _Frame, mbit_s: float, at: int, curves: Sequence[Curve], colors: dict[int, int], width: float
+    frame: _Frame, mbit_s: float, at: int, curves: Sequence[Curve], colors: dict[int, int], *, width: float
 ) -> Markup:
     order = sorted(range(len(curves)), key=lambda index: curves[index].seconds[at])[:_MAX_LISTED]
     lines = [f"{three_digits(mbit_s)} Mbit/s"]
