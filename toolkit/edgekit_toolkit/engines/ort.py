@@ -6,7 +6,7 @@ from typing import Final
 import onnx
 
 from edgekit_runtime.engines.ort import ORT
-from edgekit_runtime.errors import RecipeError
+from edgekit_runtime.errors import ModelError
 from edgekit_toolkit.engines.record import EngineSupport, ModelMaker, register_support
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
@@ -20,12 +20,12 @@ from edgekit_toolkit.targets.spec import Target
 
 def _open_quantizer(model: Model, target: Target, *, threads: int, **_conversion: object) -> Quantizer:
     scheme = SCHEMES["asymmetric-7bit" if target.quantization.reduce_range else "asymmetric"]
-    return OnnxQuantizer(require_onnx(model, ORT.title).proto, scheme, threads=threads)
+    return OnnxQuantizer(require_onnx(model).proto, scheme, threads=threads)
 
 
 def build_onnx(model: Model, form: Form, _dims: Mapping[str, int]) -> Model | None:
     """Return the model of a form, or None."""
-    built = forms.build(require_onnx(model, "an engine for ONNX").proto, form)
+    built = forms.build(require_onnx(model).proto, form)
     return None if built is None else OnnxModel(built)
 
 
@@ -34,16 +34,14 @@ def take_codes(coded: onnx.ModelProto, _floats: onnx.ModelProto) -> Model:
     return OnnxModel(coded)
 
 
-def require_onnx(model: Model, engine: str) -> OnnxModel:
+def require_onnx(model: Model) -> OnnxModel:
     """Return the model, which must be an ONNX model.
 
     Raises:
-        RecipeError: it is a `.tflite` model.
+        ModelError: it is a `.tflite` model.
     """
     if not isinstance(model, OnnxModel):
-        raise RecipeError(
-            f"the recipe is for {engine}, which does not run .tflite models; make another one by its options"
-        )
+        raise ModelError("a .tflite model runs on LiteRT alone; give the model as ONNX")
     return model
 
 

@@ -18,7 +18,7 @@ from edgekit_toolkit.targets.spec import Target
 
 
 def _open_quantizer(model: Model, target: Target, *, threads: int, **_conversion: object) -> Quantizer:
-    proto = require_onnx(model, TENSORRT.title).proto
+    proto = require_onnx(model).proto
     return OnnxQuantizer(proto, SCHEMES[target.quantization.form], threads=threads)
 
 

@@ -9,6 +9,7 @@ import onnx
 from edgekit_runtime.errors import DataError, ManifestError, PackageError, RecipeError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS
 from edgekit_runtime.package.canonical_zip import read_members
+from edgekit_runtime.system.engines import find_engine
 from edgekit_toolkit.engines.record import find_support, list_supported
 from edgekit_toolkit.importers.source import load_model
 from edgekit_toolkit.models.model import Model
@@ -91,6 +92,11 @@ def _rebuild(floats: Model, recipe: Recipe, earlier: EarlierModel | None) -> Mod
     form = recipe.form
     if earlier is not None and form.earlier is not None and form.earlier.sha256 == earlier.sha256:
         form = replace(form, earlier=earlier)
+    if not isinstance(floats, OnnxModel) and find_engine(recipe.backend).file_format == "onnx":
+        raise RecipeError(
+            f"the recipe is for {recipe.backend}, which does not run .tflite models; make another one by its"
+            " options"
+        )
     model = find_support(recipe.backend).maker.build(floats, form, recipe.dims)
     digest = None if model is None else hashlib.sha256(model.content).hexdigest()
     if model is None or digest != recipe.model_sha256:
