@@ -41,7 +41,9 @@ class HalfInstaller:
 
     def carry_out(self, order, stop, note, count):
         self.path.mkdir(mode=0o700, parents=True)
-        shutil.copy(self.package, self.path / f"slot-1.0.0-{order.step.wanted.manifest_sha256[:16]}.edgepkg")
+        shutil.copy(
+            self.package, self.path / f"slot-1.0.0-{order.step.desired_model.manifest_sha256[:16]}.edgepkg"
+        )
         self.is_written.set()
         self.goes_on.wait(20)
         return StepResult(outcome="failed", code="install", reason="the test ends it")

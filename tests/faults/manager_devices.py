@@ -148,13 +148,13 @@ class FaultsDevice:
                 if not plan.steps:
                     break
                 for step in plan.steps:
-                    if step.wanted is None:
+                    if step.desired_model is None:
                         self.state.wrongs.append(f"was told to remove {step.model}")
                     elif step.action == "download":
-                        self._fetch(step.wanted, now)
-                        downloaded |= {step.wanted.sha256}
+                        self._fetch(step.desired_model, now)
+                        downloaded |= {step.desired_model.sha256}
                     else:
-                        self._install(step.wanted)
+                        self._install(step.desired_model)
             self.state.sequence += 1
             report = Reported(
                 device=self.name,

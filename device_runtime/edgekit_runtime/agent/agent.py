@@ -221,7 +221,9 @@ class Agent:
         last_s = time.monotonic()
         try:
             while not stop.is_set():
-                is_busy = self._steps.is_busy or any(not one.has_ended for one in self._executions)
+                is_busy = self._steps.is_busy or any(
+                    not execution.has_ended for execution in self._executions
+                )
                 self._receive(_BUSY_TICK_S if is_busy else _TICK_S)
                 now_s = time.monotonic()
                 if not self.turn(now_s - last_s):
@@ -303,12 +305,12 @@ class Agent:
 
     def _read_desired(self) -> Desired | None:
         record = self._journal.record
-        held = self._documents.read_held(record.desired)
-        if held is None and record.desired:  # the manager's key has changed
+        desired = self._documents.read_held(record.desired)
+        if desired is None and record.desired:  # the manager's key has changed
             with contextlib.suppress(OutputError):  # on a full disk: it counts no more all the same
                 # A thief of the old key may have stated a time far ahead.
                 self._journal.write(replace(record, desired="", known_time_s=0.0))
-        return held
+        return desired
 
     def _follow_keys(self, result: StepResult | None) -> None:
         """Obey the keys of the root that a step has followed, and take the document that waited for them.
@@ -371,7 +373,8 @@ class Agent:
         self._executions = count_time(self._executions, elapsed_s)
         for name, result in self._steps.collect():
             self._executions = tuple(
-                result.apply(one) if one.report.execution == name else one for one in self._executions
+                result.apply(execution) if execution.report.execution == name else execution
+                for execution in self._executions
             )
             self._fingerprint, self._service_s = {}, 0.0  # read both again
             was_refresh, self._is_refreshing = self._is_refreshing, False
@@ -412,11 +415,13 @@ class Agent:
 
     def _stop_needless(self, plan: NextSteps, *, is_urgent: bool) -> None:
         """Stop a step that is no longer wanted, or a download if a refresh is urgent: it goes on after it."""
-        wanted = () if self._desired is None else self._desired.models
-        under_way = {one.report.execution for one in plan.executions if not one.has_ended}
+        desired_models = () if self._desired is None else self._desired.models
+        under_way = {execution.report.execution for execution in plan.executions if not execution.has_ended}
         self._steps.retain(
-            set() if is_urgent else {step.wanted.execution for step in plan.steps if step.wanted is not None},
-            under_way & {model.execution for model in wanted},
+            set()
+            if is_urgent
+            else {step.desired_model.execution for step in plan.steps if step.desired_model is not None},
+            under_way & {model.execution for model in desired_models},
         )
 
     def _count_bytes(self) -> None:
@@ -425,8 +430,10 @@ class Agent:
         if not came_bytes:
             return
         self._executions = tuple(
-            _add_bytes(one, came_bytes, done_bytes) if one.report.execution == execution else one
-            for one in self._executions
+            _add_bytes(progress, came_bytes, done_bytes)
+            if progress.report.execution == execution
+            else progress
+            for progress in self._executions
         )
         record, month = self._journal.record, self._read_month()
         before = record.metered_bytes if record.month == month else 0
@@ -435,9 +442,12 @@ class Agent:
     def _save(self, executions: tuple[Progress, ...]) -> None:
         """Write the executions to the journal if a state has changed, or an age has grown much."""
         written = self._journal.record.executions
-        is_same = [_outline(one) for one in executions] == [_outline(one) for one in written]
+        is_same = [_outline(execution) for execution in executions] == [
+            _outline(execution) for execution in written
+        ]
         is_old = any(
-            one.age_s - other.age_s > _SAVE_S for one, other in zip(executions, written, strict=False)
+            execution.age_s - other.age_s > _SAVE_S
+            for execution, other in zip(executions, written, strict=False)
         )
         if not is_same or is_old:
             self._journal.write(replace(self._journal.record, executions=executions))
@@ -446,7 +456,7 @@ class Agent:
         """Read the slots if they have changed, and the service every few seconds."""
         fingerprint = dict(self._installer.fingerprint())
         now_s = time.monotonic()
-        is_under_way = any(not one.has_ended for one in self._executions)
+        is_under_way = any(not execution.has_ended for execution in self._executions)
         if fingerprint == self._fingerprint and now_s < self._service_s:
             return
         if not self._steps.is_busy or now_s >= self._service_s:
@@ -469,7 +479,9 @@ class Agent:
             return view
         served, on_trial, remark = describe_service(index or {}, view.model)
         key = view.model, view.version
-        not_finite = sum(one.not_finite for one in self._figures if (one.model, one.version) == key)
+        not_finite = sum(
+            figures.not_finite for figures in self._figures if (figures.model, figures.version) == key
+        )
         return replace(view, served=served, on_trial=on_trial, remark=remark, not_finite=not_finite)
 
     def _measure(self) -> DeviceConditions:
@@ -507,12 +519,17 @@ class Agent:
         if not self._link.is_connected:
             return
         now_s = time.monotonic()
-        main = (plan.status, plan.because, plan.models, [_outline(one) for one in plan.executions])
-        detail = [one.report for one in plan.executions], self._read_figures(plan, now_s)
+        main = (
+            plan.status,
+            plan.because,
+            plan.models,
+            [_outline(execution) for execution in plan.executions],
+        )
+        detail = [execution.report for execution in plan.executions], self._read_figures(plan, now_s)
         wait_s = _REPORT_S if main != self._last[0] else _DETAIL_S
         if (main, detail) == self._last or now_s - self._reported_s < wait_s:
             return
-        executions = (*(one.report for one in plan.executions), *plan.superseded)
+        executions = (*(execution.report for execution in plan.executions), *plan.superseded)
         reported = Reported(
             device=self._device,
             sequence=self._journal.next_sequence(),
@@ -520,7 +537,7 @@ class Agent:
             status=plan.status,
             because=_shorten(plan.because),
             models=tuple(replace(model, because=_shorten(model.because)) for model in plan.models),
-            executions=tuple(_shorten_reason(one) for one in executions),
+            executions=tuple(_shorten_reason(execution) for execution in executions),
             figures=detail[1],
             facts=self._list_facts(),
         )
@@ -529,7 +546,7 @@ class Agent:
         self._last, self._reported_s = (main, detail), now_s
 
     def _read_figures(self, plan: NextSteps, now_s: float) -> tuple[Any, ...]:
-        if any(not one.has_ended for one in plan.executions):
+        if any(not execution.has_ended for execution in plan.executions):
             self._busy_s = now_s
         period_s = _FIGURES_S if now_s - self._busy_s < _YOUNG_S else _QUIET_FIGURES_S
         socket_path = self._installer.find_service()

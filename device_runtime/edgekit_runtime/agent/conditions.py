@@ -88,31 +88,33 @@ class Obstacle:
 
 
 def find_obstacle(
-    wanted: DesiredModel, view: ModelView, conditions: DeviceConditions, done_bytes: int
+    desired_model: DesiredModel, view: ModelView, conditions: DeviceConditions, done_bytes: int
 ) -> Obstacle | None:
-    """Return an obstacle to beginning or continuing the download of `wanted`, or None.
+    """Return an obstacle to beginning or continuing the download of `desired_model`, or None.
 
     Args:
-        wanted: the model's entry in the desired document.
+        desired_model: the model's entry in the desired document.
         view: state of the model on this device.
         conditions: current conditions of the device.
         done_bytes: bytes of the package that are here already.
     """
-    rejection = view.find_rejection(wanted.manifest_sha256)
-    if rejection is not None and not wanted.is_return:
-        return Obstacle("rejected-here", f"version {wanted.version} was rejected here: {rejection}")
-    if view.pinned not in (None, wanted.version):
+    rejection = view.find_rejection(desired_model.manifest_sha256)
+    if rejection is not None and not desired_model.is_return:
+        return Obstacle("rejected-here", f"version {desired_model.version} was rejected here: {rejection}")
+    if view.pinned not in (None, desired_model.version):
         return Obstacle("pinned", f"the model is pinned to {view.pinned} by hand; unpin it")
-    if view.version and is_older(wanted.version, view.version) and not wanted.is_return:
-        return Obstacle("older", f"version {wanted.version} is older than {view.version}, which is here")
-    if wanted.window is not None and not is_window(wanted.window):
-        return Obstacle("window", f"window {wanted.window[:20]!r} is not of the form 01:00-04:00")
-    needed_bytes = count_needed_bytes((wanted.size_bytes,), done_bytes)
-    if wanted.sha256 not in conditions.downloaded and needed_bytes > conditions.free_bytes:
+    if view.version and is_older(desired_model.version, view.version) and not desired_model.is_return:
+        return Obstacle(
+            "older", f"version {desired_model.version} is older than {view.version}, which is here"
+        )
+    if desired_model.window is not None and not is_window(desired_model.window):
+        return Obstacle("window", f"window {desired_model.window[:20]!r} is not of the form 01:00-04:00")
+    needed_bytes = count_needed_bytes((desired_model.size_bytes,), done_bytes)
+    if desired_model.sha256 not in conditions.downloaded and needed_bytes > conditions.free_bytes:
         return Obstacle(
             "disk-full", f"the update needs {needed_bytes} bytes, {conditions.free_bytes} are free"
         )
-    return _find_shortage(wanted, conditions, done_bytes)
+    return _find_shortage(desired_model, conditions, done_bytes)
 
 
 def count_needed_bytes(sizes_bytes: Sequence[int], done_bytes: int = 0) -> int:
@@ -127,36 +129,40 @@ def count_needed_bytes(sizes_bytes: Sequence[int], done_bytes: int = 0) -> int:
     return sum(sizes_bytes) - done_bytes + max(sizes_bytes) + SPARE_BYTES
 
 
-def _find_shortage(wanted: DesiredModel, conditions: DeviceConditions, done_bytes: int) -> Obstacle | None:
+def _find_shortage(
+    desired_model: DesiredModel, conditions: DeviceConditions, done_bytes: int
+) -> Obstacle | None:
     battery = conditions.battery
     if battery is not None and battery < MIN_BATTERY and not conditions.is_charging:
         reason = f"the battery is at {battery:.0%}, an update needs {MIN_BATTERY:.0%} or a charger"
         return Obstacle("battery", reason, may_pass=True)
-    left = conditions.budget_left_bytes
-    if wanted.sha256 in conditions.downloaded or left is None:
+    budget = conditions.budget_left_bytes
+    if desired_model.sha256 in conditions.downloaded or budget is None:
         return None
-    smallest = min((wanted.size_bytes - done_bytes, *(delta.size_bytes for delta in wanted.deltas)))
-    if smallest > left:
-        return Obstacle("budget", f"{smallest} bytes are to come, {left} are left of this month's budget")
+    smallest = min(
+        (desired_model.size_bytes - done_bytes, *(delta.size_bytes for delta in desired_model.deltas))
+    )
+    if smallest > budget:
+        return Obstacle("budget", f"{smallest} bytes are to come, {budget} are left of this month's budget")
     return None
 
 
 def is_window(text: str) -> bool:
     """Return whether a text is a range of local time of day, such as `01:00-04:00`, that is not empty."""
-    found = _WINDOW.fullmatch(text)
-    return found is not None and found.group(1, 2) != found.group(3, 4)
+    match = _WINDOW.fullmatch(text)
+    return match is not None and match.group(1, 2) != match.group(3, 4)
 
 
 def check_window(window: str | None, conditions: DeviceConditions) -> Obstacle | None:
     """Return an obstacle to switching now, or None; a window may span midnight."""
     if window is None:
         return None
-    found = _WINDOW.fullmatch(window)
-    if found is None:
+    match = _WINDOW.fullmatch(window)
+    if match is None:
         return Obstacle("window", f"window {window[:20]!r} is not of the form 01:00-04:00")
     if conditions.now_s is None:
         return Obstacle("clock", f"waits for {window} local time, and the clock is not set", may_pass=True)
-    begin, end = int(found[1]) * 60 + int(found[2]), int(found[3]) * 60 + int(found[4])
+    begin, end = int(match[1]) * 60 + int(match[2]), int(match[3]) * 60 + int(match[4])
     now = conditions.minute_of_day
     is_within = begin <= now < end if begin <= end else now >= begin or now < end
     return None if is_within else Obstacle("window", f"waits for {window} local time", may_pass=True)

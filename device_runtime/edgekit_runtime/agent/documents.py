@@ -330,13 +330,13 @@ class EnrolmentCode:
         Raises:
             ConfigError: it is none.
         """
-        found = _CODE.fullmatch(text.strip())
-        if found is None:
+        match = _CODE.fullmatch(text.strip())
+        if match is None:
             raise ConfigError(
                 f"'{text[:100]}' is no code of a fleet, expected HOST:PORT/DIGEST/SECRET as"
                 " `edgekit fleet enroll` prints it"
             )
-        return cls(address=found[1], authority_sha256=found[2], secret=found[3])
+        return cls(address=match[1], authority_sha256=match[2], secret=match[3])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

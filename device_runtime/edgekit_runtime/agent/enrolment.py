@@ -96,11 +96,11 @@ def enrol(code: EnrolmentCode, config: Path, facts: Mapping[str, str], disk: Dis
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
     authority = _ask(code.address, unverified, "GET", "/authority").decode(errors="replace")
-    found = hashlib.sha256(_read_certificate(authority)).hexdigest()
-    if found != code.authority_sha256:
+    fingerprint = hashlib.sha256(_read_certificate(authority)).hexdigest()
+    if fingerprint != code.authority_sha256:
         raise SignatureError(
-            f"{code.address}: its authority has sha256 {found}, the code states {code.authority_sha256}; is"
-            " this the right server?"
+            f"{code.address}: its authority has sha256 {fingerprint}, the code states"
+            f" {code.authority_sha256}; is this the right server?"
         )
     request = EnrolmentRequest(secret=code.secret, csr=_make_csr(key), facts=facts)
     body = json.dumps(to_plain(request)).encode()
@@ -180,12 +180,12 @@ def _read_certificate(pem: str) -> bytes:
 
 def _parse(answer: bytes, where: str) -> Enrolment:
     try:
-        found = from_plain(Enrolment, json.loads(answer), where)
-        for each in found.package_keys:
-            check_name(each.name)
+        enrolment = from_plain(Enrolment, json.loads(answer), where)
+        for key in enrolment.package_keys:
+            check_name(key.name)
     except (ValueError, ConfigError, SignatureError) as cause:
         raise EnrolmentError(f"{where}: its answer is not understood: {cause}; update edgekit") from cause
-    return found
+    return enrolment
 
 
 def _list_foreign_keys(config: Path, authority: str) -> Sequence[PackageKey]:
@@ -215,13 +215,13 @@ def _store(
         raise EnrolmentError("the fleet's answer names another authority than its server")
     keys = config / "keys"
     make_keys_folder(keys, 0o755)
-    for each in new_keys:
-        write_public_file(keys / f"{each.name}{PUBLIC_KEY_SUFFIX}", each.public_key.encode())
+    for name in new_keys:
+        write_public_file(keys / f"{name.name}{PUBLIC_KEY_SUFFIX}", name.public_key.encode())
     folder = config / "fleet"
     with write_atomically(folder / CERTIFICATE, mode=0o600, disk=disk) as file:
         file.write(answer.certificate.encode())
-    for each in set(old_keys) - set(new_keys):
-        forget_key(keys, each.name, each.public_key.encode())
+    for name in set(old_keys) - set(new_keys):
+        forget_key(keys, name.name, name.public_key.encode())
     with write_atomically(folder / ENROLMENT, mode=0o600, disk=disk) as file:
         file.write(encode_json(to_plain(answer)))
 
@@ -240,8 +240,8 @@ def _ask(address: str, context: ssl.SSLContext, method: str, path: str, body: by
     if response.status != _OK:
         with contextlib.suppress(ValueError, TypeError, KeyError):
             raise EnrolmentError(f"{address}: refuses ({response.status}): {json.loads(data)['error']}")
-        said = clean(data[:_MAX_SHOWN_BYTES].decode("utf-8", "replace")).strip()
-        raise EnrolmentError(f"{address}: refuses ({response.status}){said and f': {said}'}")
+        answer_text = clean(data[:_MAX_SHOWN_BYTES].decode("utf-8", "replace")).strip()
+        raise EnrolmentError(f"{address}: refuses ({response.status}){answer_text and f': {answer_text}'}")
     return data
 
 

@@ -148,11 +148,11 @@ class Journal:
             file.write(encode_json({"record": body, "sha256": digest}))
         self.record = record
 
-    def raise_sequence(self, taken: int) -> bool:
+    def raise_sequence(self, used: int) -> bool:
         """Number the next document above `taken`; return False if it is above already, or no real number."""
-        if not self._sequence <= taken < _MOST_TAKEN:
+        if not self._sequence <= used < _MOST_TAKEN:
             return False
-        self._sequence = taken + 1
+        self._sequence = used + 1
         return True
 
     def next_sequence(self) -> int:
@@ -176,9 +176,9 @@ def hold_journal(folder: Path, wait_s: float) -> Iterator[None]:
         OutputError: the folder cannot be made.
     """
     make_folders(folder, 0o700)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as locks:
         try:
-            held.enter_context(hold(folder, wait_s))
+            locks.enter_context(hold(folder, wait_s))
         except RecordError as cause:
             raise JournalError(
                 f"{cause}; does `edgekit-device agent` or `fleet apply` run? End it first: one process at a"
@@ -218,8 +218,8 @@ def _read(path: Path) -> JournalRecord:
     if len(data) > _MAX_BYTES:
         raise JournalError(f"{path}: is over {_MAX_BYTES} bytes")
     try:
-        found: dict[str, Any] = json.loads(data)
-        body, stated = found["record"], found["sha256"]
+        content: dict[str, Any] = json.loads(data)
+        body, stated = content["record"], content["sha256"]
         is_whole = stated == hashlib.sha256(encode_json(body)).hexdigest()
     except (ValueError, KeyError, TypeError, RecursionError) as cause:
         raise JournalError(f"{path}: is damaged: {cause}") from cause

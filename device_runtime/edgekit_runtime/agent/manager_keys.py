@@ -140,9 +140,9 @@ def _load(keys: tuple[str, ...]) -> dict[str, Ed25519PublicKey]:
 
 def _list_keys(named: Any) -> tuple[str, ...]:
     """Return the Ed25519 keys in the field of a root, 64 hexadecimal digits each; others are left out."""
-    found = []
-    for each in named.values() if isinstance(named, dict) else ():
+    keys = []
+    for entry in named.values() if isinstance(named, dict) else ():
         with contextlib.suppress(KeyError, TypeError):
-            if each["keytype"] == "ed25519" and _KEY.fullmatch(each["keyval"]["public"]):
-                found.append(each["keyval"]["public"])
-    return tuple(sorted(found))
+            if entry["keytype"] == "ed25519" and _KEY.fullmatch(entry["keyval"]["public"]):
+                keys.append(entry["keyval"]["public"])
+    return tuple(sorted(keys))

@@ -125,8 +125,8 @@ def _read_key(pem: str) -> bytes:
 
     Source: RFC 8410, section 7.
     """
-    found = re.fullmatch(r"\s*-----BEGIN PRIVATE KEY-----([^-]*)-----END PRIVATE KEY-----\s*", pem)
-    data = base64.b64decode("".join(found[1].split()), validate=True) if found else b""
+    match = re.fullmatch(r"\s*-----BEGIN PRIVATE KEY-----([^-]*)-----END PRIVATE KEY-----\s*", pem)
+    data = base64.b64decode("".join(match[1].split()), validate=True) if match else b""
     if len(data) != len(_PRIVATE_DER) + _KEY_BYTES or not data.startswith(_PRIVATE_DER):
         raise ValueError("expected an Ed25519 private key in PEM")
     return data[len(_PRIVATE_DER) :]

@@ -289,8 +289,8 @@ class MqttLink:
             ready.sort(key=lambda pair: pair[1].kind != "hello")
             ready = ready[: max(0, _MAX_IN_FLIGHT - len(self._in_flight))]
         for key, message in ready:
-            place = topic(self._device, message.kind)
-            number = client.publish(place, message.payload, qos=1, retain=message.is_retained).mid
+            full_topic = topic(self._device, message.kind)
+            number = client.publish(full_topic, message.payload, qos=1, retain=message.is_retained).mid
             with self._lock:
                 self._in_flight[number] = (key, message)
 

@@ -38,12 +38,12 @@ class Step:
             `load` it, `unload` the served version, or `remove` the model. The agent itself adds `refresh`:
             verify the repository's metadata again.
         model: its name; empty to refresh.
-        wanted: the model's entry in the desired document; None to remove the model, and to refresh.
+        desired_model: the model's entry in the desired document; None to remove the model, and to refresh.
     """
 
     action: Action
     model: str
-    wanted: DesiredModel | None = None
+    desired_model: DesiredModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ class NextSteps:
     because: str
 
 
-def accept_desired(desired: Desired, held: Desired | None, device: str) -> bool:
+def accept_desired(desired: Desired, previous: Desired | None, device: str) -> bool:
     """Return whether a document with a verified signature replaces the held one.
 
     Args:
         desired: the document.
-        held: the newest document that was accepted before, or None.
+        previous: the newest document that was accepted before, or None.
         device: identifier of this device.
 
     Raises:
@@ -80,14 +80,14 @@ def accept_desired(desired: Desired, held: Desired | None, device: str) -> bool:
     """
     if desired.device != device:
         raise SignatureError(f"desired: is for {desired.device!r}, this is {device!r}")
-    if held is None:
+    if previous is None:
         return True
-    if desired == held:
+    if desired == previous:
         return False
-    if desired.epoch < held.epoch or desired.version <= held.version:
+    if desired.epoch < previous.epoch or desired.version <= previous.version:
         raise SignatureError(
             f"desired: version {desired.version} of epoch {desired.epoch} is not newer than"
-            f" {held.version} of {held.epoch}, which is held"
+            f" {previous.version} of {previous.epoch}, which is held"
         )
     return True
 
@@ -112,23 +112,29 @@ def reconcile(
         return NextSteps(executions, (), (), models, "stale", problem)
     assert desired is not None  # noqa: S101  # without one, `_find_staleness` explains
     after, superseded, steps = dict(before), [], []
-    for wanted in sorted(desired.models, key=lambda one: -one.priority):
-        view = views.get(wanted.model) or ModelView(model=wanted.model)
-        progress = before.get(wanted.model)
-        if progress is None or progress.report.execution != wanted.execution:
+    for desired_model in sorted(desired.models, key=lambda model: -model.priority):
+        view = views.get(desired_model.model) or ModelView(model=desired_model.model)
+        progress = before.get(desired_model.model)
+        if progress is None or progress.report.execution != desired_model.execution:
             if progress is not None and not progress.has_ended:
                 superseded.append(progress.enter("superseded", code="superseded").report)
-            progress = _begin(wanted)
-        after[wanted.model], step = _advance(wanted, progress, view, conditions)
-        if wanted.order == "unloaded" and view.served and view.manifest_sha256 != wanted.manifest_sha256:
-            steps.append(Step("unload", wanted.model, wanted))  # the served version is not safe
+            progress = _begin(desired_model)
+        after[desired_model.model], step = _advance(desired_model, progress, view, conditions)
+        if (
+            desired_model.order == "unloaded"
+            and view.served
+            and view.manifest_sha256 != desired_model.manifest_sha256
+        ):
+            steps.append(Step("unload", desired_model.model, desired_model))  # the served version is not safe
         if step is not None:
             steps.append(step)
     steps += [Step("remove", model) for model in desired.removed if views.get(model, _NOTHING).version]
-    by_model = {wanted.model: wanted for wanted in desired.models}
-    shown = [view if name in views else ModelView(model=name) for name, view in views.items()]
-    shown += [ModelView(model=name) for name in by_model if name not in views]
-    models = tuple(_describe(view, by_model.get(view.model), after.get(view.model)) for view in shown)
+    by_model = {desired_model.model: desired_model for desired_model in desired.models}
+    views_of_models = [view if name in views else ModelView(model=name) for name, view in views.items()]
+    views_of_models += [ModelView(model=name) for name in by_model if name not in views]
+    models = tuple(
+        _describe(view, by_model.get(view.model), after.get(view.model)) for view in views_of_models
+    )
     status, because = _judge(models, [after[name] for name in by_model], steps)
     return NextSteps(tuple(after.values()), tuple(superseded), tuple(steps), models, status, because)
 
@@ -144,53 +150,58 @@ def _find_staleness(desired: Desired | None, conditions: DeviceConditions) -> st
     return ""
 
 
-def _begin(wanted: DesiredModel) -> Progress:
+def _begin(desired_model: DesiredModel) -> Progress:
     report = Execution(
-        execution=wanted.execution, model=wanted.model, version=wanted.version, state="waiting"
+        execution=desired_model.execution,
+        model=desired_model.model,
+        version=desired_model.version,
+        state="waiting",
     )
-    return Progress(report=report, manifest_sha256=wanted.manifest_sha256)
+    return Progress(report=report, manifest_sha256=desired_model.manifest_sha256)
 
 
 def _advance(
-    wanted: DesiredModel, progress: Progress, view: ModelView, conditions: DeviceConditions
+    desired_model: DesiredModel, progress: Progress, view: ModelView, conditions: DeviceConditions
 ) -> tuple[Progress, Step | None]:
     """Return the present execution, and its next step."""
     if progress.has_ended:
         return progress, None
     state = progress.report.state
-    if progress.age_s > wanted.timeout_s:
+    if progress.age_s > desired_model.timeout_s:
         last = f"{state}: {progress.report.reason}" if progress.report.reason else state
-        reason = f"did not end within {wanted.timeout_s:g} s; was {last}"
+        reason = f"did not end within {desired_model.timeout_s:g} s; was {last}"
         return progress.enter("timed_out", code="timeout", reason=reason), None
-    if view.manifest_sha256 == wanted.manifest_sha256 and view.health != "rejected":
-        return _settle(wanted, progress, view)
-    rejection = view.find_rejection(wanted.manifest_sha256)
-    if rejection is not None and (state == "trying" or (state == "installing" and not wanted.is_return)):
+    if view.manifest_sha256 == desired_model.manifest_sha256 and view.health != "rejected":
+        return _settle(desired_model, progress, view)
+    rejection = view.find_rejection(desired_model.manifest_sha256)
+    if rejection is not None and (
+        state == "trying" or (state == "installing" and not desired_model.is_return)
+    ):
         codes = (code for begin, code in _CODES if rejection.startswith(begin))
         return progress.enter("failed", code=next(codes, "rejected"), reason=rejection), None
     if state == "trying":  # it was active, and was not rejected
         reason = f"{view.version or 'nothing'} was made active meanwhile, not by the fleet"
         return progress.enter("failed", code="replaced", reason=reason), None
-    return _fetch(wanted, progress, view, conditions)
+    return _fetch(desired_model, progress, view, conditions)
 
 
 def _fetch(
-    wanted: DesiredModel, progress: Progress, view: ModelView, conditions: DeviceConditions
+    desired_model: DesiredModel, progress: Progress, view: ModelView, conditions: DeviceConditions
 ) -> tuple[Progress, Step | None]:
     """Lead an execution from its beginning to the installed package."""
-    if progress.age_s < wanted.not_before_s:
+    if progress.age_s < desired_model.not_before_s:
         return progress.enter(
-            "waiting", code="jitter", reason=f"begins after {wanted.not_before_s:g} s"
+            "waiting", code="jitter", reason=f"begins after {desired_model.not_before_s:g} s"
         ), None
-    obstacle = find_obstacle(wanted, view, conditions, progress.report.done_bytes)
+    obstacle = find_obstacle(desired_model, view, conditions, progress.report.done_bytes)
     if obstacle is not None and not obstacle.may_pass:
         return progress.enter("refused", code=obstacle.code, reason=obstacle.reason), None
-    if progress.report.sent_bytes > WASTED * wanted.size_bytes + _WASTED_BYTES:
-        reason = f"{progress.report.sent_bytes} bytes came for a package of {wanted.size_bytes}"
+    if progress.report.sent_bytes > WASTED * desired_model.size_bytes + _WASTED_BYTES:
+        reason = f"{progress.report.sent_bytes} bytes came for a package of {desired_model.size_bytes}"
         return progress.enter("failed", code="wasted", reason=reason), None
-    is_here = wanted.sha256 in conditions.downloaded
+    is_here = desired_model.sha256 in conditions.downloaded
     if is_here and obstacle is None:
-        obstacle = check_window(wanted.window, conditions)
+        obstacle = check_window(desired_model.window, conditions)
     if obstacle is not None:
         return progress.enter("waiting", code=obstacle.code, reason=obstacle.reason), None
     action: Action = "install" if is_here else "download"
@@ -199,10 +210,10 @@ def _fetch(
         progress = progress.enter(state)
     if progress.age_s < progress.retry_age_s:
         return progress, None
-    return progress, Step(action, wanted.model, wanted)
+    return progress, Step(action, desired_model.model, desired_model)
 
 
-def _settle(wanted: DesiredModel, progress: Progress, view: ModelView) -> tuple[Progress, Step | None]:
+def _settle(desired_model: DesiredModel, progress: Progress, view: ModelView) -> tuple[Progress, Step | None]:
     """Lead an execution whose package is active in the slots to its verdict."""
     is_new = progress.report.state != "trying" or progress.report.code == "installed"
     if view.served is None and not is_new and view.health != "healthy":
@@ -210,8 +221,8 @@ def _settle(wanted: DesiredModel, progress: Progress, view: ModelView) -> tuple[
         return progress, None
     if view.served is None:  # no service runs it; it was tested at its installation
         return progress.enter("succeeded"), None
-    if wanted.version in view.served:
-        if view.on_trial == wanted.version:
+    if desired_model.version in view.served:
+        if view.on_trial == desired_model.version:
             return progress.enter("trying", code="trial", reason=view.remark), None
         if view.health == "healthy":
             return progress.enter("succeeded"), None
@@ -223,13 +234,13 @@ def _settle(wanted: DesiredModel, progress: Progress, view: ModelView) -> tuple[
         return progress.enter("failed", code="load", reason=reason), None
     if progress.age_s < progress.retry_age_s:
         return progress, None
-    return progress, Step("load", wanted.model, wanted)
+    return progress, Step("load", desired_model.model, desired_model)
 
 
 def _describe(
-    view: ModelView, wanted: DesiredModel | None, progress: Progress | None = None
+    view: ModelView, desired_model: DesiredModel | None, progress: Progress | None = None
 ) -> ReportedModel:
-    because = "" if wanted is None else _explain(view, wanted, progress)
+    because = "" if desired_model is None else _explain(view, desired_model, progress)
     is_faulty = view.not_finite > 0 and not because
     if is_faulty:
         because = f"{view.version} answered NaN or infinity {view.not_finite} times"
@@ -244,19 +255,21 @@ def _describe(
     )
 
 
-def _explain(view: ModelView, wanted: DesiredModel, progress: Progress | None) -> str:
+def _explain(view: ModelView, desired_model: DesiredModel, progress: Progress | None) -> str:
     """Return why the version in use is not the desired one, or an empty string if it is."""
-    if view.manifest_sha256 == wanted.manifest_sha256 and view.health != "rejected":
+    if view.manifest_sha256 == desired_model.manifest_sha256 and view.health != "rejected":
         return ""
-    rejection = view.find_rejection(wanted.manifest_sha256)
+    rejection = view.find_rejection(desired_model.manifest_sha256)
     if rejection is not None:
-        return f"{wanted.version} was rejected here: {rejection}"
-    if view.pinned not in (None, wanted.version):
+        return f"{desired_model.version} was rejected here: {rejection}"
+    if view.pinned not in (None, desired_model.version):
         return f"pinned to {view.pinned} by hand"
     if progress is None or progress.report.state == "succeeded":
-        return f"{view.version or 'nothing'} was installed in place of {wanted.version}, not by the fleet"
+        return (
+            f"{view.version or 'nothing'} was installed in place of {desired_model.version}, not by the fleet"
+        )
     report = progress.report
-    return f"{wanted.version} {report.state}{': ' * bool(report.reason)}{report.reason}"
+    return f"{desired_model.version} {report.state}{': ' * bool(report.reason)}{report.reason}"
 
 
 def _judge(

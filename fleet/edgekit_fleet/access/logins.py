@@ -86,16 +86,16 @@ class LoginDesk:
                 # Counted before the password is checked: many attempts may come at once.
                 is_allowed = failure_limit.take(session, limits, now)
                 row = session.get(UserRow, name)
-                known = None if row is None else row.password_digest
+                digest = None if row is None else row.password_digest
         if not is_allowed:
             raise RequestError(429, "too many failures; wait a minute", retry_after_s=failure_limit.PAUSE_S)
-        is_right, newer = users.check_password(known, password)
+        is_right, newer = users.check_password(digest, password)
         if not is_right:
             self._alarm(name, address, now)
             raise RequestError(401, "name or password is wrong")
         with self._store.transaction() as session:
             row = session.get(UserRow, name)
-            if row is None or row.password_digest != known:
+            if row is None or row.password_digest != digest:
                 raise RequestError(401, "name or password is wrong")
             row.password_digest = newer or row.password_digest
             failure_limit.forgive(session, limits)

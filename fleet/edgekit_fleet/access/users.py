@@ -65,11 +65,11 @@ def add_user(session: Session, name: str, password: str, role: Role, *, actor: s
 
 def list_users(session: Session) -> list[User]:
     """Return all users, by name."""
-    seen = dict(
+    last_seen = dict(
         session.execute(select(LoginRow.user, func.max(LoginRow.seen_at)).group_by(LoginRow.user)).all()
     )
     return [
-        User(name=row.name, role=row.role, created_at=row.created_at, seen_at=seen.get(row.name))  # type: ignore[arg-type]  # checked when written
+        User(name=row.name, role=row.role, created_at=row.created_at, seen_at=last_seen.get(row.name))  # type: ignore[arg-type]  # checked when written
         for row in session.scalars(select(UserRow).order_by(UserRow.name))
     ]
 

@@ -99,8 +99,8 @@ class RemoteFleet:
         elif fields:
             path += f"?{urlencode({name: value for name, value in fields.items() if value is not None})}"
         plain = self._send(endpoint.method, f"{PREFIX}{path}", body, headers)
-        known = keep_known(endpoint.answer, plain)  # a newer fleet may say more
-        return from_plain(endpoint.answer, known, "answer", TransportError)
+        answer = keep_known(endpoint.answer, plain)  # a newer fleet may say more
+        return from_plain(endpoint.answer, answer, "answer", TransportError)
 
     def _send(self, method: str, path: str, body: bytes | Path | None, headers: dict[str, str]) -> Any:
         for attempt in range(1, _ATTEMPTS + 1):

@@ -12,23 +12,23 @@ from edgekit_runtime.dataclass_json import Range
 Schemas = dict[str, dict[str, Any]]
 
 
-def add_schema(record: type[Any], found: Schemas) -> dict[str, Any]:
+def add_schema(record: type[Any], schemas: Schemas) -> dict[str, Any]:
     """Return a reference to the schema of a dataclass; adds the schema and those that it needs to `found`."""
     reference = {"$ref": f"#/components/schemas/{record.__name__}"}
-    if record.__name__ in found:
+    if record.__name__ in schemas:
         return reference
-    found[record.__name__] = {}  # before its fields, in case one is of the same type
+    schemas[record.__name__] = {}  # before its fields, in case one is of the same type
     hints = get_type_hints(record, include_extras=True)
     texts = describe_fields(record)
     properties, required = {}, []
     for field in dataclasses.fields(record):
-        schema = schema_of(hints[field.name], found)
+        schema = schema_of(hints[field.name], schemas)
         if text := texts.get(field.name):
             schema = {**schema, "description": text} if "$ref" not in schema else schema
         properties[field.name] = schema
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             required.append(field.name)
-    found[record.__name__] = {
+    schemas[record.__name__] = {
         "type": "object",
         "description": (inspect.getdoc(record) or "").split("\n\n")[0].replace("\n", " "),
         "required": sorted(required),
@@ -38,7 +38,7 @@ def add_schema(record: type[Any], found: Schemas) -> dict[str, Any]:
     return reference
 
 
-def schema_of(hint: Any, found: Schemas) -> dict[str, Any]:
+def schema_of(hint: Any, schemas: Schemas) -> dict[str, Any]:
     """Return the schema of a type; dataclasses in it are added to `found`."""
     limits = {}
     if get_origin(hint) is Annotated:
@@ -47,21 +47,21 @@ def schema_of(hint: Any, found: Schemas) -> dict[str, Any]:
             limits = {"minimum": allowed.least, "maximum": allowed.most}
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        (kind,) = [each for each in inner if each is not type(None)]
-        return {"anyOf": [{**schema_of(kind, found), **limits}, {"type": "null"}]}
+        (kind,) = [member for member in inner if member is not type(None)]
+        return {"anyOf": [{**schema_of(kind, schemas), **limits}, {"type": "null"}]}
     if origin is Literal:
         return {"type": "string", "enum": list(inner)}
     if origin is tuple and inner[-1] is not Ellipsis:
         size = len(inner)
-        kinds = [schema_of(each, found) for each in dict.fromkeys(inner)]
+        kinds = [schema_of(member, schemas) for member in dict.fromkeys(inner)]
         items = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}  # few programs know `prefixItems`
         return {"type": "array", "items": items, "minItems": size, "maxItems": size}
     if origin is tuple:
-        return {"type": "array", "items": schema_of(inner[0], found)}
+        return {"type": "array", "items": schema_of(inner[0], schemas)}
     if origin is Mapping:
-        return {"type": "object", "additionalProperties": schema_of(inner[1], found)}
+        return {"type": "object", "additionalProperties": schema_of(inner[1], schemas)}
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return add_schema(hint, found)
+        return add_schema(hint, schemas)
     if hint is Any:
         return {}
     names = {bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -72,10 +72,10 @@ def describe_fields(record: type[Any]) -> dict[str, str]:
     """Return field -> its description in the docstring; one line may describe several fields."""
     _, _, section = (inspect.getdoc(record) or "").partition("Attributes:\n")
     section = section.split("\n\n")[0]
-    found = {}
+    texts = {}
     for entry in re.split(r"\n    (?! )", "\n" + section):
         names, colon, text = entry.partition(":")
         if colon:
             for name in names.split(","):
-                found[name.strip()] = " ".join(text.split())
-    return found
+                texts[name.strip()] = " ".join(text.split())
+    return texts

@@ -75,7 +75,7 @@ def _operation(endpoint: AnyEndpoint, schemas: Schemas) -> dict[str, Any]:
     in_path = re.findall(r"\{(\w+)\}", endpoint.path)
     body = _list_body_fields(endpoint, in_path)
     parameters = [_parameter(endpoint, name, "path", schemas) for name in in_path]
-    found: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "operationId": endpoint.name,
         "summary": endpoint.summary,
         "description": f"Needs the scope `{endpoint.scope}`.",
@@ -83,16 +83,16 @@ def _operation(endpoint: AnyEndpoint, schemas: Schemas) -> dict[str, Any]:
     if endpoint.method == "POST":
         parameters.append(_KEY)
         if body:
-            found["requestBody"] = _json_body(endpoint, body, schemas)
+            operation["requestBody"] = _json_body(endpoint, body, schemas)
     elif endpoint.method == "PUT":
-        found["requestBody"] = {"required": True, "content": {"application/octet-stream": {}}}
+        operation["requestBody"] = {"required": True, "content": {"application/octet-stream": {}}}
     else:
         parameters += [_parameter(endpoint, name, "query", schemas) for name in body]
     if parameters:
-        found["parameters"] = parameters
+        operation["parameters"] = parameters
     answer = add_schema(endpoint.answer, schemas)
     problem = {"$ref": "#/components/schemas/Problem"}
-    found["responses"] = {
+    operation["responses"] = {
         str(endpoint.status): {
             "description": "Done.",
             "content": {"application/json": {"schema": answer}},
@@ -102,25 +102,25 @@ def _operation(endpoint: AnyEndpoint, schemas: Schemas) -> dict[str, Any]:
             "content": {problems.MEDIA_TYPE: {"schema": problem}},
         },
     }
-    return found
+    return operation
 
 
 def _list_body_fields(endpoint: AnyEndpoint, in_path: list[str]) -> list[str]:
-    return [each.name for each in dataclasses.fields(endpoint.request) if each.name not in in_path]
+    return [field.name for field in dataclasses.fields(endpoint.request) if field.name not in in_path]
 
 
-def _parameter(endpoint: AnyEndpoint, name: str, place: str, schemas: Schemas) -> dict[str, Any]:
+def _parameter(endpoint: AnyEndpoint, name: str, location: str, schemas: Schemas) -> dict[str, Any]:
     hints = get_type_hints(endpoint.request, include_extras=True)
     schema = _state_limits(schema_of(hints[name], schemas), name)
-    field = next(each for each in dataclasses.fields(endpoint.request) if each.name == name)
+    field = next(candidate for candidate in dataclasses.fields(endpoint.request) if candidate.name == name)
     has_default = field.default is not dataclasses.MISSING
     if has_default:
         schema = {**schema, "default": to_plain(field.default)}
-    if place == "path":
+    if location == "path":
         schema = {**schema, "minLength": 1}
     return {
         "name": name,
-        "in": place,
+        "in": location,
         "required": not has_default,
         "description": describe_fields(endpoint.request).get(name, ""),
         "schema": schema,
@@ -130,7 +130,7 @@ def _parameter(endpoint: AnyEndpoint, name: str, place: str, schemas: Schemas) -
 def _json_body(endpoint: AnyEndpoint, names: list[str], schemas: Schemas) -> dict[str, Any]:
     own: Schemas = {}
     add_schema(endpoint.request, own)
-    own = {kind: _state_limits(each, "") for kind, each in own.items()}
+    own = {kind: _state_limits(schema, "") for kind, schema in own.items()}
     schema = own.pop(endpoint.request.__name__)
     schemas.update(own)
     schema["properties"] = {name: schema["properties"][name] for name in names}
@@ -147,7 +147,7 @@ def _state_limits(schema: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the schema of a part of a request, with the limits that `from_plain` checks by itself."""
     kind = schema.get("type")
     if "anyOf" in schema:
-        return {**schema, "anyOf": [_state_limits(each, name) for each in schema["anyOf"]]}
+        return {**schema, "anyOf": [_state_limits(member, name) for member in schema["anyOf"]]}
     if kind == "string" and "enum" not in schema:
         return {**schema, "pattern": _NO_NUL}
     if kind in ("integer", "number") and "minimum" not in schema:
@@ -156,8 +156,8 @@ def _state_limits(schema: dict[str, Any], name: str) -> dict[str, Any]:
     if kind == "array":
         return {**schema, "items": _state_limits(schema["items"], name)}
     if "properties" in schema:
-        found = {field: _state_limits(each, field) for field, each in schema["properties"].items()}
-        return {**schema, "properties": found}
+        properties = {field: _state_limits(member, field) for field, member in schema["properties"].items()}
+        return {**schema, "properties": properties}
     if kind == "object":
         values = _state_limits(schema["additionalProperties"], name)
         return {**schema, "additionalProperties": values, "propertyNames": {"pattern": _NO_NUL}}

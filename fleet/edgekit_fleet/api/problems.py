@@ -34,14 +34,18 @@ _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (UnavailableError, 503),
     (OutputError, 503),
 )
-KNOWN: Final[tuple[type[Exception], ...]] = (RequestError, IntegrityError, *(kind for kind, _ in _STATUSES))
+REFUSALS: Final[tuple[type[Exception], ...]] = (
+    RequestError,
+    IntegrityError,
+    *(kind for kind, _ in _STATUSES),
+)
 
 
 def describe_problem(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     """Return status, body and headers of the answer to a request that failed.
 
     Args:
-        error: one of `KNOWN`; any other one is a fault of ours.
+        error: one of `REFUSALS`; any other one is a fault of ours.
     """
     headers = {}
     if isinstance(error, RequestError):

@@ -60,9 +60,9 @@ async def receive_file(request: Request, folder: Path, sha256: str) -> AsyncIter
             async for piece in read_pieces(request, MAX_PACKAGE_BYTES, PIECE_S):
                 digest.update(piece)
                 await run_in_threadpool(file.write, piece)
-        found = digest.hexdigest()
-        if found != sha256:
-            raise RequestError(409, f"the body has sha256 {found}, expected {sha256}; send it again")
+        actual_sha256 = digest.hexdigest()
+        if actual_sha256 != sha256:
+            raise RequestError(409, f"the body has sha256 {actual_sha256}, expected {sha256}; send it again")
         yield path
     except OSError as cause:
         raise OutputError(f"cannot keep the package: {cause.strerror}") from cause
@@ -104,12 +104,12 @@ def _read_json(request: Request, body: bytes) -> dict[str, Any]:
     if kind != "application/json":
         raise RequestError(415, f"Content-Type is {kind[:80]!r}, expected application/json")
     try:
-        found = json.loads(body, parse_constant=_refuse_constant, parse_float=_read_float)
+        parsed = json.loads(body, parse_constant=_refuse_constant, parse_float=_read_float)
     except (ValueError, RecursionError) as cause:
         raise RequestError(400, f"the body is not JSON: {cause}"[:300]) from cause
-    if not isinstance(found, dict):
-        raise RequestError(422, f"the body is a {type(found).__name__}, expected an object")
-    return found
+    if not isinstance(parsed, dict):
+        raise RequestError(422, f"the body is a {type(parsed).__name__}, expected an object")
+    return parsed
 
 
 def _read_float(text: str) -> float:
@@ -124,16 +124,16 @@ def _refuse_constant(text: str) -> None:
 
 def _read_query(endpoint: AnyEndpoint, request: Request) -> dict[str, Any]:
     kinds = _kinds_of(endpoint.request)  # type: ignore[arg-type]  # classes can be hashed
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, text in request.query_params.multi_items():
-        if name in found:
+        if name in values:
             raise RequestError(422, f"'{name[:80]}' stands twice in the query")
         kind = kinds.get(name, str)
         pattern = _NUMBERS.get(kind)
         if pattern is not None and re.fullmatch(pattern, text) is None:
             raise RequestError(422, f"'{name}' is {text[:80]!r}, expected a number")
-        found[name] = text if pattern is None else kind(text)
-    return found
+        values[name] = text if pattern is None else kind(text)
+    return values
 
 
 @functools.cache
@@ -154,12 +154,14 @@ def _check_text(value: Any, depth: int) -> None:
     if depth > _MAX_DEPTH:
         raise RequestError(422, f"the body is nested deeper than {_MAX_DEPTH}")
     if isinstance(value, str):
-        if "\0" in value or (not value.isascii() and any("\ud800" <= each <= "\udfff" for each in value)):
+        if "\0" in value or (
+            not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value)
+        ):
             raise RequestError(422, "a text holds NUL or half of a surrogate pair")
     elif isinstance(value, dict):
-        for name, each in value.items():
+        for name, member in value.items():
             _check_text(name, depth)
-            _check_text(each, depth + 1)
+            _check_text(member, depth + 1)
     elif isinstance(value, list):
-        for each in value:
-            _check_text(each, depth + 1)
+        for member in value:
+            _check_text(member, depth + 1)

@@ -58,7 +58,7 @@ def make_api(fleet: Fleet) -> Starlette:
     return app
 
 
-def join_apps(api: ASGIApp, rest: ASGIApp) -> ASGIApp:
+def join_apps(api: ASGIApp, fallback: ASGIApp) -> ASGIApp:
     """Return an application that serves the HTTP interface, and another application at all other paths."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,7 +66,7 @@ def join_apps(api: ASGIApp, rest: ASGIApp) -> ASGIApp:
         if scope["type"] == "http" and scope["path"].startswith(f"{PREFIX}/"):
             await api({**scope, "root_path": PREFIX}, receive, send)
         else:
-            await rest(scope, receive, send)
+            await fallback(scope, receive, send)
 
     return answer
 
@@ -92,7 +92,7 @@ class _Operation:
     async def answer(self, request: Request) -> Response:
         try:
             return await self._answer(request)
-        except problems.KNOWN as error:
+        except problems.REFUSALS as error:
             return problems.problem_response(error)
 
     async def _answer(self, request: Request) -> Response:
@@ -112,9 +112,11 @@ class _Operation:
         if key is not None and endpoint.method == "POST" and endpoint.scope != "read":
             # Not without the token: the body may hold a password, which nobody shall guess by its digest.
             secret = request.headers["authorization"]
-            said = b"\n".join((secret.encode(), request.method.encode(), request.url.path.encode(), body))
+            fingerprint_input = b"\n".join(
+                (secret.encode(), request.method.encode(), request.url.path.encode(), body)
+            )
             keyed = repeats.KeyedRequest(
-                principal.name, repeats.check_key(key), hashlib.sha256(said).hexdigest()
+                principal.name, repeats.check_key(key), hashlib.sha256(fingerprint_input).hexdigest()
             )
             return await run_in_threadpool(self._run_once, keyed, principal, parsed)
         if endpoint.is_done is not None and parsed.wait:
@@ -127,31 +129,31 @@ class _Operation:
         end = time.monotonic() + parsed.wait
         async with self._waiting:
             while time.monotonic() < end:
-                found = await run_in_threadpool(self._endpoint.run, self._fleet, principal, parsed)
-                if self._endpoint.is_done(parsed, found):
+                answer = await run_in_threadpool(self._endpoint.run, self._fleet, principal, parsed)
+                if self._endpoint.is_done(parsed, answer):
                     return
                 await asyncio.sleep(_POLL_S)
 
     def _run(self, principal: Principal, parsed: Any) -> Response:
-        found = self._endpoint.run(self._fleet, principal, parsed)
-        return _json_response(self._endpoint.status, json.dumps(to_plain(found)).encode())
+        answer = self._endpoint.run(self._fleet, principal, parsed)
+        return _json_response(self._endpoint.status, json.dumps(to_plain(answer)).encode())
 
     def _run_once(self, keyed: repeats.KeyedRequest, principal: Principal, parsed: Any) -> Response:
         before = repeats.begin_request(self._fleet.store, keyed, time.time())
         if before is not None:
             return _json_response(*before)
         status = 500
-        kept = b""
+        stored = b""
         try:
             try:
                 response = self._run(principal, parsed)
-            except problems.KNOWN as error:
+            except problems.REFUSALS as error:
                 response = problems.problem_response(error)
             status = response.status_code
             is_secret = self._endpoint.is_secret and status < 400
-            kept = b"" if is_secret else bytes(response.body)
+            stored = b"" if is_secret else bytes(response.body)
         finally:
-            repeats.end_request(self._fleet.store, keyed, status, kept)
+            repeats.end_request(self._fleet.store, keyed, status, stored)
         return response
 
 

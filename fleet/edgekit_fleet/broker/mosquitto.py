@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _START_S: Final = 10.0
 _MAX_PAUSE_S: Final = 30.0
 _STABLE_S: Final = 60.0
-_WANTED_FILES: Final = 1 << 16
+_MAX_FILES: Final = 1 << 16
 _ACL: Final = "acl"
 _WRITTEN_BY_DEVICES: Final[tuple[Kind, ...]] = ("hello", "reported", "event")
 _READ_BY_DEVICES: Final[tuple[Kind, ...]] = ("desired",)
@@ -80,7 +80,7 @@ def write_configuration(folder: FleetFolder, settings: FleetSettings, authority:
     make_folders(folder.broker, 0o700)
     acl, path = folder.broker / _ACL, folder.broker / "mosquitto.conf"
     pair = authority.pair("server")
-    certificate, key, issuer = (_copy(each, folder.broker) for each in (*pair, authority.certificate_path))
+    certificate, key, issuer = (_copy(path, folder.broker) for path in (*pair, authority.certificate_path))
     text = _CONFIGURATION.format(
         port=settings.broker_port,
         host=settings.host,
@@ -250,7 +250,7 @@ def own_address(settings: FleetSettings) -> str:
 def _allow_many_files() -> None:
     """Raise the limit of open files for the broker, which needs one for each device."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(_WANTED_FILES, hard)
-    if soft < wanted:
+    max_files = _MAX_FILES if hard == resource.RLIM_INFINITY else min(_MAX_FILES, hard)
+    if soft < max_files:
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, hard))

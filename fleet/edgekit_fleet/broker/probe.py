@@ -110,7 +110,7 @@ class _Probe:
         """Return whether a message with this content comes."""
         limit = time.monotonic() + wait_s
         while time.monotonic() < limit:
-            if any(each == payload for _, each in self.received):
+            if any(message == payload for _, message in self.received):
                 return True
             time.sleep(0.02)
         return False
@@ -118,9 +118,9 @@ class _Probe:
     def break_off(self) -> None:
         """End the connection as a crash would."""
         self.client.loop_stop()
-        found = self.client.socket()
-        if found is not None:
-            found.close()
+        sock = self.client.socket()
+        if sock is not None:
+            sock.close()
 
     def close(self) -> None:
         self.client.disconnect()
@@ -177,8 +177,8 @@ class BrokerProbe:
     def _topic(self, device: str, kind: str) -> str:
         return f"ek/v1/d/{device}/{kind}"
 
-    def _payload(self, what: str) -> bytes:
-        return f"{what} {self._mark}".encode()
+    def _payload(self, label: str) -> bytes:
+        return f"{label} {self._mark}".encode()
 
     def _check_delivery(self) -> Finding:
         manager, device = self._client(self._manager), self._client(self._first, other=True)
@@ -313,5 +313,5 @@ def _finding(check: str, works: bool, otherwise: Literal["adapted", "refused"], 
 
 
 def _close(*clients: _Probe) -> None:
-    for each in clients:
-        each.close()
+    for client in clients:
+        client.close()

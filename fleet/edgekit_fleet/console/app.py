@@ -22,7 +22,7 @@ from edgekit_fleet.console import (
     settings_pages,
 )
 from edgekit_fleet.console.audit_page import AuditPages
-from edgekit_fleet.console.live import Seen
+from edgekit_fleet.console.live import EventPosition
 from edgekit_fleet.console.rollouts.pages import RolloutPages
 from edgekit_fleet.console.rollouts.plan_pages import PlanPages
 from edgekit_fleet.console.shell import STATIC, Console, switch_theme
@@ -99,8 +99,8 @@ def make_routes(console: Console) -> list[BaseRoute]:
             return Response(status_code=401)
         if not console.watcher.admits(principal.name):
             return Response(status_code=503)
-        seen = request.headers.get("last-event-id") or request.query_params.get("seen", "")
-        events = console.watcher.listen(Seen.parse(seen), principal.name)
+        last_event = request.headers.get("last-event-id") or request.query_params.get("seen", "")
+        events = console.watcher.listen(EventPosition.parse(last_event), principal.name)
         return StreamingResponse(
             events, media_type="text/event-stream", headers={"cache-control": "no-store"}
         )

@@ -81,7 +81,7 @@ def _shorten(detail: Mapping[str, Any]) -> str:
     """Return the detail of an entry as one line."""
     if "entries" in detail:  # of a rollout: its page shows them
         kinds = Counter(
-            str(one.get("action") or one.get("order") or one["kind"]) for one in detail["entries"]
+            str(entry.get("action") or entry.get("order") or entry["kind"]) for entry in detail["entries"]
         )
         return ", ".join(f"{count} {kind}" if count > 1 else kind for kind, count in kinds.items())
     parts = [

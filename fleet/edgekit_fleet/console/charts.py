@@ -14,7 +14,7 @@ from markupsafe import Markup
 from edgekit_host.plots.axes import linear_ticks
 
 _WIDTH, _HEIGHT = 360.0, 190.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 350.0, 12.0, 156.0
+_X_MIN, _X_MAX, _Y_MIN, _Y_MAX = 46.0, 350.0, 12.0, 156.0
 _ROWS: Final = 12
 _TICKS: Final = 4
 
@@ -83,7 +83,7 @@ class Chart:
             '{}<g clip-path="url(#{}-c)">{}</g>{}</svg>'
         ).format(
             *(_WIDTH, _HEIGHT, self.key, self.key, self.key, self.title, self.key, self.words, self.key),
-            *(_LEFT, _TOP - 4, _RIGHT - _LEFT + 4, _BOTTOM - _TOP + 4),
+            *(_X_MIN, _Y_MIN - 4, _X_MAX - _X_MIN + 4, _Y_MAX - _Y_MIN + 4),
             self._draw_grid(),
             self.key,
             Markup().join(self._draw_line(line) for line in self.lines),
@@ -92,14 +92,17 @@ class Chart:
 
     def write_table(self) -> Markup:
         """Return at most twelve rows of the values, the last one among them."""
-        places = sorted({x for line in self.lines for x, _ in line.points})
-        step = max(math.ceil(len(places) / _ROWS), 1)
-        shown = places[::-1][::step][::-1]
-        found = [dict(line.points) for line in self.lines]
+        xs = sorted({x for line in self.lines for x, _ in line.points})
+        step = max(math.ceil(len(xs) / _ROWS), 1)
+        shown_xs = xs[::-1][::step][::-1]
+        line_values = [dict(line.points) for line in self.lines]
         head = Markup().join(Markup("<th scope=col>{}").format(line.name) for line in self.lines)
         rows = []
-        for x in shown:
-            cells = [self.show_x(x), *(self.show(values[x]) if x in values else "-" for values in found)]
+        for x in shown_xs:
+            cells = [
+                self.show_x(x),
+                *(self.show(values[x]) if x in values else "-" for values in line_values),
+            ]
             rows.append(Markup("<tr><th scope=row>") + Markup("<td>").join(cells))
         return Markup(
             "<table><caption>{}</caption><thead><tr><th scope=col>{}{}</thead><tbody>{}</tbody></table>"
@@ -110,7 +113,7 @@ class Chart:
         if self.is_log:
             x, low, high = (math.log(max(value, 1e-9)) for value in (x, low, high))
         share = (x - low) / (high - low) if high > low else 0.5
-        return _LEFT + (_RIGHT - _LEFT) * share
+        return _X_MIN + (_X_MAX - _X_MIN) * share
 
     def _find_range(self) -> tuple[float, float]:
         ends = [x for line in self.lines if line.points for x in (line.points[0][0], line.points[-1][0])]
@@ -118,37 +121,39 @@ class Chart:
 
     def _y(self, y: float) -> float:
         share = (y - self.bottom) / (self.top - self.bottom)
-        return _BOTTOM - (_BOTTOM - _TOP) * min(max(share, 0.0), 2.0)
+        return _Y_MAX - (_Y_MAX - _Y_MIN) * min(max(share, 0.0), 2.0)
 
     def _draw_grid(self) -> Markup:
         parts = []
         for y in linear_ticks(self.bottom, self.top, _TICKS):
             at = self._y(y)
-            parts.append(Markup('<path class="c-grid" d="M{:.0f} {:.1f}H{:.0f}"/>').format(_LEFT, at, _RIGHT))
+            parts.append(
+                Markup('<path class="c-grid" d="M{:.0f} {:.1f}H{:.0f}"/>').format(_X_MIN, at, _X_MAX)
+            )
             text = Markup('<text class="c-tick c-end" x="{:.0f}" y="{:.1f}">{}</text>')
-            parts.append(text.format(_LEFT - 6, at + 4, self.show(y)))
+            parts.append(text.format(_X_MIN - 6, at + 4, self.show(y)))
         for x, words in self.x_ticks:
             text = Markup('<text class="c-tick c-mid" x="{:.1f}" y="{:.0f}">{}</text>')
-            parts.append(text.format(self._x(x), _BOTTOM + 15, words))
+            parts.append(text.format(self._x(x), _Y_MAX + 15, words))
         name = Markup('<text class="c-axis c-mid" x="{:.0f}" y="{:.0f}">{}</text>')
-        parts.append(name.format((_LEFT + _RIGHT) / 2, _HEIGHT - 4, self.x_name))
+        parts.append(name.format((_X_MIN + _X_MAX) / 2, _HEIGHT - 4, self.x_name))
         return Markup('<g aria-hidden="true">{}</g>').format(Markup().join(parts))
 
     def _draw_line(self, line: Line) -> Markup:
-        places = [(self._x(x), self._y(y)) for x, y in line.points]
-        if not places:
+        points = [(self._x(x), self._y(y)) for x, y in line.points]
+        if not points:
             return Markup()
-        drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         parts = [Markup('<polyline class="c-line {}" points="{}"/>').format(line.style, drawn)]
         if line.is_filled:
-            area = f"{places[0][0]:.1f},{_BOTTOM} {drawn} {places[-1][0]:.1f},{_BOTTOM}"
+            area = f"{points[0][0]:.1f},{_Y_MAX} {drawn} {points[-1][0]:.1f},{_Y_MAX}"
             parts.insert(0, Markup('<polygon class="c-area {}" points="{}"/>').format(line.style, area))
         if line.has_dots:  # each dot is a line of no length with round ends
-            dots = "".join([f"M{x:.1f} {y:.1f}h0" for x, y in places])
+            dots = "".join([f"M{x:.1f} {y:.1f}h0" for x, y in points])
             parts.append(Markup('<path class="c-dots {}" d="{}"/>').format(line.style, dots))
         else:
             dot = Markup('<circle class="c-dot {}" cx="{:.1f}" cy="{:.1f}" r="3.5"/>')
-            parts.append(dot.format(line.style, *places[-1]))
+            parts.append(dot.format(line.style, *points[-1]))
         return Markup().join(parts)
 
     def _draw_limit(self) -> Markup:
@@ -158,7 +163,7 @@ class Chart:
         return Markup(
             '<g aria-hidden="true"><path class="c-limit" d="M{:.0f} {:.1f}H{:.0f}"/>'
             '<text class="c-limit-text" x="{:.0f}" y="{:.1f}">{}</text></g>'
-        ).format(_LEFT, y, _RIGHT, _LEFT + 4, y - 5, self.limit_text)
+        ).format(_X_MIN, y, _X_MAX, _X_MIN + 4, y - 5, self.limit_text)
 
 
 def draw_bar(parts: Sequence[tuple[str, int]], words: str) -> Markup:
@@ -169,13 +174,13 @@ def draw_bar(parts: Sequence[tuple[str, int]], words: str) -> Markup:
         words: what it shows, for screen readers.
     """
     total = sum(number for _, number in parts) or 1
-    left, drawn = 0.0, []
+    begin, drawn = 0.0, []
     for style, number in parts:
         width = 1000.0 * number / total
         if number:
             rect = Markup('<rect class="c-part {}" x="{:.1f}" width="{:.1f}" height="14"/>')
-            drawn.append(rect.format(style, left, max(width, 4.0)))
-        left += width
+            drawn.append(rect.format(style, begin, max(width, 4.0)))
+        begin += width
     return Markup(
         '<svg class="bar-parts" viewBox="0 0 1000 14" preserveAspectRatio="none" role="img" aria-label="{}">'
         "{}</svg>"

@@ -142,22 +142,22 @@ def show_device(console: Console, request: Request) -> Response:
     detail = devices.describe(console.store, name)
     with console.store.snapshot() as session:
         row = session.get_one(DeviceRow, name)
-        wanted = session.scalars(select(WantedModelRow).where(WantedModelRow.device == name)).all()
+        desired_rows = session.scalars(select(WantedModelRow).where(WantedModelRow.device == name)).all()
         history = _read_history(session, name)
     return console.render(
         request,
         "device.html",
         device=detail,
         row=row,
-        twin=_make_twin(detail, wanted),
+        twin=_make_twin(detail, desired_rows),
         history=history,
         tags=_write_tags(detail.summary.tags),
     )
 
 
-def _make_twin(detail: devices.DeviceDetail, wanted: Any) -> list[TwinRow]:
-    reported = {one["model"]: one for one in (detail.reported or {}).get("models", ())}
-    orders = {row.model: row for row in wanted}
+def _make_twin(detail: devices.DeviceDetail, desired_rows: Any) -> list[TwinRow]:
+    reported = {model["model"]: model for model in (detail.reported or {}).get("models", ())}
+    orders = {row.model: row for row in desired_rows}
     twin = []
     for model in sorted({*reported, *orders}):
         there, order = reported.get(model, {}), orders.get(model)
@@ -183,7 +183,7 @@ def _make_twin(detail: devices.DeviceDetail, wanted: Any) -> list[TwinRow]:
 def _read_history(session: Any, name: str) -> list[Happening]:
     """Return the history of a device, the newest first: executions, events, actions of people."""
     executions = select(ExecutionRow).where(ExecutionRow.device == name)
-    found = [
+    events = [
         Happening(
             at=row.ended_at or row.changed_at,
             state=row.state,
@@ -196,8 +196,8 @@ def _read_history(session: Any, name: str) -> list[Happening]:
     entries = (
         select(AuditRow).where(AuditRow.subject == name).order_by(AuditRow.number.desc()).limit(_HISTORY)
     )
-    found += [_describe_entry(row) for row in session.scalars(entries)]
-    return sorted(found, key=lambda one: -one.at)[:_HISTORY]
+    events += [_describe_entry(row) for row in session.scalars(entries)]
+    return sorted(events, key=lambda event: -event.at)[:_HISTORY]
 
 
 def _describe_entry(row: AuditRow) -> Happening:
@@ -207,7 +207,7 @@ def _describe_entry(row: AuditRow) -> Happening:
         return Happening(row.at, "event", str(detail.get("kind", "event")), str(detail.get("text", "")))
     if row.action.startswith("alarm."):
         return Happening(row.at, "alarm", f"alarm: {kind}", str(detail.get("text", "")))
-    said = {
+    sentences = {
         "invite": "got a code",
         "enrol": "enrolled",
         "renew": "renewed its certificate",
@@ -218,7 +218,7 @@ def _describe_entry(row: AuditRow) -> Happening:
     more = ", ".join(parts) or str(detail.get("why", ""))
     by = "" if row.actor in ("web", "manager") else f"by {row.actor}"
     return Happening(
-        row.at, "revoked" if kind == "revoke" else "event", said, ": ".join(filter(None, (by, more)))
+        row.at, "revoked" if kind == "revoke" else "event", sentences, ": ".join(filter(None, (by, more)))
     )
 
 

@@ -88,8 +88,8 @@ def warm_up(store: Store) -> None:
     The first reading of a process compiles its statements, and each connection has a cache of its own: a
     second one serves the page while a rollout's log is read.
     """
-    with store.snapshot() as one, store.snapshot() as other:
-        _read_values(one)
+    with store.snapshot() as first, store.snapshot() as other:
+        _read_values(first)
         _read_values(other)
 
 
@@ -223,8 +223,8 @@ def _read_reasons(session: Session, status: str) -> str:
         .order_by(func.count().desc(), DeviceRow.because)
         .limit(_REASONS + 1)
     )
-    found = [f"{because} ({format_count(count)})" for because, count in session.execute(statement)]
-    return "; ".join(found[:_REASONS]) + ("; and others" if len(found) > _REASONS else "")
+    reasons = [f"{because} ({format_count(count)})" for because, count in session.execute(statement)]
+    return "; ".join(reasons[:_REASONS]) + ("; and others" if len(reasons) > _REASONS else "")
 
 
 def _read_versions(session: Session) -> dict[str, list[VersionBar]]:
@@ -250,14 +250,14 @@ def _read_versions(session: Session) -> dict[str, list[VersionBar]]:
                 is_most=count == most,
                 link="/devices?" + urlencode({"selector": f'{MODEL}{model}="{version}"'}),
             )
-            for version, count in sorted(versions.items(), key=lambda one: -one[1])[:6]
+            for version, count in sorted(versions.items(), key=lambda item: -item[1])[:6]
         ]
     return models
 
 
 def _read_rollouts(session: Session) -> list[dict[str, object]]:
     """Return open rollouts, and how many of their devices have answered."""
-    found = []
+    groups = []
     rows = session.scalars(
         select(RolloutRow).where(RolloutRow.state.in_(_OPEN)).order_by(RolloutRow.created_at.desc())
     )
@@ -270,8 +270,8 @@ def _read_rollouts(session: Session) -> list[dict[str, object]]:
         members = dict(session.execute(statement).all())
         total = sum(members.values())
         done = members.get("succeeded", 0)
-        found.append({"row": row, "total": total, "done": done, "width": round(1000 * done / max(total, 1))})
-    return found
+        groups.append({"row": row, "total": total, "done": done, "width": round(1000 * done / max(total, 1))})
+    return groups
 
 
 def _read_newest(session: Session) -> list[AuditRow]:

@@ -100,8 +100,8 @@ def show_health(console: Console, request: Request) -> Response:
     charts = {
         target: [
             chart
-            for place, metric in enumerate(_METRICS)
-            if (chart := _draw(metric, place, target, samples, figures, hour)) is not None
+            for column, metric in enumerate(_METRICS)
+            if (chart := _draw(metric, column, target, samples, figures, hour)) is not None
         ]
         for target in sorted(classes[:_CLASSES])
     }
@@ -162,7 +162,7 @@ def _read_figures(
     session: Session, model: str, sample: VersionSample, hour: int
 ) -> dict[str, dict[int, Sequence[float | None]]]:
     """Return class -> hour -> mean over devices of each metric."""
-    found: dict[str, dict[int, Sequence[float | None]]] = {}
+    means: dict[str, dict[int, Sequence[float | None]]] = {}
     for target, devices in sample.devices.items():
         rows = session.execute(
             select(FigureRow.hour, *(func.avg(metric.value) for metric in _METRICS))
@@ -177,13 +177,13 @@ def _read_figures(
             .group_by(FigureRow.hour)
             .order_by(FigureRow.hour)
         )
-        found[target] = {at: values for at, *values in rows}
-    return found
+        means[target] = {at: values for at, *values in rows}
+    return means
 
 
 def _draw(
     metric: Metric,
-    place: int,
+    column: int,
     target: str,
     samples: Sequence[VersionSample],
     figures: Mapping[str, Mapping[str, Mapping[int, Sequence[float | None]]]],
@@ -194,7 +194,7 @@ def _draw(
         points = [
             (float(at), float(value))
             for at, values in figures[sample.version].get(target, {}).items()
-            if (value := values[place]) is not None and math.isfinite(value)
+            if (value := values[column]) is not None and math.isfinite(value)
         ]
         if points:
             lines.append(Line(name=sample.version, style=sample.style, points=points, has_dots=True))

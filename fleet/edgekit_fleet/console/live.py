@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class EventPosition:
     """How much of the store a page shows.
 
     Attributes:
@@ -56,7 +56,7 @@ class Seen:
         return f"{self.audit}-{self.devices_ms}"
 
     @classmethod
-    def parse(cls, text: str) -> "Seen":
+    def parse(cls, text: str) -> "EventPosition":
         """Return the value that `str` wrote; any other text means that nothing was seen."""
         audit, _, devices_ms = text.partition("-")
         if audit.isdecimal() and devices_ms.isdecimal() and len(text) < 50:
@@ -69,7 +69,7 @@ class Watcher:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._current = Seen(0, 0)
+        self._current = EventPosition(0, 0)
         self._entries: deque[tuple[int, str]] = deque(maxlen=_KEPT_ENTRIES)
         self._listeners: Counter[str] = Counter()  # by user
         self._task: asyncio.Task[None] | None = None
@@ -80,12 +80,12 @@ class Watcher:
         """Return whether a further page of a user may get events."""
         return self._listeners.total() < _MOST_LISTENERS and self._listeners[user] < _MOST_OF_USER
 
-    def read_seen(self) -> Seen:
+    def read_position(self) -> EventPosition:
         """Return the state for a page whose content is read after this call."""
         with self._store.snapshot() as session:
-            return _read_seen(session)
+            return _read_position(session)
 
-    async def listen(self, seen: Seen, user: str) -> AsyncIterator[bytes]:
+    async def listen(self, position: EventPosition, user: str) -> AsyncIterator[bytes]:
         """Yield events for a page of a user, as bytes of `text/event-stream`."""
         if not self.admits(user):  # others began between the request and here
             return
@@ -99,10 +99,10 @@ class Watcher:
             yield b": open\n\n"
             while loop.time() < end_s:
                 changed, current = self._changed, self._current
-                topics = self._find_topics(seen)
+                topics = self._find_topics(position)
                 if topics:
-                    seen = current
-                    yield "".join(f"id: {seen}\nevent: {topic}\ndata:\n\n" for topic in topics).encode()
+                    position = current
+                    yield "".join(f"id: {position}\nevent: {topic}\ndata:\n\n" for topic in topics).encode()
                     await asyncio.sleep(_EVENT_S)
                     continue
                 try:
@@ -134,9 +134,9 @@ class Watcher:
                 self._changed.set()
                 self._changed = asyncio.Event()
 
-    def _read_news(self, last: Seen) -> tuple[Seen, list[tuple[int, str]]]:
+    def _read_news(self, last: EventPosition) -> tuple[EventPosition, list[tuple[int, str]]]:
         with self._store.snapshot() as session:
-            current = _read_seen(session)
+            current = _read_position(session)
             if current.audit == last.audit:
                 return current, []
             statement = select(AuditRow.number, AuditRow.action).where(
@@ -145,21 +145,21 @@ class Watcher:
             )
             return current, [(row.number, row.action) for row in session.execute(statement)]
 
-    def _find_topics(self, seen: Seen) -> list[str]:
+    def _find_topics(self, position: EventPosition) -> list[str]:
         """Return the topics that have changed since, or all topics if the entries in between are gone."""
-        topics = {"devices"} if self._current.devices_ms != seen.devices_ms else set()
-        if self._current.audit != seen.audit:
-            if not self._entries or min(number for number, _ in self._entries) > seen.audit + 1:
+        topics = {"devices"} if self._current.devices_ms != position.devices_ms else set()
+        if self._current.audit != position.audit:
+            if not self._entries or min(number for number, _ in self._entries) > position.audit + 1:
                 return sorted(_ALL)
             topics.add("audit")
             for number, action in self._entries:
                 topic = _TOPICS.get(action.partition(".")[0])
-                if number > seen.audit and topic is not None:
+                if number > position.audit and topic is not None:
                     topics.add(topic)
         return sorted(topics)
 
 
-def _read_seen(session: Session) -> Seen:
+def _read_position(session: Session) -> EventPosition:
     number = session.scalar(select(AuditRow.number).order_by(AuditRow.number.desc()).limit(1))
     newest = [
         session.scalar(
@@ -170,4 +170,4 @@ def _read_seen(session: Session) -> Seen:
         )
         for is_online in (False, True)
     ]
-    return Seen(number or 0, int(max(at or 0.0 for at in newest) * 1000))
+    return EventPosition(number or 0, int(max(at or 0.0 for at in newest) * 1000))

@@ -70,9 +70,9 @@ def show_releases(console: Console, request: Request) -> Response:
         raise FleetError(f"before: {text[:40]!r} is no time") from cause
     with console.store.snapshot() as session:
         rows = session.scalars(statement).all()
-        shown = rows[:_RELEASES]
-        views = _view_releases(session, shown)
-    more = with_query(request, before=repr(shown[-1].created_at)) if len(rows) > _RELEASES else ""
+        page_rows = rows[:_RELEASES]
+        views = _view_releases(session, page_rows)
+    more = with_query(request, before=repr(page_rows[-1].created_at)) if len(rows) > _RELEASES else ""
     return console.render(request, "releases.html", releases=views, more=more, is_first=not text)
 
 
@@ -91,7 +91,7 @@ def release(console: Console, request: Request) -> Response:
     """Make a release of the packages that were uploaded with the form."""
     form: UploadedForm = request.state.form
     try:
-        made = make_release(
+        summary = make_release(
             console.folder,
             console.store,
             TrustStore.from_folder(find_keys_folder()),
@@ -107,8 +107,8 @@ def release(console: Console, request: Request) -> Response:
         # Not the paths on the server: the person knows the files by their names.
         problem = str(error).replace(f"{form.folder}/", "")
         return _render_form(console, request, form.fields, problem)
-    notice = f"{made.name} is released. Devices get it by a rollout."
-    return console.redirect(request, f"/releases/{quote(made.name)}", notice)
+    notice = f"{summary.name} is released. Devices get it by a rollout."
+    return console.redirect(request, f"/releases/{quote(summary.name)}", notice)
 
 
 def _render_form(
@@ -158,7 +158,7 @@ def _render(console: Console, request: Request, template: str, problem: str = ""
             raise FleetError(f"no release '{name}'")
         packages = _list_packages(session, name)
         rollouts = queries.list_rollout_rows(session, limit=_ROLLOUTS, release=name)
-        counts = queries.count_members(session, [one.name for one in rollouts])
+        counts = queries.count_members(session, [rollout.name for rollout in rollouts])
     return console.render(
         request,
         template,
@@ -167,7 +167,7 @@ def _render(console: Console, request: Request, template: str, problem: str = ""
         packages=packages,
         rollouts=rollouts,
         counts=counts,
-        open=[one.name for one in rollouts if queries.is_open(one)],
+        open=[rollout.name for rollout in rollouts if queries.is_open(rollout)],
         problem=problem,
     )
 

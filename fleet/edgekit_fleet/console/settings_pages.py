@@ -27,8 +27,8 @@ def show_users(console: Console, request: Request) -> Response:
     if not request.state.principal.may("admin"):
         return console.redirect(request, "/settings/fleet")
     with console.store.snapshot() as session:
-        found = users.list_users(session)
-    return console.render(request, "settings_users.html", users=found, roles=SCOPES_OF_ROLE)
+        user_list = users.list_users(session)
+    return console.render(request, "settings_users.html", users=user_list, roles=SCOPES_OF_ROLE)
 
 
 def change_user(console: Console, request: Request) -> Response:
@@ -60,9 +60,9 @@ def show_tokens(console: Console, request: Request) -> Response:
 
 def _show_tokens(console: Console, request: Request, secret: str = "", name: str = "") -> Response:
     with console.store.snapshot() as session:
-        found = tokens.list_tokens(session)
+        token_list = tokens.list_tokens(session)
     return console.render(
-        request, "settings_tokens.html", tokens=found, scopes=SCOPES, secret=secret, name=name
+        request, "settings_tokens.html", tokens=token_list, scopes=SCOPES, secret=secret, name=name
     )
 
 
@@ -88,7 +88,9 @@ def show_codes(console: Console, request: Request) -> Response:
 
 
 def _show_codes(
-    console: Console, request: Request, made: tuple[devices.Invitation, ...] | list[devices.Invitation] = ()
+    console: Console,
+    request: Request,
+    invitations: tuple[devices.Invitation, ...] | list[devices.Invitation] = (),
 ) -> Response:
     statement = (
         select(CodeRow)
@@ -99,7 +101,7 @@ def _show_codes(
     with console.store.snapshot() as session:
         codes = session.scalars(statement).all()
         targets = session.scalars(select(DeviceRow.target).distinct().order_by(DeviceRow.target)).all()
-    return console.render(request, "settings_codes.html", codes=codes, made=made, targets=targets)
+    return console.render(request, "settings_codes.html", codes=codes, made=invitations, targets=targets)
 
 
 def make_codes(console: Console, request: Request) -> Response:
@@ -109,7 +111,7 @@ def make_codes(console: Console, request: Request) -> Response:
     if not 1 <= len(names) <= _MOST_CODES:
         raise FleetError(f"names of {len(names)} devices, expected 1 to {_MOST_CODES}")
     tags = dict(word.split("=", 1) for word in form.get("tags", "").split() if "=" in word)
-    made = devices.invite(
+    invitations = devices.invite(
         console.store,
         console.settings,
         Authority(console.folder.identity),
@@ -118,7 +120,7 @@ def make_codes(console: Console, request: Request) -> Response:
         target=form.get("target", "").strip(),
         tags=tags,
     )
-    return _show_codes(console, request, made)
+    return _show_codes(console, request, invitations)
 
 
 def show_fleet_settings(console: Console, request: Request) -> Response:

@@ -164,7 +164,7 @@ class Console:
             csrf=request.state.csrf,
             theme=read_theme(request),
             notice=_read_notice(request),
-            seen=request.state.seen,
+            event_position=request.state.event_position,
             now=time.time(),
             **values,
         )
@@ -216,12 +216,12 @@ class Console:
 
     def _guard(self, request: Request, scope: Scope | None, act: Callable[[], Answer]) -> Answer | Response:
         """Act if the user holds the scope. Else, or if the action fails, return a page that says why."""
-        request.state.seen = ""
+        request.state.event_position = ""
         try:
             principal = self.find_principal(request)
             if principal is None and scope is not None:
                 return self._ask_for_login(request)
-            request.state.seen = self.watcher.read_seen()
+            request.state.event_position = self.watcher.read_position()
             if principal is not None and scope is not None:
                 principal.require(scope)
             return act()
@@ -353,8 +353,8 @@ def _read_notice(request: Request) -> str:
 
 def _list_assets() -> dict[str, str]:
     """Return name -> address of each file in `static/`; the digest in it lets browsers keep it for ever."""
-    found = {}
+    fields = {}
     for path in sorted(STATIC.rglob("*.*")):
         name = path.relative_to(STATIC).as_posix()
-        found[name] = f"/static/{name}?v={hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
-    return found
+        fields[name] = f"/static/{name}?v={hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
+    return fields

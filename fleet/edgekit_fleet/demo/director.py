@@ -83,14 +83,14 @@ class DemoStep:
 
     Attributes:
         at_s: when it was over, in seconds since the begin of the demo.
-        took_s: how long it took.
-        what: what happened, in a few words.
+        duration_s: how long it took.
+        title: what happened, in a few words.
         why: the reason, in a sentence with figures.
     """
 
     at_s: float
-    took_s: float
-    what: str
+    duration_s: float
+    title: str
     why: str
 
 
@@ -145,8 +145,8 @@ def _join(fleet: RunningFleet, setup: DemoSetup, device: RealDevice) -> Simulate
         fleet.store, fleet.authority, SIMULATED, setup.folder / "simulated", target=TARGET
     )
     versions = {
-        one.version: VersionBehaviour(agreement=one.agreement)
-        for one in (setup.first, setup.good, setup.bad, setup.last)
+        package.version: VersionBehaviour(agreement=package.agreement)
+        for package in (setup.first, setup.good, setup.bad, setup.last)
     }
     behaviours = dict.fromkeys(SIMULATED, _SIMULATED)
     return SimulatedFleet(
@@ -158,12 +158,12 @@ def wait_while_moving(
     is_so: Callable[[], bool], look: Callable[[], str], clock: Callable[[], float] = time.monotonic
 ) -> str | None:
     """Wait until something is so; returns the last state if no new one came for a minute, otherwise None."""
-    seen: set[str] = set()
+    states: set[str] = set()
     limit_s = 0.0
     while not is_so():
         state = look()
-        if state not in seen:
-            seen.add(state)
+        if state not in states:
+            states.add(state)
             limit_s = clock() + _LIMIT_S
         elif clock() > limit_s:
             return state
@@ -186,13 +186,15 @@ class _Course:
         """Measure a step; the yielded function reports it."""
         step_s = time.monotonic()
 
-        def done(what: str, why: str) -> None:
+        def done(step: str, why: str) -> None:
             now_s = time.monotonic()
-            self._on_step(DemoStep(at_s=now_s - self._begin_s, took_s=now_s - step_s, what=what, why=why))
+            self._on_step(
+                DemoStep(at_s=now_s - self._begin_s, duration_s=now_s - step_s, title=step, why=why)
+            )
 
         yield done
 
-    def wait(self, what: str, is_so: Callable[[], bool]) -> None:
+    def wait(self, condition: str, is_so: Callable[[], bool]) -> None:
         """Wait until something is so, as long as devices or rollouts go on to states that were not seen yet.
 
         Raises:
@@ -201,14 +203,15 @@ class _Course:
 
         def look() -> str:
             self._device.check()
-            fleet = [f"{one.name} {one.status} {dict(one.models)}" for one in self._list()]
+            fleet = [f"{device.name} {device.status} {dict(device.models)}" for device in self._list()]
             running = [
-                f"{one.name} {one.state} {dict(one.members)}" for one in rollouts.list_rollouts(self._store)
+                f"{rollout.name} {rollout.state} {dict(rollout.members)}"
+                for rollout in rollouts.list_rollouts(self._store)
             ]
             return "; ".join(fleet + running)
 
         if (state := wait_while_moving(is_so, look)) is not None:
-            raise TransportError(f"nothing moved for {_LIMIT_S:.0f} s on the way to {what}: {state}")
+            raise TransportError(f"nothing moved for {_LIMIT_S:.0f} s on the way to {condition}: {state}")
 
     def wait_online(self) -> None:
         """Wait until all devices are online."""
@@ -284,11 +287,13 @@ class _Course:
             )
         with self.step() as done:
             self._start(last, name, waves=_WAVES, trial="shadow")
-            rest = len(_DEVICES) - _CUT
-            self.wait(f"{rest} devices with {last.version}", lambda: self._count(last.version) == rest)
+            connected = len(_DEVICES) - _CUT
+            self.wait(
+                f"{connected} devices with {last.version}", lambda: self._count(last.version) == connected
+            )
             summary = rollouts.find_rollout(self._store, name)
             done(
-                f"release {last.version} goes out meanwhile: {rest} devices run it",
+                f"release {last.version} goes out meanwhile: {connected} devices run it",
                 f"and the rollout waits for the others: {summary.because}",
             )
         with self.step() as done:
@@ -307,9 +312,9 @@ class _Course:
             application.close()
             differences = len(
                 [
-                    each
-                    for one in rollouts.list_rollouts(self._store)
-                    for each in rollouts.replay_rollout(self._store, one.name)
+                    difference
+                    for rollout in rollouts.list_rollouts(self._store)
+                    for difference in rollouts.replay_rollout(self._store, rollout.name)
                 ]
             )
             answered = max(application.calls - application.failed, 1)
@@ -342,30 +347,31 @@ class _Course:
     def _wait_end(self, name: str, *states: str) -> None:
         ended = ("succeeded", "aborted", "paused", *states)
         self.wait(f"rollout {name}", lambda: rollouts.find_rollout(self._store, name).state in ended)
-        found = rollouts.find_rollout(self._store, name)
-        if found.state not in states:
-            wanted = " or ".join(states)
-            raise TransportError(f"rollout {name} is {found.state}, expected {wanted}: {found.because}")
+        rollout = rollouts.find_rollout(self._store, name)
+        if rollout.state not in states:
+            expected = " or ".join(states)
+            raise TransportError(f"rollout {name} is {rollout.state}, expected {expected}: {rollout.because}")
 
     def _find_rejection(self, version: str) -> str:
-        for one in devices.describe(self._store, REAL).executions:
-            if one["version"] == version and one["state"] == "failed":
-                return (
-                    f"its own trial on copies of calls: {one['reason']}; no application got an answer of it"
-                )
+        for execution in devices.describe(self._store, REAL).executions:
+            if execution["version"] == version and execution["state"] == "failed":
+                reason = execution["reason"]
+                return f"its own trial on copies of calls: {reason}; no application got an answer of it"
         raise TransportError(f"the real device did not refuse {version}")
 
     def _list(self) -> Sequence[devices.DeviceSummary]:
         return devices.list_devices(self._store, lambda _: True)
 
     def _list_online(self) -> list[str]:
-        return [one.name for one in self._list() if one.is_online]
+        return [device.name for device in self._list() if device.is_online]
 
     def _count(self, version: str) -> int:
-        return sum(one.models.get(MODEL) == version for one in self._list())
+        return sum(device.models.get(MODEL) == version for device in self._list())
 
     def _all_run(self, version: str) -> bool:
-        return all(one.models.get(MODEL) == version and one.status == "converged" for one in self._list())
+        return all(
+            device.models.get(MODEL) == version and device.status == "converged" for device in self._list()
+        )
 
 
 def _find_name(version: str, *, is_real_first: bool = True) -> str:

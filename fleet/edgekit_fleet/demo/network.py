@@ -84,8 +84,8 @@ class Network:
         try:
             await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
         finally:
-            for each in both:
-                each.transport.abort()
+            for task in both:
+                task.transport.abort()
             self._writers -= both
 
 

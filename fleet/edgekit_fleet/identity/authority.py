@@ -253,7 +253,7 @@ class Authority:
         )
         if names:
             builder = builder.add_extension(
-                x509.SubjectAlternativeName([_general_name(each) for each in names]), critical=False
+                x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False
             )
         return builder.sign(self._key, None)
 

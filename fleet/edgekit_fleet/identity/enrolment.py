@@ -225,7 +225,7 @@ def check_tags(tags: Mapping[str, str]) -> None:
             if (
                 not text
                 or len(text) > _MAX_FACT_CHARS
-                or not all(each.isalnum() or each in "._-" for each in text)
+                or not all(character.isalnum() or character in "._-" for character in text)
             ):
                 raise ConfigError(f"tag {name!r}={value!r}: expected letters, digits, '.', '_' and '-'")
 

@@ -136,7 +136,7 @@ class ControlLoop:
             check_newest(session, parts.key)
             shards.join(session, now)
             balance = shards.balance(session, now)
-            self.index.load_shards(session, balance.taken.keys())
+            self.index.load_shards(session, balance.claimed.keys())
             self._audit_seen = _last_number(session)
             write_revoked(parts.authority, list_revoked_serials(session), parts.broker_folder)
         shards.apply(balance)
@@ -282,18 +282,18 @@ class ControlLoop:
         with self._store.concurrent_transaction() as session:
             may_leave = not self._has_more and self.inbox.count_pending() < _MESSAGES_A_TURN
             balance = self.shards.balance(session, now, may_leave=may_leave)
-            self.index.load_shards(session, balance.taken.keys())
+            self.index.load_shards(session, balance.claimed.keys())
         self.shards.apply(balance)
-        self.index.drop_shards(balance.left)
-        if balance.taken:
+        self.index.drop_shards(balance.released)
+        if balance.claimed:
             self.inbox.take_over()
         self._is_balancing = False
 
     async def _publish(self, outgoing: Sequence[Outgoing], now: float) -> None:
         """Publish stored documents; a document that is lost here follows at the device's next hello."""
         self._publisher.note_published(outgoing, now)
-        for each in outgoing:
-            self._link.publish(each.device, "desired", each.envelope, retain=True)
+        for message in outgoing:
+            self._link.publish(message.device, "desired", message.envelope, retain=True)
         await self._link.drain()
 
     async def _keep_up(self, now: float) -> None:
@@ -310,34 +310,34 @@ class ControlLoop:
             self.shards.check(session)
             alarm_expiries(session, expiries, now)
             end_expired(session, self._tokens_ended_at, now)
-            revoked, seen = self._follow_administration(session)
+            revoked, last_number = self._follow_administration(session)
             if now - self._expired_at >= _EXPIRY_S:
                 self._expired_at = now
                 self._publisher.mark_expiring(session, now)
             self._forget_figures(session, now)
             unanswered = [
-                known.name
-                for known in self.index.devices.values()
-                if not known.is_revoked
-                and known.desired_held != known.desired_sent
-                and (known.is_online or known.desired_held > known.desired_sent)
-                and now - known.sent_at >= _UNANSWERED_S
+                entry.name
+                for entry in self.index.devices.values()
+                if not entry.is_revoked
+                and entry.desired_held != entry.desired_sent
+                and (entry.is_online or entry.desired_held > entry.desired_sent)
+                and now - entry.sent_at >= _UNANSWERED_S
             ]
             answers = self._publisher.answer(session, unanswered)
-            lacking = [known for known in self.index.devices.values() if known.lacks_report(now)]
+            lacking = [entry for entry in self.index.devices.values() if entry.lacks_report(now)]
             # A node of a cluster may repeat what thousands of devices said long ago.
             lacking = lacking[:_LACKING_AT_ONCE]
-            self._publisher.renew(session, [known.name for known in lacking])  # each new one is answered
+            self._publisher.renew(session, [entry.name for entry in lacking])  # each new one is answered
         self._tokens_ended_at = now
-        for known in lacking:
-            known.asked_at, known.is_late = now, False
+        for entry in lacking:
+            entry.asked_at, entry.is_late = now, False
         await self._publish(answers, now)
         if revoked and self._parts.broker is not None:
             self._parts.broker.reload()
         for name in revoked:
             if self.shards.holds(name):
                 await self._disconnect(name)
-        self._audit_seen = seen  # last, so that all of it is done again after a full disk
+        self._audit_seen = last_number  # last, so that all of it is done again after a full disk
 
     def _silence_floods(self, broker: Mosquitto, clock: float) -> None:
         """Have the broker drop what flooding devices send, for ten minutes."""
@@ -423,9 +423,9 @@ class ControlLoop:
             AuditRow.number > self._audit_seen
         )
         changed: dict[str, str] = {}
-        seen = self._audit_seen
+        last_number = self._audit_seen
         for row in session.execute(statement.order_by(AuditRow.number)):
-            seen = row.number
+            last_number = row.number
             if row.action in _ADMINISTERED:
                 changed[row.subject] = row.action
         if changed:
@@ -434,7 +434,7 @@ class ControlLoop:
         if revoked:
             parts = self._parts
             write_revoked(parts.authority, list_revoked_serials(session), parts.broker_folder)
-        return revoked, seen
+        return revoked, last_number
 
     async def _disconnect(self, device: str) -> None:
         """End the connection of a revoked device: its client identifier is taken over for a moment."""

@@ -38,13 +38,13 @@ class Expiry:
     """Something that is valid for a time.
 
     Attributes:
-        what: name of the thing that expires.
+        subject: name of the thing that expires.
         begins_at, ends_at: begin and end of its validity, in seconds since 1970.
         notice_s: how long before its end somebody should act.
         advice: what to do.
     """
 
-    what: str
+    subject: str
     begins_at: float = 0.0
     ends_at: float
     notice_s: float
@@ -61,9 +61,11 @@ class Expiry:
     def describe(self, now: float) -> str:
         """Return until when it is valid, as a sentence without its end."""
         if now < self.begins_at:
-            return f"the {self.what} is not valid before {_format(self.begins_at)}: a clock is or was wrong"
+            return (
+                f"the {self.subject} is not valid before {_format(self.begins_at)}: a clock is or was wrong"
+            )
         verb = "ended" if now > self.ends_at else "ends"
-        return f"the {self.what} {verb} at {_format(self.ends_at)}"
+        return f"the {self.subject} {verb} at {_format(self.ends_at)}"
 
 
 def list_expiries(authority: Authority, repository: TufRepository | None) -> list[Expiry]:
@@ -77,13 +79,13 @@ def list_expiries(authority: Authority, repository: TufRepository | None) -> lis
         ConfigError: a certificate cannot be read.
         PackageError: the repository cannot be read.
     """
-    found = []
+    expiries = []
     certificates = {"authority": authority.certificate, **authority.read_own()}
     for name, certificate in certificates.items():
         is_authority = name == "authority"
-        found.append(
+        expiries.append(
             Expiry(
-                what=f"certificate of the {name}",
+                subject=f"certificate of the {name}",
                 begins_at=certificate.not_valid_before_utc.timestamp(),
                 ends_at=certificate.not_valid_after_utc.timestamp(),
                 notice_s=_AUTHORITY_NOTICE_S if is_authority else _NOTICE_S,
@@ -93,15 +95,15 @@ def list_expiries(authority: Authority, repository: TufRepository | None) -> lis
     if repository is not None and repository.exists:
         for role, (ends_at, life_s) in repository.read_expiries().items():
             is_root = role == "root"
-            found.append(
+            expiries.append(
                 Expiry(
-                    what=f"{role} of the repository",
+                    subject=f"{role} of the repository",
                     ends_at=ends_at,
                     notice_s=_NOTICE_S if is_root else life_s / 4,  # half of its life is left by then
                     advice=_ROOT if is_root else _ONLINE,
                 )
             )
-    return sorted(found, key=lambda one: one.ends_at)
+    return sorted(expiries, key=lambda expiry: expiry.ends_at)
 
 
 def alarm_expiries(session: Session, expiries: list[Expiry], now: float) -> None:
@@ -112,15 +114,17 @@ def alarm_expiries(session: Session, expiries: list[Expiry], now: float) -> None
         expiries: result of `list_expiries`.
         now: seconds since 1970.
     """
-    due = [one for one in expiries if one.is_due(now)]
+    due = [expiry for expiry in expiries if expiry.is_due(now)]
     if not due:
         return
     recent = select(AuditRow.subject).where(AuditRow.action == EXPIRY_ALARM, AuditRow.at > now - _DAY_S)
-    said = set(session.scalars(recent))
-    for one in due:
-        if one.what not in said:
-            detail = {"advice": one.advice, "ends_at": one.ends_at, "is_urgent": one.is_urgent(now)}
-            audit.record(session, "manager", EXPIRY_ALARM, one.what, text=one.describe(now), **detail)
+    recent_subjects = set(session.scalars(recent))
+    for expiry in due:
+        if expiry.subject not in recent_subjects:
+            detail = {"advice": expiry.advice, "ends_at": expiry.ends_at, "is_urgent": expiry.is_urgent(now)}
+            audit.record(
+                session, "manager", EXPIRY_ALARM, expiry.subject, text=expiry.describe(now), **detail
+            )
 
 
 def _format(at: float) -> str:

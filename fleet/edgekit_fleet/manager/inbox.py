@@ -98,7 +98,7 @@ class KnownDevice:
     sent_at: float = 0.0
     asked_at: float = 0.0
     alarmed_at: dict[str, float] = field(default_factory=dict)  # action -> when it was last alarmed
-    taken: dict[str, int] = field(default_factory=dict)  # kind -> hash of the last envelope
+    envelope_hashes: dict[str, int] = field(default_factory=dict)  # kind -> hash of the last envelope
     events: list[float] = field(default_factory=list)
     is_late: bool = False  # a document had a lower number than one before, or was dropped
     attributes_hash: int = 0
@@ -214,8 +214,8 @@ class DeviceIndex:
     def drop_shards(self, shards: Collection[int]) -> None:
         """Forget the devices of these shards."""
         if shards:
-            kept = {name: known for name, known in self.devices.items() if shard_of(name) not in shards}
-            self.devices = kept
+            remaining = {name: entry for name, entry in self.devices.items() if shard_of(name) not in shards}
+            self.devices = remaining
 
     def _read(self, session: Session, condition: ColumnElement[bool]) -> None:
         statement = select(
@@ -227,9 +227,9 @@ class DeviceIndex:
         ).outerjoin(DesiredRow, DesiredRow.device == DeviceRow.name)
         for row in session.execute(statement.where(condition)):
             key = Ed25519PublicKey.from_public_bytes(row.public_key)
-            known = self.devices.get(row.name)
-            if known is not None and key_id(key) in known.keys:  # other fields may be newer than the store
-                known.is_revoked = row.revoked_at is not None
+            entry = self.devices.get(row.name)
+            if entry is not None and key_id(key) in entry.keys:  # other fields may be newer than the store
+                entry.is_revoked = row.revoked_at is not None
                 continue
             state = {name: getattr(row, name) for name in _WRITTEN}
             state["last_seen_at"] = state["last_seen_at"] or 0.0
@@ -317,7 +317,7 @@ class Inbox:
         """
         names = {_device_of(topic) for topic, _ in self._pending[:limit]}
         return {
-            name for name in names if (known := self._index.devices.get(name)) is None or known.is_revoked
+            name for name in names if (entry := self._index.devices.get(name)) is None or entry.is_revoked
         }
 
     def take(self, now: float, limit: int = 1000) -> list[Hello]:
@@ -328,10 +328,10 @@ class Inbox:
             limit: most messages to take, so that the loop stays responsive.
         """
         self.skipped = 0
-        taken, self._pending = self._pending[:limit], self._pending[limit:]
-        self._pending_bytes -= sum(len(payload) for _, payload in taken)
+        batch, self._pending = self._pending[:limit], self._pending[limit:]
+        self._pending_bytes -= sum(len(payload) for _, payload in batch)
         hellos: list[Hello] = []
-        for topic, payload in taken:
+        for topic, payload in batch:
             refusal = self._take(topic, payload, now, hellos.append)
             if refusal is None:
                 self.accepted += 1
@@ -370,14 +370,16 @@ class Inbox:
                     **_find_status(report),
                     "facts": dict(report.facts),
                     "reported": to_plain(report),
-                    "pinned": {each.model: each.pinned for each in report.models if each.pinned},
+                    "pinned": {model.model: model.pinned for model in report.models if model.pinned},
                 }
                 for name, report in sorted(self._reports.items())
             ]
             update_many(session, DeviceRow, rows, keys=("name",), condition=_IS_MEMBER)
             self._write_attributes(session)
             executions = [
-                (report.device, each) for report in self._reports.values() for each in report.executions
+                (report.device, execution)
+                for report in self._reports.values()
+                for execution in report.executions
             ]
             has_ended = _update_executions(session, executions, now)
             _upsert_figures(session, self._figures, now)
@@ -386,14 +388,14 @@ class Inbox:
         return has_ended
 
     def _state(self, name: str) -> dict[str, Any]:
-        known = self._index.devices[name]
-        return {"name": name, **{each: getattr(known, each) for each in _WRITTEN}}
+        entry = self._index.devices[name]
+        return {"name": name, **{field_name: getattr(entry, field_name) for field_name in _WRITTEN}}
 
     def _write_attributes(self, session: Session) -> None:
         """Write the search attributes of devices whose last report changed them."""
         changed = {}
         for name, report in self._reports.items():
-            stable = list_stable(report.facts, {one.model: one.version for one in report.models})
+            stable = list_stable(report.facts, {model.model: model.version for model in report.models})
             digest = hash(frozenset(stable.items()))
             if digest != self._index.devices[name].attributes_hash:
                 changed[name] = stable
@@ -428,7 +430,7 @@ class Inbox:
             device.is_online, device.will_sha256, device.last_seen_at = False, "", now
             self._changed.add(name)
             return None
-        if device.taken.get(kind) == hash(payload):  # a retained one, again after a reconnect
+        if device.envelope_hashes.get(kind) == hash(payload):  # a retained one, again after a reconnect
             return "replayed"
         try:
             document = unseal(payload, kind, _KINDS[kind], device.keys, topic)  # type: ignore[arg-type]
@@ -454,7 +456,7 @@ class Inbox:
             }
             device.is_late = device.is_late or document.sequence < last[kind]
             return "replayed"
-        device.taken[kind] = hash(payload)
+        device.envelope_hashes[kind] = hash(payload)
         device.last_seen_at = now
         self._changed.add(name)
         if isinstance(document, Hello) and document.online:
@@ -497,12 +499,12 @@ class Inbox:
     def _choose_figures(self, device: KnownDevice, report: Reported, now: float) -> list[ModelFigures]:
         """Return the figures to keep: of models that the device runs, and of a number of versions."""
         device.begin_day(now)
-        models = {each.model for each in report.models}
+        models = {model.model for model in report.models}
         chosen = []
-        for each in report.figures:
-            if each.model in models and max(len(each.model), len(each.version)) <= _MAX_NAME:
-                if device.keeps_figures(each):
-                    chosen.append(each)
+        for figures in report.figures:
+            if figures.model in models and max(len(figures.model), len(figures.version)) <= _MAX_NAME:
+                if device.keeps_figures(figures):
+                    chosen.append(figures)
                 else:
                     self._excesses[device.name, "alarm.figures"] += 1
         return chosen
@@ -563,13 +565,13 @@ def _read_held(document: Hello | Reported, sent: int) -> int:
         document: what the device said.
         sent: number of the newest document that this manager sent it.
     """
-    held = document.desired_version
-    return held if held < _MOST_HELD or held <= sent else 0
+    desired_version = document.desired_version
+    return desired_version if desired_version < _MOST_HELD or desired_version <= sent else 0
 
 
 def _find_status(report: Reported) -> dict[str, str]:
     """Return status and reason as lists show them: `faulty` if the desired version runs and fails."""
-    faulty = next((one for one in report.models if one.health == "faulty"), None)
+    faulty = next((model for model in report.models if model.health == "faulty"), None)
     if report.status == "converged" and faulty is not None:
         return {"status": "faulty", "because": faulty.because or f"{faulty.model} is faulty"}
     return {"status": report.status, "because": report.because}
@@ -582,34 +584,34 @@ def _update_executions(session: Session, executions: list[tuple[str, Execution]]
     """
     rows = [
         {
-            "execution": each.execution,
+            "execution": execution.execution,
             "device": device,
-            "state": each.state,
-            "reason": each.reason,
-            "code": each.code[:64],
-            "done_bytes": each.done_bytes,
-            "sent_bytes": each.sent_bytes,
+            "state": execution.state,
+            "reason": execution.reason,
+            "code": execution.code[:64],
+            "done_bytes": execution.done_bytes,
+            "sent_bytes": execution.sent_bytes,
             "changed_at": now,
-            "ended_at": now if each.state in ENDED else None,
+            "ended_at": now if execution.state in ENDED else None,
         }
-        for device, each in executions
+        for device, execution in executions
     ]
     update_many(session, ExecutionRow, rows, keys=("execution", "device"), condition=_IS_OPEN)
-    return any(each.state in ENDED for _, each in executions)
+    return any(execution.state in ENDED for _, execution in executions)
 
 
 def _upsert_figures(session: Session, figures: Mapping[str, Sequence[ModelFigures]], now: float) -> None:
     """Keep the last figures of each device, model and version in this hour."""
     rows = {
-        (device, each.model, each.version): {
+        (device, execution.model, execution.version): {
             "device": device,
-            "model": each.model,
-            "version": each.version,
+            "model": execution.model,
+            "version": execution.version,
             "hour": int(now // _HOUR_S),
-            "figures": to_plain(each),
+            "figures": to_plain(execution),
             "reported_at": now,
         }
         for device, of_device in figures.items()
-        for each in of_device
+        for execution in of_device
     }
     upsert_many(session, FigureRow, list(rows.values()))

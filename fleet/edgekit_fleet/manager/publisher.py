@@ -107,19 +107,19 @@ class Publisher:
         due = session.execute(statement).all()
         if not due:
             return []
-        wanted = _read_wanted(session, [row.device for row in due])
+        models_of = _read_wanted(session, [row.device for row in due])
         outgoing, changed, unchanged, life_s = [], [], [], self._life_s
         for row in due:
-            content = wanted.get(row.device, [])
+            content = models_of.get(row.device, [])
             digest = hashlib.sha256(repr(content).encode()).hexdigest()
             is_same = (digest, self._key_id) == (row.content_sha256, row.key_id)
             if is_same and self._life_s / 2 < row.expires_at - now <= self._longest_s:
                 unchanged.append(row.device)
                 continue
-            known = self._index.devices.get(row.device)
-            held = known.desired_held if known is not None else 0
-            notice_s = known.notice_ends_at - now if known is not None else 0.0
-            version = max(row.version, held) + 1
+            entry = self._index.devices.get(row.device)
+            desired_version = entry.desired_held if entry is not None else 0
+            notice_s = entry.notice_ends_at - now if entry is not None else 0.0
+            version = max(row.version, desired_version) + 1
             try:
                 envelope = seal_payload(self._make(row.device, version, content, now), "desired", self._key)
             except ValueError as cause:  # it must not stop the others
@@ -148,10 +148,10 @@ class Publisher:
 
     def note_published(self, outgoing: Iterable[Outgoing], now: float) -> None:
         """Remember what went out."""
-        for each in outgoing:
-            known = self._index.devices.get(each.device)
-            if known is not None:
-                known.desired_sent, known.sent_at = each.version, now
+        for message in outgoing:
+            entry = self._index.devices.get(message.device)
+            if entry is not None:
+                entry.desired_sent, entry.sent_at = message.version, now
 
     def answer(self, session: Session, devices: Iterable[str]) -> list[Outgoing]:
         """Return the documents for devices that have just stated which document they hold.
@@ -163,15 +163,17 @@ class Publisher:
             session: session of a transaction.
             devices: their names.
         """
-        known = [self._index.devices[name] for name in devices if name in self._index.devices]
-        for each in known:
-            if each.desired_held <= each.desired_sent:
+        entries = [self._index.devices[name] for name in devices if name in self._index.devices]
+        for entry in entries:
+            if entry.desired_held <= entry.desired_sent:
                 continue
             text = "the device is ahead: this store was restored from a backup"
-            detail = {"held": each.desired_held, "sent": each.desired_sent, "text": text}
-            audit.record(session, "manager", "alarm.restored", each.name, **detail)
-            self.renew(session, [each.name])
-        return self.read(session, [each.name for each in known if each.desired_held < each.desired_sent])
+            detail = {"held": entry.desired_held, "sent": entry.desired_sent, "text": text}
+            audit.record(session, "manager", "alarm.restored", entry.name, **detail)
+            self.renew(session, [entry.name])
+        return self.read(
+            session, [entry.name for entry in entries if entry.desired_held < entry.desired_sent]
+        )
 
     def read(self, session: Session, devices: Sequence[str]) -> list[Outgoing]:
         """Return the newest documents of devices; those by an older key of the manager follow once signed."""
@@ -220,15 +222,15 @@ class Publisher:
         """Return a `Desired` document; the texts of its models are taken as the store has them."""
         # Of the whole fleet, as far as this manager knows it.
         devices = len(self._index.devices) * SHARDS / len(self._shards.epochs)
-        known = self._index.devices.get(device)
+        entry = self._index.devices.get(device)
         plain: dict[str, Any] = {
             "device": device,
             "version": version,
             "issued_at": now,
             "expires_at": now + self._life_s,
             "epoch": self._shards.epoch_of(device),
-            "sequence": known.highest_sequence if known is not None else 0,
-            "notice": known.notice if known is not None and now < known.notice_ends_at else "",
+            "sequence": entry.highest_sequence if entry is not None else 0,
+            "notice": entry.notice if entry is not None and now < entry.notice_ends_at else "",
             "removed": [model for model, text in content if not text],
             "reconnect_s": max(_LEAST_RECONNECT_S, devices / _DEVICES_A_SECOND),
         }
@@ -238,7 +240,7 @@ class Publisher:
 
 def _read_wanted(session: Session, devices: list[str]) -> dict[str, list[tuple[str, str]]]:
     """Return device -> (model, text of its document), in the order of the models; no text for a removal."""
-    wanted: dict[str, list[tuple[str, str]]] = {}
+    models_of: dict[str, list[tuple[str, str]]] = {}
     statement = (
         select(
             WantedModelRow.device,
@@ -250,5 +252,5 @@ def _read_wanted(session: Session, devices: list[str]) -> dict[str, list[tuple[s
         .order_by(WantedModelRow.model)
     )
     for device, model, text, is_removed in session.execute(statement):
-        wanted.setdefault(device, []).append((model, "" if is_removed else text))
-    return wanted
+        models_of.setdefault(device, []).append((model, "" if is_removed else text))
+    return models_of

@@ -97,8 +97,8 @@ def write_bundle(
         for view in views:
             row = rows.get(view.name)
             desired = None if row is None or not row.envelope else _read_payload(row.envelope)
-            wanted = {one.release for one in desired.models} if desired is not None else set()
-            if row is None or desired is None or release not in wanted:
+            releases = {model.release for model in desired.models} if desired is not None else set()
+            if row is None or desired is None or release not in releases:
                 refused.append((view.name, f"no open rollout wants {release} of it; start one"))
             elif row.is_due or row.key_id != signing_key_id:
                 refused.append((view.name, "the manager has not signed its newest document; is it running?"))
@@ -120,7 +120,9 @@ def write_bundle(
         (f"desired/{name}.json", envelope) for name, (envelope, _) in sorted(chosen.items())
     ]
     members += sorted(repository.pack_metadata(now, expires_at).items())
-    members += [_map_target(folder.repository, each, sha256) for each, sha256 in sorted(paths.items())]
+    members += [
+        _map_target(folder.repository, target_path, sha256) for target_path, sha256 in sorted(paths.items())
+    ]
     with write_atomically(path) as file:
         size_bytes = write_archive(file, members)
     with store.transaction() as session:
@@ -141,12 +143,14 @@ def _read_payload(envelope: bytes) -> Desired:
 
 
 def _map_target(repository: Path, path: str, sha256: str) -> tuple[str, memoryview]:
-    place = name_target_file(path, sha256)
+    target_file = name_target_file(path, sha256)
     try:
-        with (repository / place).open("rb") as file:
-            return place, memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        with (repository / target_file).open("rb") as file:
+            return target_file, memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as cause:
-        raise PackageError(f"cannot read {repository / place}: {cause}; is the repository whole?") from cause
+        raise PackageError(
+            f"cannot read {repository / target_file}: {cause}; is the repository whole?"
+        ) from cause
 
 
 def collect_results(store: Store, paths: Sequence[Path], *, actor: str) -> list[Collected]:
@@ -158,7 +162,7 @@ def collect_results(store: Store, paths: Sequence[Path], *, actor: str) -> list[
     Raises:
         FleetError: a file is no file of results; those before it are taken in.
     """
-    found = []
+    documents = []
     for path in paths:
         device, messages = _read_results(path)
         now = time.time()
@@ -174,8 +178,8 @@ def collect_results(store: Store, paths: Sequence[Path], *, actor: str) -> list[
             refused = {str(reason): count for reason, count in inbox.refused.items()}
             detail = {"file": path.name, "accepted": inbox.accepted, "refused": refused}
             audit.record(session, actor, "bundle.collect", device[:128], **detail)
-        found.append(Collected(path=path, device=device, accepted=inbox.accepted, refused=refused))
-    return found
+        documents.append(Collected(path=path, device=device, accepted=inbox.accepted, refused=refused))
+    return documents
 
 
 def _read_results(path: Path) -> tuple[str, list[tuple[str, bytes]]]:
@@ -190,8 +194,8 @@ def _read_results(path: Path) -> tuple[str, list[tuple[str, bytes]]]:
                 f"{path}: has format {str(document['format'])[:80]!r}, expected {RESULTS_FORMAT!r}"
             )
         messages = [
-            (str(one["topic"]), base64.b64decode(one["payload"], validate=True))
-            for one in document["messages"][:_MAX_MESSAGES]
+            (str(message["topic"]), base64.b64decode(message["payload"], validate=True))
+            for message in document["messages"][:_MAX_MESSAGES]
         ]
         return str(document["device"]), messages
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:

@@ -78,7 +78,7 @@ def find_devices(
         statement = select(DeviceRow).where(condition, DeviceRow.name > after).order_by(DeviceRow.name)
         rows = list(session.scalars(statement.limit(limit + 1)))
         return DevicePage(rows=rows[:limit], after=rows[limit - 1].name if len(rows) > limit else "")
-    rows, place = [], ""
+    rows, next_after = [], ""
     for status, is_online, name in _places(after):
         if search.status and search.status != status:
             continue
@@ -98,9 +98,9 @@ def find_devices(
         rows += session.scalars(statement)
         if len(rows) > limit:
             last = rows[limit - 1]
-            place = f"{last.status}:{int(last.is_online)}:{last.name}"
+            next_after = f"{last.status}:{int(last.is_online)}:{last.name}"
             break
-    return DevicePage(rows=rows[:limit], after=place)
+    return DevicePage(rows=rows[:limit], after=next_after)
 
 
 def count_devices(session: Session, search: Search) -> dict[tuple[str, bool], int]:
@@ -153,10 +153,10 @@ def _make_condition(session: Session, search: Search, lookup: Lookup) -> ColumnE
 
 def _places(after: str) -> Iterator[tuple[str, bool, str]]:
     """Yield (status, is_online, name to begin after) in the order of attention, from a place on."""
-    status, _, rest = after.partition(":")
-    online, _, name = rest.partition(":")
-    places = [(each, is_online) for each in ATTENTION for is_online in (True, False)]
+    status, _, remainder = after.partition(":")
+    online, _, name = remainder.partition(":")
+    groups = [(status_of_group, is_online) for status_of_group in ATTENTION for is_online in (True, False)]
     begin = (status, online == "1")
-    first = places.index(begin) if begin in places else 0
-    for place in places[first:]:
-        yield (*place, name if place == begin else "")
+    first = groups.index(begin) if begin in groups else 0
+    for group in groups[first:]:
+        yield (*group, name if group == begin else "")

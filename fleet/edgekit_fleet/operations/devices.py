@@ -118,13 +118,13 @@ def invite(
     Raises:
         ConfigError: a name is malformed or taken.
     """
-    found = []
+    invitations = []
     with store.transaction() as session:
         for name in names:
             secret = enrolment.make_code(session, name, actor=actor, target=target, tags=tags, life_s=life_s)
             code = enrolment.format_code(settings.web_address, authority, secret)
-            found.append(Invitation(device=name, code=code, expires_at=time.time() + life_s))
-    return found
+            invitations.append(Invitation(device=name, code=code, expires_at=time.time() + life_s))
+    return invitations
 
 
 def list_devices(store: Store, matches: Callable[[Mapping[str, str]], bool]) -> list[DeviceSummary]:
@@ -168,7 +168,7 @@ def describe(store: Store, name: str) -> DeviceDetail:
         row = session.get(DeviceRow, name)
         if row is None:
             raise NotFoundError(_explain_absence(session, name))
-        wanted = session.scalars(select(WantedModelRow).where(WantedModelRow.device == name)).all()
+        desired_rows = session.scalars(select(WantedModelRow).where(WantedModelRow.device == name)).all()
         sent = session.scalar(select(DesiredRow.version).where(DesiredRow.device == name)) or 0
         newest = session.scalars(
             select(ExecutionRow)
@@ -176,10 +176,14 @@ def describe(store: Store, name: str) -> DeviceDetail:
             .order_by(ExecutionRow.created_at.desc())
             .limit(10)
         ).all()
-        desired = {each.model: each.document.get("version", "") for each in wanted if not each.is_removed}
+        desired = {
+            desired_row.model: desired_row.document.get("version", "")
+            for desired_row in desired_rows
+            if not desired_row.is_removed
+        }
         return DeviceDetail(
             summary=_summarize(row),
-            why=" ".join((_explain(row, sent, wanted, newest), *_find_faults(session, row))),
+            why=" ".join((_explain(row, sent, desired_rows, newest), *_find_faults(session, row))),
             facts=row.facts,
             pinned=row.pinned,
             certificate_serial=row.certificate_serial,
@@ -190,10 +194,10 @@ def describe(store: Store, name: str) -> DeviceDetail:
             desired=desired,
             executions=tuple(
                 {
-                    name: getattr(each, name)
+                    name: getattr(execution, name)
                     for name in ("execution", "rollout", "model", "version", "state", "reason", "code")
                 }
-                for each in newest
+                for execution in newest
             ),
             reported=row.reported,
         )
@@ -251,7 +255,7 @@ def _summarize(row: DeviceRow) -> DeviceSummary:
     )
 
 
-def _explain(row: DeviceRow, sent: int, wanted: Any, executions: Any) -> str:
+def _explain(row: DeviceRow, sent: int, desired_rows: Any, executions: Any) -> str:
     """Return one sentence: what the device runs, what it should run, and the obstacle."""
     if row.revoked_at is not None:
         why = f" ({row.because})" if row.because else ""
@@ -262,33 +266,46 @@ def _explain(row: DeviceRow, sent: int, wanted: Any, executions: Any) -> str:
     if row.last_seen_at is None:
         return f"{row.name} is enrolled and has never connected: run `edgekit-device agent` on it."
     report = None if row.reported is None else from_plain(Reported, row.reported, row.name)
-    runs = {each.model: each for each in report.models} if report is not None else {}
+    runs = {model.model: model for model in report.models} if report is not None else {}
     parts = []
-    for each in wanted:
-        there = runs.get(each.model)
+    for desired_row in desired_rows:
+        there = runs.get(desired_row.model)
         has = there.version if there is not None and there.version else "nothing"
-        want = "no version of it" if each.is_removed else each.document["version"]
-        if not each.is_removed and there and there.manifest_sha256 == each.document["manifest_sha256"]:
+        want = "no version of it" if desired_row.is_removed else desired_row.document["version"]
+        if (
+            not desired_row.is_removed
+            and there
+            and there.manifest_sha256 == desired_row.document["manifest_sha256"]
+        ):
             continue
-        if each.is_removed and has == "nothing":
+        if desired_row.is_removed and has == "nothing":
             continue
-        step = next((one for one in executions if one.execution == each.document.get("execution")), None)
+        step = next(
+            (
+                execution
+                for execution in executions
+                if execution.execution == desired_row.document.get("execution")
+            ),
+            None,
+        )
         obstacle = _obstacle(row, sent, there, step)
-        parts.append(f"{each.model}: it runs {has} and should run {want}, but {obstacle}")
+        parts.append(f"{desired_row.model}: it runs {has} and should run {want}, but {obstacle}")
     if parts:
         return f"{row.name}: {'; '.join(parts)}."
-    shown = ", ".join(f"{one.model} {one.version or 'nothing'}" for one in runs.values()) or "no model"
-    state = "as it should" if wanted else "and nothing else is wanted of it"
+    running = (
+        ", ".join(f"{model.model} {model.version or 'nothing'}" for model in runs.values()) or "no model"
+    )
+    state = "as it should" if desired_rows else "and nothing else is wanted of it"
     contact = "" if row.is_online else f" (offline; last seen {_ago(row.last_seen_at)})"
     because = (
         f", but is {row.status}: {row.because or _NO_REASON}" if row.status in ("diverged", "stale") else ""
     )
     faults = "".join(
-        f", but {one.because or f'{one.model} is faulty, and {_NO_REASON}'}"
-        for one in runs.values()
-        if one.health == "faulty"
+        f", but {model.because or f'{model.model} is faulty, and {_NO_REASON}'}"
+        for model in runs.values()
+        if model.health == "faulty"
     )
-    return f"{row.name} runs {shown}, {state}{contact}{because}{faults}."
+    return f"{row.name} runs {running}, {state}{contact}{because}{faults}."
 
 
 def _find_faults(session: Session, row: DeviceRow) -> Iterator[str]:

@@ -183,10 +183,10 @@ def _restore(path: Path, archive: tarfile.TarFile, name: str, database: str) -> 
     make_folders(path.parent)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as temporary:
         archive.extractall(temporary, filter="data")
-        made = FleetFolder(Path(temporary))
-        settings = made.read_settings()
+        copied_folder = FleetFolder(Path(temporary))
+        settings = copied_folder.read_settings()
         if not settings.store_url:
-            with contextlib.closing(made.open_store()) as store:
+            with contextlib.closing(copied_folder.open_store()) as store:
                 if database:
                     with contextlib.closing(open_store(database)) as target:
                         copy_store(store, target, actor="restore", subject=name)
@@ -197,9 +197,9 @@ def _restore(path: Path, archive: tarfile.TarFile, name: str, database: str) -> 
         elif database:
             _check_store(database)
         if database:
-            made.write_settings(dataclasses.replace(settings, store_url=database))
-            for old in made.path.glob(f"{_DATABASE}*"):
+            copied_folder.write_settings(dataclasses.replace(settings, store_url=database))
+            for old in copied_folder.path.glob(f"{_DATABASE}*"):
                 old.unlink()
         os.sync()
-        DISK.replace(made.path, path)
+        DISK.replace(copied_folder.path, path)
         DISK.sync_folder(path.parent)

@@ -93,13 +93,13 @@ def make_release(
     with store.snapshot() as session:
         if name and session.get(ReleaseRow, name) is not None:
             raise FleetError(f"release '{name}' exists; choose another name")
-        wanted = [
+        offers = [
             (path, manifest, find_bases(session, folder.repository, manifest)) for path, manifest in manifests
         ]
     # Offered first, then recorded: no device is told to fetch a release that is offered but not recorded.
     targets = [_make_target(path, manifest) for path, manifest in manifests]
     published = repository.publish(targets, now)
-    deltas = publish_deltas(repository, wanted, now)
+    deltas = publish_deltas(repository, offers, now)
     rows = [
         _make_row(manifest, target, deltas.get(manifest.sha256, ()), min_agreement)
         for (_, manifest), target in zip(manifests, published, strict=True)
@@ -145,23 +145,23 @@ def _make_target(path: Path, manifest: Manifest) -> NewTarget:
 
 def _choose_name(session: Session, now: float) -> str:
     day = datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%d")
-    made = select(func.count()).select_from(ReleaseRow).where(ReleaseRow.name.startswith(f"{day}."))
-    names = (f"{day}.{number}" for number in itertools.count((session.scalar(made) or 0) + 1))
+    release_count = select(func.count()).select_from(ReleaseRow).where(ReleaseRow.name.startswith(f"{day}."))
+    names = (f"{day}.{number}" for number in itertools.count((session.scalar(release_count) or 0) + 1))
     return next(name for name in names if session.get(ReleaseRow, name) is None)
 
 
 def _check(manifests: Sequence[tuple[Path, Manifest]]) -> None:
     if not manifests:
         raise FleetError("a release needs at least one package")
-    seen: dict[tuple[str, str], Path] = {}
+    first_paths: dict[tuple[str, str], Path] = {}
     for path, manifest in manifests:
-        place = (manifest.name, manifest.target)
-        if place in seen:
+        key = (manifest.name, manifest.target)
+        if key in first_paths:
             raise FleetError(
-                f"{seen[place].name} and {path.name} are both model '{manifest.name}' for class"
+                f"{first_paths[key].name} and {path.name} are both model '{manifest.name}' for class"
                 f" '{manifest.target}'; a release holds one package a model and class"
             )
-        seen[place] = path
+        first_paths[key] = path
 
 
 def _make_row(
@@ -257,8 +257,11 @@ def withdraw_release(folder: FleetFolder, store: Store, name: str, actor: str) -
             .where(or_(ReleaseRow.name == name, ReleaseRow.withdrawn_at.is_(None)))
         )
         files: dict[bool, set[str]] = {True: set(), False: set()}
-        for one in rows:
-            files[one.release == name] |= {one.path, *(str(delta["path"]) for delta in one.deltas)}
+        for package in rows:
+            files[package.release == name] |= {
+                package.path,
+                *(str(delta["path"]) for delta in package.deltas),
+            }
         gone = files[True] - files[False]
         audit.record(session, actor, "release.withdraw", name, files=sorted(gone))
 
@@ -278,10 +281,12 @@ def find_release(store: Store, name: str) -> ReleaseSummary:
         FleetError: there is none of that name.
     """
     with store.snapshot() as session:
-        found = _summarize(session, session.scalars(select(ReleaseRow).where(ReleaseRow.name == name)).all())
-    if not found:
+        summaries = _summarize(
+            session, session.scalars(select(ReleaseRow).where(ReleaseRow.name == name)).all()
+        )
+    if not summaries:
         raise NotFoundError(f"no release '{name}'; `edgekit fleet release --list` shows them")
-    return found[0]
+    return summaries[0]
 
 
 def list_releases(store: Store, *, after: str = "", limit: int | None = None) -> list[ReleaseSummary]:
@@ -309,8 +314,8 @@ def _summarize(session: Session, rows: Sequence[ReleaseRow]) -> list[ReleaseSumm
     packages: dict[str, list[tuple[str, str, str, int]]] = {}
     deltas: dict[str, list[tuple[str, str, str, int]]] = {}
     statement = select(ReleasePackageRow).where(ReleasePackageRow.release.in_([row.name for row in rows]))
-    found = session.scalars(statement).all()
-    bases = {delta["from_sha256"] for one in found for delta in one.deltas}
+    package_rows = session.scalars(statement).all()
+    bases = {delta["from_sha256"] for package in package_rows for delta in package.deltas}
     versions = dict(
         session.execute(
             select(ReleasePackageRow.manifest_sha256, ReleasePackageRow.version).where(
@@ -318,11 +323,13 @@ def _summarize(session: Session, rows: Sequence[ReleaseRow]) -> list[ReleaseSumm
             )
         ).all()
     )
-    for one in found:
-        packages.setdefault(one.release, []).append((one.model, one.version, one.target, one.size_bytes))
-        deltas.setdefault(one.release, []).extend(
-            (one.model, one.target, versions.get(delta["from_sha256"], ""), delta["size_bytes"])
-            for delta in one.deltas
+    for package in package_rows:
+        packages.setdefault(package.release, []).append(
+            (package.model, package.version, package.target, package.size_bytes)
+        )
+        deltas.setdefault(package.release, []).extend(
+            (package.model, package.target, versions.get(delta["from_sha256"], ""), delta["size_bytes"])
+            for delta in package.deltas
         )
     return [
         ReleaseSummary(

@@ -64,7 +64,7 @@ class RolloutPlan:
     @property
     def bytes(self) -> int:
         """Return what all devices together download."""
-        return sum(one.bytes for one in self.planned)
+        return sum(planned_device.bytes for planned_device in self.planned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,11 +169,11 @@ def sum_plan(store: Store, request: RolloutRequest) -> PlanSummary:
         groups = read_groups(session, parse_selector(request.selector), packages)
     names = {group.name: some for group, some in groups}
     planned, refused = preview((group for group, _ in groups), packages)
-    devices = sum(len(names[one.device]) for one in planned)
+    devices = sum(len(names[planned_device.device]) for planned_device in planned)
     settings = _make_settings(request, packages, max(devices, 1))
     return PlanSummary(
-        planned=tuple((one, names[one.device]) for one in planned),
-        refused=tuple((one, names[one.device]) for one in refused),
+        planned=tuple((planned_device, names[planned_device.device]) for planned_device in planned),
+        refused=tuple((refusal, names[refusal.device]) for refusal in refused),
         devices=devices,
         waves=settings.waves,
         minimum=settings.minimum,
@@ -191,12 +191,15 @@ def start_rollout(store: Store, request: RolloutRequest, actor: str) -> str:
     selector = parse_selector(request.selector)
     with store.transaction() as session:
         packages = read_packages(session, request.release)
-        models = frozenset(one.model for one in packages)
+        models = frozenset(package.model for package in packages)
         devices = {view.name: view for view in read_devices(session, selector, packages)}
         planned, refused = preview(devices.values(), packages)
         if not planned:
-            first = {one.code: one for one in reversed(refused)}
-            why = "; ".join(f"{one.device}: {one.reason}" for one in first.values()) or "none matches"
+            first = {refusal.code: refusal for refusal in reversed(refused)}
+            why = (
+                "; ".join(f"{refusal.device}: {refusal.reason}" for refusal in first.values())
+                or "none matches"
+            )
             raise FleetError(
                 f"no device gets release '{request.release}' by {request.selector!r}: {why}; see all by"
                 " `edgekit fleet rollout plan`"
@@ -207,7 +210,7 @@ def start_rollout(store: Store, request: RolloutRequest, actor: str) -> str:
         if session.get(RolloutRow, name) is not None:
             raise FleetError(f"rollout '{name}' exists; choose another name")
         settings = _make_settings(request, packages, len(planned))
-        classes = {one.device: one.target for one in planned}
+        classes = {planned_device.device: planned_device.target for planned_device in planned}
         cohort = freeze_cohort(name, classes)
         session.add(
             RolloutRow(
@@ -224,7 +227,7 @@ def start_rollout(store: Store, request: RolloutRequest, actor: str) -> str:
         )
         session.flush()
         before = read_before(session, [devices[device] for device in cohort], models)
-        refusals = {one.device: one.reason for one in refused}
+        refusals = {refusal.device: refusal.reason for refusal in refused}
         waves = [bisect.bisect_right(settings.waves, rank) for rank in range(len(cohort))]
         members = [
             {
@@ -236,18 +239,22 @@ def start_rollout(store: Store, request: RolloutRequest, actor: str) -> str:
                 "attempts": 0,
                 "before": before.get(device, {}),
             }
-            for device, wave in (*zip(cohort, waves, strict=True), *((one, -1) for one in refusals))
+            for device, wave in (*zip(cohort, waves, strict=True), *((device, -1) for device in refusals))
         ]
         insert_many(session, MemberRow, members)
-        entry = Started(settings=settings, devices=cohort, classes=tuple(classes[one] for one in cohort))
+        entry = Started(
+            settings=settings, devices=cohort, classes=tuple(classes[device] for device in cohort)
+        )
         log_entries(session, name, actor, [entry], now)
     return name
 
 
 def propose_name(session: Session, release: str) -> str:
     """Return a name for the next rollout of a release that no rollout has."""
-    made = session.scalar(select(func.count()).select_from(RolloutRow).where(RolloutRow.release == release))
-    names = (f"{release}-r{number}" for number in itertools.count((made or 0) + 1))
+    rollout_count = session.scalar(
+        select(func.count()).select_from(RolloutRow).where(RolloutRow.release == release)
+    )
+    names = (f"{release}-r{number}" for number in itertools.count((rollout_count or 0) + 1))
     return next(name for name in names if session.get(RolloutRow, name) is None)
 
 
@@ -255,7 +262,7 @@ def _make_settings(request: RolloutRequest, packages: Sequence[PackageView], dev
     minimum = min(request.minimum or default_minimum(devices), devices)
     waves = plan_waves(request.waves, devices, minimum)
     limits = make_limits({**_find_limits(packages), **request.options.get("limits", {})})
-    models = {name: to_plain(one) for name, one in _make_models(request, packages).items()}
+    models = {name: to_plain(settings) for name, settings in _make_models(request, packages).items()}
     own = {"waves": list(waves), "minimum": minimum, "models": models}
     plain = {**own, **request.options, "limits": limits}
     if plain.get("window") and not is_window(plain["window"]):
@@ -292,8 +299,10 @@ def _make_models(request: RolloutRequest, packages: Sequence[PackageView]) -> di
         classes.setdefault(package.model, []).append(package.target)
     unknown = sorted((request.orders.keys() | request.priorities.keys()) - classes.keys())
     if unknown:
-        known = ", ".join(sorted(classes))
-        raise FleetError(f"release '{request.release}' has no model '{unknown[0][:80]}', it has: {known}")
+        model_names = ", ".join(sorted(classes))
+        raise FleetError(
+            f"release '{request.release}' has no model '{unknown[0][:80]}', it has: {model_names}"
+        )
     return {
         model: ModelSettings(
             classes=tuple(sorted(targets)),
@@ -360,7 +369,7 @@ def _count_overridden(session: Session, row: RolloutRow) -> dict[str, int]:
     models = select(ReleasePackageRow.model).where(ReleasePackageRow.release == row.release)
     by = WantedModelRow.document["rollout"].as_string()
     is_own = or_(WantedModelRow.rollout == row.name, by == row.name)
-    wanted = (
+    desired_count = (
         select(WantedModelRow.rollout, by, func.count(WantedModelRow.device.distinct()))
         .join(MemberRow, MemberRow.device == WantedModelRow.device)
         .where(MemberRow.rollout == row.name, MemberRow.wave >= 0, MemberRow.state != "waiting")
@@ -368,10 +377,16 @@ def _count_overridden(session: Session, row: RolloutRow) -> dict[str, int]:
         .group_by(WantedModelRow.rollout, by)
     )
     others: dict[str, int] = {}
-    for rollout, returning, count in session.execute(wanted.where(func.coalesce(is_own, false()).is_(False))):
+    for rollout, returning, count in session.execute(
+        desired_count.where(func.coalesce(is_own, false()).is_(False))
+    ):
         name = rollout or returning or "another one"
         others[name] = others.get(name, 0) + count
-    if others and row.state == "succeeded" and session.execute(wanted.where(is_own).limit(1)).first() is None:
+    if (
+        others
+        and row.state == "succeeded"
+        and session.execute(desired_count.where(is_own).limit(1)).first() is None
+    ):
         names = ", ".join(f"'{name}'" for name in sorted(others))
         raise FleetError(
             f"rollout '{row.name}' decides on none of its devices any more: {names} came after it; roll that"
@@ -459,7 +474,7 @@ def find_tag_effects(store: Store, device: str, tags: Mapping[str, str]) -> list
                 selector = parse_selector(rollout.selector)
             except FleetError:  # an older version accepted it: the cohort stays as it is
                 continue
-            was, will = (selector.matches(list_attributes(row, one)) for one in (row.tags, after))
+            was, will = (selector.matches(list_attributes(row, tags)) for tags in (row.tags, after))
             if was == will:
                 continue
             if will and rollout.settings.get("is_dynamic"):
@@ -477,8 +492,10 @@ def find_tag_effects(store: Store, device: str, tags: Mapping[str, str]) -> list
 def _find(session: Session, name: str, *, will_change: bool = False) -> RolloutRow:
     row = session.get(RolloutRow, name, with_for_update=will_change or None)
     if row is None:
-        known = session.scalars(select(RolloutRow.name).order_by(RolloutRow.created_at.desc()).limit(5)).all()
-        raise NotFoundError(f"no rollout '{name}', the newest are: {', '.join(known) or 'none'}")
+        newest = session.scalars(
+            select(RolloutRow.name).order_by(RolloutRow.created_at.desc()).limit(5)
+        ).all()
+        raise NotFoundError(f"no rollout '{name}', the newest are: {', '.join(newest) or 'none'}")
     return row
 
 

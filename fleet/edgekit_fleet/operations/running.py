@@ -62,7 +62,7 @@ def open_authority(folder: FleetFolder, settings: FleetSettings) -> Authority:
         OutputError: the folder cannot be written.
     """
     authority = Authority(folder.identity)
-    names = (*settings.names, *(split_address(each)[0] for each in settings.brokers), *_LOCAL_NAMES)
+    names = (*settings.names, *(split_address(address)[0] for address in settings.brokers), *_LOCAL_NAMES)
     authority.make_server(tuple(dict.fromkeys(names)))
     return authority
 

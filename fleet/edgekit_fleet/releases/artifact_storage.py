@@ -58,7 +58,7 @@ class ArtifactStorage:
         try:
             # Another process may publish meanwhile: then its timestamp follows too, and is the last one.
             while (timestamp := (repository / TIMESTAMP).read_bytes()) != self._copied:
-                there = {one["path"]: one["size"] for page in obstore.list(self._store) for one in page}
+                there = {item["path"]: item["size"] for page in obstore.list(self._store) for item in page}
                 for path in _list_files(repository):
                     name = path.relative_to(repository).as_posix()
                     try:

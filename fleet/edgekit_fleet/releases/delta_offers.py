@@ -76,13 +76,13 @@ def find_bases(session: Session, repository: Path, manifest: Manifest) -> tuple[
 
 
 def publish_deltas(
-    repository: TufRepository, wanted: Sequence[tuple[Path, Manifest, tuple[Base, ...]]], now: float
+    repository: TufRepository, packages: Sequence[tuple[Path, Manifest, tuple[Base, ...]]], now: float
 ) -> dict[str, tuple[DeltaOffer, ...]]:
     """Make and offer deltas; returns the offers of each package by the digest of its manifest.
 
     Args:
         repository: repository that devices read.
-        wanted: path and manifest of each package, and the packages to make deltas from.
+        packages: path and manifest of each package, and the packages to make deltas from.
         now: seconds since 1970.
 
     Raises:
@@ -93,13 +93,13 @@ def publish_deltas(
     give_up_s = time.monotonic() + _MAX_S
     try:
         with TemporaryDirectory(prefix="edgekit-deltas-") as temporary:
-            made = list(_make(Path(temporary), wanted, give_up_s))
-            published = repository.publish([target for _, _, target in made], now)
+            deltas = list(_make(Path(temporary), packages, give_up_s))
+            published = repository.publish([target for _, _, target in deltas], now)
     except OSError as cause:
         raise OutputError(
             f"cannot make deltas in {gettempdir()}: {cause.strerror}; free space there, or set TMPDIR"
         ) from cause
-    for (manifest, base, _), file in zip(made, published, strict=True):
+    for (manifest, base, _), file in zip(deltas, published, strict=True):
         offer = DeltaOffer(
             from_sha256=base.manifest_sha256,
             path=file.path,
@@ -111,9 +111,9 @@ def publish_deltas(
 
 
 def _make(
-    folder: Path, wanted: Sequence[tuple[Path, Manifest, tuple[Base, ...]]], give_up_s: float
+    folder: Path, packages: Sequence[tuple[Path, Manifest, tuple[Base, ...]]], give_up_s: float
 ) -> Iterator[tuple[Manifest, Base, NewTarget]]:
-    for path, manifest, bases in wanted:
+    for path, manifest, bases in packages:
         for base in bases:
             try:
                 sizes = (path.stat().st_size, base.path.stat().st_size)

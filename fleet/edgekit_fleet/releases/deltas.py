@@ -86,17 +86,17 @@ def make_delta(base: Path, new: Path) -> tuple[str, bytes] | None:
     Raises:
         OSError: a package cannot be read.
     """
-    old, wanted = base.read_bytes(), new.read_bytes()
-    made = [
-        (RUNS_SUFFIX, _make_runs_delta(old, wanted)),
-        (ZSTD_SUFFIX, _make_zstd_delta(old, wanted)),
+    old, target = base.read_bytes(), new.read_bytes()
+    makers = [
+        (RUNS_SUFFIX, _make_runs_delta(old, target)),
+        (ZSTD_SUFFIX, _make_zstd_delta(old, target)),
     ]
-    found = [
+    candidates = [
         (suffix, content)
-        for suffix, content in made
-        if content is not None and len(content) < _WORTH * len(wanted)
+        for suffix, content in makers
+        if content is not None and len(content) < _WORTH * len(target)
     ]
-    for suffix, content in sorted(found, key=lambda one: len(one[1])):
+    for suffix, content in sorted(candidates, key=lambda candidate: len(candidate[1])):
         if _is_exact(content, base, new):
             return suffix, content
     return None
@@ -104,53 +104,53 @@ def make_delta(base: Path, new: Path) -> tuple[str, bytes] | None:
 
 def _is_exact(content: bytes, base: Path, new: Path) -> bool:
     with tempfile.TemporaryDirectory(prefix="edgekit-delta-") as folder:
-        delta, made = Path(folder) / "delta", Path(folder) / "made"
+        delta, rebuilt = Path(folder) / "delta", Path(folder) / "made"
         delta.write_bytes(content)
         size_bytes, sha256 = new.stat().st_size, hash_file(new)
         try:
-            apply_delta(delta, base, made, size_bytes=size_bytes, sha256=sha256, stop=threading.Event())
+            apply_delta(delta, base, rebuilt, size_bytes=size_bytes, sha256=sha256, stop=threading.Event())
         except PackageError:
             return False
     return True
 
 
-def _make_zstd_delta(old: bytes, wanted: bytes) -> bytes | None:
-    if len(old) + len(wanted) > MAX_ZSTD_BYTES:
+def _make_zstd_delta(old: bytes, new: bytes) -> bytes | None:
+    if len(old) + len(new) > MAX_ZSTD_BYTES:
         return None
     parameters = zstandard.ZstdCompressionParameters.from_level(
         19,
-        source_size=len(wanted),
+        source_size=len(new),
         dict_size=len(old),
-        window_log=max(10, (len(old) + len(wanted)).bit_length()),
+        window_log=max(10, (len(old) + len(new)).bit_length()),
         enable_ldm=True,
         write_checksum=False,
     )
     dictionary = zstandard.ZstdCompressionDict(old, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-    return zstandard.ZstdCompressor(compression_params=parameters, dict_data=dictionary).compress(wanted)
+    return zstandard.ZstdCompressor(compression_params=parameters, dict_data=dictionary).compress(new)
 
 
-def _make_runs_delta(old: bytes, wanted: bytes) -> bytes | None:
+def _make_runs_delta(old: bytes, target: bytes) -> bytes | None:
     try:
-        runs = _find_runs(old, wanted)
+        runs = _find_runs(old, target)
     except PackageError:
         return None
     if len(runs) > MAX_RUNS:
         return None
-    base, new = np.frombuffer(old, dtype=np.uint8), np.frombuffer(wanted, dtype=np.uint8)
+    base, new = np.frombuffer(old, dtype=np.uint8), np.frombuffer(target, dtype=np.uint8)
     control, literals, residuals, expected = bytearray(), bytearray(), bytearray(), 0
     for run in runs:
         channels = 0 if run.multipliers is None else len(run.multipliers)
-        place = expected if run.kind in (LITERAL, PRODUCT) else run.base
-        control += RUN.pack(run.kind, (place - expected) & 0xFFFFFFFF, run.length, channels, run.step)
-        expected = place + run.length
+        old_begin = expected if run.kind in (LITERAL, PRODUCT) else run.base
+        control += RUN.pack(run.kind, (old_begin - expected) & 0xFFFFFFFF, run.length, channels, run.step)
+        expected = old_begin + run.length
         if run.multipliers is not None:
             literals += run.multipliers.astype("<u2").tobytes()
         if run.kind == LITERAL:
-            literals += wanted[run.begin : run.begin + run.length]
+            literals += target[run.begin : run.begin + run.length]
         else:
             residuals += _subtract(run, base, new).tobytes()
-    packed = [_pack(bytes(each)) for each in (control, literals, residuals)]
-    head = HEAD.pack(MAGIC, len(old), len(wanted), len(runs), len(packed[0]), len(packed[1]))
+    packed = [_pack(bytes(stream)) for stream in (control, literals, residuals)]
+    head = HEAD.pack(MAGIC, len(old), len(target), len(runs), len(packed[0]), len(packed[1]))
     return b"".join((head, *packed))
 
 
@@ -167,17 +167,17 @@ def _pack(data: bytes) -> bytes:
 # The runs
 
 
-def _find_runs(old: bytes, wanted: bytes) -> list[_Run]:
+def _find_runs(old: bytes, target: bytes) -> list[_Run]:
     """Return the runs of which the new package consists, in order.
 
     Raises:
         PackageError: one file is no package, or too much of it is unknown.
     """
     base_tensors = {tensor.name: tensor for tensor in _list_tensors(old)}
-    tensors = {tensor.name: tensor for tensor in _list_tensors(wanted)}
-    base, new = np.frombuffer(old, dtype=np.uint8), np.frombuffer(wanted, dtype=np.uint8)
+    tensors = {tensor.name: tensor for tensor in _list_tensors(target)}
+    base, new = np.frombuffer(old, dtype=np.uint8), np.frombuffer(target, dtype=np.uint8)
     matched: list[_Run] = []
-    known: list[tuple[int, int]] = []
+    matched_old: list[tuple[int, int]] = []
     end, factors = 0, (0, 0)  # offset and length of the words before, as the device has them
     for tensor in tensors.values():
         twin = base_tensors.get(tensor.name)
@@ -192,16 +192,16 @@ def _find_runs(old: bytes, wanted: bytes) -> list[_Run]:
         )
         runs = [_choose_run(tensor, twin, base, new, scales), *_find_products(tensor, factors, new)]
         matched.append(min(runs, key=lambda run: _estimate_bytes(run, base, new)))
-        known.append((twin.offset, twin.length))
+        matched_old.append((twin.offset, twin.length))
         end = tensor.offset + tensor.length
         if tensor.width == 4:
             factors = (tensor.offset, tensor.length if tensor.length <= BLOCK_BYTES else 0)
-    rest = list(_list_gaps([(run.begin, run.length) for run in matched], len(wanted)))
-    old_rest = list(_list_gaps(sorted(known), len(old)))
+    gaps = list(_list_gaps([(run.begin, run.length) for run in matched], len(target)))
+    old_rest = list(_list_gaps(sorted(matched_old), len(old)))
     copier = _Copier(old, old_rest)
-    if sum(length for _, length in rest) > _MAX_SEARCHED_BYTES:
+    if sum(length for _, length in gaps) > _MAX_SEARCHED_BYTES:
         raise PackageError("too much of the package is unknown")
-    runs = [*matched, *(run for begin, length in rest for run in copier.find(wanted, begin, length))]
+    runs = [*matched, *(run for begin, length in gaps for run in copier.find(target, begin, length))]
     return sorted(runs, key=lambda run: run.begin)
 
 
@@ -221,10 +221,10 @@ def _list_tensors(package: bytes) -> Iterator[TensorPosition]:
             )
 
 
-def _list_gaps(taken: list[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
+def _list_gaps(ranges: list[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
     """Yield begin and length of the gaps between `taken`, which is sorted."""
     position = 0
-    for begin, length in (*taken, (end, 0)):
+    for begin, length in (*ranges, (end, 0)):
         if begin > position:
             yield position, begin - position
         position = max(position, begin + length)
@@ -233,31 +233,31 @@ def _list_gaps(taken: list[tuple[int, int]], end: int) -> Iterator[tuple[int, in
 class _Copier:
     """Finds pieces of the new package in the rest of the old one."""
 
-    def __init__(self, old: bytes, rest: list[tuple[int, int]]) -> None:
+    def __init__(self, old: bytes, gaps: list[tuple[int, int]]) -> None:
         self._old, self._shift = old, 0
-        self._places: dict[bytes, int] = {}
-        if sum(length for _, length in rest) <= _MAX_SEARCHED_BYTES:
-            for begin, length in rest:
-                for place in range(begin, begin + length - _GRAM_BYTES + 1):
-                    self._places.setdefault(old[place : place + _GRAM_BYTES], place)
+        self._positions: dict[bytes, int] = {}
+        if sum(length for _, length in gaps) <= _MAX_SEARCHED_BYTES:
+            for begin, length in gaps:
+                for offset in range(begin, begin + length - _GRAM_BYTES + 1):
+                    self._positions.setdefault(old[offset : offset + _GRAM_BYTES], offset)
 
-    def find(self, wanted: bytes, begin: int, length: int) -> Iterator[_Run]:
+    def find(self, new: bytes, begin: int, length: int) -> Iterator[_Run]:
         position = unknown = begin
         end = begin + length
         while position < end:
-            place = self._locate(wanted[position : min(end, position + _GRAM_BYTES)], position)
-            if place is None:
+            old_position = self._locate(new[position : min(end, position + _GRAM_BYTES)], position)
+            if old_position is None:
                 position += 1
                 continue
             same = _GRAM_BYTES
-            while position + same < end and place + same < len(self._old):
-                if wanted[position + same] != self._old[place + same]:
+            while position + same < end and old_position + same < len(self._old):
+                if new[position + same] != self._old[old_position + same]:
                     break
                 same += 1
             if unknown < position:
                 yield _Run(LITERAL, 0, unknown, position - unknown)
-            yield _Run(BYTES, place, position, same)
-            self._shift = place - position
+            yield _Run(BYTES, old_position, position, same)
+            self._shift = old_position - position
             position = unknown = position + same
         if unknown < end:
             yield _Run(LITERAL, 0, unknown, end - unknown)
@@ -268,7 +268,7 @@ class _Copier:
             return None
         if expected >= 0 and self._old[expected : expected + _GRAM_BYTES] == gram:
             return expected
-        return self._places.get(gram)
+        return self._positions.get(gram)
 
 
 # Tensors
@@ -317,15 +317,15 @@ def _find_steps(
 
 def _has_steps(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8], length: int) -> bool:
     """Return whether the device makes the first `length` bytes of a run."""
-    old, wanted = _read_pair(replace(run, length=min(length, run.length)), base, new)
-    return np.array_equal(add_steps(old, _count_steps(old, wanted, run.step), run.step), wanted)
+    old, new_words = _read_pair(replace(run, length=min(length, run.length)), base, new)
+    return np.array_equal(add_steps(old, _count_steps(old, new_words, run.step), run.step), new_words)
 
 
-def _count_steps(old: NDArray[np.uint8], wanted: NDArray[np.uint8], bits: int) -> NDArray[np.int16]:
+def _count_steps(old: NDArray[np.uint8], new: NDArray[np.uint8], bits: int) -> NDArray[np.int16]:
     """Return how many steps lie between float16 words; meaningless if there are too many."""
     step = np.array([bits], "<u4").view("<f4").astype(np.float64)
     with np.errstate(all="ignore"):
-        change = wanted.view("<f2").astype(np.float64) - old.view("<f2")
+        change = new.view("<f2").astype(np.float64) - old.view("<f2")
         counts = np.nan_to_num(np.rint(change / step))
     return np.asarray(np.clip(counts, -0x7FFF, 0x7FFF).astype(np.int16))
 
@@ -337,12 +337,12 @@ def _find_products(
     offset, length = factors
     if (tensor.width, tensor.length) != (4, length):
         return
-    before, wanted = (
+    before, product = (
         np.ascontiguousarray(new[begin : begin + length]).view("<f4").astype(np.float64)
         for begin in (offset, tensor.offset)
     )
     with np.errstate(all="ignore"):
-        ratio = np.float32(np.median(wanted / before))
+        ratio = np.float32(np.median(product / before))
     if np.isfinite(ratio) and ratio:
         for factor in (ratio, np.nextafter(ratio, np.float32(0)), np.nextafter(ratio, np.float32(np.inf))):
             yield _Run(PRODUCT, offset, tensor.offset, length, step=int(factor.view(np.uint32)))
@@ -372,9 +372,9 @@ def _fit(
         flat = (content[offset : offset + tensor.length] ^ np.uint8(flip)).view(np.int8)
         return np.asarray(flat.reshape(-1, channels, step).astype(np.float64))
 
-    old, wanted = read(base, twin.offset), read(new, tensor.offset)
+    old, new_floats = read(base, twin.offset), read(new, tensor.offset)
     power = (old * old).sum(axis=(0, 2))
-    ratio = np.divide((old * wanted).sum(axis=(0, 2)), power, out=np.ones(channels), where=power > 0)
+    ratio = np.divide((old * new_floats).sum(axis=(0, 2)), power, out=np.ones(channels), where=power > 0)
     return _as_multipliers(ratio * ONE)
 
 
@@ -400,7 +400,7 @@ def _read_pair(
     run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Return the prediction of a run, and the bytes that it makes."""
-    old, wanted = (
+    old, new_words = (
         np.ascontiguousarray(content[begin : begin + run.length])
         for content, begin in ((base, run.base), (new, run.begin))
     )
@@ -408,20 +408,20 @@ def _read_pair(
         old = predict(old, run.multipliers, run.step, 0, is_signed=run.kind == SCALED_INT8)
     if run.kind == PRODUCT:
         old = multiply(new[run.base : run.base + run.length].tobytes(), run.step)
-    return old, wanted
+    return old, new_words
 
 
 def _subtract(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return the residual that `add_residual` on the device adds."""
-    old, wanted = _read_pair(run, base, new)
+    old, new_words = _read_pair(run, base, new)
     width = WIDTHS[run.kind]
     if width == 1:
-        return _fold(wanted - old)
+        return _fold(new_words - old)
     unsigned = np.dtype(f"<u{width}")
     if run.kind == STEPS_16:
-        folded = _fold(_count_steps(old, wanted, run.step).view(unsigned))
+        folded = _fold(_count_steps(old, new_words, run.step).view(unsigned))
     else:
-        folded = _fold(wanted.view(unsigned) - old.view(unsigned))
+        folded = _fold(new_words.view(unsigned) - old.view(unsigned))
     words = BLOCK_BYTES // width
     blocks = (folded[start : start + words] for start in range(0, len(folded), words))
     return np.concatenate([block.view(np.uint8).reshape(-1, width).T.ravel() for block in blocks])
@@ -430,6 +430,6 @@ def _subtract(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> NDA
 def _fold(difference: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
     """Return the zigzag code: 0, -1, 1, -2 ... become 0, 1, 2, 3 ... (modulo the type)."""
     kind = difference.dtype
-    one = kind.type(1)
+    unit = kind.type(1)
     sign = np.zeros_like(difference) - (difference >> kind.type(8 * kind.itemsize - 1))
-    return np.asarray((difference << one) ^ sign)
+    return np.asarray((difference << unit) ^ sign)

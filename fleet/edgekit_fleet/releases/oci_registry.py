@@ -56,18 +56,18 @@ def fetch_package(reference: str, folder: Path) -> Path:
         DigestError: the registry sent other content.
         PackageError: the artifact is not one package.
     """
-    found = _REFERENCE.fullmatch(reference)
-    if found is None:
+    match = _REFERENCE.fullmatch(reference)
+    if match is None:
         raise ConfigError(
             f"{reference} names no artifact, expected oci://HOST/NAME@sha256:DIGEST; a tag may be moved to"
             " another package, so it does not do"
         )
-    registry = _Registry(found["host"], found["name"])
+    registry = _Registry(match["host"], match["name"])
     manifest = folder / "manifest.json"
-    registry.fetch(f"manifests/sha256:{found['digest']}", manifest, found["digest"], _MANIFEST_BYTES)
+    registry.fetch(f"manifests/sha256:{match['digest']}", manifest, match["digest"], _MANIFEST_BYTES)
     layer = _find_layer(manifest.read_bytes(), reference)
     manifest.unlink()
-    path = folder / _file_name(layer, found["name"])
+    path = folder / _file_name(layer, match["name"])
     registry.fetch(f"blobs/{layer['digest']}", path, layer["digest"].removeprefix("sha256:"), layer["size"])
     return path
 
@@ -80,14 +80,14 @@ class _Registry:
         self._base, self._host = f"{scheme}://{host}/v2/{name}", host
         self._authorization = ""
 
-    def fetch(self, what: str, path: Path, digest: str, most_bytes: int) -> None:
+    def fetch(self, kind: str, path: Path, digest: str, most_bytes: int) -> None:
         """Download to a file, if the content has this SHA-256 and no more bytes than this.
 
         Raises:
             TransportError: the registry cannot be reached, or refuses.
             DigestError: the content has another digest.
         """
-        url = f"{self._base}/{what}"
+        url = f"{self._base}/{kind}"
         hasher, size_bytes = hashlib.sha256(), 0
         try:
             with self._open(url) as response, path.open("wb") as file:

@@ -318,11 +318,11 @@ class TufRepository:
         """
         with self.lock():  # also while the storage is cleaned: nothing may be published that is just deleted
             before = now - _GRACE_S
-            kept = self._list_named(before)
+            named_files = self._list_named(before)
             removed = 0
             for path in sorted(self.folder.glob("*/**/*")):
                 name = path.relative_to(self.folder).as_posix()
-                if name in kept or not _REMOVABLE.fullmatch(name):
+                if name in named_files or not _REMOVABLE.fullmatch(name):
                     continue
                 try:
                     if path.stat().st_mtime >= before:
@@ -394,14 +394,14 @@ class TufRepository:
         """
         top, classes = self._read_targets()
         lifetimes = self._lifetimes
-        found: dict[str, tuple[Root | Snapshot | Timestamp | Targets, float]] = {
+        documents: dict[str, tuple[Root | Snapshot | Timestamp | Targets, float]] = {
             "root": (self._read_root().signed, lifetimes.root_s),
             "snapshot": (self._read("snapshot", Snapshot), lifetimes.snapshot_s),
             "timestamp": (self._read_timestamp(), lifetimes.timestamp_s),
         }
         for role, listed in {"targets": top, **classes}.items():
-            found[role] = listed, lifetimes.targets_s
-        return {role: (signed.expires.timestamp(), life_s) for role, (signed, life_s) in found.items()}
+            documents[role] = listed, lifetimes.targets_s
+        return {role: (signed.expires.timestamp(), life_s) for role, (signed, life_s) in documents.items()}
 
     def rotate(
         self,
@@ -440,8 +440,8 @@ class TufRepository:
             known_roles = ("root", *ONLINE_ROLES, MANAGER_ROLE, *listed)
             unknown = sorted(set(roles) - set(known_roles))
             if unknown:
-                known = ", ".join(known_roles)
-                raise ValueError(f"no role {', '.join(unknown)}, there are: {known}")
+                role_names = ", ".join(known_roles)
+                raise ValueError(f"no role {', '.join(unknown)}, there are: {role_names}")
             root = self._read_root().signed
             signers = read_root_signers(root_folder)
             self._check_root_signers(root, signers, root_folder)
@@ -546,9 +546,9 @@ class TufRepository:
 
     def _add_file(self, target: NewTarget) -> TargetFile:
         """Copy a file to its name in the repository; returns its metadata."""
-        for what in (target.device_class, target.name):
-            if not what or what.startswith(".") or set(what) & set("/\\*?["):
-                raise PackageError(f"{target.path}: {what!r} is no name of a class or file in a repository")
+        for label in (target.device_class, target.name):
+            if not label or label.startswith(".") or set(label) & set("/\\*?["):
+                raise PackageError(f"{target.path}: {label!r} is no name of a class or file in a repository")
         try:
             digest, size_bytes = hash_file(target.source), target.source.stat().st_size
         except OSError as cause:
@@ -656,9 +656,9 @@ class TufRepository:
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)
             for folder in (self._keys.folder, self.folder):
-                for left in folder.rglob(".*.tmp"):
+                for temporary_file in folder.rglob(".*.tmp"):
                     with contextlib.suppress(OSError):
-                        left.unlink()
+                        temporary_file.unlink()
             yield
 
 

@@ -129,8 +129,8 @@ def make_root_keys(folder: Path, count: int, disk: Disk = DISK) -> tuple[CryptoS
     Raises:
         OutputError: the folder cannot be written.
     """
-    taken = [int(path.stem[5:]) for path in folder.glob("root-*.pem") if path.stem[5:].isdigit()]
-    first = max(taken, default=0) + 1
+    numbers = [int(path.stem[5:]) for path in folder.glob("root-*.pem") if path.stem[5:].isdigit()]
+    first = max(numbers, default=0) + 1
     paths = [folder / f"root-{number}.pem" for number in range(first, first + count)]
     for path in paths:
         write_key(path, Ed25519PrivateKey.generate(), disk)

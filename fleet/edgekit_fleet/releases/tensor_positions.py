@@ -125,8 +125,8 @@ def _read_tensor(data: memoryview, begin: int, end: int, scope: str) -> Iterator
     if content is None or width is None or content[0] == content[1]:
         return
     length = content[1] - content[0]
-    known = tuple(shape) if math.prod(shape) * width == length else ()
-    yield TensorPosition(f"{scope}{name}", content[0], length, width, known, _ONNX_SIGNS.get(kind))
+    known_shape = tuple(shape) if math.prod(shape) * width == length else ()
+    yield TensorPosition(f"{scope}{name}", content[0], length, width, known_shape, _ONNX_SIGNS.get(kind))
 
 
 # TFLite
@@ -143,22 +143,22 @@ def _read_vector(data: memoryview, field: int | None, width: int) -> tuple[int, 
 def _find_tflite(data: memoryview) -> Iterator[TensorPosition]:
     model = unpack(data, "<I", 0)
     buffers = list(read_tables(data, read_field(data, model, 4)))
-    seen = set()
+    names = set()
     for graph_number, graph in enumerate(read_tables(data, read_field(data, model, 2))):
         for number, tensor in enumerate(read_tables(data, read_field(data, graph, 0))):
             name = f"{graph_number}/{number}"
             scales = follow(data, read_field(data, tensor, 4))
             if scales is not None:
                 offset, length = _read_vector(data, read_field(data, scales, 2), 4)
-                if length and offset not in seen:
-                    seen.add(offset)
+                if length and offset not in names:
+                    names.add(offset)
                     yield TensorPosition(f"{name}:scale", offset, length, 4)
             field = read_field(data, tensor, 2)
             buffer = 0 if field is None else unpack(data, "<I", field)
             offset, length = _read_vector(data, read_field(data, buffers[buffer], 0), 1)
-            if not length or offset in seen:
+            if not length or offset in names:
                 continue
-            seen.add(offset)
+            names.add(offset)
             scale = "" if scales is None else f"{name}:scale"
             yield replace(_describe(data, tensor, name, offset, length), scale=scale)
 
@@ -171,5 +171,5 @@ def _describe(data: memoryview, tensor: int, name: str, offset: int, length: int
     width = _TFLITE_WIDTHS.get(kind, 1)
     if length % width:
         width = 1
-    known = shape if math.prod(shape) * width == length else ()
-    return TensorPosition(name, offset, length, width, known, _TFLITE_SIGNS.get(kind))
+    known_shape = shape if math.prod(shape) * width == length else ()
+    return TensorPosition(name, offset, length, width, known_shape, _TFLITE_SIGNS.get(kind))

@@ -60,23 +60,25 @@ def find_refuted_limits(
     Returns:
         float64 [number of counts]; 0 where not even the lowest limit is refuted.
     """
-    held = np.clip(np.asarray(values, np.float64), 0.0, 1.0)
+    clipped = np.clip(np.asarray(values, np.float64), 0.0, 1.0)
     # `numpy.unique` would import `numpy.ma`, for which the first page of a rollout waits.
-    starts = sorted({*range(0, len(held), _FACTORS), *(count for count in counts if count < len(held))})
-    places = np.searchsorted(starts, counts) - 1  # the values since the previous count
+    starts = sorted({*range(0, len(clipped), _FACTORS), *(count for count in counts if count < len(clipped))})
+    count_columns = np.searchsorted(starts, counts) - 1  # the values since the previous count
     capital = np.empty((len(limits), len(counts)))
     for row, limit in zip(capital, limits, strict=True):
         logs = [
-            np.log(np.multiply.reduceat(held * (bet / limit) + (1.0 - bet), starts)).cumsum()[places]
+            np.log(np.multiply.reduceat(clipped * (bet / limit) + (1.0 - bet), starts)).cumsum()[
+                count_columns
+            ]
             for bet in _BETS.ravel()
         ]
         row[:] = np.logaddexp.reduce(logs, axis=0) - math.log(len(_BETS))
     refuted = np.zeros(len(counts))
-    for place, column in enumerate(capital.T):  # falls as the limit rises
+    for count_index, column in enumerate(capital.T):  # falls as the limit rises
         above = int((column >= evidence).sum())
         if above == len(limits):
-            refuted[place] = limits[-1]
+            refuted[count_index] = limits[-1]
         elif above:
             share = (column[above - 1] - evidence) / (column[above - 1] - column[above])
-            refuted[place] = limits[above - 1] + share * (limits[above] - limits[above - 1])
+            refuted[count_index] = limits[above - 1] + share * (limits[above] - limits[above - 1])
     return refuted

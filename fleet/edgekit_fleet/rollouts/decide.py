@@ -67,7 +67,11 @@ def is_judged(member: Member, settings: RolloutSettings, now: float) -> bool:
     if member.state != "succeeded" or (member.sample is not None and member.sample.fault):
         return True
     if member.sample is not None and member.sample.measures:
-        models = [name for name, one in settings.models.items() if member.device_class in one.classes]
+        models = [
+            name
+            for name, settings_of_model in settings.models.items()
+            if member.device_class in settings_of_model.classes
+        ]
         if all((model, 0) in member.sample.measures for model in models):
             return True
     return now - member.answered_at >= settings.soak_s
@@ -89,9 +93,9 @@ def is_returning(progress: Progress, now: float) -> bool:
 
 def describe_return(stop: Decision, members: Iterable[Member]) -> str:
     """Return why a rollout was aborted, and which devices have not gone back."""
-    told = [member for member in members if member.returns]
-    silent = sum(member.state == "returning" for member in told)
-    codes = Counter(member.code for member in told if member.state not in ("returning", "returned"))
+    recalled = [member for member in members if member.returns]
+    silent = sum(member.state == "returning" for member in recalled)
+    codes = Counter(member.code for member in recalled if member.state not in ("returning", "returned"))
     sentence = stop.sentence
     if silent:
         sentence += f"; {_count(silent, 'has', 'have')} not answered to that yet"
@@ -165,16 +169,16 @@ def _go_on(progress: Progress, judgement: Judgement, now: float) -> Decision:
     quorum = 1.0 if is_all or is_leaning else _QUORUM
     needed = max(math.ceil(quorum * (started - silent)), 1)
     figures: dict[str, float] = {"judged": judged, "started": started, "needed": needed, "silent": silent}
-    said = f"{judged} of {started} devices are judged"
+    state = f"{judged} of {started} devices are judged"
     # Silent devices of the first step are replaced, at most once each: they may all come back together.
     replaced_at_most = settings.minimum + min(silent, settings.minimum)
     if started < min(replaced_at_most, progress.wave_end) and not is_leaning:
-        return _start(progress, progress.wave, replaced_at_most, f"{said}, and {silent} do not answer")
+        return _start(progress, progress.wave, replaced_at_most, f"{state}, and {silent} do not answer")
     if judged < needed:
-        return _wait(progress, now, f"{said} and {needed} are needed", figures)
+        return _wait(progress, now, f"{state} and {needed} are needed", figures)
     running = _count_running(progress)
     if judged == started and is_leaning and running == 0:
-        reason = f"{said}, and none runs the release well: {judgement.suspicion}"
+        reason = f"{state}, and none runs the release well: {judgement.suspicion}"
         return _abort(progress, reason, figures)
     tried = judged - untried
     most = 2 * tried + silent if tried >= settings.minimum else max(2 * tried, replaced_at_most)
@@ -190,21 +194,21 @@ def _go_on(progress: Progress, judgement: Judgement, now: float) -> Decision:
     if progress.wave < len(settings.waves) - 1 and started >= progress.wave_end:
         figures["wave"] = progress.wave
         if most > started:
-            return _start(progress, progress.wave + 1, most, f"wave {progress.wave + 1} passed, {said}")
+            return _start(progress, progress.wave + 1, most, f"wave {progress.wave + 1} passed, {state}")
     elif started >= progress.wave_end:
-        return _finish(progress, judged, said, {**figures, "running": running})
+        return _finish(progress, judged, state, {**figures, "running": running})
     elif most > started:
-        return _start(progress, progress.wave, most, f"{said} and nothing is shown against the release")
-    return _wait(progress, now, f"{said}, and more must be before the next are started", figures)
+        return _start(progress, progress.wave, most, f"{state} and nothing is shown against the release")
+    return _wait(progress, now, f"{state}, and more must be before the next are started", figures)
 
 
-def _wait(progress: Progress, now: float, said: str, figures: Mapping[str, float]) -> Decision:
+def _wait(progress: Progress, now: float, state: str, figures: Mapping[str, float]) -> Decision:
     """Wait for answers, or pause if they have not come for too long."""
     settings = progress.settings
     if now - progress.step_at < settings.step_timeout_s:
-        return Decision(action="wait", wave=progress.wave, sentence=said, figures=figures)
+        return Decision(action="wait", wave=progress.wave, sentence=state, figures=figures)
     hours = settings.step_timeout_s / 3600
-    sentence = f"paused: after {hours:.0f} h {said}; look at the others, then resume"
+    sentence = f"paused: after {hours:.0f} h {state}; look at the others, then resume"
     return Decision(action="pause", wave=progress.wave, sentence=sentence, figures=figures)
 
 
@@ -234,7 +238,7 @@ def _start(progress: Progress, wave: int, most: int, reason: str) -> Decision:
     )
 
 
-def _finish(progress: Progress, judged: int, said: str, figures: Mapping[str, float]) -> Decision:
+def _finish(progress: Progress, judged: int, state: str, figures: Mapping[str, float]) -> Decision:
     """End the rollout: well if at least one device runs the release."""
     running = int(figures["running"])
     codes = Counter(member.code for member in progress.members.values() if member.is_untried)
@@ -245,14 +249,17 @@ def _finish(progress: Progress, judged: int, said: str, figures: Mapping[str, fl
     bad = judged - running - codes.total()
     if running == 0:
         reason = "and none runs the release well" if bad else "which says nothing about the release"
-        return _abort(progress, ", ".join(filter(None, (said, untried, reason))), figures)
-    found = "nothing is shown against the release"
+        return _abort(progress, ", ".join(filter(None, (state, untried, reason))), figures)
+    conclusion = "nothing is shown against the release"
     if bad > 0:
-        found = f"{_count(bad, 'does', 'do')} not run the release well, too few to stop it"
-    found = "; ".join(filter(None, (found, untried)))
-    rest = f"; {progress.started - judged} others follow when they answer" * (judged < progress.started)
+        conclusion = f"{_count(bad, 'does', 'do')} not run the release well, too few to stop it"
+    conclusion = "; ".join(filter(None, (conclusion, untried)))
+    followers = f"; {progress.started - judged} others follow when they answer" * (judged < progress.started)
     return Decision(
-        action="succeed", wave=progress.wave, sentence=f"done: {said} and {found}{rest}", figures=figures
+        action="succeed",
+        wave=progress.wave,
+        sentence=f"done: {state} and {conclusion}{followers}",
+        figures=figures,
     )
 
 
@@ -264,5 +271,5 @@ def _count_running(progress: Progress) -> int:
     )
 
 
-def _count(devices: int, one: str, many: str) -> str:
-    return f"1 device {one}" if devices == 1 else f"{devices} devices {many}"
+def _count(devices: int, singular: str, many: str) -> str:
+    return f"1 device {singular}" if devices == 1 else f"{devices} devices {many}"

@@ -93,16 +93,16 @@ class Controls:
                 self._add((device, model, version), _Report(at, from_plain(ModelFigures, plain, device)))
 
     def find_pairs(
-        self, place: tuple[str, str, str], then: tuple[float, float], now: tuple[float, float]
+        self, source: tuple[str, str, str], then: tuple[float, float], now: tuple[float, float]
     ) -> list[tuple[Period, Period]]:
         """Return (earlier figures, later figures) of each control device that has both.
 
         Args:
-            place: (class, model, old version).
+            source: (class, model, old version).
             then: begin and end of the earlier period.
             now: begin and end of the later period.
         """
-        device_class, model, version = place
+        device_class, model, version = source
         pairs = []
         for device in self._devices.get(device_class, ()):
             reports = self._reports.get((device, model, version), ())
@@ -118,23 +118,23 @@ class Controls:
                 chosen = self._devices.setdefault(member.device_class, [])
                 if len(chosen) < _MOST_CONTROLS:
                     chosen.append(device)
-        kept = set(itertools.chain.from_iterable(self._devices.values()))
-        self._reports = {place: found for place, found in self._reports.items() if place[0] in kept}
-        self._read_at = {device: at for device, at in self._read_at.items() if device in kept}
+        controls = set(itertools.chain.from_iterable(self._devices.values()))
+        self._reports = {key: reports for key, reports in self._reports.items() if key[0] in controls}
+        self._read_at = {device: at for device, at in self._read_at.items() if device in controls}
 
-    def _add(self, place: tuple[str, str, str], report: _Report) -> None:
-        kept = self._reports.setdefault(place, [])
-        if kept and report.at <= kept[-1].at:
+    def _add(self, key: tuple[str, str, str], report: _Report) -> None:
+        reports = self._reports.setdefault(key, [])
+        if reports and report.at <= reports[-1].at:
             return
-        if len(kept) > 1 and report.at - kept[-2].at < _APART_S:
-            kept.pop()
-        kept.append(report)
-        if len(kept) > _MOST_REPORTS:
-            del kept[1 : len(kept) // 2 : 2]  # older reports may be further apart
+        if len(reports) > 1 and report.at - reports[-2].at < _APART_S:
+            reports.pop()
+        reports.append(report)
+        if len(reports) > _MOST_REPORTS:
+            del reports[1 : len(reports) // 2 : 2]  # older reports may be further apart
 
 
 @dataclass(slots=True)
-class KnownFigures:
+class FigureCache:
     """Figures that were read and need not be read again.
 
     Attributes:
@@ -154,13 +154,13 @@ def _find_control(reports: Sequence[_Report], period: tuple[float, float]) -> Pe
         reports: reports of one version on one device, in their order.
         period: begin and end of the period.
     """
-    begin, end = (bisect.bisect_right(reports, at, key=lambda one: one.at) - 1 for at in period)
+    begin, end = (bisect.bisect_right(reports, at, key=lambda report: report.at) - 1 for at in period)
     if end < 0 or period[1] - reports[end].at > _HOUR_S:
         return None
     for first in range(min(begin, end), -1, -1):
-        found = find_period(reports[first].figures, reports[end].figures)
-        if found.requests > 0:
-            return found
+        figures = find_period(reports[first].figures, reports[end].figures)
+        if figures.requests > 0:
+            return figures
     # The version was opened about when the period began, or the time is unknown.
     is_opened = reports[0].at - period[0] < 2 * _HOUR_S
     return find_period(None, reports[end].figures) if is_opened else None
@@ -171,7 +171,7 @@ def observe_figures(
     rollout: str,
     progress: Progress,
     packages: Mapping[tuple[str, str], ReleasePackageRow],
-    known: KnownFigures,
+    cache: FigureCache,
     *,
     since: float,
     fresh: Sequence[str],
@@ -184,14 +184,14 @@ def observe_figures(
         rollout: its name.
         progress: progress of the rollout.
         packages: (class, model) -> package of the release.
-        known: figures that were read before; is changed.
+        cache: figures that were read before; is changed.
         since: time before which all figures are known.
         fresh: devices that have succeeded since; their figures may have come before.
         now: seconds since 1970; all figures that came earlier are in the store.
     """
     of_device = _read_new(session, rollout, progress, packages, since, fresh)
     if of_device or fresh:
-        known.controls.follow(session, progress, now)
+        cache.controls.follow(session, progress, now)
     for device, figures in of_device.items():
         member = progress.members[device]
         fault: Fault = ""
@@ -199,14 +199,14 @@ def observe_figures(
         for row in figures:
             after = from_plain(ModelFigures, row.figures, device)
             if not (member.sample and member.sample.fault):
-                fault = _find_fault(session, known, row, after) or fault
+                fault = _find_fault(session, cache, row, after) or fault
             stage = find_stage(after.requests, progress.settings.limits)
             if stage < 0 or (member.sample and (row.model, stage) in member.sample.measures):
                 continue
             digest = packages[member.device_class, row.model].manifest_sha256
             if _ran_before(session, rollout, row, digest):
                 continue
-            if measures := _compare(session, progress, known, row, after):
+            if measures := _compare(session, progress, cache, row, after):
                 readings.append(Reading(model=row.model, stage=stage, measures=measures))
         if fault or readings:
             yield Answered(device=device, fault=fault, readings=tuple(readings))
@@ -254,7 +254,7 @@ def _ran_before(session: Session, rollout: str, row: FigureRow, digest: str) -> 
 
 
 def _compare(
-    session: Session, progress: Progress, known: KnownFigures, row: FigureRow, after: ModelFigures
+    session: Session, progress: Progress, cache: FigureCache, row: FigureRow, after: ModelFigures
 ) -> dict[str, float]:
     """Return the evidence of a device with the new version; see `gates.measure`."""
     period = find_period(None, after)
@@ -266,7 +266,7 @@ def _compare(
     begin, end = _choose_period(before, min_requests)
     # A version without an earlier report was opened in the hour of its first one.
     begin_at = begin.at if begin else before[-1].at - _HOUR_S
-    pairs = known.controls.find_pairs(
+    pairs = cache.controls.find_pairs(
         (member.device_class, row.model, end.figures.version),
         (begin_at, end.at),
         (member.answered_at, row.reported_at),
@@ -283,9 +283,9 @@ def _read_before(session: Session, row: FigureRow) -> list[_Report]:
     parameters = {"device": row.device, "model": row.model, "version": row.version}
     rows = session.connection().execute(_BEFORE, parameters).all()
     return [
-        _Report(one.reported_at, from_plain(ModelFigures, one.figures, row.device))
-        for one in rows
-        if one.version == rows[0].version
+        _Report(record.reported_at, from_plain(ModelFigures, record.figures, row.device))
+        for record in rows
+        if record.version == rows[0].version
     ]
 
 
@@ -297,7 +297,7 @@ def _choose_period(before: Sequence[_Report], min_requests: float) -> tuple[_Rep
         min_requests: calls that are enough.
     """
     end = before[0]
-    begins = [one for one in before[1:] if end.at - one.at <= _DAY_S]
+    begins = [report for report in before[1:] if end.at - report.at <= _DAY_S]
     for begin in begins:
         if find_period(begin.figures, end.figures).requests >= min_requests:
             return begin, end
@@ -305,18 +305,18 @@ def _choose_period(before: Sequence[_Report], min_requests: float) -> tuple[_Rep
     return ((begins or before[:2])[-1] if is_opened_before else None), end
 
 
-def _find_fault(session: Session, known: KnownFigures, row: FigureRow, after: ModelFigures) -> Fault:
-    if after.not_finite > 0 and _is_more_not_finite(session, known, row, after):
+def _find_fault(session: Session, cache: FigureCache, row: FigureRow, after: ModelFigures) -> Fault:
+    if after.not_finite > 0 and _is_more_not_finite(session, cache, row, after):
         return "not-finite"
     return "crash-loop" if after.restarts >= _CRASHES else ""
 
 
-def _is_more_not_finite(session: Session, known: KnownFigures, row: FigureRow, after: ModelFigures) -> bool:
+def _is_more_not_finite(session: Session, cache: FigureCache, row: FigureRow, after: ModelFigures) -> bool:
     """Return whether a larger share of checked answers has NaN or infinity than with the version before."""
-    place = row.device, row.model
-    if place not in known.not_finite:
-        known.not_finite[place] = _count_before(session, row)
-    bad_before, before = known.not_finite[place]
+    key = row.device, row.model
+    if key not in cache.not_finite:
+        cache.not_finite[key] = _count_before(session, row)
+    bad_before, before = cache.not_finite[key]
     bad, answers = after.not_finite, max(after.looked_at, after.not_finite)
     if before < _LEAST_BEFORE:
         return bad > _MOST_NOT_FINITE * answers
@@ -336,6 +336,6 @@ def _count_before(session: Session, row: FigureRow) -> tuple[int, int]:
         .order_by(FigureRow.reported_at.desc())
         .limit(_ROWS_BEFORE)
     ).all()
-    last = [one for one in rows if one.version == rows[0].version]
-    figures = [from_plain(ModelFigures, one.figures, one.device) for one in last]
-    return max(((one.looked_at, one.not_finite) for one in figures), default=(0, 0))[::-1]
+    last = [row for row in rows if row.version == rows[0].version]
+    figures = [from_plain(ModelFigures, row.figures, row.device) for row in last]
+    return max(((report.looked_at, report.not_finite) for report in figures), default=(0, 0))[::-1]

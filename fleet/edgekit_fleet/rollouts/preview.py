@@ -117,7 +117,7 @@ def preview(
     """
     planned, refused = [], []
     outcomes: dict[Situation, _Outcome] = {}
-    for device in sorted(devices, key=lambda one: one.name):
+    for device in sorted(devices, key=lambda device: device.name):
         outcome = outcomes.get(device.situation)
         if outcome is None:
             outcome = outcomes[device.situation] = _decide(device.situation, packages, is_return)
@@ -155,7 +155,7 @@ class _Outcome:
 
 
 def _decide(device: Situation, release: Sequence[PackageView], is_return: bool) -> _Outcome:
-    packages = [one for one in release if one.target == device.target]
+    packages = [package for package in release if package.target == device.target]
     if device.is_revoked:
         return _Outcome(code="revoked", reason="it was revoked")
     if not packages:
@@ -163,29 +163,29 @@ def _decide(device: Situation, release: Sequence[PackageView], is_return: bool) 
     if device.rollout:
         reason = f"rollout '{device.rollout}' has it; wait for its end or abort it"
         return _Outcome(code="other-rollout", reason=reason)
-    wanted, reasons = [], []
+    fetched, reasons = [], []
     for package in packages:
-        found = _find_obstacle(device, package, is_return)
-        if found is None:
-            wanted.append(package)
+        obstacle = _find_obstacle(device, package, is_return)
+        if obstacle is None:
+            fetched.append(package)
         else:
-            reasons.append(found)
+            reasons.append(obstacle)
     blocking = [reason for reason in reasons if reason[0] != "same"]
-    if blocking or not wanted:
+    if blocking or not fetched:
         code, reason = (blocking or reasons)[0]
         return _Outcome(code=code, reason=reason)
-    needed_bytes = count_needed_bytes([package.size_bytes for package in wanted])
+    needed_bytes = count_needed_bytes([package.size_bytes for package in fetched])
     memory = _number(device.facts.get("memory_bytes"))
-    peak = sum(package.memory_bytes or 0 for package in wanted)
+    peak = sum(package.memory_bytes or 0 for package in fetched)
     if memory is not None and memory < peak:
         reason = f"it has {memory:.0f} bytes of memory, the packages need about {peak}"
-        return _Outcome(code="memory", reason=reason, packages=tuple(wanted), needed_bytes=needed_bytes)
+        return _Outcome(code="memory", reason=reason, packages=tuple(fetched), needed_bytes=needed_bytes)
     unknown = [] if device.is_disk_known else ["free_bytes"]
     unknown += [name for name in ("memory_bytes", "engines") if name not in device.facts]
-    unknown += [f"memory of {package.model}" for package in wanted if package.memory_bytes is None]
-    total = sum(_download_bytes(device, package) for package in wanted)
+    unknown += [f"memory of {package.model}" for package in fetched if package.memory_bytes is None]
+    total = sum(_download_bytes(device, package) for package in fetched)
     return _Outcome(
-        packages=tuple(wanted),
+        packages=tuple(fetched),
         needed_bytes=needed_bytes,
         bytes=total,
         minutes=total * 8e-6 / (_number(device.facts.get("link_mbit_s")) or _ASSUMED_MBIT_S) / 60,

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from edgekit_fleet.rollouts.decide import decide, describe_return, is_returning
 from edgekit_fleet.rollouts.gate_table import Fault
-from edgekit_fleet.rollouts.observations import KnownFigures, observe_figures
+from edgekit_fleet.rollouts.observations import FigureCache, observe_figures
 from edgekit_fleet.rollouts.preview import preview
 from edgekit_fleet.rollouts.progress import (
     Answered,
@@ -90,11 +90,11 @@ def read_entries(session: Session, rollout: str, after: int = 0) -> list[tuple[i
 
 
 @dataclass(slots=True)
-class _Known:
+class _RolloutMemory:
     """An open rollout as the runner remembers it; all of it can be read again."""
 
     progress: Progress
-    seen: int
+    last_entry: int
     epoch: int = 0
     observed_at: float = 0.0
     joined_at: float = 0.0
@@ -103,11 +103,11 @@ class _Known:
     packages: dict[tuple[str, str], ReleasePackageRow] = field(default_factory=dict)
     backlog: dict[str, None] = field(default_factory=dict)
     """Devices of logged decisions whose documents are not written yet, in their order."""
-    figures: KnownFigures = field(default_factory=KnownFigures)
+    figures: FigureCache = field(default_factory=FigureCache)
 
-    def note_seen(self, number: int) -> None:
+    def note_entry(self, number: int) -> None:
         """Remember that all entries up to this one are in `progress`."""
-        self.seen = number
+        self.last_entry = number
 
 
 class RolloutRunner:
@@ -115,7 +115,7 @@ class RolloutRunner:
 
     def __init__(self, shards: Shards | None = None) -> None:
         """Prepare to carry out the rollouts of some shards; of all by default."""
-        self._known: dict[str, _Known] = {}
+        self._memories: dict[str, _RolloutMemory] = {}
         self._shards = shards
 
     def turn(self, session: Session, now: float) -> bool:
@@ -126,13 +126,13 @@ class RolloutRunner:
             now: seconds since 1970.
         """
         rows = self._lock_rollouts(session)
-        for name in self._known.keys() - {row.name for row in rows}:
-            del self._known[name]
+        for name in self._memories.keys() - {row.name for row in rows}:
+            del self._memories[name]
         if rows:  # entries of a transaction that was rolled back did not happen
-            event.listen(session, "after_rollback", lambda _session: self._known.clear())
+            event.listen(session, "after_rollback", lambda _session: self._memories.clear())
         for row in rows:
             self._run(session, row, now)
-        return any(known.backlog for known in self._known.values())
+        return any(memory.backlog for memory in self._memories.values())
 
     def _lock_rollouts(self, session: Session) -> list[RolloutRow]:
         """Return the open rollouts, and keep others from writing to their logs until the transaction ends."""
@@ -141,121 +141,121 @@ class RolloutRunner:
         if shards is None:
             return list(session.scalars(open_ones))
         shards.look_around(session)
-        for name, known in list(self._known.items()):
-            if not shards.holds(name) or known.epoch != shards.epoch_of(name):
-                del self._known[name]  # another manager has it, or had it meanwhile
+        for name, memory in list(self._memories.items()):
+            if not shards.holds(name) or memory.epoch != shards.epoch_of(name):
+                del self._memories[name]  # another manager has it, or had it meanwhile
         if not shards.is_complete:
             names = session.scalars(open_ones.with_only_columns(RolloutRow.name)).all()
             open_ones = open_ones.where(RolloutRow.name.in_([name for name in names if shards.holds(name)]))
         return list(session.scalars(open_ones.with_for_update()))
 
     def _run(self, session: Session, row: RolloutRow, now: float) -> None:
-        known = self._follow_log(session, row)
-        ahead_s = known.progress.newest_at - now
+        memory = self._follow_log(session, row)
+        ahead_s = memory.progress.newest_at - now
         if ahead_s > CLOCK_STEP_S:
-            self._log(session, row, known, [ClockSetBack(ahead_s=ahead_s)], now)
-            known.decided_at = known.joined_at = now
-        self._decide(session, row, known, now)
-        if known.backlog:
-            self._log(session, row, known, _carry_out(session, row, known, now), now)
-        progress = known.progress
+            self._log(session, row, memory, [ClockSetBack(ahead_s=ahead_s)], now)
+            memory.decided_at = memory.joined_at = now
+        self._decide(session, row, memory, now)
+        if memory.backlog:
+            self._log(session, row, memory, _carry_out(session, row, memory, now), now)
+        progress = memory.progress
         state: str = progress.state
         if progress.stop is not None:
             _update(row, "because", describe_return(progress.stop, progress.members.values()))
-        if state in ("succeeded", "aborted") and (known.backlog or is_returning(progress, now)):
+        if state in ("succeeded", "aborted") and (memory.backlog or is_returning(progress, now)):
             state = "returning"  # it is open until everything is carried out
         if state != row.state:
             row.state = state
         if state in ("succeeded", "aborted") and row.ended_at is None:
             row.ended_at = now
 
-    def _decide(self, session: Session, row: RolloutRow, known: _Known, now: float) -> None:
+    def _decide(self, session: Session, row: RolloutRow, memory: _RolloutMemory, now: float) -> None:
         """Log the answers of devices and the decision that follows from them.
 
         While devices of an earlier decision wait for their documents, an abort or a pause withdraws the
         release from them; all other decisions wait until they have them.
         """
-        known.observed_at = min(known.observed_at, now)  # the clock may have been set back
-        if known.progress.settings.is_dynamic and now - known.joined_at >= _JOIN_S:
-            known.joined_at = now
-            self._log(session, row, known, _join(session, row, known), now)
-        ended = list(_observe_executions(session, row.name, known))
-        self._log(session, row, known, ended, now)
+        memory.observed_at = min(memory.observed_at, now)  # the clock may have been set back
+        if memory.progress.settings.is_dynamic and now - memory.joined_at >= _JOIN_S:
+            memory.joined_at = now
+            self._log(session, row, memory, _join(session, row, memory), now)
+        ended = list(_observe_executions(session, row.name, memory))
+        self._log(session, row, memory, ended, now)
         # Figures of a device count once it has succeeded; they may have come with the success or before.
         fresh = [answer.device for answer in ended if answer.outcome == "succeeded"]
         read_until = now if self._shards is None else min(now, self._shards.horizon)
         read = observe_figures(
             session,
             row.name,
-            known.progress,
-            known.packages,
-            known.figures,
-            since=known.observed_at,
+            memory.progress,
+            memory.packages,
+            memory.figures,
+            since=memory.observed_at,
             fresh=fresh,
             now=read_until,
         )
-        self._log(session, row, known, list(read), now)
-        self._log(session, row, known, list(_observe_fallbacks(session, row.name, known)), now)
-        known.observed_at = read_until
+        self._log(session, row, memory, list(read), now)
+        self._log(session, row, memory, list(_observe_fallbacks(session, row.name, memory)), now)
+        memory.observed_at = read_until
         # Without news only the time can change a decision: no need to judge a large rollout twice a second.
-        pause_s = len(known.progress.members) / _DEVICES_PER_S
-        if not known.has_news and now - known.decided_at < pause_s:
+        pause_s = len(memory.progress.members) / _DEVICES_PER_S
+        if not memory.has_news and now - memory.decided_at < pause_s:
             return
-        known.has_news, known.decided_at = False, now
-        is_under_way = bool(known.backlog)
-        while (decision := decide(known.progress, now)) is not None:
-            if is_under_way and (known.progress.state == "paused" or decision.action in ("pause", "abort")):
-                self._log(session, row, known, [Withdrawn(devices=tuple(known.backlog))], now)
-                known.backlog.clear()
+        memory.has_news, memory.decided_at = False, now
+        is_under_way = bool(memory.backlog)
+        while (decision := decide(memory.progress, now)) is not None:
+            if is_under_way and (memory.progress.state == "paused" or decision.action in ("pause", "abort")):
+                self._log(session, row, memory, [Withdrawn(devices=tuple(memory.backlog))], now)
+                memory.backlog.clear()
                 is_under_way = False
                 continue
             if is_under_way and decision.action in ("start", "retry", "succeed"):
-                known.has_news = True
+                memory.has_news = True
                 break
-            if decision.action == "wait" or (decision.action == "ask" and decision == known.progress.last):
+            if decision.action == "wait" or (decision.action == "ask" and decision == memory.progress.last):
                 _update(row, "because", decision.sentence)
                 break
-            self._log(session, row, known, [decision], now)
+            self._log(session, row, memory, [decision], now)
             if decision.wave != row.wave or row.wave_started_at is None:
                 row.wave, row.wave_started_at = decision.wave, now
             row.because = decision.sentence
             # In the order of the tables, so that a batch writes few pages of the database.
-            known.backlog.update(dict.fromkeys(sorted(decision.devices)))
+            memory.backlog.update(dict.fromkeys(sorted(decision.devices)))
 
-    def _follow_log(self, session: Session, row: RolloutRow) -> _Known:
+    def _follow_log(self, session: Session, row: RolloutRow) -> _RolloutMemory:
         """Return the progress, with entries that others have written to the log meanwhile."""
-        known = self._known.get(row.name)
-        for number, at, entry in read_entries(session, row.name, 0 if known is None else known.seen):
-            if known is None:
+        memory = self._memories.get(row.name)
+        for number, at, entry in read_entries(session, row.name, 0 if memory is None else memory.last_entry):
+            if memory is None:
                 if not isinstance(entry, Started):
                     raise TypeError(f"the log of rollout '{row.name}' does not begin with its start")
                 epoch = 0 if self._shards is None else self._shards.epoch_of(row.name)
-                known = _Known(begin(entry, at), number, epoch)
+                memory = _RolloutMemory(begin(entry, at), number, epoch)
             else:
-                apply(known.progress, entry, at)
-                known.seen, known.has_news = number, True
-        if known is None:
+                apply(memory.progress, entry, at)
+                memory.last_entry, memory.has_news = number, True
+        if memory is None:
             raise LookupError(f"rollout '{row.name}' has no log")
-        if not known.packages:
+        if not memory.packages:
             rows = session.scalars(select(ReleasePackageRow).where(ReleasePackageRow.release == row.release))
-            known.packages = {(each.target, each.model): each for each in rows}
-            if known.progress.started:
-                known.backlog = dict.fromkeys(_list_undone(session, row.name, known.progress))
-        self._known[row.name] = known
-        return known
+            memory.packages = {(package.target, package.model): package for package in rows}
+            if memory.progress.started:
+                memory.backlog = dict.fromkeys(_list_undone(session, row.name, memory.progress))
+        self._memories[row.name] = memory
+        return memory
 
     def _log(
-        self, session: Session, row: RolloutRow, known: _Known, entries: Sequence[Entry], now: float
+        self, session: Session, row: RolloutRow, memory: _RolloutMemory, entries: Sequence[Entry], now: float
     ) -> None:
         if not entries:
             return
-        log_entries(session, row.name, "manager", entries, now, known.note_seen)
-        known.has_news = True
+        log_entries(session, row.name, "manager", entries, now, memory.note_entry)
+        memory.has_news = True
         changed = []
         for entry in entries:
-            apply(known.progress, entry, now)
+            apply(memory.progress, entry, now)
             if isinstance(entry, Answered) and entry.outcome is not None:
-                member = known.progress.members[entry.device]
+                member = memory.progress.members[entry.device]
                 changes = {"state": member.state, "because": member.code, "answered_at": now}
                 changed.append(_member(row.name, entry.device, **changes))
         update_many(session, MemberRow, changed, keys=("rollout", "device"))
@@ -275,35 +275,35 @@ def _update(row: RolloutRow, name: str, value: object) -> None:
 # What devices answered
 
 
-def _observe_executions(session: Session, rollout: str, known: _Known) -> Iterable[Answered]:
+def _observe_executions(session: Session, rollout: str, memory: _RolloutMemory) -> Iterable[Answered]:
     changed = session.scalars(
         select(ExecutionRow.device)
         .where(
             ExecutionRow.rollout == rollout,
             ExecutionRow.state.in_(sorted(ENDED)),
-            ExecutionRow.changed_at >= known.observed_at,
+            ExecutionRow.changed_at >= memory.observed_at,
         )
         .distinct()
     ).all()
     names = {}
     for device in changed:
-        member = known.progress.members.get(device)
+        member = memory.progress.members.get(device)
         if member is not None and member.state in ("started", "returning"):
             attempt = member.attempts + member.returns
-            models = [model for target, model in known.packages if target == member.device_class]
+            models = [model for target, model in memory.packages if target == member.device_class]
             names[device] = [execution_name(rollout, device, model, attempt) for model in models]
-    wanted = [name for each in names.values() for name in each]
-    found: dict[str, ExecutionRow] = {}
-    for begin_at in range(0, len(wanted), 500):
-        some = wanted[begin_at : begin_at + 500]
+    execution_names = [name for names_of_device in names.values() for name in names_of_device]
+    execution_rows: dict[str, ExecutionRow] = {}
+    for begin_at in range(0, len(execution_names), 500):
+        some = execution_names[begin_at : begin_at + 500]
         executions = session.scalars(select(ExecutionRow).where(ExecutionRow.execution.in_(some)))
-        found.update((row.execution, row) for row in executions)
+        execution_rows.update((row.execution, row) for row in executions)
     for device, of_device in names.items():
-        rows = [found[name] for name in of_device if name in found]
+        rows = [execution_rows[name] for name in of_device if name in execution_rows]
         if not rows or any(row.state not in ENDED for row in rows):  # or this attempt is not carried out yet
             continue
         outcome, code = _sum_up(rows)
-        is_return = known.progress.members[device].returns > 0
+        is_return = memory.progress.members[device].returns > 0
         fault: Fault = "" if is_return else _FAULT_CODES.get(code, "")
         yield Answered(device=device, outcome=outcome, code=code, fault=fault)
 
@@ -319,7 +319,7 @@ def _sum_up(rows: Iterable[ExecutionRow]) -> tuple[Outcome, str]:
     return worst
 
 
-def _observe_fallbacks(session: Session, rollout: str, known: _Known) -> Iterable[Answered]:
+def _observe_fallbacks(session: Session, rollout: str, memory: _RolloutMemory) -> Iterable[Answered]:
     """Yield the devices that confirmed the release, and whose slots went back from it by themselves."""
     rows = session.execute(
         select(DeviceRow.name, DeviceRow.reported)
@@ -327,15 +327,15 @@ def _observe_fallbacks(session: Session, rollout: str, known: _Known) -> Iterabl
         .where(
             MemberRow.state == "succeeded",
             DeviceRow.status == "diverged",
-            DeviceRow.last_seen_at >= known.observed_at,
+            DeviceRow.last_seen_at >= memory.observed_at,
         )
     )
     for device, reported in rows:
-        member = known.progress.members.get(device)
+        member = memory.progress.members.get(device)
         if member is None or member.state != "succeeded" or (member.sample and member.sample.fault):
             continue
         for model in (reported or {}).get("models", ()):
-            package = known.packages.get((member.device_class, model["model"]))
+            package = memory.packages.get((member.device_class, model["model"]))
             if package is None or model["manifest_sha256"] == package.manifest_sha256:
                 continue
             # A version that somebody pins or installs by hand is no evidence about the release.
@@ -360,26 +360,26 @@ def _list_undone(session: Session, rollout: str, progress: Progress) -> Iterable
             yield device
 
 
-def _join(session: Session, row: RolloutRow, known: _Known) -> list[Entry]:
+def _join(session: Session, row: RolloutRow, memory: _RolloutMemory) -> list[Entry]:
     """Add devices that match the selector only now; returns the entries to log."""
     if not try_exclude_writers(session):  # another rollout may take them in that very moment: later, then
         return []
-    members = known.progress.members
-    models = frozenset(model for _, model in known.packages)
+    members = memory.progress.members
+    models = frozenset(model for _, model in memory.packages)
     try:
         selector = parse_selector(row.selector)
     except FleetError:  # an older version accepted it: the cohort stays as it is
         return []
     packages = read_packages(session, row.release)
-    found = read_devices(session, selector, packages)
-    new = {view.name: view for view in found if view.name not in members}
+    matching = read_devices(session, selector, packages)
+    new = {view.name: view for view in matching if view.name not in members}
     planned, _ = preview(new.values(), packages)
-    classes = {one.device: one.target for one in planned}
+    classes = {planned_device.device: planned_device.target for planned_device in planned}
     devices = join_cohort(row.name, (), classes)
     if not devices:
         return []
     before = read_before(session, [new[device] for device in devices], models)
-    wave = len(known.progress.settings.waves) - 1
+    wave = len(memory.progress.settings.waves) - 1
     for device in devices:
         member = session.get(MemberRow, (row.name, device)) or MemberRow(rollout=row.name, device=device)
         member.wave, member.state, member.before = wave, "waiting", before.get(device, {})
@@ -388,24 +388,24 @@ def _join(session: Session, row: RolloutRow, known: _Known) -> list[Entry]:
     return [Joined(devices=devices, classes=tuple(classes[device] for device in devices))]
 
 
-def _carry_out(session: Session, row: RolloutRow, known: _Known, now: float) -> list[Answered]:
+def _carry_out(session: Session, row: RolloutRow, memory: _RolloutMemory, now: float) -> list[Answered]:
     """Write the wanted models of the next devices of the backlog; returns answers that need no execution."""
-    devices = list(itertools.islice(known.backlog, _DEVICES_A_TURN))
-    members = known.progress.members
+    devices = list(itertools.islice(memory.backlog, _DEVICES_A_TURN))
+    members = memory.progress.members
     returning = [device for device in devices if members[device].state == "returning"]
     # Parsing what each device ran takes a fifth of the time, and most waves do not need it.
-    needs_before = bool(returning) or any(package.deltas for package in known.packages.values())
+    needs_before = bool(returning) or any(package.deltas for package in memory.packages.values())
     before = session.execute(
         select(MemberRow.device, MemberRow.before if needs_before else null())
         .join(DeviceRow, DeviceRow.name == MemberRow.device)
         .where(MemberRow.rollout == row.name, MemberRow.device.in_(devices), DeviceRow.revoked_at.is_(None))
     ).all()
     foreign = _list_foreign(session, row.name, returning) if returning else set()
-    spread_s = known.progress.settings.spread_s
+    spread_s = memory.progress.settings.spread_s
     skipped: dict[str, str] = {}  # device -> why
     unwanted: list[tuple[str, str]] = []
-    offers = {place: _document(row, package, known) for place, package in known.packages.items()}
-    wanted: list[dict[str, Any]] = []
+    offers = {key: _document(row, package, memory) for key, package in memory.packages.items()}
+    desired_rows: list[dict[str, Any]] = []
     changed = []
     for device, ran in before:
         member = members[device]
@@ -430,38 +430,42 @@ def _carry_out(session: Session, row: RolloutRow, known: _Known, now: float) -> 
                 document["execution"] = execution_name(row.name, device, model, attempt)
             if document and not is_return:
                 document["not_before_s"] = draw_delay(row.name, device, spread_s)
-            place = {"device": device, "model": model, "rollout": rollout}
-            wanted.append({**place, "document": document, "is_removed": not document})
+            key = {"device": device, "model": model, "rollout": rollout}
+            desired_rows.append({**key, "document": document, "is_removed": not document})
         state = "returning" if is_return else "offered"
         changed.append(_member(row.name, device, attempts=attempt, state=state, offered_at=now))
     if changed:
-        upsert_many(session, WantedModelRow, wanted)
+        upsert_many(session, WantedModelRow, desired_rows)
         for device, model in unwanted:
             is_it = (WantedModelRow.device == device) & (WantedModelRow.model == model)
             session.execute(delete(WantedModelRow).where(is_it))
-        insert_many(session, ExecutionRow, [_execution(one, now) for one in wanted if not one["is_removed"]])
+        insert_many(
+            session,
+            ExecutionRow,
+            [_execution(desired_row, now) for desired_row in desired_rows if not desired_row["is_removed"]],
+        )
         mark_due(session, devices)
         update_many(session, MemberRow, changed, keys=("rollout", "device"))
     for device in devices:
-        del known.backlog[device]
+        del memory.backlog[device]
     skipped.update(dict.fromkeys(set(returning) - {device for device, _ in before}, "revoked"))
-    return _answer_for(returning, skipped, wanted)
+    return _answer_for(returning, skipped, desired_rows)
 
 
 def _answer_for(
-    returning: Sequence[str], skipped: Mapping[str, str], wanted: Sequence[Mapping[str, Any]]
+    returning: Sequence[str], skipped: Mapping[str, str], desired_rows: Sequence[Mapping[str, Any]]
 ) -> list[Answered]:
     """Return the answers of devices on the way back that have no execution which could end.
 
     Args:
         returning: devices.
         skipped: device -> why a model of it, or all, does not go back.
-        wanted: see `_carry_out`.
+        desired_rows: see `_carry_out`.
     """
     answered = []
     is_removed: dict[str, bool] = {}
-    for one in wanted:
-        is_removed[one["device"]] = is_removed.get(one["device"], True) and one["is_removed"]
+    for row in desired_rows:
+        is_removed[row["device"]] = is_removed.get(row["device"], True) and row["is_removed"]
     for device in returning:
         if device not in is_removed:
             answered.append(Answered(device=device, outcome="superseded", code=skipped.get(device, "")))
@@ -507,17 +511,17 @@ def _fit(
         }
     if not ran or not offer["deltas"]:
         return dict(offer)
-    fitting = [one for one in offer["deltas"] if one["from_sha256"] == ran["manifest_sha256"]]
+    fitting = [delta for delta in offer["deltas"] if delta["from_sha256"] == ran["manifest_sha256"]]
     return {**offer, "deltas": fitting}  # other deltas would only fill the document
 
 
-def _execution(wanted: Mapping[str, Any], now: float) -> dict[str, Any]:
+def _execution(desired_row: Mapping[str, Any], now: float) -> dict[str, Any]:
     return {
-        "execution": wanted["document"]["execution"],
-        "rollout": wanted["document"]["rollout"],
-        "device": wanted["device"],
-        "model": wanted["model"],
-        "version": wanted["document"]["version"],
+        "execution": desired_row["document"]["execution"],
+        "rollout": desired_row["document"]["rollout"],
+        "device": desired_row["device"],
+        "model": desired_row["model"],
+        "version": desired_row["document"]["version"],
         "state": "waiting",
         "reason": "",
         "code": "",
@@ -532,8 +536,8 @@ def _member(rollout: str, device: str, **changes: object) -> dict[str, Any]:
     return {"rollout": rollout, "device": device, **changes}
 
 
-def _document(row: RolloutRow, package: ReleasePackageRow, known: _Known) -> dict[str, Any]:
-    settings = known.progress.settings
+def _document(row: RolloutRow, package: ReleasePackageRow, memory: _RolloutMemory) -> dict[str, Any]:
+    settings = memory.progress.settings
     of_model = settings.models[package.model]
     document = DesiredModel(
         model=package.model,

@@ -167,24 +167,24 @@ class _Parser:
     def _split(self) -> list[_Token]:
         tokens, at = [], 0
         while self.text[at:].strip():
-            found = _TOKEN.match(self.text, at)
-            if found is None:
+            match = _TOKEN.match(self.text, at)
+            if match is None:
                 at += len(self.text[at:]) - len(self.text[at:].lstrip())
                 raise self._fail("expected a name, a value or an operator", at)
-            sign, *quoted, word = found.groups()
-            kind = found.lastindex or 0
-            value = next((each for each in (sign, *quoted, word) if each is not None), "")
-            tokens.append(_Token(value, found.start(kind), kind > 1, kind in (2, 3)))
-            at = found.end()
+            sign, *quoted, word = match.groups()
+            kind = match.lastindex or 0
+            value = next((group for group in (sign, *quoted, word) if group is not None), "")
+            tokens.append(_Token(value, match.start(kind), kind > 1, kind in (2, 3)))
+            at = match.end()
         return tokens
 
     def _fail(self, expected: str, at: int | None = None) -> FleetError:
         if at is None:
             there = self._next < len(self._tokens)
             at = self._tokens[self._next].at if there else len(self.text)
-        got = repr(self.text[at : at + 20]) if at < len(self.text) else "the end"
+        excerpt = repr(self.text[at : at + 20]) if at < len(self.text) else "the end"
         return FleetError(
-            f"selector {self.text!r}: {expected} at character {at + 1}, got {got};"
+            f"selector {self.text!r}: {expected} at character {at + 1}, got {excerpt};"
             " an example: class=jetson and site in (lyon, nice) and not beta"
         )
 
@@ -195,9 +195,9 @@ class _Parser:
         return not token.is_quoted and token.text in words
 
     def _take(self, *words: str) -> bool:
-        found = self._peek(*words)
-        self._next += found
-        return found
+        word = self._peek(*words)
+        self._next += word
+        return word
 
     def _expect(self, word: str) -> None:
         if not self._take(word):
@@ -269,7 +269,7 @@ class _Parser:
         self._patterns += sum(1 for pattern in patterns if set(pattern) & set("*?["))
         if self._patterns > _MAX_PATTERNS:
             raise self._fail(f"expected at most {_MAX_PATTERNS} patterns, or values of 'class',")
-        if not all(_is_portable(found) for pattern in patterns for found in SET.finditer(pattern)):
+        if not all(_is_portable(match) for pattern in patterns for match in SET.finditer(pattern)):
             raise self._fail("expected sets such as [abc], [a-z] or [!abc], without '[' or a first '^',")
         return Equals(name, patterns)
 
@@ -286,8 +286,8 @@ class _Parser:
         return token.text
 
 
-def _is_portable(found: "re.Match[str]") -> bool:
+def _is_portable(match: "re.Match[str]") -> bool:
     """Return whether a set means the same to Python, SQLite and PostgreSQL."""
-    is_negated, signs = found.groups()
+    is_negated, signs = match.groups()
     is_empty = any(first > last for first, last in _RANGE.findall(signs))
     return not is_empty and "[" not in signs and (bool(is_negated) or not signs.startswith("^"))

@@ -73,13 +73,17 @@ def count_by_attributes(session: Session, selector: Selector) -> int | None:
     lists of it are merged, and those with the negated attribute are subtracted.
     """
     tests = selector.test.tests if isinstance(selector.test, Every) else (selector.test,)
-    wanted = [test for test in tests if not isinstance(test, Negation)]
+    positive_tests = [test for test in tests if not isinstance(test, Negation)]
     negated = [test.test for test in tests if isinstance(test, Negation)]
-    terms = [test for test in (*wanted, *negated) if isinstance(test, Has | Equals) and test.name not in _OWN]
+    terms = [
+        test
+        for test in (*positive_tests, *negated)
+        if isinstance(test, Has | Equals) and test.name not in _OWN
+    ]
     if len(terms) < len(tests) or len(negated) > 1:
         return None
     compiler = _Compiler(session.get_bind().dialect.name)
-    count = _count_all(session, compiler, terms[: len(wanted)])
+    count = _count_all(session, compiler, terms[: len(positive_tests)])
     return count - _count_all(session, compiler, terms) if negated else count
 
 
@@ -132,7 +136,9 @@ class _Compiler:
     def _equals(self, test: Equals) -> ColumnElement[bool]:
         name, patterns = test.name, test.patterns
         if name == "online":
-            values = [value for value in ("yes", "no") if any(fnmatchcase(value, one) for one in patterns)]
+            values = [
+                value for value in ("yes", "no") if any(fnmatchcase(value, pattern) for pattern in patterns)
+            ]
             return or_(false(), *(DeviceRow.is_online.is_(value == "yes") for value in values))
         if name in _OWN:
             return self._match(_OWN[name], patterns)
@@ -173,10 +179,10 @@ def _split(pattern: str) -> Iterator[tuple[str, str]]:
     """Yield (kind, text) of a pattern as in file names: `any`, `one`, `set`, `not-set` or `text`."""
     at = 0
     while at < len(pattern):
-        found = SET.match(pattern, at)
-        if found is not None:
-            yield ("not-set" if found[1] else "set"), found[2]
-            at = found.end()
+        match = SET.match(pattern, at)
+        if match is not None:
+            yield ("not-set" if match[1] else "set"), match[2]
+            at = match.end()
             continue
         yield {"*": "any", "?": "one"}.get(pattern[at], "text"), pattern[at]
         at += 1

@@ -49,26 +49,28 @@ def read_packages(session: Session, release: str) -> tuple[PackageView, ...]:
     """
     row = session.get(ReleaseRow, release)
     if row is None:
-        known = session.scalars(select(ReleaseRow.name).order_by(ReleaseRow.created_at.desc()).limit(5)).all()
-        raise NotFoundError(f"no release '{release}', the newest are: {', '.join(known) or 'none'}")
+        newest = session.scalars(
+            select(ReleaseRow.name).order_by(ReleaseRow.created_at.desc()).limit(5)
+        ).all()
+        raise NotFoundError(f"no release '{release}', the newest are: {', '.join(newest) or 'none'}")
     if row.withdrawn_at is not None:
         raise FleetError(f"release '{release}' was withdrawn; make another one")
     rows = session.scalars(select(ReleasePackageRow).where(ReleasePackageRow.release == release))
     return tuple(
         PackageView(
-            model=one.model,
-            target=one.target,
-            version=one.version,
-            manifest_sha256=one.manifest_sha256,
-            path=one.path,
-            size_bytes=one.size_bytes,
-            sha256=one.sha256,
-            engines=tuple(one.needs.get("engines", ())),
-            memory_bytes=one.needs.get("memory_bytes"),
-            agreement=one.needs.get("min_agreement"),
-            deltas=tuple(one.deltas),
+            model=row.model,
+            target=row.target,
+            version=row.version,
+            manifest_sha256=row.manifest_sha256,
+            path=row.path,
+            size_bytes=row.size_bytes,
+            sha256=row.sha256,
+            engines=tuple(row.needs.get("engines", ())),
+            memory_bytes=row.needs.get("memory_bytes"),
+            agreement=row.needs.get("min_agreement"),
+            deltas=tuple(row.deltas),
         )
-        for one in rows
+        for row in rows
     )
 
 
@@ -104,13 +106,13 @@ def read_groups(
                 # Devices that have gone back are free, also while others have not.
                 and_(RolloutRow.state == "returning", MemberRow.state.not_in(("waiting", "returned"))),
             ),
-            ReleasePackageRow.model.in_({one.model for one in packages}),
+            ReleasePackageRow.model.in_({package.model for package in packages}),
             MemberRow.wave >= 0,
         )
     )
     busy = dict(open_members.all())
     # By the number of digits: the text may be anything, which PostgreSQL does not compare with a number.
-    digits = len(str(count_needed_bytes([one.size_bytes for one in packages] or [0])))
+    digits = len(str(count_needed_bytes([package.size_bytes for package in packages] or [0])))
     free_bytes = _read_fact("free_bytes")
     free_bytes = case((func.length(free_bytes) <= digits, free_bytes))
     columns = [column.label(f"c{number}") for number, column in enumerate((free_bytes, *_SITUATION))]
@@ -157,7 +159,7 @@ def _make_situation(
     return Situation(
         target=target,
         facts={name: value for name, value in zip(_FACTS, facts, strict=True) if value is not None},
-        versions={one["model"]: (one["version"], one["manifest_sha256"]) for one in reported},
+        versions={model["model"]: (model["version"], model["manifest_sha256"]) for model in reported},
         has_reported=models is not None,
         pinned=tuple(json.loads(pinned)),
         rollout=rollout,
@@ -175,25 +177,25 @@ def read_before(
     """
     columns = WantedModelRow.device, WantedModelRow.model, WantedModelRow.rollout, WantedModelRow.document
     statement = select(*columns).where(WantedModelRow.model.in_(models), WantedModelRow.is_removed.is_(False))
-    wanted = {}
+    desired = {}
     names = sorted(device.name for device in devices)
     for begin in range(0, len(names), _BATCH):
         batch = names[begin : begin + _BATCH]
         rows = session.execute(statement.where(WantedModelRow.device.in_(batch)))
         for device, model, rollout, document in rows:
-            wanted[device, model] = {**document, "rollout": rollout or ""}
+            desired[device, model] = {**document, "rollout": rollout or ""}
     released = {
         (row.target, row.manifest_sha256): row
         for row in session.scalars(select(ReleasePackageRow).where(ReleasePackageRow.model.in_(models)))
     }
-    found: dict[str, dict[str, Any]] = {}
+    before: dict[str, dict[str, Any]] = {}
     for device in devices:
         versions = device.situation.versions
         if device.situation.has_reported:
-            found[device.name] = {model: {} for model in models}
+            before[device.name] = {model: {} for model in models}
         for model in models & versions.keys():
             version, digest = versions[model]
-            document = wanted.get((device.name, model))
+            document = desired.get((device.name, model))
             if document is None or document.get("manifest_sha256") != digest:
                 package = released.get((device.situation.target, digest))
                 # A version that the fleet never released is still in the device's spare slot: its digest is
@@ -212,5 +214,5 @@ def read_before(
                     )
                 )
             if version:
-                found[device.name][model] = document
-    return found
+                before[device.name][model] = document
+    return before

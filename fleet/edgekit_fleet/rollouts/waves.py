@@ -64,12 +64,12 @@ def freeze_cohort(rollout: str, classes: Mapping[str, str]) -> tuple[str, ...]:
     of_class: dict[str, list[str]] = {}
     for device in sorted(classes, key=lambda device: _draw(rollout, device)):
         of_class.setdefault(classes[device], []).append(device)
-    places = {
+    order = {
         device: ((rank + 0.5) / len(devices), _draw(rollout, device))
         for devices in of_class.values()
         for rank, device in enumerate(devices)
     }
-    return tuple(sorted(places, key=lambda device: places[device]))
+    return tuple(sorted(order, key=lambda device: order[device]))
 
 
 def join_cohort(rollout: str, cohort: tuple[str, ...], devices: Collection[str]) -> tuple[str, ...]:
@@ -89,17 +89,17 @@ def draw_delay(rollout: str, device: str, spread_s: float) -> float:
 
 
 def _read_size(part: str, text: str, devices: int) -> float:
-    found = _WAVE.fullmatch(part)
-    if found is None or float(found[1]) <= 0 or (found[2] and float(found[1]) > 100):
+    match = _WAVE.fullmatch(part)
+    if match is None or float(match[1]) <= 0 or (match[2] and float(match[1]) > 100):
         raise FleetError(
             f"waves {text!r}: {part!r} is no wave; expected counts or shares as in {DEFAULT_WAVES}"
         )
-    if not found[2] and "." in found[1]:
+    if not match[2] and "." in match[1]:
         raise FleetError(f"waves {text!r}: {part!r} is no whole number of devices; a share ends with %")
     # Rounded to millionths first: otherwise 1 % of 1,000 would be 11 devices, since 0.01 is no binary
     # fraction.
     return (
-        round(float(found[1]) * 10_000) * devices / 1_000_000 if found[2] else min(float(found[1]), devices)
+        round(float(match[1]) * 10_000) * devices / 1_000_000 if match[2] else min(float(match[1]), devices)
     )
 
 

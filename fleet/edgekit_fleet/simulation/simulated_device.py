@@ -267,12 +267,12 @@ class SimulatedDevice:
         )
         self._connection, self._is_greeted = MqttConnection(options, self), False
         loop = asyncio.get_running_loop()
-        made = loop.create_connection(partial(_same, self._connection), *self._broker)
-        self._opening = loop.create_task(self._open(made, self._connection))
+        opening = loop.create_connection(partial(_same, self._connection), *self._broker)
+        self._opening = loop.create_task(self._open(opening, self._connection))
 
-    async def _open(self, made: object, connection: MqttConnection) -> None:
+    async def _open(self, opening: object, connection: MqttConnection) -> None:
         try:
-            await made  # type: ignore[misc]
+            await opening  # type: ignore[misc]
         except OSError as error:
             self.closed(connection, str(error))
 
@@ -282,11 +282,11 @@ class SimulatedDevice:
         self.counts.connects += 1
         self.counts.resumed += connection.is_resumed
         self._session = connection.session  # a copy, which costs as much as ten messages
-        held = 0 if self.desired is None else self.desired.version
+        desired_version = 0 if self.desired is None else self.desired.version
         hello = Hello(
             device=self.name,
             sequence=self._presence,
-            desired_version=held,
+            desired_version=desired_version,
             reported=self._reported,
             will_sha256=self._will_sha256,
             runtime=__version__,
@@ -364,15 +364,15 @@ class SimulatedDevice:
         plan = reconcile(self.desired, self._executions, views, self._measure())
         self._executions = plan.executions
         self.status, self.because = plan.status, plan.because
-        wanted = {step.wanted.execution for step in plan.steps if step.wanted is not None}
+        active = {step.desired_model.execution for step in plan.steps if step.desired_model is not None}
         if self._step is not None and self._step[0].action == "download":
             step = self._step[0]
-            if step.wanted is not None and step.wanted.execution not in wanted:
+            if step.desired_model is not None and step.desired_model.execution not in active:
                 self._end_step()
         if plan.steps and self._step is None and not (self.is_cut and plan.steps[0].action == "download"):
             self._begin(plan.steps[0])
         self._report(plan)
-        is_waiting = any(not one.has_ended for one in self._executions) and self._step is None
+        is_waiting = any(not execution.has_ended for execution in self._executions) and self._step is None
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
@@ -408,11 +408,15 @@ class SimulatedDevice:
     # What is done, by timers
 
     def _begin(self, step: Step) -> None:
-        behaviour, wanted = self.behaviour, step.wanted
+        behaviour, target = self.behaviour, step.desired_model
         wait_s = 0.05
-        if step.action == "download" and wanted is not None:
-            (progress,) = (one for one in self._executions if one.report.execution == wanted.execution)
-            wait_s = max(wanted.size_bytes - progress.report.done_bytes, 0) / max(behaviour.bytes_per_s, 1.0)
+        if step.action == "download" and target is not None:
+            (progress,) = (
+                progress_of_step
+                for progress_of_step in self._executions
+                if progress_of_step.report.execution == target.execution
+            )
+            wait_s = max(target.size_bytes - progress.report.done_bytes, 0) / max(behaviour.bytes_per_s, 1.0)
         elif step.action == "install":
             wait_s = behaviour.install_s
         timer = asyncio.get_running_loop().call_later(wait_s, self._finish, step)
@@ -425,63 +429,66 @@ class SimulatedDevice:
         step, timer, begun_at = self._step
         timer.cancel()
         self._step = None
-        if step.action == "download" and step.wanted is not None:
-            came = int((time.monotonic() - begun_at) * self.behaviour.bytes_per_s)
-            self._count_bytes(step.wanted, came)
+        if step.action == "download" and step.desired_model is not None:
+            received_bytes = int((time.monotonic() - begun_at) * self.behaviour.bytes_per_s)
+            self._count_bytes(step.desired_model, received_bytes)
 
-    def _count_bytes(self, wanted: DesiredModel, came: int) -> None:
+    def _count_bytes(self, target: DesiredModel, received_bytes: int) -> None:
         def add(report: Execution) -> Execution:
-            came_bytes = min(came, wanted.size_bytes - report.done_bytes)
+            came_bytes = min(received_bytes, target.size_bytes - report.done_bytes)
             done_bytes, sent_bytes = report.done_bytes + came_bytes, report.sent_bytes + came_bytes
             return replace(report, done_bytes=done_bytes, sent_bytes=sent_bytes)
 
-        self._change(wanted.execution, lambda one: replace(one, report=add(one.report)))
+        self._change(target.execution, lambda execution: replace(execution, report=add(execution.report)))
 
     def _change(self, execution: str, change: Callable[[Progress], Progress]) -> None:
         self._executions = tuple(
-            change(one) if one.report.execution == execution else one for one in self._executions
+            change(progress) if progress.report.execution == execution else progress
+            for progress in self._executions
         )
 
     def _finish(self, step: Step) -> None:
         self._step = None
-        model, wanted = self._models.setdefault(step.model, _Installed()), step.wanted
+        model, target = self._models.setdefault(step.model, _Installed()), step.desired_model
         if step.action == "remove":
             self._models.pop(step.model)
         elif step.action == "unload":
             model.served_at = None
-        elif wanted is not None and step.action == "download":
-            self._count_bytes(wanted, wanted.size_bytes)
-            self._downloaded.add(wanted.sha256)
-        elif wanted is not None and step.action == "install":
-            self._install(model, wanted)
-        elif wanted is not None:
-            self._serve(model, wanted)
+        elif target is not None and step.action == "download":
+            self._count_bytes(target, target.size_bytes)
+            self._downloaded.add(target.sha256)
+        elif target is not None and step.action == "install":
+            self._install(model, target)
+        elif target is not None:
+            self._serve(model, target)
         self._later(self.tick)
 
-    def _install(self, model: _Installed, wanted: DesiredModel) -> None:
-        self._downloaded.discard(wanted.sha256)
-        if self._has(wanted.version, "install", self._of(wanted.version).install_failures):
+    def _install(self, model: _Installed, target: DesiredModel) -> None:
+        self._downloaded.discard(target.sha256)
+        if self._has(target.version, "install", self._of(target.version).install_failures):
             reason = "the self-test gives other outputs than the package states"
-            self._change(wanted.execution, lambda one: one.enter("failed", code="self-test", reason=reason))
+            self._change(
+                target.execution, lambda execution: execution.enter("failed", code="self-test", reason=reason)
+            )
             return
         if model.version:
             model.previous = (model.version, model.manifest_sha256)
         model.version, model.manifest_sha256, model.health = (
-            wanted.version,
-            wanted.manifest_sha256,
+            target.version,
+            target.manifest_sha256,
             "unproven",
         )
-        model.rejected = [one for one in model.rejected if one[0] != wanted.manifest_sha256]
+        model.rejected = [rejection for rejection in model.rejected if rejection[0] != target.manifest_sha256]
         model.served_at, model.on_trial = None, ""
-        self._change(wanted.execution, lambda one: one.enter("trying", code="load"))
+        self._change(target.execution, lambda execution: execution.enter("trying", code="load"))
 
-    def _serve(self, model: _Installed, wanted: DesiredModel) -> None:
+    def _serve(self, model: _Installed, target: DesiredModel) -> None:
         model.served_at = time.monotonic()
-        is_tried = wanted.trial != "none" and bool(model.previous[0])
-        model.on_trial = wanted.version if is_tried else ""
-        model.remark = f"{wanted.trial} with {model.previous[0]}" if is_tried else ""
+        is_tried = target.trial != "none" and bool(model.previous[0])
+        model.on_trial = target.version if is_tried else ""
+        model.remark = f"{target.trial} with {model.previous[0]}" if is_tried else ""
         wait_s = self.behaviour.trial_s if is_tried else self.behaviour.confirm_s
-        asyncio.get_running_loop().call_later(wait_s, self._judge, model, wanted.manifest_sha256)
+        asyncio.get_running_loop().call_later(wait_s, self._judge, model, target.manifest_sha256)
 
     def _judge(self, model: _Installed, manifest_sha256: str) -> None:
         """End a trial as the service does: confirm the version, or return to the old one."""
@@ -507,16 +514,16 @@ class SimulatedDevice:
     def _of(self, version: str) -> VersionBehaviour:
         return self._versions.get(version, _GOOD)
 
-    def _has(self, version: str, what: str, share: float) -> bool:
+    def _has(self, version: str, fault: str, share: float) -> bool:
         """Return whether this device belongs to the share that has this fault; always the same answer."""
-        return random.Random(f"{self.name}/{version}/{what}").random() < share  # noqa: S311
+        return random.Random(f"{self.name}/{version}/{fault}").random() < share  # noqa: S311
 
     # What is reported
 
     def _report(self, plan: NextSteps) -> None:
         if not self.is_online:
             return
-        executions = tuple(one.report for one in plan.executions)
+        executions = tuple(execution.report for execution in plan.executions)
         content = (plan.status, plan.because, plan.models, executions)
         if self._reporting is not None:
             self._reporting.cancel()
@@ -553,7 +560,7 @@ class SimulatedDevice:
             self._reporting = loop.call_later(self.behaviour.figures_s, self._later, self.tick)
 
     def _count_figures(self, now_s: float) -> tuple[ModelFigures, ...]:
-        found = []
+        figures = []
         for name, model in self._models.items():
             if model.served_at is None or not model.version:
                 continue
@@ -563,7 +570,7 @@ class SimulatedDevice:
             agreement = min(1.0, max(0.0, behaviour.agreement + self._draw.uniform(-0.02, 0.02)))
             failed = int(requests * behaviour.errors)
             is_compared = bool(model.previous[0]) and requests > 0
-            found.append(
+            figures.append(
                 ModelFigures(
                     model=name,
                     version=model.version,
@@ -576,7 +583,7 @@ class SimulatedDevice:
                     compared=requests if is_compared else 0,
                 )
             )
-        return tuple(found)
+        return tuple(figures)
 
 
 _GOOD: Final = VersionBehaviour()

@@ -119,12 +119,12 @@ class SimulatedFleet:
         Raises:
             TransportError: it did not come true in `limit_s`.
         """
-        begin_s, wanted = time.monotonic(), len(self.devices) if devices is None else devices
+        begin_s, expected = time.monotonic(), len(self.devices) if devices is None else devices
         # The search for the first that is not there takes little of the time of the devices' thread.
         while not all(map(holds, self.devices.values())) and (devices is None or self.count(holds) < devices):
             if time.monotonic() - begin_s > limit_s:
-                found = self.count(holds)
-                raise TransportError(f"{found} of {wanted} simulated devices are there after {limit_s:g} s")
+                count = self.count(holds)
+                raise TransportError(f"{count} of {expected} simulated devices are there after {limit_s:g} s")
             time.sleep(_POLL_S)
         return time.monotonic() - begin_s
 
@@ -172,15 +172,15 @@ class SimulatedFleet:
             self._loop.call_soon(self._do_work)
 
 
-def allow_many_files(wanted: int) -> None:
+def allow_many_files(file_count: int) -> None:
     """Raise the limit of open files of this process.
 
     Raises:
         TransportError: the system allows fewer.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft >= wanted or soft == resource.RLIM_INFINITY:
+    if soft >= file_count or soft == resource.RLIM_INFINITY:
         return
-    if hard != resource.RLIM_INFINITY and hard < wanted:
-        raise TransportError(f"{wanted} open files are needed, the system allows {hard}; see ulimit -Hn")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if hard != resource.RLIM_INFINITY and hard < file_count:
+        raise TransportError(f"{file_count} open files are needed, the system allows {hard}; see ulimit -Hn")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (file_count, hard))

@@ -20,7 +20,7 @@ _BATCH: Final = 500  # devices; a statement may have 999 parameters
 
 def list_models(reported: Mapping[str, Any] | None) -> dict[str, str]:
     """Return model -> version that runs, of a last report as plain values."""
-    return {one["model"]: one["version"] for one in (reported or {}).get("models", ())}
+    return {model["model"]: model["version"] for model in (reported or {}).get("models", ())}
 
 
 def list_stable(facts: Mapping[str, str], models: Mapping[str, str]) -> dict[str, str]:
@@ -37,8 +37,8 @@ def list_stable(facts: Mapping[str, str], models: Mapping[str, str]) -> dict[str
 
 def make_rows(device: str, stable: Mapping[str, str], tags: Mapping[str, str]) -> list[dict[str, str]]:
     """Return the rows of a device; a tag hides a fact of its name."""
-    found = {_clean(name, 128): _clean(value, 256) for name, value in {**stable, **tags}.items()}
-    return [{"device": device, "name": name, "value": value} for name, value in found.items()]
+    attributes = {_clean(name, 128): _clean(value, 256) for name, value in {**stable, **tags}.items()}
+    return [{"device": device, "name": name, "value": value} for name, value in attributes.items()]
 
 
 def replace_attributes(session: Session, stable: Mapping[str, Mapping[str, str]]) -> None:

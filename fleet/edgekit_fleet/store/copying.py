@@ -55,16 +55,16 @@ def copy_store(source: Store, target: Store, *, actor: str, subject: str) -> int
 
 def _copy_table(reader: Session, writer: Session, table: SqlTable) -> int:
     # JSON goes as text: None and the null of JSON would become one.
-    read = select(*(type_coerce(each, String) if _is_json(each) else each for each in table.columns))
-    write = table.insert().values({each.name: _parameter(each) for each in table.columns})
-    names = [f"new_{each.name}" for each in table.columns]
+    read = select(*(type_coerce(column, String) if _is_json(column) else column for column in table.columns))
+    write = table.insert().values({column.name: _parameter(column) for column in table.columns})
+    names = [f"new_{column.name}" for column in table.columns]
     connection = writer.connection()
     for rows in reader.execute(read.execution_options(yield_per=_ROWS)).partitions():
         connection.execute(write, [dict(zip(names, row, strict=True)) for row in rows])
-    found, expected = _count(writer, table), _count(reader, table)
-    if found != expected:
-        raise ConfigError(f"{found} rows of {table.name} arrived, expected {expected}; nothing was copied")
-    return found
+    copied, expected = _count(writer, table), _count(reader, table)
+    if copied != expected:
+        raise ConfigError(f"{copied} rows of {table.name} arrived, expected {expected}; nothing was copied")
+    return copied
 
 
 def _parameter(column: Column[Any]) -> Any:

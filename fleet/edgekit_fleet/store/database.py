@@ -188,8 +188,8 @@ def update_many(
     """
     if rows:
         connection = session.connection()
-        found = _compile_update(table, tuple(rows[0]), keys, condition, connection.dialect)
-        found.execute(connection, rows)
+        statement = _compile_update(table, tuple(rows[0]), keys, condition, connection.dialect)
+        statement.execute(connection, rows)
 
 
 class _Compiled:
@@ -276,9 +276,9 @@ def open_store(url: str) -> Store:
             **({"max_overflow": _MOST_CONNECTIONS} if is_remote else {}),
         )
     except (ArgumentError, NoSuchModuleError, ImportError) as cause:
-        place = url.partition("://")[0][:40]
+        scheme = url.partition("://")[0][:40]
         raise ConfigError(
-            f"store {place}://...: {cause}; expected sqlite:////FILE or a postgresql URL"
+            f"store {scheme}://...: {cause}; expected sqlite:////FILE or a postgresql URL"
         ) from cause
     if engine.dialect.name == "sqlite":
         _make_private(parsed.database)
@@ -323,11 +323,11 @@ def _parse(url: str) -> URL:
     Raises:
         ArgumentError: it is malformed.
     """
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, address = url.partition("://")
     if scheme not in ("postgresql", "postgres"):
         return make_url(url)
-    place, slash, path = rest.partition("/")
-    user, at, hosts = place.rpartition("@")
+    authority, slash, path = address.partition("/")
+    user, at, hosts = authority.rpartition("@")
     parsed = make_url(f"postgresql+psycopg{separator}{user}{at}{slash}{path}")
     return parsed.update_query_dict({"host": hosts.split(",")}, append=True) if hosts else parsed
 

@@ -31,12 +31,12 @@ class Balance:
     """What the next balance of the managers changes; it counts when its transaction is committed.
 
     Attributes:
-        taken: shard -> epoch.
-        left: shards that others may take.
+        claimed: shard -> epoch.
+        released: shards that others may take.
     """
 
-    taken: dict[int, int]
-    left: frozenset[int]
+    claimed: dict[int, int]
+    released: frozenset[int]
 
 
 class Shards:
@@ -123,8 +123,8 @@ class Shards:
     def look_around(self, session: Session) -> None:
         """Read the time up to which all answers that other managers received are in the store."""
         others = select(func.min(ManagerRow.turned_at)).where(ManagerRow.number != self.number)
-        found = None if self.is_complete else session.scalar(others)
-        self.horizon = float("inf") if found is None else found
+        other = None if self.is_complete else session.scalar(others)
+        self.horizon = float("inf") if other is None else other
 
     def balance(self, session: Session, now: float, *, may_leave: bool = True) -> Balance:
         """Send a heartbeat, remove managers that have stopped, and return the shards to take and to leave.
@@ -151,33 +151,33 @@ class Shards:
         holders = session.scalars(select(ManagerRow.holder)).all()
         share = -(-SHARDS // len(holders))
         own = select(ShardRow.number, ShardRow.epoch).where(ShardRow.holder == self._holder)
-        held = {row.number: row.epoch for row in session.execute(own)}
-        left = frozenset(sorted(held)[share:] if may_leave else ())
-        if left:
-            session.execute(update(ShardRow).where(ShardRow.number.in_(left)).values(holder=""))
-        wanted = share - len(held)
+        own_epochs = {row.number: row.epoch for row in session.execute(own)}
+        surplus = frozenset(sorted(own_epochs)[share:] if may_leave else ())
+        if surplus:
+            session.execute(update(ShardRow).where(ShardRow.number.in_(surplus)).values(holder=""))
+        missing = share - len(own_epochs)
         free = (
             select(ShardRow)
             .where(ShardRow.holder.not_in(holders))
             .order_by(ShardRow.number)
-            .limit(max(wanted, 0))
+            .limit(max(missing, 0))
             .with_for_update(skip_locked=True)
         )
-        taken = {}
-        for shard in session.scalars(free).all() if wanted > 0 else ():
+        claimed = {}
+        for shard in session.scalars(free).all() if missing > 0 else ():
             # Above all epochs of a lost store, in case this one was restored from a backup.
             shard.holder, shard.epoch = self._holder, max(shard.epoch + 1, int(clock))
-            taken[shard.number] = shard.epoch
-        if taken or left:
-            changed = {"taken": describe_ranges(taken), "left": describe_ranges(left)}
+            claimed[shard.number] = shard.epoch
+        if claimed or surplus:
+            changed = {"taken": describe_ranges(claimed), "left": describe_ranges(surplus)}
             audit.record(session, "manager", "manager.shards", self._holder, **changed)
-        unknown = {number: epoch for number, epoch in held.items() if self.epochs.get(number) != epoch}
-        return Balance({**unknown, **taken}, left | (self.epochs.keys() - held.keys()))
+        unknown = {number: epoch for number, epoch in own_epochs.items() if self.epochs.get(number) != epoch}
+        return Balance({**unknown, **claimed}, surplus | (self.epochs.keys() - own_epochs.keys()))
 
     def apply(self, balance: Balance) -> None:
         """Apply a balance whose transaction was committed."""
-        kept = {number: epoch for number, epoch in self.epochs.items() if number not in balance.left}
-        self.epochs = kept | balance.taken
+        remaining = {number: epoch for number, epoch in self.epochs.items() if number not in balance.released}
+        self.epochs = remaining | balance.claimed
 
     def leave(self, session: Session) -> None:
         """Let others take the shards at once."""
@@ -242,4 +242,4 @@ def describe_ranges(numbers: Iterable[int]) -> str:
             ranges[-1][1:] = [number]
         else:
             ranges.append([number])
-    return ", ".join("-".join(map(str, each)) for each in ranges)
+    return ", ".join("-".join(map(str, bounds)) for bounds in ranges)

@@ -45,11 +45,11 @@ class MultipartParser:
         Raises:
             RequestError: 415, it is another type.
         """
-        found = _CONTENT_TYPE.fullmatch(content_type.strip())
-        if found is None:
+        match = _CONTENT_TYPE.fullmatch(content_type.strip())
+        if match is None:
             raise RequestError(415, f"Content-Type is {content_type[:80]!r}, expected multipart/form-data")
-        self._delimiter = b"\r\n--" + found[1].encode()
-        self._rest = b"\r\n"  # no line end precedes the first boundary
+        self._delimiter = b"\r\n--" + match[1].encode()
+        self._buffer = b"\r\n"  # no line end precedes the first boundary
         self._is_in_part = True  # of no name, and it must be empty
         self._parts = 0
         self.is_complete = False
@@ -61,33 +61,33 @@ class MultipartParser:
         Raises:
             RequestError: 400, it is malformed.
         """
-        self._rest += piece
+        self._buffer += piece
         while not self.is_complete:
-            found = self._find_data() if self._is_in_part else self._find_head()
-            if found is None:
+            events = self._find_data() if self._is_in_part else self._find_head()
+            if events is None:
                 return
-            yield from found
-        if self._rest.strip(b"\r\n"):
+            yield from events
+        if self._buffer.strip(b"\r\n"):
             raise RequestError(400, "the form goes on after its end")
 
     def _find_data(self) -> list[PartBegin | PartData] | None:
-        end = self._rest.find(self._delimiter)
-        known = end if end >= 0 else len(self._rest) - len(self._delimiter) - 1
-        if known > 0 and not self._parts:
+        end = self._buffer.find(self._delimiter)
+        safe_end = end if end >= 0 else len(self._buffer) - len(self._delimiter) - 1
+        if safe_end > 0 and not self._parts:
             raise RequestError(400, "the form does not begin with its boundary")
-        data, self._rest = self._rest[: max(known, 0)], self._rest[max(known, 0) :]
-        found: list[PartBegin | PartData] = [data] if data else []
-        mark = self._rest[len(self._delimiter) :][:2]
+        data, self._buffer = self._buffer[: max(safe_end, 0)], self._buffer[max(safe_end, 0) :]
+        events: list[PartBegin | PartData] = [data] if data else []
+        mark = self._buffer[len(self._delimiter) :][:2]
         if end < 0 or len(mark) < 2:
-            return found or None
+            return events or None
         if mark not in (b"\r\n", b"--"):
             raise RequestError(400, "a boundary of the form is malformed")
-        self._rest = self._rest[len(self._delimiter) + 2 :]
+        self._buffer = self._buffer[len(self._delimiter) + 2 :]
         self._is_in_part, self.is_complete = False, mark == b"--"
-        return found
+        return events
 
     def _find_head(self) -> list[PartBegin | PartData] | None:
-        head, end, rest = self._rest.partition(b"\r\n\r\n")
+        head, end, remainder = self._buffer.partition(b"\r\n\r\n")
         if len(head) > _MAX_HEAD_BYTES:
             raise RequestError(400, "the head of a part of the form is too long")
         if not end:
@@ -102,5 +102,5 @@ class MultipartParser:
         matches = [match for line in lines if (match := _DISPOSITION.fullmatch(line)) is not None]
         if len(matches) != 1:
             raise RequestError(400, "a part of the form does not state one name")
-        self._rest, self._is_in_part = rest, True
+        self._buffer, self._is_in_part = remainder, True
         return [PartBegin(matches[0][1], matches[0][2])]

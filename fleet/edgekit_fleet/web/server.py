@@ -156,18 +156,28 @@ class _BoundedConnection(H11Protocol):
         address has a limit of its own: a proxy, and a site whose devices share an address, may use what is
         free.
         """
-        connections = [each for each in self.connections if isinstance(each, _BoundedConnection)]
-        counts = Counter(each._address for each in connections)
+        connections = [
+            connection for connection in self.connections if isinstance(connection, _BoundedConnection)
+        ]
+        counts = Counter(connection._address for connection in connections)
         own = counts[self._address]
         victims = [
-            each
-            for each in connections
-            if each is not self and counts[each._address] >= own + each._has_head  # one more if it is busy
+            connection
+            for connection in connections
+            if connection is not self
+            and counts[connection._address] >= own + connection._has_head  # one more if it is busy
         ]
         if not victims:
             self.limit_concurrency = 0  # uvicorn answers this connection with 503, and no other
             return
-        victim = max(victims, key=lambda each: (counts[each._address], not each._has_head, -each._begin_s))
+        victim = max(
+            victims,
+            key=lambda connection: (
+                counts[connection._address],
+                not connection._has_head,
+                -connection._begin_s,
+            ),
+        )
         self.connections.discard(victim)  # at once: the next connection counts them
         victim.transport.abort()
 

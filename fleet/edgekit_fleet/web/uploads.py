@@ -57,11 +57,11 @@ async def receive_form(
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         await run_in_threadpool(remove_old_uploads, folder)
-        place = Path(tempfile.mkdtemp(dir=folder, prefix=".form-"))
+        folder_path = Path(tempfile.mkdtemp(dir=folder, prefix=".form-"))
     except OSError as cause:
         raise OutputError(f"cannot keep the upload: {cause.strerror}") from cause
     try:
-        writer = _FormWriter(place, admit)
+        writer = _FormWriter(folder_path, admit)
         try:
             await writer.take(request)
         except RequestError:
@@ -71,9 +71,9 @@ async def receive_form(
             raise OutputError(f"cannot keep the upload: {cause.strerror}") from cause
         finally:
             writer.close()
-        yield UploadedForm(writer.read_fields(), place, writer.files)
+        yield UploadedForm(writer.read_fields(), folder_path, writer.files)
     finally:
-        await run_in_threadpool(shutil.rmtree, place, ignore_errors=True)
+        await run_in_threadpool(shutil.rmtree, folder_path, ignore_errors=True)
 
 
 class _FormWriter:

@@ -95,8 +95,8 @@ def plan(
         from edgekit_fleet.api.endpoints.releases import PLAN_ROLLOUT, PlanRollout
 
         request = PlanRollout(release=release, selector=selector, waves=waves, minimum=minimum)
-        found = fleet.call(PLAN_ROLLOUT, request)
-    _print_plan(found, as_json)
+        rollout_plan = fleet.call(PLAN_ROLLOUT, request)
+    _print_plan(rollout_plan, as_json)
 
 
 def _limit_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -161,17 +161,17 @@ def _limit_options(function: Callable[..., None]) -> Callable[..., None]:
 @click.option("--join", "is_dynamic", is_flag=True, help="Devices that match later join at the end.")
 def start(release: str, *, path: Path | None, as_json: bool, **options: Any) -> None:
     """Start a rollout of RELEASE; its devices are chosen now, and stay the same."""
-    for one, each in (("order", "orders"), ("priority", "priorities")):
-        if "" in options[each]:
-            options[one] = options[each].pop("")
+    for option, option_by_model in (("order", "orders"), ("priority", "priorities")):
+        if "" in options[option_by_model]:
+            options[option] = options[option_by_model].pop("")
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.releases import START_ROLLOUT, RolloutLimits, StartRollout
 
         limits = RolloutLimits(**{limit.name: options.pop(limit.name) for limit in LIMITS})
-        made = fleet.call(START_ROLLOUT, StartRollout(release=release, limits=limits, **options))
-    _print_summaries([made], as_json)
+        summary = fleet.call(START_ROLLOUT, StartRollout(release=release, limits=limits, **options))
+    _print_summaries([summary], as_json)
     if not as_json:
-        click.echo(f"watch it: edgekit fleet rollout watch {made.name}")
+        click.echo(f"watch it: edgekit fleet rollout watch {summary.name}")
 
 
 @command.command("list")
@@ -242,18 +242,29 @@ def replay(name: str, path: Path | None, as_json: bool) -> None:
         from edgekit_fleet.api.endpoints.endpoint import Named
         from edgekit_fleet.api.endpoints.releases import REPLAY_ROLLOUT
 
-        found = fleet.call(REPLAY_ROLLOUT, Named(name=name)).differences
+        differences = fleet.call(REPLAY_ROLLOUT, Named(name=name)).differences
     if as_json:
         from edgekit_runtime.dataclass_json import to_plain
 
-        print_json({"rollout": name, "is_equal": not found, "differences": [to_plain(one) for one in found]})
-    elif not found:
+        print_json(
+            {
+                "rollout": name,
+                "is_equal": not differences,
+                "differences": [to_plain(difference) for difference in differences],
+            }
+        )
+    elif not differences:
         click.echo(clean(f"{name}: equal, its log gives every decision again"))
-    for one in found if not as_json else ():
-        decided = "nothing" if one.decided is None else f"{one.decided.action}: {one.decided.sentence}"
-        click.echo(clean(f"{format_time(one.at)}: logged {one.logged.action}: {one.logged.sentence}"))
+    for difference in differences if not as_json else ():
+        decided = (
+            "nothing"
+            if difference.decided is None
+            else f"{difference.decided.action}: {difference.decided.sentence}"
+        )
+        logged = f"logged {difference.logged.action}: {difference.logged.sentence}"
+        click.echo(clean(f"{format_time(difference.at)}: {logged}"))
         click.echo(clean(f"  decided now: {decided}"))
-    if found:
+    if differences:
         click.get_current_context().exit(1)
 
 
@@ -284,36 +295,40 @@ command.add_command(_make_order("resume", "Go on after a pause."))
 command.add_command(_make_order("abort", "Stop, and take back every device that was updated."))
 
 
-def _print_plan(found: RolloutPlan, as_json: bool) -> None:
+def _print_plan(rollout_plan: RolloutPlan, as_json: bool) -> None:
     from edgekit_runtime.dataclass_json import to_plain
     from edgekit_runtime.system.shown_text import clean
 
     if as_json:
-        print_json({**to_plain(found), "bytes": found.bytes})
+        print_json({**to_plain(rollout_plan), "bytes": rollout_plan.bytes})
         return
-    count = len(found.planned)
-    if not count and not found.refused:
+    count = len(rollout_plan.planned)
+    if not count and not rollout_plan.refused:
         click.echo(
-            clean(f"no device matches {found.selector!r}; `edgekit fleet devices` lists devices and tags")
+            clean(
+                f"no device matches {rollout_plan.selector!r}; `edgekit fleet devices` lists devices and tags"
+            )
         )
         return
-    minutes = max((one.minutes for one in found.planned), default=0.0)
+    minutes = max((device.minutes for device in rollout_plan.planned), default=0.0)
     click.echo(
-        f"devices that get it: {count}; {found.bytes / 1e6:.1f} MB in all, at most {minutes:.1f} minutes each"
-        " (estimated)"
+        f"devices that get it: {count}; {rollout_plan.bytes / 1e6:.1f} MB in all,"
+        f" at most {minutes:.1f} minutes each (estimated)"
     )
-    for one in found.planned[:_MOST_LISTED]:
-        packages = ", ".join(f"{each.model} {each.version}" for each in one.packages)
-        note = f" ({one.note})" if one.note else ""
-        click.echo(clean(f"  {one.device}: {packages}, {one.bytes / 1e6:.1f} MB{note}"))
+    for device in rollout_plan.planned[:_MOST_LISTED]:
+        packages = ", ".join(f"{package.model} {package.version}" for package in device.packages)
+        note = f" ({device.note})" if device.note else ""
+        click.echo(clean(f"  {device.device}: {packages}, {device.bytes / 1e6:.1f} MB{note}"))
     _print_rest(count)
-    click.echo(f"devices that match and get nothing: {len(found.refused)}")
-    for each in found.refused[:_MOST_LISTED]:
-        click.echo(clean(f"  {each.device}: {each.reason}"))
-    _print_rest(len(found.refused))
+    click.echo(f"devices that match and get nothing: {len(rollout_plan.refused)}")
+    for refusal in rollout_plan.refused[:_MOST_LISTED]:
+        click.echo(clean(f"  {refusal.device}: {refusal.reason}"))
+    _print_rest(len(rollout_plan.refused))
     if count:
-        click.echo(f"devices at the end of each wave: {', '.join(map(str, found.waves))}")
-        click.echo(f"agreement with the version before: at least {found.min_agreement:g}, if it is tried")
+        click.echo(f"devices at the end of each wave: {', '.join(map(str, rollout_plan.waves))}")
+        click.echo(
+            f"agreement with the version before: at least {rollout_plan.min_agreement:g}, if it is tried"
+        )
 
 
 def _print_rest(count: int) -> None:
@@ -321,13 +336,13 @@ def _print_rest(count: int) -> None:
         click.echo(f"  and {count - _MOST_LISTED} more; --json lists all")
 
 
-def _print_summaries(found: list[RolloutSummary], as_json: bool) -> None:
+def _print_summaries(rollouts: list[RolloutSummary], as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(rollouts)
         return
-    for one in found:
-        click.echo(_describe(one))
-    if not found:
+    for rollout in rollouts:
+        click.echo(_describe(rollout))
+    if not rollouts:
         click.echo("no rollouts; start one: edgekit fleet rollout start RELEASE --to SELECTOR")
 
 

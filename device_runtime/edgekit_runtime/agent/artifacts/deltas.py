@@ -85,18 +85,18 @@ class _Run:
             raise PackageError(f"the delta is malformed: {self} of a base of {base_bytes} bytes")
 
 
-def find_delta(wanted: DesiredModel, installed: frozenset[str]) -> DeltaOffer | None:
+def find_delta(desired_model: DesiredModel, installed: frozenset[str]) -> DeltaOffer | None:
     """Return the smallest delta that can be used here and is smaller than the package, or None.
 
     Args:
-        wanted: the package that the desired document names.
+        desired_model: the package that the desired document names.
         installed: digests of the manifests of the packages that are installed here.
     """
     usable = [
         offer
-        for offer in wanted.deltas
+        for offer in desired_model.deltas
         if offer.from_sha256 in installed
-        and 0 < offer.size_bytes < wanted.size_bytes
+        and 0 < offer.size_bytes < desired_model.size_bytes
         and (offer.path.endswith(RUNS_SUFFIX) or (offer.path.endswith(ZSTD_SUFFIX) and _find_zstd()))
     ]
     return min(usable, key=lambda offer: offer.size_bytes, default=None)
@@ -225,8 +225,8 @@ class _Unpacker:
         self._unpacker = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=LZMA_FILTERS)
 
     def read(self, size_bytes: int) -> bytes:
-        pieces, left = [], size_bytes
-        while left > 0:
+        pieces, remaining = [], size_bytes
+        while remaining > 0:
             if self._unpacker.eof:
                 raise PackageError("the delta is damaged: a stream of it ends too early")
             packed = b""
@@ -236,8 +236,8 @@ class _Unpacker:
                 self._position += len(packed)
                 if not packed:
                     raise PackageError("the delta is damaged: it ends too early")
-            piece = self._unpacker.decompress(packed, max_length=left)
-            left -= len(piece)
+            piece = self._unpacker.decompress(packed, max_length=remaining)
+            remaining -= len(piece)
             pieces.append(piece)
         return b"".join(pieces)
 
@@ -312,8 +312,8 @@ def add_residual(
 
 def unfold(folded: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
     """Return 0, -1, 1, -2 ... (modulo the type) of 0, 1, 2, 3 ..."""
-    one = folded.dtype.type(1)
-    return np.asarray((folded >> one) ^ (np.zeros_like(folded) - (folded & one)))
+    unit = folded.dtype.type(1)
+    return np.asarray((folded >> unit) ^ (np.zeros_like(folded) - (folded & unit)))
 
 
 def _find_zstd() -> ModuleType | None:

@@ -162,10 +162,10 @@ class Downloader:
             if stop.is_set():
                 raise DownloadStoppedError("the download was stopped")
         try:
-            found = hash_file(part) if size_bytes else hashlib.sha256().hexdigest()
-            if found != sha256:
+            part_sha256 = hash_file(part) if size_bytes else hashlib.sha256().hexdigest()
+            if part_sha256 != sha256:
                 self._disk.remove(part)
-                raise DigestError(f"{url}: has sha256 {found}, expected {sha256}")
+                raise DigestError(f"{url}: has sha256 {part_sha256}, expected {sha256}")
             self._disk.replace(part, path)
             self._disk.sync_folder(path.parent)
         except OSError as cause:
@@ -193,21 +193,21 @@ class Downloader:
         size_bytes: int,
         add: Callable[[int], None],
     ) -> None:
-        unsynced, left = 0, size_bytes - begin
+        unsynced, remaining = 0, size_bytes - begin
         try:
             file = self._disk.append(part, begin)
         except OSError as cause:
             raise OutputError(f"cannot write {part}: {cause.strerror}; free space") from cause
         with file:
             try:
-                while left > 0:
-                    data = response.read1(min(_CHUNK_BYTES, left))
+                while remaining > 0:
+                    data = response.read1(min(_CHUNK_BYTES, remaining))
                     if not data:
                         raise ConnectionResetError("the connection ended too early")
                     _write(file.write, data, part)
-                    left -= len(data)
+                    remaining -= len(data)
                     unsynced += len(data)
-                    if unsynced >= _SYNC_BYTES or left == 0:
+                    if unsynced >= _SYNC_BYTES or remaining == 0:
                         _write(lambda _: self._disk.sync(file), b"", part)
                         unsynced = 0
                     add(len(data))
@@ -239,12 +239,12 @@ class Downloader:
         address = urlsplit(url)
         if address.scheme != "https":
             raise TransportError(f"{url}: expected https")
-        place = address.hostname or "", address.port or 443
-        connection = http.client.HTTPSConnection(*place)
+        host_and_port = address.hostname or "", address.port or 443
+        connection = http.client.HTTPSConnection(*host_and_port)
         try:
-            plain = _connect(place, self.limits)
+            plain = _connect(host_and_port, self.limits)
             with plain, _deadline(plain, self.limits.slow_s, url):
-                secured = connection.sock = self._context.wrap_socket(plain, server_hostname=place[0])
+                secured = connection.sock = self._context.wrap_socket(plain, server_hostname=host_and_port[0])
                 connection.request("GET", address.path, headers={**headers, "User-Agent": "edgekit"})
                 response = connection.getresponse()
                 if isinstance(self._context, ResumingContext):  # certificates are most of a small answer
@@ -254,14 +254,14 @@ class Downloader:
             connection.close()
 
 
-def _connect(place: tuple[str, int], limits: DownloadLimits) -> socket.socket:
+def _connect(host_and_port: tuple[str, int], limits: DownloadLimits) -> socket.socket:
     """Return a connection; under a small cap the kernel buffers at most a second of it in advance.
 
     Raises:
         OSError: no address can be reached.
     """
     cause: OSError | None = None
-    for family, kind, protocol, _, address in socket.getaddrinfo(*place, type=socket.SOCK_STREAM):
+    for family, kind, protocol, _, address in socket.getaddrinfo(*host_and_port, type=socket.SOCK_STREAM):
         connection = socket.socket(family, kind, protocol)
         try:
             connection.settimeout(limits.timeout_s)
@@ -274,7 +274,7 @@ def _connect(place: tuple[str, int], limits: DownloadLimits) -> socket.socket:
             cause = error
         else:
             return connection
-    raise cause or OSError(f"{place[0]} has no address")
+    raise cause or OSError(f"{host_and_port[0]} has no address")
 
 
 @contextlib.contextmanager

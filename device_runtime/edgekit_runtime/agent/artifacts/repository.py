@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tuf.ngclient.fetcher import FetcherInterface
     from tuf.ngclient.updater import Updater
 
-Found = TypeVar("Found")
+Metadata = TypeVar("Metadata")
 
 _FILE_TIMEOUT_S: Final = 60.0  # for one file of metadata
 _MAX_ROOT_BYTES: Final = 64 << 10
@@ -102,13 +102,13 @@ class RepositoryClient:
         """
         if not path.startswith(f"{target}/"):
             return None
-        found = self._verify(known_time_s, count, lambda updater: updater.get_targetinfo(path))
-        if found is None:
+        target_file = self._verify(known_time_s, count, lambda updater: updater.get_targetinfo(path))
+        if target_file is None:
             return None
         folder, _, name = path.rpartition("/")
-        sha256 = found.hashes["sha256"]
+        sha256 = target_file.hashes["sha256"]
         url = f"{self._url}/targets/{folder}/{sha256}.{name}"
-        return Offer(url, found.length, sha256, found.unrecognized_fields.get("custom", {}))
+        return Offer(url, target_file.length, sha256, target_file.unrecognized_fields.get("custom", {}))
 
     def refresh(self, known_time_s: float, count: Callable[[int], None] = lambda _: None) -> None:
         """Verify the metadata again; arguments and errors are those of `find`."""
@@ -118,8 +118,8 @@ class RepositoryClient:
         self,
         known_time_s: float,
         count: Callable[[int], None],
-        look: "Callable[[Updater], Found]",
-    ) -> Found:
+        look: "Callable[[Updater], Metadata]",
+    ) -> Metadata:
         from tuf.api.exceptions import DownloadError, DownloadLengthMismatchError, RepositoryError
         from tuf.ngclient.config import UpdaterConfig
         from tuf.ngclient.updater import Updater

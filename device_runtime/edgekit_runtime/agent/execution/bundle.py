@@ -82,8 +82,8 @@ class Bundle:
         data = self.read(f"desired/{device}.json")
         if data is None:
             names = [name[8:-5] for name in self._members if name.startswith("desired/")]
-            shown = ", ".join(names[:10]) + (" ..." if len(names) > 10 else "")
-            raise SignatureError(f"{self.path}: is for {shown or 'nobody'}, this is '{device}'")
+            name_list = ", ".join(names[:10]) + (" ..." if len(names) > 10 else "")
+            raise SignatureError(f"{self.path}: is for {name_list or 'nobody'}, this is '{device}'")
         desired = unseal(bytes(data), "desired", Desired, keys, str(self.path))
         if desired.device != device:
             raise SignatureError(f"{self.path}: the document is for '{desired.device}', this is '{device}'")
@@ -235,10 +235,14 @@ def apply_bundle(
     carrier.carry_out(order, threading.Event(), lambda _kind, _text: None, lambda _bytes: None)
     keys = ManagerKeys(folder, member.enrolment.tuf_root).read()
     desired = bundle.read_desired(member.enrolment.device, keys)
-    held = read_held(record.desired, keys)
-    if held is not None and (desired.version, desired.epoch) < (held.version, held.epoch):
+    held_document = read_held(record.desired, keys)
+    if held_document is not None and (desired.version, desired.epoch) < (
+        held_document.version,
+        held_document.epoch,
+    ):
         raise SignatureError(
-            f"{path}: holds document {desired.version}, this device has {held.version}: the bundle is old"
+            f"{path}: holds document {desired.version}, this device has {held_document.version}:"
+            " the bundle is old"
         )
     payload = bytes(bundle.read(f"desired/{desired.device}.json") or b"")
     stop = threading.Event()

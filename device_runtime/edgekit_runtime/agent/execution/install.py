@@ -36,14 +36,14 @@ class Installer:
     slots: Slots
     socket_path: Path | None = None
 
-    def install(self, path: Path, wanted: DesiredModel) -> None:
+    def install(self, path: Path, desired_model: DesiredModel) -> None:
         """Make the package at `path` the active version of its model.
 
         Without a service, nobody else would test it before its use, so a separate process tests it.
 
         Raises:
             PackageError: it is damaged, or signed by a key that is not trusted.
-            SlotError: it is refused, is not the package `wanted`, or cannot be written.
+            SlotError: it is refused, is not the package `desired_model`, or cannot be written.
             BackendError: no engine runs it here, or its self-test failed.
         """
         from edgekit_runtime.sessions.backends import check_engines
@@ -51,22 +51,22 @@ class Installer:
         socket_path = self.find_service()
         if socket_path is None or not is_listening(socket_path):
             _test_in_child(path)
-        allowed = Permissions(downgrade=wanted.is_return, retry=wanted.is_return)
+        allowed = Permissions(downgrade=desired_model.is_return, retry=desired_model.is_return)
 
         def check(manifest: object) -> None:
             check_engines(manifest)  # type: ignore[arg-type]  # a Manifest
-            found = getattr(manifest, "name", ""), getattr(manifest, "sha256", "")
-            if found != (wanted.model, wanted.manifest_sha256):
+            identity = getattr(manifest, "name", ""), getattr(manifest, "sha256", "")
+            if identity != (desired_model.model, desired_model.manifest_sha256):
                 raise SlotError(
-                    f"the package is {found[0]} with manifest {found[1][:12]}, desired is {wanted.model} with"
-                    f" {wanted.manifest_sha256[:12]}"
+                    f"the package is {identity[0]} with manifest {identity[1][:12]}, desired is"
+                    f" {desired_model.model} with {desired_model.manifest_sha256[:12]}"
                 )
 
         # A restart of the service must not end a trial: the slots remember it.
-        trial = _choose_trial(wanted)
+        trial = _choose_trial(desired_model)
         self.slots.install(path, allowed, check=check, trial="" if trial == "swap" else trial)
 
-    def load(self, wanted: DesiredModel) -> None:
+    def load(self, desired_model: DesiredModel) -> None:
         """Let the service load the active version.
 
         Raises:
@@ -75,9 +75,9 @@ class Installer:
         socket_path = self.find_service()
         if socket_path is None:
             return
-        if wanted.order == "old-first":
-            self.unload(wanted.model)
-        load_installed(socket_path, wanted.model, _choose_trial(wanted))
+        if desired_model.order == "old-first":
+            self.unload(desired_model.model)
+        load_installed(socket_path, desired_model.model, _choose_trial(desired_model))
 
     def unload(self, model: str) -> None:
         """Let the service stop serving a model, if it serves it.
@@ -129,14 +129,14 @@ class Installer:
             health="missing" if current is None else _HEALTHS[current.health],
             previous="" if spare is None or spare.health == REJECTED else spare.version,
             pinned=state.pinned,
-            rejected=tuple((one.sha256, one.reason) for one in state.rejected),
+            rejected=tuple((rejection.sha256, rejection.reason) for rejection in state.rejected),
         )
 
     def list_installed(self, model: str) -> frozenset[str]:
         """Return the digests of the manifests of a model's packages here; empty for an unknown one."""
         if model not in self.slots.models():
             return frozenset()
-        return frozenset(one.sha256 for one in self.slots.load(model).state.installed)
+        return frozenset(installed.sha256 for installed in self.slots.load(model).state.installed)
 
     def find_service(self) -> Path | None:
         """Return the socket of the service, or None."""
@@ -150,9 +150,13 @@ _HEALTHS: Final[dict[str, Literal["unproven", "healthy", "rejected"]]] = {
 }
 
 
-def _choose_trial(wanted: DesiredModel) -> Literal["swap", "shadow", "canary"]:
+def _choose_trial(desired_model: DesiredModel) -> Literal["swap", "shadow", "canary"]:
     """Return how the service switches; a trial needs both versions in memory, and an old version."""
-    return wanted.trial if wanted.trial != "none" and wanted.order == "new-first" else "swap"
+    return (
+        desired_model.trial
+        if desired_model.trial != "none" and desired_model.order == "new-first"
+        else "swap"
+    )
 
 
 def _fingerprint(path: Path) -> int:

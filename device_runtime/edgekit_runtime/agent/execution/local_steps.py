@@ -66,7 +66,7 @@ class _Meter:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    wanted: DesiredModel
+    desired_model: DesiredModel
     order: StepOrder
     stop: threading.Event
     note: Callable[[NoteKind, str], None]
@@ -115,10 +115,10 @@ class LocalSteps:
     ) -> StepResult:
         """Carry out a step, see `StepCarrier`."""
         meter = _Meter(count, order.most_bytes)
-        wanted = order.step.wanted
-        if wanted is None:
+        desired_model = order.step.desired_model
+        if desired_model is None:
             return self._refresh(order, note, meter)
-        job = _Job(wanted, order, stop, note, meter)
+        job = _Job(desired_model, order, stop, note, meter)
         return self._download(job) if order.step.action == "download" else self._install(job)
 
     def _refresh(self, order: StepOrder, note: Callable[[NoteKind, str], None], meter: _Meter) -> StepResult:
@@ -139,15 +139,15 @@ class LocalSteps:
         return _UNCHANGED
 
     def _download(self, job: _Job) -> StepResult:
-        wanted = job.wanted
+        desired_model = job.desired_model
         try:
-            offer = self._repository.find(wanted.path, self._target, job.order.known_time_s, job.meter)
-            if (problem := _find_mismatch(wanted, offer, self._target)) or offer is None:
+            offer = self._repository.find(desired_model.path, self._target, job.order.known_time_s, job.meter)
+            if (problem := _find_mismatch(desired_model, offer, self._target)) or offer is None:
                 return StepResult(outcome="refused", code="not-offered", reason=problem)
-            if result := _check_needs(wanted, offer):
+            if result := _check_needs(desired_model, offer):
                 return result
-            self._remove_others(wanted)
-            path = self._downloads / wanted.sha256
+            self._remove_others(desired_model)
+            path = self._downloads / desired_model.sha256
             if not self._make_from_delta(job, path):
                 self._fetch(job, offer, path)
         except RepositoryAttackError as error:
@@ -180,11 +180,11 @@ class LocalSteps:
 
     def _make_from_delta(self, job: _Job, path: Path) -> bool:
         """Make the package from an installed one and a delta; return False if the whole file is needed."""
-        wanted, part = job.wanted, path.with_name(f"{path.name}.part")
+        desired_model, part = job.desired_model, path.with_name(f"{path.name}.part")
         if part.exists():
             return False
         try:
-            delta = find_delta(wanted, self._installer.list_installed(wanted.model))
+            delta = find_delta(desired_model, self._installer.list_installed(desired_model.model))
             if delta is None:
                 return False
             offer = self._repository.find(delta.path, self._target, job.order.known_time_s, job.meter)
@@ -202,20 +202,22 @@ class LocalSteps:
         except (PackageError, SlotError) as error:
             if job.stop.is_set():
                 raise DownloadStoppedError("the delta was stopped") from error
-            job.note("delta", f"{wanted.model} {wanted.version}: {error}; fetches the whole file")
+            job.note(
+                "delta", f"{desired_model.model} {desired_model.version}: {error}; fetches the whole file"
+            )
             with contextlib.suppress(OSError):
                 self._disk.append(part, 0).close()  # then this delta is not tried again
             return False
         return True
 
     def _apply(self, job: _Job, delta: DeltaOffer, source: Path, path: Path) -> None:
-        wanted = job.wanted
+        desired_model = job.desired_model
         try:
-            with self._installer.slots.open(wanted.model, delta.from_sha256) as base:
+            with self._installer.slots.open(desired_model.model, delta.from_sha256) as base:
                 apply_delta(
                     *(source, base.path, path),
-                    size_bytes=wanted.size_bytes,
-                    sha256=wanted.sha256,
+                    size_bytes=desired_model.size_bytes,
+                    sha256=desired_model.sha256,
                     stop=job.stop,
                     disk=self._disk,
                 )
@@ -225,9 +227,9 @@ class LocalSteps:
                     self._disk.remove(source)
 
     def _install(self, job: _Job) -> StepResult:
-        path = self._downloads / job.wanted.sha256
+        path = self._downloads / job.desired_model.sha256
         try:
-            self._installer.install(path, job.wanted)
+            self._installer.install(path, job.desired_model)
         except UnavailableError as error:
             return StepResult(outcome="retry", code="unavailable", reason=str(error))
         except (RecordError, OutputError) as error:
@@ -245,13 +247,13 @@ class LocalSteps:
             self._disk.remove(path)
         return StepResult(outcome="installed")
 
-    def _remove_others(self, wanted: DesiredModel) -> None:
+    def _remove_others(self, desired_model: DesiredModel) -> None:
         """Remove files of other executions: only one downloads at a time, and space is scarce."""
-        whole = (wanted.sha256, *(f"{delta.sha256}.delta" for delta in wanted.deltas))
-        kept = {*whole, *(f"{name}.part" for name in whole)}
+        whole = (desired_model.sha256, *(f"{delta.sha256}.delta" for delta in desired_model.deltas))
+        needed_names = {*whole, *(f"{name}.part" for name in whole)}
         with contextlib.suppress(OSError):
             for path in self._downloads.iterdir():
-                if path.name not in kept:
+                if path.name not in needed_names:
                     self._disk.remove(path)
 
 
@@ -260,34 +262,34 @@ def _report_full_disk(job: _Job, error: EdgekitError) -> StepResult:
     return StepResult(outcome="retry", code="disk-full", reason=str(error), max_failures=_MAX_WRITE_FAILURES)
 
 
-def _find_mismatch(wanted: DesiredModel, offer: Offer | None, target: str) -> str:
+def _find_mismatch(desired_model: DesiredModel, offer: Offer | None, target: str) -> str:
     if offer is None:
-        return f"the fleet offers no {wanted.path} for target {target}"
-    if (offer.sha256, offer.size_bytes) != (wanted.sha256, wanted.size_bytes):
+        return f"the fleet offers no {desired_model.path} for target {target}"
+    if (offer.sha256, offer.size_bytes) != (desired_model.sha256, desired_model.size_bytes):
         return (
-            f"{wanted.path}: the fleet offers sha256 {offer.sha256[:12]} of {offer.size_bytes} bytes, desired"
-            f" is {wanted.sha256[:12]} of {wanted.size_bytes}"
+            f"{desired_model.path}: the fleet offers sha256 {offer.sha256[:12]} of {offer.size_bytes}"
+            f" bytes, desired is {desired_model.sha256[:12]} of {desired_model.size_bytes}"
         )
     return ""
 
 
-def _check_needs(wanted: DesiredModel, offer: Offer) -> StepResult | None:
+def _check_needs(desired_model: DesiredModel, offer: Offer) -> StepResult | None:
     """Return the result of an execution whose package this device cannot run, by its metadata."""
-    what = f"{wanted.model} {wanted.version}"
+    label = f"{desired_model.model} {desired_model.version}"
     engines = offer.custom.get("engines")
     if isinstance(engines, list) and engines:
         try:
-            check_backends([str(engine) for engine in engines], what)
+            check_backends([str(engine) for engine in engines], label)
         except EngineMissingError as error:
             return StepResult(outcome="refused", code="engine", reason=str(error))
     needed_bytes = offer.custom.get("memory_bytes")
     if not isinstance(needed_bytes, int):
         return None
     if needed_bytes > machine_bytes():
-        reason = f"{what} needs {needed_bytes} bytes of memory, here are {machine_bytes()}"
+        reason = f"{label} needs {needed_bytes} bytes of memory, here are {machine_bytes()}"
         return StepResult(outcome="refused", code="memory", reason=reason)
     free_bytes = available_bytes()
-    if needed_bytes > free_bytes and wanted.order == "new-first":  # beside the old version
-        reason = f"{what} needs {needed_bytes} bytes of memory beside the old version, {free_bytes} are free"
+    if needed_bytes > free_bytes and desired_model.order == "new-first":  # beside the old version
+        reason = f"{label} needs {needed_bytes} bytes of memory beside the old version, {free_bytes} are free"
         return StepResult(outcome="retry", code="memory", reason=reason, wait_s=_MEMORY_AGAIN_S)
     return None

@@ -75,9 +75,9 @@ class StepNews:
 class ChildSteps:
     """A `StepCarrier` that starts a process for each step."""
 
-    def __init__(self, places: StepPlaces) -> None:
+    def __init__(self, folders: StepPlaces) -> None:
         """Use the paths and limits in `places`."""
-        self._places = places
+        self._folders = folders
 
     def carry_out(
         self,
@@ -91,7 +91,7 @@ class ChildSteps:
             with JsonChild(_MODULE, own_session=True) as child:
                 child.lower_priority()
                 try:
-                    child.send([to_plain(self._places), to_plain(order)], _SEND_S)
+                    child.send([to_plain(self._folders), to_plain(order)], _SEND_S)
                     return _follow(child, stop, note, count)
                 except TimeoutError:
                     how = f"hangs ({_SILENCE_S:.0f} s)"
@@ -178,7 +178,7 @@ class _Reporter:
 
 
 def _carry_out(
-    places: StepPlaces, order: StepOrder, stop: threading.Event, reporter: _Reporter
+    folders: StepPlaces, order: StepOrder, stop: threading.Event, reporter: _Reporter
 ) -> StepResult:
     from edgekit_runtime.agent.artifacts.download import Downloader, DownloadLimits
     from edgekit_runtime.agent.execution.install import Installer
@@ -187,10 +187,10 @@ def _carry_out(
     from edgekit_runtime.slots import Slots
     from edgekit_runtime.trust.trust_store import TrustStore
 
-    member, state = read_membership(Path(places.config)), Path(places.state)
-    slots = Slots(state, TrustStore.from_folder(Path(places.keys)), member.enrolment.target)
-    installer = Installer(slots, None if places.socket_path is None else Path(places.socket_path))
-    limits = DownloadLimits(bytes_per_s=places.bytes_per_s)
+    member, state = read_membership(Path(folders.config)), Path(folders.state)
+    slots = Slots(state, TrustStore.from_folder(Path(folders.keys)), member.enrolment.target)
+    installer = Installer(slots, None if folders.socket_path is None else Path(folders.socket_path))
+    limits = DownloadLimits(bytes_per_s=folders.bytes_per_s)
     downloader = Downloader(member.make_download_context(), limits, slots.disk)
     steps = LocalSteps(member, state / "fleet", installer, downloader, clock=time.time)
     return steps.carry_out(order, stop, reporter.note, reporter.count)
@@ -199,8 +199,8 @@ def _carry_out(
 def _main() -> None:
     log_lines()
     with open_channel() as channel, channel.makefile("r") as sent, channel.makefile("w") as lines:
-        sent_places, sent_order = json.loads(sent.readline())
-        places = from_plain(StepPlaces, sent_places, "places")
+        sent_folders, sent_order = json.loads(sent.readline())
+        folders = from_plain(StepPlaces, sent_folders, "folders")
         order = from_plain(StepOrder, sent_order, "order")
         stop, reporter = threading.Event(), _Reporter(lines)
 
@@ -213,7 +213,7 @@ def _main() -> None:
             threading.Thread(target=work, daemon=True).start()
         code = 1
         try:
-            reporter.send(_carry_out(places, order, stop, reporter))
+            reporter.send(_carry_out(folders, order, stop, reporter))
             code = 0
         except Exception as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)

@@ -56,10 +56,10 @@ class StepRunner:
         step = order.step
         self._step, self._stop = step, threading.Event()
         if step.action in ("download", "refresh"):  # what a refresh receives belongs to no execution
-            self._counted = step.wanted
+            self._counted = step.desired_model
 
         def work() -> None:
-            name = "" if step.wanted is None else step.wanted.execution
+            name = "" if step.desired_model is None else step.desired_model.execution
             try:
                 result = self._carry_out(order)
             except Exception as error:  # the execution must end, but not the agent
@@ -81,19 +81,19 @@ class StepRunner:
 
     def take_events(self) -> list[tuple[str, str]]:
         """Return kind and text of the events to report at once."""
-        taken = []
+        results = []
         while not self._events.empty():
-            taken.append(self._events.get())
-        return taken
+            results.append(self._events.get())
+        return results
 
     def take_counts(self) -> tuple[str, int, int]:
         """Return the execution that downloads, the bytes since the last call, and all bytes there."""
         with self._lock:
             came_bytes, self._came_bytes = self._came_bytes, 0
-        wanted = self._counted  # also after its step, to count the last bytes
-        if wanted is None:
+        desired_model = self._counted  # also after its step, to count the last bytes
+        if desired_model is None:
             return "", came_bytes, 0
-        return wanted.execution, came_bytes, self._read_size(wanted)
+        return desired_model.execution, came_bytes, self._read_size(desired_model)
 
     def retain(self, downloading: set[str], under_way: set[str]) -> None:
         """Stop a step that is no longer needed.
@@ -103,9 +103,9 @@ class StepRunner:
             under_way: executions that have not ended; one that ended by its timeout must not block the next.
         """
         step = self._step
-        if step is None or step.wanted is None:
+        if step is None or step.desired_model is None:
             return
-        if step.wanted.execution not in (downloading if step.action == "download" else under_way):
+        if step.desired_model.execution not in (downloading if step.action == "download" else under_way):
             self._stop.set()
 
     def list_downloaded(self) -> frozenset[str]:
@@ -122,8 +122,8 @@ class StepRunner:
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
 
-    def _read_size(self, wanted: DesiredModel) -> int:
-        for name in (wanted.sha256, f"{wanted.sha256}.part"):
+    def _read_size(self, desired_model: DesiredModel) -> int:
+        for name in (desired_model.sha256, f"{desired_model.sha256}.part"):
             with contextlib.suppress(OSError):
                 return (self._downloads / name).stat().st_size
         return 0
@@ -133,10 +133,10 @@ class StepRunner:
         if step.action in ("download", "install", "refresh"):
             return self._carrier.carry_out(order, self._stop, self._note, self._count)
         try:
-            if step.wanted is None:
+            if step.desired_model is None:
                 self._installer.remove(step.model)
             elif step.action == "load":
-                self._installer.load(step.wanted)
+                self._installer.load(step.desired_model)
                 return _load_again("the service was asked to load it")
             else:
                 self._installer.unload(step.model)

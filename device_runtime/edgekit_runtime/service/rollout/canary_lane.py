@@ -123,14 +123,14 @@ class CanaryLane(Lane):
                     self._unpaired = max(0, self._unpaired - 1)  # an error is no wrong answer
                 self._take_failure(call, answer, now_s)
                 return
-            kept = inputs
-            if kept is None and is_compared:  # the model has run at once
-                kept = call.own_inputs()
+            own_inputs = inputs
+            if own_inputs is None and is_compared:  # the model has run at once
+                own_inputs = call.own_inputs()
             call.reply(answer)
             if not isinstance(answer, Reused):
                 self._observer.count_candidate(now_s - begin_s)
-            if kept is not None:
-                self._pairs.start(kept, self._take_pair)
+            if own_inputs is not None:
+                self._pairs.start(own_inputs, self._take_pair)
 
         self._candidate.submit(call.answered_by(take))
         if is_compared and not is_answered:  # the model runs on a thread meanwhile

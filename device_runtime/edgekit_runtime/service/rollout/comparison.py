@@ -136,18 +136,18 @@ def similarity(current: Outputs, candidate: Outputs) -> float:
     """
     parts = []
     for name, want in current.items():
-        got = candidate.get(name)
-        if got is None:
+        output = candidate.get(name)
+        if output is None:
             parts.append(0.0)
-        elif got.shape != want.shape:
-            pair = {name: got}, {name: want}
+        elif output.shape != want.shape:
+            pair = {name: output}, {name: want}
             parts.append(row_similarity(*pair, row_axes([{}, {}], pair)).get(name, 0.0))
         elif not want.size:
             parts.append(1.0)
         elif want.dtype.kind != "f":
-            parts.append(float((got == want).mean()))
+            parts.append(float((output == want).mean()))
         else:
             expected = want.reshape(-1).astype(np.float64)
-            error = np.linalg.norm(got.reshape(-1).astype(np.float64) - expected)
+            error = np.linalg.norm(output.reshape(-1).astype(np.float64) - expected)
             parts.append(max(0.0, 1.0 - float(error / max(np.linalg.norm(expected), 1e-12))))
     return sum(parts) / len(parts)

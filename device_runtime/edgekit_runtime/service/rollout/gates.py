@@ -133,7 +133,7 @@ Verdict: TypeAlias = Continue | Promote | Rollback
 
 
 class _State(Enum):
-    KEPT = "kept"
+    PASSED = "passed"
     MISSED = "missed"
     OPEN = "open"
 
@@ -226,7 +226,7 @@ def _find_agreement(observed: Observed, least: float, alpha: float) -> _Finding:
         mean = observed.agreement / observed.compared if observed.compared else math.nan
         return f"agreement {mean:.4f} over {observed.compared} answers, expected at least {least:g}"
 
-    return _Finding("agreement", _state_of(is_above, wanted=True), text, is_proof_needed=True)
+    return _Finding("agreement", _state_of(is_above, expected=True), text, is_proof_needed=True)
 
 
 def _find_errors(observed: Observed, gates: Gates) -> _Finding:
@@ -249,17 +249,17 @@ def _find_errors(observed: Observed, gates: Gates) -> _Finding:
     return _Finding("errors", state, text, is_proof_needed=is_beyond)
 
 
-def _state_of(is_above: bool | None, *, wanted: bool) -> _State:
+def _state_of(is_above: bool | None, *, expected: bool) -> _State:
     if is_above is None:
         return _State.OPEN
-    return _State.KEPT if is_above is wanted else _State.MISSED
+    return _State.PASSED if is_above is expected else _State.MISSED
 
 
 def _compare(own: tuple[float, float], low_limit: float, high_limit: float) -> _State:
     """Compare the interval of the candidate with a limit that lies between two bounds."""
     if own[0] > high_limit:
         return _State.MISSED
-    return _State.KEPT if own[1] <= low_limit else _State.OPEN
+    return _State.PASSED if own[1] <= low_limit else _State.OPEN
 
 
 def _find_p50(paired: PairedLatency, limit: float, alpha: float) -> _Finding:
@@ -290,7 +290,7 @@ def _find_p99(paired: PairedLatency, limit: float, alpha: float) -> _Finding:
             f" p99 of {slow_ms:.3g} ms), and only the current version in {others} (over that p99)"
         )
 
-    return _Finding("latency_p99", _state_of(is_above, wanted=False), text, is_proof_needed=False)
+    return _Finding("latency_p99", _state_of(is_above, expected=False), text, is_proof_needed=False)
 
 
 def _find_energy(candidate: LogHistogram, current: LogHistogram, limit: float, alpha: float) -> _Finding:

@@ -89,15 +89,15 @@ def _run_both(
     answers: list[Outputs | None] = [None, None]
     times_s = [0.0, 0.0]
     first = flip()
-    for place in (first, 1 - first):
+    for arm in (first, 1 - first):
         # Real calls more often wait for one version than for the other: waiting is no part of its time.
-        with getattr(sessions[place], "alone", _NO_LOCK):
+        with getattr(sessions[arm], "alone", _NO_LOCK):
             begin_s = clock()
-            answer: Answer | None = run_one(sessions[place], inputs)
-            times_s[place] = clock() - begin_s
+            answer: Answer | None = run_one(sessions[arm], inputs)
+            times_s[arm] = clock() - begin_s
         if isinstance(answer, EdgekitError):
             answer = None  # its traceback leads back here: with it, nothing of this would be freed
-        answers[place] = answer
+        answers[arm] = answer
     return answers, times_s
 
 

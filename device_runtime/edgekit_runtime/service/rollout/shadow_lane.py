@@ -42,7 +42,7 @@ class ShadowLane(Lane):
     """
 
     __slots__ = (
-        *("_armed", "_asked", "_candidate", "_clock", "_current", "_defer", "_last_s"),
+        *("_armed", "_is_scheduled", "_candidate", "_clock", "_current", "_defer", "_last_s"),
         *("_observer", "_options", "_pairs", "_pending", "_phase", "dropped", "under_way"),
     )
 
@@ -79,7 +79,7 @@ class ShadowLane(Lane):
         self._last_s = clock()
         self._pending: deque[_Copy] = deque()
         self._armed = False
-        self._asked = False
+        self._is_scheduled = False
         self.under_way = 0
         self.dropped = 0
 
@@ -104,12 +104,12 @@ class ShadowLane(Lane):
             if copy is None:
                 call.reply(answer)
                 return
-            kept, copy = copy, None
-            kept.current_s, kept.answered_s = now_s - begin_s, now_s
-            if kept.inputs is None and not isinstance(answer, EdgekitError | Reused):
-                self._copy_inputs(kept, call)
+            pending, copy = copy, None
+            pending.current_s, pending.answered_s = now_s - begin_s, now_s
+            if pending.inputs is None and not isinstance(answer, EdgekitError | Reused):
+                self._copy_inputs(pending, call)
             call.reply(answer)
-            self._keep(kept, answer)
+            self._keep(pending, answer)
 
         self._current.submit(call.answered_by(take))
         if copy is not None:  # the model runs on a thread meanwhile
@@ -145,13 +145,13 @@ class ShadowLane(Lane):
         while self._pending and now_s - self._pending[0].answered_s > options.max_wait_s:
             self._pending.popleft()
             self.dropped += 1
-        if not self._pending or self._asked:
+        if not self._pending or self._is_scheduled:
             return
         if self.under_way > options.max_load or now_s - self._last_s < options.quiet_s:
             self._arm()
             return
         copy = self._pending.popleft()
-        self._asked = True
+        self._is_scheduled = True
 
         def take(answer: Answer) -> None:
             if self._is_good(copy, answer, self._clock() - now_s):
@@ -167,7 +167,7 @@ class ShadowLane(Lane):
         self._go_on()
 
     def _go_on(self) -> None:
-        self._asked = False
+        self._is_scheduled = False
         if self._pending:
             self._arm()
 

@@ -75,8 +75,8 @@ class Trial:
     def describe(self) -> str:
         """Return one line for the index of models."""
         share = _parts(self.options).share
-        found = self.to_json()
-        candidate, comparison = found["candidate"], found.get("comparison")
+        status = self.to_json()
+        candidate, comparison = status["candidate"], status.get("comparison")
         answers = candidate["answers"] if isinstance(candidate, Mapping) else 0
         line = f"{self.options.rollout} with {share:.0%} of the calls, {answers} answers so far"
         if not isinstance(comparison, Mapping):  # a worker has not reported yet
@@ -150,10 +150,12 @@ def _parts(options: ModelOptions) -> CanaryOptions | ShadowOptions:
 
 def find_difference(current: Manifest, candidate: Manifest) -> str | None:
     """Return in which inputs or outputs two versions differ, the candidate's first; None if in nothing."""
-    for what in ("inputs", "outputs"):
-        old, new = ([_describe(spec) for spec in getattr(one, what)] for one in (current, candidate))
+    for direction in ("inputs", "outputs"):
+        old, new = (
+            [_describe(spec) for spec in getattr(manifest, direction)] for manifest in (current, candidate)
+        )
         if old != new:
-            return f"{what} {new} instead of {old}"
+            return f"{direction} {new} instead of {old}"
     return None
 
 

@@ -163,7 +163,7 @@ def _revoke(fleet: Fleet, principal: Principal, request: RevokeDevice) -> Device
 def _invite(fleet: Fleet, principal: Principal, request: InviteDevices) -> InvitationList:
     if not 0 < len(request.names) <= _MOST_CODES:
         raise FleetError(f"names: {len(request.names)} of them, expected 1 to {_MOST_CODES}")
-    found = devices.invite(
+    invitations = devices.invite(
         fleet.store,
         fleet.settings,
         fleet.authority,
@@ -173,19 +173,21 @@ def _invite(fleet: Fleet, principal: Principal, request: InviteDevices) -> Invit
         tags=request.tags,
         life_s=request.hours * 3600,
     )
-    return InvitationList(items=tuple(found))
+    return InvitationList(items=tuple(invitations))
 
 
 def _read_audit(fleet: Fleet, _principal: Principal, request: ReadAudit) -> AuditList:
-    found = records.read_audit(
+    records_of_page = records.read_audit(
         fleet.store,
         subject=request.subject or None,
         action=request.action or None,
         limit=request.limit + 1,
         before=request.before or None,
     )
-    items = found[-request.limit :]
-    return AuditList(items=tuple(items), next=items[0].number if len(found) > request.limit else None)
+    items = records_of_page[-request.limit :]
+    return AuditList(
+        items=tuple(items), next=items[0].number if len(records_of_page) > request.limit else None
+    )
 
 
 def _check_audit(fleet: Fleet, _principal: Principal, _request: Nothing) -> AuditCheck:

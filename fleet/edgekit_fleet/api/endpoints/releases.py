@@ -241,28 +241,28 @@ def _make_release(fleet: Fleet, principal: Principal, request: MakeRelease) -> R
     there = (
         {path.name: path for path in fleet.folder.uploads.iterdir()} if fleet.folder.uploads.is_dir() else {}
     )
-    missing = [each for each in request.packages if each not in there]
+    missing = [digest for digest in request.packages if digest not in there]
     if missing:
         raise FleetError(f"package {missing[0][:80]!r} is not there; upload it: PUT /packages/SHA256")
-    made = releases.make_release(
+    summary = releases.make_release(
         fleet.folder,
         fleet.store,
         TrustStore.from_folder(find_keys_folder()),
-        [there[each] for each in request.packages],
+        [there[digest] for digest in request.packages],
         actor=principal.name,
         name=request.name,
         note=request.note,
         min_agreement=request.min_agreement,
     )
-    for each in request.packages:
-        there[each].unlink(missing_ok=True)
-    return made
+    for digest in request.packages:
+        there[digest].unlink(missing_ok=True)
+    return summary
 
 
 def _list_releases(fleet: Fleet, _principal: Principal, request: ListPage) -> ReleaseList:
-    found = releases.list_releases(fleet.store, after=request.after, limit=request.limit + 1)
-    items = found[: request.limit]
-    return ReleaseList(items=tuple(items), next=items[-1].name if len(found) > request.limit else None)
+    summaries = releases.list_releases(fleet.store, after=request.after, limit=request.limit + 1)
+    items = summaries[: request.limit]
+    return ReleaseList(items=tuple(items), next=items[-1].name if len(summaries) > request.limit else None)
 
 
 def _withdraw(fleet: Fleet, principal: Principal, request: Named) -> ReleaseSummary:
@@ -298,9 +298,9 @@ def _has_stopped(request: GetRollout, answer: RolloutSummary) -> bool:
 
 
 def _list_rollouts(fleet: Fleet, _principal: Principal, request: ListPage) -> RolloutList:
-    found = rollouts.list_rollouts(fleet.store, after=request.after, limit=request.limit + 1)
-    items = found[: request.limit]
-    return RolloutList(items=tuple(items), next=items[-1].name if len(found) > request.limit else None)
+    summaries = rollouts.list_rollouts(fleet.store, after=request.after, limit=request.limit + 1)
+    items = summaries[: request.limit]
+    return RolloutList(items=tuple(items), next=items[-1].name if len(summaries) > request.limit else None)
 
 
 def _order(fleet: Fleet, principal: Principal, request: OrderRollout) -> RolloutSummary:

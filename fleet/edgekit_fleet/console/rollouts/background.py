@@ -12,14 +12,14 @@ from typing import Final, Generic, TypeVar
 from edgekit_runtime.errors import RequestError
 
 _WAIT_S: Final = 0.03
-_KEPT_S: Final = 60.0
+_FRESH_S: Final = 60.0
 _MOST_TASKS: Final = 8
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[Result]):
+class Lookup(Generic[Result]):
     """The result so far.
 
     Attributes:
@@ -48,7 +48,7 @@ class Background(Generic[Result]):
         self._tasks: OrderedDict[Hashable, _Task[Result]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def find(self, key: Hashable, work: Callable[[], Result], *, is_again: bool = False) -> Found[Result]:
+    def find(self, key: Hashable, work: Callable[[], Result], *, is_again: bool = False) -> Lookup[Result]:
         """Return the result of some work, or the previous result if the work takes too long for a page.
 
         Args:
@@ -62,7 +62,7 @@ class Background(Generic[Result]):
         """
         with self._lock:
             task = self._tasks.pop(key, None)
-            is_fresh = is_again and task is not None and time.monotonic() - task.begun_at < _KEPT_S
+            is_fresh = is_again and task is not None and time.monotonic() - task.begun_at < _FRESH_S
             if task is None or (task.future.done() and not is_fresh):
                 self._make_place()
                 before = task.future.result() if task and not task.future.exception() else None
@@ -70,8 +70,8 @@ class Background(Generic[Result]):
             self._tasks[key] = task
         wait((task.future,), _WAIT_S)
         if task.future.done():
-            return Found(task.future.result(), True)
-        return Found(task.before, False)
+            return Lookup(task.future.result(), True)
+        return Lookup(task.before, False)
 
     def _make_place(self) -> None:
         if len(self._tasks) < _MOST_TASKS:

@@ -112,4 +112,4 @@ def _choose_counts(most: int) -> tuple[int, ...]:
     """Return up to 48 numbers from 1 to `most`, closer at the beginning."""
     if most <= _POINTS:
         return tuple(range(1, most + 1))
-    return tuple(sorted({round(math.exp(one)) for one in np.linspace(0, math.log(most), _POINTS)}))
+    return tuple(sorted({round(math.exp(exponent)) for exponent in np.linspace(0, math.log(most), _POINTS)}))

@@ -54,7 +54,7 @@ def view_gate(course: Course) -> GateView:
     )
     answers = course.counts[-1]
     is_log = answers > _LINEAR
-    ticks = count_ticks(answers) if is_log else [(float(one), f"{one}") for one in _few(answers)]
+    ticks = count_ticks(answers) if is_log else [(float(count), f"{count}") for count in _few(answers)]
     chart = Chart(
         key=f"gate-{gate.name}",
         title=title,

@@ -41,11 +41,11 @@ class RolloutPages:
         before = _read_number(request.query_params.get("before", ""))
         with console.store.snapshot() as session:
             rows = queries.list_rollout_rows(session, limit=_ROLLOUTS + 1, before=before)
-            shown = rows[:_ROLLOUTS]
-            counts = queries.count_members(session, [row.name for row in shown if queries.is_open(row)])
-        more = with_query(request, before=repr(shown[-1].created_at)) if len(rows) > _ROLLOUTS else ""
+            page_rows = rows[:_ROLLOUTS]
+            counts = queries.count_members(session, [row.name for row in page_rows if queries.is_open(row)])
+        more = with_query(request, before=repr(page_rows[-1].created_at)) if len(rows) > _ROLLOUTS else ""
         return console.render(
-            request, "rollouts.html", rows=shown, counts=counts, more=more, is_first=before is None
+            request, "rollouts.html", rows=page_rows, counts=counts, more=more, is_first=before is None
         )
 
     def show_one(self, console: Console, request: Request) -> Response:
@@ -56,8 +56,8 @@ class RolloutPages:
             waves = queries.list_waves(session, row)
             failures = queries.list_failures(session, row)
             refusals = queries.list_refusals(session, row)
-        found = self._logs.find(console.store, name)
-        log = found.result
+        log_result = self._logs.find(console.store, name)
+        log = log_result.result
         faults = [
             queries.Reason("faulty", fault, _FAULTS.get(fault, fault), count, devices)
             for fault, (count, devices) in (log.faults.items() if log else ())
@@ -72,24 +72,24 @@ class RolloutPages:
             refusals=refusals,
             gates=[view_gate(course) for course in log.courses] if log else [],
             log=log,
-            is_current=found.is_current,
+            is_current=log_result.is_current,
             kind=_MOMENT_KINDS,
         )
 
     def show_members(self, console: Console, request: Request) -> Response:
         """Return the devices of a rollout, a page of them."""
         name = request.path_params["name"]
-        state, after = (request.query_params.get(each, "") for each in ("state", "after"))
+        state, after = (request.query_params.get(name, "") for name in ("state", "after"))
         with console.store.snapshot() as session:
             row = queries.find_rollout_row(session, name)
-            found = queries.list_members(session, name, state=state or None, after=after, limit=_MEMBERS + 1)
-        shown = found[:_MEMBERS]
-        more = with_query(request, after=shown[-1].device) if len(found) > _MEMBERS else ""
+            rows = queries.list_members(session, name, state=state or None, after=after, limit=_MEMBERS + 1)
+        members = rows[:_MEMBERS]
+        more = with_query(request, after=members[-1].device) if len(rows) > _MEMBERS else ""
         return console.render(
             request,
             "rollout_members.html",
             row=row,
-            members=shown,
+            members=members,
             more=more,
             state=state,
             states=queries.MEMBER_STATES,
@@ -101,8 +101,8 @@ class RolloutPages:
         name = request.path_params["name"]
         with console.store.snapshot() as session:
             row = queries.find_rollout_row(session, name)
-            found = queries.count_members(session, [name])[name].states
-        states = {state: found.get(state, 0) for state in queries.MEMBER_STATES}
+            counts = queries.count_members(session, [name])[name].states
+        states = {state: counts.get(state, 0) for state in queries.MEMBER_STATES}
         return console.render(
             request,
             "rollout_abort.html",

@@ -11,7 +11,7 @@ from sqlalchemy import select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edgekit_fleet.console.rollouts.background import Background, Found
+from edgekit_fleet.console.rollouts.background import Background, Lookup
 from edgekit_fleet.console.rollouts.queries import Reason
 from edgekit_fleet.console.shell import Console
 from edgekit_fleet.operations import saved
@@ -25,7 +25,7 @@ from edgekit_fleet.store.tables import ReleaseRow
 from edgekit_runtime.errors import EdgekitError, FleetError
 
 _RELEASES: Final = 50
-_SHOWN: Final = 5
+_MAX_NAMES: Final = 5
 _MAX_DEVICES: Final = 10**9
 _DEFAULTS: Final = RolloutSettings(waves=(1,), minimum=1)
 
@@ -110,8 +110,8 @@ class PlanPages:
         form = request.state.form
         fields = {name: form.get(name, value) for name, value in FIELDS.items()}
         try:
-            wanted = _read_request(fields, form.get("name", ""))
-            name = start_rollout(console.store, wanted, request.state.principal.name)
+            rollout = _read_request(fields, form.get("name", ""))
+            name = start_rollout(console.store, rollout, request.state.principal.name)
         except EdgekitError as error:
             return self._render(console, request, fields, str(error))
         return console.redirect(request, f"/rollouts/{quote(name)}", f"{name} began.")
@@ -129,12 +129,12 @@ class PlanPages:
             windows = saved.list_windows(session)
             name = propose_name(session, fields["release"])
         is_again = "again" in request.query_params
-        found: Found[PlanView] = Found(None, True)
+        lookup: Lookup[PlanView] = Lookup(None, True)
         if fields["release"]:
             try:
-                wanted = _read_request(fields)
+                rollout = _read_request(fields)
                 key = tuple(fields.values())
-                found = self._plans.find(key, lambda: _make_view(console.store, wanted), is_again=is_again)
+                lookup = self._plans.find(key, lambda: _make_view(console.store, rollout), is_again=is_again)
             except EdgekitError as error:
                 problem = problem or str(error)
         return console.render(
@@ -143,13 +143,13 @@ class PlanPages:
             status=422 if problem and not is_again else 200,  # the open page takes no part with an error
             fields=fields,
             releases=releases,
-            release_choices=[("", "choose one"), *((one, one) for one in releases)],
-            has_options=any(fields[one] != FIELDS[one] for one in _OPTIONS),
+            release_choices=[("", "choose one"), *((release, release) for release in releases)],
+            has_options=any(fields[name] != FIELDS[name] for name in _OPTIONS),
             limits=LIMITS,
             windows=windows,
             problem=problem,
-            plan=found.result if found.is_current else None,
-            is_current=found.is_current,
+            plan=lookup.result if lookup.is_current else None,
+            is_current=lookup.is_current,
             is_again=is_again,
             again=f"/rollouts/new?{urlencode({**fields, 'again': '1'})}",
             # The name is fixed here: a form that is sent twice starts one rollout.
@@ -165,8 +165,8 @@ def _make_view(store: Store, request: RolloutRequest) -> PlanView:
         others=sum(len(names) for _, names in plan.refused),
         classes=_sum_classes(plan.planned),
         refused=_group_refused(plan.refused),
-        bytes=sum(one.bytes * len(names) for one, names in plan.planned),
-        minutes=max((one.minutes for one, _ in plan.planned), default=0.0),
+        bytes=sum(planned_device.bytes * len(names) for planned_device, names in plan.planned),
+        minutes=max((planned_device.minutes for planned_device, _ in plan.planned), default=0.0),
         waves=plan.waves,
         minimum=min(plan.minimum, plan.devices),
         min_agreement=plan.min_agreement,
@@ -206,32 +206,36 @@ def _read_number(fields: Mapping[str, str], name: str) -> float | None:
 
 def _sum_classes(planned: Sequence[tuple[Planned, Sequence[str]]]) -> list[ClassPlan]:
     of_class: dict[str, list[tuple[Planned, int]]] = {}
-    for one, names in planned:
-        of_class.setdefault(one.target, []).append((one, len(names)))
-    found = []
+    for planned_device, names in planned:
+        of_class.setdefault(planned_device.target, []).append((planned_device, len(names)))
+    plans = []
     for target, some in sorted(of_class.items()):
         notes: dict[str, int] = {}
-        for one, count in some:
-            if one.note:
-                notes[one.note] = notes.get(one.note, 0) + count
-        packages = {f"{package.model} {package.version}" for one, _ in some for package in one.packages}
-        found.append(
+        for planned_device, count in some:
+            if planned_device.note:
+                notes[planned_device.note] = notes.get(planned_device.note, 0) + count
+        packages = {
+            f"{package.model} {package.version}"
+            for planned_device, _ in some
+            for package in planned_device.packages
+        }
+        plans.append(
             ClassPlan(
                 target=target,
                 devices=sum(count for _, count in some),
                 packages=tuple(sorted(packages)),
-                bytes=sum(one.bytes * count for one, count in some),
-                minutes=max(one.minutes for one, _ in some),
+                bytes=sum(planned_device.bytes * count for planned_device, count in some),
+                minutes=max(planned_device.minutes for planned_device, _ in some),
                 notes=notes,
             )
         )
-    return found
+    return plans
 
 
 def _group_refused(refused: Sequence[tuple[Refused, Sequence[str]]]) -> list[Reason]:
     of_code: dict[str, list[tuple[Refused, Sequence[str]]]] = {}
-    for one, names in refused:
-        of_code.setdefault(one.code, []).append((one, names))
+    for refusal, names in refused:
+        of_code.setdefault(refusal.code, []).append((refusal, names))
     reasons = [
         Reason("", code, some[0][0].reason, sum(len(names) for _, names in some), _first(n for _, n in some))
         for code, some in of_code.items()
@@ -241,4 +245,4 @@ def _group_refused(refused: Sequence[tuple[Refused, Sequence[str]]]) -> list[Rea
 
 def _first(groups: Iterable[Sequence[str]]) -> list[str]:
     """Return the first few names of groups, each of which is sorted."""
-    return sorted(itertools.chain.from_iterable(names[:_SHOWN] for names in groups))[:_SHOWN]
+    return sorted(itertools.chain.from_iterable(names[:_MAX_NAMES] for names in groups))[:_MAX_NAMES]

@@ -63,14 +63,14 @@ class Reason:
     """Devices that have the same reason.
 
     Attributes:
-        what: happened, such as `failed`.
+        outcome: outcome, such as `failed`.
         code: code of the reason.
         sentence: sentence of one of the devices.
         count: number of devices.
         devices: some of them.
     """
 
-    what: str
+    outcome: str
     code: str
     sentence: str
     count: int
@@ -115,10 +115,10 @@ def count_members(session: Session, rollouts: Sequence[str]) -> dict[str, Wave]:
         .where(MemberRow.rollout.in_(rollouts), MemberRow.wave >= 0)
         .group_by(MemberRow.rollout, MemberRow.state)
     )
-    found: dict[str, dict[str, int]] = {name: {} for name in rollouts}
+    counts: dict[str, dict[str, int]] = {name: {} for name in rollouts}
     for rollout, state, count in rows:
-        found[rollout][state] = count
-    return {name: Wave(0, sum(states.values()), states) for name, states in found.items()}
+        counts[rollout][state] = count
+    return {name: Wave(0, sum(states.values()), states) for name, states in counts.items()}
 
 
 def list_waves(session: Session, row: RolloutRow) -> list[Wave]:
@@ -160,7 +160,7 @@ def list_failures(session: Session, row: RolloutRow) -> list[Reason]:
     released = set(
         session.scalars(select(ReleasePackageRow.version).where(ReleasePackageRow.release == row.release))
     )
-    found = []
+    reasons = []
     for version, state, code, devices, reason in groups:
         names = session.scalars(
             select(ExecutionRow.device)
@@ -173,11 +173,11 @@ def list_failures(session: Session, row: RolloutRow) -> list[Reason]:
             .distinct()
             .limit(_DEVICES)
         ).all()
-        what = state.replace("_", " ")
+        outcome = state.replace("_", " ")
         if version not in released:
-            what = f"way back to {version} {what}"
-        found.append(Reason(what, code, reason, devices, names))
-    return found
+            outcome = f"way back to {version} {outcome}"
+        reasons.append(Reason(outcome, code, reason, devices, names))
+    return reasons
 
 
 def list_refusals(session: Session, row: RolloutRow) -> list[Reason]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from edgekit_fleet.console.rollouts.background import Background, Found
+from edgekit_fleet.console.rollouts.background import Background, Lookup
 from edgekit_fleet.console.rollouts.evidence import Course, find_courses
 from edgekit_fleet.rollouts.gate_table import Fault
 from edgekit_fleet.rollouts.progress import (
@@ -33,7 +33,7 @@ from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.tables import AuditRow
 from edgekit_runtime.errors import FleetError
 
-_KEPT: Final = 8
+_MAX_LOGS: Final = 8
 _MOMENTS: Final = 40
 _DEVICES: Final = 5
 _ORDERS: Final = {
@@ -170,7 +170,7 @@ class RolloutLogs:
         self._logs: OrderedDict[str, RolloutLog] = OrderedDict()
         self._background: Background[LogView] = Background(closing)
 
-    def find(self, store: Store, rollout: str) -> Found[LogView]:
+    def find(self, store: Store, rollout: str) -> Lookup[LogView]:
         """Return the log as read so far; the background reads the rest.
 
         Raises:
@@ -181,7 +181,7 @@ class RolloutLogs:
     def _follow(self, store: Store, rollout: str) -> LogView:
         log = self._logs.setdefault(rollout, RolloutLog())  # only the background's one thread runs this
         self._logs.move_to_end(rollout)
-        if len(self._logs) > _KEPT:
+        if len(self._logs) > _MAX_LOGS:
             self._logs.popitem(last=False)
         with store.snapshot() as session:
             log.follow(session, rollout)

@@ -39,9 +39,9 @@ def _fill() -> None:
         "devices", sa.column("name"), sa.column("facts", sa.JSON), sa.column("reported", sa.JSON)
     )
     with Session(op.get_bind()) as session:
-        found = {
+        attributes = {
             row.name: list_stable(row.facts, list_models(row.reported))
             for row in session.execute(sa.select(devices))
         }
-        replace_attributes(session, found)
+        replace_attributes(session, attributes)
         session.flush()
