@@ -27,7 +27,7 @@ from edgekit_runtime.drift.monitor import Drift
 from edgekit_runtime.service.options.rollout import CanaryOptions, Gates, ShadowOptions
 from edgekit_runtime.service.rollout.canary_lane import CanaryLane
 from edgekit_runtime.service.rollout.comparison import Compare, choose_comparison
-from edgekit_runtime.service.rollout.gates import Continue, Observed, Promote, Rollback, judge
+from edgekit_runtime.service.rollout.gates import Continue, Observations, Promote, Rollback, judge
 from edgekit_runtime.service.rollout.observer import Observer
 from edgekit_runtime.service.rollout.paired_runs import Pair, TakePair, run_pair
 from edgekit_runtime.service.rollout.shadow_lane import ShadowLane
@@ -168,7 +168,7 @@ def print_costs(rounds: int) -> None:
     for name, values in found.items():
         own = statistics.median(values) - (0 if name == "bare" else bare)
         print(f"| {name} | {own:.2f} |" if name == "bare" else f"| {name} | +{own:.2f} |")
-    observed = Observed()
+    observed = Observations()
     for _ in range(5000):
         for arm in (observed.current, observed.candidate):
             arm.answers += 1
@@ -216,7 +216,7 @@ def simulate(gates: Gates, seed: int, samples: int, fault: Mapping[str, float], 
     candidate_s *= np.where(rng.random(samples) < 0.03, fault.get("tail", 1.0), 1.0)
     agrees = rng.random(samples) < fault.get("agreement", 0.99)
     fails = rng.random(samples) < fault.get("failing", 0.0)
-    observed = Observed()
+    observed = Observations()
     current, candidate = observed.current, observed.candidate
     look = 32
     for place in range(samples):

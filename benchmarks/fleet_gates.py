@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN, Model, Simulation, simulate
 
-from edgekit_fleet.rollouts.progress import Answered
+from edgekit_fleet.rollouts.progress import AnswerEntry
 from edgekit_fleet.rollouts.waves import DEFAULT_WAVES, default_minimum, plan_waves
 
 FLEETS = (1_000, 10_000, 20_000)
@@ -31,7 +31,7 @@ def peer_exposure(run: Simulation, devices: int) -> int:
 
     The share of failed installs that our rollout saw is taken for that of the whole fleet.
     """
-    outcomes = [entry.outcome for _, entry in run.log if isinstance(entry, Answered) and entry.outcome]
+    outcomes = [entry.outcome for _, entry in run.log if isinstance(entry, AnswerEntry) and entry.outcome]
     failed = outcomes.count("failed") / max(len(outcomes), 1)
     exposed = 0
     for end in plan_waves(DEFAULT_WAVES, devices, 1):
@@ -45,7 +45,7 @@ def peer_exposure(run: Simulation, devices: int) -> int:
 def peer_stops_clean(run: Simulation, devices: int) -> bool:
     """Return whether a group rule would stop the rollout of `run`: 5 % of a group failed to install."""
     failed = {
-        entry.device for _, entry in run.log if isinstance(entry, Answered) and entry.outcome == "failed"
+        entry.device for _, entry in run.log if isinstance(entry, AnswerEntry) and entry.outcome == "failed"
     }
     order, begin = list(run.progress.members), 0
     for end in plan_waves(DEFAULT_WAVES, devices, 1):

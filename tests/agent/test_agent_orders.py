@@ -13,8 +13,8 @@ from tests.fleet.conftest import fleet, fleet_settings, mosquitto  # noqa: F401 
 from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 from tests.waiting import wait_for
 
-from edgekit_runtime.agent.agent import Renewal
 from edgekit_runtime.agent.enrolment import is_renewal_due, renew
+from edgekit_runtime.agent.link_watch import Renewal
 from edgekit_runtime.agent.membership import read_membership
 
 pytest.importorskip("onnxruntime")
@@ -87,7 +87,7 @@ def test_agent_connects_again_when_its_certificate_was_renewed(is_due, simulated
         stop.set()
         return Renewal(is_new=is_due)
 
-    simulated.agent._renew = renew_now
+    simulated.agent._watch._renew = renew_now
     simulated.clock.passed_s += 200.0
     assert simulated.agent.run(stop) == ("renewed" if is_due else "stopped")
     assert asked == [False]

@@ -14,7 +14,7 @@ from edgekit_runtime.agent.agent import Agent
 from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.execution.step_result import StepResult
 from edgekit_runtime.agent.membership import Membership
-from edgekit_runtime.agent.mqtt_link import Received
+from edgekit_runtime.agent.mqtt_link import LinkMessage
 from edgekit_runtime.agent.signing import seal
 from edgekit_runtime.slots import Slots
 
@@ -24,7 +24,7 @@ class Link:
 
     def __init__(self, desired):
         self.received = queue.SimpleQueue()
-        self.received.put(Received("desired", desired))
+        self.received.put(LinkMessage("desired", desired))
         self.will, self.reconnect_s, self.is_connected = b"", 1.0, True
 
     def start(self): ...

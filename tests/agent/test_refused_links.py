@@ -11,7 +11,7 @@ from tests.fleet.attacks.attack_site import Broker, SimulatedTime
 
 from edgekit_runtime import cli
 from edgekit_runtime.agent import agent as agent_module
-from edgekit_runtime.agent.agent import Renewal
+from edgekit_runtime.agent.link_watch import Renewal
 from edgekit_runtime.agent.membership import LinkProblem, Membership
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.commands import agent as agent_command

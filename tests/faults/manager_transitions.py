@@ -12,7 +12,7 @@ from tests.faults.manager_world import DEVICES, World
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.operations import devices, records, releases, rollouts
 from edgekit_fleet.operations.rollouts import RolloutRequest
-from edgekit_fleet.rollouts.progress import Order, Ordered
+from edgekit_fleet.rollouts.progress import Order, OrderEntry
 from edgekit_fleet.rollouts.runner import read_entries
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
@@ -196,7 +196,7 @@ def _order(name: str, order: Order, state: str, wave: int = 0) -> tuple[Act, Cal
         assert world.manager is not None
         with world.manager.store.transaction() as session:
             entries = [entry for _, _, entry in read_entries(session, name)]
-        given = sum(isinstance(entry, Ordered) and entry.order == order for entry in entries)
+        given = sum(isinstance(entry, OrderEntry) and entry.order == order for entry in entries)
         if given < max(wave, 1):
             rollouts.give_order(world.manager.store, name, order, "ann")
         world.settle(is_over)

@@ -16,7 +16,7 @@ from edgekit_fleet.manager import control_loop
 from edgekit_fleet.operations import running
 from edgekit_fleet.operations.rollouts import replay_rollout
 from edgekit_fleet.releases.repository import TufRepository
-from edgekit_fleet.rollouts.progress import Decision, Joined, Started, Withdrawn
+from edgekit_fleet.rollouts.progress import Decision, JoinEntry, StartEntry, WithdrawalEntry
 from edgekit_fleet.rollouts.runner import OPEN_STATES, read_entries
 from edgekit_fleet.store import audit, database
 from edgekit_fleet.store.database import Store
@@ -301,11 +301,11 @@ class World:
         offered: list[str] = []
         waves = []
         for number, entry in enumerate(entries):
-            if isinstance(entry, Started) and number:
+            if isinstance(entry, StartEntry) and number:
                 problems.append(f"{name}: started twice")
-            if isinstance(entry, (Started, Joined)):
+            if isinstance(entry, (StartEntry, JoinEntry)):
                 cohort += entry.devices
-            elif isinstance(entry, Withdrawn):
+            elif isinstance(entry, WithdrawalEntry):
                 offered = [one for one in offered if one not in entry.devices]
             elif isinstance(entry, Decision) and entry.action == "start":
                 offered += entry.devices

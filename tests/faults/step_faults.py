@@ -43,7 +43,7 @@ from edgekit_runtime.agent.execution import install, step_child
 from edgekit_runtime.agent.execution.step_child import ChildSteps, StepPlaces
 from edgekit_runtime.agent.journal import hold_journal
 from edgekit_runtime.agent.membership import read_membership
-from edgekit_runtime.agent.mqtt_link import Received
+from edgekit_runtime.agent.mqtt_link import LinkMessage
 from edgekit_runtime.agent.signing import seal
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import to_plain
@@ -80,13 +80,13 @@ class _Link:
     """A link to a broker that brings one document."""
 
     def __init__(self, desired: bytes) -> None:
-        self.received: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        self.received: queue.SimpleQueue[LinkMessage] = queue.SimpleQueue()
         self._desired = desired
         self.will, self.reconnect_s, self.is_connected = b"", 1.0, True
 
     def bring(self) -> None:
         """Bring the document, as the manager does until the device has it."""
-        self.received.put(Received("desired", self._desired))
+        self.received.put(LinkMessage("desired", self._desired))
 
     def start(self) -> None: ...
     def stop(self) -> None: ...

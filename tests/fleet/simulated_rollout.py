@@ -14,14 +14,14 @@ from edgekit_fleet.rollouts.decide import decide
 from edgekit_fleet.rollouts.gate_table import make_limits
 from edgekit_fleet.rollouts.gates import Period, measure
 from edgekit_fleet.rollouts.progress import (
-    Answered,
+    AnswerEntry,
     Decision,
     Entry,
     ModelSettings,
     Progress,
     Reading,
     RolloutSettings,
-    Started,
+    StartEntry,
     apply,
     begin,
 )
@@ -113,13 +113,13 @@ def simulate(
         limits=limits or make_limits(),
         models={name: ModelSettings(classes=CLASSES) for name in (*_name_others(others), MODEL)},
     )
-    start = Started(
+    start = StartEntry(
         settings=settings,
         devices=cohort,
         classes=tuple(fleet[device].device_class for device in cohort),
     )
     run = Simulation(begin(start, NOW), [(NOW, start)])
-    events: list[tuple[float, int, Answered]] = []
+    events: list[tuple[float, int, AnswerEntry]] = []
     now, number = NOW, 0
     while now < NOW + days * 86_400:
         while events and events[0][0] <= now:
@@ -158,24 +158,24 @@ def _make_devices(draw: random.Random, count: int) -> Iterator[Device]:
 
 def _use(
     draw: random.Random, device: Device, model: Model, now: float, settings: RolloutSettings
-) -> Iterator[tuple[float, Answered]]:
+) -> Iterator[tuple[float, AnswerEntry]]:
     """Yield what a device answers after it was offered the version, and when."""
     if device.is_offline:
         return
     at = now + draw.uniform(5, 60)
     if draw.random() < 0.005:
-        yield at, Answered(device=device.name, outcome="failed", code="timeout")
+        yield at, AnswerEntry(device=device.name, outcome="failed", code="timeout")
         return
     if draw.random() < max(model.install_failures, 0.005):
-        yield at, Answered(device=device.name, outcome="failed", code="self-test")
+        yield at, AnswerEntry(device=device.name, outcome="failed", code="self-test")
         return
-    yield at, Answered(device=device.name, outcome="succeeded")
+    yield at, AnswerEntry(device=device.name, outcome="succeeded")
     used = at + settings.limits["min_requests"] / device.requests_per_s
     if device.is_flaky or draw.random() < model.crash_share:
-        yield used, Answered(device=device.name, fault="crash-loop")
+        yield used, AnswerEntry(device=device.name, fault="crash-loop")
         return
     if draw.random() < model.not_finite_share:
-        yield used, Answered(device=device.name, fault="not-finite")
+        yield used, AnswerEntry(device=device.name, fault="not-finite")
         return
     for stage in range(STAGES):
         requests = settings.limits["min_requests"] * 10**stage
@@ -183,7 +183,7 @@ def _use(
         for name in settings.models:
             found = _measure(draw, device, model if name == MODEL else CLEAN, requests)
             readings.append(Reading(model=name, stage=stage, measures=found))
-        yield at + requests / device.requests_per_s, Answered(device=device.name, readings=tuple(readings))
+        yield at + requests / device.requests_per_s, AnswerEntry(device=device.name, readings=tuple(readings))
 
 
 def _name_others(count: int) -> list[str]:

@@ -15,15 +15,15 @@ from edgekit_fleet.rollouts.gates import Period, find_period, judge_samples, mea
 from edgekit_fleet.rollouts.progress import (
     TRANSIENT_CODES,
     UNTRIED_CODES,
-    Answered,
+    AnswerEntry,
     Decision,
-    Joined,
+    JoinEntry,
     ModelSettings,
-    Ordered,
+    OrderEntry,
     Progress,
     Reading,
     RolloutSettings,
-    Started,
+    StartEntry,
     apply,
     begin,
     entry_from_plain,
@@ -51,7 +51,7 @@ def start(count: int, **settings: object) -> Progress:
     waves = (2, count) if count > 2 else (count,)
     models = {"m": ModelSettings(classes=("rpi5",))}
     made = RolloutSettings(**{"waves": waves, "minimum": 2, "models": models, **settings})  # type: ignore[arg-type]
-    return begin(Started(settings=made, devices=devices, classes=("rpi5",) * count), 0.0)
+    return begin(StartEntry(settings=made, devices=devices, classes=("rpi5",) * count), 0.0)
 
 
 def step(progress: Progress, now: float) -> Decision:
@@ -67,7 +67,7 @@ def answer(
 ) -> None:
     for device in devices:
         readings = (Reading(model="m", stage=0, measures={"latency": 0.0}),)
-        apply(progress, Answered(device=device, outcome=outcome, code=code, readings=readings), now)  # type: ignore[arg-type]
+        apply(progress, AnswerEntry(device=device, outcome=outcome, code=code, readings=readings), now)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", BAD_MODELS)
@@ -102,7 +102,7 @@ def test_suspected_release_waits_for_a_person_and_then_goes_on() -> None:
     sentence = progress.last.sentence
     assert "failed to install it" in sentence and "too few to stop it" in sentence
     assert step(progress, now + 1).action == "wait"
-    apply(progress, Ordered(order="resume", who="anna"), now + 2)
+    apply(progress, OrderEntry(order="resume", who="anna"), now + 2)
     assert step(progress, now + 3).action == "start"
 
 
@@ -110,7 +110,7 @@ def test_after_a_resume_the_usual_steps_hold_until_twice_as_many_have_it() -> No
     progress = start(10_000)
     now = run_until_doubt(progress)
     had = progress.started
-    apply(progress, Ordered(order="resume", who="anna"), now + 1)
+    apply(progress, OrderEntry(order="resume", who="anna"), now + 1)
     steps = 0
     while progress.started < 2 * had:
         steps += 1
@@ -121,15 +121,15 @@ def test_after_a_resume_the_usual_steps_hold_until_twice_as_many_have_it() -> No
 def test_resume_of_a_pause_by_a_person_leaves_the_doubt() -> None:
     progress = start(100)
     answer(progress, step(progress, 1.0).devices, 2.0)
-    apply(progress, Ordered(order="pause", who="anna"), 3.0)
+    apply(progress, OrderEntry(order="pause", who="anna"), 3.0)
     assert step(progress, 4.0).sentence == "paused by order; resume it"
-    apply(progress, Ordered(order="resume", who="anna"), 5.0)
+    apply(progress, OrderEntry(order="resume", who="anna"), 5.0)
     assert progress.resumed_with == 0
     run_until_doubt(progress)
     assert progress.pause is not None and progress.pause.is_doubt
-    apply(progress, Ordered(order="resume", who="anna"), 1e6)
+    apply(progress, OrderEntry(order="resume", who="anna"), 1e6)
     assert progress.resumed_with == progress.started
-    apply(progress, Ordered(order="pause", who="anna"), 1e6)
+    apply(progress, OrderEntry(order="pause", who="anna"), 1e6)
     assert step(progress, 1e6).sentence == "paused by order; resume it"
 
 
@@ -163,14 +163,16 @@ def test_log_of_a_rollout_gives_the_same_decisions(is_long: bool) -> None:
 
 def test_changed_log_is_noticed() -> None:
     run = simulate(3, 100, BAD_MODELS["crash loop"])
-    log = [(at, replace(entry, fault="") if isinstance(entry, Answered) else entry) for at, entry in run.log]
+    log = [
+        (at, replace(entry, fault="") if isinstance(entry, AnswerEntry) else entry) for at, entry in run.log
+    ]
     _, differences = replay(log)
     assert [difference.logged.action for difference in differences] == ["abort"]
 
 
 def test_log_without_a_start_is_refused() -> None:
     with pytest.raises(FleetError, match="does not begin with its start"):
-        replay([(0.0, Ordered(order="pause"))])
+        replay([(0.0, OrderEntry(order="pause"))])
 
 
 def test_thirty_failures_of_a_hundred_answers_stop_a_group_of_a_thousand() -> None:
@@ -243,7 +245,7 @@ def test_model_that_gets_slow_later_stops_the_release() -> None:
     assert judge_samples(progress.samples(2.0), LIMITS, ["m"]).verdict is None
     for device in devices:
         late = (Reading(model="m", stage=1, measures={"latency": 0.7}),)
-        apply(progress, Answered(device=device, readings=late), 3.0)
+        apply(progress, AnswerEntry(device=device, readings=late), 3.0)
     decision = step(progress, 4.0)
     assert decision.action == "abort" and "latency is 2.01 times" in decision.sentence
 
@@ -257,7 +259,7 @@ def test_device_is_judged_when_all_its_models_have_answered() -> None:
     assert step(progress, 2.0).sentence == "0 of 2 devices are judged and 2 are needed"
     for device in (first, second):
         words = (Reading(model="words", stage=0, measures={"latency": 0.0}),)
-        apply(progress, Answered(device=device, readings=words), 3.0)
+        apply(progress, AnswerEntry(device=device, readings=words), 3.0)
     assert step(progress, 4.0).action == "start"
 
 
@@ -312,7 +314,7 @@ def test_abort_takes_back_every_device_that_was_offered_the_release() -> None:
     answer(progress, step(progress, 0.0).devices, 1.0)
     second = step(progress, 2.0)
     assert len(second.devices) == 2
-    apply(progress, Ordered(order="abort", who="anna"), 3.0)
+    apply(progress, OrderEntry(order="abort", who="anna"), 3.0)
     last = step(progress, 4.0)
     assert last.action == "abort" and set(last.devices) == {"d0", "d1", *second.devices}
     assert "anna aborted" in last.sentence
@@ -329,7 +331,7 @@ def test_wave_waits_for_its_approval(approval: str, asked: list[int]) -> None:
         if decision.action == "ask":
             seen.append(decision.wave)
             assert decide(progress, now + 1e6) == decision
-            apply(progress, Ordered(order="approve", who="anna"), now)
+            apply(progress, OrderEntry(order="approve", who="anna"), now)
         answer(progress, decision.devices, now)
     assert seen == asked and progress.state == "succeeded"
 
@@ -337,8 +339,8 @@ def test_wave_waits_for_its_approval(approval: str, asked: list[int]) -> None:
 def test_failure_of_the_network_is_tried_again_and_others_are_not() -> None:
     progress = start(40)
     first = step(progress, 0.0).devices
-    apply(progress, Answered(device=first[0], outcome="failed", code="timeout"), 1.0)
-    apply(progress, Answered(device=first[1], outcome="failed", code="self-test"), 1.0)
+    apply(progress, AnswerEntry(device=first[0], outcome="failed", code="timeout"), 1.0)
+    apply(progress, AnswerEntry(device=first[1], outcome="failed", code="self-test"), 1.0)
     retried = step(progress, 2.0)
     assert retried.action == "retry" and retried.devices == first[:1]
 
@@ -357,7 +359,7 @@ def test_rollout_without_answers_pauses_and_can_be_resumed() -> None:
     now = 172_801.0
     assert step(progress, now).action == "pause"
     assert step(progress, now + 1).action == "wait"
-    apply(progress, Ordered(order="resume"), now + 2)
+    apply(progress, OrderEntry(order="resume"), now + 2)
     answer(progress, ("d0", "d1"), now + 3)
     assert step(progress, now + 4).action == "succeed"
 
@@ -365,15 +367,15 @@ def test_rollout_without_answers_pauses_and_can_be_resumed() -> None:
 def test_paused_rollout_still_stops_by_its_gates() -> None:
     progress = start(40)
     devices = step(progress, 0.0).devices
-    apply(progress, Ordered(order="pause"), 1.0)
+    apply(progress, OrderEntry(order="pause"), 1.0)
     for device in devices:
-        apply(progress, Answered(device=device, outcome="succeeded", fault="crash-loop"), 2.0)
+        apply(progress, AnswerEntry(device=device, outcome="succeeded", fault="crash-loop"), 2.0)
     assert step(progress, 3.0).action == "abort"
 
 
 def test_device_that_joins_comes_last() -> None:
     progress = start(3)
-    apply(progress, Joined(devices=("new",), classes=("rpi5",)), 1.0)
+    apply(progress, JoinEntry(devices=("new",), classes=("rpi5",)), 1.0)
     assert list(progress.members) == ["d0", "d1", "d2", "new"]
 
 
@@ -485,9 +487,9 @@ def test_bad_release_on_the_only_canary_never_reaches_the_second_device(
 ) -> None:
     progress = start(2, waves=waves, minimum=1)
     (canary,) = step(progress, 0.0).devices
-    apply(progress, Answered(device=canary, outcome="succeeded" if fault else "failed"), 1.0)
+    apply(progress, AnswerEntry(device=canary, outcome="succeeded" if fault else "failed"), 1.0)
     if fault:
-        apply(progress, Answered(device=canary, fault=fault), 2.0)  # type: ignore[arg-type]
+        apply(progress, AnswerEntry(device=canary, fault=fault), 2.0)  # type: ignore[arg-type]
     ended = step(progress, 3.0)
     assert (ended.action, ended.devices) == ("abort", (canary,))
     assert "none runs the release well" in ended.sentence
@@ -497,10 +499,10 @@ def test_slow_canary_of_two_devices_is_shown_to_a_person_before_the_second() -> 
     progress = start(2, waves=(1, 2), minimum=1)
     (canary,) = step(progress, 0.0).devices
     slow = (Reading(model="m", stage=0, measures={"latency": math.log(2.0)}),)
-    apply(progress, Answered(device=canary, outcome="succeeded", readings=slow), 1.0)
+    apply(progress, AnswerEntry(device=canary, outcome="succeeded", readings=slow), 1.0)
     paused = step(progress, 2.0)
     assert paused.action == "pause" and "latency is 2.00 times the old version's" in paused.sentence
-    apply(progress, Ordered(order="resume", who="anna"), 3.0)
+    apply(progress, OrderEntry(order="resume", who="anna"), 3.0)
     assert step(progress, 4.0).action == "start"
 
 
@@ -518,7 +520,7 @@ def test_faulty_device_of_a_small_fleet_pauses_the_rollout_at_its_end() -> None:
     progress = start(3, waves=(3,), minimum=3)
     devices = step(progress, 0.0).devices
     answer(progress, devices, 1.0)
-    apply(progress, Answered(device=devices[0], fault="not-finite"), 2.0)
+    apply(progress, AnswerEntry(device=devices[0], fault="not-finite"), 2.0)
     paused = step(progress, 3.0)
     assert paused.action == "pause" and "1 of 3 devices" in paused.sentence
 
@@ -550,7 +552,7 @@ def test_retries_bound_the_attempts() -> None:
         if decision.action not in ("start", "retry"):
             break
         attempts += 1
-        apply(progress, Answered(device="d0", outcome="failed", code="timeout"), now + 1.0)
+        apply(progress, AnswerEntry(device="d0", outcome="failed", code="timeout"), now + 1.0)
     assert (attempts, progress.state) == (2, "aborted")
 
 

@@ -34,7 +34,7 @@ def test_up_starts_all_once_and_ctrl_c_ends_all(tmp_path, mosquitto, capsys):
     command = [
         sys.executable,
         "-m",
-        "edgekit_toolkit",
+        "edgekit_cli",
         "fleet",
         "up",
         "--folder",

@@ -10,7 +10,7 @@ import pytest
 from edgekit_fleet.rollouts.decide import decide
 from edgekit_fleet.rollouts.gate_table import GATES, LIMITS, make_limits
 from edgekit_fleet.rollouts.gates import list_tests
-from edgekit_fleet.rollouts.progress import Started, begin, entry_from_plain
+from edgekit_fleet.rollouts.progress import StartEntry, begin, entry_from_plain
 from edgekit_fleet.rollouts.replay import replay
 from edgekit_runtime.errors import FleetError
 
@@ -126,7 +126,7 @@ def test_stored_rollout_of_the_version_before_loads_with_the_tests_that_it_had()
     }
     plain = {"kind": "started", "settings": settings, "devices": ["a", "b"], "classes": ["rpi5", "rpi5"]}
     entry = entry_from_plain(json.loads(json.dumps(plain)))
-    assert isinstance(entry, Started) and entry.settings.limits == make_limits() == STORED_LIMITS
+    assert isinstance(entry, StartEntry) and entry.settings.limits == make_limits() == STORED_LIMITS
     first = decide(begin(entry, 0.0), 1.0)
     assert replay([(0.0, entry), (1.0, first)])[1] == []
 

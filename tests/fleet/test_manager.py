@@ -159,8 +159,10 @@ def test_manager_serves_its_devices_while_it_cleans_and_a_rejoin_cleans_no_more(
             may_end.set()
             with fleet.store.transaction() as session:
                 session.execute(delete(ManagerRow))
-            await eventually(lambda: fleet.loop.shards._holder != holder and fleet.loop._refreshed_at > 0)
-            await eventually(fleet.loop._refreshing.done)
+            await eventually(
+                lambda: fleet.loop.shards._holder != holder and fleet.loop._repository._refreshed_at > 0
+            )
+            await eventually(fleet.loop._repository._task.done)
             assert cleaned == [1]
             await device.disconnect()
 

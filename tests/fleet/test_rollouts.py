@@ -17,7 +17,7 @@ from edgekit_fleet.operations import devices, rollouts
 from edgekit_fleet.operations.rollouts import RolloutRequest
 from edgekit_fleet.rollouts import observations, runner
 from edgekit_fleet.rollouts.preview import DeviceView, PackageView, Situation, preview
-from edgekit_fleet.rollouts.progress import Answered
+from edgekit_fleet.rollouts.progress import AnswerEntry
 from edgekit_fleet.rollouts.runner import RolloutRunner, read_entries
 from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_fleet.rollouts.views import read_devices
@@ -659,7 +659,7 @@ def add_reports(
 
 def read_latencies(store: Store, rollout: str) -> list[float]:
     with store.transaction() as session:
-        logged = [one for _, _, one in read_entries(session, rollout) if isinstance(one, Answered)]
+        logged = [one for _, _, one in read_entries(session, rollout) if isinstance(one, AnswerEntry)]
     return [reading.measures["latency"] for one in logged for reading in one.readings]
 
 
@@ -784,7 +784,7 @@ def test_figures_that_no_device_can_have_do_not_stop_the_manager(store: Store) -
     fleet.run(succeed, turns=4, figures=huge)
     with store.transaction() as session:
         logged = read_entries(session, fleet.name)
-    measured = [one.readings[0] for _, _, one in logged if isinstance(one, Answered) and one.readings]
+    measured = [one.readings[0] for _, _, one in logged if isinstance(one, AnswerEntry) and one.readings]
     assert measured[0].stage == 0 and measured[0].measures == {
         "latency": 20.0,
         "energy": 20.0,

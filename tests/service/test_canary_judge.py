@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edgekit_runtime.service.options.rollout import Gates
-from edgekit_runtime.service.rollout.gates import Continue, Observed, Promote, Rollback, judge
+from edgekit_runtime.service.rollout.gates import Continue, Observations, Promote, Rollback, judge
 from edgekit_runtime.statistics.confidence_sequences import (
     LogHistogram,
     log_evidence,
@@ -28,7 +28,7 @@ def simulate(
     slower: float = 1.0,
 ) -> Any:
     """Both versions answer in turns; return the verdict at the first look that has one, and when."""
-    observed = Observed()
+    observed = Observations()
     current_s = rng.lognormal(-8, 0.2, samples)
     candidate_s = slower * rng.lognormal(-8, 0.2, samples)
     agrees = rng.random(samples) < agreement
@@ -74,25 +74,25 @@ def test_a_bad_candidate_is_rolled_back_with_its_gate(gate: str, fault: dict[str
 
 
 def test_one_nan_rolls_back_at_once() -> None:
-    observed = Observed(not_finite=1)
+    observed = Observations(not_finite=1)
     verdict = judge(observed, Gates())
     assert isinstance(verdict, Rollback)
     assert verdict.gate == "not_finite"
 
 
 def test_a_burst_of_errors_rolls_back_at_once() -> None:
-    assert isinstance(judge(Observed(failed_in_a_row=4), Gates(error_burst=5)), Continue)
-    assert isinstance(judge(Observed(failed_in_a_row=5), Gates(error_burst=5)), Rollback)
+    assert isinstance(judge(Observations(failed_in_a_row=4), Gates(error_burst=5)), Continue)
+    assert isinstance(judge(Observations(failed_in_a_row=5), Gates(error_burst=5)), Rollback)
 
 
 def test_too_few_answers_in_the_time_roll_back() -> None:
-    verdict = judge(Observed(elapsed_s=90_000.0), Gates())
+    verdict = judge(Observations(elapsed_s=90_000.0), Gates())
     assert isinstance(verdict, Rollback)
     assert verdict.gate == "samples"
 
 
 def test_at_the_end_unproven_latency_is_enough_and_unproven_agreement_is_not() -> None:
-    undecided = Observed(elapsed_s=90_000.0, agreement=290.0, compared=300)
+    undecided = Observations(elapsed_s=90_000.0, agreement=290.0, compared=300)
     for arm in (undecided.current, undecided.candidate):
         arm.answers = 3000
         arm.latency = LogHistogram(300, {-400: 300})
@@ -106,7 +106,7 @@ def test_at_the_end_unproven_latency_is_enough_and_unproven_agreement_is_not() -
 @pytest.mark.parametrize(("failed", "gate"), [(0, ""), (1, ""), (2, "errors"), (12, "errors")])
 def test_short_trial_is_judged_by_the_errors_that_it_counted(failed: int, gate: str) -> None:
     """To show that at most 1 % fail takes a thousand answers; here are 150."""
-    observed = Observed(elapsed_s=90_000.0)
+    observed = Observations(elapsed_s=90_000.0)
     observed.current.answers = observed.candidate.answers = 150
     observed.candidate.failed = failed
     verdict = judge(observed, Gates(min_samples=100, min_agreement=0, max_p50_ratio=0, max_p99_ratio=0))
@@ -115,7 +115,7 @@ def test_short_trial_is_judged_by_the_errors_that_it_counted(failed: int, gate: 
 
 @pytest.mark.parametrize(("answers", "failed", "is_kept"), [(20, 2, False), (100, 10, True), (150, 0, False)])
 def test_few_answers_of_the_current_version_excuse_no_error(answers: int, failed: int, is_kept: bool) -> None:
-    observed = Observed(elapsed_s=90_000.0)
+    observed = Observations(elapsed_s=90_000.0)
     observed.current.answers, observed.current.failed = answers, failed
     observed.candidate.answers, observed.candidate.failed = 150, 4
     verdict = judge(observed, Gates(min_samples=100, min_agreement=0, max_p50_ratio=0, max_p99_ratio=0))
@@ -123,7 +123,7 @@ def test_few_answers_of_the_current_version_excuse_no_error(answers: int, failed
 
 
 def test_more_energy_per_request_is_rolled_back() -> None:
-    observed = Observed()
+    observed = Observations()
     rng = np.random.default_rng(3)
     for _ in range(100):
         observed.current.energy.add(rng.lognormal(-6, 0.1))
@@ -134,7 +134,7 @@ def test_more_energy_per_request_is_rolled_back() -> None:
 
 
 def test_errors_that_the_current_version_makes_too_do_not_count_against_the_candidate() -> None:
-    observed = Observed()
+    observed = Observations()
     for arm in (observed.current, observed.candidate):
         arm.answers, arm.failed = 2000, 400
     assert isinstance(judge(observed, Gates()), Continue)
@@ -159,7 +159,7 @@ def simulate_loaded(gates: Gates, rng: np.random.Generator, *, slower: float = 1
     Both versions draw from one distribution, whose scale wanders by a factor of ten and whose tail has no
     mean (a Pareto tail of index 1), and the second of a pair is 20 % faster, as its inputs are in the caches.
     """
-    observed, load = Observed(), 0.0
+    observed, load = Observations(), 0.0
     for number in range(1, 501):
         load = 0.99 * load + rng.normal(0, 0.15)
         scale_s = 1e-4 * math.exp(load) * (8 if number % 100 > 80 else 1)
@@ -193,7 +193,7 @@ def test_slower_canary_on_a_simulated_busy_machine_is_rolled_back() -> None:
 
 def test_canary_that_is_slow_now_and_then_is_rolled_back_by_its_p99() -> None:
     gates, rng = Gates(max_p50_ratio=0, max_duration_s=1e9), np.random.default_rng(7)
-    observed = Observed()
+    observed = Observations()
     for _ in range(3000):
         current_s, candidate_s = rng.lognormal(-8, 0.2, 2)
         observed.paired.add(current_s, candidate_s * (4 if rng.random() < 0.05 else 1), gates.max_p99_ratio)

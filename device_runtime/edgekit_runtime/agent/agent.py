@@ -3,47 +3,46 @@
 `reconcile`, which is pure, decides. This module keeps the order: write the journal, then begin a step. One
 thread carries out steps, so that the loop never waits for a network, a disk or an engine; another one keeps
 up the link to the broker. All else happens on the thread that calls `run`.
+
+An update of `digits` from 1.0.0 to 2.0.0, turn by turn, with the state of its execution:
+
+    a document names digits 2.0.0      the journal holds it, a report names its version
+    waiting, then downloading          step `download`; its bytes count, and a power cut loses none of them
+    installing                         step `install`: the package is verified and becomes the active slot
+    trying                             no step: the service tries 2.0.0, which `DeviceObserver` sees
+    succeeded                          the slots have confirmed it; the report is `converged`
+
+If the service rejects 2.0.0, the slots go back to 1.0.0, and the execution is `failed` with their reason.
+After a power cut the journal gives the same execution and state, and the next turn goes on from there.
 """
 
 import contextlib
-import hashlib
 import logging
-import os
 import queue
-import secrets
 import shutil
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from edgekit_runtime import __version__
-from edgekit_runtime.agent.conditions import DeviceConditions, ModelView
+from edgekit_runtime.agent.conditions import DeviceConditions
 from edgekit_runtime.agent.documents import (
     Desired,
     Event,
     Execution,
-    Hello,
-    Kind,
     Reported,
 )
-from edgekit_runtime.agent.execution.install import Installer, ServiceIndex, describe_service
+from edgekit_runtime.agent.execution.device_observer import DeviceObserver
+from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.execution.step_result import StepCarrier, StepOrder, StepResult
 from edgekit_runtime.agent.execution.step_runner import StepRunner
-from edgekit_runtime.agent.figures import read_figures
 from edgekit_runtime.agent.journal import Journal, Progress
-from edgekit_runtime.agent.membership import (
-    LEAST_CLOCK_S,
-    LinkProblem,
-    LinkStatus,
-    Membership,
-    read_link_status,
-    read_stamp,
-    write_link_status,
-)
-from edgekit_runtime.agent.mqtt_link import MqttLink, Received
+from edgekit_runtime.agent.link_watch import DocumentLink, LinkWatch, Presence, RefusalPause, Renewal
+from edgekit_runtime.agent.membership import LEAST_CLOCK_S, Membership
+from edgekit_runtime.agent.mqtt_link import LinkMessage, MqttLink
 from edgekit_runtime.agent.obeyed_documents import ObeyedDocuments
 from edgekit_runtime.agent.reconcile import (
     Action,
@@ -55,7 +54,6 @@ from edgekit_runtime.agent.reconcile import (
     reconcile,
 )
 from edgekit_runtime.agent.signing import seal, seal_report
-from edgekit_runtime.client.control import read_metrics
 from edgekit_runtime.errors import EdgekitError, OutputError, SignatureError
 from edgekit_runtime.power.sensors.battery import read_battery
 from edgekit_runtime.system.engines import list_engines
@@ -63,17 +61,10 @@ from edgekit_runtime.system.machine import machine_bytes
 
 _TICK_S: Final = 1.0
 _BUSY_TICK_S: Final = 0.25
-_SERVICE_S: Final = 3.0  # between looks at the service's index; 1 while something is under way
 _SAVE_S: Final = 60.0  # how much of an execution's age a power cut may lose
 _REPORT_S: Final = 0.25  # least time between two reports
 _DETAIL_S: Final = 5.0  # the same if only amounts have changed
-_FIGURES_S: Final = 10.0
-_QUIET_FIGURES_S: Final = 300.0
-_YOUNG_S: Final = 3600.0  # for this time after an execution its figures come often
 _AGAIN_S: Final = 30.0  # between two attempts to unload or remove a model
-_FIRST_RENEWAL_S: Final = 120.0  # so that a device that is on for minutes a day renews its certificate too
-_RENEWAL_S: Final = 21_600.0
-_FIRST_ASK_S: Final = 5.0  # after a refusal; then twice as long each time
 
 _logger = logging.getLogger(__name__)
 
@@ -91,57 +82,6 @@ class AgentOptions:
     month_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Renewal:
-    """The end of an attempt to renew the certificate.
-
-    Attributes:
-        is_new: whether there is a new certificate.
-        problem: why the fleet refuses, or empty.
-    """
-
-    is_new: bool = False
-    problem: str = ""
-
-
-@dataclass(slots=True)
-class RefusalPause:
-    """The pause before the web server is asked why brokers refuse this device, or for a new certificate.
-
-    It outlives an `Agent`, which a new certificate ends: the broker may refuse that one, too.
-
-    Attributes:
-        questions: how many there were since the last connection.
-        ends_s: end of the pause, on the monotonic clock.
-    """
-
-    questions: int = 0
-    ends_s: float = 0.0
-
-    def begin(self, now_s: float) -> None:
-        """Begin a pause, twice as long as the last one."""
-        self.ends_s = now_s + min(_FIRST_ASK_S * 2.0**self.questions, _RENEWAL_S)
-        self.questions += 1
-
-
-class DocumentLink(Protocol):
-    """What carries documents to the agent and from it: see `MqttLink`."""
-
-    received: queue.SimpleQueue[Received]
-    will: bytes
-    reconnect_s: float
-
-    @property
-    def problem(self) -> LinkProblem | None: ...
-    @property
-    def is_connected(self) -> bool: ...  # see `MqttLink`
-
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-
-    def put(self, kind: Kind, payload: bytes, *, key: str = "", is_retained: bool = False) -> None: ...
-
-
 class Agent:
     """One device of a fleet."""
 
@@ -153,9 +93,9 @@ class Agent:
         options: AgentOptions | None = None,
         *,
         clock: Callable[[], float] = time.time,
-        link: "DocumentLink | None" = None,
+        link: DocumentLink | None = None,
         carrier: StepCarrier | None = None,
-        renew: "Callable[[bool], Renewal] | None" = None,
+        renew: Callable[[bool], Renewal] | None = None,
         pause: RefusalPause | None = None,
     ) -> None:
         """Read the journal; `run` connects.
@@ -176,7 +116,7 @@ class Agent:
         """
         self._member, self._folder, self._installer = member, folder, installer
         self._device, self._clock = member.enrolment.device, clock
-        self._options, self._renew = options or AgentOptions(), renew
+        self._options = options or AgentOptions()
         self._journal = Journal(folder / "journal.json", installer.slots.disk, clock)
         self._documents = ObeyedDocuments(folder, member.enrolment.tuf_root, time.monotonic())
         self._is_refreshing = False
@@ -196,21 +136,14 @@ class Agent:
         self._link: DocumentLink = link or MqttLink(self._device, member.enrolment.brokers, context, b"")
         if self._desired is not None:  # else a whole site whose power comes back would use a narrow window
             self._link.reconnect_s = self._desired.reconnect_s
-        self._views: dict[str, ModelView] = {}
-        self._fingerprint: dict[str, int] = {}
-        self._service: tuple[bool, ServiceIndex | None] = (False, None)
-        self._service_s = self._saved_s = self._reported_s = self._figures_s = 0.0
-        self._renewal_s = time.monotonic() + _FIRST_RENEWAL_S
+        self._observer = DeviceObserver(installer, time.monotonic())
+        self._presence = Presence(member, self._journal, self._link)
+        disk, now_s = installer.slots.disk, time.monotonic()
+        self._watch = LinkWatch(member, folder, self._link, disk, renew=renew, pause=pause, now_s=now_s)
         self._again_s: dict[tuple[Action, str], float] = {}  # (action, model) -> time of the next try
-        self._busy_s = time.monotonic()  # when an execution was last under way
-        self._reported = 0  # number of the last report, which the link keeps until the broker has it
-        self._last: tuple[Any, Any] = (None, None)
-        self._figures: tuple[Any, ...] = ()
+        self._last: tuple[Any, Any] = (None, None)  # content of the last report
+        self._reported_s = 0.0
         self._boot = _read_boot()
-        self._instance = secrets.token_hex(8)
-        self._will = b""  # of this connection
-        self._link_status = read_link_status(folder) or LinkStatus()
-        self._refused, self._pause = "", pause or RefusalPause()
 
     def run(self, stop: threading.Event) -> Literal["stopped", "renewed"]:
         """Work until `stop` is set, or until a new certificate or fleet requires a new connection.
@@ -229,21 +162,19 @@ class Agent:
                 if not self.turn(now_s - last_s):
                     stop.wait(_TICK_S)
                 last_s = now_s
-                self._note_link()
-                if self._has_renewed(now_s):
+                self._watch.note_link(self._clock())
+                if self._watch.has_renewed(now_s, is_clock_right=self._read_clock() is not None):
                     return "renewed"
         finally:
             self._steps.close()
-            if self._will and self._link.is_connected:
-                self._link.put("hello", self._will, is_retained=True)
+            self._presence.publish_will()
             self._link.stop()
-            was = self._link_status
-            self._write_link(LinkStatus(since_at=self._clock() if was.is_connected else was.since_at))
+            self._watch.note_end(self._clock())
         return "stopped"
 
     def connect(self) -> None:
         """Begin to connect; `run` calls this first."""
-        self._prepare_presence()
+        self._presence.prepare()
         self._link.start()
 
     def turn(self, elapsed_s: float) -> bool:
@@ -275,9 +206,10 @@ class Agent:
                     _logger.warning("%s", error)
                 message = self._link.received.get_nowait()
 
-    def _take(self, message: Received) -> None:
+    def _take(self, message: LinkMessage) -> None:
         if message.kind == "hello":
-            self._greet(message.payload.decode())
+            self._presence.own_address = message.payload.decode()
+            self._send_hello(is_new_connection=True)
             return
         if message.kind == "event":
             self._emit("attack", message.payload.decode())
@@ -300,7 +232,7 @@ class Agent:
             _logger.warning("the fleet says: %s", desired.notice)
         self._last = (None, None)  # the manager waits for a report that names the version
         if self._journal.raise_sequence(desired.sequence):  # the manager took this hello for late
-            self._presence = self._journal.next_sequence()
+            self._presence.renew_number()
             self._send_hello()
 
     def _read_desired(self) -> Desired | None:
@@ -331,34 +263,15 @@ class Agent:
             has_new_keys=has_new_keys,
         )
         if waiting is not None:
-            self._take(Received("desired", waiting))
+            self._take(LinkMessage("desired", waiting))
         if has_new_keys and self._desired is None and self._link.is_connected:
             self._send_hello()  # the manager answers with its document
 
     # Sending
 
-    def _prepare_presence(self) -> None:
-        self._presence = self._journal.next_sequence()
-        will = Hello(device=self._device, sequence=self._presence, online=False, runtime=__version__)
-        self._link.will = seal(will, "hello", self._member.key)
-
-    def _greet(self, own_address: str) -> None:
-        self._will, self._own_address = self._link.will, own_address
-        self._send_hello()
-
-    def _send_hello(self) -> None:
-        hello = Hello(
-            device=self._device,
-            sequence=self._presence,
-            desired_version=0 if self._desired is None else self._desired.version,
-            reported=self._reported,
-            will_sha256=hashlib.sha256(self._will).hexdigest(),
-            instance=self._instance,
-            address=f"{self._own_address} ({os.uname().nodename})"[:100],
-            runtime=__version__,
-        )
-        self._link.put("hello", seal(hello, "hello", self._member.key), is_retained=True)
-        self._prepare_presence()
+    def _send_hello(self, *, is_new_connection: bool = False) -> None:
+        version = 0 if self._desired is None else self._desired.version
+        self._presence.publish_hello(version, is_new_connection=is_new_connection)
 
     def _emit(self, kind: str, text: str) -> None:
         _logger.warning("%s: %s", kind, text)
@@ -376,15 +289,16 @@ class Agent:
                 result.apply(execution) if execution.report.execution == name else execution
                 for execution in self._executions
             )
-            self._fingerprint, self._service_s = {}, 0.0  # read both again
+            self._observer.forget()
             was_refresh, self._is_refreshing = self._is_refreshing, False
             self._follow_keys(result if was_refresh else None)
         for kind, text in self._steps.take_events():
             self._emit(kind, text)
         self._count_bytes()
-        self._look()
+        is_under_way = any(not execution.has_ended for execution in self._executions)
+        self._observer.look(time.monotonic(), is_step_running=self._steps.is_busy, is_under_way=is_under_way)
         conditions = self._measure()
-        plan = reconcile(self._desired, self._executions, self._views, conditions)
+        plan = reconcile(self._desired, self._executions, self._observer.views, conditions)
         self._save(plan.executions)
         self._executions = plan.executions
         is_due = self._documents.is_refresh_due(time.monotonic())
@@ -452,38 +366,6 @@ class Agent:
         if not is_same or is_old:
             self._journal.write(replace(self._journal.record, executions=executions))
 
-    def _look(self) -> None:
-        """Read the slots if they have changed, and the service every few seconds."""
-        fingerprint = dict(self._installer.fingerprint())
-        now_s = time.monotonic()
-        is_under_way = any(not execution.has_ended for execution in self._executions)
-        if fingerprint == self._fingerprint and now_s < self._service_s:
-            return
-        if not self._steps.is_busy or now_s >= self._service_s:
-            runs, index = self._installer.read_service()
-            self._service = runs, self._service[1] if runs and index is None else index
-            self._service_s = now_s + (1.0 if is_under_way else _SERVICE_S)
-        models = {}
-        for model, state in fingerprint.items():
-            if not state and self._steps.is_busy:  # its first package is being written: nothing to rebuild
-                continue
-            with contextlib.suppress(EdgekitError):
-                view = self._installer.view(model)
-                if view.version or view.previous or view.rejected:  # otherwise it was removed
-                    models[model] = self._add_service(view)
-        self._views, self._fingerprint = models, fingerprint
-
-    def _add_service(self, view: ModelView) -> ModelView:
-        runs, index = self._service
-        if not runs:
-            return view
-        served, on_trial, remark = describe_service(index or {}, view.model)
-        key = view.model, view.version
-        not_finite = sum(
-            figures.not_finite for figures in self._figures if (figures.model, figures.version) == key
-        )
-        return replace(view, served=served, on_trial=on_trial, remark=remark, not_finite=not_finite)
-
     def _measure(self) -> DeviceConditions:
         now_s, record = self._read_clock(), self._journal.record
         local = time.localtime(max(0.0, self._clock()))
@@ -525,7 +407,9 @@ class Agent:
             plan.models,
             [_outline(execution) for execution in plan.executions],
         )
-        detail = [execution.report for execution in plan.executions], self._read_figures(plan, now_s)
+        is_under_way = any(not execution.has_ended for execution in plan.executions)
+        figures = self._observer.read_figures(now_s, is_under_way=is_under_way)
+        detail = [execution.report for execution in plan.executions], figures
         wait_s = _REPORT_S if main != self._last[0] else _DETAIL_S
         if (main, detail) == self._last or now_s - self._reported_s < wait_s:
             return
@@ -538,23 +422,12 @@ class Agent:
             because=_shorten(plan.because),
             models=tuple(replace(model, because=_shorten(model.because)) for model in plan.models),
             executions=tuple(_shorten_reason(execution) for execution in executions),
-            figures=detail[1],
+            figures=figures,
             facts=self._list_facts(),
         )
         self._link.put("reported", seal_report(reported, self._member.key), is_retained=True)
-        self._reported = reported.sequence
+        self._presence.last_report = reported.sequence
         self._last, self._reported_s = (main, detail), now_s
-
-    def _read_figures(self, plan: NextSteps, now_s: float) -> tuple[Any, ...]:
-        if any(not execution.has_ended for execution in plan.executions):
-            self._busy_s = now_s
-        period_s = _FIGURES_S if now_s - self._busy_s < _YOUNG_S else _QUIET_FIGURES_S
-        socket_path = self._installer.find_service()
-        if self._service[0] and socket_path is not None and now_s - self._figures_s > period_s:
-            self._figures_s = now_s
-            with contextlib.suppress(EdgekitError):
-                self._figures = read_figures(read_metrics(socket_path), self._figures)
-        return self._figures
 
     def _list_facts(self) -> dict[str, str]:
         enrolment = self._member.enrolment
@@ -571,46 +444,6 @@ class Agent:
         if battery is not None:
             facts["battery"] = f"{battery:.2f}{', charging' if is_charging else ''}"
         return facts
-
-    def _note_link(self) -> None:
-        """Write for `edgekit-device fleet status` whether there is a link, and why not."""
-        is_connected, problem = self._link.is_connected, self._link.problem
-        text = "" if problem is None else problem.text
-        if is_connected:
-            self._pause.questions = 0
-        if problem is None or not problem.is_refusal:
-            self._refused = ""
-        elif self._refused:
-            text = f"{text} ({self._refused})"
-        state = self._link_status
-        is_new = is_connected != state.is_connected
-        if is_new or text != state.problem:
-            since_at = self._clock() if is_new or not state.since_at else state.since_at
-            self._write_link(LinkStatus(is_connected=is_connected, since_at=since_at, problem=text))
-
-    def _write_link(self, state: LinkStatus) -> None:
-        self._link_status = state
-        with contextlib.suppress(OutputError):  # as on a full disk, which must not stop the agent
-            write_link_status(self._folder, state, self._installer.slots.disk)
-
-    def _has_renewed(self, now_s: float) -> bool:
-        """Return whether there is a new certificate: this device was enrolled again, or has renewed it.
-
-        Where the broker refuses the device, the web server may renew, or say why it does not.
-        """
-        if read_stamp(self._member.folder) != self._member.stamp:
-            self._pause.ends_s = 0.0
-            return True
-        problem = self._link.problem
-        is_refused = problem is not None and problem.is_refusal and now_s >= self._pause.ends_s
-        if self._renew is None or self._read_clock() is None or not (now_s >= self._renewal_s or is_refused):
-            return False
-        self._renewal_s = now_s + _RENEWAL_S
-        renewal = self._renew(is_refused)
-        if is_refused:
-            self._refused = renewal.problem
-            self._pause.begin(now_s)
-        return renewal.is_new
 
 
 def _outline(progress: Progress) -> tuple[Any, ...]:

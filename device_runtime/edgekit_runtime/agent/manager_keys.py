@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Followed:
+class _KeyFile:
     """Content of the file.
 
     Attributes:
@@ -78,7 +78,7 @@ class ManagerKeys:
             OutputError: the file cannot be written.
         """
         before = self._read_file()
-        followed = _Followed(
+        followed = _KeyFile(
             first_root_sha256=self._first_root_sha256, version=version, keys=_list_keys(named)
         )
         if before == followed or (before is not None and before.version > version):
@@ -86,14 +86,14 @@ class ManagerKeys:
         with write_atomically(self._path, mode=0o600, disk=self._disk) as file:
             file.write(encode_json(to_plain(followed)))
 
-    def _read_file(self) -> _Followed | None:
+    def _read_file(self) -> _KeyFile | None:
         """Return what is in the file, no keys if it is damaged; None if there is none, or of another fleet.
 
         A damaged file may have named a new key, and the one of the first root may be stolen.
         """
-        nobody = _Followed(first_root_sha256=self._first_root_sha256, version=1, keys=())
+        nobody = _KeyFile(first_root_sha256=self._first_root_sha256, version=1, keys=())
         try:
-            followed = from_plain(_Followed, json.loads(self._path.read_bytes()), str(self._path))
+            followed = from_plain(_KeyFile, json.loads(self._path.read_bytes()), str(self._path))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, ConfigError) as error:

@@ -48,7 +48,7 @@ class _Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class LinkMessage:
     """A message, or the note that a new connection is open.
 
     Attributes:
@@ -66,7 +66,7 @@ class MqttLink:
     """The connection of one device to its brokers, kept up by a thread.
 
     Attributes:
-        received: queue of received messages; see `Received`.
+        received: queue of received messages; see `LinkMessage`.
         will: payload of the last will of the next connection; the agent replaces it after each.
         reconnect_s: width of the time over which reconnects are spread.
         problem: why there is no connection, or why the last one ended; None if neither is known.
@@ -81,7 +81,7 @@ class MqttLink:
             context: the TLS context, see `make_context`.
             will: see `will`.
         """
-        self.received: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        self.received: queue.SimpleQueue[LinkMessage] = queue.SimpleQueue()
         self.will, self.reconnect_s = will, 30.0
         self.problem: LinkProblem | None = None
         self._failure: LinkProblem | None = None  # of the connection under way
@@ -246,7 +246,7 @@ class MqttLink:
                 text = (
                     f"the broker sends a packet of {size_bytes} bytes, expected at most {_MAX_PACKET_BYTES}"
                 )
-                self.received.put(Received("event", text.encode()))
+                self.received.put(LinkMessage("event", text.encode()))
                 raise ConnectionAbortedError(text)
             if not connection.pending():
                 return
@@ -269,7 +269,7 @@ class MqttLink:
         self.problem = None
         connection = cast("ssl.SSLSocket | None", client.socket())
         own_address = "" if connection is None else str(connection.getsockname()[0])
-        self.received.put(Received("hello", own_address.encode()))
+        self.received.put(LinkMessage("hello", own_address.encode()))
 
     def _receive(self, message: mqtt.MQTTMessage) -> None:
         for kind in _RECEIVED_KINDS:
@@ -277,7 +277,7 @@ class MqttLink:
                 if self.received.qsize() >= _MAX_RECEIVED:
                     _logger.warning("a message of %d bytes is dropped", len(message.payload))
                 else:
-                    self.received.put(Received(kind, bytes(message.payload)))
+                    self.received.put(LinkMessage(kind, bytes(message.payload)))
 
     def _flush(self, client: mqtt.Client) -> None:
         """Send the outbox, a hello first, as far as the limit of messages in flight allows."""

@@ -13,7 +13,7 @@ from edgekit_runtime.commands.command import Outcome, positive
 from edgekit_runtime.commands.installed import add_arguments, find_keys
 
 if TYPE_CHECKING:
-    from edgekit_runtime.agent.agent import Renewal
+    from edgekit_runtime.agent.link_watch import Renewal
 
 _RENEWAL_S: Final = 60.0
 _NOT_DUE: Final = 3  # exit code of `agent.enrolment`
@@ -77,10 +77,11 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if arguments.print_unit:
         unit = _UNIT.format(command=Path(sys.executable).parent / "edgekit-device")
         return Outcome({"unit": unit}, unit.splitlines())
-    from edgekit_runtime.agent.agent import Agent, AgentOptions, RefusalPause
+    from edgekit_runtime.agent.agent import Agent, AgentOptions
     from edgekit_runtime.agent.execution.install import Installer
     from edgekit_runtime.agent.execution.step_child import ChildSteps, StepPlaces
     from edgekit_runtime.agent.journal import hold_journal
+    from edgekit_runtime.agent.link_watch import RefusalPause
     from edgekit_runtime.agent.membership import read_membership
     from edgekit_runtime.slots import Slots
     from edgekit_runtime.system.paths import find_config_folder, find_state_folder
@@ -115,7 +116,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 def _renew(config: Path, is_refused: bool) -> "Renewal":
     """Fetch a new certificate if it is time, in a process of its own, since only this needs x509."""
-    from edgekit_runtime.agent.agent import Renewal
+    from edgekit_runtime.agent.link_watch import Renewal
     from edgekit_runtime.system.child_process import ChildProcess
 
     options = ["--refused"] if is_refused else []

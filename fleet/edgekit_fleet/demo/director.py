@@ -83,14 +83,14 @@ class DemoStep:
 
     Attributes:
         at_s: when it was over, in seconds since the begin of the demo.
-        duration_s: how long it took.
-        title: what happened, in a few words.
+        took_s: how long it took.
+        what: what happened, in a few words.
         why: the reason, in a sentence with figures.
     """
 
     at_s: float
-    duration_s: float
-    title: str
+    took_s: float
+    what: str
     why: str
 
 
@@ -188,9 +188,7 @@ class _Course:
 
         def done(step: str, why: str) -> None:
             now_s = time.monotonic()
-            self._on_step(
-                DemoStep(at_s=now_s - self._begin_s, duration_s=now_s - step_s, title=step, why=why)
-            )
+            self._on_step(DemoStep(at_s=now_s - self._begin_s, took_s=now_s - step_s, what=step, why=why))
 
         yield done
 

@@ -4,14 +4,24 @@
 
 Everything runs on one thread. The store is the truth: the command line writes there, and the loop sees it at
 its next turn.
+
+One turn, for a device `d1` that has just installed the release of a rollout:
+
+    inbox.take       its report was verified when it came; the execution in it has `succeeded`
+    one transaction  `inbox.write` stores it, `decide` counts d1 as an answer and starts the next devices,
+                     `publisher.make_due` signs their documents
+    commit           a manager that is killed before this finds the report again at the broker
+    publish          documents go out; one that is lost here follows at the device's next hello
+
+Upkeep has clocks of its own: heartbeat and shards every few seconds, administration and floods every 2 s,
+the repository every 10 minutes (`RepositoryUpkeep`), old figures every hour.
 """
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,20 +34,18 @@ from edgekit_fleet.broker.mosquitto import Mosquitto, write_revoked
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.identity.enrolment import list_revoked_serials
 from edgekit_fleet.manager.broker_link import BrokerLink, make_context
-from edgekit_fleet.manager.expiry import Expiry, alarm_expiries, list_expiries
+from edgekit_fleet.manager.expiry import alarm_expiries
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.manager.publisher import Outgoing, Publisher
+from edgekit_fleet.manager.upkeep import FigureUpkeep, RepositoryUpkeep
 from edgekit_fleet.releases.manager_key import ManagerKey, check_newest
 from edgekit_fleet.releases.repository import TufRepository
-from edgekit_fleet.releases.withdrawn import list_withdrawn
 from edgekit_fleet.store.database import Store
-from edgekit_fleet.store.figures import forget_old_figures
 from edgekit_fleet.store.fleet_folder import FleetSettings
 from edgekit_fleet.store.future import CLOCK_STEP_S, forget_future
 from edgekit_fleet.store.shards import BEAT_S, Shards
 from edgekit_fleet.store.tables import AuditRow
 from edgekit_runtime.errors import (
-    ConfigError,
     OutputError,
     PackageError,
     TransportError,
@@ -51,10 +59,6 @@ _MESSAGES_BESIDE_A_WAVE: Final = 20  # each costs as much as three documents; th
 _DECIDE_S: Final = 0.5
 _UPKEEP_S: Final = 2.0
 _EXPIRY_S: Final = 60.0
-_REFRESH_S: Final = 600.0
-_CLEAN_S: Final = 86_400.0
-_FIGURES_S: Final = 3600.0
-_DEVICES_AT_ONCE: Final = 200  # whose old figures are deleted in one upkeep
 _LACKING_AT_ONCE: Final = 200
 _FLOOD: Final = 1000  # dropped messages of a device in one upkeep, at which the broker drops all of them
 _SILENT_S: Final = 600.0
@@ -118,10 +122,8 @@ class ControlLoop:
         """
         self._parts = parts
         self._store, self.shards = parts.store, parts.shards
-        self._repository = repository
+        self._repository = RepositoryUpkeep(repository, parts.authority, parts.store)
         self._has_run = False
-        self._cleaned_at = float("-inf")  # monotonic, and not of `_join`: a rejoin must not clean again
-        self._refreshing: asyncio.Task[list[Expiry]] | None = None
         self._silent_until: dict[str, float] = {}  # devices whose messages the broker drops
         self._join()
 
@@ -144,9 +146,9 @@ class ControlLoop:
             parts.broker.reload()
         self._link = BrokerLink(self.inbox.put, parts.authority.name_manager(shards.number))
         self._decided_at = self._kept_at = self._expired_at = self._beat_at = float("-inf")
-        self._refreshed_at = self._aged_at = float("-inf")
+        self._figures = FigureUpkeep(self.index)
+        self._repository.rejoin()
         self._tokens_ended_at = 0.0
-        self._aging: Iterator[str] = iter(())  # devices whose old figures are still to be deleted
         self._decided_number = self._audit_seen
         self._hellos: list[str] = []
         self._unsure: float | None = None  # time of a turn that may have been committed, or not
@@ -167,9 +169,7 @@ class ControlLoop:
             while not stop.is_set():
                 await self._run_once(stop)
         finally:
-            if self._refreshing is not None:
-                self._refreshing.cancel()
-                await asyncio.wait([self._refreshing])
+            await self._repository.close()
 
     async def _run_once(self, stop: asyncio.Event) -> None:
         try:
@@ -304,7 +304,7 @@ class ControlLoop:
             except TransportError as error:
                 _log.error("%s", error)
             self._silence_floods(self._parts.broker, time.monotonic())
-        expiries = self._follow_refresh(now)
+        expiries = self._repository.begin(now)
         self._follow_key()
         with self._store.concurrent_transaction() as session:
             self.shards.check(session)
@@ -314,7 +314,7 @@ class ControlLoop:
             if now - self._expired_at >= _EXPIRY_S:
                 self._expired_at = now
                 self._publisher.mark_expiring(session, now)
-            self._forget_figures(session, now)
+            self._figures.forget_next(session, now)
             unanswered = [
                 entry.name
                 for entry in self.index.devices.values()
@@ -356,62 +356,6 @@ class ControlLoop:
                 self._expired_at = float("-inf")
         except PackageError as error:  # documents by the old key are refused; devices keep their models
             _log.error("the manager's key cannot be read: %s", error)
-
-    def _forget_figures(self, session: Session, now: float) -> None:
-        """Delete old figures of the next devices; begins with the first device again once an hour."""
-        devices = list(itertools.islice(self._aging, _DEVICES_AT_ONCE))
-        if not devices and now - self._aged_at >= _FIGURES_S:
-            self._aged_at, self._aging = now, iter(list(self.index.devices))
-            devices = list(itertools.islice(self._aging, _DEVICES_AT_ONCE))
-        if devices:
-            forget_old_figures(session, devices, now)
-
-    def _follow_refresh(self, now: float) -> list[Expiry]:
-        """Begin a refresh beside the turns, which send the heartbeat; returns what the last one has found."""
-        last = self._refreshing
-        if last is not None and not last.done():
-            return []
-        self._refreshing = asyncio.create_task(self._refresh(now))
-        return [] if last is None else last.result()
-
-    async def _refresh(self, now: float) -> list[Expiry]:
-        """Sign and clean the repository if it is due; returns everything of the fleet that expires."""
-        repository, clock = self._repository, time.monotonic()
-        if repository is None or clock - self._refreshed_at < _REFRESH_S or not repository.exists:
-            return []
-        try:
-            await asyncio.to_thread(repository.refresh, now)
-        except OutputError as error:  # as on a full disk
-            _log.error("%s; trying again", error)
-            return []
-        except PackageError as error:  # also a missing key; devices report `stale` if nobody repairs it
-            _log.error("the repository cannot be signed again: %s", error)
-        self._refreshed_at = clock
-        if clock - self._cleaned_at >= _CLEAN_S:
-            await self._clean(repository, now)
-        try:
-            return await asyncio.to_thread(list_expiries, self._parts.authority, repository)
-        except (PackageError, ConfigError) as error:
-            _log.error("%s", error)
-            return []
-
-    async def _clean(self, repository: TufRepository, now: float) -> None:
-        try:
-            removed = await asyncio.to_thread(self._remove_unused, repository, now)
-        except (OutputError, PackageError) as error:  # also a missing key
-            _log.error("%s", error)
-            return
-        self._cleaned_at = time.monotonic()
-        if removed:
-            _log.info("deleted %d files of the repository that nothing has named for a day", removed)
-
-    def _remove_unused(self, repository: TufRepository, now: float) -> int:
-        def find_withdrawn() -> set[str]:
-            with self._store.snapshot() as session:
-                return list_withdrawn(session, now - _CLEAN_S)
-
-        repository.withdraw(find_withdrawn, now)  # a process may have been killed before it withdrew them
-        return repository.remove_unused(now)
 
     def _follow_administration(self, session: Session) -> tuple[list[str], int]:
         """Read devices that were enrolled or revoked since the last time.

@@ -53,7 +53,7 @@ class WrittenBundle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
+class CollectionResult:
     """The outcome of taking in a file of results.
 
     Attributes:
@@ -153,7 +153,7 @@ def _map_target(repository: Path, path: str, sha256: str) -> tuple[str, memoryvi
         ) from cause
 
 
-def collect_results(store: Store, paths: Sequence[Path], *, actor: str) -> list[Collected]:
+def collect_results(store: Store, paths: Sequence[Path], *, actor: str) -> list[CollectionResult]:
     """Take in files of results as if their messages came over the broker.
 
     Each message is numbered and signed by its device, so anybody may copy a file, and taking it in twice has
@@ -178,7 +178,7 @@ def collect_results(store: Store, paths: Sequence[Path], *, actor: str) -> list[
             refused = {str(reason): count for reason, count in inbox.refused.items()}
             detail = {"file": path.name, "accepted": inbox.accepted, "refused": refused}
             audit.record(session, actor, "bundle.collect", device[:128], **detail)
-        documents.append(Collected(path=path, device=device, accepted=inbox.accepted, refused=refused))
+        documents.append(CollectionResult(path=path, device=device, accepted=inbox.accepted, refused=refused))
     return documents
 
 

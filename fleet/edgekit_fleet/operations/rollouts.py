@@ -12,14 +12,14 @@ from sqlalchemy.orm import Session
 
 from edgekit_fleet.operations.names import check_name
 from edgekit_fleet.rollouts.gate_table import MIN_AGREEMENT, make_limits
-from edgekit_fleet.rollouts.preview import PackageView, Planned, Refused, preview
+from edgekit_fleet.rollouts.preview import DevicePlan, DeviceRefusal, PackageView, preview
 from edgekit_fleet.rollouts.progress import (
     LoadOrder,
     ModelSettings,
     Order,
-    Ordered,
+    OrderEntry,
     RolloutSettings,
-    Started,
+    StartEntry,
 )
 from edgekit_fleet.rollouts.replay import Difference, replay
 from edgekit_fleet.rollouts.runner import OPEN_STATES, log_entries, read_entries
@@ -56,8 +56,8 @@ class RolloutPlan:
 
     release: str
     selector: str
-    planned: tuple[Planned, ...]
-    refused: tuple[Refused, ...]
+    planned: tuple[DevicePlan, ...]
+    refused: tuple[DeviceRefusal, ...]
     waves: tuple[int, ...]
     min_agreement: float
 
@@ -79,8 +79,8 @@ class PlanSummary:
         minimum: devices of the first step.
     """
 
-    planned: tuple[tuple[Planned, Sequence[str]], ...]
-    refused: tuple[tuple[Refused, Sequence[str]], ...]
+    planned: tuple[tuple[DevicePlan, Sequence[str]], ...]
+    refused: tuple[tuple[DeviceRefusal, Sequence[str]], ...]
     devices: int
     waves: tuple[int, ...]
     minimum: int
@@ -242,7 +242,7 @@ def start_rollout(store: Store, request: RolloutRequest, actor: str) -> str:
             for device, wave in (*zip(cohort, waves, strict=True), *((device, -1) for device in refusals))
         ]
         insert_many(session, MemberRow, members)
-        entry = Started(
+        entry = StartEntry(
             settings=settings, devices=cohort, classes=tuple(classes[device] for device in cohort)
         )
         log_entries(session, name, actor, [entry], now)
@@ -356,7 +356,7 @@ def give_order(store: Store, name: str, order: Order, actor: str, note: str = ""
             row.because = f"{actor} ordered the way back{': ' * bool(note)}{note}"
             if row.state == "succeeded":
                 row.state, row.ended_at = "returning", None
-        log_entries(session, name, actor, [Ordered(order=order, who=actor, note=note)], time.time())
+        log_entries(session, name, actor, [OrderEntry(order=order, who=actor, note=note)], time.time())
     return find_rollout(store, name)
 
 

@@ -2,6 +2,17 @@
 
 The order of the rules: a person's abort, the gates, a pause, attempts worth repeating, the quorum of the open
 step, the next step of the wave, the next wave. Each decision is a sentence with the figures it rests on.
+
+A good release for 1,000 devices, in waves that end at 10, 100, 500 and 1,000, with 10 devices first:
+
+    start 10, wave 1        "the first devices"
+    wait                    "7 of 10 devices are judged and 9 are needed": the quorum is 0.9
+    start 10, wave 2        "wave 1 passed, 10 of 10 devices are judged": in all at most twice the judged ones
+    start 20, 40, 20        20 are judged, then 40, then 80; wave 2 ends at 100
+    start 100, wave 3       and so on; each step at most doubles the devices that have the release
+    succeed                 all that answer are judged; devices that are offline follow when they come back
+
+If `gates` speaks against it at any turn, the next decision is `abort`: every device that has it goes back.
 """
 
 import math

@@ -13,6 +13,12 @@ device nor a busy evening speaks against a release.
 Each model of a release has tests of its own, and so has each stage of its figures: after 20 calls on a
 device, 200, 2,000 and 20,000. Within a test each device counts once, as the bound on wrong stops demands; a
 later stage sees faults that show only after hours.
+
+An example with the default limits and one model. Seven gates share alpha = 0.01, so the gate `install` has
+0.0014 and stops at a capital of 700 (`find_needed`: 6.6, its logarithm). Of the first 30 devices, 8 fail to
+install the release, where 5 % may: `weigh` gives 0.93 and the rollout waits. With a ninth it stops: "9 of 30
+devices that began failed to install it, expected at most 5%". The first look at latency has half a share;
+devices on which the release takes twice as long stop it as soon as there are 15.
 """
 
 import bisect

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from edgekit_fleet.rollouts.gate_table import MIN_REQUESTS, Fault
 from edgekit_fleet.rollouts.gates import Period, find_period, find_stage, measure
-from edgekit_fleet.rollouts.progress import Answered, Progress, Reading
+from edgekit_fleet.rollouts.progress import AnswerEntry, Progress, Reading
 from edgekit_fleet.store.tables import FigureRow, MemberRow, ReleasePackageRow
 from edgekit_runtime.agent.documents import ModelFigures
 from edgekit_runtime.dataclass_json import from_plain
@@ -176,7 +176,7 @@ def observe_figures(
     since: float,
     fresh: Sequence[str],
     now: float,
-) -> Iterable[Answered]:
+) -> Iterable[AnswerEntry]:
     """Yield the observations on devices that have the release.
 
     Args:
@@ -209,7 +209,7 @@ def observe_figures(
             if measures := _compare(session, progress, cache, row, after):
                 readings.append(Reading(model=row.model, stage=stage, measures=measures))
         if fault or readings:
-            yield Answered(device=device, fault=fault, readings=tuple(readings))
+            yield AnswerEntry(device=device, fault=fault, readings=tuple(readings))
 
 
 def _read_new(

@@ -77,7 +77,7 @@ class DeviceView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class DevicePlan:
     """A device that gets packages.
 
     Attributes:
@@ -97,7 +97,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class DeviceRefusal:
     """A device that gets nothing; `code` groups the sentence `reason`."""
 
     device: str
@@ -107,7 +107,7 @@ class Refused:
 
 def preview(
     devices: Iterable[DeviceView], packages: Sequence[PackageView], *, is_return: bool = False
-) -> tuple[tuple[Planned, ...], tuple[Refused, ...]]:
+) -> tuple[tuple[DevicePlan, ...], tuple[DeviceRefusal, ...]]:
     """Return the devices that get packages, and those that do not.
 
     Args:
@@ -124,12 +124,12 @@ def preview(
         free_bytes = _number(device.free_bytes) if outcome.packages else None
         if free_bytes is not None and free_bytes < outcome.needed_bytes:
             reason = f"it has {free_bytes:.0f} bytes free, the update needs {outcome.needed_bytes}"
-            refused.append(Refused(device=device.name, code="disk", reason=reason))
+            refused.append(DeviceRefusal(device=device.name, code="disk", reason=reason))
         elif outcome.code:
-            refused.append(Refused(device=device.name, code=outcome.code, reason=outcome.reason))
+            refused.append(DeviceRefusal(device=device.name, code=outcome.code, reason=outcome.reason))
         else:
             planned.append(
-                Planned(
+                DevicePlan(
                     device=device.name,
                     target=device.situation.target,
                     packages=outcome.packages,

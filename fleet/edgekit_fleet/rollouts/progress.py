@@ -74,7 +74,7 @@ class RolloutSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class StartEntry:
     """The rollout began.
 
     Attributes:
@@ -89,8 +89,8 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
-    """Devices joined at the end of the cohort; the fields are as in `Started`."""
+class JoinEntry:
+    """Devices joined at the end of the cohort; the fields are as in `StartEntry`."""
 
     devices: tuple[str, ...]
     classes: tuple[str, ...]
@@ -113,7 +113,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class AnswerEntry:
     """A device answered.
 
     Attributes:
@@ -132,7 +132,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ordered:
+class OrderEntry:
     """A person ordered something; `who` is the name."""
 
     order: Order
@@ -163,7 +163,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Withdrawn:
+class WithdrawalEntry:
     """The last decision to start or retry `devices` was not carried out, and will not be."""
 
     devices: tuple[str, ...]
@@ -176,7 +176,9 @@ class ClockSetBack:
     ahead_s: Annotated[float, Range(0.0, 1e12)]
 
 
-Entry: TypeAlias = Started | Joined | Answered | Ordered | Decision | Withdrawn | ClockSetBack
+Entry: TypeAlias = (
+    StartEntry | JoinEntry | AnswerEntry | OrderEntry | Decision | WithdrawalEntry | ClockSetBack
+)
 
 TRANSIENT_CODES: Final = frozenset(("timeout", "load", "internal"))
 """Transient failures: not done in time, the service did not serve it, the process of a step was killed.
@@ -190,12 +192,12 @@ UNTRIED_CODES: Final = frozenset(
 """Reasons of a device for which it has not tried the release: they say nothing about it."""
 
 _KINDS: Final[dict[str, type[Any]]] = {
-    "started": Started,
-    "joined": Joined,
-    "answered": Answered,
-    "ordered": Ordered,
+    "started": StartEntry,
+    "joined": JoinEntry,
+    "answered": AnswerEntry,
+    "ordered": OrderEntry,
     "decided": Decision,
-    "withdrawn": Withdrawn,
+    "withdrawn": WithdrawalEntry,
     "clock": ClockSetBack,
 }
 
@@ -306,7 +308,7 @@ class Progress:
         ]
 
 
-def begin(entry: Started, at: float) -> Progress:
+def begin(entry: StartEntry, at: float) -> Progress:
     """Return the progress at the start of a rollout; `at` is in seconds since 1970."""
     progress = Progress(entry.settings, newest_at=at, step_at=at)
     _join(progress, entry)
@@ -321,22 +323,22 @@ def apply(progress: Progress, entry: Entry, at: float) -> None:
         entry: the next one.
         at: when it was written, in seconds since 1970.
     """
-    if isinstance(entry, Answered):
+    if isinstance(entry, AnswerEntry):
         _apply_answer(progress, entry, at)
     elif isinstance(entry, Decision):
         _apply_decision(progress, entry, at)
-    elif isinstance(entry, Ordered):
+    elif isinstance(entry, OrderEntry):
         _apply_order(progress, entry, at)
-    elif isinstance(entry, Joined):
+    elif isinstance(entry, JoinEntry):
         _join(progress, entry)
-    elif isinstance(entry, Withdrawn):
+    elif isinstance(entry, WithdrawalEntry):
         _withdraw(progress, entry)
     else:
         _set_back(progress, at)
     progress.newest_at = at
 
 
-def _join(progress: Progress, entry: Started | Joined) -> None:
+def _join(progress: Progress, entry: StartEntry | JoinEntry) -> None:
     for device, device_class in zip(entry.devices, entry.classes, strict=True):
         progress.members.setdefault(device, Member(device_class))
 
@@ -347,7 +349,7 @@ def _set_back(progress: Progress, at: float) -> None:
         member.started_at, member.answered_at = min(member.started_at, at), min(member.answered_at, at)
 
 
-def _withdraw(progress: Progress, entry: Withdrawn) -> None:
+def _withdraw(progress: Progress, entry: WithdrawalEntry) -> None:
     for device in entry.devices:
         member = progress.members[device]
         member.attempts -= 1
@@ -355,7 +357,7 @@ def _withdraw(progress: Progress, entry: Withdrawn) -> None:
         progress.started -= member.state == "pending"
 
 
-def _apply_answer(progress: Progress, entry: Answered, at: float) -> None:
+def _apply_answer(progress: Progress, entry: AnswerEntry, at: float) -> None:
     member = progress.members.get(entry.device)
     if member is None or member.state in ("pending", "returned"):
         return
@@ -401,7 +403,7 @@ def _apply_decision(progress: Progress, entry: Decision, at: float) -> None:
             member.state, member.started_at, member.returns = "returning", at, member.returns + 1
 
 
-def _apply_order(progress: Progress, entry: Ordered, at: float) -> None:
+def _apply_order(progress: Progress, entry: OrderEntry, at: float) -> None:
     if entry.order == "abort":
         progress.wants_abort = entry.who or "somebody"
     elif progress.state == "running" and entry.order == "pause":

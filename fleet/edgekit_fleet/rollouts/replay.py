@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from edgekit_fleet.rollouts.decide import decide
-from edgekit_fleet.rollouts.progress import Decision, Entry, Progress, Started, apply, begin
+from edgekit_fleet.rollouts.progress import Decision, Entry, Progress, StartEntry, apply, begin
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import FleetError
 
@@ -28,7 +28,7 @@ def replay(entries: Iterable[tuple[float, Entry]]) -> tuple[Progress, list[Diffe
     """Return the progress at the end of a log, and the decisions that differ.
 
     Args:
-        entries: (seconds since 1970, entry), the first is `Started`.
+        entries: (seconds since 1970, entry), the first is `StartEntry`.
 
     Raises:
         FleetError: the log does not begin with the start of a rollout.
@@ -37,7 +37,7 @@ def replay(entries: Iterable[tuple[float, Entry]]) -> tuple[Progress, list[Diffe
     differences: list[Difference] = []
     for at, entry in entries:
         if progress is None:
-            if not isinstance(entry, Started):
+            if not isinstance(entry, StartEntry):
                 raise FleetError("the log of the rollout does not begin with its start; restore the store")
             progress = begin(entry, at)
             continue

@@ -19,14 +19,14 @@ from edgekit_fleet.rollouts.gate_table import Fault
 from edgekit_fleet.rollouts.observations import FigureCache, observe_figures
 from edgekit_fleet.rollouts.preview import preview
 from edgekit_fleet.rollouts.progress import (
-    Answered,
+    AnswerEntry,
     ClockSetBack,
     Entry,
-    Joined,
+    JoinEntry,
     Outcome,
     Progress,
-    Started,
-    Withdrawn,
+    StartEntry,
+    WithdrawalEntry,
     apply,
     begin,
     entry_from_plain,
@@ -205,7 +205,7 @@ class RolloutRunner:
         is_under_way = bool(memory.backlog)
         while (decision := decide(memory.progress, now)) is not None:
             if is_under_way and (memory.progress.state == "paused" or decision.action in ("pause", "abort")):
-                self._log(session, row, memory, [Withdrawn(devices=tuple(memory.backlog))], now)
+                self._log(session, row, memory, [WithdrawalEntry(devices=tuple(memory.backlog))], now)
                 memory.backlog.clear()
                 is_under_way = False
                 continue
@@ -227,7 +227,7 @@ class RolloutRunner:
         memory = self._memories.get(row.name)
         for number, at, entry in read_entries(session, row.name, 0 if memory is None else memory.last_entry):
             if memory is None:
-                if not isinstance(entry, Started):
+                if not isinstance(entry, StartEntry):
                     raise TypeError(f"the log of rollout '{row.name}' does not begin with its start")
                 epoch = 0 if self._shards is None else self._shards.epoch_of(row.name)
                 memory = _RolloutMemory(begin(entry, at), number, epoch)
@@ -254,7 +254,7 @@ class RolloutRunner:
         changed = []
         for entry in entries:
             apply(memory.progress, entry, now)
-            if isinstance(entry, Answered) and entry.outcome is not None:
+            if isinstance(entry, AnswerEntry) and entry.outcome is not None:
                 member = memory.progress.members[entry.device]
                 changes = {"state": member.state, "because": member.code, "answered_at": now}
                 changed.append(_member(row.name, entry.device, **changes))
@@ -275,7 +275,7 @@ def _update(row: RolloutRow, name: str, value: object) -> None:
 # What devices answered
 
 
-def _observe_executions(session: Session, rollout: str, memory: _RolloutMemory) -> Iterable[Answered]:
+def _observe_executions(session: Session, rollout: str, memory: _RolloutMemory) -> Iterable[AnswerEntry]:
     changed = session.scalars(
         select(ExecutionRow.device)
         .where(
@@ -305,7 +305,7 @@ def _observe_executions(session: Session, rollout: str, memory: _RolloutMemory) 
         outcome, code = _sum_up(rows)
         is_return = memory.progress.members[device].returns > 0
         fault: Fault = "" if is_return else _FAULT_CODES.get(code, "")
-        yield Answered(device=device, outcome=outcome, code=code, fault=fault)
+        yield AnswerEntry(device=device, outcome=outcome, code=code, fault=fault)
 
 
 def _sum_up(rows: Iterable[ExecutionRow]) -> tuple[Outcome, str]:
@@ -319,7 +319,7 @@ def _sum_up(rows: Iterable[ExecutionRow]) -> tuple[Outcome, str]:
     return worst
 
 
-def _observe_fallbacks(session: Session, rollout: str, memory: _RolloutMemory) -> Iterable[Answered]:
+def _observe_fallbacks(session: Session, rollout: str, memory: _RolloutMemory) -> Iterable[AnswerEntry]:
     """Yield the devices that confirmed the release, and whose slots went back from it by themselves."""
     rows = session.execute(
         select(DeviceRow.name, DeviceRow.reported)
@@ -340,7 +340,7 @@ def _observe_fallbacks(session: Session, rollout: str, memory: _RolloutMemory) -
                 continue
             # A version that somebody pins or installs by hand is no evidence about the release.
             if model.get("because", "").startswith(f"{package.version} was rejected here"):
-                yield Answered(device=device, fault="fallback")
+                yield AnswerEntry(device=device, fault="fallback")
                 break
 
 
@@ -385,10 +385,10 @@ def _join(session: Session, row: RolloutRow, memory: _RolloutMemory) -> list[Ent
         member.wave, member.state, member.before = wave, "waiting", before.get(device, {})
         session.add(member)
     session.flush()
-    return [Joined(devices=devices, classes=tuple(classes[device] for device in devices))]
+    return [JoinEntry(devices=devices, classes=tuple(classes[device] for device in devices))]
 
 
-def _carry_out(session: Session, row: RolloutRow, memory: _RolloutMemory, now: float) -> list[Answered]:
+def _carry_out(session: Session, row: RolloutRow, memory: _RolloutMemory, now: float) -> list[AnswerEntry]:
     """Write the wanted models of the next devices of the backlog; returns answers that need no execution."""
     devices = list(itertools.islice(memory.backlog, _DEVICES_A_TURN))
     members = memory.progress.members
@@ -454,7 +454,7 @@ def _carry_out(session: Session, row: RolloutRow, memory: _RolloutMemory, now: f
 
 def _answer_for(
     returning: Sequence[str], skipped: Mapping[str, str], desired_rows: Sequence[Mapping[str, Any]]
-) -> list[Answered]:
+) -> list[AnswerEntry]:
     """Return the answers of devices on the way back that have no execution which could end.
 
     Args:
@@ -468,9 +468,9 @@ def _answer_for(
         is_removed[row["device"]] = is_removed.get(row["device"], True) and row["is_removed"]
     for device in returning:
         if device not in is_removed:
-            answered.append(Answered(device=device, outcome="superseded", code=skipped.get(device, "")))
+            answered.append(AnswerEntry(device=device, outcome="superseded", code=skipped.get(device, "")))
         elif is_removed[device]:
-            answered.append(Answered(device=device, outcome="succeeded", code="removed"))
+            answered.append(AnswerEntry(device=device, outcome="succeeded", code="removed"))
     return answered
 
 

@@ -94,7 +94,7 @@ class DeviceCounts:
 
 
 @dataclass(slots=True)
-class _Installed:
+class _SimulatedModel:
     """A model in the simulated slots; the service runs `version` since `served_at` if it serves it."""
 
     version: str = ""
@@ -157,7 +157,7 @@ class SimulatedDevice:
         self._known_s = 0.0
         self._executions: tuple[Progress, ...] = ()
         self._counted_at = time.monotonic()
-        self._models: dict[str, _Installed] = {}
+        self._models: dict[str, _SimulatedModel] = {}
         self._downloaded: set[str] = set()
         self._connection: MqttConnection | None = None
         self._is_greeted = self._is_off = True
@@ -391,7 +391,7 @@ class SimulatedDevice:
         )
 
     @staticmethod
-    def _view(name: str, model: _Installed) -> ModelView:
+    def _view(name: str, model: _SimulatedModel) -> ModelView:
         served = () if model.served_at is None else (model.version,)
         return ModelView(
             model=name,
@@ -449,7 +449,7 @@ class SimulatedDevice:
 
     def _finish(self, step: Step) -> None:
         self._step = None
-        model, target = self._models.setdefault(step.model, _Installed()), step.desired_model
+        model, target = self._models.setdefault(step.model, _SimulatedModel()), step.desired_model
         if step.action == "remove":
             self._models.pop(step.model)
         elif step.action == "unload":
@@ -463,7 +463,7 @@ class SimulatedDevice:
             self._serve(model, target)
         self._later(self.tick)
 
-    def _install(self, model: _Installed, target: DesiredModel) -> None:
+    def _install(self, model: _SimulatedModel, target: DesiredModel) -> None:
         self._downloaded.discard(target.sha256)
         if self._has(target.version, "install", self._of(target.version).install_failures):
             reason = "the self-test gives other outputs than the package states"
@@ -482,7 +482,7 @@ class SimulatedDevice:
         model.served_at, model.on_trial = None, ""
         self._change(target.execution, lambda execution: execution.enter("trying", code="load"))
 
-    def _serve(self, model: _Installed, target: DesiredModel) -> None:
+    def _serve(self, model: _SimulatedModel, target: DesiredModel) -> None:
         model.served_at = time.monotonic()
         is_tried = target.trial != "none" and bool(model.previous[0])
         model.on_trial = target.version if is_tried else ""
@@ -490,7 +490,7 @@ class SimulatedDevice:
         wait_s = self.behaviour.trial_s if is_tried else self.behaviour.confirm_s
         asyncio.get_running_loop().call_later(wait_s, self._judge, model, target.manifest_sha256)
 
-    def _judge(self, model: _Installed, manifest_sha256: str) -> None:
+    def _judge(self, model: _SimulatedModel, manifest_sha256: str) -> None:
         """End a trial as the service does: confirm the version, or return to the old one."""
         if self._is_off or model.manifest_sha256 != manifest_sha256 or model.served_at is None:
             return

@@ -40,15 +40,15 @@ def command(*, as_json: bool) -> None:
         steps.append(step)
         if not as_json:
             head = f"{step.at_s:5.1f} s "
-            duration = f" ({step.duration_s:.1f} s)" if step.duration_s >= _SHOWN_S else ""
-            print_line(console, head, (f"{step.title}{duration}:", "bold"), step.why, indent=9)
+            duration = f" ({step.took_s:.1f} s)" if step.took_s >= _SHOWN_S else ""
+            print_line(console, head, (f"{step.what}{duration}:", "bold"), step.why, indent=9)
 
     provide_mosquitto(lambda text: click.echo(text, err=True))
     with temporary_folder("edgekit-fleet-demo-") as folder:
         setup = make_setup(folder)
         now_s = time.monotonic() - begin_s
         why = f"version {setup.bad.version} is bad: noise on its weights, as after a training that went wrong"
-        show(DemoStep(at_s=now_s, duration_s=now_s, title="four versions of a model are packaged", why=why))
+        show(DemoStep(at_s=now_s, took_s=now_s, what="four versions of a model are packaged", why=why))
         run_demo(setup, begin_s, show)
     if as_json:
         print_json({"seconds": time.monotonic() - begin_s, "steps": steps})

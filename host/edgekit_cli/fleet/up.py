@@ -19,7 +19,7 @@ import click
 from edgekit_cli.fleet.fleet_options import as_json_option, find_folder, folder_option
 
 if TYPE_CHECKING:
-    from edgekit_fleet.admin.listener import AdminListener
+    from edgekit_fleet.admin_listener import AdminListener
     from edgekit_fleet.operations.running import RunningFleet
     from edgekit_fleet.store.fleet_folder import FleetSettings
 
@@ -92,7 +92,7 @@ def command(
     Everything is encrypted, and each device needs a certificate of the fleet.
     """
     folder = find_folder(path)
-    from edgekit_fleet.admin.listener import serve_people
+    from edgekit_fleet.admin_listener import serve_people
     from edgekit_fleet.operations.running import start
     from edgekit_fleet.store.fleet_folder import FleetSettings
     from edgekit_runtime.system.own_process import share_heap

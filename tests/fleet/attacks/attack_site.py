@@ -31,7 +31,7 @@ from edgekit_runtime.agent.documents import Desired, DesiredModel
 from edgekit_runtime.agent.execution import install, step_runner
 from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.membership import Membership
-from edgekit_runtime.agent.mqtt_link import Received
+from edgekit_runtime.agent.mqtt_link import LinkMessage
 from edgekit_runtime.agent.signing import seal
 from edgekit_runtime.slots import Slots
 from edgekit_runtime.system.atomic_files import DISK, hash_file
@@ -134,7 +134,7 @@ class Broker:
         self.is_connected = True
 
     def start(self):
-        self.received.put(Received("hello"))
+        self.received.put(LinkMessage("hello"))
 
     def stop(self):
         pass
@@ -144,7 +144,7 @@ class Broker:
         self.sent.append((kind, plain))
 
     def deliver(self, payload, kind="desired"):
-        self.received.put(Received(kind, payload))
+        self.received.put(LinkMessage(kind, payload))
 
 
 @dataclass(frozen=True)

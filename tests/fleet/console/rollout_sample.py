@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.fleet.simulated_rollout import NOW, Model, Simulation, simulate
 
-from edgekit_fleet.rollouts.progress import Answered, Decision, Entry
+from edgekit_fleet.rollouts.progress import AnswerEntry, Decision, Entry
 from edgekit_fleet.rollouts.runner import log_entries
 from edgekit_fleet.store.database import Store, insert_many
 from edgekit_fleet.store.tables import (
@@ -77,7 +77,7 @@ def device_name(rollout: str, device: str) -> str:
 def _rename(rollout: str, entry: Entry) -> Entry:
     from dataclasses import replace
 
-    if isinstance(entry, Answered):
+    if isinstance(entry, AnswerEntry):
         return replace(entry, device=device_name(rollout, entry.device))
     devices = getattr(entry, "devices", ())
     return replace(entry, devices=tuple(device_name(rollout, one) for one in devices)) if devices else entry  # type: ignore[call-arg]
@@ -160,7 +160,7 @@ def _make_members(rollout: str, run: Simulation, at: float) -> Iterator[dict[str
 def _make_executions(rollout: str, run: Simulation, at: float) -> Iterator[dict[str, Any]]:
     number = 0
     for logged_at, entry in run.log:
-        if isinstance(entry, Answered) and entry.outcome is not None:
+        if isinstance(entry, AnswerEntry) and entry.outcome is not None:
             number += 1
             yield {
                 "execution": f"{rollout}.{number}",

@@ -33,7 +33,7 @@ from edgekit_runtime.agent.execution.step_result import StepOrder
 from edgekit_runtime.agent.journal import read_journal
 from edgekit_runtime.agent.manager_keys import ManagerKeys, read_held
 from edgekit_runtime.agent.membership import Membership
-from edgekit_runtime.agent.mqtt_link import Received
+from edgekit_runtime.agent.mqtt_link import LinkMessage
 from edgekit_runtime.agent.reconcile import Step
 from edgekit_runtime.agent.signing import key_id, unseal
 from edgekit_runtime.canonical_json import encode_json
@@ -140,7 +140,7 @@ class BundleLink:
 
     def __init__(self, member: Membership, payload: bytes, version: int, stop: threading.Event) -> None:
         """Wait for reports on document `version`; set `stop` when nothing is under way any more."""
-        self.received: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        self.received: queue.SimpleQueue[LinkMessage] = queue.SimpleQueue()
         self.will, self.reconnect_s, self.problem = b"", 0.0, None
         self.report: Reported | None = None
         self.events: list[Event] = []
@@ -157,8 +157,8 @@ class BundleLink:
 
     def start(self) -> None:
         """Hand the document over."""
-        self.received.put(Received("hello"))
-        self.received.put(Received("desired", self._payload))
+        self.received.put(LinkMessage("hello"))
+        self.received.put(LinkMessage("desired", self._payload))
 
     def stop(self) -> None:
         """Do nothing: there is no connection."""
@@ -189,7 +189,7 @@ class BundleLink:
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class BundleResult:
     """Result of applying a bundle.
 
     Attributes:
@@ -210,7 +210,7 @@ def apply_bundle(
     *,
     timeout_s: float,
     clock: Callable[[], float] = time.time,
-) -> Applied:
+) -> BundleResult:
     """Apply a bundle to this device, and write a file of results. The agent must not run.
 
     Args:
@@ -256,4 +256,4 @@ def apply_bundle(
         timer.cancel()
     with write_atomically(results, mode=0o644) as file:
         file.write(link.pack_results())
-    return Applied(link.report, tuple(f"{event.kind}: {event.text}" for event in link.events))
+    return BundleResult(link.report, tuple(f"{event.kind}: {event.text}" for event in link.events))

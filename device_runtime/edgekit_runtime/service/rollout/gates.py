@@ -75,7 +75,7 @@ class PairedLatency:
 
 
 @dataclass(slots=True)
-class Observed:
+class Observations:
     """All observations since the trial began; a few kilobytes, however long it lasts.
 
     Attributes:
@@ -148,7 +148,7 @@ class _Finding:
     is_proof_needed: bool
 
 
-def judge(observed: Observed, gates: Gates) -> Verdict:
+def judge(observed: Observations, gates: Gates) -> Verdict:
     """Return the verdict on the candidate.
 
     NaN and a burst of errors roll back at once. Otherwise a gate that is shown to be missed rolls back, and
@@ -194,11 +194,11 @@ def may_be_promoted(current: Arm, candidate: Arm, gates: Gates) -> bool:
     """
     if candidate.answers < gates.min_samples:
         return False
-    counted = Observed(current=current, candidate=candidate)
+    counted = Observations(current=current, candidate=candidate)
     return _find_errors(counted, gates).state is not _State.MISSED
 
 
-def _find_at_once(observed: Observed, gates: Gates) -> Rollback | None:
+def _find_at_once(observed: Observations, gates: Gates) -> Rollback | None:
     if observed.not_finite:
         return Rollback("not_finite", "the candidate answered NaN or infinity to finite inputs")
     if observed.failed_in_a_row >= gates.error_burst:
@@ -206,7 +206,7 @@ def _find_at_once(observed: Observed, gates: Gates) -> Rollback | None:
     return None
 
 
-def _find(observed: Observed, gates: Gates) -> Iterator[_Finding]:
+def _find(observed: Observations, gates: Gates) -> Iterator[_Finding]:
     current, candidate = observed.current, observed.candidate
     if gates.min_agreement:
         yield _find_agreement(observed, gates.min_agreement, gates.alpha)
@@ -219,7 +219,7 @@ def _find(observed: Observed, gates: Gates) -> Iterator[_Finding]:
         yield _find_energy(candidate.energy, current.energy, gates.max_energy_ratio, gates.alpha)
 
 
-def _find_agreement(observed: Observed, least: float, alpha: float) -> _Finding:
+def _find_agreement(observed: Observations, least: float, alpha: float) -> _Finding:
     is_above = share_is_above(observed.agreement, observed.compared, least, alpha / _TESTS)
 
     def text() -> str:
@@ -229,7 +229,7 @@ def _find_agreement(observed: Observed, least: float, alpha: float) -> _Finding:
     return _Finding("agreement", _state_of(is_above, expected=True), text, is_proof_needed=True)
 
 
-def _find_errors(observed: Observed, gates: Gates) -> _Finding:
+def _find_errors(observed: Observations, gates: Gates) -> _Finding:
     current, candidate = observed.current, observed.candidate
     part = gates.alpha / _TESTS / 2  # of each arm
     own = share_interval(candidate.failed, candidate.answers, part)

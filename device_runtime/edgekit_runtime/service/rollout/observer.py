@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError, DataError, EdgekitError
 from edgekit_runtime.service.options.rollout import Gates
-from edgekit_runtime.service.rollout.gates import Arm, Continue, Observed, Promote, Rollback, judge
+from edgekit_runtime.service.rollout.gates import Arm, Continue, Observations, Promote, Rollback, judge
 from edgekit_runtime.service.rollout.paired_runs import Pair
 from edgekit_runtime.service.scheduling.call import Answer
 from edgekit_runtime.statistics.confidence_sequences import LogHistogram
@@ -57,7 +57,7 @@ class Observer:
         self._clock = clock
         self._begin_s = clock()
         self._until_look = _LOOK_EVERY
-        self.observed = Observed()
+        self.observed = Observations()
         self.verdict: Promote | Rollback | None = None
 
     def count_current(self, latency_s: float | None) -> None:

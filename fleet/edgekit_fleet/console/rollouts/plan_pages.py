@@ -17,7 +17,7 @@ from edgekit_fleet.console.shell import Console
 from edgekit_fleet.operations import saved
 from edgekit_fleet.operations.rollouts import RolloutRequest, propose_name, start_rollout, sum_plan
 from edgekit_fleet.rollouts.gate_table import LIMITS
-from edgekit_fleet.rollouts.preview import Planned, Refused
+from edgekit_fleet.rollouts.preview import DevicePlan, DeviceRefusal
 from edgekit_fleet.rollouts.progress import RolloutSettings
 from edgekit_fleet.rollouts.waves import DEFAULT_WAVES
 from edgekit_fleet.store.database import Store
@@ -204,8 +204,8 @@ def _read_number(fields: Mapping[str, str], name: str) -> float | None:
         raise FleetError(f"{name.replace('_', ' ')}: {text[:40]!r} is no number") from cause
 
 
-def _sum_classes(planned: Sequence[tuple[Planned, Sequence[str]]]) -> list[ClassPlan]:
-    of_class: dict[str, list[tuple[Planned, int]]] = {}
+def _sum_classes(planned: Sequence[tuple[DevicePlan, Sequence[str]]]) -> list[ClassPlan]:
+    of_class: dict[str, list[tuple[DevicePlan, int]]] = {}
     for planned_device, names in planned:
         of_class.setdefault(planned_device.target, []).append((planned_device, len(names)))
     plans = []
@@ -232,8 +232,8 @@ def _sum_classes(planned: Sequence[tuple[Planned, Sequence[str]]]) -> list[Class
     return plans
 
 
-def _group_refused(refused: Sequence[tuple[Refused, Sequence[str]]]) -> list[Reason]:
-    of_code: dict[str, list[tuple[Refused, Sequence[str]]]] = {}
+def _group_refused(refused: Sequence[tuple[DeviceRefusal, Sequence[str]]]) -> list[Reason]:
+    of_code: dict[str, list[tuple[DeviceRefusal, Sequence[str]]]] = {}
     for refusal, names in refused:
         of_code.setdefault(refusal.code, []).append((refusal, names))
     reasons = [

@@ -14,16 +14,16 @@ from edgekit_fleet.console.rollouts.background import Background, Lookup
 from edgekit_fleet.console.rollouts.evidence import Course, find_courses
 from edgekit_fleet.rollouts.gate_table import Fault
 from edgekit_fleet.rollouts.progress import (
-    Answered,
+    AnswerEntry,
     ClockSetBack,
     Decision,
     Entry,
-    Joined,
-    Ordered,
+    JoinEntry,
+    OrderEntry,
     Progress,
     Reading,
-    Started,
-    Withdrawn,
+    StartEntry,
+    WithdrawalEntry,
     apply,
     begin,
     entry_from_plain,
@@ -148,12 +148,12 @@ class RolloutLog:
 
     def _add(self, number: int, at: float, actor: str, entry: Entry) -> None:
         if self.progress is None:
-            if not isinstance(entry, Started):
+            if not isinstance(entry, StartEntry):
                 raise FleetError("the log of the rollout does not begin with its start; restore the store")
             self.progress = begin(entry, at)
         else:
             apply(self.progress, entry, at)
-        if isinstance(entry, Answered):
+        if isinstance(entry, AnswerEntry):
             if entry.device in self.progress.members:
                 self.answered[entry.device] = None
                 if entry.fault:
@@ -192,24 +192,26 @@ def _read(plain: dict[str, Any]) -> Entry:
     # Most entries are answers, and `entry_from_plain` checks each field of each once more.
     if plain["kind"] == "answered":
         fields = {name: value for name, value in plain.items() if name not in ("kind", "readings")}
-        return Answered(**fields, readings=tuple(Reading(**one) for one in plain.get("readings", ())))
+        return AnswerEntry(
+            **fields, readings=tuple(Reading(**reading) for reading in plain.get("readings", ()))
+        )
     return entry_from_plain(plain)
 
 
 def _describe(entry: Entry) -> tuple[str, str]:
-    if isinstance(entry, Started):
+    if isinstance(entry, StartEntry):
         waves = ", ".join(f"{end:,}" for end in entry.settings.waves)
         return "begin", f"began: {len(entry.devices):,} devices in waves that end at {waves}"
     if isinstance(entry, Decision):
         return entry.action, entry.sentence
-    if isinstance(entry, Ordered):
+    if isinstance(entry, OrderEntry):
         return (
             "order",
             f"{entry.who or 'somebody'} {_ORDERS[entry.order]}{': ' * bool(entry.note)}{entry.note}",
         )
-    if isinstance(entry, Joined):
+    if isinstance(entry, JoinEntry):
         return "join", f"{len(entry.devices):,} devices joined"
-    if isinstance(entry, Withdrawn):
+    if isinstance(entry, WithdrawalEntry):
         return "withdraw", f"{len(entry.devices):,} devices do not get it after all"
     if isinstance(entry, ClockSetBack):
         return (

@@ -1,0 +1,89 @@
+"""The models of this device as its slots and its service show them, each read on a clock of its own."""
+
+import contextlib
+from dataclasses import replace
+from typing import Final
+
+from edgekit_runtime.agent.conditions import ModelView
+from edgekit_runtime.agent.documents import ModelFigures
+from edgekit_runtime.agent.execution.install import Installer, ServiceIndex, describe_service
+from edgekit_runtime.agent.figures import read_figures
+from edgekit_runtime.client.control import read_metrics
+from edgekit_runtime.errors import EdgekitError
+
+_SERVICE_S: Final = 3.0  # between looks at the service's index; 1 while something is under way
+_FIGURES_S: Final = 10.0
+_QUIET_FIGURES_S: Final = 300.0
+_YOUNG_S: Final = 3600.0  # for this time after an execution its figures come often
+
+
+class DeviceObserver:
+    """Reads the slots if they have changed, the service every few seconds, and its figures more rarely.
+
+    It has no clock: `now_s` is the time of the monotonic one.
+
+    Attributes:
+        views: model -> its state.
+    """
+
+    def __init__(self, installer: Installer, now_s: float) -> None:
+        """Read nothing yet."""
+        self._installer = installer
+        self.views: dict[str, ModelView] = {}
+        self._fingerprint: dict[str, int] = {}
+        self._service: tuple[bool, ServiceIndex | None] = (False, None)
+        self._service_s = self._figures_s = 0.0
+        self._busy_s = now_s  # when an execution was last under way
+        self._figures: tuple[ModelFigures, ...] = ()
+
+    def forget(self) -> None:
+        """Read slots and service again at the next look: a step has ended."""
+        self._fingerprint, self._service_s = {}, 0.0
+
+    def look(self, now_s: float, *, is_step_running: bool, is_under_way: bool) -> None:
+        """Bring `views` up to date.
+
+        Args:
+            now_s: time of the monotonic clock.
+            is_step_running: whether a step may be changing the slots.
+            is_under_way: whether an execution has not ended.
+        """
+        fingerprint = dict(self._installer.fingerprint())
+        if fingerprint == self._fingerprint and now_s < self._service_s:
+            return
+        if not is_step_running or now_s >= self._service_s:
+            runs, index = self._installer.read_service()
+            self._service = runs, self._service[1] if runs and index is None else index
+            self._service_s = now_s + (1.0 if is_under_way else _SERVICE_S)
+        views = {}
+        for model, state in fingerprint.items():
+            if not state and is_step_running:  # its first package is being written: nothing to rebuild
+                continue
+            with contextlib.suppress(EdgekitError):
+                view = self._installer.view(model)
+                if view.version or view.previous or view.rejected:  # otherwise it was removed
+                    views[model] = self._add_service(view)
+        self.views, self._fingerprint = views, fingerprint
+
+    def read_figures(self, now_s: float, *, is_under_way: bool) -> tuple[ModelFigures, ...]:
+        """Return the figures of the service, read again if it is time."""
+        if is_under_way:
+            self._busy_s = now_s
+        period_s = _FIGURES_S if now_s - self._busy_s < _YOUNG_S else _QUIET_FIGURES_S
+        socket_path = self._installer.find_service()
+        if self._service[0] and socket_path is not None and now_s - self._figures_s > period_s:
+            self._figures_s = now_s
+            with contextlib.suppress(EdgekitError):
+                self._figures = read_figures(read_metrics(socket_path), self._figures)
+        return self._figures
+
+    def _add_service(self, view: ModelView) -> ModelView:
+        runs, index = self._service
+        if not runs:
+            return view
+        served, on_trial, remark = describe_service(index or {}, view.model)
+        key = view.model, view.version
+        not_finite = sum(
+            figures.not_finite for figures in self._figures if (figures.model, figures.version) == key
+        )
+        return replace(view, served=served, on_trial=on_trial, remark=remark, not_finite=not_finite)

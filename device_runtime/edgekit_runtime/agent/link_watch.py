@@ -1,0 +1,206 @@
+"""This device at the broker: its hellos, the state of the link for people, and its certificate.
+
+`Presence` changes with each connection, `LinkWatch` with each failure and every six hours.
+"""
+
+import contextlib
+import hashlib
+import os
+import queue
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from edgekit_runtime import __version__
+from edgekit_runtime.agent.documents import Hello, Kind
+from edgekit_runtime.agent.journal import Journal
+from edgekit_runtime.agent.membership import (
+    LinkProblem,
+    LinkStatus,
+    Membership,
+    read_link_status,
+    read_stamp,
+    write_link_status,
+)
+from edgekit_runtime.agent.mqtt_link import LinkMessage
+from edgekit_runtime.agent.signing import seal
+from edgekit_runtime.errors import OutputError
+from edgekit_runtime.system.atomic_files import Disk
+
+_FIRST_RENEWAL_S: Final = 120.0  # so that a device that is on for minutes a day renews its certificate too
+_RENEWAL_S: Final = 21_600.0
+_FIRST_ASK_S: Final = 5.0  # after a refusal; then twice as long each time
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """The end of an attempt to renew the certificate.
+
+    Attributes:
+        is_new: whether there is a new certificate.
+        problem: why the fleet refuses, or empty.
+    """
+
+    is_new: bool = False
+    problem: str = ""
+
+
+@dataclass(slots=True)
+class RefusalPause:
+    """The pause before the web server is asked why brokers refuse this device, or for a new certificate.
+
+    It outlives an `Agent`, which a new certificate ends: the broker may refuse that one, too.
+
+    Attributes:
+        questions: how many there were since the last connection.
+        ends_s: end of the pause, on the monotonic clock.
+    """
+
+    questions: int = 0
+    ends_s: float = 0.0
+
+    def begin(self, now_s: float) -> None:
+        """Begin a pause, twice as long as the last one."""
+        self.ends_s = now_s + min(_FIRST_ASK_S * 2.0**self.questions, _RENEWAL_S)
+        self.questions += 1
+
+
+class DocumentLink(Protocol):
+    """What carries documents to the agent and from it: see `MqttLink`."""
+
+    received: queue.SimpleQueue[LinkMessage]
+    will: bytes
+    reconnect_s: float
+
+    @property
+    def problem(self) -> LinkProblem | None: ...
+    @property
+    def is_connected(self) -> bool: ...  # see `MqttLink`
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+    def put(self, kind: Kind, payload: bytes, *, key: str = "", is_retained: bool = False) -> None: ...
+
+
+class Presence:
+    """The hellos of this device, one for each connection, and its will, for when the connection is lost.
+
+    Attributes:
+        own_address: address of this device, as the link states it.
+        last_report: number of the last report, which the link keeps until the broker has it.
+    """
+
+    def __init__(self, member: Membership, journal: Journal, link: DocumentLink) -> None:
+        """Say nothing yet."""
+        self._member, self._journal, self._link = member, journal, link
+        self._instance = secrets.token_hex(8)
+        self._sequence = 0
+        self._will = b""  # of this connection
+        self.own_address = ""
+        self.last_report = 0
+
+    def prepare(self) -> None:
+        """Give the link the will of the next connection."""
+        self.renew_number()
+        device = self._member.enrolment.device
+        will = Hello(device=device, sequence=self._sequence, online=False, runtime=__version__)
+        self._link.will = seal(will, "hello", self._member.key)
+
+    def renew_number(self) -> None:
+        """Take a higher number for the next hello."""
+        self._sequence = self._journal.next_sequence()
+
+    def publish_hello(self, desired_version: int, *, is_new_connection: bool) -> None:
+        """Publish a hello with the version of the document that the device holds."""
+        if is_new_connection:
+            self._will = self._link.will
+        hello = Hello(
+            device=self._member.enrolment.device,
+            sequence=self._sequence,
+            desired_version=desired_version,
+            reported=self.last_report,
+            will_sha256=hashlib.sha256(self._will).hexdigest(),
+            instance=self._instance,
+            address=f"{self.own_address} ({os.uname().nodename})"[:100],
+            runtime=__version__,
+        )
+        self._link.put("hello", seal(hello, "hello", self._member.key), is_retained=True)
+        self.prepare()
+
+    def publish_will(self) -> None:
+        """Publish the own last will, which the broker sends only for a lost connection."""
+        if self._will and self._link.is_connected:
+            self._link.put("hello", self._will, is_retained=True)
+
+
+class LinkWatch:
+    """The state of the link, for `edgekit-device fleet status`, and the certificate that it needs."""
+
+    def __init__(
+        self,
+        member: Membership,
+        folder: Path,
+        link: DocumentLink,
+        disk: Disk,
+        *,
+        renew: Callable[[bool], Renewal] | None,
+        pause: RefusalPause | None,
+        now_s: float,
+    ) -> None:
+        """Read the state that the last agent wrote; `renew` and `pause` are those of `Agent`."""
+        self._member, self._folder, self._link, self._disk = member, folder, link, disk
+        self._renew, self._pause = renew, pause or RefusalPause()
+        self._renewal_s = now_s + _FIRST_RENEWAL_S
+        self._refusal = ""  # of the web server
+        self._status = read_link_status(folder) or LinkStatus()
+
+    def note_link(self, now: float) -> None:
+        """Write whether there is a link, and why not, if that has changed; `now` is in seconds since 1970."""
+        is_connected, problem = self._link.is_connected, self._link.problem
+        text = "" if problem is None else problem.text
+        if is_connected:
+            self._pause.questions = 0
+        if problem is None or not problem.is_refusal:
+            self._refusal = ""
+        elif self._refusal:
+            text = f"{text} ({self._refusal})"
+        status = self._status
+        is_new = is_connected != status.is_connected
+        if is_new or text != status.problem:
+            since_at = now if is_new or not status.since_at else status.since_at
+            self._write(LinkStatus(is_connected=is_connected, since_at=since_at, problem=text))
+
+    def note_end(self, now: float) -> None:
+        """Write that the agent has stopped."""
+        self._write(LinkStatus(since_at=now if self._status.is_connected else self._status.since_at))
+
+    def has_renewed(self, now_s: float, *, is_clock_right: bool) -> bool:
+        """Return whether there is a new certificate: this device was enrolled again, or has renewed it.
+
+        Where the broker refuses the device, the web server may renew, or say why it does not.
+
+        Args:
+            now_s: time of the monotonic clock.
+            is_clock_right: whether the time of day can be trusted; without it nothing is renewed.
+        """
+        if read_stamp(self._member.folder) != self._member.stamp:
+            self._pause.ends_s = 0.0
+            return True
+        problem = self._link.problem
+        is_refused = problem is not None and problem.is_refusal and now_s >= self._pause.ends_s
+        if self._renew is None or not is_clock_right or not (now_s >= self._renewal_s or is_refused):
+            return False
+        self._renewal_s = now_s + _RENEWAL_S
+        renewal = self._renew(is_refused)
+        if is_refused:
+            self._refusal = renewal.problem
+            self._pause.begin(now_s)
+        return renewal.is_new
+
+    def _write(self, status: LinkStatus) -> None:
+        self._status = status
+        with contextlib.suppress(OutputError):  # as on a full disk, which must not stop the agent
+            write_link_status(self._folder, status, self._disk)
