@@ -161,13 +161,13 @@ class Record:
         for field, kind, is_list in _list_members(cls):  # type: ignore[arg-type]  # classes can be hashed
             key = field.metadata.get("key", field.name)
             default: Any = field.default
-            found = fields.take_optional(key, default) if "optional" in field.metadata else fields.take(key)
-            if found is not default and is_list:
-                fields.check_list(key, found, field.metadata.get("most"))
-                found = tuple(_read(item, kind, f"{prefix}{key}[{at}]") for at, item in enumerate(found))
-            elif found is not default:
-                found = _read(found, kind, f"{prefix}{key}")
-            values[field.name] = found
+            raw = fields.take_optional(key, default) if "optional" in field.metadata else fields.take(key)
+            if raw is not default and is_list:
+                fields.check_list(key, raw, field.metadata.get("most"))
+                raw = tuple(_read(item, kind, f"{prefix}{key}[{at}]") for at, item in enumerate(raw))
+            elif raw is not default:
+                raw = _read(raw, kind, f"{prefix}{key}")
+            values[field.name] = raw
         values["extra"] = fields.rest()
         return cls(**values)
 
@@ -186,13 +186,13 @@ def _list_members(
     record: type[Record],
 ) -> tuple[tuple[dataclasses.Field[Any], type[Record] | None, bool], ...]:
     """Return the fields but `extra`, with the class of the records in each, and whether they are several."""
-    found = []
+    kinds = []
     for field in dataclasses.fields(record):  # type: ignore[arg-type]  # a dataclass, see `Record`
         parts = (field.type, *get_args(field.type))  # of `Golden`, `Codes | None` or `tuple[Variant, ...]`
         classes = [part for part in parts if get_origin(part) is None and isinstance(part, type)]
-        kind = next((each for each in classes if issubclass(each, Record)), None)
-        found.append((field, kind, any(get_origin(part) is tuple for part in parts)))
-    return tuple(member for member in found if member[0].name != "extra")
+        kind = next((cls for cls in classes if issubclass(cls, Record)), None)
+        kinds.append((field, kind, any(get_origin(part) is tuple for part in parts)))
+    return tuple(member for member in kinds if member[0].name != "extra")
 
 
 def _read(value: Any, kind: type[Record] | None, where: str) -> Any:

@@ -122,7 +122,7 @@ def _keep_known_in(shape: "_Shape", value: Any) -> Any:
     if shape.form == "record":
         return keep_known(shape.kind, value)
     if shape.form == "list" and isinstance(value, list):
-        return [_keep_known_in(shape.members[0], each) for each in value]
+        return [_keep_known_in(shape.members[0], item) for item in value]
     return value
 
 
@@ -131,8 +131,8 @@ def _list_fields(kind: type[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of all fields, and the names of the required ones."""
     fields = dataclasses.fields(kind)
     # Both are MISSING where there is no default.
-    needed = [each.name for each in fields if each.init and each.default is each.default_factory]
-    return tuple(each.name for each in fields), tuple(needed)
+    needed = [field.name for field in fields if field.init and field.default is field.default_factory]
+    return tuple(field.name for field in fields), tuple(needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def _read_shape(hint: Any, allowed: Range | None = None) -> _Shape:
     if get_origin(hint) is Annotated:
         hint, allowed = get_args(hint)
     if get_origin(hint) in (Union, types.UnionType):
-        members = [each for each in get_args(hint) if each is not type(None)]
+        members = [member for member in get_args(hint) if member is not type(None)]
         is_optional = len(members) < len(get_args(hint))
         if len(members) > 1:
             return _Shape("any")
@@ -193,12 +193,12 @@ def _read_shape(hint: Any, allowed: Range | None = None) -> _Shape:
     return _Shape("value", kind, (), is_optional, is_list, allowed, choices)
 
 
-def _read_value(shape: _Shape, value: Any, place: tuple[str, str], error: type[EdgekitError]) -> Any:
+def _read_value(shape: _Shape, value: Any, location: tuple[str, str], error: type[EdgekitError]) -> Any:
     if shape.form == "any" or (value is None and shape.is_optional):
         return value
     if shape.form == "value":
-        return _read_plain(shape, value, place, error)
-    where, name = place
+        return _read_plain(shape, value, location, error)
+    where, name = location
     path = f"{where}.{name}" if where else name
     if shape.form == "record":
         return value if isinstance(value, shape.kind) else from_plain(shape.kind, value, path, error)
@@ -206,23 +206,24 @@ def _read_value(shape: _Shape, value: Any, place: tuple[str, str], error: type[E
         if not isinstance(value, dict):
             raise error(f"{path}: expected a table, got {name_kind(value)}")
         (member,) = shape.members
-        return {key: _read_value(member, each, (path, key), error) for key, each in value.items()}
+        return {key: _read_value(member, item, (path, key), error) for key, item in value.items()}
     if shape.form == "fixed":
         if not isinstance(value, list) or len(value) != len(shape.members):
             raise error(f"{path}: expected a list of {len(shape.members)} values")
         return tuple(
-            _read_value(member, each, place, error) for member, each in zip(shape.members, value, strict=True)
+            _read_value(member, item, location, error)
+            for member, item in zip(shape.members, value, strict=True)
         )
     if not isinstance(value, list):
         raise error(f"{path}: expected a list, got {name_kind(value)}")
     (member,) = shape.members
     return tuple(
-        _read_value(member, each, (where, f"{name}[{number}]"), error) for number, each in enumerate(value)
+        _read_value(member, item, (where, f"{name}[{number}]"), error) for number, item in enumerate(value)
     )
 
 
-def _read_plain(shape: _Shape, value: Any, place: tuple[str, str], error: type[EdgekitError]) -> Any:
-    where, name = place
+def _read_plain(shape: _Shape, value: Any, location: tuple[str, str], error: type[EdgekitError]) -> Any:
+    where, name = location
     if type(value) is shape.kind and not shape.is_list:  # most values of documents
         if shape.kind is str:
             fits = value in shape.choices if shape.choices else "\0" not in value
@@ -233,9 +234,9 @@ def _read_plain(shape: _Shape, value: Any, place: tuple[str, str], error: type[E
     allowed = shape.allowed or range_of_unit(name)
     expected = _find_fault(value, shape.kind, shape.is_list, allowed, shape.choices)
     if expected is not None:
-        shown = repr(value)
-        shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
-        raise error(f"{where}{': ' * bool(where)}{name} is {shown}, expected {expected}")
+        excerpt = repr(value)
+        excerpt = excerpt if len(excerpt) <= _MAX_SHOWN else f"{excerpt[:_MAX_SHOWN]}..."
+        raise error(f"{where}{': ' * bool(where)}{name} is {excerpt}, expected {expected}")
     return tuple(value) if shape.is_list else value
 
 
@@ -254,18 +255,18 @@ def _find_fault(
     values = value if isinstance(value, list) and is_list else [value]
     types_of_kind = (int, float) if kind is float else (kind,)
     if isinstance(value, list) != is_list or not all(
-        isinstance(each, types_of_kind) and isinstance(each, bool) == (kind is bool) for each in values
+        isinstance(item, types_of_kind) and isinstance(item, bool) == (kind is bool) for item in values
     ):
         return _TYPE_NAMES[kind, is_list]
-    if kind in (int, float) and not all(each in allowed for each in values):
+    if kind in (int, float) and not all(item in allowed for item in values):
         return str(allowed)
     if choices and not set(values) <= set(choices):
         return f"one of {', '.join(choices)}"
-    if kind is str and any("\0" in each for each in values):  # the system takes no such path
+    if kind is str and any("\0" in item for item in values):  # the system takes no such path
         return "a string without NUL"
     return None
 
 
 def range_of_unit(name: str) -> Range:
     """Return the range of a field that declares none."""
-    return next((found for unit, found in _RANGES_OF_UNITS.items() if name.endswith(unit)), _RANGE_OF_REST)
+    return next((bounds for unit, bounds in _RANGES_OF_UNITS.items() if name.endswith(unit)), _RANGE_OF_REST)

@@ -101,14 +101,14 @@ def allocate_aligned(size_bytes: int, lead_bytes: int) -> memoryview:
     return memoryview(memory)[start : start + size_bytes]  # type: ignore[arg-type]  # has the buffer protocol
 
 
-def _fits(got: tuple[int, ...], expected: tuple[int | str, ...]) -> bool:
+def _fits(actual: tuple[int, ...], expected: tuple[int | str, ...]) -> bool:
     """Return whether sizes agree; a plain loop, since this runs before every inference."""
-    if got == expected:
+    if actual == expected:
         return True
-    if len(got) != len(expected):
+    if len(actual) != len(expected):
         return False
-    for size, wanted in zip(got, expected, strict=True):  # a generator costs a microsecond
-        if size != wanted and not isinstance(wanted, str):
+    for size, expected_size in zip(actual, expected, strict=True):  # a generator costs a microsecond
+        if size != expected_size and not isinstance(expected_size, str):
             return False
     return True
 

@@ -204,15 +204,20 @@ class Evidence:
     @property
     def latency_errors(self) -> tuple[float, ...]:
         """Errors of the predicted latencies of this run."""
-        return tuple(each.error for each in self.figures if each.unit == "ms" and each.error is not None)
+        return tuple(
+            figure.error for figure in self.figures if figure.unit == "ms" and figure.error is not None
+        )
 
     def count(self, outcome: str) -> int:
         """Return how many tests had this outcome."""
-        return sum(each.outcome == outcome for each in self.tests)
+        return sum(test.outcome == outcome for test in self.tests)
 
     def describe_tests(self) -> str:
         """Return how many tests passed, failed, were skipped, and were left out."""
-        counts = [f"{self.count(each)} {each}" for each in ("passed", "failed", "skipped")]
+        counts = [
+            f"{self.count(counted_outcome)} {counted_outcome}"
+            for counted_outcome in ("passed", "failed", "skipped")
+        ]
         return ", ".join([*counts, *([f"{self.left_out} left out"] if self.left_out else [])])
 
 
@@ -267,7 +272,7 @@ def read_evidence(path: Path) -> Evidence:
 def read_folders(folders: Iterable[Path]) -> list[Evidence]:
     """Return all evidence in some folders, oldest first."""
     files = {path.name: path for folder in folders for path in sorted(folder.glob("*.json"))}
-    return sorted((read_evidence(path) for path in files.values()), key=lambda each: each.date)
+    return sorted((read_evidence(path) for path in files.values()), key=lambda run: run.date)
 
 
 def list_committed() -> Path:
@@ -286,17 +291,17 @@ def read_newest(target: str) -> list[Evidence]:
 
     This leaves out runs in which every test was skipped, and files of the user that cannot be read.
     """
-    return list({one.bench: one for one in _read_all(target)}.values())
+    return list({run.bench: run for run in _read_all(target)}.values())
 
 
 def _read_all(target: str) -> list[Evidence]:
     """Return all evidence of a target that shows something, oldest first."""
-    seen = read_folders([list_committed()])
+    runs = read_folders([list_committed()])
     for path in (find_hil_folder() / "evidence").glob("*.json"):
         with contextlib.suppress(BenchError):
-            seen.append(read_evidence(path))
-    seen.sort(key=lambda each: each.date)
-    return [one for one in seen if one.target == target and one.count("skipped") < len(one.tests)]
+            runs.append(read_evidence(path))
+    runs.sort(key=lambda run: run.date)
+    return [run for run in runs if run.target == target and run.count("skipped") < len(run.tests)]
 
 
 def read_measured_costs(target: str) -> list[tuple[Evidence, NetworkTimes]]:
@@ -308,7 +313,7 @@ def read_measured_costs(target: str) -> list[tuple[Evidence, NetworkTimes]]:
         target: target of the device.
     """
     newest_first = reversed(_read_all(target))
-    return [(one, one.network_times) for one in newest_first if one.kind == "real" and one.network_times]
+    return [(run, run.network_times) for run in newest_first if run.kind == "real" and run.network_times]
 
 
 def describe_source(evidence: Evidence, current: Checkout) -> str:

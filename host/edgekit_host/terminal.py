@@ -53,7 +53,7 @@ def print_line(
         indent: indent of the lines after it, in cells.
     """
     pairs = [part if isinstance(part, (tuple, Text)) else (part, "") for part in parts]
-    texts = [one if isinstance(one, Text) else Text(plain(one[0], console), one[1]) for one in pairs]
+    texts = [pair if isinstance(pair, Text) else Text(plain(pair[0], console), pair[1]) for pair in pairs]
     _print_wrapped(console, Text(" ").join(texts), first_indent, indent)
 
 

@@ -23,7 +23,7 @@ from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.web.server import serve_devices
 from edgekit_hil.provisioning import install as installing
 from edgekit_hil.provisioning import wheelhouse
-from edgekit_hil.provisioning.install import Wanted, install, probe, uninstall
+from edgekit_hil.provisioning.install import InstallRequest, install, probe, uninstall
 from edgekit_hil.provisioning.ssh_host import SshHost
 from edgekit_runtime.errors import ProvisioningError, TransportError
 from edgekit_runtime.service import systemd
@@ -87,7 +87,7 @@ def key(tmp_path):
 
 
 def set_up(device, **wanted):
-    return install(device.host, Wanted(**wanted), lambda _: None)
+    return install(device.host, InstallRequest(**wanted), lambda _: None)
 
 
 def change_runtime(monkeypatch, files):

@@ -166,10 +166,10 @@ class Client:
         Raises:
             DataError: the array is not from `shared`, or was released.
         """
-        place = self._place(array)
-        if place is None:
+        region_slice = self._place(array)
+        if region_slice is None:
             raise DataError("release: expected an array from shared() of this client, not released before")
-        memory = self._shared.pop(place.region)
+        memory = self._shared.pop(region_slice.region)
         self._requests = {
             key: template for key, template in self._requests.items() if memory.name not in template.regions
         }
@@ -181,8 +181,8 @@ class Client:
 
     def metadata(self, name: str | None = None, version: str | None = None) -> dict[str, Any]:
         """Return the metadata of a model, or of the service."""
-        found: dict[str, Any] = self._call("GET", "/v2" if name is None else model_path(name, version))
-        return found
+        document: dict[str, Any] = self._call("GET", "/v2" if name is None else model_path(name, version))
+        return document
 
     def ready(self, name: str | None = None, version: str | None = None) -> bool:
         """Return whether a model, or every model of the service, is ready."""
@@ -237,10 +237,10 @@ class Client:
         outputs: Mapping[str, Array] | None,
         timeout_s: float | None,
     ) -> dict[str, Array]:
-        found: Any = self._ask(template, parts, timeout_s)
-        if isinstance(found, Layout):
-            return found.read(outputs)
-        head, body = found
+        answers: Any = self._ask(template, parts, timeout_s)
+        if isinstance(answers, Layout):
+            return answers.read(outputs)
+        head, body = answers
         read, template.layout = read_response(head, body, outputs, self._link.memory)
         return read
 
@@ -257,13 +257,13 @@ class Client:
                 if not is_known and not memory.register(link, self._fields, left_s):
                     break
             else:
-                found: Any = link.ask(parts, template.size_bytes, left_s, template.layout)
-                if found is None:
+                reply: Any = link.ask(parts, template.size_bytes, left_s, template.layout)
+                if reply is None:
                     left_s = max(until_s - time.monotonic(), _LEAST_TIMEOUT_S)
                     continue
-                if found is not template.layout and found[0].status != 200:
-                    raise make_error(*found)
-                return found
+                if reply is not template.layout and reply[0].status != 200:
+                    raise make_error(*reply)
+                return reply
         raise TransportError("the service closes every connection before it answers")
 
     def _place(self, array: Array) -> SharedPlace | None:
@@ -278,28 +278,33 @@ class Client:
     ) -> tuple[RequestTemplate, list[Any]]:
         """Return the request, and its parts: bytes and arrays."""
         arrays = list(inputs.values())
-        places: Sequence[SharedPlace | None] = (None,) * len(arrays)
+        shared_places: Sequence[SharedPlace | None] = (None,) * len(arrays)
         if self._shared:
-            places = tuple([self._place(array) for array in arrays])
-        asked = []
+            shared_places = tuple([self._place(array) for array in arrays])
+        requested = []
         sizes: list[object] = [(array.dtype, array.shape) for array in arrays]
         for name, array in outputs.items() if outputs is not None else ():
-            place = self._place(array)
-            if place is None:
+            slot = self._place(array)
+            if slot is None:
                 raise DataError(f"output '{name}': expected an array from shared(), without gaps")
-            asked.append(RequestedOutput(name, is_binary=False, shared=place))
+            requested.append(RequestedOutput(name, is_binary=False, shared=slot))
             sizes.append(array.dtype)
-        key = (options, places, *inputs, *sizes, *asked)
+        key = (options, shared_places, *inputs, *sizes, *requested)
         template = self._requests.get(key)
         if template is None:
             template = make_template(
-                options, inputs, places, tuple(asked), self._fields, prefix=self._link.address.prefix
+                options,
+                inputs,
+                shared_places,
+                tuple(requested),
+                self._fields,
+                prefix=self._link.address.prefix,
             )
             if len(self._requests) >= _MAX_KEPT:
                 self._requests.clear()
             self._requests[key] = template
         parts: list[Any] = [template.start]
-        for array, place in zip(arrays, places, strict=True):
-            if place is None:
+        for array, slot in zip(arrays, shared_places, strict=True):
+            if slot is None:
                 parts.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
         return template, parts

@@ -78,10 +78,10 @@ class Address:
         """
         if text.startswith("unix:") and (path := text[5:].removeprefix("//")):
             return cls(path=path)
-        scheme, has_scheme, rest = text.partition("://")
+        scheme, has_scheme, remainder = text.partition("://")
         if text and not has_scheme and ("/" in text or ":" not in text):
             return cls(path=text)
-        server, _, prefix = (rest if has_scheme else text).partition("/")
+        server, _, prefix = (remainder if has_scheme else text).partition("/")
         prefix = "/" + prefix.strip("/") if prefix.strip("/") else ""
         default_port = _DEFAULT_PORTS.get(scheme, "") if has_scheme else ""
         if default_port and (":" not in server or server.endswith("]")):
@@ -227,7 +227,7 @@ class Link:
         parts: Sequence[Any],
         size_bytes: int,
         timeout_s: float,
-        known: Layout | None = None,
+        previous_layout: Layout | None = None,
         ancillary: Sequence[Any] = (),
     ) -> Any:
         """Send a request and return its `Response`, or None if the service had closed an idle connection.
@@ -236,7 +236,8 @@ class Link:
             parts: parts of the request, C-contiguous.
             size_bytes: size of all parts together.
             timeout_s: time limit of the whole exchange, connecting included; kept to a tenth.
-            known: the likely response; where it comes, `known` is returned, and the bytes lie in `memory`.
+            previous_layout: the likely response; if it comes, it is returned, and the bytes
+                lie in `memory`.
             ancillary: data that go with the first byte, as for `sendmsg`; not over TLS.
 
         Raises:
@@ -262,8 +263,12 @@ class Link:
                 pass  # a service that refuses a large request answers and closes before it has read all of it
             self._limit_rest(until_s)
             count = connected.recv_into(memory)
-            if known is not None and count == known.size_bytes and memory.startswith(known.start):
-                return known
+            if (
+                previous_layout is not None
+                and count == previous_layout.size_bytes
+                and memory.startswith(previous_layout.start)
+            ):
+                return previous_layout
             self.first_read = (time.monotonic(), count)
             return self._receive(bytes(memoryview(memory)[:count]), until_s)
         except (OSError, ValueError) as cause:
@@ -390,13 +395,15 @@ def open_connection(address: Address, timeout_s: float) -> socket.socket:
 
 def _connect(address: Address, until_s: float) -> socket.socket:
     """Return a connection to the first address that answers; each has an equal part of what is left."""
-    places = _find_places(address, until_s)
+    candidates = _find_places(address, until_s)
     failure = OSError(f"{address.host} has no address")
-    for tries, (family, kind, protocol, _, place) in zip(range(len(places), 0, -1), places, strict=True):
+    for tries, (family, kind, protocol, _, socket_address) in zip(
+        range(len(candidates), 0, -1), candidates, strict=True
+    ):
         connected = socket.socket(family, kind, protocol)
         try:
             connected.settimeout(_left_s(until_s) / tries)
-            connected.connect(place)
+            connected.connect(socket_address)
         except OSError as cause:
             connected.close()
             failure = cause
@@ -420,12 +427,12 @@ def _find_places(address: Address, until_s: float) -> list[Any]:
 
         threading.Thread(target=find, name="edgekit-name", daemon=True).start()
         try:
-            found = answers.get(timeout=_left_s(until_s))
+            answer = answers.get(timeout=_left_s(until_s))
         except queue.Empty:
             raise TimeoutError("timed out, no name server answers") from None
-        if isinstance(found, Exception):
-            raise found from None
-        return list(found)
+        if isinstance(answer, Exception):
+            raise answer from None
+        return list(answer)
     return socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
 
 

@@ -61,7 +61,7 @@ def make_request_head(method: str, path: str, fields: str, body_bytes: int = 0) 
 def make_template(
     options: InferOptions,
     inputs: Mapping[str, Array],
-    places: Sequence[SharedPlace | None],
+    shared_places: Sequence[SharedPlace | None],
     outputs: tuple[RequestedOutput, ...],
     fields: str,
     *,
@@ -72,7 +72,7 @@ def make_template(
     Args:
         options: which model to run, and when.
         inputs: input name -> array.
-        places: places of each input in shared memory, None for one that is sent.
+        shared_places: places of each input in shared memory, None for one that is sent.
         outputs: the outputs that go to shared memory; none for all outputs as binary data.
         fields: header lines that every request has.
         prefix: what stands before the path.
@@ -84,8 +84,8 @@ def make_template(
         check_timeout(options.timeout_s)
     request = InferRequest(
         tuple(
-            InferTensor(name, array.dtype, array.shape, shared=place)
-            for (name, array), place in zip(inputs.items(), places, strict=True)
+            InferTensor(name, array.dtype, array.shape, shared=shared)
+            for (name, array), shared in zip(inputs.items(), shared_places, strict=True)
         ),
         outputs,
         priority=options.priority,
@@ -95,8 +95,8 @@ def make_template(
     path = f"{prefix}{model_path(options.name, options.version)}/infer"
     fields += f"Content-Type: application/octet-stream\r\n{HEADER_LENGTH}: {len(text)}\r\n"
     start = make_request_head("POST", path, fields, len(text) + request.binary_bytes) + text
-    named = (*places, *(output.shared for output in outputs))
-    regions = tuple({place.region: None for place in named if place is not None})
+    named = (*shared_places, *(output.shared for output in outputs))
+    regions = tuple({shared.region: None for shared in named if shared is not None})
     return RequestTemplate(start, len(start) + request.binary_bytes, regions)
 
 

@@ -116,13 +116,13 @@ class Layout:
         Args:
             targets: output name -> array in shared memory that the service wrote to.
         """
-        found = {}
+        arrays = {}
         for name, shape, view in self._outputs:
             if view is not None:
-                found[name] = view.copy()
+                arrays[name] = view.copy()
             elif targets is not None:
-                found[name] = _reshape(targets[name], shape)  # of the dtype that the first response had
-        return found
+                arrays[name] = _reshape(targets[name], shape)  # of the dtype that the first response had
+        return arrays
 
 
 def read_response(
@@ -137,17 +137,17 @@ def read_response(
     json_bytes = len(body) if head.json_bytes is None else head.json_bytes
     text = bytes(body[:json_bytes])
     outputs = _decode_cached(text) if len(text) <= _MAX_KEPT_BYTES else decode_response(text)
-    found = {}
+    arrays = {}
     for output in outputs:
         if output.shared is not None:
-            found[output.name] = _find_target(output, targets or {})
+            arrays[output.name] = _find_target(output, targets or {})
             continue
         array = _read(output, body, json_bytes)
-        found[output.name] = array if array.flags.aligned and array.flags.writeable else array.copy()
+        arrays[output.name] = array if array.flags.aligned and array.flags.writeable else array.copy()
     size_bytes = len(head.data) + len(body)
     if size_bytes > len(memory) or head.closes or _TIMES in head.data:
-        return found, None
-    return found, Layout(head.data + text, size_bytes, outputs, memory)
+        return arrays, None
+    return arrays, Layout(head.data + text, size_bytes, outputs, memory)
 
 
 @functools.lru_cache(_MAX_KEPT)

@@ -208,8 +208,8 @@ def _decode_sound(data: "bytes | memoryview", dtype: str, max_bytes: int) -> Arr
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             if (file.format, file.subtype, file.channels) != ("OGG", "OPUS", 1):
-                found = f"{file.format} {file.subtype}, channels: {file.channels}"
-                raise DataError(f"opus: the sound is {found}, expected OGG OPUS with one channel")
+                description = f"{file.format} {file.subtype}, channels: {file.channels}"
+                raise DataError(f"opus: the sound is {description}, expected OGG OPUS with one channel")
             if not 0 <= file.frames <= max_bytes // np.dtype(dtype).itemsize:
                 raise DataError(f"opus: {file.frames} samples are more than {max_bytes} bytes, the limit")
             stated = file.frames

@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     state: Path = arguments.state or find_state_folder()
     cap, month, socket_path = arguments.cap_kbit_s, arguments.month_mb, arguments.socket
     options = AgentOptions(month_bytes=None if month is None else int(month * 1e6))
-    places = StepPlaces(
+    folders = StepPlaces(
         config=str(config.absolute()),
         state=str(state.absolute()),
         keys=str(keys.absolute()),
@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
             installer = Installer(Slots(state, trust, member.enrolment.target), socket_path)
             parts = (member, state / "fleet", installer, options)
             renew = partial(_renew, config)
-            Agent(*parts, carrier=ChildSteps(places), renew=renew, pause=pause).run(stop)
+            Agent(*parts, carrier=ChildSteps(folders), renew=renew, pause=pause).run(stop)
     return Outcome({"stopped": True}, ["stopped"])
 
 

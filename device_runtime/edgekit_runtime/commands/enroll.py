@@ -42,15 +42,15 @@ def run(arguments: argparse.Namespace) -> Outcome:
     before = list_keys(keys)
     member = enrol(EnrolmentCode.parse(code), find_config_folder(), facts)
     gone = sorted({path.name for path in before} - {path.name for path in list_keys(keys)})
-    found = member.enrolment
+    enrolment = member.enrolment
     document = {
-        "device": found.device,
-        "target": found.target,
-        "brokers": list(found.brokers),
+        "device": enrolment.device,
+        "target": enrolment.target,
+        "brokers": list(enrolment.brokers),
         "untrusted": gone,
     }
     lines = [
-        f"this device is {found.device}, target {found.target}",
+        f"this device is {enrolment.device}, target {enrolment.target}",
         *(f"  trusted no more, a key of the fleet before: {name}" for name in gone),
         "  next: edgekit-device agent, or a unit for systemd: edgekit-device agent --print-unit",
     ]

@@ -46,19 +46,19 @@ def run(arguments: argparse.Namespace) -> Outcome:
     folder = (arguments.state or find_state_folder()) / "fleet"
     record = read_journal(folder / "journal.json")
     desired = read_held(record.desired, ManagerKeys(folder, member.enrolment.tuf_root).read())
-    found = member.enrolment
+    enrolment = member.enrolment
     link, runs = read_link_status(folder), is_held(folder)
     document: dict[str, Any] = {
-        "device": found.device,
-        "target": found.target,
+        "device": enrolment.device,
+        "target": enrolment.target,
         "desired": None if desired is None else to_plain(desired),
-        "executions": [to_plain(one.report) for one in record.executions],
+        "executions": [to_plain(execution.report) for execution in record.executions],
         "month": record.month,
         "metered_bytes": record.metered_bytes,
         "agent_runs": runs,
         "link": None if link is None else to_plain(link),
     }
-    lines = [f"{found.device}, target {found.target}, broker {', '.join(found.brokers)}"]
+    lines = [f"{enrolment.device}, target {enrolment.target}, broker {', '.join(enrolment.brokers)}"]
     if not runs:
         since = (
             f"; the fleet was last reached at {format_utc(link.since_at)}" if link and link.since_at else ""
@@ -75,10 +75,11 @@ def run(arguments: argparse.Namespace) -> Outcome:
         lines.append("  no desired document yet: the fleet has ordered nothing of it")
     else:
         lines += [
-            f"  {one.model}: desired {one.version} (document {desired.version})" for one in desired.models
+            f"  {model.model}: desired {model.version} (document {desired.version})"
+            for model in desired.models
         ]
-    for one in record.executions:
-        report = one.report
+    for execution in record.executions:
+        report = execution.report
         reason = f": {report.reason}" if report.reason else ""
         lines.append(f"  {report.model} {report.version} {report.state}{reason}")
     return Outcome(document, lines)
@@ -109,7 +110,10 @@ def run_apply(arguments: argparse.Namespace) -> Outcome:
     lines = [f"{member.enrolment.device}: {status}; results in {results}"]
     if report is not None:
         lines += [f"  {model.model} {model.version}: {model.health}" for model in report.models]
-        lines += [f"  {one.model} {one.version} {one.state}: {one.reason}" for one in report.executions]
+        lines += [
+            f"  {execution.model} {execution.version} {execution.state}: {execution.reason}"
+            for execution in report.executions
+        ]
     lines += [f"  {event}" for event in applied.events]
     document = {
         "status": status,

@@ -54,8 +54,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
         "pinned": receipt.state.pinned,
         "switched": switched,
     }
-    place = "active" if receipt.active else "installed as the factory package"
-    lines = [f"{receipt.model} {receipt.version} is {place}{', on trial' if on_trial else ''}"]
+    role = "active" if receipt.active else "installed as the factory package"
+    lines = [f"{receipt.model} {receipt.version} is {role}{', on trial' if on_trial else ''}"]
     if receipt.active and not switched:
         lines.append("  no service is running; it is opened at the next start")
     return Outcome(document, lines)

@@ -100,7 +100,7 @@ def run_status(_: argparse.Namespace) -> Outcome:
         fault = str(cause)
     sessions = read_statuses()
     server = None if options is None else options.server
-    lines = [line for one in sessions for line in _describe(one)]
+    lines = [line for session in sessions for line in _describe(session)]
     lines.append(f"server for packages that this user starts now: {server or 'none'}")
     if fault:
         lines.append(f"  it cannot be used, so they run on this device: {fault}")

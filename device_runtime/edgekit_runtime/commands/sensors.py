@@ -96,8 +96,8 @@ def _document(sensors: Sensors, readings: Readings) -> dict[str, Any]:
 def _lines(sensors: Sensors, readings: Readings) -> Iterator[str]:
     for probe in sensors.probes:
         value, unit = readings.values[probe.name], _UNITS[probe.quantity]
-        shown = f"no reading: {probe.fault}" if value is None else f"{value:.3f} {unit}"
-        yield f"  {probe.name:32} {shown}"
+        reading = f"no reading: {probe.fault}" if value is None else f"{value:.3f} {unit}"
+        yield f"  {probe.name:32} {reading}"
     for family in sensors.families:
         if family.missing:
             yield f"  {family.name:32} {family.missing}"
@@ -118,8 +118,8 @@ def _summary(readings: Readings) -> str:
     return "; ".join(parts)
 
 
-def _show(what: str, value: float | None, unit: str) -> str:
-    return f"{what} unknown" if value is None else f"{what} {value:.2f} {unit}"
+def _show(quantity: str, value: float | None, unit: str) -> str:
+    return f"{quantity} unknown" if value is None else f"{quantity} {value:.2f} {unit}"
 
 
 def _name_bits(bits: int | None) -> list[str] | None:

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 def _describe(slots: Slots, model: str) -> dict[str, Any]:
     try:
-        loaded, places = slots.examine(model)
+        loaded, slot_states = slots.examine(model)
     except SlotError as cause:
         return {
             "model": model,
@@ -74,15 +74,15 @@ def _describe(slots: Slots, model: str) -> dict[str, Any]:
         "pinned": loaded.state.pinned,
         "places": [
             {
-                "place": place.name,
-                "version": place.installed.version,
-                "manifest_sha256": place.installed.sha256,
-                "health": place.installed.health,
-                "begun": place.installed.begun,
-                "path": str(place.path),
-                "problem": place.problem,
+                "place": slot.name,
+                "version": slot.installed.version,
+                "manifest_sha256": slot.installed.sha256,
+                "health": slot.installed.health,
+                "begun": slot.installed.begun,
+                "path": str(slot.path),
+                "problem": slot.problem,
             }
-            for place in places
+            for slot in slot_states
         ],
         "rejected": [
             {"version": item.version, "manifest_sha256": item.sha256, "reason": item.reason}
@@ -97,13 +97,13 @@ def _lines(model: dict[str, Any]) -> Iterator[str]:
     yield f"{model['model']}: {opens}{pinned}" + ("" if model["opens"] else f": {model['why']}")
     if model["problem"]:
         yield f"  {model['problem']}"
-    for place in model["places"]:
-        health = place["health"]
+    for slot in model["places"]:
+        health = slot["health"]
         if health == UNPROVEN:
-            starts = "1 start" if place["begun"] == 1 else f"{place['begun']} starts"
+            starts = "1 start" if slot["begun"] == 1 else f"{slot['begun']} starts"
             health = f"on trial, {starts}"
-        problem = f"; DAMAGED: {place['problem']}" if place["problem"] else ""
-        yield f"  {place['place']:8} {place['version']:12} {health}{problem}"
+        problem = f"; DAMAGED: {slot['problem']}" if slot["problem"] else ""
+        yield f"  {slot['place']:8} {slot['version']:12} {health}{problem}"
     for line in model["service"] or ():
         version = f" {line['version']}" if line["version"] else ""
         yield f"  service  {line['state']}{version}" + (f": {line['reason']}" if line["reason"] else "")

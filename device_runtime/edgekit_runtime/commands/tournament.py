@@ -49,11 +49,11 @@ def run(arguments: argparse.Namespace) -> Outcome:
             reasons = "; ".join(f"{entrant.name}: {entrant.reason}" for entrant in result.entrants)
             raise BackendError(f"{package.path}: no engine of the package runs it here: {reasons}")
         setting = winner.setting
-        kept = keep(lambda: keep_winner(package.manifest, setting.variant, setting.place))
-    return Outcome(_document(package.path, result, kept), _lines(result, kept))
+        saved_in = keep(lambda: keep_winner(package.manifest, setting.variant, setting.place))
+    return Outcome(_document(package.path, result, saved_in), _lines(result, saved_in))
 
 
-def _document(path: Path, result: "Tournament", kept: str | None) -> dict[str, Any]:
+def _document(path: Path, result: "Tournament", saved_in: str | None) -> dict[str, Any]:
     return {
         "package": str(path),
         "label": "measured",
@@ -61,7 +61,7 @@ def _document(path: Path, result: "Tournament", kept: str | None) -> dict[str, A
         "engines": [_describe(entrant) for entrant in result.entrants],
         "winner": None if result.winner is None else result.winner.name,
         "as_fast": list(result.as_fast),
-        "kept_in": kept,
+        "kept_in": saved_in,
     }
 
 
@@ -80,7 +80,7 @@ def _describe(entrant: "Entrant") -> dict[str, Any]:
     }
 
 
-def _lines(result: "Tournament", kept: str | None) -> Iterator[str]:
+def _lines(result: "Tournament", saved_in: str | None) -> Iterator[str]:
     width = max(len(entrant.name) for entrant in result.entrants)
     yield f"  {'engine':{width}}  median ms  from process to process"
     for entrant in result.entrants:
@@ -94,4 +94,4 @@ def _lines(result: "Tournament", kept: str | None) -> Iterator[str]:
     if result.winner is not None:
         others = [name for name in result.as_fast if name != result.winner.name]
         alike = f"; {', '.join(others)} cannot be told from it" if others else ""
-        yield f"  {'not kept' if kept is None else 'kept'}: {result.winner.name}{alike}"
+        yield f"  {'not kept' if saved_in is None else 'kept'}: {result.winner.name}{alike}"

@@ -51,17 +51,17 @@ def run(arguments: argparse.Namespace) -> Outcome:
             seconds=arguments.seconds,
             report=report,
         )
-        kept = keep(lambda: keep_tuned(package.manifest, choice, _to_keep(tuning)))
-    return Outcome(_document(package.path, choice, tuning, kept), _lines(tuning, kept))
+        saved_in = keep(lambda: keep_tuned(package.manifest, choice, _to_keep(tuning)))
+    return Outcome(_document(package.path, choice, tuning, saved_in), _lines(tuning, saved_in))
 
 
 def _find_setting(package: OpenedPackage) -> RunSetting:
     """Return the variant and the backend that are opened here: the first whose engine is installed."""
     settings = []
     for variant in recall_order(package.manifest):
-        places = [_alone(choice) for choice in package.manifest.select(variant.name).backend.chain]
+        choices = [_alone(choice) for choice in package.manifest.select(variant.name).backend.chain]
         settings += [
-            RunSetting(variant.name, places.index(_alone(choice))) for choice in variant.backend.chain
+            RunSetting(variant.name, choices.index(_alone(choice))) for choice in variant.backend.chain
         ]
     for setting in settings[:-1]:
         try:
@@ -83,7 +83,7 @@ def _to_keep(tuning: Tuning) -> Tuned:
     return Tuned(tuning.objective, dict(best.options), best.instances, best.batch, figures)
 
 
-def _document(path: Path, choice: BackendChoice, tuning: Tuning, kept: str | None) -> dict[str, Any]:
+def _document(path: Path, choice: BackendChoice, tuning: Tuning, saved_in: str | None) -> dict[str, Any]:
     return {
         "package": str(path),
         "label": "measured",
@@ -100,7 +100,7 @@ def _document(path: Path, choice: BackendChoice, tuning: Tuning, kept: str | Non
             "time_share_high": tuning.interval[1],
         },
         "is_complete": tuning.is_complete,
-        "kept_in": kept,
+        "kept_in": saved_in,
     }
 
 
@@ -117,7 +117,7 @@ def _describe(trial: SettingResult) -> dict[str, Any]:
     }
 
 
-def _lines(tuning: Tuning, kept: str | None) -> Iterator[str]:
+def _lines(tuning: Tuning, saved_in: str | None) -> Iterator[str]:
     width = max(len(trial.setting.name) for trial in tuning.trials)
     yield f"  {'setting':{width}}   ms a run  of own  processes"
     for trial in tuning.trials:
@@ -132,4 +132,4 @@ def _lines(tuning: Tuning, kept: str | None) -> Iterator[str]:
         yield "  the time did not suffice to measure all: give it more --seconds"
     low, high = tuning.interval
     gain = "" if tuning.best == tuning.trials[0].setting else f" ({low:.2f} to {high:.2f} of the time)"
-    yield f"  {'not kept' if kept is None else 'kept'}: {tuning.best.name}{gain}"
+    yield f"  {'not kept' if saved_in is None else 'kept'}: {tuning.best.name}{gain}"

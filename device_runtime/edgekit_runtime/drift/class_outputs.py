@@ -38,7 +38,7 @@ def find_statement(figures: Mapping[str, JsonValue], output: str) -> str | None:
         return "figures.score.metric"
     reference: Any = figures.get("reference")
     outputs = reference.get("outputs") if isinstance(reference, Mapping) else None
-    known = outputs.get(output) if isinstance(outputs, Mapping) else None
-    if isinstance(known, Mapping) and "classes" in known:
+    output_reference = outputs.get(output) if isinstance(outputs, Mapping) else None
+    if isinstance(output_reference, Mapping) and "classes" in output_reference:
         return "figures.reference"
     return None

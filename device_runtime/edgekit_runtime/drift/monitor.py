@@ -64,11 +64,11 @@ class Drift:
         self._outputs: dict[str, ValueSketch] = {}
         self._classes: dict[str, ClassSketch] = {}
         for spec in outputs[: max(_MAX_TENSORS - len(self._inputs), 1)]:
-            known = after.get(spec.name)
-            if isinstance(known, ClassReference) or (known is None and spec is classes):
-                self._classes[spec.name] = ClassSketch(class_count(spec), known)
+            reference = after.get(spec.name)
+            if isinstance(reference, ClassReference) or (reference is None and spec is classes):
+                self._classes[spec.name] = ClassSketch(class_count(spec), reference)
             elif DTYPES[spec.dtype].kind == "f":
-                self._outputs[spec.name] = ValueSketch(known)
+                self._outputs[spec.name] = ValueSketch(reference)
         self.looked_at = 0.0
         self.looks = 0
         self.not_finite = 0

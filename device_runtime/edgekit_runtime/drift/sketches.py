@@ -102,8 +102,8 @@ class ValueSketch:
         low, high = float(values[0]), float(values[-1])
         if self.bins:
             before = 0
-            for place, until in enumerate([*values.searchsorted(self._bounds).tolist(), count]):
-                self.bins[place] += until - before
+            for bin_index, until in enumerate([*values.searchsorted(self._bounds).tolist(), count]):
+                self.bins[bin_index] += until - before
                 before = until
         wide = values.astype(np.float64)
         mean = float(np.add.reduce(wide)) / count
@@ -230,9 +230,9 @@ def find_distance(counts: Sequence[float], shares: Sequence[float]) -> float | N
         return None
     distance = 0.0
     for count, share in zip(counts, shares, strict=True):
-        got = max(count / total, _LEAST_SHARE)
+        observed_share = max(count / total, _LEAST_SHARE)
         expected = max(share, _LEAST_SHARE)
-        distance += (got - expected) * math.log(got / expected)
+        distance += (observed_share - expected) * math.log(observed_share / expected)
     return round(distance, 4)
 
 

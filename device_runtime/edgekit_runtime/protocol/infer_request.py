@@ -202,15 +202,17 @@ def decode_request(
 def _decode_inputs(
     document: Mapping[str, Any], specs: Sequence[TensorSpec], may_be_empty: Collection[str]
 ) -> tuple[InferTensor, ...]:
-    known = {spec.name: spec for spec in specs}
+    specs_by_name = {spec.name: spec for spec in specs}
     tensors: dict[str, InferTensor] = {}
     sizes: dict[int | str, tuple[str, int]] = {}  # size of each dimension, and the first input with it
     start_bytes = 0
     for entry in take_field(document, "inputs", "the request", list):
-        name = _take_name(entry, known, tensors, "input")
-        tensors[name] = _decode_input(entry, known[name], start_bytes, least=int(name not in may_be_empty))
+        name = _take_name(entry, specs_by_name, tensors, "input")
+        tensors[name] = _decode_input(
+            entry, specs_by_name[name], start_bytes, least=int(name not in may_be_empty)
+        )
         start_bytes += tensors[name].binary_bytes
-        for size, dimension in zip(tensors[name].shape, known[name].shape, strict=True):
+        for size, dimension in zip(tensors[name].shape, specs_by_name[name].shape, strict=True):
             other, expected = sizes.setdefault(dimension, (name, size))
             if size != expected:
                 raise RequestError(
@@ -218,16 +220,20 @@ def _decode_inputs(
                     f"dimension '{dimension}' is {expected} in input '{other}' and {size} in input '{name}',"
                     " expected one size",
                 )
-    if missing := [name for name in known if name not in tensors]:
-        raise RequestError(400, f"input '{missing[0]}' is missing; the model takes {', '.join(known)}")
+    if missing := [name for name in specs_by_name if name not in tensors]:
+        raise RequestError(
+            400, f"input '{missing[0]}' is missing; the model takes {', '.join(specs_by_name)}"
+        )
     return tuple(tensors.values())
 
 
-def _take_name(entry: object, known: Mapping[str, object], taken: Mapping[str, object], role: str) -> str:
+def _take_name(
+    entry: object, allowed: Mapping[str, object], previous: Mapping[str, object], role: str
+) -> str:
     name = entry.get("name") if isinstance(entry, dict) else None
-    if not isinstance(name, str) or name not in known:
-        raise RequestError(400, f"{role} {show(name)} is not one of the model: {', '.join(known)}")
-    if name in taken:
+    if not isinstance(name, str) or name not in allowed:
+        raise RequestError(400, f"{role} {show(name)} is not one of the model: {', '.join(allowed)}")
+    if name in previous:
         raise RequestError(400, f"{role} '{name}' stands twice")
     return name
 
@@ -263,11 +269,11 @@ def _take_shape(entry: Mapping[str, Any], spec: TensorSpec, where: str, least: i
     shape = entry.get("shape")
     if not isinstance(shape, list) or len(shape) != len(spec.shape):
         raise RequestError(400, f"{where}: shape is {show(shape)}, expected {list(spec.shape)}")
-    for size, wanted in zip(shape, spec.shape, strict=True):
+    for size, expected in zip(shape, spec.shape, strict=True):
         # Few models are trained on tensors without elements, and engines divide by sizes.
         # Exactly this type: 4.0 and true also equal sizes, but numpy accepts neither as a size.
         is_size = type(size) is int and least <= size <= MAX_DIMENSION
-        if type(size) is not int or (size != wanted and not (isinstance(wanted, str) and is_size)):
+        if type(size) is not int or (size != expected and not (isinstance(expected, str) and is_size)):
             raise RequestError(400, f"{where}: shape is {show(shape)}, expected {list(spec.shape)}")
     return tuple(shape)
 
@@ -279,10 +285,10 @@ def _decode_outputs(
     entries = take_field(document, "outputs", "the request", list, [])
     if not entries:
         return tuple(RequestedOutput(spec.name, is_binary) for spec in specs)
-    known = {spec.name: spec for spec in specs}
+    specs_by_name = {spec.name: spec for spec in specs}
     outputs: dict[str, RequestedOutput] = {}
     for entry in entries:
-        name = _take_name(entry, known, outputs, "output")
+        name = _take_name(entry, specs_by_name, outputs, "output")
         where = f"output '{name}'"
         parameters = take_field(entry, "parameters", where, dict, {})
         if parameters.get("classification"):

@@ -69,8 +69,8 @@ def _describe(output: RequestedOutput, array: Array) -> dict[str, Any]:
     datatype = DATATYPE_OF_DTYPE[array.dtype.name]
     entry: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": list(array.shape)}
     if output.shared is not None:
-        place = SharedPlace(output.shared.region, output.shared.offset_bytes, array.nbytes)
-        entry["parameters"] = place.to_json()
+        shared = SharedPlace(output.shared.region, output.shared.offset_bytes, array.nbytes)
+        entry["parameters"] = shared.to_json()
     elif output.is_binary:
         entry["parameters"] = {"binary_data_size": array.nbytes}
     return entry

@@ -21,19 +21,21 @@ _EXPECTED: Final[Mapping[type, str]] = {
 Value = TypeVar("Value")
 
 
-def load_object(data: bytes, where: str, places: Iterable[object] = ()) -> dict[str, Any]:
+def load_object(data: bytes, where: str, placeholders: Iterable[object] = ()) -> dict[str, Any]:
     """Return the JSON object in `data`.
 
     Args:
         data: the document.
         where: the source, for messages.
-        places: the value of each `Infinity`, in order; any further one is refused.
+        placeholders: the value of each `Infinity`, in order; any further one is refused.
 
     Raises:
         RequestError: `data` is not an object, not JSON, not UTF-8, contains NaN, or is nested too deeply.
     """
     try:
-        value = json.loads(data.decode("utf-8"), parse_constant=functools.partial(_take_place, iter(places)))
+        value = json.loads(
+            data.decode("utf-8"), parse_constant=functools.partial(_take_place, iter(placeholders))
+        )
     except RecursionError as cause:
         raise RequestError(400, f"{where}: the JSON is nested too deeply") from cause
     except ValueError as cause:  # includes UnicodeDecodeError
@@ -93,8 +95,8 @@ def show(value: object) -> str:
         return "a huge number"
 
 
-def _take_place(places: Iterator[object], text: str) -> object:
-    place = next(places, None) if text == "Infinity" else None
-    if place is None:
+def _take_place(placeholders: Iterator[object], text: str) -> object:
+    placeholder = next(placeholders, None) if text == "Infinity" else None
+    if placeholder is None:
         raise ValueError(f"{text} is no JSON number")
-    return place
+    return placeholder

@@ -65,8 +65,8 @@ def read_values(data: object, dtype: "np.dtype[Any]", shape: tuple[int, ...], wh
                 raise RequestError(400, f"{where}: data is not nested as shape {list(shape)} says")
             flat = [value for row in flat for value in row]
     if not isinstance(flat, list) or len(flat) != count:
-        got = f"{len(flat)} values" if isinstance(flat, list) else name_kind(flat)
-        raise RequestError(400, f"{where}: data has {got}, expected {count} for shape {list(shape)}")
+        actual = f"{len(flat)} values" if isinstance(flat, list) else name_kind(flat)
+        raise RequestError(400, f"{where}: data has {actual}, expected {count} for shape {list(shape)}")
     return _convert(flat, dtype, where).reshape(shape)
 
 
@@ -146,23 +146,23 @@ class NumberArray:
         is_nested = text[start + 1 : start + _PIECE_BYTES].lstrip()[:1] == b"["
         marks = _list_marks(shape if is_nested else (count,))
         values = np.empty(count, dtype)
-        filled = seen = 0
+        filled = separators = 0
         while start < last:
             end = text.find(b",", start + _PIECE_BYTES, last)
             end = last if end < 0 else end
             if end - start > _MAX_VALUE_BYTES:
                 raise RequestError(400, f"{where}: data holds a value of over {_MAX_VALUE_BYTES} characters")
             piece = text[start:end]
-            found = piece.translate(None, _OTHERS) + (b"," if end < last else b"")
-            if marks[seen : seen + len(found)] != found or _MISPLACED.search(piece):
+            commas = piece.translate(None, _OTHERS) + (b"," if end < last else b"")
+            if marks[separators : separators + len(commas)] != commas or _MISPLACED.search(piece):
                 raise refusal
             part = _convert(_read_flat(piece, where), dtype, where)
             if not len(part):  # an empty list is JSON, but here a value is missing
                 raise refusal
             values[filled : filled + len(part)] = part
-            start, filled, seen = end + 1, filled + len(part), seen + len(found)
+            start, filled, separators = end + 1, filled + len(part), separators + len(commas)
             yield
-        if seen != len(marks):
+        if separators != len(marks):
             raise refusal
         return values.reshape(shape)
 
@@ -173,17 +173,17 @@ def load_document(data: bytes, where: str) -> Sliced[dict[str, Any]]:
     Raises:
         RequestError: `data` is not an object, not JSON, nested too deeply, or too long without these arrays.
     """
-    rest: list[bytes] = []
+    remainder: list[bytes] = []
     arrays: list[NumberArray] = []
     rest_bytes = start = strings = 0
     while start < len(data):
         quote = data.find(b'"', start)
         quote = len(data) if quote < 0 else quote
-        rest.append(_cut_array(data, (start, quote), arrays, where))
+        remainder.append(_cut_array(data, (start, quote), arrays, where))
         string = _STRING.match(data, quote, quote + _MAX_REST_BYTES)
         start = quote if string is None else string.end()
-        rest.append(data[quote:start])
-        rest_bytes += len(rest[-1]) + len(rest[-2])
+        remainder.append(data[quote:start])
+        rest_bytes += len(remainder[-1]) + len(remainder[-2])
         if rest_bytes > _MAX_REST_BYTES:
             raise RequestError(
                 413,
@@ -198,7 +198,7 @@ def load_document(data: bytes, where: str) -> Sliced[dict[str, Any]]:
     if start < len(data):
         raise RequestError(400, f"{where}: not a JSON document in UTF-8: a string does not end")
     yield
-    return load_object(b"".join(rest), where, arrays)
+    return load_object(b"".join(remainder), where, arrays)
 
 
 def _cut_array(data: bytes, gap: tuple[int, int], arrays: list[NumberArray], where: str) -> bytes:

@@ -89,7 +89,7 @@ class Monitor:
             self._update_metrics(self._sensors, readings)
         if self._meter is not None:
             self._share_out(self._meter, readings, served)
-        governed = {_key(one): one.governed for one in served if one.governed is not None}
+        governed = {_key(version): version.governed for version in served if version.governed is not None}
         if governed or self._governor is not None:
             self._govern(governed, readings, now_s)
 
@@ -99,8 +99,8 @@ class Monitor:
             from edgekit_runtime.power.governor.governor import Governor
 
             self._governor = Governor(self._power.limits(self._begun_s), self._power.idle_w)
-        seen = {name: model.see(now_s) for name, model in governed.items()}
-        for name, decision in self._governor.tick(now_s, readings, seen).items():
+        observations = {name: model.see(now_s) for name, model in governed.items()}
+        for name, decision in self._governor.tick(now_s, readings, observations).items():
             governed[name].lane.follow(decision)
 
     def _find_sensors(self) -> None:
@@ -144,25 +144,25 @@ class Monitor:
         if readings.power_w is not None:
             metrics.power_w["device",] = readings.power_w
         battery, bits = readings.battery, readings.throttle_bits
-        found = {
+        document = {
             "edgekit_battery_charge_ratio": None if battery is None else battery.charge,
             "edgekit_throttled": None if bits is None else float(bits & NOW != 0),
             "edgekit_clock_cap_ratio": readings.clock_share,
         }
-        metrics.device = {name: value for name, value in found.items() if value is not None}
+        metrics.device = {name: value for name, value in document.items() if value is not None}
 
     def _share_out(self, meter: "EnergyMeter", readings: Readings, served: list[Served]) -> None:
         """Share out the energy since the last readings among the versions, by their work."""
         shares = meter.add(readings, self._count(served))
-        for one in served:
-            name, key = one.loaded.manifest.name, _key(one)
+        for version in served:
+            name, key = version.loaded.manifest.name, _key(version)
             if key in shares:
                 self._metrics.energy_j[(name,)] += shares[key].joules
             request_j = meter.request_j(key)
             if request_j is not None:
-                self._metrics.request_energy_j[name, one.version] = request_j
-            trial = one.trial
-            if trial is not None and one is trial.candidate and key in shares:
+                self._metrics.request_energy_j[name, version.version] = request_j
+            trial = version.trial
+            if trial is not None and version is trial.candidate and key in shares:
                 current = shares.get(_key(trial.current))
                 if current is not None:
                     trial.running.add_energy(shares[key].per_request_j, current.per_request_j)
@@ -172,9 +172,9 @@ class Monitor:
         from edgekit_runtime.power.sensors.energy_meter import Work
 
         before, self._work = self._work, {}
-        for one in served:
-            busy_s = sum(run.infer_s for run in one.metrics.runs.values())
-            self._work[_key(one)] = Work(busy_s, one.metrics.succeeded + one.metrics.failed)
+        for version in served:
+            busy_s = sum(run.infer_s for run in version.metrics.runs.values())
+            self._work[_key(version)] = Work(busy_s, version.metrics.succeeded + version.metrics.failed)
         work = {}
         for key, now in self._work.items():
             old = before.get(key)

@@ -113,11 +113,11 @@ def _name_holder(descriptor: int) -> str:
     Source: proc_locks(5).
     """
     status = os.fstat(descriptor)
-    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():
             fields = line.split()
-            if fields[1] == "FLOCK" and fields[5] == place and int(fields[4]) > 0:
+            if fields[1] == "FLOCK" and fields[5] == inode and int(fields[4]) > 0:
                 return f" (process {fields[4]})"
     return ""
 

@@ -143,9 +143,9 @@ def begin(folder: ModelFolder, decide: Decide, counted: Collection[str]) -> Choi
 
 
 def _describe(state: ModelState, item: Installed) -> str:
-    place = "factory" if item is state.factory else "active" if item is state.active else "previous"
+    role = "factory" if item is state.factory else "active" if item is state.active else "previous"
     if state.pinned == item.version:
-        place += ", pinned"
+        role += ", pinned"
     if item.health == UNPROVEN:
-        place += ", on trial"
-    return f"{place}, rejected but there is nothing else" if item.health == REJECTED else place
+        role += ", on trial"
+    return f"{role}, rejected but there is nothing else" if item.health == REJECTED else role

@@ -108,8 +108,8 @@ class ModelFolder:
         try:
             state = parse_state(read_own_file(where, _MAX_STATE_BYTES), str(where))
         except FileNotFoundError:
-            found = find()
-            return FoundState(found, None if found.current is None else f"{where}: is missing")
+            packages = find()
+            return FoundState(packages, None if packages.current is None else f"{where}: is missing")
         except (DamagedStateError, ForeignFileError) as cause:
             return FoundState(find(), str(cause))
         except NewerStateError as cause:
@@ -230,13 +230,13 @@ class ModelFolder:
         if not stat.S_ISREG(status.st_mode) or not belongs_to_us(status):
             raise SlotError(f"{path}: is a link, no file, or of another user; install the package again")
         package = self._read(path)
-        found = package.manifest
-        if found.name != self.model or (item is not None and identify(found).sha256 != item.sha256):
+        manifest = package.manifest
+        if manifest.name != self.model or (item is not None and identify(manifest).sha256 != item.sha256):
             package.close()
             expected = self.model if item is None else f"{self.model} {item.version}"
             raise SlotError(
-                f"{path}: holds {found.name} {found.version}, not the {expected} that was installed; install"
-                " the package again"
+                f"{path}: holds {manifest.name} {manifest.version}, not the {expected} that was installed;"
+                " install the package again"
             )
         return package
 
@@ -256,13 +256,13 @@ class ModelFolder:
         except OSError as cause:
             check_lack(cause, f"{self.path}: cannot be read")
             names = []
-        for prefix, found in ((_SLOT, slots), (_FACTORY, factories)):
+        for prefix, installed in ((_SLOT, slots), (_FACTORY, factories)):
             packages = [name for name in names if name.startswith(prefix) and name.endswith(_SUFFIX)]
-            known = None if written is None else _file_name(written, factory=prefix == _FACTORY)
-            packages = [name for name in packages if name != known]
+            file_name = None if written is None else _file_name(written, factory=prefix == _FACTORY)
+            packages = [name for name in packages if name != file_name]
             for name in packages[:_MAX_FOUND]:
                 with _passing_bad_ones():
-                    found.append(self._recognise(self.path / name, factory=prefix == _FACTORY))
+                    installed.append(self._recognise(self.path / name, factory=prefix == _FACTORY))
         slots.sort(key=lambda item: sort_key(item.version), reverse=True)
         active, spare, *_ = (*slots, None, None)
         factory = next(iter(factories), None)

@@ -140,8 +140,8 @@ class ModelState(Record):
 
     def to_bytes(self) -> bytes:
         """Return the content of the state file."""
-        kept = replace(self, rejected=self.rejected[-MAX_REJECTIONS:])
-        body: dict[str, JsonValue] = {**kept.to_json(), "format": FORMAT}
+        trimmed = replace(self, rejected=self.rejected[-MAX_REJECTIONS:])
+        body: dict[str, JsonValue] = {**trimmed.to_json(), "format": FORMAT}
         return encode_json({**body, "sha256": hashlib.sha256(encode_json(body)).hexdigest()})
 
 
@@ -175,9 +175,9 @@ def _check_identity(version: object, sha256: object) -> None:
     _require(valid, f"sha256 is {sha256!r}, expected 64 lower-case hex digits")
 
 
-def _check_token(value: object, what: str) -> None:
+def _check_token(value: object, field_name: str) -> None:
     try:
-        require_token(value, what)
+        require_token(value, field_name)
     except ManifestError as cause:
         raise DamagedStateError(f"slot state: {cause}") from cause
 

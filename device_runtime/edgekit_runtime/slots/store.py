@@ -101,8 +101,8 @@ class Slots:
         try:
             paths = list(self._models.iterdir())
             self._check_folders()
-            found = [path for path in paths if _find_problem(path.name) is None and path.is_dir()]
-            return tuple(sorted(path.name for path in found if self._has_content(path)))
+            models = [path for path in paths if _find_problem(path.name) is None and path.is_dir()]
+            return tuple(sorted(path.name for path in models if self._has_content(path)))
         except FileNotFoundError:
             return ()
         except OSError as cause:
@@ -160,10 +160,10 @@ class Slots:
         """
         folder = self._find(model)
         state = transitions.give_up(folder.load().state, self.max_begun, counted)
-        found = tuple((item, folder.locate(state, item)) for item in select(state, version))
-        if not found:
+        located = tuple((item, folder.locate(state, item)) for item in select(state, version))
+        if not located:
             raise NothingToOpenError(f"{model}: nothing is installed; install a package")
-        return found
+        return located
 
     def open(self, model: str, sha256: str) -> "OpenedPackage":
         """Return the verified package of an installed version, also of a rejected one, and record nothing.

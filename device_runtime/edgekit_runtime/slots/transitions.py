@@ -178,23 +178,25 @@ def add(state: ModelState, new: Installed, allowed: Permissions) -> ModelState:
     _check_content(state, new)
     _check_allowed(state, new, allowed)
     pinned = new.version if allowed.pin else state.pinned
-    kept = tuple(item for item in state.rejected if item.sha256 != new.sha256)
+    rejected = tuple(item for item in state.rejected if item.sha256 != new.sha256)
     if state.factory is not None and state.current is state.factory and state.factory.sha256 == new.sha256:
-        return replace(state, pinned=pinned, rejected=kept)  # it runs from there already
-    known = next((item for item in (state.active, state.spare) if item and item.sha256 == new.sha256), new)
-    if known.health == REJECTED:
-        known = replace(known, health=UNPROVEN, begun=0)
-    known = replace(known, trial=new.trial)
+        return replace(state, pinned=pinned, rejected=rejected)  # it runs from there already
+    candidate = next(
+        (item for item in (state.active, state.spare) if item and item.sha256 == new.sha256), new
+    )
+    if candidate.health == REJECTED:
+        candidate = replace(candidate, health=UNPROVEN, begun=0)
+    candidate = replace(candidate, trial=new.trial)
     others = [item for item in (state.active, state.spare) if item and item.sha256 != new.sha256]
     spare = next((item for item in others if item.health == HEALTHY), None)
     if spare is None:
         spare = next((item for item in others if item.health == UNPROVEN), None)
-    return replace(state, active=known, spare=spare, pinned=pinned, rejected=kept)
+    return replace(state, active=candidate, spare=spare, pinned=pinned, rejected=rejected)
 
 
 def _check_content(state: ModelState, new: Installed) -> None:
-    known: list[Installed | Rejection] = [*state.installed, *state.rejected]
-    for item in known:
+    records: list[Installed | Rejection] = [*state.installed, *state.rejected]
+    for item in records:
         if item.version == new.version and item.sha256 != new.sha256:
             raise SlotError(
                 f"{state.model}: version {new.version} is known here with manifest sha256 {item.sha256}, this"

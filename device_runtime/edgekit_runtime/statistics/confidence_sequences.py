@@ -127,8 +127,8 @@ class LogHistogram:
 
     def add(self, value: float) -> None:
         """Count one value; a value outside 1e-7..1e4 counts as the nearest end."""
-        place = math.floor(math.log(min(max(value, _LEAST), _MOST)) / _BUCKET_LOG)
-        self.buckets[place] = self.buckets.get(place, 0) + 1
+        bucket = math.floor(math.log(min(max(value, _LEAST), _MOST)) / _BUCKET_LOG)
+        self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
         self.count += 1
 
     def quantile_interval(self, quantile: float, alpha: float) -> tuple[float, float]:
@@ -152,8 +152,8 @@ class LogHistogram:
 
     def _bounds(self, rank: int) -> tuple[float, float]:
         """Edges of the bucket of the value with this rank, from 1; infinite beyond the last."""
-        for place in sorted(self.buckets):
-            rank -= self.buckets[place]
+        for bucket in sorted(self.buckets):
+            rank -= self.buckets[bucket]
             if rank <= 0:
-                return math.exp(place * _BUCKET_LOG), math.exp((place + 1) * _BUCKET_LOG)
+                return math.exp(bucket * _BUCKET_LOG), math.exp((bucket + 1) * _BUCKET_LOG)
         return math.inf, math.inf

@@ -71,13 +71,13 @@ def make_folders(path: Path, mode: int = 0o777, disk: Disk = DISK) -> None:
         OutputError: it cannot be created.
     """
     try:
-        for each in reversed([one for one in (path, *path.parents) if not one.is_dir()]):
+        for folder in reversed([parent for parent in (path, *path.parents) if not parent.is_dir()]):
             try:
-                disk.make_folder(each, mode if each == path else 0o777)
+                disk.make_folder(folder, mode if folder == path else 0o777)
             except FileExistsError:
-                if not each.is_dir():  # else another process has just created it
+                if not folder.is_dir():  # else another process has just created it
                     raise
-            disk.sync_folder(each.parent)
+            disk.sync_folder(folder.parent)
     except OSError as cause:
         raise OutputError(f"cannot make {path}: {cause.strerror}") from cause
 

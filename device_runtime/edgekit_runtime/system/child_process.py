@@ -280,10 +280,10 @@ class JsonChild(ChildProcess):
             OSError: it has ended before it read everything.
             ValueError: the document is not JSON, or too long.
         """
-        end_s, seen = time.monotonic() + limit_s, 0
-        while (size := self._received.find(b"\n", seen)) < 0:
-            seen = len(self._received)
-            if most_bytes is not None and seen > most_bytes:
+        end_s, received_count = time.monotonic() + limit_s, 0
+        while (size := self._received.find(b"\n", received_count)) < 0:
+            received_count = len(self._received)
+            if most_bytes is not None and received_count > most_bytes:
                 break
             self._near.settimeout(max(1e-3, end_s - time.monotonic()))
             part = self._near.recv(_PART_BYTES)

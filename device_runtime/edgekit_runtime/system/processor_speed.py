@@ -45,7 +45,7 @@ class SpeedGate:
         for _ in range(math.ceil(seconds / _PAUSE_S)):
             time.sleep(_PAUSE_S)
             times.append(time_fixed_work())
-        self.usual_s = max(times, key=lambda one: sum(_is_near(other, one) for other in times))
+        self.usual_s = max(times, key=lambda time_s: sum(_is_near(other, time_s) for other in times))
 
     def check(self) -> bool:
         """Return whether the speed is the usual one, and was so at the last call."""

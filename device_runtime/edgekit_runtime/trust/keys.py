@@ -39,12 +39,12 @@ def stamp_keys(folder: Path) -> KeysStamp:
         SignatureError: as from `list_keys`.
         UnavailableError: as from `list_keys`.
     """
-    found = []
+    keys = []
     for path in list_keys(folder):
         try:
             status = path.stat()  # of what a link leads to
         except OSError:  # reading it will say why
-            found.append((path.name, 0, 0, 0, 0))
+            keys.append((path.name, 0, 0, 0, 0))
             continue
-        found.append((path.name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
-    return tuple(found)
+        keys.append((path.name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    return tuple(keys)

@@ -72,8 +72,8 @@ def remove_key(name: str, folder: Path) -> TrustedKey:
     """
     path = folder / f"{check_name(name)}{PUBLIC_KEY_SUFFIX}"
     if path not in list_keys(folder):
-        known = ", ".join(key.name.removesuffix(PUBLIC_KEY_SUFFIX) for key in list_keys(folder)) or "none"
-        raise SignatureError(f"no key '{name}' in {folder}, there are: {known}")
+        names = ", ".join(key.name.removesuffix(PUBLIC_KEY_SUFFIX) for key in list_keys(folder)) or "none"
+        raise SignatureError(f"no key '{name}' in {folder}, there are: {names}")
     if _signs_here(name, folder):
         raise SignatureError(f"key '{name}' in {folder} signs on this machine; remove its files yourself")
     key = TrustedKey(name, read_public_key(path).keyid)

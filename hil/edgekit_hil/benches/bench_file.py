@@ -100,8 +100,8 @@ def read_bench(path: Path) -> BenchFile:
     main = _find_main(sections)
     if main is None:
         raise BenchError(f"{path}: the section 'targets:' needs a target 'main' with 'drivers:'")
-    place = None if _MAKES_DEVICE & set(_list_entries(main.get("drivers"))) else _find_place(main)
-    return BenchFile(path, settings, place or settings.name, place is not None)
+    address = None if _MAKES_DEVICE & set(_list_entries(main.get("drivers"))) else _find_place(main)
+    return BenchFile(path, settings, address or settings.name, address is not None)
 
 
 def list_shipped() -> list[BenchFile]:

@@ -43,8 +43,8 @@ class SshBench:
         Raises:
             BenchError: a text has another form.
         """
-        user, _, place = host.rpartition("@")
-        address, colon, port = place.partition(":")
+        user, _, host_and_port = host.rpartition("@")
+        address, colon, port = host_and_port.partition(":")
         port = port if colon else "22"
         if not address or not port.isdecimal() or not 0 < int(port) < 1 << 16 or address.startswith("-"):
             raise BenchError(f"host {host!r}: expected [USER@]HOST[:PORT], such as user@jetson.local")
@@ -53,22 +53,22 @@ class SshBench:
 
 
 def _read_switch(text: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    model, _, rest = text.partition(":")
-    place, _, index = rest.rpartition(":")
-    if not model or not place or not index.isdigit():
+    model, _, address = text.partition(":")
+    outlet_host, _, index = address.rpartition(":")
+    if not model or not outlet_host or not index.isdigit():
         raise BenchError(
             f"power switch {text!r}: expected MODEL:HOST:OUTLET with a model of labgrid's NetworkPowerPort,"
             " such as shelly_gen2:http://10.0.0.5:0, or usb:HUB:PORT, such as usb:1-1:2"
         )
     delay = {"delay": _SWITCH_DELAY_S}
     if model == _USB:
-        port = {"USBPowerPort": {"match": {"sys_name": f"{place}:1.0"}, "index": int(index)}}
+        port = {"USBPowerPort": {"match": {"sys_name": f"{outlet_host}:1.0"}, "index": int(index)}}
         return port, {"USBPowerDriver": delay}
     import importlib.util
 
     if importlib.util.find_spec(f"labgrid.driver.power.{model}") is None:
         raise BenchError(f"power switch {text!r}: labgrid knows no model {model!r} of NetworkPowerPort")
-    return {"NetworkPowerPort": {"model": model, "host": place, "index": index}}, {
+    return {"NetworkPowerPort": {"model": model, "host": outlet_host, "index": index}}, {
         "NetworkPowerDriver": delay
     }
 

@@ -73,8 +73,8 @@ class Device:
         """
         result = self.try_run(command, limit_s)
         if result.exit_code:
-            said = result.errors.strip() or result.output.strip()
-            raise BenchError(f"`{command}` ended with {result.exit_code} on the device: {said[-2000:]}")
+            message = result.errors.strip() or result.output.strip()
+            raise BenchError(f"`{command}` ended with {result.exit_code} on the device: {message[-2000:]}")
         return result.output
 
     def run_python(self, code: str, *arguments: str, limit_s: float = _COMMAND_LIMIT_S) -> str:
@@ -92,8 +92,10 @@ class Device:
             BenchError: it failed; the message is the command's own.
         """
         words = shlex.join([*arguments, "--json"])
-        found: dict[str, Any] = json.loads(self.run(f"{self.python} -m edgekit_runtime.cli {words}", limit_s))
-        return found
+        document: dict[str, Any] = json.loads(
+            self.run(f"{self.python} -m edgekit_runtime.cli {words}", limit_s)
+        )
+        return document
 
     def run_program(
         self, argv: Sequence[str], sent: Iterable[bytes | memoryview], limit_s: float, max_output_bytes: int
@@ -191,11 +193,11 @@ def describe(cause: BaseException) -> str:
 
     Evidence holds it, so it holds no user and password of an address.
     """
-    seen = cause.__cause__
+    inner = cause.__cause__
     printed = list(getattr(cause, "stdout", None) or ())
-    while seen is not None:
-        printed += getattr(seen, "stdout", None) or ()
-        seen = seen.__cause__
+    while inner is not None:
+        printed += getattr(inner, "stdout", None) or ()
+        inner = inner.__cause__
     lines = [line.decode(errors="replace") if isinstance(line, bytes) else str(line) for line in printed]
     texts = [str(cause) or type(cause).__name__, *[line for line in lines if line.strip()][-1:]]
     return _CREDENTIALS.sub("//", " ".join(": ".join(texts).split()))

@@ -156,8 +156,8 @@ class Bench:
     @property
     def host_address(self) -> str | None:
         """Address at which the device reaches this machine, if a driver has a network of its own for it."""
-        found = (getattr(driver, "host_address", None) for driver in self.target.drivers)
-        return next((each for each in found if each is not None), None)
+        addresses = (getattr(driver, "host_address", None) for driver in self.target.drivers)
+        return next((address for address in addresses if address is not None), None)
 
     @property
     def slowdown(self) -> float:
@@ -237,21 +237,21 @@ def read_facts(file: BenchFile, device: Device) -> DeviceFacts:
         BenchUnavailableError: it is not as the file says, or lacks something that the runtime needs.
     """
     name, python = file.settings.name, file.settings.python
-    found = device.try_run("uname -m")
-    machine = found.output.strip()
+    uname = device.try_run("uname -m")
+    machine = uname.output.strip()
     if machine != file.settings.architecture:
         raise BenchUnavailableError(
-            f"bench '{name}': the device is {machine or found.errors.strip()}, and {file.path} expects"
+            f"bench '{name}': the device is {machine or uname.errors.strip()}, and {file.path} expects"
             f" {file.settings.architecture}: check the address, or correct the file"
         )
     version = device.try_run(f"{python} -c 'import sys; print(*sys.version_info[:2])'")
     if version.exit_code or tuple(map(int, version.output.split())) < OLDEST_PYTHON:
-        what = f"is {'.'.join(version.output.split())}" if not version.exit_code else "does not start"
+        fault = f"is {'.'.join(version.output.split())}" if not version.exit_code else "does not start"
         least = ".".join(map(str, OLDEST_PYTHON))
         raise BenchUnavailableError(
-            f"bench '{name}': `{python}` on the device {what}, and the runtime needs Python {least} or later:"
-            " `edgekit device install --host` makes /opt/edgekit/current/bin/python; or name another one as"
-            f" `python:` in {file.path}. {version.errors.strip()[-300:]}".strip()
+            f"bench '{name}': `{python}` on the device {fault}, and the runtime needs Python {least} or"
+            " later: `edgekit device install --host` makes /opt/edgekit/current/bin/python; or name another one"
+            f" as `python:` in {file.path}. {version.errors.strip()[-300:]}".strip()
         )
     facts = from_plain(
         DeviceFacts, json.loads(device.run_python(_write_facts_program())), "facts", BenchError
@@ -336,13 +336,13 @@ def _check_reachable(file: BenchFile, target: Any) -> None:
         service = target.get_resource("NetworkService", wait_avail=False)
     except NoResourceFoundError:
         return
-    place = (service.address, service.port)
+    address = (service.address, service.port)
     try:
-        socket.create_connection(place, _CONNECT_LIMIT_S).close()
+        socket.create_connection(address, _CONNECT_LIMIT_S).close()
     except OSError as cause:
         raise BenchUnavailableError(
-            f"bench '{file.settings.name}': {place[0]} does not answer on port {place[1]}: {cause}. Is the"
-            f" device on, is its ssh server running, is the address in {file.path} right?"
+            f"bench '{file.settings.name}': {address[0]} does not answer on port {address[1]}: {cause}. Is"
+            f" the device on, is its ssh server running, is the address in {file.path} right?"
         ) from cause
 
 
@@ -357,7 +357,7 @@ def _try_activate(target: Any, driver: Any) -> str | None:
 
 def _find_meter(target: Any) -> tuple[Any, str]:
     """Return the active driver that measures power, with what it measures; or None, and why."""
-    meters = [each for each in target.drivers if isinstance(each, MeterProtocol)]
+    meters = [driver for driver in target.drivers if isinstance(driver, MeterProtocol)]
     if not meters:
         return None, "none in the environment file"
     fault = _try_activate(target, meters[0])

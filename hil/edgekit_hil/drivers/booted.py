@@ -92,10 +92,10 @@ class BootedMachineDriver(QEMUDriver):
         Raises:
             BenchError: it printed an error.
         """
-        said: str = self.monitor_command("human-monitor-command", {"command-line": command}).strip()
-        if said.startswith("Error"):
-            raise BenchError(f"qemu refuses `{command}`: {said}")
-        return said
+        reply: str = self.monitor_command("human-monitor-command", {"command-line": command}).strip()
+        if reply.startswith("Error"):
+            raise BenchError(f"qemu refuses `{command}`: {reply}")
+        return reply
 
     def save(self, snapshot: str) -> None:
         """Save the machine with memory and disks as a snapshot of that name."""

@@ -123,9 +123,9 @@ def _limit_memory(limit_bytes: int, quota: Path) -> Path:
             (quota.parent / "cgroup.subtree_control").write_text("+memory")
             (quota / "memory.max").write_text(str(limit_bytes))
             return quota
-        for left in _MEMORY.glob(f"{PREFIX}-*"):
-            if not Path(f"/proc/{left.name.rpartition('-')[2]}").exists():
-                _end_group(left, own=True)
+        for stale_group in _MEMORY.glob(f"{PREFIX}-*"):
+            if not Path(f"/proc/{stale_group.name.rpartition('-')[2]}").exists():
+                _end_group(stale_group, own=True)
         group = _MEMORY / f"{PREFIX}-{os.getpid()}"
         group.mkdir(exist_ok=True)
         (group / "memory.limit_in_bytes").write_text(str(limit_bytes))

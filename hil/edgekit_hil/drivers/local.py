@@ -68,12 +68,12 @@ class LocalDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
             code, output = self._execute(
                 ["env", "-i", "-C", str(self.home), *self.variables, *shell], timeout
             )
-            said = b""
+            error_bytes = b""
             with contextlib.suppress(FileNotFoundError):
-                said = errors.read_bytes()
+                error_bytes = errors.read_bytes()
         if code is None:
             raise BenchError("time is up")
-        texts = [each.decode(errors="replace").splitlines() for each in (output, said)]
+        texts = [content.decode(errors="replace").splitlines() for content in (output, error_bytes)]
         return texts[0], texts[1], code if code >= 0 else 128 - code
 
     def _execute(self, argv: list[str], timeout: float | None) -> tuple[int | None, bytes]:

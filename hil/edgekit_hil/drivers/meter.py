@@ -68,7 +68,7 @@ def summarize(idle: Sequence[tuple[float, float]], active: Sequence[tuple[float,
         raise BenchError(
             f"{least} readings, expected {_LEAST_READINGS} at rest and under load; measure longer"
         )
-    return MeasuredPower(*(statistics.median(watts for _, watts in each) for each in (idle, active)))
+    return MeasuredPower(*(statistics.median(watts for _, watts in samples) for samples in (idle, active)))
 
 
 @target_factory.reg_driver
@@ -112,7 +112,7 @@ class CommandMeterDriver(Driver, MeterProtocol):
             BenchError: a reading failed; the block has run to its end if the first one did not.
         """
         readings: list[tuple[float, float]] = []
-        found, faults, ended = [(0.0, self._read())], [], threading.Event()
+        samples, faults, ended = [(0.0, self._read())], [], threading.Event()
         begun_s = time.monotonic()
 
         def read_on() -> None:
@@ -122,7 +122,7 @@ class CommandMeterDriver(Driver, MeterProtocol):
                 except (BenchError, OSError) as error:
                     faults.append(error)
                     return
-                found.append((time.monotonic() - begun_s, watts))
+                samples.append((time.monotonic() - begun_s, watts))
 
         thread = threading.Thread(target=read_on, name="meter")
         thread.start()
@@ -132,8 +132,8 @@ class CommandMeterDriver(Driver, MeterProtocol):
             ended.set()
             thread.join()
         if faults:
-            raise BenchError(f"after {len(found)} readings: {faults[0]}") from faults[0]
-        readings += found
+            raise BenchError(f"after {len(samples)} readings: {faults[0]}") from faults[0]
+        readings += samples
 
     def _read(self) -> float:
         """Return the watts at this moment.

@@ -17,11 +17,11 @@ def make_folder(kind: str) -> Path:
     Args:
         kind: kind of the device, a part of the folder's name.
     """
-    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*-*-*"):
-        owner = left.name.split("-")[-2]
+    for stale_folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*-*-*"):
+        owner = stale_folder.name.split("-")[-2]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            _end_programs(left)
-            shutil.rmtree(left, ignore_errors=True)
+            _end_programs(stale_folder)
+            shutil.rmtree(stale_folder, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{PREFIX}-{kind}-{os.getpid()}-"))
 
 

@@ -36,12 +36,16 @@ class SensorsDriver(Driver, MeterProtocol):
         Raises:
             BenchError: the device has none that measures power; the message says what is missing.
         """
-        found = json.loads("\n".join(self.command.run_check(self._sensors("--json"), timeout=_START_LIMIT_S)))
-        if found["power_w"] is None:
-            missing = "; ".join(found["missing"].values()) or "no reading"
+        document = json.loads(
+            "\n".join(self.command.run_check(self._sensors("--json"), timeout=_START_LIMIT_S))
+        )
+        if document["power_w"] is None:
+            missing = "; ".join(document["missing"].values()) or "no reading"
             raise BenchError(f"the device's sensors measure no power: {missing}")
-        self.is_whole = found["power_of"] in WHOLE_DEVICE
-        self._scope = f"{found['power_of']}, by {', '.join(each['name'] for each in found['sensors'])}"
+        self.is_whole = document["power_of"] in WHOLE_DEVICE
+        self._scope = (
+            f"{document['power_of']}, by {', '.join(sensor['name'] for sensor in document['sensors'])}"
+        )
 
     @property
     def scope(self) -> str:
@@ -73,10 +77,12 @@ class SensorsDriver(Driver, MeterProtocol):
             lines = self.command.run_check(
                 f"kill {process}; cat {folder}/watts {folder}/errors; rm -r {folder}"
             )
-        found = [json.loads(line) for line in lines if line.startswith("{")]
-        if not found or any(each["power_w"] is None for each in found):
+        records = [json.loads(line) for line in lines if line.startswith("{")]
+        if not records or any(record["power_w"] is None for record in records):
             raise BenchError(f"the device's sensors gave no power: {' '.join(lines[-1:]) or 'no reading'}")
-        readings += [(each["at_s"] - found[0]["at_s"], check_watts(float(each["power_w"]))) for each in found]
+        readings += [
+            (record["at_s"] - records[0]["at_s"], check_watts(float(record["power_w"]))) for record in records
+        ]
 
     def _sensors(self, *arguments: str) -> str:
         words = ["-m", "edgekit_runtime.cli", "sensors", "--sysfs", self.sysfs, *arguments]

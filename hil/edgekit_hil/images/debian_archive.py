@@ -32,8 +32,8 @@ class DebianArchive:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         (self.folder / "status").touch()
         columns = "$(ORIGIN)|deb $(REPO_URI) $(RELEASE) $(COMPONENT)"
-        found = run_checked(["apt-get", "indextargets", "--format", columns, "Created-By: Packages"])
-        lines = [line.split("|", 1) for line in found.splitlines()]
+        listing = run_checked(["apt-get", "indextargets", "--format", columns, "Created-By: Packages"])
+        lines = [line.split("|", 1) for line in listing.splitlines()]
         sources = sorted({source for origin, source in lines if origin == "Debian"})
         others = sorted({origin for origin, _ in lines if origin} - {"Debian"})
         if not sources and others:
@@ -48,8 +48,8 @@ class DebianArchive:
 
     def find(self, packages: Sequence[str]) -> list[str]:
         """Return the file names, with versions, of packages and their dependencies."""
-        found = map(_INSTALLED.match, self._apt("install", "--simulate", *packages).splitlines())
-        names = [f"{name}_{version}_{kind}.deb" for name, version, kind in (m.groups() for m in found if m)]
+        matches = map(_INSTALLED.match, self._apt("install", "--simulate", *packages).splitlines())
+        names = [f"{name}_{version}_{kind}.deb" for name, version, kind in (m.groups() for m in matches if m)]
         return sorted(name.replace(":", "%3a") for name in names)
 
     def fetch(self, packages: Sequence[str]) -> list[Path]:

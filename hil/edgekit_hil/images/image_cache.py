@@ -96,8 +96,8 @@ def find_image(*, booted: bool) -> Image:
     """
     images = [image for image in _list_images() if image.snapshot.exists() or not booted]
     if not images:
-        what = "no booted ARM64 image" if booted else "no ARM64 image"
-        raise BenchUnavailableError(f"{what} of this recipe in {_folder()}: run `edgekit hil image` first")
+        fault = "no booted ARM64 image" if booted else "no ARM64 image"
+        raise BenchUnavailableError(f"{fault} of this recipe in {_folder()}: run `edgekit hil image` first")
     return images[-1]
 
 
@@ -200,15 +200,15 @@ def _folder() -> Path:
 
 def _list_images() -> list[Image]:
     """Return the images of this recipe, the oldest first."""
-    found = [path for path in _folder().glob(f"{recipe.hash_recipe()}-*") if (path / "root").exists()]
-    return [Image(path) for path in sorted(found, key=lambda path: path.stat().st_mtime)]
+    images = [path for path in _folder().glob(f"{recipe.hash_recipe()}-*") if (path / "root").exists()]
+    return [Image(path) for path in sorted(images, key=lambda path: path.stat().st_mtime)]
 
 
 def _remove_old(keep: Image) -> None:
     """Remove old images, of any recipe."""
-    found = [path for path in _folder().iterdir() if "-" in path.name and path != keep.folder]
-    found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in found[_MOST_IMAGES - 1 :]:
+    old_images = [path for path in _folder().iterdir() if "-" in path.name and path != keep.folder]
+    old_images.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in old_images[_MOST_IMAGES - 1 :]:
         with contextlib.suppress(BenchError):  # in use: the next call removes it
             Image(path).remove()
 
@@ -216,8 +216,8 @@ def _remove_old(keep: Image) -> None:
 @contextlib.contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes `folder` if all goes well, and is removed if not."""
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.") as made:
-        inner = Path(made, folder.name)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.") as new_folder:
+        inner = Path(new_folder, folder.name)
         inner.mkdir()
         yield inner
         inner.rename(folder)

@@ -42,30 +42,30 @@ class KernelModules:
         Raises:
             BenchError: the kernel has no such module.
         """
-        found: dict[str, bytes] = {}
+        modules: dict[str, bytes] = {}
 
         def add(name: str) -> None:
             path = self._modules.get(name)
             if path is None:
                 raise BenchError(f"the kernel {self.release} has no module {name!r}")
-            place = str(path.relative_to(self._folder)).removesuffix(".xz")
-            if place not in found:
+            module_path = str(path.relative_to(self._folder)).removesuffix(".xz")
+            if module_path not in modules:
                 content = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
                 depends = _DEPENDS.search(content)
                 for needed in depends[1].decode().split(",") if depends and depends[1] else ():
                     add(needed.replace("-", "_"))
-                found[place] = content
+                modules[module_path] = content
 
         for name in names:
             add(name.replace("-", "_"))
-        return found
+        return modules
 
     def install(self, modules: Mapping[str, bytes], root: Path) -> None:
         """Write modules, and the lists that `depmod` reads, into a root."""
         to = root / "usr/lib/modules" / self.release
-        for place, content in modules.items():
-            (to / place).parent.mkdir(parents=True, exist_ok=True)
-            (to / place).write_bytes(content)
+        for module_path, content in modules.items():
+            (to / module_path).parent.mkdir(parents=True, exist_ok=True)
+            (to / module_path).write_bytes(content)
         for path in self._folder.glob("modules.*"):
             shutil.copy(path, to)
 
@@ -75,7 +75,7 @@ def write_initrd(path: Path, busybox: Path, modules: Mapping[str, bytes]) -> Non
     members: list[tuple[str, int, bytes]] = [(name, _FOLDER_MODE, b"") for name in _FOLDERS]
     members.append(("bin/busybox", _PROGRAM_MODE, busybox.read_bytes()))
     members.append(("init", _PROGRAM_MODE, recipe.INIT.encode()))
-    loaded = {f"lib/{place.rpartition('/')[2]}": content for place, content in modules.items()}
+    loaded = {f"lib/{module_path.rpartition('/')[2]}": content for module_path, content in modules.items()}
     members.append(("modules", _PROGRAM_MODE, "\n".join(f"/{name}" for name in loaded).encode()))
     members += [(name, _PROGRAM_MODE, content) for name, content in loaded.items()]
     with path.open("wb") as file:

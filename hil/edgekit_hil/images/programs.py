@@ -47,6 +47,6 @@ def run_checked(command: Sequence[str | Path], limit_s: float = 900.0) -> str:
     if result.exit_code is None:
         raise BenchError(f"{words[0]} did not end within {limit_s:g} s")
     if result.exit_code:
-        said = result.last_line or "no message"
-        raise BenchError(f"{' '.join(words[:3])} ended {describe_end(result.exit_code)}: {said}")
+        message = result.last_line or "no message"
+        raise BenchError(f"{' '.join(words[:3])} ended {describe_end(result.exit_code)}: {message}")
     return result.output.decode(errors="replace")

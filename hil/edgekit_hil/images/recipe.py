@@ -105,7 +105,7 @@ exec $busybox switch_root $disk /sbin/init
 """
 
 
-def hash_recipe(*found: str) -> str:
+def hash_recipe(*versions: str) -> str:
     """Return a hash of 16 hexadecimal digits of the recipe and of further values, such as versions.
 
     The recipe is this folder's modules and the lists of the engines' packages.
@@ -113,6 +113,6 @@ def hash_recipe(*found: str) -> str:
     digest = hashlib.sha256()
     for path in (*sorted(Path(__file__).parent.glob("*.py")), *map(find_list, ENGINES)):
         digest.update(path.read_bytes())
-    for text in found:
+    for text in versions:
         digest.update(b"\0" + text.encode())
     return digest.hexdigest()[:16]

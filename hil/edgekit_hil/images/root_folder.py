@@ -65,8 +65,8 @@ def unpack(package: Path, root: Path) -> None:
     content = subprocess.run(["dpkg-deb", "--fsys-tarfile", package], check=False, capture_output=True)
     unpacked = subprocess.run(tar, check=False, input=content.stdout, capture_output=True)
     if content.returncode or unpacked.returncode:
-        said = (content.stderr + unpacked.stderr).decode(errors="replace").strip()
-        raise BenchError(f"{package.name} cannot be unpacked: {said[-300:]}")
+        message = (content.stderr + unpacked.stderr).decode(errors="replace").strip()
+        raise BenchError(f"{package.name} cannot be unpacked: {message[-300:]}")
 
 
 def find_python(root: Path) -> str:

@@ -91,19 +91,19 @@ class HostFacts:
             ProvisioningError: the lines are not from a device.
         """
         pairs = [line.partition("=")[::2] for line in lines if "=" in line]
-        one = dict(pairs)
+        fields = dict(pairs)
         pythons = {}
         for words in [value.split() for name, value in pairs if name == "python"]:
             if len(words) == 5 and words[4].isdecimal():
                 path, version, implementation, has_tensorrt, bits = words
                 pythons[path] = DevicePython(path, version, implementation, has_tensorrt == "1", int(bits))
-        if "machine" not in one or not one.get("free_kb", "").isdecimal():
+        if "machine" not in fields or not fields.get("free_kb", "").isdecimal():
             raise ProvisioningError(f"the device does not describe itself: {' '.join(lines)[:200]!r}")
         return cls(
-            **{name: one.get(name, "") for name in _TEXTS},
+            **{name: fields.get(name, "") for name in _TEXTS},
             pythons=tuple(pythons.values()),
-            free_bytes=int(one["free_kb"]) * _KIB,
-            has_systemd=one.get("systemd") == "1",
+            free_bytes=int(fields["free_kb"]) * _KIB,
+            has_systemd=fields.get("systemd") == "1",
             keys=dict(value.partition(" ")[::2] for name, value in pairs if name == "key"),
         )
 
@@ -114,12 +114,12 @@ class HostFacts:
         Raises:
             ProvisioningError: it is another library, for which no package has wheels.
         """
-        found = re.fullmatch(r"glibc (\d+)\.(\d+)", self.libc)
-        if found is None:
+        match = re.fullmatch(r"glibc (\d+)\.(\d+)", self.libc)
+        if match is None:
             raise ProvisioningError(
                 f"the device has the C library {self.libc or 'unknown'!r}, expected glibc"
             )
-        return int(found[1]), int(found[2])
+        return int(match[1]), int(match[2])
 
     def choose_python(self) -> DevicePython:
         """Return the Python to install for, after a check of all other needs of an installation.
@@ -136,12 +136,12 @@ class HostFacts:
             raise ProvisioningError(
                 "the user of the device may not use sudo without a password; log in as root, or allow it"
             )
-        found = next((python for python in self.pythons if python.is_supported), None)
-        if found is None:
+        supported = next((python for python in self.pythons if python.is_supported), None)
+        if supported is None:
             names = (
                 ", ".join(
-                    f"{one.implementation} {one.version}, {one.bits} bits ({one.path})"
-                    for one in self.pythons
+                    f"{install.implementation} {install.version}, {install.bits} bits ({install.path})"
+                    for install in self.pythons
                 )
                 or "none"
             )
@@ -149,4 +149,4 @@ class HostFacts:
                 "the device has no 64-bit Python 3.10 to 3.13 with the module venv outside of /root and"
                 f" /home, found: {names}"
             )
-        return found
+        return supported

@@ -27,7 +27,7 @@ _MB: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class InstallRequest:
     """The wanted state of a device.
 
     Attributes:
@@ -44,7 +44,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
+class InstallReport:
     """The result of an installation.
 
     Attributes:
@@ -74,12 +74,12 @@ def probe(host: SshHost) -> HostFacts:
     return facts
 
 
-def install(host: SshHost, wanted: Wanted, show: Callable[[str], None]) -> Installed:
+def install(host: SshHost, request: InstallRequest, show: Callable[[str], None]) -> InstallReport:
     """Bring a device to the wanted state; parts that are in place stay.
 
     Args:
         host: the device.
-        wanted: the wanted state.
+        request: the wanted state.
         show: takes a description of each step.
 
     Raises:
@@ -90,8 +90,8 @@ def install(host: SshHost, wanted: Wanted, show: Callable[[str], None]) -> Insta
     show("looking at the device")
     facts = probe(host)
     python = facts.choose_python()
-    house = Wheelhouse.plan(facts, python, wanted.engine)
-    new_keys = _find_new(wanted.keys, facts)
+    house = Wheelhouse.plan(facts, python, request.engine)
+    new_keys = _find_new(request.keys, facts)
     content = []
     if facts.release != house.release:
         show("fetching packages for it")
@@ -112,7 +112,7 @@ def install(host: SshHost, wanted: Wanted, show: Callable[[str], None]) -> Insta
     arguments = [
         house.release,
         python.path,
-        find_engine(wanted.engine).installation.modules[0],
+        find_engine(request.engine).installation.modules[0],
         str(int(python.has_tensorrt)),
     ]
     lines = _run(
@@ -120,11 +120,11 @@ def install(host: SshHost, wanted: Wanted, show: Callable[[str], None]) -> Insta
         facts.rights,
         "install_release",
         *arguments,
-        wanted.target,
-        wanted.code,
+        request.target,
+        request.code,
         limit_s=_INSTALL_LIMIT_S,
     )
-    return Installed(facts, house.release, _pick(lines, "changed"), _pick(lines, "note"))
+    return InstallReport(facts, house.release, _pick(lines, "changed"), _pick(lines, "note"))
 
 
 def uninstall(host: SshHost, *, purge: bool) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ class Wheelhouse:
         pinned = read_pinned(engine, facts.machine, python.version)
         name, content = make_own_wheel()
         own = f"edgekit=={__version__} --hash=sha256:{hashlib.sha256(content).hexdigest()}"
-        platforms = [word for each in _list_platforms(facts) for word in ("--platform", each)]
+        platforms = [word for platform in _list_platforms(facts) for word in ("--platform", platform)]
         numbers = ".".join(python.version.split(".")[:2])
         tags = ("--implementation", "cp", "--python-version", numbers, *platforms)
         wheels = hashlib.sha256("\n".join((*pinned, *tags)).encode()).hexdigest()
@@ -182,6 +182,7 @@ def _list_platforms(facts: HostFacts) -> list[str]:
     major, minor = facts.glibc
     if (major, minor) < _OLDEST_GLIBC:
         raise ProvisioningError(f"the device has {facts.libc}, expected glibc 2.17 or newer")
-    return [f"manylinux_2_{each}_{facts.machine}" for each in range(minor, _OLDEST_GLIBC[1] - 1, -1)] + [
-        f"manylinux2014_{facts.machine}"
-    ]
+    return [
+        f"manylinux_2_{minor_version}_{facts.machine}"
+        for minor_version in range(minor, _OLDEST_GLIBC[1] - 1, -1)
+    ] + [f"manylinux2014_{facts.machine}"]

@@ -62,20 +62,20 @@ class BootedMachineStrategy(Strategy):  # type: ignore[misc]  # labgrid has no t
             status: one of `Status`, or its name: `booted` from its disk, or `shell`. `shell` always restores
                 the booted machine, with the runtime installed: no earlier change is left.
         """
-        wanted = status if isinstance(status, Status) else Status[status]
+        target_status = status if isinstance(status, Status) else Status[status]
         self.target.deactivate(self.ssh)
-        if wanted is Status.off:
+        if target_status is Status.off:
             self.target.deactivate(self.machine)
         else:
             self._start()
-            if wanted is Status.shell:
+            if target_status is Status.shell:
                 self.machine.restore(self._ready or SNAPSHOT)
             self.connect()
-            if wanted is Status.shell and not self._ready:
+            if target_status is Status.shell and not self._ready:
                 self._install_runtime()
                 self._ready = _READY
                 self.machine.save(_READY)
-        self.status = wanted
+        self.status = target_status
 
     def restore(self, snapshot: str) -> None:
         """Continue from a snapshot that a test has saved in this activation of the machine."""
@@ -147,11 +147,11 @@ def save_snapshot(image: Image, show: Callable[[str], None]) -> None:
         show("booting")
         strategy.transition(Status.booted)
         show("waiting until systemd runs")
-        said, _, _ = ssh.run(
+        output, _, _ = ssh.run(
             "systemctl is-system-running --wait; systemctl --failed --no-legend", timeout=300
         )
-        if said != ["running"]:
-            raise BenchError(f"the image does not boot: systemd says {'; '.join(said)}")
+        if output != ["running"]:
+            raise BenchError(f"the image does not boot: systemd says {'; '.join(output)}")
         ssh.run_check("sync")
         show("saving the snapshot")
         machine.save(SNAPSHOT)

@@ -54,18 +54,22 @@ class BenchTarget:
             BenchError: there is no such target.
         """
         settings = bench.file.settings
-        found = _show_target(settings.target)
+        document = _show_target(settings.target)
         name, times = settings.profile_name, None
         has_file = (find_config_folder() / "targets" / f"{name}.toml").is_file()
         is_profile = has_file and bool(_show_target(name)["device_times"])  # else a target of the user
         if is_profile:
-            found = _show_target(name)
+            document = _show_target(name)
             if bench.file.keeps_state:  # bench `local` is any machine: its times say nothing of others
-                times = _read_times(found, bench.facts)
-        preferred = [each for each in (found["backend"]["default"], found["backend"]["fallback"]) if each]
-        there = [each for each, needed in ENGINE_PACKAGES.items() if bench.facts.engines.keys() & set(needed)]
+                times = _read_times(document, bench.facts)
+        preferred = [
+            engine for engine in (document["backend"]["default"], document["backend"]["fallback"]) if engine
+        ]
+        there = [
+            engine for engine, needed in ENGINE_PACKAGES.items() if bench.facts.engines.keys() & set(needed)
+        ]
         engines = sorted(there, key=(*preferred, *ENGINE_PACKAGES).index)
-        return cls(found["name"], tuple(engines), preferred[0], is_profile, times)
+        return cls(document["name"], tuple(engines), preferred[0], is_profile, times)
 
     @property
     def engine(self) -> str:
@@ -75,15 +79,17 @@ class BenchTarget:
         return self.engines[0]
 
 
-def _read_times(found: dict[str, Any], facts: DeviceFacts) -> NetworkTimes | None:
+def _read_times(document: dict[str, Any], facts: DeviceFacts) -> NetworkTimes | None:
     """Return the times of a profile if they are of this real device and its engine, or None."""
-    times = found["device_times"]
-    seconds = {name: each["value"] for name, each in times["seconds"].items() if each["status"] == "measured"}
+    times = document["device_times"]
+    seconds = {
+        name: figure["value"] for name, figure in times["seconds"].items() if figure["status"] == "measured"
+    }
     if not seconds or times["device"] != facts.model or not facts.has_engine(times["engine"]):
         return None
-    (date,) = (each["date"] for each in found["sources"] if each["key"] == "profile")
-    power = found["power"]
-    (active,) = (each["active"] for each in power["modes"] if each["name"] == power["default_mode"])
+    (date,) = (source["date"] for source in document["sources"] if source["key"] == "profile")
+    power = document["power"]
+    (active,) = (mode["active"] for mode in power["modes"] if mode["name"] == power["default_mode"])
     is_metered = active["source"] == "profile"
     measured = MeasuredPower(power["idle"]["value"], active["value"]) if is_metered else None
     return NetworkTimes(date, times["engine"], times["networks"], seconds, measured)
@@ -96,5 +102,5 @@ def _show_target(name: str) -> dict[str, Any]:
     done = run_program(command, (), _SHOW_LIMIT_S, _MAX_OUTPUT_BYTES)
     if done.exit_code != 0:
         raise BenchError(f"`edgekit targets {name}`: {done.last_line}")
-    found: dict[str, Any] = json.loads(done.output)
-    return found
+    document: dict[str, Any] = json.loads(done.output)
+    return document

@@ -182,8 +182,8 @@ class ServiceMachine:
                 version, *answer = output[0].split()
                 self._answer = self._answer or answer
                 if any(
-                    abs(float(one) - float(other)) > _NEAR
-                    for one, other in zip(answer, self._answer, strict=True)
+                    abs(float(actual) - float(other)) > _NEAR
+                    for actual, other in zip(answer, self._answer, strict=True)
                 ):
                     raise BenchError(f"version {version} answers {answer}, expected {self._answer}")
                 return str(version)
@@ -242,8 +242,8 @@ class ServiceMachine:
         """Return when the service ended and started, in seconds of the machine's clock, and its process."""
         names = ("ExecMainStartTimestampMonotonic", "InactiveEnterTimestampMonotonic", "MainPID", "NRestarts")
         lines = self.run(f"systemctl show edgekit -p {','.join(names)}").splitlines()
-        found = dict(line.split("=", 1) for line in lines)
-        return {name: float(found[name] or 0) / (1e6 if "Timestamp" in name else 1) for name in names}
+        settings = dict(line.split("=", 1) for line in lines)
+        return {name: float(settings[name] or 0) / (1e6 if "Timestamp" in name else 1) for name in names}
 
 
 Event = Callable[[ServiceMachine, random.Random], Expectation]

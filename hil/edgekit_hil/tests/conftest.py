@@ -58,7 +58,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run each test on every bench."""
     if "bench" in metafunc.fixturenames:
         named = metafunc.config.getoption("bench", None)
-        files = [find_bench(each) for each in named] if named else list_shipped()
+        files = [find_bench(name) for name in named] if named else list_shipped()
         ids = [file.settings.name for file in files]
         if len(set(ids)) < len(ids):  # evidence is by name
             raise pytest.UsageError(f"benches of one name: {', '.join(sorted(ids))}; give each its own")
@@ -72,9 +72,9 @@ def bench(request: pytest.FixtureRequest, run_record: RunRecord) -> Iterator[Ben
     A bench that this machine cannot have is no fault, but ends the run if it is the only one that was named.
     One that is in use or broken fails the run.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         try:
-            bench = held.enter_context(open_bench(request.param))
+            bench = stack.enter_context(open_bench(request.param))
         except BenchError as error:
             is_fault = not isinstance(error, BenchUnavailableError)
             run_record.has_refused |= is_fault

@@ -125,8 +125,8 @@ class Fleet:
         done = run_program(command, (), limit_s, _MAX_OUTPUT_BYTES)
         output = done.output.decode()
         if done.exit_code is None or (done.exit_code and not output):
-            said = done.last_line or "it did not end"
-            raise BenchError(f"`edgekit fleet {' '.join(arguments)}` on this machine: {said}")
+            message = done.last_line or "it did not end"
+            raise BenchError(f"`edgekit fleet {' '.join(arguments)}` on this machine: {message}")
         return _read_last(output)
 
     def invite(self, name: str) -> str:
@@ -164,8 +164,8 @@ class Fleet:
             BenchError: it has not ended within `limit_s`.
         """
         (summary,) = self.run("rollout", "watch", rollout, limit_s=limit_s)
-        found: dict[str, Any] = summary
-        return found
+        report: dict[str, Any] = summary
+        return report
 
     def read_steps(self, rollout: str) -> list[tuple[str, str]]:
         """Return the steps of a rollout from its log, in order: (`start` or an outcome, device)."""
@@ -195,7 +195,7 @@ class Fleet:
         Raises:
             BenchError: the update has ended already.
         """
-        states = {each["state"] for each in self.run("device", name)["executions"]}
+        states = {execution["state"] for execution in self.run("device", name)["executions"]}
         if states and states <= ENDED:
             how = ", ".join(sorted(states))
             raise BenchError(f"device {name} has ended its update ({how}), which was to be interrupted")
@@ -204,8 +204,8 @@ class Fleet:
 
 def _read_last(text: str) -> Any:
     """Return the last of several JSON values."""
-    decoder, at, found = json.JSONDecoder(), 0, None
+    decoder, at, document = json.JSONDecoder(), 0, None
     while at < len(text.rstrip()):
-        found, at = decoder.raw_decode(text, at)
+        document, at = decoder.raw_decode(text, at)
         at += len(text[at:]) - len(text[at:].lstrip())
-    return found
+    return document

@@ -87,23 +87,23 @@ class PackageMaker:
         """
         file = find_config_folder() / "targets" / f"{target}.toml"
         own = hashlib.sha256(file.read_bytes()).hexdigest()[:8] if file.is_file() else ""
-        kept = self._folder / f"{model}-{target}{own}-{backend}-{version}"
+        cache_folder = self._folder / f"{model}-{target}{own}-{backend}-{version}"
         stem = MODELS / model
 
-        def make(made: Path) -> None:
+        def make(new_folder: Path) -> None:
             source = ["--calibration", f"{stem}.calib.npz", "--eval", f"{stem}.eval.npz", f"{stem}.onnx"]
             if model == large_model.NAME:
-                source = ["--budget", "size=100MB,drop=5%", f"{made}/{model}.onnx"]
-                large_model.write_large_model(made / f"{model}.onnx")
+                source = ["--budget", "size=100MB,drop=5%", f"{new_folder}/{model}.onnx"]
+                large_model.write_large_model(new_folder / f"{model}.onnx")
             self._edgekit(
                 *("package", *source, "--target", str(file) if own else target, "--backend", backend),
-                *("--version", version, "--search-seconds", "0", "--out", str(made)),
+                *("--version", version, "--search-seconds", "0", "--out", str(new_folder)),
                 *(("--variants", "2") if backend == "auto" else ()),
             )
-            (made / f"{model}.onnx").unlink(missing_ok=True)
+            (new_folder / f"{model}.onnx").unlink(missing_ok=True)
 
-        self._keep(kept, make)
-        (package,) = kept.glob("*.edgepkg")
+        self._keep(cache_folder, make)
+        (package,) = cache_folder.glob("*.edgepkg")
         return package
 
     def make_certificate(self, address: str) -> Path:
@@ -112,18 +112,20 @@ class PackageMaker:
         Raises:
             BenchError: openssl failed.
         """
-        kept = self._folder / f"server-{address}"
+        cache_folder = self._folder / f"server-{address}"
 
-        def make(made: Path) -> None:
+        def make(new_folder: Path) -> None:
             key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc"]
-            key += ["-keyout", f"{made}/key.pem"]
+            key += ["-keyout", f"{new_folder}/key.pem"]
             name = ["-subj", "/CN=edgekit bench", "-addext", f"subjectAltName=IP:{address}"]
-            run_checked(["openssl", "req", "-x509", "-days", "3650", *key, *name, "-out", f"{made}/cert.pem"])
-            (made / "token").touch(0o600)
-            (made / "token").write_text(secrets.token_hex(16))
+            run_checked(
+                ["openssl", "req", "-x509", "-days", "3650", *key, *name, "-out", f"{new_folder}/cert.pem"]
+            )
+            (new_folder / "token").touch(0o600)
+            (new_folder / "token").write_text(secrets.token_hex(16))
 
-        self._keep(kept, make)
-        return kept
+        self._keep(cache_folder, make)
+        return cache_folder
 
     def offload(self, package: Path, folder: Path, local_s: float) -> Path:
         """Write a copy of a package into `folder` that may run on a server which serves the package.
@@ -135,7 +137,7 @@ class PackageMaker:
         """
         with read_package(package, TrustStore.from_folder(self.home / "keys")) as opened:
             manifest = opened.manifest
-            contents = {each.path: bytes(opened.read(each.path)) for each in manifest.artifacts}
+            contents = {artifact.path: bytes(opened.read(artifact.path)) for artifact in manifest.artifacts}
         costs = PlanCosts(0.0, 1e-3, upload_bytes=4e3, download_bytes=1e2)
         plans = (OffloadPlan("local", PlanCosts(local_s)), OffloadPlan("raw", costs, tail=manifest.name))
         contents[_CUT_TABLE] = table = json.dumps(to_plain(CutTable(plans))).encode()
@@ -143,7 +145,7 @@ class PackageMaker:
         own = manifest.backend
         changed = dataclasses.replace(
             manifest,
-            artifacts=tuple(sorted((*manifest.artifacts, entry), key=lambda each: each.path)),
+            artifacts=tuple(sorted((*manifest.artifacts, entry), key=lambda artifact: artifact.path)),
             backend=BackendChoice("offload", own.artifact, own.options, own),
         )
         write_package(folder / package.name, changed, contents, self._sign)
@@ -155,20 +157,20 @@ class PackageMaker:
         signature = CryptoSigner(private).sign(encode_signed(payload))
         return Envelope(payload, signature.keyid, bytes.fromhex(signature.signature)).to_bytes()
 
-    def read_promise(self, package: Path, what: str) -> Promise:
+    def read_promise(self, package: Path, figure: str) -> Promise:
         """Return a figure that a package promises: `latency_ms`, `energy_mj` or `memory_bytes`."""
         envelope = json.loads(package.with_suffix(".evidence.json").read_text(encoding="utf-8"))
         predicate: dict[str, Any] = json.loads(base64.b64decode(envelope["payload"]))["predicate"]
-        stated = predicate.get(_PROMISES[what]) or {}
+        stated = predicate.get(_PROMISES[figure]) or {}
         label = stated.get("label", "")
         source = (
             "a run where the package was made" if label == "measured" else predicate.get("cost_source", "")
         )
         return Promise(stated.get("value"), label, source)
 
-    def _keep(self, kept: Path, make: Callable[[Path], None]) -> None:
+    def _keep(self, cache_folder: Path, make: Callable[[Path], None]) -> None:
         """Fill a folder, unless that was done in an earlier run."""
-        if kept.is_dir():
+        if cache_folder.is_dir():
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._lock():
@@ -176,12 +178,12 @@ class PackageMaker:
                 self._edgekit("keys", "generate", "default")
                 self._edgekit("keys", "export", "default", str(self.public_key))
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
-            made = Path(folder) / "made"
-            made.mkdir()
-            make(made)
+            new_folder = Path(folder) / "made"
+            new_folder.mkdir()
+            make(new_folder)
             with self._lock():
-                if not kept.is_dir():
-                    made.rename(kept)
+                if not cache_folder.is_dir():
+                    new_folder.rename(cache_folder)
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
@@ -209,7 +211,7 @@ def _hash_sources() -> str:
         runtime.parent / "edgekit_host",
         runtime.parents[1] / "host",
     ]  # in a release, in a checkout
-    versions = sorted(f"{each.name}=={each.version}" for each in distributions())
+    versions = sorted(f"{distribution.name}=={distribution.version}" for distribution in distributions())
     digest = hashlib.sha256("\n".join(versions).encode())
     paths = [
         path

@@ -43,11 +43,11 @@ def require_booted(bench: Bench) -> None:
 def machine(bench: Bench, packages: PackageMaker) -> ServiceMachine:
     """Return the machine on which the service of systemd serves the first version."""
     require_booted(bench)
-    made = {
+    packages_by_version = {
         version: packages.make(MODEL, bench.file.settings.target, "ort", version)
         for version in (FIRST, SECOND)
     }
-    return ServiceMachine(bench, made, packages.public_key)
+    return ServiceMachine(bench, packages_by_version, packages.public_key)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -130,9 +130,9 @@ def test_download_is_whole_over_a_link_that_loses_and_reorders_packets(
         " print(hashlib.sha256(u.urlopen(sys.argv[1], timeout=60).read()).hexdigest())"
     )
 
-    found = device.run_python(code, f"http://10.0.2.2:{port}/download", limit_s=180)
+    received_digest = device.run_python(code, f"http://10.0.2.2:{port}/download", limit_s=180)
 
-    assert found == digest
+    assert received_digest == digest
     counted = device.run("tc -s qdisc show dev link0")
     dropped = int(counted.split("dropped ")[1].split(",")[0])
     assert dropped > 0, counted

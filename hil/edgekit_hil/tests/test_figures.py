@@ -30,13 +30,13 @@ def measure(device: Device, package: Path, seconds: float) -> dict[str, Any]:
     manifest = read_unverified_manifest(package).manifest  # we have made it
     free = {spec.name for spec in manifest.inputs if isinstance(spec.shape[0], str)}
     inputs = {
-        each.name: (each.dtype, [1, *each.shape[1:]] if each.name in free else list(each.shape))
-        for each in manifest.golden.inputs
+        tensor.name: (tensor.dtype, [1, *tensor.shape[1:]] if tensor.name in free else list(tensor.shape))
+        for tensor in manifest.golden.inputs
     }
     remote = device.put(package, "model.edgepkg")
     arguments = (remote, str(seconds), json.dumps(inputs))
-    found = device.run_python(read_program("measure"), *arguments, limit_s=OPEN_LIMIT_S + 4 * seconds)
-    result: dict[str, Any] = json.loads(found)
+    document = device.run_python(read_program("measure"), *arguments, limit_s=OPEN_LIMIT_S + 4 * seconds)
+    result: dict[str, Any] = json.loads(document)
     return result
 
 
@@ -56,10 +56,10 @@ def test_memory_is_near_the_estimate_and_latency_is_recorded(
     package = packages.make(model, target.name, target.engine)
     device.edgekit("keys", "trust", device.put(packages.public_key, "bench.pub.pem"))
 
-    found = measure(device, package, request.config.getoption("--measure-seconds"))
+    measurement = measure(device, package, request.config.getoption("--measure-seconds"))
 
     record_latency(
-        bench, target, evidence, model, found["seconds"], packages.read_promise(package, "latency_ms")
+        bench, target, evidence, model, measurement["seconds"], packages.read_promise(package, "latency_ms")
     )
     memory = packages.read_promise(package, "memory_bytes")
     # TensorRT's memory is estimated by nobody: a package states that of its fallback.
@@ -67,11 +67,11 @@ def test_memory_is_near_the_estimate_and_latency_is_recorded(
     method = "VmHWM of a process that opens and runs it"
     if stated is not None:
         method += f"; prediction {memory.label}, with the engine's own memory on the machine that packages"
-    peak_mb = found["peak_bytes"] / 1e6
+    peak_mb = measurement["peak_bytes"] / 1e6
     evidence(f"peak memory of {model} on {target.engine}", peak_mb, "MB", method, stated and stated / 1e6)
     if not find_engine(target.engine).on_gpu:
         assert stated, "the package states no memory"
-        assert abs(stated / found["peak_bytes"] - 1) <= _MOST_MEMORY_ERROR
+        assert abs(stated / measurement["peak_bytes"] - 1) <= _MOST_MEMORY_ERROR
 
 
 def record_latency(
@@ -92,7 +92,7 @@ def record_latency(
         seconds: seconds of each inference.
         promise: promise of the package, in ms.
     """
-    times_ms = sorted(1e3 * each for each in seconds)
+    times_ms = sorted(1e3 * duration_s for duration_s in seconds)
     # A quota takes the processor away for parts of a period, which most short inferences never see.
     kind, average = ("median", statistics.median) if bench.slowdown == 1 else ("mean", statistics.fmean)
     method = f"{kind} of {len(times_ms)} inferences"
@@ -122,14 +122,14 @@ def test_energy_of_an_inference_is_recorded(
         device.run(f"sleep {_POWER_S}", 2 * _POWER_S)
 
     with bench.meter.measure() as busy:
-        found = measure(device, package, _POWER_S)
+        measurement = measure(device, package, _POWER_S)
 
     idle_w = statistics.median(watts for _, watts in idle)
     busy_w = statistics.median(watts for _, watts in busy)
     for title, watts in (("power at rest", idle), ("power under load", busy)):
         evidence.curve(title, ("s", "W"), watts)
     assert busy_w > idle_w  # otherwise the meter measures something else, and there is no energy to record
-    latency_ms = 1e3 * statistics.median(found["seconds"])
+    latency_ms = 1e3 * statistics.median(measurement["seconds"])
     promise = packages.read_promise(package, "energy_mj")
     # A prediction is of the whole board, as the target states its power.
     is_comparable = bench.meter.is_whole and target.engine == target.predicted_engine
@@ -152,7 +152,7 @@ def test_tournament_keeps_an_engine_that_is_used_from_then_on(
 
     result = device.edgekit("tournament", remote, "--seconds", "10", limit_s=OPEN_LIMIT_S)
 
-    measured = {each["name"]: each["median_ms"] for each in result["engines"] if each["median_ms"]}
+    measured = {engine["name"]: engine["median_ms"] for engine in result["engines"] if engine["median_ms"]}
     assert result["winner"] in measured
     assert result["kept_in"]
     for name, median_ms in measured.items():
@@ -165,5 +165,5 @@ def test_tournament_keeps_an_engine_that_is_used_from_then_on(
         "package = read_package(Path(sys.argv[1]), TrustStore.from_folder(find_keys_folder()));"
         "print(recall_order(package.manifest)[0].name)"
     )
-    winner = next(each for each in result["engines"] if each["name"] == result["winner"])
+    winner = next(engine for engine in result["engines"] if engine["name"] == result["winner"])
     assert device.run_python(code, remote) == winner["variant"]

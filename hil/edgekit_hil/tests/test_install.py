@@ -34,8 +34,8 @@ def test_package_installs_and_matches_golden_outputs(
 
     assert installed["active"]
     assert installed["on_trial"]
-    found = device.run_python(read_program("selftest"), remote, engine, limit_s=OPEN_LIMIT_S)
-    checks = json.loads(found)
+    self_test = device.run_python(read_program("selftest"), remote, engine, limit_s=OPEN_LIMIT_S)
+    checks = json.loads(self_test)
     assert all(passed for _, passed, _, _ in checks), [message for *_, message in checks]
     error = max(abs_error for _, _, abs_error, _ in checks)
     evidence(f"largest error of {model} on {engine}", error, "", "self-test: golden outputs, absolute")

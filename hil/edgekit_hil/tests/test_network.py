@@ -48,7 +48,7 @@ class OffloadingDevice:
         self._device = device
         self._pid = device.start(f"{device.python} offload.py {package} stop {_LOCAL_S}", "offload.log")
 
-    def wait(self, what: str, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    def wait(self, condition: str, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Return the newest line that the session prints, once it is as wanted."""
         deadline = time.monotonic() + _WAIT_S
         while True:
@@ -57,7 +57,7 @@ class OffloadingDevice:
             if line and is_so(line):
                 return line
             if time.monotonic() > deadline:
-                raise BenchError(f"{what}: not within {_WAIT_S:.0f} s: {text}")
+                raise BenchError(f"{condition}: not within {_WAIT_S:.0f} s: {text}")
             time.sleep(_POLL_S)
 
     def stop(self) -> list[dict[str, Any]]:
@@ -155,7 +155,7 @@ def test_release_goes_to_this_device_first_and_to_others_once_it_is_well_here(
         steps = fleet.read_steps(_ROLLOUT)
 
     assert (ended["state"], ended["members"]) == ("succeeded", {"succeeded": 2})
-    assert steps == [(what, name) for name in (_ON_BENCH, _ON_HOST) for what in ("start", "succeeded")]
+    assert steps == [(event, name) for name in (_ON_BENCH, _ON_HOST) for event in ("start", "succeeded")]
     (model,) = device.edgekit("status")["models"]
     assert model["opens"] == _VERSION
     evidence(

@@ -47,8 +47,10 @@ class ServedDevice:
 
     def __init__(self, device: Device, packages: PackageMaker, target: BenchTarget) -> None:
         self.device, self.engine = device, target.engine
-        made = [packages.make(_MODEL, target.name, self.engine, version) for version in _VERSIONS]
-        self.old, self.new = (device.put(path, f"{index}.edgepkg") for index, path in enumerate(made))
+        package_paths = [packages.make(_MODEL, target.name, self.engine, version) for version in _VERSIONS]
+        self.old, self.new = (
+            device.put(path, f"{index}.edgepkg") for index, path in enumerate(package_paths)
+        )
         device.edgekit("keys", "trust", device.put(packages.public_key, "bench.pub.pem"))
         self.install(self.old)
 
@@ -143,8 +145,8 @@ def test_power_cut_in_an_update_leaves_a_version_that_works(
         device.forget_processes()
         opened.append(served.read_opened())
         remote = served.old if opened[-1] == _VERSIONS[0] else served.new
-        found = device.run_python(read_program("selftest"), remote, served.engine, limit_s=OPEN_LIMIT_S)
-        checks = json.loads(found)
+        self_test = device.run_python(read_program("selftest"), remote, served.engine, limit_s=OPEN_LIMIT_S)
+        checks = json.loads(self_test)
         assert opened[-1] in _VERSIONS
         assert all(passed for _, passed, *_ in checks)
     served.install(served.new)
@@ -210,7 +212,7 @@ def test_soak_answers_every_request_and_memory_stays(
         served.device.run(f"sleep {soak_s}", soak_s + 60)
         after = _read_rss(served.device, pid)
 
-    times_ms = [1e3 * each for each in result["seconds"]]
+    times_ms = [1e3 * duration_s for duration_s in result["seconds"]]
     method = f"{len(times_ms)} requests in turn over {soak_s} s, {served.engine}"
     evidence("median answer in the soak", statistics.median(times_ms), "ms", method)
     evidence("99th percentile in the soak", statistics.quantiles(times_ms, n=100)[-1], "ms", method)

@@ -53,7 +53,7 @@ def command(
     """
     device = parse_host(host, ssh_config)
     from edgekit_cli.progress import ProgressBar
-    from edgekit_hil.provisioning.install import Wanted, install
+    from edgekit_hil.provisioning.install import InstallRequest, install
     from edgekit_host.terminal import open_console
     from edgekit_runtime.dataclass_json import to_plain
     from edgekit_runtime.errors import ProvisioningError
@@ -65,7 +65,7 @@ def command(
         raise ProvisioningError(f"{', '.join(wrong)}: expected files named NAME{PUBLIC_KEY_SUFFIX}")
     if target:  # packages state the name, never an alias or a file
         target = load_target(target, [find_user_targets()]).name
-    request = Wanted(
+    request = InstallRequest(
         engine=engine,
         keys=keys or tuple(list_keys(find_keys_folder())),
         target=target,

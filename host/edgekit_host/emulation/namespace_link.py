@@ -103,16 +103,16 @@ class NamespaceLink:
 
     def apply(self, order: Mapping[str, Any]) -> None:
         """Change the link; connections stay."""
-        for way, namespace, rate in (
+        for direction, namespace, rate in (
             (self._up, self._device, "up_bits_per_s"),
             (self._down, self._server, "down_bits_per_s"),
         ):
-            way.is_blocked = order["is_blocked"]
-            if way.is_blocked:
-                way.drop_all()
+            direction.is_blocked = order["is_blocked"]
+            if direction.is_blocked:
+                direction.drop_all()
                 continue
             wire_bits_per_s = order[rate] * _MTU_BYTES / _TCP_PAYLOAD_BYTES
-            way.bytes_per_s, way.delay_s = wire_bits_per_s / 8, order["rtt_s"] / 2
+            direction.bytes_per_s, direction.delay_s = wire_bits_per_s / 8, order["rtt_s"] / 2
             enter_network(namespace)
             _run(
                 *("tc", "qdisc", "replace", "dev", _INTERFACE, "root", "handle", "1:", "tbf"),
@@ -129,9 +129,9 @@ class NamespaceLink:
             ready, _, _ = select.select(
                 [self._up.source, self._down.source, channel.fileno()], [], [], timeout_s
             )
-            for way in (self._up, self._down):
-                if way.source in ready:
-                    way.take()
+            for direction in (self._up, self._down):
+                if direction.source in ready:
+                    direction.take()
             if channel.fileno() in ready:
                 line = orders.readline()
                 if not line:

@@ -99,17 +99,17 @@ class ProxyLink:
         except OSError:
             writer.transport.abort()
             return
-        ways = (
+        directions = (
             asyncio.ensure_future(_carry(reader, server_writer, self._up)),
             asyncio.ensure_future(_carry(server_reader, writer, self._down)),
         )
         try:
-            await asyncio.gather(*ways)
+            await asyncio.gather(*directions)
         except OSError:
             pass
         finally:
-            for way in ways:
-                way.cancel()
+            for direction in directions:
+                direction.cancel()
             server_writer.transport.abort()
             writer.transport.abort()
 
@@ -133,9 +133,9 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, wir
     delivery = asyncio.ensure_future(deliver())
     try:
         while True:
-            asked = time.monotonic()
+            connect_start_s = time.monotonic()
             chunk = await reader.read(wire.chunk_bytes)
-            was_waiting = time.monotonic() - asked < _INSTANT_S
+            was_waiting = time.monotonic() - connect_start_s < _INSTANT_S
             await wire.is_open.wait()
             await on_the_way.put((await wire.send(len(chunk), was_waiting=was_waiting), chunk))
             if not chunk:

@@ -128,8 +128,8 @@ class Testbed:
             procs_file = str(self.quota.procs_file)
         elif self.quota is not None:
             avoided_cpu = str(self.quota.cpu)
-        place = (self._namespaces[side], procs_file, avoided_cpu)
-        child = ChildProcess(f"{_ROOM}.enter", *place, *command, folder=folder, output=output)
+        placement = (self._namespaces[side], procs_file, avoided_cpu)
+        child = ChildProcess(f"{_ROOM}.enter", *placement, *command, folder=folder, output=output)
         return self._open.enter_context(child)
 
     def close(self) -> None:

@@ -68,7 +68,7 @@ class Room:
         sides = (_BELOW, _ABOVE) if below else (_ABOVE, _BELOW)
         ends = ((self.left + 5, 2.0), (self.right - 5, -2.0), ((self.left + self.right) / 2, 0.0))
         boxes = [(_box(x, y + dy, text, dx), dy) for x, dx in ends for dy in sides]
-        box, dy = next((one for one in boxes if self._is_free(one[0])), boxes[0])
+        box, dy = next((candidate for candidate in boxes if self._is_free(candidate[0])), boxes[0])
         self.taken.append(box)
         return Spot(box[0] + _GAP, y + dy)
 
@@ -81,8 +81,8 @@ class Room:
 def _box(x: float, y: float, text: str, dx: float) -> _Box:
     """Return the box of a text right of `x` (dx over 1), left of it (under -1) or around it."""
     width = _CHAR_WIDTH * len(text)
-    left = x if dx > 1 else x - width if dx < -1 else x - width / 2
-    return left - _GAP, y - _LINE_HEIGHT + 3, left + width + _GAP, y + 3
+    left_edge = x if dx > 1 else x - width if dx < -1 else x - width / 2
+    return left_edge - _GAP, y - _LINE_HEIGHT + 3, left_edge + width + _GAP, y + 3
 
 
 def _overlap(a: _Box, b: _Box) -> bool:

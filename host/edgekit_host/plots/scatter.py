@@ -44,9 +44,9 @@ def pareto_plot(marks: Sequence[Mark], cost: Quantity, score: Quantity, *, key: 
         key: prefix of the ids inside, unique on the page.
     """
     x, y = scale_axis(cost), focus_axis(score)
-    places = [_place(x, y, a, b) for a, b in zip(cost.values, score.values, strict=True)]
+    points = [_place(x, y, a, b) for a, b in zip(cost.values, score.values, strict=True)]
     room = Room(_LEFT, _RIGHT, _TOP, _BOTTOM)
-    for mark, (px, py) in zip(marks, places, strict=True):
+    for mark, (px, py) in zip(marks, points, strict=True):
         room.take_point(px, py, 11.0 if mark.chosen else 8.0)
     description = (
         f"{len(marks)} candidates. {cost.title} in {cost.unit} on the horizontal axis, "
@@ -59,11 +59,11 @@ def pareto_plot(marks: Sequence[Mark], cost: Quantity, score: Quantity, *, key: 
         _hatch(key),
         _grid(x, y, cost, score),
         _shades(x, y, cost, score, key),
-        _front(places),
+        _front(points),
         _baseline(y, score, room),
         _limits(x, y, cost, score, room),
-        _reaches(places, y, score),
-        _marks(marks, places, y, score, room),
+        _reaches(points, y, score),
+        _marks(marks, points, y, score, room),
         viewBox=f"0 0 {_WIDTH:.0f} {_HEIGHT:.0f}",
         class_="plot",
         role="group",
@@ -170,10 +170,10 @@ def _baseline(y: Axis, score: Quantity, room: Room) -> Markup | None:
     return el("g", _line(_LEFT, at, _RIGHT, at, "baseline"), _text(spot.x, spot.y, text, "baseline-text"))
 
 
-def _front(places: Sequence[tuple[float, float]]) -> Markup | None:
+def _front(points: Sequence[tuple[float, float]]) -> Markup | None:
     """Draw the staircase under which every point is beaten in both figures."""
     corners: list[tuple[float, float]] = []
-    for x, y in sorted(places):
+    for x, y in sorted(points):
         if not corners or y < corners[-1][1]:
             corners.append((x, y))
     if len(corners) < 2:
@@ -182,10 +182,10 @@ def _front(places: Sequence[tuple[float, float]]) -> Markup | None:
     return el("path", d=path, class_="front")
 
 
-def _reaches(places: Sequence[tuple[float, float]], y: Axis, score: Quantity) -> Markup:
+def _reaches(points: Sequence[tuple[float, float]], y: Axis, score: Quantity) -> Markup:
     """Draw the confidence interval of each score that is shown."""
     lines: list[Markup] = []
-    for (x, _), value, reach in zip(places, score.values, score.reaches, strict=False):
+    for (x, _), value, reach in zip(points, score.values, score.reaches, strict=False):
         if reach is not None and y.shows(value):
             low, high = (_BOTTOM - (_BOTTOM - _TOP) * y.place(end) for end in reach)
             lines.append(_line(x, low, x, high, "reach"))
@@ -193,12 +193,12 @@ def _reaches(places: Sequence[tuple[float, float]], y: Axis, score: Quantity) ->
 
 
 def _marks(
-    marks: Sequence[Mark], places: Sequence[tuple[float, float]], y: Axis, score: Quantity, room: Room
+    marks: Sequence[Mark], points: Sequence[tuple[float, float]], y: Axis, score: Quantity, room: Room
 ) -> Markup:
     drawn: list[Markup] = []
     order = sorted(range(len(marks)), key=lambda index: not marks[index].chosen)
     for index in order:
-        mark, (px, py), value = marks[index], places[index], score.values[index]
+        mark, (px, py), value = marks[index], points[index], score.values[index]
         text = mark.label
         if value < y.low:
             text = f"{text} ↓ {value:.1f} {score.unit}"

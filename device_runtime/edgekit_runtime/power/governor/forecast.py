@@ -49,8 +49,11 @@ class Factor:
 
     def age(self, dt_s: float) -> "Factor":
         """Return the factors after `dt_s` seconds: older readings count less."""
-        kept = max(0.0, 1 - dt_s / _FORGOTTEN_S)
-        return replace(self, each={one: (factor, kept * count) for one, (factor, count) in self.each.items()})
+        retention = max(0.0, 1 - dt_s / _FORGOTTEN_S)
+        return replace(
+            self,
+            each={setting: (factor, retention * count) for setting, (factor, count) in self.each.items()},
+        )
 
     def gain(self, setting: ModelSetting, least: float = _LEAST_GAIN) -> float:
         """Return the weight of the next observation of a setting."""
@@ -60,8 +63,11 @@ class Factor:
     def learn(self, setting: ModelSetting, ratio: float, gain: float) -> "Factor":
         """Return the factors after one observation of a setting."""
         ratio = min(max(ratio, _RATIO_BOUNDS[0]), _RATIO_BOUNDS[1])
-        known, count = self.of(setting), self.each.get(setting, (0.0, 0.0))[1]
-        each = {**self.each, setting: (known + gain * (ratio - known), min(count + 1, 1 / gain))}
+        learned_factor, count = self.of(setting), self.each.get(setting, (0.0, 0.0))[1]
+        each = {
+            **self.each,
+            setting: (learned_factor + gain * (ratio - learned_factor), min(count + 1, 1 / gain)),
+        }
         return Factor(math.exp(sum(math.log(factor) for factor, _ in each.values()) / len(each)), each)
 
 
@@ -130,7 +136,7 @@ def _queue(busy: float) -> float:
         return 0.0
     decay = 2 * math.log(1 / busy)  # above the root, so that Newton's steps descend to it
     for _ in range(_NEWTON_STEPS):
-        rest = busy * math.expm1(decay) - decay
-        decay -= rest / (busy * math.exp(decay) - 1)
+        remainder = busy * math.expm1(decay) - decay
+        decay -= remainder / (busy * math.exp(decay) - 1)
     weight = (1 - busy) / (busy * math.exp(decay) - 1)
     return math.log(100 * weight) / decay

@@ -64,23 +64,23 @@ class Governor:
     def __post_init__(self) -> None:
         self.state = State(self.idle_w)
 
-    def tick(self, now_s: float, readings: Readings, seen: Mapping[str, Seen]) -> dict[str, Decision]:
+    def tick(self, now_s: float, readings: Readings, observations: Mapping[str, Seen]) -> dict[str, Decision]:
         """Return the decisions that change; called about once a second.
 
         Args:
             now_s: time on the clock of `readings.at_s`.
             readings: the latest; readings older than some seconds count as missing.
-            seen: counts of each model that is governed now, by name.
+            observations: counts of each model that is governed now, by name.
         """
         dt_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
         self._at_s = now_s
         if now_s - readings.at_s > _STALE_S:
             readings = Readings(at_s=now_s)
-        self._update_models(seen)
-        if not seen:
+        self._update_models(observations)
+        if not observations:
             return {}
         if dt_s > 0:
-            self._learn(readings, seen, dt_s)
+            self._learn(readings, observations, dt_s)
         self._account(readings, now_s, dt_s)
         decisions = choose(self.state, self.limits, now_s)
         before = {name: model.decision for name, model in self.state.models.items()}
@@ -97,12 +97,12 @@ class Governor:
         measured_w = self._power.latest(expected_w)
         return expected_w if measured_w is None else measured_w
 
-    def _update_models(self, seen: Mapping[str, Seen]) -> None:
+    def _update_models(self, observations: Mapping[str, Seen]) -> None:
         """Remove models that are gone, and add new ones."""
-        known = self.state.models
+        previous = self.state.models
         models = {
-            name: known.get(name, GovernorModel(one.profile, load=one.load))
-            for name, one in sorted(seen.items())
+            name: previous.get(name, GovernorModel(observation.profile, load=observation.load))
+            for name, observation in sorted(observations.items())
         }
         self.state = replace(self.state, models=models)
 
@@ -112,7 +112,7 @@ class Governor:
     def _log_limits(self, decisions: Mapping[str, Decision], now_s: float) -> None:
         """Log when limits cease to hold and when they hold again, at most once a minute."""
         at_s, were_held = self._logged
-        failing = next(((name, one) for name, one in decisions.items() if not one.holds), None)
+        failing = next(((name, decided) for name, decided in decisions.items() if not decided.holds), None)
         if were_held == (failing is None) or now_s - at_s < _LOG_EVERY_S:
             return
         self._logged = now_s, failing is None
@@ -122,7 +122,7 @@ class Governor:
             name, decision = failing
             _logger.warning("limits cannot be held with all requests: %s: %s", name, decision.reason)
 
-    def _learn(self, readings: Readings, seen: Mapping[str, Seen], dt_s: float) -> None:
+    def _learn(self, readings: Readings, observations: Mapping[str, Seen], dt_s: float) -> None:
         state = self.state
         expected_w = self._expected_w()
         self._power = self._power.see(readings.power_w, expected_w)
@@ -132,10 +132,10 @@ class Governor:
         # Once power is back, each setting needs turns until all are learned again.
         blind = _BLIND_SHARE if is_blind else max(0.0, state.blind - _BLIND_SHARE * dt_s / _BLIND_S)
         settled = readings.at_s - state.since_s >= _SETTLING_S and all(
-            _obeys(seen[name], model) for name, model in state.models.items()
+            _obeys(observations[name], model) for name, model in state.models.items()
         )
         models = {
-            name: _learn_load(model, seen[name], dt_s, settled=settled)
+            name: _learn_load(model, observations[name], dt_s, settled=settled)
             for name, model in state.models.items()
         }
         self.state = replace(state, models=models, blind=blind)
@@ -165,7 +165,10 @@ class Governor:
             if model.decision is not None and drawn_w[name] > 0
         }
         models = dict(state.models)
-        gains = {name: models[name].learned.energy.gain(one, least) for name, one in in_force.items()}
+        gains = {
+            name: models[name].learned.energy.gain(chosen_setting, least)
+            for name, chosen_setting in in_force.items()
+        }
         doubt = sum(gain * drawn_w[name] ** 2 for name, gain in gains.items())
         for name, setting in in_force.items():
             share = gains[name] * drawn_w[name] ** 2 / doubt
@@ -185,8 +188,8 @@ class Governor:
         credit_j = 0.0
         if most_j > 0:
             # Energy from before the window does not count any more.
-            kept = max(0.0, 1 - dt_s / limits.window_s)
-            credit_j = self.state.credit_j * kept + (_AIM * allowed_w - self._used_w()) * dt_s
+            retention = max(0.0, 1 - dt_s / limits.window_s)
+            credit_j = self.state.credit_j * retention + (_AIM * allowed_w - self._used_w()) * dt_s
         # Savings for half a turn are enough; the energy of a whole turn and a half may be overdrawn.
         self.state = replace(self.state, credit_j=min(most_j / 2, max(-1.5 * most_j, credit_j)))
 
@@ -216,23 +219,23 @@ def _drawn_w(model: GovernorModel) -> float:
     """Return the power above idle that a model is expected to draw."""
     if model.decision is None:
         return 0.0
-    taken = replace(model.load, rate_hz=model.load.rate_hz * model.decision.admit)
-    return model.learned.forecast(model.decision.setting, taken, model.profile).power_w
+    admitted_load = replace(model.load, rate_hz=model.load.rate_hz * model.decision.admit)
+    return model.learned.forecast(model.decision.setting, admitted_load, model.profile).power_w
 
 
-def _obeys(seen: Seen, model: GovernorModel) -> bool:
-    return model.decision is not None and seen.running in (None, model.decision.setting)
+def _obeys(observation: Seen, model: GovernorModel) -> bool:
+    return model.decision is not None and observation.running in (None, model.decision.setting)
 
 
-def _learn_load(model: GovernorModel, seen: Seen, dt_s: float, *, settled: bool) -> GovernorModel:
+def _learn_load(model: GovernorModel, observation: Seen, dt_s: float, *, settled: bool) -> GovernorModel:
     """Return the model with a smoothed load, and with new factors if it ran in one setting only."""
-    load, known = seen.load, model.load
-    chance = 1 + 2 * math.sqrt(known.rate_hz * known.burstiness)
-    gain = _LOAD_GAINS[abs(load.rate_hz - known.rate_hz) > chance] if known.rate_hz > 0 else 1.0
+    load, previous = observation.load, model.load
+    chance = 1 + 2 * math.sqrt(previous.rate_hz * previous.burstiness)
+    gain = _LOAD_GAINS[abs(load.rate_hz - previous.rate_hz) > chance] if previous.rate_hz > 0 else 1.0
     smooth = replace(
         load,
-        rate_hz=known.rate_hz + gain * (load.rate_hz - known.rate_hz),
-        burstiness=known.burstiness + _BURSTINESS_GAIN * (load.burstiness - known.burstiness),
+        rate_hz=previous.rate_hz + gain * (load.rate_hz - previous.rate_hz),
+        burstiness=previous.burstiness + _BURSTINESS_GAIN * (load.burstiness - previous.burstiness),
     )
     learned = Learned(model.learned.energy.age(dt_s), model.learned.run)
     caution, decision = model.caution, model.decision

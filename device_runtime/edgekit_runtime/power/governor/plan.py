@@ -106,8 +106,8 @@ def _keep_best(choices: Iterable[Choice]) -> list[Choice]:
     return best
 
 
-def _is_above(middle: Plan, left: Plan, right: Plan) -> bool:
+def _is_above(middle: Plan, previous: Plan, right: Plan) -> bool:
     """Whether turns of the outer two lose no more than the middle one, at its power."""
-    return (middle.loss - left.loss) * (right.power_w - left.power_w) >= (right.loss - left.loss) * (
-        middle.power_w - left.power_w
-    )
+    return (middle.loss - previous.loss) * (right.power_w - previous.power_w) >= (
+        right.loss - previous.loss
+    ) * (middle.power_w - previous.power_w)

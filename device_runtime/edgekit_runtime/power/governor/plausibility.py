@@ -70,5 +70,5 @@ class SensorFilter:
         return None if self.stuck or not self.recent else median(self.recent)
 
 
-def _alike(one: float, other: float) -> bool:
-    return one <= 2 * other and other <= 2 * one
+def _alike(value: float, other: float) -> bool:
+    return value <= 2 * other and other <= 2 * value

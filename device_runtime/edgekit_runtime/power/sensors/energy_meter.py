@@ -69,9 +69,11 @@ class EnergyMeter:
             model -> its share of the interval that ended, for models with requests; empty if the energy was
             not measured.
         """
-        for name, one in work.items():
+        for name, model_work in work.items():
             before = self._pending.get(name, Work(0.0, 0))
-            self._pending[name] = Work(before.busy_s + one.busy_s, before.requests + one.requests)
+            self._pending[name] = Work(
+                before.busy_s + model_work.busy_s, before.requests + model_work.requests
+            )
         if readings.at_s == self._at_s:
             return {}
         self._at_s = readings.at_s
@@ -82,18 +84,22 @@ class EnergyMeter:
         energy_j, seconds = readings.interval_j, readings.interval_s
         if energy_j is None or seconds <= 0:
             return {}
-        busy_s = sum(one.busy_s for one in work.values())
+        busy_s = sum(model_work.busy_s for model_work in work.values())
         if busy_s < _IDLE_BUSY_SHARE * seconds:
             self._learn_idle(energy_j / seconds)
             return {}
         if self.idle_w is None or self._idle_seen < _IDLE_SAMPLES:
             return {}
         above_j = max(0.0, energy_j - self.idle_w * seconds)
-        shares = {name: above_j * one.busy_s / busy_s for name, one in work.items()}
-        for name, one in work.items():
+        shares = {name: above_j * model_work.busy_s / busy_s for name, model_work in work.items()}
+        for name, model_work in work.items():
             self._joules[name] = self._joules.get(name, 0.0) + shares[name]
-            self._requests[name] = self._requests.get(name, 0) + one.requests
-        return {name: EnergyShare(shares[name], one.requests) for name, one in work.items() if one.requests}
+            self._requests[name] = self._requests.get(name, 0) + model_work.requests
+        return {
+            name: EnergyShare(shares[name], model_work.requests)
+            for name, model_work in work.items()
+            if model_work.requests
+        }
 
     def request_j(self, model: str) -> float | None:
         """Return the mean energy of a request above idle since the start, joules; None if not measured."""

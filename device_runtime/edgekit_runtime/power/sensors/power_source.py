@@ -47,8 +47,8 @@ class PowerSource:
             now_s: time on a monotonic clock.
         """
         numbers = [values.get(name) for name in self.names]
-        known = [number for number in numbers if number is not None]
-        total = sum(known) if len(known) == len(numbers) and min(known) >= 0 else None
+        readings = [number for number in numbers if number is not None]
+        total = sum(readings) if len(readings) == len(numbers) and min(readings) >= 0 else None
         if total == 0 and not self.counts:
             total = None  # a running device draws power: a full battery on a charger reports 0
         seconds = 0.0 if self._at_s is None else now_s - self._at_s

@@ -84,8 +84,8 @@ def find_raspberry(sysfs: Sysfs, vcgencmd: str | None) -> Family:
     if path is not None:
         probes.append(Probe("raspberry/throttled", "throttle_bits", partial(_read_bits, path)))
     elif vcgencmd is not None:
-        asked = _asked(Vcgencmd(vcgencmd, "get_throttled"), parse_bits)
-        probes.append(Probe("raspberry/throttled", "throttle_bits", asked))
+        from_command = _asked(Vcgencmd(vcgencmd, "get_throttled"), parse_bits)
+        probes.append(Probe("raspberry/throttled", "throttle_bits", from_command))
     if vcgencmd is not None:
         power = Vcgencmd(vcgencmd, "pmic_read_adc")
         try:

@@ -110,19 +110,19 @@ class InferenceHandler:
     def _infer(
         self, served: Served, request: InferRequest, inputs: Mapping[str, Array], connection: Connection
     ) -> None:
-        held = _NONE_HELD
+        regions = _NONE_HELD
         if request.shares_outputs:
-            held = served.codec.hold(request, is_local=connection.is_local)
+            regions = served.codec.hold(request, is_local=connection.is_local)
         answer = served.lane.attempt(inputs)
         if answer is None:
             deadline_s = None if request.timeout_us is None else time.monotonic() + request.timeout_us / 1e6
-            reply = functools.partial(self._respond, connection, served, request, held)
+            reply = functools.partial(self._respond, connection, served, request, regions)
             served.lane.submit(Call(inputs, reply, request.priority, deadline_s, lambda: connection.has_left))
         else:
-            self._respond(connection, served, request, held, answer)
+            self._respond(connection, served, request, regions, answer)
 
     def _respond(
-        self, connection: "Responder", served: Served, request: InferRequest, held: Held, answer: Answer
+        self, connection: "Responder", served: Served, request: InferRequest, regions: Held, answer: Answer
     ) -> None:
         if isinstance(answer, EdgekitError):
             connection.respond_error(answer)
@@ -131,11 +131,11 @@ class InferenceHandler:
         try:
             held_bytes = codec.measure_json(request, answer) if request.has_json_outputs else None
             if held_bytes is not None:
-                encoding = codec.encode_in_slices(request, answer, held)
+                encoding = codec.encode_in_slices(request, answer, regions)
                 work = _send_encoded(encoding, connection)
                 self._slicer.start(_while_open(connection, work), held_bytes)
                 return
-            parts = codec.encode(request, answer, held)
+            parts = codec.encode(request, answer, regions)
         except Exception as error:  # also if a third party's backend returned something other than a tensor
             connection.respond_error(error)
         else:

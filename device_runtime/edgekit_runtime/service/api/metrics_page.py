@@ -32,10 +32,14 @@ def write_metrics(
         restarts: restarts of workers.
         errors: status -> answers of this process with it.
     """
-    trials = [one.trial for one in served if one.trial is not None and one is one.trial.candidate]
+    trials = [
+        version.trial
+        for version in served
+        if version.trial is not None and version is version.trial.candidate
+    ]
     return write_exposition(
         [
-            *lane_families(one.metrics for one in served),
+            *lane_families(version.metrics for version in served),
             *service_families(service),
             MetricFamily(
                 "edgekit_connections", "gauge", "Connections that are open now.", (({}, connections),)
@@ -64,17 +68,17 @@ def write_metrics(
 def _trial_families(trials: Iterable[TrialView]) -> list[MetricFamily]:
     answers, failed, agreement = [], [], []
     for trial in trials:
-        found: Mapping[str, Any] = trial.to_json()
+        report: Mapping[str, Any] = trial.to_json()
         model = trial.candidate.loaded.manifest.name
-        for served, arm in ((trial.current, found["current"]), (trial.candidate, found["candidate"])):
+        for served, arm in ((trial.current, report["current"]), (trial.candidate, report["candidate"])):
             labels = {"model": model, "version": served.version}
             answers.append((labels, float(arm["answers"])))
             failed.append((labels, float(arm["failed"])))
-        if found["agreement"] is not None:
-            how = found["comparison"]  # nothing else counts agreement
+        if report["agreement"] is not None:
+            how = report["comparison"]  # nothing else counts agreement
             labels = {"model": model, "version": trial.candidate.version, "comparison": how["name"]}
             labels["guessed"] = str(how["guessed"]).lower()
-            agreement.append((labels, found["agreement"]))
+            agreement.append((labels, report["agreement"]))
     return [
         MetricFamily(
             "edgekit_rollout_answers", "gauge", "Answers that a rollout has judged.", tuple(answers)
@@ -92,22 +96,27 @@ def _trial_families(trials: Iterable[TrialView]) -> list[MetricFamily]:
 def _drift_family(served: Iterable[Served]) -> MetricFamily:
     """Return the largest distance of each version's inputs and outputs from the reference of its package."""
     series = []
-    for one in served:
-        drift: Any = one.to_json().get("drift") or {}
+    for version in served:
+        drift: Any = version.to_json().get("drift") or {}
         watched = [*drift.get("inputs", {}).values(), *drift.get("outputs", {}).values()]
         distances = [stated.get(name) for stated in watched for name in _DISTANCES]
-        known = [distance for distance in distances if distance is not None]
-        if known:
-            series.append(({"model": one.loaded.manifest.name, "version": one.version}, float(max(known))))
+        distances_known = [distance for distance in distances if distance is not None]
+        if distances_known:
+            series.append(
+                (
+                    {"model": version.loaded.manifest.name, "version": version.version},
+                    float(max(distances_known)),
+                )
+            )
     text = "Population stability index of inputs or outputs, the larger."
     return MetricFamily("edgekit_drift_psi", "gauge", text, tuple(series))
 
 
 def _looks_families(served: Iterable[Served]) -> Iterator[MetricFamily]:
-    known: list[tuple[dict[str, str], Any]] = [
-        ({"model": one.loaded.manifest.name, "version": one.version}, drift)
-        for one in served
-        if (drift := one.to_json().get("drift"))
+    loads: list[tuple[dict[str, str], Any]] = [
+        ({"model": version.loaded.manifest.name, "version": version.version}, drift)
+        for version in served
+        if (drift := version.to_json().get("drift"))
     ]
     for name, key, text in (
         ("edgekit_looked_at_answers_total", "looks", "Answers that the drift statistics looked at."),
@@ -117,15 +126,15 @@ def _looks_families(served: Iterable[Served]) -> Iterator[MetricFamily]:
             "Sampled answers with NaN or infinity to finite inputs.",
         ),
     ):
-        series = tuple((labels, float(drift[key])) for labels, drift in known if key in drift)
+        series = tuple((labels, float(drift[key])) for labels, drift in loads if key in drift)
         yield MetricFamily(name, "counter", text, series)
 
 
 def _governor_families(served: Iterable[Served]) -> list[MetricFamily]:
     governed = [
-        ({"model": one.loaded.manifest.name, "version": one.version}, found)
-        for one in served
-        if (found := one.governor_to_json()) is not None
+        ({"model": version.loaded.manifest.name, "version": version.version}, report)
+        for version in served
+        if (report := version.governor_to_json()) is not None
     ]
     names = ("variant", "batch", "threads")
     return [
@@ -134,19 +143,20 @@ def _governor_families(served: Iterable[Served]) -> list[MetricFamily]:
             "gauge",
             "1 for the setting in force.",
             tuple(
-                ({**labels, **{name: str(found[name]) for name in names}}, 1.0) for labels, found in governed
+                ({**labels, **{name: str(report[name]) for name in names}}, 1.0)
+                for labels, report in governed
             ),
         ),
         MetricFamily(
             "edgekit_governor_changes_total",
             "counter",
             "Changes of the setting.",
-            tuple((labels, float(found["changes"])) for labels, found in governed),
+            tuple((labels, float(report["changes"])) for labels, report in governed),
         ),
         MetricFamily(
             "edgekit_governor_admitted_ratio",
             "gauge",
             "Share of the calls that are taken.",
-            tuple((labels, found["admit"]) for labels, found in governed),
+            tuple((labels, report["admit"]) for labels, report in governed),
         ),
     ]

@@ -79,10 +79,10 @@ class Router:
             EdgekitError: the response is this error.
         """
         parts = [unquote(part) for part in head.path.strip("/").split("/")]
-        found = self._find(parts)
-        if found is None:
+        route = self._find(parts)
+        if route is None:
             raise RequestError(404, f"there is nothing at {head.path[:200]}")
-        methods, action = found
+        methods, action = route
         if head.method not in methods:
             raise MethodError(head.method, head.path[:200], methods)
         if head.content_coding:
@@ -129,8 +129,8 @@ class Router:
                 return _WRITE, bind(memory.unregister, None)
         return None
 
-    def _find_model(self, name: str, version: str | None, rest: list[str]) -> Route | None:
-        match rest:
+    def _find_model(self, name: str, version: str | None, segments: list[str]) -> Route | None:
+        match segments:
             case ["infer"]:
                 return _WRITE, functools.partial(self._inference.handle_request, name, version)
             case []:
@@ -256,7 +256,7 @@ def _describe_tensor(spec: TensorSpec) -> dict[str, Any]:
 
 
 def _describe_statistics(served: Sequence[Served]) -> dict[str, Any]:
-    document = describe_statistics(one.metrics for one in served)
-    for entry, one in zip(document["model_stats"], served, strict=True):
-        entry.update(one.to_json())
+    document = describe_statistics(version.metrics for version in served)
+    for entry, version in zip(document["model_stats"], served, strict=True):
+        entry.update(version.to_json())
     return document

@@ -69,7 +69,10 @@ class SharedMemoryHandler:
             if not isinstance(owned, _OwnedRegions):
                 owned = connection.on_close = _OwnedRegions(self._regions)
             # Without regions that were unregistered meanwhile: their mappings end with the last reference.
-            owned.regions = [*(one for one in owned.regions if one.descriptor >= 0), region]
+            owned.regions = [
+                *(open_region for open_region in owned.regions if open_region.descriptor >= 0),
+                region,
+            ]
         else:
             self._regions.add_posix(name, key, offset_bytes=offset_bytes, size_bytes=size_bytes)
         connection.respond(*make_json({}))
@@ -80,8 +83,8 @@ class SharedMemoryHandler:
         """Respond with what is registered, of one region or of all."""
         is_local = connection.is_local
         regions = self._regions.of(is_local=is_local)
-        found = regions if name is None else [self._regions.find(name, is_local=is_local)]
-        connection.respond(*make_json([_describe_region(region) for region in found]))
+        selected = regions if name is None else [self._regions.find(name, is_local=is_local)]
+        connection.respond(*make_json([_describe_region(region) for region in selected]))
 
     def unregister(
         self, name: str | None, connection: Connection, _head: RequestHead, _body: memoryview

@@ -57,14 +57,18 @@ class TimedInferenceHandler(InferenceHandler):
         try:
             super().handle_request(name, version, connection, head, body)
         except EdgekitError as error:
-            found = [one for one in self._models.served() if one.metrics.model in (name, version)]
+            candidates = [
+                served_version
+                for served_version in self._models.served()
+                if served_version.metrics.model in (name, version)
+            ]
             asker = id(connection)
             machine = self._machine.measure(self._list_lanes, asker)
-            load = max((self._measure_load(served, asker) for served in found), default=machine)
+            load = max((self._measure_load(served, asker) for served in candidates), default=machine)
             connection.respond_error(error, format_fields(None, load))
 
     def _respond(
-        self, connection: Responder, served: Served, request: InferRequest, held: Held, answer: Answer
+        self, connection: Responder, served: Served, request: InferRequest, regions: Held, answer: Answer
     ) -> None:
         times = self._times.take()
         asker = id(connection)
@@ -72,7 +76,7 @@ class TimedInferenceHandler(InferenceHandler):
             meter.note(asker, times[1])
         is_run_here = not isinstance(answer, EdgekitError) and served.loaded.remote is None
         fields = format_fields(times if is_run_here else None, self._measure_load(served, asker))
-        super()._respond(_StatingResponder(connection, fields), served, request, held, answer)
+        super()._respond(_StatingResponder(connection, fields), served, request, regions, answer)
 
     def _meter(self, served: Served) -> UtilizationMeter:
         key = (served.metrics.model, served.metrics.version)
@@ -110,8 +114,8 @@ class _StatingResponder:
     def respond(self, *parts: Buffer) -> None:
         """Send the response, see `Connection`."""
         stated = "".join(f"\r\n{name}: {value}" for name, value in self._fields.items()) + "\r\n"
-        status, _, rest = bytes(parts[0]).partition(b"\r\n")
-        self._connection.respond(status + stated.encode("ascii") + rest, *parts[1:])
+        status, _, remainder = bytes(parts[0]).partition(b"\r\n")
+        self._connection.respond(status + stated.encode("ascii") + remainder, *parts[1:])
 
     def respond_error(self, error: BaseException, fields: Mapping[str, str] | None = None) -> None:
         """Send the error, see `Connection`."""

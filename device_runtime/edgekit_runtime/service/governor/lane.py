@@ -80,12 +80,12 @@ class GovernedLane(Lane):
 
     def drain(self, done: Callable[[], None]) -> None:
         """Accept no more calls, and call `done` once all lanes have answered theirs."""
-        left = len(self._lanes)
+        open_count = len(self._lanes)
 
         def count() -> None:
-            nonlocal left
-            left -= 1
-            if not left:
+            nonlocal open_count
+            open_count -= 1
+            if not open_count:
                 done()
 
         for lane in self._lanes.values():

@@ -227,13 +227,13 @@ class Connection:
         if self._is_advancing:
             return
         self._is_advancing = True
-        left = _MAX_AT_ONCE
+        turns = _MAX_AT_ONCE
         try:
             while not (self.is_busy or self.closes) and self._next_request():
                 if self.is_busy or not self._parser.unread:
                     break
-                left -= 1
-                if not left:
+                turns -= 1
+                if not turns:
                     self._is_yielding = True
                     self._owner.loop.call_soon(self._end_turn)
                     break
@@ -373,15 +373,15 @@ class Connection:
         else:
             self._queue(SendBuffer(parts, sent))
 
-    def _fit(self, asked: RequestHead | None, head: Buffer, *body: Buffer) -> tuple[Buffer, ...]:
+    def _fit(self, request: RequestHead | None, head: Buffer, *body: Buffer) -> tuple[Buffer, ...]:
         """Return the response as the client understands it, and decide whether it is the last one."""
-        is_last = asked is None or not asked.keeps_alive or self._owner.is_draining
+        is_last = request is None or not request.keeps_alive or self._owner.is_draining
         if is_last or (self._has_ended and not self._parser.unread):
             self.closes = True
-        if self.closes or (asked is not None and asked.is_http_1_0):
+        if self.closes or (request is not None and request.is_http_1_0):
             stated = b"\r\nConnection: close\r\n" if self.closes else b"\r\nConnection: keep-alive\r\n"
             head = bytes(head).replace(b"\r\n", stated, 1)
-        return (head,) if asked is not None and asked.method == "HEAD" else (head, *body)
+        return (head,) if request is not None and request.method == "HEAD" else (head, *body)
 
     def _queue(self, buffer: SendBuffer) -> None:
         owner, left_bytes = self._owner, buffer.left_bytes

@@ -114,7 +114,7 @@ def inherit_listeners() -> list[socket.socket]:
     os.environ.pop("LISTEN_FDNAMES", None)
     if process != str(os.getpid()) or not count.isdecimal():
         return []
-    taken = []
+    descriptors = []
     for descriptor in range(_FIRST_INHERITED, _FIRST_INHERITED + int(count)):
         os.set_inheritable(descriptor, False)
         listener = socket.socket(fileno=descriptor)
@@ -122,8 +122,8 @@ def inherit_listeners() -> list[socket.socket]:
             raise TransportError(
                 "systemd passed a socket that is no Unix socket; let the service open TCP itself"
             )
-        taken.append(listener)
-    return taken
+        descriptors.append(listener)
+    return descriptors
 
 
 @contextlib.contextmanager

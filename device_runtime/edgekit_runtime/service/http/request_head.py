@@ -168,14 +168,14 @@ class _Collector:
 
 
 def _parse(data: bytes) -> RequestHead:
-    found = _Collector()
-    parser = httptools.HttpRequestParser(found)
+    collector = _Collector()
+    parser = httptools.HttpRequestParser(collector)
     is_early = True
     try:
         # In two steps: a parser that saw the end of the head elsewhere than we did would take other bytes for
         # the body.
         parser.feed_data(data[:-1])
-        is_early = found.is_complete
+        is_early = collector.is_complete
         parser.feed_data(data[-1:])
     except httptools.HttpParserUpgrade as cause:
         if parser.get_method() == b"CONNECT":
@@ -183,13 +183,13 @@ def _parse(data: bytes) -> RequestHead:
         # A server may ignore an upgrade: what follows is HTTP/1.1 then (RFC 9110, 7.8).
     except httptools.HttpParserError as cause:
         raise RequestError(400, f"malformed HTTP request: {cause}") from cause
-    if is_early or not found.is_complete:
+    if is_early or not collector.is_complete:
         raise RequestError(400, "malformed HTTP request: its head does not end where it seems to")
-    if found.repeated is not None:
-        raise RequestError(400, f"header {found.repeated.decode('latin-1')!r} stands twice")
-    if found.count > MAX_HEADERS:
-        raise RequestError(431, f"{found.count} headers, expected at most {MAX_HEADERS}")
-    return RequestHead(data, parser, found.url, found.fields)
+    if collector.repeated is not None:
+        raise RequestError(400, f"header {collector.repeated.decode('latin-1')!r} stands twice")
+    if collector.count > MAX_HEADERS:
+        raise RequestError(431, f"{collector.count} headers, expected at most {MAX_HEADERS}")
+    return RequestHead(data, parser, collector.url, collector.fields)
 
 
 def _read_target(url: bytes, host: bytes | None) -> tuple[bytes, bytes | None]:
@@ -199,10 +199,10 @@ def _read_target(url: bytes, host: bytes | None) -> tuple[bytes, bytes | None]:
         RequestError: the target is of another scheme, or names no host or a user.
     """
     path = url.split(b"?", 1)[0]
-    scheme, is_absolute, rest = path.partition(b"://")
+    scheme, is_absolute, remainder = path.partition(b"://")
     if path.startswith(b"/") or not is_absolute:
         return path, host
-    authority, slash, path = rest.partition(b"/")
+    authority, slash, path = remainder.partition(b"/")
     if scheme.lower() not in (b"http", b"https") or not authority or b"@" in authority:
         raise RequestError(
             400, f"the target is {url[:80].decode('latin-1')!r}, expected http://HOST/PATH or /PATH"

@@ -88,8 +88,8 @@ class HttpServer:
 
         Where both listen, a quarter of the places is kept for the other one, so that neither can lock it out.
         """
-        kept = self._max_connections // 4 if len(self._kinds) > 1 else 0
-        is_over = self._counts[is_local] >= self._max_connections - kept
+        reserved = self._max_connections // 4 if len(self._kinds) > 1 else 0
+        is_over = self._counts[is_local] >= self._max_connections - reserved
         return is_over or sum(self._counts.values()) >= self._max_connections
 
     def listen(
@@ -123,7 +123,9 @@ class HttpServer:
     def _look_at_deadlines(self) -> None:
         self.tick = tick = self.tick + 1
         self.date_line = make_date_line()
-        for connection in [each for each in self._connections if each.deadline_tick <= tick]:
+        for connection in [
+            connection_due for connection_due in self._connections if connection_due.deadline_tick <= tick
+        ]:
             connection.on_timeout()
         is_needed = len(self._connections) > 0
         self._timer = self.loop.call_later(TICK_S, self._look_at_deadlines) if is_needed else None

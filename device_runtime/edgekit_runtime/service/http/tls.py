@@ -158,19 +158,19 @@ async def _bridge(
     Both tasks have ended when this returns: else the loop would go on watching a descriptor that is closed
     next, and would never poll the next socket that gets its number.
     """
-    ways = [
+    pumps = [
         asyncio.ensure_future(_inwards(reader, outer)),
         asyncio.ensure_future(_outwards(outer, writer, timeout_s)),
     ]
     try:
-        await asyncio.wait(ways, return_when=asyncio.FIRST_EXCEPTION)
+        await asyncio.wait(pumps, return_when=asyncio.FIRST_EXCEPTION)
     finally:
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
-    for way in ways:
-        if not way.cancelled():
-            way.result()
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+    for pump in pumps:
+        if not pump.cancelled():
+            pump.result()
 
 
 async def _inwards(reader: asyncio.StreamReader, outer: socket.socket) -> None:

@@ -137,11 +137,14 @@ class Catalogue:
 
     def served(self) -> list[Served]:
         """Return all versions that are ready, the default one of each model first."""
-        found = []
+        versions = []
         for model in self.by_name.values():
             first = [model.default] if model.default is not None else []
-            found += [*first, *(served for served in model.versions.values() if served is not model.default)]
-        return found
+            versions += [
+                *first,
+                *(served for served in model.versions.values() if served is not model.default),
+            ]
+        return versions
 
     def versions_of(self, name: str) -> list[str]:
         """Return the versions of `name` that are ready."""
@@ -180,12 +183,12 @@ class Catalogue:
         if model is None and not self.is_listed:
             return RequestError(503, "the models are being looked up", retry_after_s=SWAP_RETRY_S)
         if model is None:
-            known = ", ".join(sorted(self.by_name)[:20]) or "none"
-            return RequestError(404, f"model '{name[:80]}' is unknown, there are: {known}")
+            names = ", ".join(sorted(self.by_name)[:20]) or "none"
+            return RequestError(404, f"model '{name[:80]}' is unknown, there are: {names}")
         if model.versions:
-            known = ", ".join(model.versions)
+            names = ", ".join(model.versions)
             return RequestError(
-                404, f"model '{name}' has no version '{str(version)[:80]}', there are: {known}"
+                404, f"model '{name}' has no version '{str(version)[:80]}', there are: {names}"
             )
         if model.is_evicted:
             return EvictedError(name, model.reason)

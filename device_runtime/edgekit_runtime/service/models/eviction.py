@@ -70,12 +70,12 @@ def choose_evictions(
 
 def _without_needless(chosen: list[Resident], spare_bytes: int) -> tuple[Resident, ...]:
     """Return the chosen models without those that a larger, later one made unnecessary."""
-    kept = list(chosen)
+    remaining = list(chosen)
     for model in reversed(chosen[:-1]):
         if model.size_bytes <= spare_bytes:
-            kept.remove(model)
+            remaining.remove(model)
             spare_bytes -= model.size_bytes
-    return tuple(kept)
+    return tuple(remaining)
 
 
 def _advise(can_fit_later: bool, pinned: list[str]) -> str:

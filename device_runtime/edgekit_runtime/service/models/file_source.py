@@ -108,11 +108,11 @@ class PackageFiles(Source):
         return has_others
 
     def _list(self, name: str) -> dict[_ModelKey, Servable]:
-        found = {key: package for key, package in self._read().items() if package.name == name}
-        if not found and self._unreadable:
+        packages = {key: package for key, package in self._read().items() if package.name == name}
+        if not packages and self._unreadable:
             reasons = "; ".join(self._unreadable.values())
             raise PackageError(f"model '{name}': none of its packages can be read: {reasons}")
-        return found
+        return packages
 
     def _open_packages(self, name: str, policy: VersionPolicy) -> list[OpenedPackage]:
         """Return the packages that `policy` chooses, verified; damaged files are ignored from now on."""
@@ -126,8 +126,8 @@ class PackageFiles(Source):
                 for package in chosen:
                     opened.append(open_listed(package, self._trust, self.limits))
             except BaseException as error:
-                for one in opened:
-                    one.close()
+                for version in opened:
+                    version.close()
                 # A wrong signature may be an attack: no older version is served instead.
                 if not isinstance(error, PackageError) or isinstance(error, SignatureError):
                     raise
@@ -138,7 +138,9 @@ class PackageFiles(Source):
 
     def _check_age(self, package: Servable) -> None:
         opened = tuple(self._opened)  # other models are opened meanwhile, on other threads
-        newest = max((one for name, one in opened if name == package.name), key=sort_key, default=None)
+        newest = max(
+            (version for name, version in opened if name == package.name), key=sort_key, default=None
+        )
         if newest is not None and sort_key(package.version) < sort_key(newest):
             raise PackageError(
                 f"{package.path}: {package.name} {package.version} is older than {newest}, which was served"
@@ -149,28 +151,28 @@ class PackageFiles(Source):
     def _read(self) -> dict[_ModelKey, Servable]:
         """Return the models that are there now and were not rejected."""
         wholes, halved = _list_files(self._paths), _list_files(self._tails)
-        found: dict[_ModelKey, Servable] = {}
-        seen: dict[_Key, Manifest] = {}
+        servables: dict[_ModelKey, Servable] = {}
+        manifests: dict[_Key, Manifest] = {}
         unreadable: dict[Path, str] = {}
         problem = None
         for path in dict.fromkeys((*wholes, *halved)):
             try:
                 key, manifest = self._describe(path)
-                seen[key] = manifest
+                manifests[key] = manifest
                 if path in wholes:
-                    found[key, None] = Servable(manifest.name, manifest.version, path, manifest.sha256)
+                    servables[key, None] = Servable(manifest.name, manifest.version, path, manifest.sha256)
                 if path in halved:
-                    found |= _list_tails(key, manifest)
+                    servables |= _list_tails(key, manifest)
             except PackageError as error:  # noqa: PERF203  # one that is none stops no other
                 problem = error
                 unreadable[path] = str(error)
                 if self._unreadable.get(path) != str(error):
                     _logger.warning("%s", error)
         # Only of the files that are there now: each swap may bring another one.
-        self._seen, self._unreadable = seen, unreadable
-        if problem is not None and not found:
+        self._seen, self._unreadable = manifests, unreadable
+        if problem is not None and not servables:
             raise problem
-        return {key: package for key, package in found.items() if key not in self._rejected}
+        return {key: package for key, package in servables.items() if key not in self._rejected}
 
     def _describe(self, path: Path) -> tuple[_Key, Manifest]:
         status = _stat(path)
@@ -179,10 +181,10 @@ class PackageFiles(Source):
         key = (path, status.st_mtime_ns, status.st_ino)
         if key in self._damaged:
             raise self._damaged[key].with_traceback(None)
-        found = self._seen.get(key)
-        if found is None:
-            found = read_unverified_manifest(path, check_artifacts=False).manifest
-        return key, found
+        manifest = self._seen.get(key)
+        if manifest is None:
+            manifest = read_unverified_manifest(path, check_artifacts=False).manifest
+        return key, manifest
 
 
 def _list_tails(key: _Key, manifest: Manifest) -> dict[_ModelKey, Servable]:

@@ -99,8 +99,8 @@ class MemoryCap:
         Raises:
             MemoryCapError: the cap leaves no room.
         """
-        wanted = await self._estimate(model, for_others=for_others)
-        async with self._hold(model, lambda: self._decide(model, wanted), patience_s) as plan:
+        load_plan = await self._estimate(model, for_others=for_others)
+        async with self._hold(model, lambda: self._decide(model, load_plan), patience_s) as plan:
             yield plan
 
     @contextlib.asynccontextmanager
@@ -135,16 +135,16 @@ class MemoryCap:
         needed = await self._lifecycle.on_thread(estimate_bytes, packages, options)
         return LoadPlan(order, needed, for_others)
 
-    def _decide(self, model: ModelEntry, wanted: LoadPlan) -> Decision:
-        if wanted.order == "availability":
+    def _decide(self, model: ModelEntry, plan: LoadPlan) -> Decision:
+        if plan.order == "availability":
             try:
-                return wanted, self._choose_victim(wanted)
+                return plan, self._choose_victim(plan)
             except MemoryCapError as error:
                 if not model.versions:
-                    if wanted.for_others or error.retry_after_s is None:
+                    if plan.for_others or error.retry_after_s is None:
                         raise
                     return None, None
-        instead = replace(wanted, order="resource")
+        instead = replace(plan, order="resource")
         return instead, self._choose_victim(instead, without=model.name)
 
     @contextlib.asynccontextmanager

@@ -262,8 +262,8 @@ class Registry:
         if rollout is None:
             return options
         if rollout not in get_args(Rollout):
-            known = ", ".join(get_args(Rollout))
-            raise RequestError(400, f"rollout is {rollout[:40]!r}, expected one of {known}")
+            choices = ", ".join(get_args(Rollout))
+            raise RequestError(400, f"rollout is {rollout[:40]!r}, expected one of {choices}")
         try:
             return dataclasses.replace(options, rollout=rollout)  # type: ignore[arg-type]  # checked
         except ValueError as cause:

@@ -38,12 +38,12 @@ class InstalledModels(Source):
 
     def find(self, name: str, policy: VersionPolicy) -> Sequence[Servable]:
         """Return the packages that `policy` chooses."""
-        found = []
+        servables = []
         for version in policy.ordered() or (None,):
             candidates = self._slots.list_candidates(name, version, counted=self._begun)
             item, path = next((pair for pair in candidates if pair[1].exists()), candidates[0])
-            found.append(Servable(name, item.version, path, item.sha256))
-        return found
+            servables.append(Servable(name, item.version, path, item.sha256))
+        return servables
 
     def find_proven(self, name: str) -> Servable | None:
         """Return the version that has proved itself, where a newer one is on trial, or None."""

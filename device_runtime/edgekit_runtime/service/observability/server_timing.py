@@ -29,9 +29,9 @@ class RunTimes:
 
     def take(self) -> tuple[float, float]:
         """Return both times and reset them to 0, since a response from the cache notes none."""
-        found = self.queue_s, self.compute_s
+        durations = self.queue_s, self.compute_s
         self.queue_s = self.compute_s = 0.0
-        return found
+        return durations
 
 
 class TimedMetrics(LaneMetrics):
@@ -93,13 +93,13 @@ class UtilizationMeter:
         elapsed_s = now_s - self._began_s
         if elapsed_s >= _WINDOW_S:
             busy_s = sum(
-                run.merge_s + run.infer_s + run.split_s for one in list_lanes() for run in one.runs.values()
+                run.merge_s + run.infer_s + run.split_s for lane in list_lanes() for run in lane.runs.values()
             )
             # A version that was unloaded takes its seconds with it.
             self._share = min(max(busy_s - self._busy_s, 0.0) / (elapsed_s * self._slots), 1.0)
             self._began_s, self._busy_s = now_s, busy_s
             sum_s = sum(self._askers.values()) or 1.0
-            self._own = {one: seconds / sum_s for one, seconds in self._askers.items()}
+            self._own = {connection_key: seconds / sum_s for connection_key, seconds in self._askers.items()}
             self._askers = {}
         own = self._share * self._own.get(asker, 0.0)
         return (self._share - own) / (1 - own) if own < 1 else 0.0

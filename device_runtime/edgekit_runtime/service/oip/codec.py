@@ -134,29 +134,31 @@ class Codec:
         Raises:
             RequestError: there is no region of that name, or an output's place is not within it.
         """
-        held = {}
+        regions = {}
         for output in request.outputs:
             if output.shared is not None:
                 region = self._regions.find(output.shared.region, is_local=is_local)
                 region.check_place(output.shared.offset_bytes, output.shared.size_bytes)
-                held[output.name] = region
-        return held
+                regions[output.name] = region
+        return regions
 
-    def encode(self, request: InferRequest, outputs: Mapping[str, Array], held: Held) -> tuple[Buffer, ...]:
+    def encode(
+        self, request: InferRequest, outputs: Mapping[str, Array], regions: Held
+    ) -> tuple[Buffer, ...]:
         """Return the parts of the response: its head with the JSON, and the binary data that follow.
 
         Args:
             request: the request that is answered.
             outputs: all outputs of the model.
-            held: regions from `hold`.
+            regions: regions from `hold`.
 
         Raises:
             RequestError: an output does not fit into its shared memory, or JSON cannot express it within
                 the limit.
         """
         if request.has_json_outputs:
-            return finish(self.encode_in_slices(request, outputs, held))
-        arrays, data = _sort_outputs(request, outputs, held)
+            return finish(self.encode_in_slices(request, outputs, regions))
+        arrays, data = _sort_outputs(request, outputs, regions)
         shapes = tuple([array.shape for array in arrays])
         head = request.response_heads.get(shapes)
         if head is None:
@@ -166,16 +168,20 @@ class Codec:
         return head, *data
 
     def encode_in_slices(
-        self, request: InferRequest, outputs: Mapping[str, Array], held: Held
+        self, request: InferRequest, outputs: Mapping[str, Array], regions: Held
     ) -> Sliced[tuple[Buffer, ...]]:
         """Return the same for a response with values in its JSON, in slices; see `measure_json`."""
-        arrays, data = _sort_outputs(request, outputs, held)
+        arrays, data = _sort_outputs(request, outputs, regions)
         parts = yield from self._write_head(request, arrays)
         return *parts, *data
 
     def measure_json(self, request: InferRequest, outputs: Mapping[str, Array]) -> int | None:
         """Return how much memory the JSON of a long response takes at most, or None for a short one."""
-        arrays = [outputs[one.name] for one in request.outputs if not one.is_binary and one.shared is None]
+        arrays = [
+            outputs[requested.name]
+            for requested in request.outputs
+            if not requested.is_binary and requested.shared is None
+        ]
         values = sum(array.size for array in arrays)
         if values <= _FEW_VALUES:
             return None
@@ -245,22 +251,22 @@ def _check_binary(request: InferRequest, body: memoryview, json_bytes: int) -> N
 
 
 def _sort_outputs(
-    request: InferRequest, outputs: Mapping[str, Array], held: Held
+    request: InferRequest, outputs: Mapping[str, Array], regions: Held
 ) -> tuple[list[Array], list[Array]]:
     """Return the outputs asked for, and those that follow the JSON; the others go to their shared memory."""
     arrays, data = [], []
     for output in request.outputs:
         array = outputs[output.name]
         arrays.append(array)
-        place = output.shared
-        if place is not None:
-            if array.nbytes > place.size_bytes:
+        shared = output.shared
+        if shared is not None:
+            if array.nbytes > shared.size_bytes:
                 raise RequestError(
                     400,
                     f"output '{output.name}': has {array.nbytes} bytes, shared_memory_byte_size is only"
-                    f" {place.size_bytes}",
+                    f" {shared.size_bytes}",
                 )
-            held[output.name].write(np.ascontiguousarray(array), place.offset_bytes)
+            regions[output.name].write(np.ascontiguousarray(array), shared.offset_bytes)
         elif output.is_binary:
             data.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
     return arrays, data

@@ -130,17 +130,17 @@ def read_config(path: Path) -> ServiceConfig:
         ConfigError: unreadable, not TOML, a value is unknown, of a wrong type or unsafe, or there is a limit
             of the device and no model that may be changed to hold it.
     """
-    known = [field.name for field in dataclasses.fields(ServiceConfig)]
+    names = [field.name for field in dataclasses.fields(ServiceConfig)]
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_FILE_BYTES)
         document = _parse_toml(text.decode("utf-8"))
-        unknown = sorted(document.keys() - set(known))
-        config = from_plain(ServiceConfig, {name: document[name] for name in known if name in document})
+        unknown = sorted(document.keys() - set(names))
+        config = from_plain(ServiceConfig, {name: document[name] for name in names if name in document})
     except (OSError, ValueError, ConfigError) as cause:  # UnicodeDecodeError, TOMLDecodeError: ValueError
         raise ConfigError(f"{path}: {cause}") from cause
     if unknown:
-        raise ConfigError(f"{path}: unknown tables {unknown}, known are {sorted(known)}")
+        raise ConfigError(f"{path}: unknown tables {unknown}, known are {sorted(names)}")
     if config.power.is_limited and all(options.governor is None for options in config.models.values()):
         raise ConfigError(
             f"{path}: power: limits are held by changing how models run, and no model has a governor;"

@@ -103,18 +103,18 @@ class PriorityQueue:
     def remove(self, batch: list[Queued]) -> None:
         """Remove a batch that `choose` returned, and count the levels that it passed over."""
         first = min(queued.level for queued in batch)
-        taken = set(map(id, batch))
+        batch_ids = set(map(id, batch))
         for index, level in enumerate(self._levels):
             if not level:
                 continue
-            if id(level[0]) in taken:
+            if id(level[0]) in batch_ids:
                 self._passes[index] = 0
             elif index + 1 > first:
                 self._passes[index] += 1
             if len(batch) == 1 and level[0] is batch[0]:
                 level.popleft()
             else:
-                self._keep(index, [queued for queued in level if id(queued) not in taken])
+                self._keep(index, [queued for queued in level if id(queued) not in batch_ids])
         self.rows -= sum(queued.rows for queued in batch)
 
     def expire(self, now_s: float) -> list[Queued]:
@@ -157,7 +157,7 @@ class PriorityQueue:
                 return level[0]
         return None
 
-    def _keep(self, index: int, kept: list[Queued]) -> None:
-        if len(kept) < len(self._levels[index]):
+    def _keep(self, index: int, remaining: list[Queued]) -> None:
+        if len(remaining) < len(self._levels[index]):
             self._levels[index].clear()
-            self._levels[index].extend(kept)
+            self._levels[index].extend(remaining)

@@ -86,11 +86,11 @@ class ResponseCache:
 
     def find(self, key: _Key) -> Reused | None:
         """Return the answer of a lane's number and a digest, or None."""
-        found = self._answers.get(key)
-        if found is None:
+        answer = self._answers.get(key)
+        if answer is None:
             return None
         self._answers.move_to_end(key)
-        return found[0]
+        return answer[0]
 
     def keep(self, key: _Key, answer: Reused) -> None:
         """Add an answer, and drop those that were not used for longest until all fit."""
@@ -158,10 +158,10 @@ class CacheLane(Lane):
         # others would get the answer to its second inputs.
         inputs = call.own_inputs()
         digest = cache.digest(inputs)
-        found = cache.find((self._number, digest))
-        if found is not None:
+        cached = cache.find((self._number, digest))
+        if cached is not None:
             cache.hits += 1
-            self._reuse(call, found, began_s)
+            self._reuse(call, cached, began_s)
             return
         first = self._under_way.get(digest)
         # One with another priority has another place in the queue.
@@ -215,15 +215,15 @@ class CacheLane(Lane):
         now_s, next_s = self._clock(), math.inf
         late: list[Call] = []
         for first in self._under_way.values():
-            kept = []
-            for one in first.waiting:
-                deadline_s = one[0].deadline_s
+            waiting = []
+            for waiting_call in first.waiting:
+                deadline_s = waiting_call[0].deadline_s
                 if deadline_s is not None and deadline_s <= now_s:
-                    late.append(one[0])
+                    late.append(waiting_call[0])
                     continue
-                kept.append(one)
+                waiting.append(waiting_call)
                 next_s = min(next_s, math.inf if deadline_s is None else deadline_s)
-            first.waiting[:] = kept
+            first.waiting[:] = waiting
         self._waiting -= len(late)
         if next_s < math.inf:
             self._alarm.set(self._expire, next_s, now_s, is_exact=False)
@@ -282,7 +282,7 @@ def _freeze(answer: Mapping[str, Array]) -> Mapping[str, Array]:
     """Return outputs that are read-only and own their memory."""
     frozen = {}
     for name, array in answer.items():
-        kept = array if array.flags.owndata else array.copy()
-        kept.setflags(write=False)
-        frozen[name] = kept
+        owned = array if array.flags.owndata else array.copy()
+        owned.setflags(write=False)
+        frozen[name] = owned
     return MappingProxyType(frozen)

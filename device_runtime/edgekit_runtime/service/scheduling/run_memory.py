@@ -72,7 +72,7 @@ class RunMemory:
 
 def estimate_run_memory(manifest: Manifest, variant: str) -> RunMemory:
     """Return the memory of a run, as the package states it or by the size of its inputs and outputs."""
-    chosen = next(each for each in manifest.all_variants if each.name == variant)
+    chosen = next(candidate for candidate in manifest.all_variants if candidate.name == variant)
     usual = {tensor.name: (tensor.dtype, tensor.shape) for tensor in chosen.golden.inputs}
     stated = _stated_ratio(chosen.figures)
     if stated is None:
@@ -117,7 +117,7 @@ class InputLimit:
         Raises:
             RequestError: they are too large.
         """
-        size_bytes = sum(math.prod(one.shape) * one.dtype.itemsize for one in inputs)
+        size_bytes = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in inputs)
         if size_bytes <= self._max_bytes:
             return
         rows = inputs[0].shape[0] if self._has_rows else 0

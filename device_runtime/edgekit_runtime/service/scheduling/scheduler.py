@@ -257,10 +257,10 @@ class Scheduler(Lane):
         while self._waiting.rows:
             chosen = self._waiting.choose(self._max_rows)
             self._waiting.remove(chosen)
-            wanted = [queued for queued in chosen if not queued.call.is_unwanted()]
-            self._drop_unwanted([queued for queued in chosen if queued not in wanted])
-            if wanted:
-                return wanted
+            batch = [queued for queued in chosen if not queued.call.is_unwanted()]
+            self._drop_unwanted([queued for queued in chosen if queued not in batch])
+            if batch:
+                return batch
         return []
 
     def _drop_unwanted(self, unwanted: list[Queued]) -> None:

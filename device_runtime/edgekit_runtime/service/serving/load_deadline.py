@@ -23,17 +23,20 @@ class LoadAttempt(Generic[Result]):
     """A load that may take too long."""
 
     def __init__(
-        self, what: str, work: "Callable[[LoadAttempt[Result]], Result]", discard: Callable[[Result], None]
+        self,
+        description: str,
+        work: "Callable[[LoadAttempt[Result]], Result]",
+        discard: Callable[[Result], None],
     ) -> None:
         """Make a load, which `result_within` starts.
 
         Args:
-            what: what is loaded, for messages.
+            description: what is loaded, for messages.
             work: loads it; it calls `note` with each session that it opens.
             discard: frees a result that comes too late.
         """
         self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
-        self._what, self._work, self._discard = what, work, discard
+        self._what, self._work, self._discard = description, work, discard
         self._lock = threading.Lock()
         self._sessions: list[Session] = []
         self._future: Future[Result] = Future()  # cancelled when the load is abandoned
@@ -92,11 +95,11 @@ class LoadAttempt(Generic[Result]):
             if interrupt is not None:
                 interrupt()
         self._thread.join(_STOPPING_S)
-        said = f"opening, self-test and first runs took longer than {limit_s:g} s (load_timeout_s)"
+        message = f"opening, self-test and first runs took longer than {limit_s:g} s (load_timeout_s)"
         if not self._thread.is_alive():
-            return said
+            return message
         return (
-            f"{said}; its engine cannot be stopped, so it keeps a thread and its memory until this process"
+            f"{message}; its engine cannot be stopped, so it keeps a thread and its memory until this process"
             " ends: restart the service, or set isolated = true for this model"
         )
 

@@ -106,13 +106,13 @@ class Loaded:
 
 
 @contextlib.contextmanager
-def map_exceptions(what: str) -> Iterator[None]:
+def map_exceptions(description: str) -> Iterator[None]:
     """Turn every other exception of the block into an `EdgekitError`: engines and plug-ins raise anything.
 
     Without this, they could end the loop that serves all models.
 
     Args:
-        what: what is being loaded, for messages.
+        description: what is being loaded, for messages.
 
     Raises:
         UnavailableError: there is no memory or no descriptor for it now.
@@ -123,11 +123,11 @@ def map_exceptions(what: str) -> Iterator[None]:
     except EdgekitError:
         raise
     except (Exception, SystemExit) as cause:  # a plug-in that means to end its own program
-        check_lack(cause, f"{what}: cannot be loaded")
-        _logger.exception("%s: cannot be loaded", what)
+        check_lack(cause, f"{description}: cannot be loaded")
+        _logger.exception("%s: cannot be loaded", description)
         raise BackendError(
-            f"{what}: cannot be loaded, by a fault in its engine, a plug-in or edgekit that the log shows:"
-            f" {type(cause).__name__}: {cause}"
+            f"{description}: cannot be loaded, by a fault in its engine, a plug-in or edgekit that the log"
+            f" shows: {type(cause).__name__}: {cause}"
         ) from cause
 
 
@@ -151,14 +151,14 @@ def load(
         UnavailableError: it cannot be opened now; this is no evidence against the version.
     """
     manifest = package.manifest
-    what = f"{package.path}: {manifest.name} {manifest.version}"
+    description = f"{package.path}: {manifest.name} {manifest.version}"
     if open_remote is not None:
         options = _isolate_hostile(package, options)
         is_beside_remote = beside is not None and beside.remote is not None
         if not options.isolated and not is_beside_remote:
             open_remote = None
     try:
-        with map_exceptions(what):
+        with map_exceptions(description):
             if open_remote is not None:
                 remote = open_remote(package, options, beside)
                 loaded = Loaded(manifest, package.path, options.scheduling, remote=remote)
@@ -166,7 +166,9 @@ def load(
             else:
                 load_here = name_frame(_load_here, f"load of {manifest.name} {manifest.version}")
                 work = functools.partial(load_here, package, options)
-                loaded = LoadAttempt(what, work, Loaded.close).result_within(find_limit(package, options))
+                loaded = LoadAttempt(description, work, Loaded.close).result_within(
+                    find_limit(package, options)
+                )
                 sessions = loaded.session_count
             memory_bytes = model_bytes(manifest, package.path, options, sessions)
             return dataclasses.replace(loaded, memory_bytes=memory_bytes, sessions_counted=sessions)
@@ -209,20 +211,20 @@ def _load_here(package: OpenedPackage, options: ModelOptions, attempt: LoadAttem
     variant, session = open_preferred(package, threads or options.threads)
     attempt.note(session)
     options = _apply_tuned(package, variant, options)
-    ways = [_prove(package, (variant, threads), options, attempt, session)]
+    settings = [_prove(package, (variant, threads), options, attempt, session)]
     try:
         scheduling = options.scheduling
         if governor is not None:
             for name, count in _list_ways(package, (variant, threads), governor):
                 try:
-                    ways.append(_prove(package, (name, count), options, attempt))
+                    settings.append(_prove(package, (name, count), options, attempt))
                 except EngineMissingError as cause:  # noqa: PERF203  # the others do
                     _logger.warning("the governor cannot choose the variant '%s': %s", name, cause)
-        scheduling = _limit_batches(scheduling, ways, package.path)
+        scheduling = _limit_batches(scheduling, settings, package.path)
     except BaseException:
-        unload([session for way in ways for session in way.instances])
+        unload([session for way in settings for session in way.instances])
         raise
-    return Loaded(package.manifest, package.path, scheduling, tuple(ways))
+    return Loaded(package.manifest, package.path, scheduling, tuple(settings))
 
 
 def trim_after_start() -> None:
@@ -260,7 +262,7 @@ def _prove(
     instances = open_instances(open_one, options.instances)
     try:
         # If the session may offload, only what this device computes by itself.
-        proved = [getattr(one, "local", None) or one for one in instances]
+        proved = [getattr(instance, "local", None) or instance for instance in instances]
         _check(golden, proved[0], f"{package.path}: variant '{variant}'")
         max_batch = options.scheduling.max_batch
         # One row must keep no other waiting, nor change its answer. A server makes batches itself.
@@ -276,7 +278,7 @@ def _prove(
 
 def _apply_tuned(package: OpenedPackage, variant: str, options: ModelOptions) -> ModelOptions:
     """Return the options, with what `tune` found for throughput if they do not set that."""
-    backend = next(one.backend for one in recall_order(package.manifest) if one.name == variant)
+    backend = next(entry.backend for entry in recall_order(package.manifest) if entry.name == variant)
     tuned = recall_tuned(package.manifest, backend)
     if tuned is None:
         return options
@@ -291,13 +293,13 @@ def _list_ways(
     package: OpenedPackage, first: tuple[str, int], governor: GovernorOptions
 ) -> list[tuple[str, int]]:
     """Return the variants and threads that a governor may choose, without `first`, which is open."""
-    known = [variant.name for variant in package.manifest.all_variants]
-    if missing := [name for name in governor.variants if name not in known]:
+    variant_names = [variant.name for variant in package.manifest.all_variants]
+    if missing := [name for name in governor.variants if name not in variant_names]:
         raise BackendError(
             f"{package.path}: has no variant '{missing[0]}', which its governor is to choose; there are"
-            f" {', '.join(known)}"
+            f" {', '.join(variant_names)}"
         )
-    names = dict.fromkeys((first[0], *(governor.variants or known)))
+    names = dict.fromkeys((first[0], *(governor.variants or variant_names)))
     ways = [(name, threads) for name in names for threads in governor.threads or (0,)]
     return [way for way in ways if way != first]
 

@@ -225,7 +225,11 @@ class _Worker:
         self._channel.send(Kind.WORKER_TRIAL, message.to_bytes())
 
     async def _settle(self, version: str, *, is_promoted: bool) -> None:
-        over = [each for each in self._source.versions if (each != version) == is_promoted]
+        over = [
+            candidate_version
+            for candidate_version in self._source.versions
+            if (candidate_version != version) == is_promoted
+        ]
         await self._registry.settle_trial(self._name, version, is_promoted=is_promoted)
         self._source.remove(over)
 

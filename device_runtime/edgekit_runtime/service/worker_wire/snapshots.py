@@ -38,7 +38,7 @@ class Snapshot:
 
 def write_snapshots(versions: Iterable[Served]) -> bytes:
     """Return the figures on all `versions`, as one message."""
-    document = {one.version: [_write(one.metrics), one.to_json()] for one in versions}
+    document = {version.version: [_write(version.metrics), version.to_json()] for version in versions}
     return json.dumps(document, separators=(",", ":")).encode("ascii")
 
 
@@ -66,7 +66,7 @@ def add_up(into: LaneMetrics, parts: Sequence[LaneMetrics]) -> None:
         histograms: list[Histogram] = [getattr(part, name) for part in parts]
         sums: Histogram = getattr(into, name)
         sums.total = sum(histogram.total for histogram in histograms)
-        sums.counts = [sum(counts) for counts in zip(*(each.counts for each in histograms), strict=True)]
+        sums.counts = [sum(counts) for counts in zip(*(source.counts for source in histograms), strict=True)]
     for run in into.runs.values():
         run.count, run.merge_s, run.infer_s, run.split_s = 0, 0.0, 0.0, 0.0
     for part in parts:

@@ -205,8 +205,8 @@ class IsolatedModel(IsolatedVersion):
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the statistics of the first worker beyond its counts; empty until one arrives."""
-        found = self._snapshots.get(self.ready[0]) if self.ready else None
-        return {} if found is None else found.details
+        snapshot = self._snapshots.get(self.ready[0]) if self.ready else None
+        return {} if snapshot is None else snapshot.details
 
     # As the owner of its workers
 
@@ -303,16 +303,16 @@ class IsolatedModel(IsolatedVersion):
 
     def _restart(self, end: End, reason: str, ready_for_s: float = 0.0) -> None:
         decision = self._policy.decide(end, ready_for_s)
-        what = f"{self.manifest.name} {self.manifest.version}"
+        description = f"{self.manifest.name} {self.manifest.version}"
         if decision.fails_load:
-            text = f"{what}, in its worker: {reason}"
+            text = f"{description}, in its worker: {reason}"
             error: EdgekitError = BackendError(text)
             if end is End.UNAVAILABLE:
                 error = UnavailableError(f"{text}; load it again later", _RESTART_S)
             self.fail(error)
             return
         if end is not End.TRIAL:
-            _logger.error("%s: %s: %s", what, _EVENTS.get(end, "its worker is lost"), reason)
+            _logger.error("%s: %s: %s", description, _EVENTS.get(end, "its worker is lost"), reason)
         if end in (End.CRASH, End.REFUSED) and self._policy.has_started:
             name, version = self.manifest.name, self.manifest.version
             self._report_crash(name, version, reason, is_loop=decision.is_loop)
@@ -323,9 +323,9 @@ class IsolatedModel(IsolatedVersion):
     def _fill(self) -> None:
         """Start a worker if one is missing and may start now."""
         isolation = self.spec.isolation
-        wanted = isolation.processes + isolation.standby if self._policy.has_started else 1
+        worker_count = isolation.processes + isolation.standby if self._policy.has_started else 1
         is_waiting = self._restart_s > self._loop.time() + 1e-3
-        if len(self.workers) < wanted and not self._is_draining and not is_waiting:
+        if len(self.workers) < worker_count and not self._is_draining and not is_waiting:
             self.begin()
 
     def _await_returns(self, done: Callable[[], None], end_s: float) -> None:
@@ -351,7 +351,7 @@ class IsolatedModel(IsolatedVersion):
             trial.give_up("no process of the version in use is ready")
 
     def _add_up(self) -> None:
-        add_up(self.metrics, [self._past, *(one.counted for one in self._snapshots.values())])
+        add_up(self.metrics, [self._past, *(snapshot.counted for snapshot in self._snapshots.values())])
 
 
 class WorkerTrial(IsolatedTrial):

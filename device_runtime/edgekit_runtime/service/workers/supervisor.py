@@ -147,8 +147,8 @@ class Supervisor:
             "counter",
             "How often a model's process was started again after it was lost.",
             tuple(
-                ({"model": one.manifest.name, "version": one.manifest.version}, one.restarts)
-                for one in self.models
+                ({"model": model.manifest.name, "version": model.manifest.version}, model.restarts)
+                for model in self.models
             ),
         )
 

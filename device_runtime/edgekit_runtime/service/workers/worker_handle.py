@@ -283,15 +283,15 @@ class WorkerHandle:
         self.channel.close()
         self._process.close()
         lent, self._lent = self._lent, {}
-        for index, one in lent.items():
+        for index, connection in lent.items():
             state = self._states[index]
             if state == RESPONDING:
-                self._close(one)
+                self._close(connection)
             elif state == IDLE:
-                self._adopt(one)
+                self._adopt(connection)
             else:
                 error = UnavailableError("the model's process ended while it worked on this", _RETRY_AFTER_S)
-                self._adopt(one).refuse(error)
+                self._adopt(connection).refuse(error)
         self._states.close()
         self.owner.on_end(self, self._end, self._reason or f"it ended {describe_end(code)}")
 

@@ -29,14 +29,14 @@ TOLERANCE = 1e-4  # the service may batch, which changes the order of sums
 def is_right(answer: dict[str, Array], expected: list[dict[str, Array]]) -> bool:
     """Return whether an answer is that of one package, in all outputs."""
     return any(
-        all(np.allclose(answer[name], each[name], rtol=TOLERANCE, atol=TOLERANCE) for name in each)
-        for each in expected
+        all(np.allclose(answer[name], output[name], rtol=TOLERANCE, atol=TOLERANCE) for name in output)
+        for output in expected
     )
 
 
 def main() -> None:
     """Send and print."""
-    model, stop, paths = sys.argv[1], Path(sys.argv[2]), [Path(each) for each in sys.argv[3:]]
+    model, stop, paths = sys.argv[1], Path(sys.argv[2]), [Path(argument) for argument in sys.argv[3:]]
     with read_package(paths[0], TrustStore.from_folder(find_keys_folder())) as package:
         feeds = read_golden_inputs(package)
     expected = [open_session(path).run(feeds) for path in paths]

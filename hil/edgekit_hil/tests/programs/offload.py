@@ -45,7 +45,7 @@ def main() -> None:
     (spec,) = session.inputs
     shape = [1 if isinstance(size, str) else size for size in spec.shape]
     feeds = [{spec.name: numbers.normal(size=shape).astype(spec.dtype)} for _ in range(INPUTS)]
-    expected = [session.local.run(each) for each in feeds]
+    expected = [session.local.run(feed) for feed in feeds]
     session.local = SlowSession(session.local, float(sys.argv[3]))  # type: ignore[assignment]
     wrong, first_s = 0, time.perf_counter()
     for number in itertools.count():

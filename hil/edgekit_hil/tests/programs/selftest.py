@@ -18,10 +18,10 @@ from edgekit_runtime.trust.trust_store import TrustStore
 def main() -> None:
     """Compare and print."""
     with read_package(Path(sys.argv[1]), TrustStore.from_folder(find_keys_folder())) as package:
-        (choice,) = [each for each in package.manifest.backend.chain if each.name == sys.argv[2]]
+        (choice,) = [backend for backend in package.manifest.backend.chain if backend.name == sys.argv[2]]
         session = open_choice(package, dataclasses.replace(choice, fallback=None), 1)
         checks = run_selftest(session, package).checks
-    print(json.dumps([[each.name, each.passed, each.max_abs_error, each.message] for each in checks]))
+    print(json.dumps([[check.name, check.passed, check.max_abs_error, check.message] for check in checks]))
 
 
 if __name__ == "__main__":
