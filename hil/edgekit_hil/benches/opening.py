@@ -250,8 +250,8 @@ def read_facts(file: BenchFile, device: Device) -> DeviceFacts:
         least = ".".join(map(str, OLDEST_PYTHON))
         raise BenchUnavailableError(
             f"bench '{name}': `{python}` on the device {fault}, and the runtime needs Python {least} or"
-            " later: `edgekit device install --host` makes /opt/edgekit/current/bin/python; or name another one"
-            f" as `python:` in {file.path}. {version.errors.strip()[-300:]}".strip()
+            " later: `edgekit device install --host` makes /opt/edgekit/current/bin/python; or name another"
+            f" one as `python:` in {file.path}. {version.errors.strip()[-300:]}".strip()
         )
     facts = from_plain(
         DeviceFacts, json.loads(device.run_python(_write_facts_program())), "facts", BenchError

@@ -104,7 +104,7 @@ def find_image(*, booted: bool) -> Image:
 def make_image(show: Show, *, rebuild: bool = False) -> Image:
     """Return the image of this recipe with today's versions of its packages, made if it is missing.
 
-    It has no snapshot yet: see `strategies.booted.save_snapshot`.
+    It has no snapshot yet: see `drivers.boot_strategy.save_snapshot`.
 
     Args:
         show: called with a description of each step.

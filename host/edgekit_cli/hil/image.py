@@ -18,8 +18,8 @@ def command(*, rebuild: bool) -> None:
     It takes the mirror and the release of this machine's own apt, and needs root. The image stays in your
     cache; the two newest are kept.
     """
+    from edgekit_hil.drivers.boot_strategy import save_snapshot
     from edgekit_hil.images.image_cache import make_image
-    from edgekit_hil.strategies.booted import save_snapshot
 
     begun_s = time.monotonic()
     with ProgressBar(Console(stderr=True)) as bar:

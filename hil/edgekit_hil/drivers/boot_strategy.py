@@ -44,7 +44,7 @@ class Status(enum.Enum):
 
 @target_factory.reg_driver
 @attr.s(eq=False)
-class BootedMachineStrategy(Strategy):  # type: ignore[misc]  # labgrid has no types of it
+class BootedMachineStrategy(Strategy):  # labgrid has no types of it
     """Brings the machine into a state, with a shell over ssh unless it is off."""
 
     bindings = {"machine": "BootedMachineDriver", "ssh": "SSHDriver"}  # noqa: RUF012  # labgrid's

@@ -1,1 +1,0 @@
-"""labgrid strategies: how a bench gets into the state that its tests need."""
