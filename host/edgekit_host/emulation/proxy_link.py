@@ -18,7 +18,8 @@ _MOST_CHUNK_BYTES: Final = 16_384
 _CHUNK_S: Final = 0.005  # time that a chunk takes on the link
 _LEAST_CHUNK_BYTES: Final = 256
 _MOST_LATE_S: Final = 0.05
-_INSTANT_S: Final = 0.0005  # a read that takes less found its bytes in the buffer
+_INSTANT_S: Final = 0.0005  # a read that takes less found its bytes in the buffer,
+_PROMPT_S: Final = 0.003  # and one that takes less in the kernel, if the chunk before it was full
 _MOST_CHUNKS: Final = 32  # chunks that wait for delivery
 
 
@@ -131,11 +132,13 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, wir
             await writer.drain()
 
     delivery = asyncio.ensure_future(deliver())
+    is_full = False
     try:
         while True:
-            connect_start_s = time.monotonic()
-            chunk = await reader.read(wire.chunk_bytes)
-            was_waiting = time.monotonic() - connect_start_s < _INSTANT_S
+            read_start_s, max_bytes = time.monotonic(), wire.chunk_bytes
+            chunk = await reader.read(max_bytes)
+            was_waiting = time.monotonic() - read_start_s < (_PROMPT_S if is_full else _INSTANT_S)
+            is_full = len(chunk) == max_bytes
             await wire.is_open.wait()
             await on_the_way.put((await wire.send(len(chunk), was_waiting=was_waiting), chunk))
             if not chunk:
