@@ -73,13 +73,13 @@ FILLERS = {
     "who",
 }
 MOST_FILLERS = {  # shares of a package's variables and parameters
-    "edgekit_runtime": 1.0,
-    "edgekit_host": 1.0,
-    "edgekit_cli": 1.0,
+    "edgekit_runtime": 0.01,
+    "edgekit_host": 0.005,
+    "edgekit_cli": 0.005,
     "edgekit_toolkit": 0.005,
-    "edgekit_offload": 1.0,
-    "edgekit_fleet": 1.0,
-    "edgekit_hil": 1.0,
+    "edgekit_offload": 0.005,
+    "edgekit_fleet": 0.005,
+    "edgekit_hil": 0.005,
 }
 
 ENGINE_RECORDS = "edgekit_runtime.engines"
