@@ -22,8 +22,20 @@ _REQUIREMENTS: Final = "numpy>=1.24,<2\nonnxruntime>=1.17\n"
 _MEDIA_REQUIREMENTS: Final = "pillow>=11\nsoundfile>=0.13.1\n"
 # Of edgekit's runtime, what reads photographs and sound, and what that imports.
 _MEDIA_MODULES: Final = (
-    *("__init__.py", "canonical_json.py", "errors.py", "tensors.py"),
-    *("codecs/__init__.py", "codecs/media.py", "system/__init__.py", "system/install_hint.py"),
+    "__init__.py",
+    "canonical_json.py",
+    "codecs/__init__.py",
+    "codecs/media.py",
+    "engines/__init__.py",
+    "engines/litert.py",
+    "engines/offload.py",
+    "engines/ort.py",
+    "engines/tensorrt.py",
+    "errors.py",
+    "system/__init__.py",
+    "system/engines.py",
+    "system/install_hint.py",
+    "tensors.py",
 )
 
 
