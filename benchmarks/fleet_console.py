@@ -213,7 +213,7 @@ def measure_live(served: Served, cookie: str, repeats: int) -> dict[str, float]:
     pages = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
     draw = random.Random(3)  # noqa: S311
     for number in range(repeats):
-        seen = served.console.watcher.read_seen()
+        seen = served.console.watcher.read_position()
         stream = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
         stream.request("GET", f"/live?seen={seen}", headers={"cookie": cookie})
         response = stream.getresponse()

@@ -409,7 +409,11 @@ class Agent:
         )
         is_under_way = any(not execution.has_ended for execution in plan.executions)
         figures = self._observer.read_figures(now_s, is_under_way=is_under_way)
-        detail = [execution.report for execution in plan.executions], figures
+        # The charge of a battery alone is no news: it changes all the time.
+        detail = (
+            [execution.report for execution in plan.executions],
+            [replace(entry, gauges={}) for entry in figures],
+        )
         wait_s = _REPORT_S if main != self._last[0] else _DETAIL_S
         if (main, detail) == self._last or now_s - self._reported_s < wait_s:
             return

@@ -285,4 +285,4 @@ def _cost(
     cost = rule.cost(plan, conditions, predicted_s=predicted_s, limit_s=limit_s, radio_w=radio_w)
     if rule.keeps_limit and not math.isfinite(cost):
         return 1.0, predicted_s
-    return 0.0, cost + predicted_s * rule.tie
+    return 0.0, cost + predicted_s * rule.tie if rule.tie else cost  # infinity times 0 is no number

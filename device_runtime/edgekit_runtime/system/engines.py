@@ -79,7 +79,7 @@ class Installation:
         if not version:
             from importlib.metadata import version as find_version  # takes 10 ms and a megabyte
 
-            version = find_version(self.distributions[0])
+            version = find_version(module.replace("_", "-"))
         return module.replace("_", "-"), str(version)
 
 

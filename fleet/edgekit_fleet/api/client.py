@@ -92,7 +92,7 @@ class RemoteFleet:
         headers = {}
         body: bytes | Path | None = None
         if endpoint.method == "POST":
-            body = json.dumps(fields).encode()
+            body = json.dumps(_drop_nulls(fields)).encode()
             headers = {"content-type": "application/json", "idempotency-key": str(uuid.uuid4())}
         elif isinstance(request, UploadPackage):
             body, headers = request.file, {"content-type": "application/octet-stream"}
@@ -168,3 +168,10 @@ def list_all(
         if page.next is None:
             return
         after = page.next
+
+
+def _drop_nulls(value: Any) -> Any:
+    """Return JSON without nulls: they are defaults, and an older fleet may not know their fields."""
+    if isinstance(value, dict):
+        return {name: _drop_nulls(item) for name, item in value.items() if item is not None}
+    return value

@@ -19,7 +19,7 @@ from edgekit_fleet.rollouts.gates import Period, find_period, find_stage, measur
 from edgekit_fleet.rollouts.progress import AnswerEntry, Progress, Reading
 from edgekit_fleet.store.tables import FigureRow, MemberRow, ReleasePackageRow
 from edgekit_runtime.agent.documents import ModelFigures
-from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.dataclass_json import from_plain, keep_known
 from edgekit_runtime.statistics.confidence_sequences import share_is_above
 
 _CRASHES: Final = 3
@@ -90,7 +90,7 @@ class Controls:
                 .order_by(FigureRow.reported_at)
             )
             for device, model, version, at, plain in rows:
-                self._add((device, model, version), _Report(at, from_plain(ModelFigures, plain, device)))
+                self._add((device, model, version), _Report(at, _read_figures(plain, device)))
 
     def find_pairs(
         self, source: tuple[str, str, str], then: tuple[float, float], now: tuple[float, float]
@@ -197,7 +197,7 @@ def observe_figures(
         fault: Fault = ""
         readings = []
         for row in figures:
-            after = from_plain(ModelFigures, row.figures, device)
+            after = _read_figures(row.figures, device)
             if not (member.sample and member.sample.fault):
                 fault = _find_fault(session, cache, row, after) or fault
             stage = find_stage(after.requests, progress.settings.limits)
@@ -283,7 +283,7 @@ def _read_before(session: Session, row: FigureRow) -> list[_Report]:
     parameters = {"device": row.device, "model": row.model, "version": row.version}
     rows = session.connection().execute(_BEFORE, parameters).all()
     return [
-        _Report(record.reported_at, from_plain(ModelFigures, record.figures, row.device))
+        _Report(record.reported_at, _read_figures(record.figures, row.device))
         for record in rows
         if record.version == rows[0].version
     ]
@@ -337,5 +337,10 @@ def _count_before(session: Session, row: FigureRow) -> tuple[int, int]:
         .limit(_ROWS_BEFORE)
     ).all()
     last = [row for row in rows if row.version == rows[0].version]
-    figures = [from_plain(ModelFigures, row.figures, row.device) for row in last]
+    figures = [_read_figures(row.figures, row.device) for row in last]
     return max(((report.looked_at, report.not_finite) for report in figures), default=(0, 0))[::-1]
+
+
+def _read_figures(plain: Mapping[str, Any], device: str) -> ModelFigures:
+    """Return stored figures; a newer manager beside this one may have written more of them."""
+    return from_plain(ModelFigures, keep_known(ModelFigures, plain), device)

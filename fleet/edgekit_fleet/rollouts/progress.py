@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from edgekit_fleet.rollouts.gate_table import Fault, Sample, make_limits
+from edgekit_fleet.rollouts.gate_table import Fault, Sample, check_stored_limits, make_limits
 from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
 from edgekit_runtime.errors import FleetError
 
@@ -71,6 +71,9 @@ class RolloutSettings:
     window: str | None = None
     trial: Literal["none", "shadow", "canary"] = "none"
     models: Mapping[str, ModelSettings] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_stored_limits(self.limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,7 +114,7 @@ def latency_chart(
 
 
 def _style(color: int | None) -> str:
-    return "other" if color is None else f"candidate{color}"
+    return "other" if color is None else f"curve{color}"
 
 
 def _line(frame: _Frame, mbit_s: Sequence[float], curve: Curve, color: int | None) -> Markup:

@@ -141,7 +141,7 @@ def _key(curves: Sequence[Curve], reaches: Sequence[Reach]) -> Markup:
             el(
                 "i",
                 curve.tag,
-                class_=f"swatch {'other' if index not in colors else f'candidate{colors[index]}'}",
+                class_=f"swatch {'other' if index not in colors else f'curve{colors[index]}'}",
             ),
             curve.name,
         )

@@ -15,7 +15,7 @@ from tests.fleet.console.conftest import PASSWORD, Client
 import edgekit_fleet.console
 from edgekit_fleet.console import live
 from edgekit_fleet.console.app import make_app
-from edgekit_fleet.console.live import Seen, Watcher
+from edgekit_fleet.console.live import EventPosition, Watcher
 from edgekit_fleet.operations import records
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.tables import LoginRow
@@ -130,7 +130,7 @@ def read_event(response: http.client.HTTPResponse) -> dict[str, str]:
 
 
 def test_change_in_the_store_reaches_an_open_page(served, cookie):
-    seen = served.console.watcher.read_seen()
+    seen = served.console.watcher.read_position()
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
     connection.request("GET", f"/live?seen={seen}", headers=cookie)
     response = connection.getresponse()
@@ -144,7 +144,7 @@ def test_change_in_the_store_reaches_an_open_page(served, cookie):
 
 
 def test_page_that_comes_back_learns_what_it_missed(served, cookie):
-    seen = served.console.watcher.read_seen()
+    seen = served.console.watcher.read_position()
     with served.store.transaction() as session:
         audit.record(session, "somebody", "release.make", "r1")
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
@@ -174,7 +174,7 @@ def test_store_that_is_away_is_said_on_every_page(client, served, monkeypatch):
 def test_pages_that_open_at_once_share_one_watcher(served):
     async def run():
         watcher = Watcher(served.store)
-        pages = [watcher.listen(Seen(0, 0), "vic") for _ in range(5)]
+        pages = [watcher.listen(EventPosition(0, 0), "vic") for _ in range(5)]
         await asyncio.gather(*(anext(page) for page in pages))
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for page in pages:
@@ -198,7 +198,7 @@ def test_one_user_does_not_take_the_events_of_others(served, monkeypatch):
 
     async def run():
         watcher = Watcher(served.store)
-        pages = [watcher.listen(Seen(0, 0), "vic") for _ in range(5)]
+        pages = [watcher.listen(EventPosition(0, 0), "vic") for _ in range(5)]
         opened = [await anext(page, None) is not None for page in pages]
         admitted = watcher.admits("vic"), watcher.admits("ann")
         await pages[0].aclose()
