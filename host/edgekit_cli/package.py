@@ -208,6 +208,7 @@ def _import_engines() -> None:
     if in_main:
         signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
     try:
+        import edgekit_host.terminal  # noqa: F401
         import edgekit_toolkit.report.builder  # noqa: F401
     finally:
         if in_main:

@@ -22,5 +22,6 @@ OFFLOAD: Final = register(
         title="offload",
         installation=Installation(modules=("onnxruntime",), extra="device"),
         open=_open,
+        can_stop_runs=True,
     )
 )

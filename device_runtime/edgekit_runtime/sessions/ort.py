@@ -68,7 +68,7 @@ class OrtOptions:
         fold_weights: whether quantized weights are widened to float once, on loading; for models that compute
             in float. Otherwise onnxruntime widens them in every inference, at 1.1 to 5 times the latency.
         disabled_optimizers: rewrites of the optimiser that change this model's results, by onnxruntime's
-            names; they are off, as are those that are off for every model (`ort_rewrites`).
+            names; they are off, as are those that are off for every model (`WRONG_REWRITES`).
         weights: path of the artifact that holds the weights of a submodel, as its graph names it; None for a
             model that holds its own.
     """

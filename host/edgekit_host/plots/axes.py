@@ -110,7 +110,13 @@ def _log_axis(low: float, high: float, limit: float | None) -> Axis:
         low, high = math.exp(logs[0]), math.exp(logs[1])
     pad = (high / low) ** 0.08
     low, high = low / pad, high * pad
-    return Axis(low, high, tuple(log_ticks(low, high)), max(0, -math.floor(math.log10(low))), log=True)
+    return Axis(
+        low,
+        high,
+        tuple(log_ticks(low, high, dense_up_to=200.0)),
+        max(0, -math.floor(math.log10(low))),
+        log=True,
+    )
 
 
 def linear_ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -122,10 +128,16 @@ def linear_ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [round(number * step, 12) for number in range(first, last + 1)]
 
 
-def log_ticks(low: float, high: float) -> list[float]:
-    """Return round numbers from `low` to `high`, both above 0, few enough to fit beside each other."""
+def log_ticks(low: float, high: float, *, dense_up_to: float = 300.0) -> list[float]:
+    """Return round numbers from `low` to `high`, few enough to fit beside each other.
+
+    Args:
+        low: least value, above 0.
+        high: greatest value.
+        dense_up_to: ratio of the ends below which 2 and 5 times a power of ten are ticks too.
+    """
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if high / low < 300 else (1,)
+    steps = (1, 2, 5) if high / low < dense_up_to else (1,)
     return [step * 10.0**power for power in powers for step in steps if low <= step * 10.0**power <= high]
 
 
