@@ -60,6 +60,14 @@ def test_hostile_names_stay_text() -> None:
     assert HOSTILE[-12:] in html
 
 
+def test_every_colour_of_a_curve_stands_in_the_style_sheet() -> None:
+    html = render_plan_page(planning_sample.hostile())
+    style, _, body = html.partition("</style>")
+    classes = set(re.findall(r'class="(?:line|tag|reach|swatch) (\w+)"', body))
+    assert {name for name in classes if f".{name} " not in style} == set()
+    assert "curve1" in classes
+
+
 def test_every_way_has_a_line_a_row_and_local_and_jpeg_are_among_them() -> None:
     result = planning_sample.sample()
     body = body_of(render_plan_page(result))
