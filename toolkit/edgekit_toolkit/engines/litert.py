@@ -1,4 +1,7 @@
-"""Packages for LiteRT: converted by our own writer, quantized with ai-edge-quantizer's algorithms."""
+"""Packages for LiteRT: converted by our own writer, quantized with ai-edge-quantizer's algorithms.
+
+Not every host has LiteRT: what needs it is imported where it is used.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -9,7 +12,6 @@ from edgekit_runtime.engines.litert import LITERT
 from edgekit_toolkit.engines.record import EngineSupport, ModelMaker, register_support
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
-from edgekit_toolkit.models.tflite import TfliteModel
 from edgekit_toolkit.quantize import forms, scheme
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.plan import Plan
@@ -40,6 +42,7 @@ def _build(model: Model, form: Form, dims: Mapping[str, int]) -> Model | None:
 
 
 def _convert(model: onnx.ModelProto) -> Model:
+    from edgekit_toolkit.models.tflite import TfliteModel
     from edgekit_toolkit.tflite.convert import convert
 
     return TfliteModel(convert(model, {}))
