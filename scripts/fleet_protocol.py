@@ -114,10 +114,10 @@ def _message(kind: Kind) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    schemas: dict[str, Any] = {}
     for record, *_ in _MESSAGES.values():
-        add_schema(record, found)
-    return found
+        add_schema(record, schemas)
+    return schemas
 
 
 def main() -> int:

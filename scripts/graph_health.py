@@ -149,15 +149,15 @@ def find_large_folders(modules: dict[str, ast.Module], packages: set[str]) -> tu
 
 def find_duplicate_classes(modules: dict[str, ast.Module]) -> list[str]:
     """Return a line for each class name that one package defines in two modules."""
-    places: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    modules_by_class: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for module, tree in modules.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
-                places[module.partition(".")[0], node.name].append(module)
+                modules_by_class[module.partition(".")[0], node.name].append(module)
     return [
-        f"class {name} stands in {' and '.join(sorted(found))}"
-        for (_package, name), found in sorted(places.items())
-        if len(found) > 1
+        f"class {name} stands in {' and '.join(sorted(defining_modules))}"
+        for (_package, name), defining_modules in sorted(modules_by_class.items())
+        if len(defining_modules) > 1
     ]
 
 

@@ -115,7 +115,7 @@ def main() -> int:
 
 def _equivalent_mutants() -> set[tuple[str, str]]:
     listed = json.loads((ROOT / "tests/equivalent_mutants.json").read_text())
-    return {(one["before"], one["after"]) for one in listed}
+    return {(entry["before"], entry["after"]) for entry in listed}
 
 
 def _run_area(area: str, count: int, seed: int) -> list[Mutant]:
@@ -157,12 +157,12 @@ def _keep_sample(work: Any, clone: Path, count: int, rng: random.Random) -> int:
         change = item.mutations[0]
         if not change.operator_name.startswith(_ANNOTATION) and not _is_guard(change, clone):
             by_place.setdefault((str(change.module_path), change.start_pos), []).append(item)
-    places = rng.sample(sorted(by_place), min(count, len(by_place)))
-    kept = {rng.choice(sorted(by_place[place], key=_key)).job_id for place in places}
+    sampled_places = rng.sample(sorted(by_place), min(count, len(by_place)))
+    job_ids = {rng.choice(sorted(by_place[place], key=_key)).job_id for place in sampled_places}
     for item in items:
-        if item.job_id not in kept:
+        if item.job_id not in job_ids:
             work.set_result(item.job_id, WorkResult(WorkerOutcome.SKIPPED))
-    return len(kept)
+    return len(job_ids)
 
 
 def _is_guard(change: MutationSpec, clone: Path) -> bool:
@@ -195,16 +195,18 @@ def _mutants(area: str, work: Any) -> Iterator[Mutant]:
 def _report(mutants: Sequence[Mutant], wanted: float, *, as_json: bool) -> int:
     if as_json:
         print(
-            json.dumps([{name: getattr(one, name) for name in Mutant.__slots__} for one in mutants], indent=1)
+            json.dumps(
+                [{name: getattr(mutant, name) for name in Mutant.__slots__} for mutant in mutants], indent=1
+            )
         )
     else:
-        for one in mutants:
-            if one.survived:
-                print(f"survived  {one.place}\n  - {one.before}\n  + {one.after}")
-        for area in dict.fromkeys(one.area for one in mutants):
-            own = [one for one in mutants if one.area == area]
-            print(f"{area:8} {sum(not one.survived for one in own):3} of {len(own)} killed")
-    killed = sum(not one.survived for one in mutants)
+        for mutant in mutants:
+            if mutant.survived:
+                print(f"survived  {mutant.place}\n  - {mutant.before}\n  + {mutant.after}")
+        for area in dict.fromkeys(mutant.area for mutant in mutants):
+            own = [mutant for mutant in mutants if mutant.area == area]
+            print(f"{area:8} {sum(not mutant.survived for mutant in own):3} of {len(own)} killed")
+    killed = sum(not mutant.survived for mutant in mutants)
     share = killed / max(len(mutants), 1)
     print(f"{killed} of {len(mutants)} killed ({share:.0%}), wanted {wanted:.0%}", file=sys.stderr)
     return 0 if share >= wanted else 1

@@ -71,9 +71,9 @@ def _describe(evidence: Evidence) -> str:
 
 def split_readme(text: str) -> tuple[str, str, str]:
     """Return what is before, between and after the marks."""
-    before, found, rest = text.partition(BEGIN)
+    before, marker, rest = text.partition(BEGIN)
     table, ended, after = rest.partition(END)
-    if not found or not ended:
+    if not marker or not ended:
         raise SystemExit(f"README.md: expected a table between {BEGIN.strip()} and {END.strip()}")
     return before + BEGIN, table, END + after
 

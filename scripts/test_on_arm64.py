@@ -82,7 +82,7 @@ def main() -> int:
     target.activate(driver)
     try:
         own = f"/usr/local/lib/python{find_python(find_image(booted=False).root)}/dist-packages"
-        path = ":".join([own, *(str(ROOT / each) for each in SOURCES)])
+        path = ":".join([own, *(str(ROOT / source) for source in SOURCES)])
         arguments = sys.argv[1:] or [*FOLDERS, *map(_leave_out, LEFT_OUT)]
         pytest = ["python3", "-m", "pytest", "-p", "no:cacheprovider", *arguments]
         variables = [f"PYTHONPATH={path}:{ROOT}:{wheels}", "HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis"]

@@ -1,5 +1,6 @@
 """Calls endpoints: of a fleet on this machine as functions, of another one over HTTP."""
 
+import dataclasses
 import http.client
 import json
 import re
@@ -92,7 +93,7 @@ class RemoteFleet:
         headers = {}
         body: bytes | Path | None = None
         if endpoint.method == "POST":
-            body = json.dumps(_drop_nulls(fields)).encode()
+            body = json.dumps(drop_unset(request, fields)).encode()
             headers = {"content-type": "application/json", "idempotency-key": str(uuid.uuid4())}
         elif isinstance(request, UploadPackage):
             body, headers = request.file, {"content-type": "application/octet-stream"}
@@ -170,8 +171,13 @@ def list_all(
         after = page.next
 
 
-def _drop_nulls(value: Any) -> Any:
-    """Return JSON without nulls: they are defaults, and an older fleet may not know their fields."""
-    if isinstance(value, dict):
-        return {name: _drop_nulls(item) for name, item in value.items() if item is not None}
-    return value
+def drop_unset(record: Any, plain: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON of a record without nulls that are defaults, which an older fleet may not know."""
+    defaults = {field.name: field.default for field in dataclasses.fields(record)}
+    return {
+        name: drop_unset(getattr(record, name), value)
+        if dataclasses.is_dataclass(getattr(record, name))
+        else value
+        for name, value in plain.items()
+        if value is not None or defaults[name] is not None
+    }

@@ -15,6 +15,9 @@ from tests.runtime.slot_cases import write_keys
 from tests.waiting import wait_for
 
 from edgekit_cli.cli import main
+from edgekit_fleet.api.client import drop_unset
+from edgekit_fleet.api.endpoints.access import AddToken
+from edgekit_fleet.api.endpoints.releases import RolloutLimits
 from edgekit_fleet.store.tables import RolloutRow
 from edgekit_runtime.dataclass_json import to_plain
 
@@ -172,3 +175,10 @@ def test_server_without_a_token_is_refused(
     monkeypatch.delenv("EDGEKIT_FLEET_TOKEN", raising=False)
     assert main(["fleet", "--server", "http://127.0.0.1:1", "devices"]) == 2
     assert "--token-file" in capsys.readouterr().err
+
+
+def test_null_that_is_no_default_is_sent_and_one_that_is_a_default_is_not():
+    endless = AddToken(name="ci", scopes=("read",), days=None)
+    assert drop_unset(endless, to_plain(endless))["days"] is None
+    limits = RolloutLimits(max_latency_ratio=1.5)
+    assert drop_unset(limits, to_plain(limits)) == {"max_latency_ratio": 1.5}
