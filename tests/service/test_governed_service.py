@@ -1,6 +1,7 @@
 """Energy and limits in a running service: a fake tree of `/sys`, real variants, real requests."""
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,18 +87,37 @@ def setting(service: Running) -> dict[str, Any]:
 GOVERNED = ModelOptions(governor=GovernorOptions())
 
 
+class Zone(Background):
+    """A thermal zone that moves by a tenth of a degree; one that never moves counts as stuck."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.millidegrees = 40_000
+        self._tree = tree
+        super().__init__()
+
+    def work(self) -> None:
+        for swing in itertools.cycle((0, 100)):
+            self._tree.zone(0, "cpu", self.millidegrees + swing)
+            if self.is_over.wait(0.05):
+                return
+
+
 @pytest.mark.parametrize("isolated", [None, True], ids=["inside", "isolated"])
 def test_hot_device_is_served_in_another_way_and_no_request_fails(
     maker: PackageMaker, tree: Tree, isolated: bool | None
 ) -> None:
     tree.zone(0, "cpu", 40_000)
     options = dataclasses.replace(GOVERNED, isolated=isolated)
-    with serve(maker, tree, options, temperature_c=70.0) as service, Traffic(service) as traffic:
+    with (
+        Zone(tree) as zone,
+        serve(maker, tree, options, temperature_c=70.0) as service,
+        Traffic(service) as traffic,
+    ):
         wait_for(lambda: traffic.counts["accurate"] > 100 and setting(service)["variant"] == "default")
-        wait_for(lambda: 'edgekit_temperature_celsius{zone="thermal/cpu"} 40.0' in metrics(service))
-        tree.zone(0, "cpu", 95_000)
+        wait_for(lambda: 'edgekit_temperature_celsius{zone="thermal/cpu"} 40.' in metrics(service))
+        zone.millidegrees = 95_000
         wait_for(lambda: setting(service)["admit"] < 1 or setting(service)["variant"] == "frugal")
-        wait_for(lambda: 'zone="thermal/cpu"} 95.0' in metrics(service))
+        wait_for(lambda: 'zone="thermal/cpu"} 95.' in metrics(service))
         assert 'edgekit_governor_setting{model="linear",version="1.0.0"' in metrics(service)
         assert traffic.failures == []
 

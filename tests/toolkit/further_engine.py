@@ -1,6 +1,6 @@
 """The runtime's module of an engine that the project does not have: onnx's reference evaluator."""
 
-from edgekit_runtime.system.engines import Engine, Installation, register
+from edgekit_runtime.system.engines import Engine, Installation
 from edgekit_runtime.tensors import TensorSpec
 
 
@@ -28,15 +28,14 @@ def _describe(value):
     return TensorSpec(value.name, "float32", shape)
 
 
-REFERENCE = register(
-    Engine(
-        name="reference",
-        title="the reference evaluator",
-        installation=Installation(
-            modules=("onnx",), distributions=("onnx",), advice="python -m pip install onnx"
-        ),
-        open_model=ReferenceSession,
-        platform="onnx_reference",
-        file_format="onnx",
-    )
+# Not registered here: every process of the tests imports this module, and few tests know a further engine.
+REFERENCE = Engine(
+    name="reference",
+    title="the reference evaluator",
+    installation=Installation(
+        modules=("onnx",), distributions=("onnx",), advice="python -m pip install onnx"
+    ),
+    open_model=ReferenceSession,
+    platform="onnx_reference",
+    file_format="onnx",
 )

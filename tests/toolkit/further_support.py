@@ -3,7 +3,7 @@
 from tests.toolkit.further_engine import REFERENCE, ReferenceSession
 
 from edgekit_toolkit.engines.ort import take_codes
-from edgekit_toolkit.engines.record import EngineSupport, ModelMaker, register_support
+from edgekit_toolkit.engines.record import EngineSupport, ModelMaker
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
@@ -49,14 +49,12 @@ def _build(model, form, _dims):
     return ReferenceQuantizer(model.proto, ASYMMETRIC, threads=1).build(form)
 
 
-SUPPORT = register_support(
-    EngineSupport(
-        name=REFERENCE.name,
-        maker=ModelMaker(
-            open_quantizer=_open_quantizer, build=_build, convert=ReferenceModel, convert_codes=take_codes
-        ),
-        kinds=frozenset({forms.FLOAT32, forms.FLOAT16_WEIGHTS, forms.STATIC_INT8}),
-        judged_on=REFERENCE.name,
-        competes=True,
-    )
+SUPPORT = EngineSupport(
+    name=REFERENCE.name,
+    maker=ModelMaker(
+        open_quantizer=_open_quantizer, build=_build, convert=ReferenceModel, convert_codes=take_codes
+    ),
+    kinds=frozenset({forms.FLOAT32, forms.FLOAT16_WEIGHTS, forms.STATIC_INT8}),
+    judged_on=REFERENCE.name,
+    competes=True,
 )

@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.toolkit.further_engine import REFERENCE
-from tests.toolkit.further_support import ReferenceModel
+from tests.toolkit.further_support import SUPPORT, ReferenceModel
 from tests.toolkit.package_run import mlp, samples, saved
 
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.sessions import ENTRY_POINT_GROUP, open_session
+from edgekit_runtime.system import engines
 from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_toolkit.engines import record
 from edgekit_toolkit.evaluation.host_memory import serve_once
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.pipeline.engine_tournament import search_engines
@@ -28,7 +30,9 @@ pytestmark = pytest.mark.usefixtures("home", "installed")
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offer the engine to child processes, as a distribution with an entry point would."""
+    """Register the engine for one test, and offer it to child processes as an entry point would."""
+    monkeypatch.setitem(engines._engines, REFERENCE.name, REFERENCE)
+    monkeypatch.setitem(record._supports, SUPPORT.name, SUPPORT)
     information = tmp_path / "site" / "further-1.0.dist-info"
     information.mkdir(parents=True)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: further\nVersion: 1.0\n")
