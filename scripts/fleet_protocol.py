@@ -1,6 +1,4 @@
-"""Write the documents of the fleet: fleet-protocol.json as AsyncAPI 3, fleet-api.json as OpenAPI 3.1.
-
-Both come from dataclasses, and lie in docs/reference.
+"""Write docs/reference/fleet-protocol.json, the fleet's messages as AsyncAPI 3.
 
 Usage: python scripts/fleet_protocol.py [--check]
 
@@ -16,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from edgekit_fleet.api.json_schema import add_schema
-from edgekit_fleet.api.openapi import format_document
 from edgekit_runtime.agent import documents
 from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Kind
 
@@ -121,18 +118,14 @@ def _schemas() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Write the documents, or compare the files with them."""
-    code = 0
-    for path, text in (
-        (PATH, json.dumps(make_document(), indent=2) + "\n"),
-        (PATH.with_name("fleet-api.json"), format_document()),
-    ):
-        if "--check" not in sys.argv[1:]:
-            path.write_text(text)
-        elif path.read_text() != text:
-            print(f"{path} does not fit the dataclasses; run scripts/fleet_protocol.py", file=sys.stderr)
-            code = 1
-    return code
+    """Write the document, or compare the file with it."""
+    text = json.dumps(make_document(), indent=2) + "\n"
+    if "--check" not in sys.argv[1:]:
+        PATH.write_text(text)
+    elif PATH.read_text() != text:
+        print(f"{PATH} does not fit the dataclasses; run scripts/fleet_protocol.py", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

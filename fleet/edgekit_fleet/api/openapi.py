@@ -4,7 +4,6 @@ Source: OpenAPI Specification 3.1.1.
 """
 
 import dataclasses
-import json
 import re
 from typing import Any, Final, get_type_hints
 
@@ -162,8 +161,3 @@ def _state_limits(schema: dict[str, Any], name: str) -> dict[str, Any]:
         values = _state_limits(schema["additionalProperties"], name)
         return {**schema, "additionalProperties": values, "propertyNames": {"pattern": _NO_NUL}}
     return schema
-
-
-def format_document() -> str:
-    """Return the document as text, as in docs/reference/fleet-api.json."""
-    return json.dumps(make_document(), indent=2) + "\n"
