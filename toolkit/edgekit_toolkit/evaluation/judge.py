@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Final, Literal
 
 from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_runtime.sessions.latency import Latency, LatencyLimits, measure_latency
@@ -17,9 +17,11 @@ from edgekit_toolkit.models.model import Model, Runner
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.targets.spec import Target
 
-_LATENCY_LIMITS = LatencyLimits(warmup_rounds=1, min_rounds=5, max_rounds=60, time_limit_s=5.0, batch_s=0.002)
+LATENCY_LIMITS: Final = LatencyLimits(
+    warmup_rounds=1, min_rounds=5, max_rounds=60, time_limit_s=5.0, batch_s=0.002
+)
 # In processor time, of which a round under load takes little more than one at rest.
-_PROCESSOR_LIMITS = LatencyLimits(
+PROCESSOR_LIMITS: Final = LatencyLimits(
     warmup_rounds=1, min_rounds=7, max_rounds=100, time_limit_s=10.0, precision=0, batch_s=0.002
 )
 
@@ -27,7 +29,7 @@ _PROCESSOR_LIMITS = LatencyLimits(
 def measure_latencies(runs: Sequence[Runner], feeds: Feeds) -> list[Latency]:
     """Return the latency here of each model, from interleaved runs."""
     calls = {str(number): partial(run, feeds) for number, run in enumerate(runs)}
-    latency = measure_latency(calls, _LATENCY_LIMITS)
+    latency = measure_latency(calls, LATENCY_LIMITS)
     return [latency[number] for number in calls]
 
 
@@ -42,7 +44,7 @@ def measure_processor_ratios(runs: Sequence[Runner], feeds: Feeds) -> list[float
         feeds: inputs.
     """
     calls = {str(number): partial(run, feeds) for number, run in enumerate(runs)}
-    latency = measure_latency(calls, _PROCESSOR_LIMITS, clock=time.process_time)
+    latency = measure_latency(calls, PROCESSOR_LIMITS, clock=time.process_time)
     first_s, _ = latency["0"].quartiles_s
     return [latency[number].quartiles_s[0] / first_s for number in calls]
 
