@@ -65,7 +65,8 @@ def test_refused_ends_with_the_documented_code(environment: dict[str, str], tmp_
 def test_metric_of_ones_own_judges(environment: dict[str, str], tmp_path: Path) -> None:
     done = run(
         environment, str(ROOT / "edgekit"), "package", str(TINY / "italy_power_mlp.onnx"), "--target", "rpi4",
-        "--eval", str(TINY / "italy_power_mlp.eval.npz"), "--search-seconds", "1", "-o", str(tmp_path),
+        "--eval", str(TINY / "italy_power_mlp.eval.npz"), "--search-seconds", "0", "-o", str(tmp_path),
+        "--backend", "ort",
         "--metric", f"{ROOT / 'examples' / 'my_metric.py'}:confident", "--budget", "drop=20%",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

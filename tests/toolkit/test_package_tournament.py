@@ -25,8 +25,8 @@ pytestmark = [
 
 
 def test_tournament_keeps_one_engine_and_reports_all(tmp_path: Path) -> None:
-    source, data = tiny("mnist5k_dscnn")
-    options = ("--backend", "auto", *data, "--search-seconds", 2, "--json")
+    source, data = tiny("italy_power_mlp")
+    options = ("--backend", "auto", *data, "--search-seconds", 0, "--json")
     report = package(source, tmp_path, *options, target="rpi5").json
     assert [one["backend"] for one in report["tournament"]] == ["ort", "litert"]
     kept = [one for one in report["tournament"] if one["kept"]]
