@@ -73,7 +73,7 @@ FILLERS = {
     "who",
 }
 MOST_FILLERS = {  # shares of a package's variables and parameters
-    "edgekit_runtime": 0.01,
+    "edgekit_runtime": 0.005,
     "edgekit_host": 0.005,
     "edgekit_cli": 0.005,
     "edgekit_toolkit": 0.005,

@@ -214,18 +214,18 @@ def hold_contest(
     """
     medians: dict[RunSetting, list[float]] = {setting: [] for setting in settings}
     reasons: dict[RunSetting, str] = {}
-    found: dict[RunSetting, Latency] = {}
+    latencies: dict[RunSetting, Latency] = {}
     last_s = 0.0
     for count in range(limits.most):
         begin_s = clock()
         left_s = limits.end_s - begin_s
-        if count and (left_s < last_s / 2 or (count >= limits.fewest and is_decided(found))):
+        if count and (left_s < last_s / 2 or (count >= limits.fewest and is_decided(latencies))):
             break
         racing = [setting for setting in settings if setting not in reasons]
         if not racing:
             break
         report(f"process {count + 1} of at most {limits.most}: {len(racing)} settings in turn")
-        racing = [racing[place] for place in np.random.default_rng(count).permutation(len(racing))]
+        racing = [racing[index] for index in np.random.default_rng(count).permutation(len(racing))]
         share_s = max(left_s, 0.0) / (limits.most - count)
 
         def race(
@@ -238,9 +238,9 @@ def hold_contest(
                 reasons[setting] = answer
             else:
                 medians[setting].append(answer)
-        found = {s: Latency(tuple(medians[s])) for s in settings if s not in reasons}
+        latencies = {s: Latency(tuple(medians[s])) for s in settings if s not in reasons}
         last_s = clock() - begin_s
-    return {setting: reasons.get(setting) or found[setting] for setting in settings}
+    return {setting: reasons.get(setting) or latencies[setting] for setting in settings}
 
 
 def _without_culprits(

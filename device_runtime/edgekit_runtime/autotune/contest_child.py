@@ -67,8 +67,8 @@ def measure(
     left_s = max(order.end_s - time.monotonic(), 1e-3)
     announce(left_s + _SLOWER * once_s + _OPENING_S)
     limits = LatencyLimits(0, 1, order.rounds, left_s, _PRECISION)
-    for place, latency in take_turns(runners, limits, seed=order.seed).items():
-        answers[int(place)] = latency.median_s
+    for number, latency in take_turns(runners, limits, seed=order.seed).items():
+        answers[int(number)] = latency.median_s
     return answers
 
 
@@ -85,10 +85,10 @@ def _open(
             opened[key] = _prove(package, setting, threads)
         except BackendError as cause:
             opened[key] = cause
-    found = opened[key]
-    if isinstance(found, BackendError):
-        raise found
-    return found
+    sessions = opened[key]
+    if isinstance(sessions, BackendError):
+        raise sessions
+    return sessions
 
 
 def _prove(package: OpenedPackage, setting: RunSetting, threads: int | None) -> tuple[Session, ...]:

@@ -67,10 +67,10 @@ def take_turns(
                 _run(runners[name], 1, threads)
 
         turns = {name: partial(_run, runner, runs[name], threads) for name, runner in runners.items()}
-        found = measure_latency(turns, limits, clock=clock, seed=seed, before_each=before_each)
+        latencies = measure_latency(turns, limits, clock=clock, seed=seed, before_each=before_each)
     return {
         name: Latency(tuple((np.array(latency.seconds) / (runs[name] * runners[name].rows)).tolist()))
-        for name, latency in found.items()
+        for name, latency in latencies.items()
     }
 
 
@@ -86,7 +86,7 @@ def _run(runner: Runner, runs: int, threads: Executor) -> None:
     if len(runner.sessions) == 1:
         _run_one(runner.sessions[0], runner.inputs, runs)
         return
-    for done in [threads.submit(_run_one, one, runner.inputs, runs) for one in runner.sessions]:
+    for done in [threads.submit(_run_one, session, runner.inputs, runs) for session in runner.sessions]:
         done.result()
 
 

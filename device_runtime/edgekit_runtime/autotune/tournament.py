@@ -91,42 +91,45 @@ def hold_tournament(
         PackageError: the package has changed.
     """
     entrants = tuple(_enter(package))
-    found = hold_contest(
+    outcomes = hold_contest(
         measure or measure_afresh(package, keys, threads),
         [entrant.setting for entrant in entrants],
         ContestLimits(_FEWEST_PROCESSES, _MOST_PROCESSES, _ROUNDS, time.monotonic() + seconds),
         is_decided=_is_decided,
         report=report,
     )
-    done = {entrant.setting: _finish(entrant, found[entrant.setting]) for entrant in entrants}
-    latencies = {setting: one for setting, one in found.items() if isinstance(one, Latency)}
+    done = {entrant.setting: _finish(entrant, outcomes[entrant.setting]) for entrant in entrants}
+    latencies = {setting: outcome for setting, outcome in outcomes.items() if isinstance(outcome, Latency)}
     if not latencies:
         return Tournament(tuple(done.values()), None, ())
     medians = {setting: latency.median_s for setting, latency in latencies.items()}
     winner = done[rank(medians, package.manifest)[0]]
-    return Tournament(tuple(done.values()), winner, tuple(done[one].name for one in find_tied(latencies)))
+    return Tournament(
+        tuple(done.values()), winner, tuple(done[setting].name for setting in find_tied(latencies))
+    )
 
 
 def _is_decided(latencies: Mapping[RunSetting, Latency]) -> bool:
     """Return whether one was far ahead of all others in every process."""
     fastest = min(latencies.values(), key=lambda latency: latency.median_s, default=None)
     return fastest is None or all(
-        one is fastest or one.ratio_interval_to(fastest)[0] >= 1 + _CLEAR_SHARE for one in latencies.values()
+        latency is fastest or latency.ratio_interval_to(fastest)[0] >= 1 + _CLEAR_SHARE
+        for latency in latencies.values()
     )
 
 
-def _finish(entrant: Entrant, found: Latency | str) -> Entrant:
-    if isinstance(found, str):
-        return replace(entrant, reason=found)
-    return replace(entrant, latency=found)
+def _finish(entrant: Entrant, outcome: Latency | str) -> Entrant:
+    if isinstance(outcome, str):
+        return replace(entrant, reason=outcome)
+    return replace(entrant, latency=outcome)
 
 
 def _enter(package: OpenedPackage) -> Iterator[Entrant]:
     """Yield all backends; if some differ only in options, their names get a number."""
     names: Counter[str] = Counter()
     for variant in package.manifest.all_variants:
-        for place, choice in enumerate(variant.backend.chain):
+        for position, choice in enumerate(variant.backend.chain):
             name = f"{choice.name} {choice.artifact}"
             names[name] += 1
             unique = name if names[name] == 1 else f"{name} ({names[name]})"
-            yield Entrant(unique, RunSetting(variant.name, place), replace(choice, fallback=None))
+            yield Entrant(unique, RunSetting(variant.name, position), replace(choice, fallback=None))

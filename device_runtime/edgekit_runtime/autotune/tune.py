@@ -195,54 +195,60 @@ class _Search:
         return next(iter(self.trials))
 
     def run(self, objective: Objective) -> Tuning:
-        left = list(self.trials)[1:]
+        candidates = list(self.trials)[1:]
         rounds = _FIRST_ROUNDS
-        while len(left) > 1 and self.clock() < self.end_s:
-            left = self._halve(left, rounds)
+        while len(candidates) > 1 and self.clock() < self.end_s:
+            candidates = self._halve(candidates, rounds)
             rounds *= 2
         best, interval = self.own, (1.0, 1.0)
-        if len(left) == 1:
-            needed = _NEEDED_GAIN_SPINNING if ("spinning", True) in left[0].options else _NEEDED_GAIN
-            found = self._compare(left[0])
-            if found[1] <= 1 - needed:
-                best, interval = left[0], found
-        elif left:
+        if len(candidates) == 1:
+            needed = _NEEDED_GAIN_SPINNING if ("spinning", True) in candidates[0].options else _NEEDED_GAIN
+            ratio_interval = self._compare(candidates[0])
+            if ratio_interval[1] <= 1 - needed:
+                best, interval = candidates[0], ratio_interval
+        elif candidates:
             self.is_complete = False
         return Tuning(objective, tuple(self.trials.values()), best, interval, self.is_complete)
 
-    def _halve(self, left: list[RunSetting], rounds: int) -> list[RunSetting]:
+    def _halve(self, candidates: list[RunSetting], rounds: int) -> list[RunSetting]:
         """Return the better half of the settings that run."""
         begin_s = self.clock()
-        time_s = (self.end_s - begin_s) * (1 - _FINAL_SHARE) / math.ceil(math.log2(len(left)))
+        time_s = (self.end_s - begin_s) * (1 - _FINAL_SHARE) / math.ceil(math.log2(len(candidates)))
         limits = ContestLimits(_PROCESSES, _PROCESSES, rounds, begin_s + time_s)
-        found = self._contest(left, limits)
-        ratios = {setting: found[setting].ratio_to(found[self.own]) for setting in left if setting in found}
+        latencies = self._contest(candidates, limits)
+        ratios = {
+            setting: latencies[setting].ratio_to(latencies[self.own])
+            for setting in candidates
+            if setting in latencies
+        }
         return rank(ratios, self.manifest)[: (len(ratios) + 1) // 2]
 
     def _compare(self, setting: RunSetting) -> tuple[float, float]:
         """Return the 95 % interval of a setting's time as a share of the package's own, or (1, 1)."""
         most = _MOST_FINAL_PROCESSES
-        found = self._contest([setting], ContestLimits(most, most, _FINAL_ROUNDS, self.end_s))
-        if setting not in found:
+        latencies = self._contest([setting], ContestLimits(most, most, _FINAL_ROUNDS, self.end_s))
+        if setting not in latencies:
             return 1.0, 1.0
-        if len(found[setting].seconds) < _FEWEST_FINAL_PROCESSES:
+        if len(latencies[setting].seconds) < _FEWEST_FINAL_PROCESSES:
             self.is_complete = False
             return 1.0, 1.0
-        return found[setting].ratio_interval_to(found[self.own])
+        return latencies[setting].ratio_interval_to(latencies[self.own])
 
     def _contest(self, others: Sequence[RunSetting], limits: ContestLimits) -> dict[RunSetting, Latency]:
         """Return the latencies of the package's own setting and of the others that run."""
         settings = (self.own, *others)
-        found = hold_contest(self.measure, settings, limits, clock=self.clock, report=self.report)
-        own = found[self.own]
+        outcomes = hold_contest(self.measure, settings, limits, clock=self.clock, report=self.report)
+        own = outcomes[self.own]
         if isinstance(own, str):
             raise BackendError(f"as packaged: {own}")
-        latencies = {setting: one for setting, one in found.items() if isinstance(one, Latency)}
-        for setting, one in found.items():
+        latencies = {
+            setting: outcome for setting, outcome in outcomes.items() if isinstance(outcome, Latency)
+        }
+        for setting, outcome in outcomes.items():
             trial = self.trials[setting]
-            if isinstance(one, str):
-                self.trials[setting] = SettingResult(setting, reason=one)
+            if isinstance(outcome, str):
+                self.trials[setting] = SettingResult(setting, reason=outcome)
             else:
-                count = trial.processes + len(one.seconds)
-                self.trials[setting] = SettingResult(setting, one, one.ratio_to(own), count)
+                count = trial.processes + len(outcome.seconds)
+                self.trials[setting] = SettingResult(setting, outcome, outcome.ratio_to(own), count)
         return latencies

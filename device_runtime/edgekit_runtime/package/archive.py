@@ -183,9 +183,9 @@ class OpenedPackage:
         return self._signed.sha256
 
     def _show(self, manifest: Manifest, submodel: str | None) -> "OpenedPackage":
-        shown = OpenedPackage(self.path, manifest, self.key_id, view=self._view, members=self._members)
-        shown._signed, shown.submodel = self._signed, submodel
-        return shown
+        view = OpenedPackage(self.path, manifest, self.key_id, view=self._view, members=self._members)
+        view._signed, view.submodel = self._signed, submodel
+        return view
 
     def share(self) -> "OpenedPackage":
         """Return this package once more; it stays open when this one is closed, and is closed by itself."""
@@ -359,6 +359,6 @@ def _check_crc32(member: Member, crc32: int, where: str) -> None:
         )
 
 
-def _check_size(what: str, size_bytes: int, limit_bytes: int, where: str) -> None:
+def _check_size(label: str, size_bytes: int, limit_bytes: int, where: str) -> None:
     if size_bytes > limit_bytes:
-        raise PackageError(f"{where}: {what} has {size_bytes} bytes, the limit is {limit_bytes}")
+        raise PackageError(f"{where}: {label} has {size_bytes} bytes, the limit is {limit_bytes}")

@@ -232,14 +232,14 @@ def _check_directory(data: memoryview, where: str, members: Sequence[Member], of
         here = f"{where}: directory entry of '{member.name}'"
         if offset + position + _CENTRAL.size > len(data):
             raise PackageError(f"{here}: is cut off")
-        got = _CENTRAL.unpack_from(data, offset + position)
-        _compare(got, _CENTRAL.unpack_from(expected, position), _CENTRAL_FIELDS, here)
+        fields = _CENTRAL.unpack_from(data, offset + position)
+        _compare(fields, _CENTRAL.unpack_from(expected, position), _CENTRAL_FIELDS, here)
         position += _CENTRAL.size + len(member.name)
     raise PackageError(f"{where}: directory does not name the members in their order, each once")
 
 
-def _compare(got: Sequence[int], expected: Sequence[int], fields: Sequence[str], where: str) -> None:
-    for value, wanted, field in zip(got, expected, fields, strict=True):
-        if value != wanted:
+def _compare(values: Sequence[int], expected: Sequence[int], fields: Sequence[str], where: str) -> None:
+    for value, expected_value, field in zip(values, expected, fields, strict=True):
+        if value != expected_value:
             hint = f" ({_HINTS[field]})" if field in _HINTS else ""
-            raise PackageError(f"{where}: {field} is {value:#x}, expected {wanted:#x}{hint}")
+            raise PackageError(f"{where}: {field} is {value:#x}, expected {expected_value:#x}{hint}")

@@ -27,10 +27,10 @@ _DRAWN_AT_ONCE: Final = 1 << 16
 _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 
 
-def _check_number(value: object, what: str, *, low: float) -> None:
+def _check_number(value: object, field: str, *, low: float) -> None:
     # A comparison, since math.isfinite() overflows on the huge integers that JSON allows.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= _FLOAT32_MAX:
-        raise DataError(f"{what} is {value!r}, expected a finite number of at least {low:g}")
+        raise DataError(f"{field} is {value!r}, expected a finite number of at least {low:g}")
 
 
 def _is_count(value: object) -> bool:

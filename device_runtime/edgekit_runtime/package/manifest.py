@@ -86,22 +86,22 @@ class Manifest(Record):
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        for what in ("name", "version", "target"):
-            require_token(getattr(self, what), what)
+        for key in ("name", "version", "target"):
+            require_token(getattr(self, key), key)
         require(
             self.name != _STATISTICS,
             f"name is '{_STATISTICS}', which is where the service has statistics; choose another name",
         )
-        for what in ("budget", "figures", "provenance"):
-            require_object(getattr(self, what), what)
+        for key in ("budget", "figures", "provenance"):
+            require_object(getattr(self, key), key)
         for limit, value in self.budget.items():
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             finite = is_number and -math.inf < value < math.inf  # isfinite() overflows on huge integers
             require(finite, f"budget '{limit}' is {value!r}, expected a finite number")
-        for what, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
+        for side, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
             names = [spec.name for spec in specs]
-            require(len(names) > 0, f"{what} is empty, expected at least one tensor")
-            require(len(set(names)) == len(names), f"{what} holds a tensor name twice: {', '.join(names)}")
+            require(len(names) > 0, f"{side} is empty, expected at least one tensor")
+            require(len(set(names)) == len(names), f"{side} holds a tensor name twice: {', '.join(names)}")
         self._check_paths()
         check_variants(self.variants)
         for variant in self.all_variants:
@@ -174,7 +174,7 @@ class Manifest(Record):
         Raises:
             PackageError: there is no variant of that name.
         """
-        named = {one.name: one for one in self.all_variants}
+        named = {variant.name: variant for variant in self.all_variants}
         if variant not in named:
             raise PackageError(f"{self.file_name}: no variant '{variant}', there are: {', '.join(named)}")
         chosen = named[variant]
@@ -188,12 +188,12 @@ class Manifest(Record):
         Raises:
             PackageError: there is no submodel of that name.
         """
-        named = {one.name: one for one in self.submodels}
+        named = {submodel.name: submodel for submodel in self.submodels}
         if name not in named:
             there = ", ".join(named) or "none"
             raise PackageError(f"{self.file_name}: no submodel '{name}', there are: {there}")
         chosen = named[name]
-        artifacts = {one.path: one for one in self.artifacts}
+        artifacts = {artifact.path: artifact for artifact in self.artifacts}
         return Manifest(
             name=served_name(self.name, chosen, artifacts),
             version=self.version,
@@ -202,7 +202,8 @@ class Manifest(Record):
             outputs=chosen.outputs,
             # As models: the file of a submodel is the model now.
             artifacts=tuple(
-                replace(one, role="model") if one.role == "submodel" else one for one in self.artifacts
+                replace(artifact, role="model") if artifact.role == "submodel" else artifact
+                for artifact in self.artifacts
             ),
             backend=chosen.backend,
             golden=chosen.golden,

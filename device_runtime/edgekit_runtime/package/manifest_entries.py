@@ -24,18 +24,18 @@ def require(condition: bool, message: str) -> None:
         raise ManifestError(f"{MANIFEST_NAME}: {message}")
 
 
-def require_token(value: object, what: str) -> None:
+def require_token(value: object, field: str) -> None:
     """Raise `ManifestError` unless `value` is a short plain word, fit for a file name."""
     require(
         isinstance(value, str) and _TOKEN.fullmatch(value) is not None,
-        f"{what} is {value!r}, expected 1 to 64 letters, digits or '_.+-', starting with a letter or digit",
+        f"{field} is {value!r}, expected 1 to 64 letters, digits or '_.+-', starting with a letter or digit",
     )
 
 
-def require_object(value: object, what: str) -> None:
+def require_object(value: object, field: str) -> None:
     """Raise `ManifestError` unless `value` is a mapping with string keys."""
     is_object = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
-    require(is_object, f"{what} must be an object with string keys, got {name_kind(value)}")
+    require(is_object, f"{field} must be an object with string keys, got {name_kind(value)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,8 @@ class BackendChoice(Record):
     @property
     def chain(self) -> "tuple[BackendChoice, ...]":
         """This choice and its fallbacks, in the order in which they are tried."""
-        rest = () if self.fallback is None else self.fallback.chain
-        return (self, *rest)
+        fallbacks = () if self.fallback is None else self.fallback.chain
+        return (self, *fallbacks)
 
     @classmethod
     def from_json(cls, value: object, where: str = "", *, depth: int = 0) -> "BackendChoice":

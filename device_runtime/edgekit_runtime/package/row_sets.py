@@ -73,16 +73,16 @@ def align_rows(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) -> A
         groups[outputs[name].shape[axis], reference[name].shape[axis]].append(name)
     aligned = AlignedRows({}, {}, {})
     for (count, _), names in groups.items():
-        places = _pair(
+        positions = _pair(
             *(_columns((arrays[name], axes[name]) for name in names) for arrays in (outputs, reference))
         )
-        missing = places < 0
+        missing = positions < 0
         for name in names:
             rows = np.moveaxis(outputs[name], axes[name], 0)
             blank = np.zeros((1, *rows.shape[1:]), rows.dtype)
             if rows.dtype.kind == "f":
                 blank[:] = np.nan
-            ordered = np.concatenate([rows, blank])[np.where(missing, count, places)]
+            ordered = np.concatenate([rows, blank])[np.where(missing, count, positions)]
             aligned.outputs[name] = np.moveaxis(ordered, 0, axes[name])
             aligned.missing[name] = missing
             aligned.extra[name] = count - int(np.count_nonzero(~missing))
@@ -130,46 +130,46 @@ def _pair(rows: Array, reference: Array) -> Array:
 
     Equal rows are paired first, then the nearest, each once. Columns count by their range in the reference.
     """
-    places = np.full(len(reference), -1, np.intp)
+    positions = np.full(len(reference), -1, np.intp)
     if not len(rows) or not len(reference):
-        return places
-    _pair_equal(rows, reference, places)
+        return positions
+    _pair_equal(rows, reference, positions)
     spans = np.ptp(reference, axis=0)
     spans[spans == 0] = 1.0
     ours, theirs = rows / spans, reference / spans
-    left = np.setdiff1d(np.arange(len(rows)), places)
-    left = left[np.argsort(ours[left].sum(axis=1), kind="stable")]
-    open_rows = np.flatnonzero(places < 0)
+    unpaired = np.setdiff1d(np.arange(len(rows)), positions)
+    unpaired = unpaired[np.argsort(ours[unpaired].sum(axis=1), kind="stable")]
+    open_rows = np.flatnonzero(positions < 0)
     open_rows = open_rows[np.argsort(theirs[open_rows].sum(axis=1), kind="stable")]
     for begin in range(0, len(open_rows), _BLOCK):
         block = open_rows[begin : begin + _BLOCK]
-        first, last = np.searchsorted(ours[left].sum(axis=1), theirs[block[[0, -1]]].sum(axis=1))
+        first, last = np.searchsorted(ours[unpaired].sum(axis=1), theirs[block[[0, -1]]].sum(axis=1))
         start = max(0, int(first) - _BLOCK)
-        near = left[start : min(int(last) + _BLOCK, start + 4 * _BLOCK)]
-        _pair_nearest(ours, theirs, near=near, block=block, places=places)
-        left = left[~np.isin(left, places[block])]
-    return places
+        near = unpaired[start : min(int(last) + _BLOCK, start + 4 * _BLOCK)]
+        _pair_nearest(ours, theirs, near=near, block=block, positions=positions)
+        unpaired = unpaired[~np.isin(unpaired, positions[block])]
+    return positions
 
 
-def _pair_equal(rows: Array, reference: Array, places: Array) -> None:
+def _pair_equal(rows: Array, reference: Array, positions: Array) -> None:
     """Pair equal rows, also those that occur several times."""
     _, codes = np.unique(np.concatenate([rows, reference]), axis=0, return_inverse=True)
     waiting = defaultdict(list)
-    for place, code in enumerate(codes.reshape(-1)[: len(rows)].tolist()):
-        waiting[code].append(place)
-    for place, code in enumerate(codes.reshape(-1)[len(rows) :].tolist()):
+    for row, code in enumerate(codes.reshape(-1)[: len(rows)].tolist()):
+        waiting[code].append(row)
+    for row, code in enumerate(codes.reshape(-1)[len(rows) :].tolist()):
         if waiting[code]:
-            places[place] = waiting[code].pop()
+            positions[row] = waiting[code].pop()
 
 
-def _pair_nearest(ours: Array, theirs: Array, *, near: Array, block: Array, places: Array) -> None:
+def _pair_nearest(ours: Array, theirs: Array, *, near: Array, block: Array, positions: Array) -> None:
     """Pair the rows `block` of the reference with the nearest of `near`, the closest pairs first."""
     if not len(near):
         return
-    one, other = theirs[block], ours[near]
-    distances = (one**2).sum(axis=1)[:, None] + (other**2).sum(axis=1) - 2 * one @ other.T
+    wanted_rows, other = theirs[block], ours[near]
+    distances = (wanted_rows**2).sum(axis=1)[:, None] + (other**2).sum(axis=1) - 2 * wanted_rows @ other.T
     for row in np.argsort(distances.min(axis=1), kind="stable"):
         column = int(distances[row].argmin())
         if np.isfinite(distances[row, column]):
-            places[block[row]] = near[column]
+            positions[block[row]] = near[column]
             distances[:, column] = np.inf

@@ -51,10 +51,10 @@ class Submodel(Record):
 
     def __post_init__(self) -> None:
         require_token(self.name, "submodel name")
-        for what, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
+        for side, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
             names = [spec.name for spec in specs]
-            require(len(names) > 0, f"submodel '{self.name}': {what} is empty, expected at least one tensor")
-            require(len(set(names)) == len(names), f"submodel '{self.name}': {what} holds a name twice")
+            require(len(names) > 0, f"submodel '{self.name}': {side} is empty, expected at least one tensor")
+            require(len(set(names)) == len(names), f"submodel '{self.name}': {side} holds a name twice")
         stated = self.weights_bytes
         require(
             type(stated) is int and 0 <= stated <= MAX_DIMENSION,

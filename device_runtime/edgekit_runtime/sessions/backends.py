@@ -47,7 +47,7 @@ def open_session(
         if variant is None:
             return open_preferred(package, threads)[1]
         selected = package.select(variant)
-        order = {one.name: one for one in recall_order(package.manifest)}
+        order = {variant.name: variant for variant in recall_order(package.manifest)}
         return open_choice(selected, apply_tuned(package.manifest, order[variant].backend), threads)
     with _open_verifier() if trust is None else contextlib.nullcontext(trust) as verifier:
         opened = read_package(package, verifier, limits)

@@ -74,7 +74,7 @@ def warm_up(
         BackendError: the engine failed.
     """
     sizes = [inputs, *_grow(inputs, max_batch)] if has_free_rows(instances[0]) else [inputs]
-    found = []
+    warm_runs = []
     for session in {id(session): session for session in instances}.values():
         for batch in sizes:
             seconds = []
@@ -82,8 +82,8 @@ def warm_up(
                 began_s = time.perf_counter()
                 session.run(batch)
                 seconds.append(time.perf_counter() - began_s)
-            found += [WarmRun(input_bytes(batch), s) for s in seconds[1:] or seconds]
-    return found
+            warm_runs += [WarmRun(input_bytes(batch), s) for s in seconds[1:] or seconds]
+    return warm_runs
 
 
 def _grow(inputs: Mapping[str, Array], max_batch: int) -> list[Mapping[str, Array]]:

@@ -137,7 +137,8 @@ def measure_latency(
             clock() - start >= limits.time_limit_s
             # Without a precision nothing is sorted: that would empty the caches between two inferences.
             or (
-                limits.precision > 0 and all(_is_settled(each, limits.precision) for each in seconds.values())
+                limits.precision > 0
+                and all(_is_settled(measured_s, limits.precision) for measured_s in seconds.values())
             )
         ):
             break

@@ -116,14 +116,14 @@ def recall_order(manifest: Manifest) -> tuple[Variant, ...]:
     if len(variants) == len(manifest.backend.chain) == 1:
         return variants
     try:
-        kept: Any = json.loads(_find_winner(manifest).read_bytes())
-        name, place = kept["variant"], kept["place"]
+        winner: Any = json.loads(_find_winner(manifest).read_bytes())
+        name, position = winner["variant"], winner["place"]
     except (OSError, ValueError, TypeError, KeyError, RuntimeError):  # RuntimeError: a user without a home
         return variants
     for variant in variants:
-        if variant.name == name and type(place) is int and 0 <= place < len(variant.backend.chain):
-            first = replace(variant, backend=_put_first(variant.backend, place))
-            return (first, *(one for one in variants if one is not variant))
+        if variant.name == name and type(position) is int and 0 <= position < len(variant.backend.chain):
+            first = replace(variant, backend=_put_first(variant.backend, position))
+            return (first, *(variant for variant in variants if variant is not variant))
     return variants
 
 
@@ -143,8 +143,8 @@ def keep_opening(package: OpenedPackage, variants: Sequence[str]) -> Path:
 def is_opening_kept(package: OpenedPackage, variants: Sequence[str]) -> bool:
     """Return whether `keep_opening` was called for the same with these engine releases and this processor."""
     try:
-        kept = json.loads(_find_opening(package, variants).read_bytes())
-        return bool(kept == _describe_opening(package, variants))
+        opening = json.loads(_find_opening(package, variants).read_bytes())
+        return bool(opening == _describe_opening(package, variants))
     except (OSError, ValueError, RuntimeError):  # RuntimeError: a user without a home
         return False
 
@@ -155,7 +155,7 @@ def _describe_opening(package: OpenedPackage, variants: Sequence[str]) -> dict[s
     return {
         "submodel": package.submodel,
         "variants": list(variants),
-        "order": [[one.name, *(choice.name for choice in one.backend.chain)] for one in order],
+        "order": [[variant.name, *(choice.name for choice in variant.backend.chain)] for variant in order],
         "engines": {name: _engine_version(name) for name in sorted(names)},
         "processor": _find_processor(),
     }
@@ -171,9 +171,9 @@ def _find_processor() -> str:
     return hashlib.sha256("\n".join((platform.machine(), *described)).encode()).hexdigest()[:16]
 
 
-def _put_first(backend: BackendChoice, place: int) -> BackendChoice:
+def _put_first(backend: BackendChoice, position: int) -> BackendChoice:
     choices = list(backend.chain)
-    choices.insert(0, choices.pop(place))
+    choices.insert(0, choices.pop(position))
     chained = replace(choices[-1], fallback=None)
     for choice in reversed(choices[:-1]):
         chained = replace(choice, fallback=chained)
@@ -204,7 +204,9 @@ def _keep(path: Path, document: Mapping[str, JsonValue]) -> Path:
     with write_atomically(path, mode=0o600) as file:
         file.write(json.dumps(document, indent=2).encode())
     with contextlib.suppress(OSError):  # as another process may remove the same
-        for oldest in sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime)[:-MAX_RESULTS]:
+        for oldest in sorted(path.parent.glob("*.json"), key=lambda result: result.stat().st_mtime)[
+            :-MAX_RESULTS
+        ]:
             oldest.unlink()
     return path
 

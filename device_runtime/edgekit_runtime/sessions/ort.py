@@ -237,8 +237,8 @@ def _load(
             return create_session(path, settings, options.disabled_optimizers)
     except Exception as cause:  # its exceptions have no other common base
         check_lack(cause, "backend 'ort': the model cannot be given to onnxruntime")
-        if said := _SYSTEM_ERROR.search(str(cause)):
-            number = int(said[1])
+        if match := _SYSTEM_ERROR.search(str(cause)):
+            number = int(match[1])
             check_lack(OSError(number, os.strerror(number)), "backend 'ort': the model cannot be read")
         raise BackendError(f"backend 'ort': onnxruntime refused the model: {cause}") from cause
 

@@ -92,9 +92,9 @@ def read_golden(package: OpenedPackage) -> GoldenCase:
     return GoldenCase(read_golden_inputs(package), expected, tuple(rows))
 
 
-def _decode_row(package: OpenedPackage, output: GoldenOutput, place: int) -> np.ndarray[Any, np.dtype[Any]]:
+def _decode_row(package: OpenedPackage, output: GoldenOutput, row: int) -> np.ndarray[Any, np.dtype[Any]]:
     """Return the stored values of the row at this place among the further ones."""
-    begin = place * output.size_bytes
+    begin = row * output.size_bytes
     return output.decode(package.read(output.path)[begin : begin + output.size_bytes])
 
 
@@ -147,15 +147,15 @@ def _check_all(expected: Expected, outputs: Arrays) -> list[OutputCheck]:
     return [_check(golden, values, outputs, aligned) for golden, values in expected]
 
 
-def _fits(golden: GoldenOutput, got: np.ndarray[Any, np.dtype[Any]] | None) -> bool:
+def _fits(golden: GoldenOutput, output: np.ndarray[Any, np.dtype[Any]] | None) -> bool:
     """Whether dtype and shape are right, apart from a number of rows that depends on the data."""
     return (
-        got is not None
-        and got.dtype == golden.dtype
-        and got.ndim == len(golden.shape)
+        output is not None
+        and output.dtype == golden.dtype
+        and output.ndim == len(golden.shape)
         and all(
             size == want or axis == golden.axis
-            for axis, (size, want) in enumerate(zip(got.shape, golden.shape, strict=True))
+            for axis, (size, want) in enumerate(zip(output.shape, golden.shape, strict=True))
         )
     )
 
@@ -166,18 +166,20 @@ def _check(
     outputs: Arrays,
     sets: AlignedRows,
 ) -> OutputCheck:
-    name, got = golden.name, outputs.get(golden.name)
-    if got is None:
+    name, output = golden.name, outputs.get(golden.name)
+    if output is None:
         return OutputCheck(name, False, None, None, f"output '{name}' is missing, got {sorted(outputs)}")
-    if not _fits(golden, got):
-        message = f"output '{name}' is {got.dtype} {got.shape}, expected {expected.dtype} {golden.shape}"
+    if not _fits(golden, output):
+        message = (
+            f"output '{name}' is {output.dtype} {output.shape}, expected {expected.dtype} {golden.shape}"
+        )
         return OutputCheck(name, False, None, None, message)
     if golden.axis is None:
-        return _compare(golden, expected.reshape(-1), golden.pick(got))[0]
+        return _compare(golden, expected.reshape(-1), golden.pick(output))[0]
     check, right = _compare(golden, expected.reshape(-1), sets.outputs[name].reshape(-1))
     rows = np.moveaxis(right.reshape(expected.shape), golden.axis, -1)
     wrong = int(np.count_nonzero(~rows.all(axis=tuple(range(rows.ndim - 1))) | sets.missing[name]))
-    count, expected_count = got.shape[golden.axis], golden.shape[golden.axis]
+    count, expected_count = output.shape[golden.axis], golden.shape[golden.axis]
     message = (
         f"output '{name}': {wrong} of {rows.shape[-1]} rows have no counterpart within {golden.atol:g}; it"
         f" has {count} rows, expected {expected_count}; {golden.loose} and {golden.count_atol} may differ"
@@ -187,26 +189,26 @@ def _check(
 
 
 def _compare(
-    golden: GoldenOutput, expected: np.ndarray[Any, np.dtype[Any]], got: np.ndarray[Any, np.dtype[Any]]
+    golden: GoldenOutput, expected: np.ndarray[Any, np.dtype[Any]], output: np.ndarray[Any, np.dtype[Any]]
 ) -> tuple[OutputCheck, np.ndarray[Any, np.dtype[np.bool_]]]:
     """Return how the compared values, both [n], differ, and which are right."""
     atol, rtol = golden.atol, golden.rtol
     with np.errstate(invalid="ignore"):  # inf - inf; equality covers it below
-        difference = np.abs(got.astype(np.float64) - expected.astype(np.float64))
+        difference = np.abs(output.astype(np.float64) - expected.astype(np.float64))
         # NaN compares false with everything, so a NaN on either side is wrong; the same infinity is right.
         within = difference <= atol + rtol * np.abs(expected.astype(np.float64))
-    right = (got == expected) | (within & np.isfinite(got) & np.isfinite(expected))
+    right = (output == expected) | (within & np.isfinite(output) & np.isfinite(expected))
     if expected.dtype.kind in _EXACT_KINDS and atol == rtol == 0:
-        right = got == expected
+        right = output == expected
     wrong_count = int(right.size - np.count_nonzero(right))
     max_abs_error = float(np.max(difference, initial=0.0, where=np.isfinite(difference)))
     sampled = "" if golden.every == 1 else f" (one in {golden.every} is compared)"
     endless = int(np.count_nonzero(~right & ~np.isfinite(difference)))
     largest = f"the largest difference is {max_abs_error:g}"
     if endless:
-        rest = f"the largest difference of the others is {max_abs_error:g}"
+        comparison = f"the largest difference of the others is {max_abs_error:g}"
         largest = f"{endless} of them are NaN or infinite in one of the two" + (
-            f", {rest}" if wrong_count > endless else ""
+            f", {comparison}" if wrong_count > endless else ""
         )
     message = (
         f"output '{golden.name}': {wrong_count} of {right.size} values{sampled} differ by more than {atol:g}"

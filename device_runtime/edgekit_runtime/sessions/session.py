@@ -96,15 +96,15 @@ def check_specs(session: Session, package: OpenedPackage, choice: BackendChoice)
         # For these the manifest states the files that arrive; `MediaSession` checks the model's own inputs.
         files = tuple(spec for spec in session.inputs if spec.name in decoded)
         stated_inputs = (*(spec for spec in stated_inputs if spec.name not in decoded), *files)
-    for what, found, stated in (
+    for side, specs, stated in (
         ("inputs", session.inputs, stated_inputs),
         ("outputs", session.outputs, manifest.outputs),
     ):
-        got = {spec.name: spec.dtype for spec in found}
+        dtypes = {spec.name: spec.dtype for spec in specs}
         expected = {spec.name: spec.dtype for spec in stated}
-        if got != expected:
+        if dtypes != expected:
             raise BackendError(
-                f"{package.path}: '{choice.artifact}' has {what} {got}, manifest says {expected}"
+                f"{package.path}: '{choice.artifact}' has {side} {dtypes}, manifest says {expected}"
             )
     shapes = {spec.name: spec.shape for spec in session.inputs}
     for spec in stated_inputs:
@@ -118,5 +118,5 @@ def check_specs(session: Session, package: OpenedPackage, choice: BackendChoice)
 def _takes(own: tuple[int | str, ...], stated: tuple[int | str, ...]) -> bool:
     """Return whether a model whose input has the shape `own` takes every array of the shape `stated`."""
     return len(own) == len(stated) and all(
-        isinstance(size, str) or size == wanted for size, wanted in zip(own, stated, strict=True)
+        isinstance(size, str) or size == stated_size for size, stated_size in zip(own, stated, strict=True)
     )

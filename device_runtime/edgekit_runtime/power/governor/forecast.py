@@ -64,11 +64,13 @@ class Factor:
         """Return the factors after one observation of a setting."""
         ratio = min(max(ratio, _RATIO_BOUNDS[0]), _RATIO_BOUNDS[1])
         learned_factor, count = self.of(setting), self.each.get(setting, (0.0, 0.0))[1]
-        each = {
+        factors = {
             **self.each,
             setting: (learned_factor + gain * (ratio - learned_factor), min(count + 1, 1 / gain)),
         }
-        return Factor(math.exp(sum(math.log(factor) for factor, _ in each.values()) / len(each)), each)
+        return Factor(
+            math.exp(sum(math.log(factor) for factor, _ in factors.values()) / len(factors)), factors
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class TracebackLimiter(logging.Filter):
         """
         now_s = self._clock()
         if fault not in self._said and len(self._said) >= _MAX_SAID:
-            self._said = {key: said for key, said in self._said.items() if now_s - said[0] < _PERIOD_S}
+            self._said = {key: report for key, report in self._said.items() if now_s - report[0] < _PERIOD_S}
             if len(self._said) >= _MAX_SAID:
                 fault = None  # all others together
         at_s, left_out = self._said.get(fault, (-_PERIOD_S, 0))

@@ -88,8 +88,8 @@ class Served:
         if self.governed is not None:
             return self.governed.lane.to_json()
         remote = self.loaded.remote
-        found: Any = None if remote is None else remote.to_json().get("governor")
-        return found if isinstance(found, dict) else None
+        settings: Any = None if remote is None else remote.to_json().get("governor")
+        return settings if isinstance(settings, dict) else None
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the statistics beyond the protocol's own figures."""

@@ -50,8 +50,8 @@ def read_tensors(
 
 
 def _read(interpreter: Any, *, float_io: bool) -> tuple[tuple[ModelTensor, ...], tuple[ModelTensor, ...]]:
-    found = (interpreter.get_input_details(), interpreter.get_output_details())
-    named = _signature(interpreter, found) or tuple(_by_tensor_name(details) for details in found)
+    details = (interpreter.get_input_details(), interpreter.get_output_details())
+    named = _signature(interpreter, details) or tuple(_by_tensor_name(side) for side in details)
     inputs, outputs = (
         tuple(_read_tensor(name, detail, float_io=float_io) for name, detail in side.items())
         for side in named
@@ -73,7 +73,7 @@ def _by_tensor_name(details: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[s
 
 
 def _signature(
-    interpreter: Any, found: Sequence[Sequence[Mapping[str, Any]]]
+    interpreter: Any, details: Sequence[Sequence[Mapping[str, Any]]]
 ) -> tuple[dict[str, Mapping[str, Any]], ...] | None:
     """Return the names of the only signature with their details, or None if it cannot be used."""
     keys = list(interpreter.get_signature_list())
@@ -81,9 +81,9 @@ def _signature(
         return None
     runner = interpreter.get_signature_runner(keys[0])
     named = (runner.get_input_details(), runner.get_output_details())
-    for side, details in zip(named, found, strict=True):
+    for side, tensors in zip(named, details, strict=True):
         # A signature may belong to another subgraph, or leave out an input; only `invoke` runs it all.
-        if {_identity(detail) for detail in side.values()} != {_identity(detail) for detail in details}:
+        if {_identity(detail) for detail in side.values()} != {_identity(detail) for detail in tensors}:
             return None
     return named
 

@@ -88,29 +88,30 @@ def test_in_child(
         "forget": not is_kept,
     }
     variables = {} if engines is None else {"PYTHONPATH": f"{engines}:{child_environment()['PYTHONPATH']}"}
-    what = f"{package.path.name}: {package.manifest.name} {package.manifest.version}"
+    label = f"{package.path.name}: {package.manifest.name} {package.manifest.version}"
     try:
         child = ChildProcess(_MODULE, json.dumps(request), variables=variables, own_session=True)
     except OSError as cause:
-        check_lack(cause, f"{what}: cannot be tested in a process of its own")
-        raise BackendError(f"{what}: cannot be tested in a process of its own: {cause}") from cause
+        check_lack(cause, f"{label}: cannot be tested in a process of its own")
+        raise BackendError(f"{label}: cannot be tested in a process of its own: {cause}") from cause
     with child:
         child.lower_priority()
         code = child.wait(limit_s)
         if code is None:
             raise SlowOpeningError(
-                f"{what}: was not opened and tested within {limit_s:g} s: the machine is busy, or its engine"
+                f"{label}: was not opened and tested within {limit_s:g} s: the machine is busy, or its engine"
                 " hangs; try again",
                 _RETRY_AFTER_S,
             )
         if code == -signal.SIGKILL:
             raise UnavailableError(
-                f"{what}: the process that tested it was killed, as by a lack of memory; load it again later",
+                f"{label}: the process that tested it was killed, as by a lack of memory; load it again"
+                " later",
                 _RETRY_AFTER_S,
             )
         if code not in (0, _FAULT):
             raise BackendError(
-                f"{what}: its engine ended the process that opened and tested it, {describe_end(code)}"
+                f"{label}: its engine ended the process that opened and tested it, {describe_end(code)}"
                 f" ({child.last_line or 'without a message'}); package it again, or install another release"
                 " of the engine"
             )

@@ -68,7 +68,7 @@ def build_engines(
         plans = {precision: (folder / f"{precision}.plan").read_bytes() for precision in answer["built"]}
         timing_path = folder / "timing.cache"
         found = timing_path.read_bytes() if timing_path.exists() else None
-    refused = {what: "; ".join(messages) for what, messages in answer["refused"].items()}
+    refused = {precision: "; ".join(messages) for precision, messages in answer["refused"].items()}
     return BuiltEngines(plans, refused, found)
 
 

@@ -213,10 +213,10 @@ def _try_lock(descriptor: int) -> bool:
 def _is_private(folder: Path) -> bool:
     """Whether the folder exists and only this user can write into it; warn if others can."""
     try:
-        found = folder.stat()
+        status = folder.stat()
     except OSError:
         return False
-    private = found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    private = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if not private:
         _logger.warning(
             "%s is not read: other users can write there; chmod 700, or set EDGEKIT_CACHE", folder

@@ -132,12 +132,12 @@ def prepare(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedE
 
 
 def _build(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedEngine:
-    known = machine.cache.read_timing(job.key)
-    timings = job.timings if known is None else (known, *job.timings)
+    timing = machine.cache.read_timing(job.key)
+    timings = job.timings if timing is None else (timing, *job.timings)
     engines = machine.build(job.model, job.options, timings=timings, stop=stop)
     if engines.timing is not None:
         _keep(functools.partial(machine.cache.write_timing, job.key, engines.timing))
-    notes = [f"{what}: {why}" for what, why in engines.refused.items()]
+    notes = [f"{precision}: {why}" for precision, why in engines.refused.items()]
     admitted: dict[str, RunnableEngine] = {}
     is_final = engines.refused.keys() <= {"model"}
     for precision, plan in engines.plans.items():
@@ -153,13 +153,13 @@ def _build(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedEn
             _keep(functools.partial(machine.cache.write, job.key, CacheEntry(None, {}, tuple(notes), None)))
         raise BackendError("; ".join(notes) or "TensorRT built nothing")
     seconds = _measure(admitted, job.golden)
-    kept = min(seconds, key=seconds.__getitem__)
+    fastest = min(seconds, key=seconds.__getitem__)
     for precision, engine in admitted.items():
-        if precision != kept:
+        if precision != fastest:
             engine.close()
-    entry = CacheEntry(kept, seconds, tuple(notes), engines.plans[kept])
+    entry = CacheEntry(fastest, seconds, tuple(notes), engines.plans[fastest])
     _keep(functools.partial(machine.cache.write, job.key, entry))
-    return PreparedEngine(admitted[kept], kept, entry)
+    return PreparedEngine(admitted[fastest], fastest, entry)
 
 
 def _keep(write: Callable[[], None]) -> None:
@@ -185,14 +185,14 @@ def _admit(job: BuildJob, machine: Machine, plan: bytes) -> RunnableEngine:
 
 
 def _check(job: BuildJob, engine: RunnableEngine) -> None:
-    for what, found, stated in (
+    for side, specs, stated in (
         ("inputs", engine.inputs, job.inputs),
         ("outputs", engine.outputs, job.outputs),
     ):
-        got = {spec.name: spec.dtype for spec in found}
+        dtypes = {spec.name: spec.dtype for spec in specs}
         expected = {spec.name: spec.dtype for spec in stated}
-        if got != expected:
-            raise _WrongError(f"the engine has {what} {got}, the manifest says {expected}")
+        if dtypes != expected:
+            raise _WrongError(f"the engine has {side} {dtypes}, the manifest says {expected}")
     try:
         test = job.golden.check(engine)
     except DataError as cause:  # the engine takes other shapes than the package states
@@ -204,4 +204,4 @@ def _check(job: BuildJob, engine: RunnableEngine) -> None:
 def _measure(engines: dict[str, RunnableEngine], golden: GoldenCase) -> dict[str, float]:
     """Return the median latencies in seconds, interleaved."""
     calls = {precision: functools.partial(engine.run, golden.inputs) for precision, engine in engines.items()}
-    return {precision: found.median_s for precision, found in measure_latency(calls, _TIMING).items()}
+    return {precision: latency.median_s for precision, latency in measure_latency(calls, _TIMING).items()}
