@@ -13,8 +13,7 @@ pytest.importorskip("onnx")
 ROOT = Path(__file__).parents[2]
 
 
-# Many a fault in a step comes too late: 491 of 1,082 took place in the whole sweep. The long run has four times
-# as many as are named here.
+# Many a fault in a step comes too late: 491 of 1,082 took place in the whole sweep.
 @pytest.mark.parametrize(
     ("part", "most", "least"), [("journal", 30, 24), ("steps", 6, 2), ("manager", 5, 4), ("torn", 5, 4)]
 )

@@ -168,3 +168,17 @@ def test_tensor_whose_name_we_would_have_made_up_is_measured_too(rng: np.random.
     model = model_of(nodes, {}, {"x": (1, 3, "H", "W")})
     found = collect(model, ["r", "r_size", "r__size"], lambda: images(rng, 2), threads=1)
     assert found.keys() == {"r", "r_size", "r__size"}
+
+
+def test_vector_whose_length_depends_on_the_data_has_no_range() -> None:
+    nodes = [
+        node("NonZero", ["x"], ["positions"]),
+        node("Transpose", ["positions"], ["rows"], perm=[1, 0]),
+        node("GatherND", ["x", "rows"], ["positive"]),
+        node("Neg", ["positive"], ["y"]),
+        node("Neg", ["x"], ["z"]),
+    ]
+    model = model_of(nodes, {}, {"x": ("N",)})
+    values = [np.float32([1, 0, 2]), np.float32([1, 1, 2]), np.float32([1, 2])]
+    ranges = collect(model, ["positive", "z"], lambda: [{"x": value} for value in values], threads=1)
+    assert ranges.keys() == {"z"}  # its length follows that of the input

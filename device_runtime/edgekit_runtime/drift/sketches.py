@@ -174,6 +174,7 @@ class ClassSketch:
         Args:
             scores: float [classes], logits or probabilities.
         """
+        scores = scores.astype(np.float32, copy=False)  # the least probability is 0 in float16
         if self.is_probabilities is None:
             self.is_probabilities = are_probabilities(scores)
         if self.is_probabilities:

@@ -346,7 +346,8 @@ class _Search:
         usable = tuple(name for name in kernels if missing.isdisjoint(self.quantizer.touched([name])))
         self.found.dropped.append(
             f"static int8 of {len(kernels) - len(usable)} of {len(kernels)} layers: on calibration samples"
-            f" '{min(missing)}' is empty or holds values beyond 1e30, which have no code; they stay in float"
+            f" '{min(missing)}' may be empty or holds values beyond 1e30, which have no code; they stay in"
+            " float"
         )
         return usable
 

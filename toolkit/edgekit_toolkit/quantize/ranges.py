@@ -140,7 +140,8 @@ def gather(
     """Return the extremes of activations over a stream of samples.
 
     An activation with values that no code stands for, such as the -inf of an attention mask, has no range;
-    neither has one that never has elements.
+    neither has one that never has elements, nor a vector whose length depends on the data: it may be empty,
+    and onnxruntime ends the process over a quantized sum or product of vectors without elements.
 
     Args:
         samples: makes the stream.
@@ -153,10 +154,14 @@ def gather(
     """
     extremes: dict[str, Range] = {}
     without_range: set[str] = set()
+    lengths: dict[tuple[object, ...], int] = {}
     feeds = None
     for feeds in samples():
+        shapes = tuple(value.shape for value in feeds.values())
         for name, value in read(feeds):
-            if not (np.abs(value) <= _MAX_CODED).all():  # NaN too
+            is_vector = sum(size != 1 for size in value.shape) <= 1
+            varies = is_vector and lengths.setdefault((name, shapes), value.size) != value.size
+            if varies or not (np.abs(value) <= _MAX_CODED).all():  # NaN too
                 without_range.add(name)
             elif value.size:
                 _update(extremes, name, value, axis)

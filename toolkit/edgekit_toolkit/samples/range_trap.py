@@ -104,7 +104,7 @@ def _compare(
     for feeds in islice(samples, _MAX_SAMPLES):
         count += 1
         for name, (low, high) in ranges.items():
-            value = feeds[name]
+            value = feeds[name].astype(np.float64)  # a float16 does not hold the ends of wide ranges
             if not value.size:
                 continue
             margin = _MARGIN * (high - low)
