@@ -411,6 +411,15 @@ def test_shape_that_does_not_fit_is_refused_with_both_that_would(tmp_path):
         open_data(saved(tmp_path / "d.npz", x=SEQUENCES[:, :, 0]), TIME)
 
 
+def test_input_with_an_axis_of_samples_beside_one_without_is_told_that_they_do_not_mix(tmp_path):
+    inputs = (TensorSpec("x", "float32", (1, 4)), TensorSpec("n", "int64", (1,)))
+    arrays = {"x": np.zeros((8, 4), np.float32), "n": np.zeros((8, 1), np.int64)}
+    message = r"'n' takes \[N\] or \[N, 1\] with N samples, all inputs the same of the two"
+    with pytest.raises(DataError, match=message):
+        open_data(saved(tmp_path / "d.npz", **arrays), inputs)
+    assert len(open_data(saved(tmp_path / "e.npz", **{**arrays, "x": arrays["x"][:, None]}), inputs)) == 8
+
+
 def test_files_with_and_without_an_axis_of_samples_do_not_mix(tmp_path):
     saved(tmp_path / "a.npz", x=SEQUENCES)
     saved(tmp_path / "b.npz", x=SEQUENCES[:, 0])

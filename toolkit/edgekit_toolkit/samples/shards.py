@@ -229,9 +229,11 @@ def _check_column(stored: StoredArray, spec: TensorSpec, *, in_front: bool, stat
     )
     if not stored.shape or not fits:
         forms = [", ".join(map(str, ("N", *axes))) for axes in dict.fromkeys((sample, spec.shape))]
+        is_other_form = not in_front and len(row) == len(spec.shape)
+        hint = ", all inputs the same of the two" if is_other_form else _layout_hint(row, sample)
         raise DataError(
             f"{stored.where}: has shape {stated}, but input '{spec.name}' takes"
-            f" [{'] or ['.join(forms)}] with N samples{_layout_hint(row, sample)}"
+            f" [{'] or ['.join(forms)}] with N samples{hint}"
         )
     if stored.row_bytes > _MAX_SAMPLE_BYTES:
         raise DataError(
