@@ -49,9 +49,14 @@ def serve(maker: PackageMaker, tree: Tree, options: ModelOptions, **limits: floa
 
 
 class Traffic(Background):
-    """Asks without end, and notes which variant answered."""
+    """Asks without end, and notes which variant answered.
 
-    def __init__(self, service: Running) -> None:
+    Without a pause it asks more often the faster the answers come. The governor then stays with a fast
+    variant, since a slower one could not answer as many requests.
+    """
+
+    def __init__(self, service: Running, pause_s: float = 0.0) -> None:
+        self._pause_s = pause_s
         self.failures: list[str] = []
         self.counts = {"accurate": 0, "frugal": 0, "refused": 0}
         self._service = service
@@ -69,6 +74,7 @@ class Traffic(Background):
                     time.sleep(0.001)
                     continue
                 self._count(y)
+                time.sleep(self._pause_s)
 
     def _count(self, y: Any) -> None:
         if np.array_equal(y, ACCURATE):
@@ -111,7 +117,7 @@ def test_hot_device_is_served_in_another_way_and_no_request_fails(
     with (
         Zone(tree) as zone,
         serve(maker, tree, options, temperature_c=70.0) as service,
-        Traffic(service) as traffic,
+        Traffic(service, pause_s=0.005) as traffic,
     ):
         wait_for(lambda: traffic.counts["accurate"] > 100 and setting(service)["variant"] == "default")
         wait_for(lambda: 'edgekit_temperature_celsius{zone="thermal/cpu"} 40.' in metrics(service))

@@ -36,7 +36,7 @@ class Heat:
     """
 
     budget_w: float | None = None
-    _integral_w: float = 0.0
+    _integral: float = 0.0  # share of the range of watts, which moves with the load
     _filtered_c: float | None = None
     _seen_s: float = 0.0
 
@@ -62,19 +62,19 @@ class Heat:
         before_c = temperature_c if self._filtered_c is None else self._filtered_c
         filtered_c = before_c + min(1.0, dt_s / _FILTER_S) * (temperature_c - before_c)
         low_w, high_w = range_w
-        gain = (high_w - low_w) / _BAND_C
-        error_c = limit_c - filtered_c
-        # The first reading starts from full power; `high_w` moves with the load, and the integral with it.
-        integral_w = high_w if self.budget_w is None else self._integral_w
-        integral_w += gain * error_c * dt_s / _INTEGRAL_S
-        wanted_w = integral_w + gain * error_c
-        budget_w = min(max(wanted_w, low_w), high_w)
-        return Heat(budget_w, integral_w + budget_w - wanted_w, filtered_c, now_s)
+        error = (limit_c - filtered_c) / _BAND_C
+        # The first reading starts from full power.
+        integral = 1.0 if self.budget_w is None else self._integral
+        integral += error * dt_s / _INTEGRAL_S
+        share = min(max(integral + error, 0.0), 1.0)
+        return Heat(low_w + share * (high_w - low_w), share - error, filtered_c, now_s)
 
     def _go_blind(self, range_w: tuple[float, float], now_s: float) -> "Heat":
         if self.budget_w is None or now_s - self._seen_s < _BLIND_S:
             return self
-        return replace(self, budget_w=max(range_w[0], _CAUTION * min(self._integral_w, range_w[1])))
+        low_w, high_w = range_w
+        integral_w = low_w + self._integral * (high_w - low_w)
+        return replace(self, budget_w=max(low_w, _CAUTION * min(integral_w, high_w)))
 
 
 @dataclass(frozen=True, slots=True)
