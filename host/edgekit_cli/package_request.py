@@ -140,9 +140,9 @@ def _dims(items: tuple[str, ...]) -> dict[str, int]:
     dims: dict[str, int] = {}
     for item in items:
         name, equals, size = item.rpartition("=")
-        if not equals or not name or not re.fullmatch("[0-9]{1,10}", size) or not 1 <= int(size) <= MAX_SIZE:
+        if not equals or not name or not re.fullmatch("[0-9]{1,10}", size) or int(size) > MAX_SIZE:
             raise click.BadParameter(
-                f"{item!r}: expected NAME=SIZE with a size from 1 to {MAX_SIZE}", param_hint="--dim"
+                f"{item!r}: expected NAME=SIZE with a size from 0 to {MAX_SIZE}", param_hint="--dim"
             )
         if dims.setdefault(name, int(size)) != int(size):
             raise click.BadParameter(f"{name!r} is given as {dims[name]} and as {size}", param_hint="--dim")

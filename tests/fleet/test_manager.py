@@ -312,6 +312,21 @@ def test_alarm_of_events_counts_the_dropped_and_hides_no_other_alarm(tmp_path):
     assert found == [("alarm.events", 1), ("alarm.forged", None), ("alarm.events", 4)]
 
 
+def test_device_that_a_restored_store_does_not_know_is_named_with_the_way_back(fleet):
+    async def run():
+        put, inbox = fleet.loop.inbox.put, fleet.loop.inbox
+        for turn in (1, 2):
+            put("ek/v1/d/newcomer/hello", b"by a certificate that the broker has checked")
+            await eventually(lambda turn=turn: inbox.refused["unknown"] == turn)
+        await eventually(lambda: actions(fleet, "manager").count("alarm.unknown") == 1)
+        with fleet.store.snapshot() as session:
+            (detail,) = session.scalars(select(AuditRow.detail).where(AuditRow.action == "alarm.unknown"))
+        assert "newcomer has a certificate of this fleet" in detail["text"]
+        assert "`edgekit fleet enroll --name newcomer`" in detail["text"]
+
+    asyncio.run(run())
+
+
 def test_device_that_floods_the_broker_is_silenced_and_others_are_heard(fleet, monkeypatch):
     monkeypatch.setattr(control_loop, "_FLOOD", 100)
 

@@ -178,6 +178,28 @@ def test_engine_that_hangs_is_answered_by_503_and_rejects_the_version_at_the_thi
     assert "begun 3 times" in rejected.reason
 
 
+def test_proven_version_whose_engine_hangs_at_each_opening_is_rejected_and_the_one_before_serves(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_engine(tmp_path, monkeypatch, HANGING)
+    slots = Slots(tmp_path / "state", maker.trust)
+    before = write(maker, tmp_path, "1.0.0")
+    with read_package(before, maker.trust) as package:
+        keep_opening(package, ())  # which the short limit would not be enough for
+    for version, path in (("1.0.0", before), ("2.0.0", write(maker, tmp_path, "2.0.0", backend=THIRD))):
+        slots.install(path)
+        slots.confirm("linear", version)
+    config = make_config(tmp_path, models={"linear": ModelOptions(load_timeout_s=0.2)})
+    with running(config, InstalledModels(slots), tries_in_child=True) as service:
+        for _ in range(slots.max_begun - 2):  # the service has tried once by itself
+            assert load(service, "linear").status == 503
+            assert slots.load("linear").state.rejected == ()
+        assert load(service, "linear").status == 200
+        assert infer(service).json["model_version"] == "1.0.0"
+    (rejected,) = slots.load("linear").state.rejected
+    assert (rejected.version, "was not opened 3 times" in rejected.reason) == ("2.0.0", True)
+
+
 def test_only_the_newest_openings_are_remembered(maker: PackageMaker, tmp_path: Path, cache: Path) -> None:
     with read_package(write(maker, tmp_path, "1.0.0"), maker.trust) as package:
         keep_opening(package, ("oldest",))

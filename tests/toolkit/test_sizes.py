@@ -64,6 +64,46 @@ def test_sizes_that_are_given_are_shown_beside_the_figures(tmp_path: Path):
     assert json.dumps(sizes[1], separators=(",", ":"), sort_keys=True).encode() in payload
 
 
+def cache() -> onnx.ModelProto:
+    """y [1, P + 1, 4] of a cache [1, P, 4], which is empty before the first step, and x [1, 1, 4]."""
+    nodes = [
+        helper.make_node("Concat", ["past", "x"], ["all"], axis=1),
+        helper.make_node("Tanh", ["all"], ["y"]),
+    ]
+    inputs = [tensor("past", [1, "P", 4]), tensor("x", [1, 1, 4])]
+    return model_of(nodes, inputs, [tensor("y", [1, "Q", 4])], {})
+
+
+def test_cache_is_packaged_empty_by_an_option(tmp_path: Path):
+    model = saved(cache(), tmp_path / "model.onnx")
+    with isolated_home(tmp_path / "home"):
+        report = package(model, tmp_path / "out", "--dim", "P=0", "--json", target="rpi5").json
+    assert report["sizes"] == [{"name": "P", "size": 0, "from": "given"}]
+
+
+def test_empty_cache_is_refused_for_litert_by_its_name_with_the_ways_out(tmp_path: Path):
+    model = saved(cache(), tmp_path / "model.onnx")
+    with isolated_home(tmp_path / "home"):
+        check_refused(
+            lambda *more: package(
+                *(model, tmp_path / "out", "--dim", "P=0", "--backend", "litert", *more), target="rpi5"
+            ),
+            3,
+            r"input 'past' \[1, 0, 4\] has a dimension of size 0.*--backend ort.*at least 1",
+        )
+
+
+def test_batch_of_zero_is_refused_with_the_free_dimensions(tmp_path: Path):
+    model = saved(picture(), tmp_path / "model.onnx")
+    options = ("--dim", "N=0", "--dim", "H=20", "--dim", "W=30")
+    with isolated_home(tmp_path / "home"):
+        check_refused(
+            lambda *more: package(model, tmp_path / "out", *options, *more, target="rpi5"),
+            3,
+            r"--dim N=0: expected a free dimension and a size of at least 1; free dimensions are N, H, W",
+        )
+
+
 def test_samples_tell_the_sizes_and_latency_is_modelled_for_them(tmp_path: Path):
     model = saved(picture(), tmp_path / "model.onnx")
     latencies = {}

@@ -47,6 +47,7 @@ _HOUR_S: Final = 3600.0
 _ALARM_S: Final = 60.0
 _REPORT_S: Final = 15.0
 _LATE_S: Final = 60.0
+_MAX_STRANGERS: Final = 1000
 _DAY_S: Final = 86_400.0
 _MESSAGES_A_SECOND: Final = 2.0  # an agent sends one in 10 s, and four a second while a step begins or ends
 _BURST: Final = 100  # messages
@@ -271,6 +272,7 @@ class Inbox:
         self._floods: Counter[str] = Counter()  # of a device, since the last `take_floods`
         self._dropped = 0  # messages that no alarm has counted yet
         self._overloaded_at = float("-inf")
+        self._strangers: set[str] = set()  # members of no store, which an alarm has named
 
     def put(self, topic: str, payload: bytes) -> None:
         """Keep a message for `take`, or for `take_over` if it is for another manager.
@@ -337,6 +339,8 @@ class Inbox:
                 self.accepted += 1
             else:
                 self.refused[refusal] += 1
+                if refusal == "unknown":
+                    self._alarm_stranger(_device_of(topic))
         self._alarm_excesses(now)
         self._alarm_overload(now)
         return hellos
@@ -529,6 +533,20 @@ class Inbox:
         detail = {"text": text, "dropped": self._dropped}
         self._entries.append(audit.AuditEntry(action="alarm.overload", subject="manager", detail=detail))
         self._dropped, self._overloaded_at = 0, now
+
+    def _alarm_stranger(self, name: str) -> None:
+        """Name a device that the broker let in and the store does not know, once in a run of the manager."""
+        if name in self._strangers or len(self._strangers) >= _MAX_STRANGERS:
+            return
+        self._strangers.add(name)
+        text = (
+            f"{name} has a certificate of this fleet and is not in the store, as after a backup older than"
+            f" its enrolment was restored: enrol it again by `edgekit fleet enroll --name {name}`, and"
+            " `edgekit-device enroll --code CODE` there"
+        )
+        _log.warning("%s", text)
+        detail = {"text": text}
+        self._entries.append(audit.AuditEntry(action="alarm.unknown", subject="manager", detail=detail))
 
     def _alarm(self, device: KnownDevice, action: str, text: str, now: float, **counts: int) -> bool:
         """Write an alarm, at most once a minute for a device and action; returns whether it was written.

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from edgekit_offload.cuts.kernel_graph import KernelGraph
 from edgekit_offload.partition.coding import (
     CUT_CODINGS,
-    CodedTensor,
     Coding,
     build_model,
     code_tensor,
@@ -149,6 +148,7 @@ def measure_codings(
     coders = {coding: TensorCoder(coding) for coding in CUT_CODINGS}
     reply_bytes = {coding: np.zeros(len(graph.tensors)) for coding in CUT_CODINGS}
     is_coded = {coding: np.zeros(len(graph.tensors), np.bool_) for coding in CUT_CODINGS}
+    is_output = [tensor in graph.outputs for tensor in graph.tensors]  # what a reply may carry
     compressed_bytes(np.zeros(1))  # the first call may import
     for arrays in model.record(graph.tensors, feeds):
         recorded_bytes += sum(array.nbytes for array in arrays)
@@ -167,7 +167,7 @@ def measure_codings(
                 body = np.concatenate([part.reshape(-1).view(np.uint8) for part in parts])
                 sizes[coding][row] += compressed_bytes(body) * scale + TENSOR_BYTES * (len(parts) - 1)
                 spent_s[coding] += time.perf_counter() - begin_s
-            for coding in coders:
+            for coding in coders if is_output[row] else ():
                 reply = encoded["int8"] if _codes_reply(arrays[row], coding) else (array,)
                 reply_bytes[coding][row] += sum(part.nbytes for part in reply) * scale
         if recorded_bytes > _RECORDED_BYTES:
@@ -211,8 +211,7 @@ class TensorCoder:
 
     def __init__(self, coding: str) -> None:
         self.coding = Coding(coding if coding in CUT_CODINGS else "raw")
-        self._coded: dict[tuple[int, ...], CodedTensor | None] = {}
-        self._sessions: dict[tuple[str, tuple[int, ...]], onnxruntime.InferenceSession] = {}
+        self._sessions: dict[tuple[str, tuple[int, ...]], onnxruntime.InferenceSession | None] = {}
 
     def codes(self, array: Array) -> bool:
         """Return True if the coding changes this tensor; others are sent as they are."""
@@ -242,20 +241,22 @@ class TensorCoder:
         if array.ndim < 2 or array.dtype != np.float32:
             return None
         sizes = array.shape[1:]
-        spec = TensorSpec(_TENSOR, "float32", ("N", *sizes))
-        if sizes not in self._coded:
-            self._coded[sizes] = code_tensor(spec, self.coding, _OPSET)
-        coded = self._coded[sizes]
+        if (half, sizes) not in self._sessions:
+            self._sessions[half, sizes] = self._open_new(half, TensorSpec(_TENSOR, "float32", ("N", *sizes)))
+        return self._sessions[half, sizes]
+
+    def _open_new(
+        self, half: Literal["encode", "decode"], spec: TensorSpec
+    ) -> onnxruntime.InferenceSession | None:
+        coded = code_tensor(spec, self.coding, _OPSET)
         if coded is None:
             return None
-        if (half, sizes) not in self._sessions:
-            restored = replace(spec, name=coded.restored)
-            nodes, inputs, outputs = {
-                "encode": (coded.encode, [spec], list(coded.sent)),
-                "decode": (coded.decode, list(coded.sent), [restored]),
-            }[half]
-            self._sessions[half, sizes] = open_model(build_model([nodes], inputs, outputs))
-        return self._sessions[half, sizes]
+        restored = replace(spec, name=coded.restored)
+        nodes, inputs, outputs = {
+            "encode": (coded.encode, [spec], list(coded.sent)),
+            "decode": (coded.decode, list(coded.sent), [restored]),
+        }[half]
+        return open_model(build_model([nodes], inputs, outputs))
 
 
 def compressed_bytes(array: Array) -> int:

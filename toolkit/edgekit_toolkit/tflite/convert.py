@@ -155,10 +155,15 @@ def _inputs(graph: Graph, builder: Builder, values: Values) -> list[tuple[str, T
             dtype, shape = graph.dtype(name), graph.shape(name)
         except RefusedError as refused:
             raise ConversionError(f"input '{name}' cannot be taken: {refused}") from refused
-        if dtype.name not in TENSOR_TYPES or 0 in shape:
+        if 0 in shape:
+            raise ConversionError(
+                f"input '{name}' {list(shape)} has a dimension of size 0, and TFLite holds no empty inputs;"
+                " take --backend ort, or give samples or --dim with sizes of at least 1"
+            )
+        if dtype.name not in TENSOR_TYPES:
             raise ConversionError(
                 f"input '{name}' ({dtype.name} {list(shape)}): expected elements of"
-                f" {', '.join(TENSOR_TYPES)} and no dimension of size 0; export the model with float32 inputs"
+                f" {', '.join(TENSOR_TYPES)}; export the model with float32 inputs"
             )
         tensor = builder.tensor(shape, dtype, name)
         values.give(name, plain(len(shape)), tensor)

@@ -83,7 +83,7 @@ def _bound(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
         for axis, size in enumerate(value.type.tensor_type.shape.dim):
             name = dimension(value.name, axis, size)
             if isinstance(name, str):
-                if dims.get(name, 0) < 1:
+                if name not in dims:
                     missing[name] = value.name
                 else:
                     size.dim_value = dims[name]
@@ -91,7 +91,6 @@ def _bound(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
         listed = ", ".join(f"'{name}' of input '{source}'" for name, source in missing.items())
         options = " ".join(f"--dim {name}=VALUE" for name in missing)
         raise ConversionError(
-            f"TFLite holds fixed sizes, and these dimensions are free: {listed}; give {options},"
-            " each at least 1"
+            f"TFLite holds fixed sizes, and these dimensions are free: {listed}; give {options}"
         )
     return bound

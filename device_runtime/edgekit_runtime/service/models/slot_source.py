@@ -6,9 +6,10 @@ its place.
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Collection, Sequence
 
-from edgekit_runtime.errors import EdgekitError, SlowOpeningError, UnavailableError
+from edgekit_runtime.errors import BackendError, EdgekitError, SlowOpeningError, UnavailableError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS
 from edgekit_runtime.service.models.source import Load, Source
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
@@ -25,11 +26,12 @@ _logger = logging.getLogger(__name__)
 class InstalledModels(Source):
     """A `Source` of the packages in the slots of this device."""
 
-    __slots__ = ("_begun", "_slots", "limits")
+    __slots__ = ("_begun", "_slots", "_slow_openings", "limits")
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._begun: set[str] = set()
+        self._slow_openings: Counter[str] = Counter()  # by sha256, in this process
         self.limits = DEFAULT_LIMITS
 
     def names(self) -> Sequence[str]:
@@ -126,8 +128,12 @@ class InstalledModels(Source):
             with choice.package as package:
                 check_engines(package.manifest)  # also for a process of its own, which would start in vain
                 return load(package)
-        except SlowOpeningError:  # counts again each time, so that a version that always hangs is given up
+        except SlowOpeningError as error:
+            # Of an unproven version the slots count each start, so that one that always hangs is given up.
             self._begun.discard(choice.sha256)
+            self._slow_openings[choice.sha256] += 1
+            if choice.health == HEALTHY and self._slow_openings[choice.sha256] >= self._slots.max_begun:
+                raise BackendError(f"{error}; it was not opened {self._slots.max_begun} times") from error
             raise
         except (UnavailableError, EngineMissingError):
             if choice.is_counted and self.undo_start(choice.model, choice.version):
