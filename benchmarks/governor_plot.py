@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from edgekit_host.markup import Markup, el, join
+from edgekit_host.markup import Markup, el
+from edgekit_host.plots.axes import Axis
+from edgekit_host.plots.frame import Frame, text
 
 _WIDTH, _STRIP, _LEFT, _RIGHT, _TOP = 760.0, 110.0, 60.0, 12.0, 22.0
 _INNER = _STRIP - _TOP - 22.0
@@ -12,7 +14,7 @@ _EVERY_S = 5
 _STYLE = (
     "svg{font:12px system-ui,sans-serif;background:#fff}.governor{stroke:#0b62a4;stroke-width:1.8}"
     ".fixed{stroke:#c46a1b;stroke-width:1.2}.limit{stroke:#b00020;stroke-dasharray:5 3}"
-    ".axis{stroke:#999}polyline{fill:none}text{fill:#222}"
+    ".grid{stroke:#ccc}polyline{fill:none}text{fill:#222}"
 )
 
 
@@ -41,35 +43,31 @@ def _strip(index: int, scenario: Any, governed: Any, most_accurate: Any) -> Mark
     of_heat = scenario.limits(0.0).temperature_c is not None
     runs = [(run.temperature_c if of_heat else _smooth(run.power_w)) for run in (most_accurate, governed)]
     limits = [_limit(scenario, second) for second in range(scenario.seconds)]
-    shown = [value for value in (*runs[0], *runs[1], *limits) if value is not None]
-    low, high = min(shown), max(shown)
-
-    def place(values: Sequence[float | None]) -> str:
-        width = _WIDTH - _LEFT - _RIGHT
-        return " ".join(
-            f"{_LEFT + width * second / len(values):.1f},"
-            f"{_TOP + _INNER * (1 - (value - low) / (high - low)):.1f}"
-            for second, value in enumerate(values)
-            if value is not None and second % _EVERY_S == 0
-        )
-
+    values = [value for value in (*runs[0], *runs[1], *limits) if value is not None]
+    frame = Frame(
+        x=Axis(0, scenario.seconds),
+        y=Axis(min(values), max(values)),
+        left=_LEFT,
+        right=_WIDTH - _RIGHT,
+        top=_TOP,
+        bottom=_TOP + _INNER,
+    )
     unit = "C" if of_heat else "W, mean of 30 s"
-    base = _TOP + _INNER
+    ends = [(value, f"{value:.1f}") for value in (frame.y.low, frame.y.high)]
     return el(
         "g",
-        el("text", f"{scenario.name} ({unit}); fixed: {most_accurate.what}", x=_LEFT, y=14),
-        el("text", f"{high:.1f}", x=8, y=_TOP + 8),
-        el("text", f"{low:.1f}", x=8, y=base),
-        el("text", f"{scenario.seconds} s", x=_WIDTH - 60, y=base + 14),
-        el("line", x1=_LEFT, y1=base, x2=_WIDTH - _RIGHT, y2=base, class_="axis"),
-        join(
-            *(
-                el("polyline", points=place(values), class_=style)
-                for values, style in ((runs[0], "fixed"), (limits, "limit"), (runs[1], "governor"))
-            )
+        text(_LEFT, 14, f"{scenario.name} ({unit}); fixed: {most_accurate.what}", None),
+        *frame.grid([(scenario.seconds - 20, f"{scenario.seconds} s")], ends),
+        *(
+            frame.trace(_points(series), style)
+            for series, style in ((runs[0], "fixed"), (limits, "limit"), (runs[1], "governor"))
         ),
         transform=f"translate(0 {_STRIP * index:.0f})",
     )
+
+
+def _points(series: Sequence[float | None]) -> list[tuple[float, float]]:
+    return [(second, value) for second, value in list(enumerate(series))[::_EVERY_S] if value is not None]
 
 
 def _limit(scenario: Any, second: int) -> float | None:

@@ -8,6 +8,7 @@ import hashlib
 import html
 import math
 from collections.abc import Iterable, Sequence
+from importlib import resources
 
 from edgekit_runtime.system.shown_text import clean
 
@@ -19,6 +20,10 @@ class Markup(str):
     """Text that is HTML already; only `el` and `join` make it from other text."""
 
     __slots__ = ()
+
+    def __html__(self) -> "Markup":
+        """Return itself: this is how Jinja's templates know text that is HTML already."""
+        return self
 
 
 def join(*parts: str | None) -> Markup:
@@ -64,7 +69,12 @@ def section(title: str, *children: str | None, key: str, intro: str | None = Non
 
 
 def table(
-    head: Sequence[str], rows: Iterable[Markup], *, numeric: frozenset[int] = frozenset(), caption: str
+    head: Sequence[str],
+    rows: Iterable[Markup],
+    *,
+    numeric: frozenset[int] = frozenset(),
+    caption: str,
+    style: str | None = None,
 ) -> Markup:
     """Return a table that scrolls sideways in itself on narrow screens.
 
@@ -73,24 +83,49 @@ def table(
         rows: finished `tr` elements.
         numeric: indices of the columns of numbers, whose headings are right-aligned.
         caption: caption for screen readers.
+        style: further classes.
     """
     cells = [
         el("th", title, scope="col", class_="n" if index in numeric else None)
         for index, title in enumerate(head)
     ]
-    inner = el("table", el("caption", caption), el("thead", el("tr", *cells)), el("tbody", *rows))
+    inner = el(
+        "table", el("caption", caption), el("thead", el("tr", *cells)), el("tbody", *rows), class_=style
+    )
     return el("div", inner, class_="scroll", tabindex="0", role="region", aria_label=caption)
 
 
-def render_document(title: str, style: str, *body: str | None, script: str = "") -> str:
+def facts(entries: Iterable[tuple[str, str | None]]) -> Markup:
+    """Return a list of terms and values; None becomes `none`."""
+    pairs = [join(el("dt", term), el("dd", "none" if value is None else value)) for term, value in entries]
+    return el("dl", *pairs, class_="facts")
+
+
+def warning_section(warnings: Sequence[str]) -> Markup | None:
+    if not warnings:
+        return None
+    title = "1 warning" if len(warnings) == 1 else f"{len(warnings)} warnings"
+    items = [el("li", text) for text in warnings]
+    return el("section", el("h2", f"⚠ {title}", id="warnings"), el("ul", *items), class_="warnings")
+
+
+def read_style(package: str, name: str) -> str:
+    return resources.files(package).joinpath(name).read_text(encoding="utf-8")
+
+
+def render_document(
+    title: str, style: str, *body: str | None, footer: Markup | None = None, script: str = ""
+) -> str:
     """Return a page that contains everything it needs, and may load nothing else.
 
     Args:
         title: title of the page.
-        style: our style sheet.
+        style: the page's own style sheet; it follows `page.css`, which all pages share.
         body: content of the element `main`.
+        footer: element behind `main`.
         script: our script; it may send requests to the page's server.
     """
+    style = read_style(__package__, "page.css") + style
     allowed = f"style-src 'sha256-{_digest(style)}'"
     if script:
         allowed += f"; script-src 'sha256-{_digest(script)}'; connect-src 'self'"
@@ -109,7 +144,7 @@ def render_document(title: str, style: str, *body: str | None, script: str = "")
         el("style", Markup(style)),
     )
     scripts = el("script", Markup(script)) if script else None
-    page = el("html", head, el("body", el("main", *body), scripts), lang="en")
+    page = el("html", head, el("body", el("main", *body), footer, scripts), lang="en")
     return join(Markup("<!doctype html>\n"), page, "\n")
 
 

@@ -393,7 +393,8 @@ def _luminance(colour: str) -> float:
 
 def _palettes(html: str) -> list[dict[str, str]]:
     blocks = re.findall(r":root \{(.*?)\}", html, re.DOTALL)
-    return [dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", block)) for block in blocks]
+    palettes = [dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", block)) for block in blocks]
+    return [{**palettes[0], **palette} for palette in palettes]  # dark and print change the light one
 
 
 def test_text_has_contrast_in_light_dark_and_print(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from markupsafe import Markup
+from edgekit_host.markup import Markup, el, join
+from edgekit_host.plots.axes import Axis, linear_ticks
+from edgekit_host.plots.frame import Frame, drawing, rect, text
 
-from edgekit_host.plots.axes import linear_ticks
-
-_WIDTH, _HEIGHT = 360.0, 190.0
-_X_MIN, _X_MAX, _Y_MIN, _Y_MAX = 46.0, 350.0, 12.0, 156.0
+_SIZE: Final = (360.0, 190.0)
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 350.0, 12.0, 156.0
 _ROWS: Final = 12
 _TICKS: Final = 4
 
@@ -76,94 +76,74 @@ class Chart:
 
     def draw(self) -> Markup:
         """Return the chart."""
-        return Markup(
-            '<svg class="chart" viewBox="0 0 {:.0f} {:.0f}" role="img" aria-labelledby="{}-t {}-d">'
-            '<title id="{}-t">{}</title><desc id="{}-d">{}</desc>'
-            '<clipPath id="{}-c"><rect x="{}" y="{}" width="{}" height="{}"/></clipPath>'
-            '{}<g clip-path="url(#{}-c)">{}</g>{}</svg>'
-        ).format(
-            *(_WIDTH, _HEIGHT, self.key, self.key, self.key, self.title, self.key, self.words, self.key),
-            *(_X_MIN, _Y_MIN - 4, _X_MAX - _X_MIN + 4, _Y_MAX - _Y_MIN + 4),
-            self._draw_grid(),
-            self.key,
-            Markup().join(self._draw_line(line) for line in self.lines),
-            self._draw_limit(),
+        ends = [x for line in self.lines if line.points for x in (line.points[0][0], line.points[-1][0])]
+        low, high = self.x_range or (min(ends, default=0.0), max(ends, default=1.0))
+        frame = Frame(
+            x=Axis(low, high, log=self.is_log),
+            y=Axis(self.bottom, self.top),
+            left=_LEFT,
+            right=_RIGHT,
+            top=_TOP,
+            bottom=_BOTTOM,
+        )
+        y_ticks = [(y, self.show(y)) for y in linear_ticks(self.bottom, self.top, _TICKS)]
+        inside = rect(_LEFT, _TOP - 4, _RIGHT - _LEFT + 4, _BOTTOM - _TOP + 8)
+        return drawing(
+            _SIZE,
+            el("clipPath", inside, id=f"{self.key}-clip"),
+            el(
+                "g",
+                *frame.grid(self.x_ticks, y_ticks),
+                text((_LEFT + _RIGHT) / 2, _SIZE[1] - 4, self.x_name, "axis", "middle"),
+                aria_hidden="true",
+            ),
+            el(
+                "g",
+                *(_draw_line(line, frame) for line in self.lines if line.points),
+                clip_path=f"url(#{self.key}-clip)",
+            ),
+            self._draw_limit(frame),
+            title=self.title,
+            description=self.words,
+            style="chart",
         )
 
     def write_table(self) -> Markup:
         """Return at most twelve rows of the values, the last one among them."""
         xs = sorted({x for line in self.lines for x, _ in line.points})
         step = max(math.ceil(len(xs) / _ROWS), 1)
-        shown_xs = xs[::-1][::step][::-1]
         line_values = [dict(line.points) for line in self.lines]
-        head = Markup().join(Markup("<th scope=col>{}").format(line.name) for line in self.lines)
-        rows = []
-        for x in shown_xs:
-            cells = [
-                self.show_x(x),
-                *(self.show(values[x]) if x in values else "-" for values in line_values),
-            ]
-            rows.append(Markup("<tr><th scope=row>") + Markup("<td>").join(cells))
-        return Markup(
-            "<table><caption>{}</caption><thead><tr><th scope=col>{}{}</thead><tbody>{}</tbody></table>"
-        ).format(self.title, self.x_name, head, Markup().join(rows))
-
-    def _x(self, x: float) -> float:
-        low, high = self.x_range or self._find_range()
-        if self.is_log:
-            x, low, high = (math.log(max(value, 1e-9)) for value in (x, low, high))
-        share = (x - low) / (high - low) if high > low else 0.5
-        return _X_MIN + (_X_MAX - _X_MIN) * share
-
-    def _find_range(self) -> tuple[float, float]:
-        ends = [x for line in self.lines if line.points for x in (line.points[0][0], line.points[-1][0])]
-        return min(ends, default=0.0), max(ends, default=1.0)
-
-    def _y(self, y: float) -> float:
-        share = (y - self.bottom) / (self.top - self.bottom)
-        return _Y_MAX - (_Y_MAX - _Y_MIN) * min(max(share, 0.0), 2.0)
-
-    def _draw_grid(self) -> Markup:
-        parts = []
-        for y in linear_ticks(self.bottom, self.top, _TICKS):
-            at = self._y(y)
-            parts.append(
-                Markup('<path class="c-grid" d="M{:.0f} {:.1f}H{:.0f}"/>').format(_X_MIN, at, _X_MAX)
+        rows = [
+            el(
+                "tr",
+                el("th", self.show_x(x), scope="row"),
+                *(el("td", self.show(values[x]) if x in values else "-") for values in line_values),
             )
-            text = Markup('<text class="c-tick c-end" x="{:.0f}" y="{:.1f}">{}</text>')
-            parts.append(text.format(_X_MIN - 6, at + 4, self.show(y)))
-        for x, words in self.x_ticks:
-            text = Markup('<text class="c-tick c-mid" x="{:.1f}" y="{:.0f}">{}</text>')
-            parts.append(text.format(self._x(x), _Y_MAX + 15, words))
-        name = Markup('<text class="c-axis c-mid" x="{:.0f}" y="{:.0f}">{}</text>')
-        parts.append(name.format((_X_MIN + _X_MAX) / 2, _HEIGHT - 4, self.x_name))
-        return Markup('<g aria-hidden="true">{}</g>').format(Markup().join(parts))
+            for x in xs[::-1][::step][::-1]
+        ]
+        head = [el("th", name, scope="col") for name in (self.x_name, *(line.name for line in self.lines))]
+        return el("table", el("caption", self.title), el("thead", el("tr", *head)), el("tbody", *rows))
 
-    def _draw_line(self, line: Line) -> Markup:
-        points = [(self._x(x), self._y(y)) for x, y in line.points]
-        if not points:
-            return Markup()
-        drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts = [Markup('<polyline class="c-line {}" points="{}"/>').format(line.style, drawn)]
-        if line.is_filled:
-            area = f"{points[0][0]:.1f},{_Y_MAX} {drawn} {points[-1][0]:.1f},{_Y_MAX}"
-            parts.insert(0, Markup('<polygon class="c-area {}" points="{}"/>').format(line.style, area))
-        if line.has_dots:  # each dot is a line of no length with round ends
-            dots = "".join([f"M{x:.1f} {y:.1f}h0" for x, y in points])
-            parts.append(Markup('<path class="c-dots {}" d="{}"/>').format(line.style, dots))
-        else:
-            dot = Markup('<circle class="c-dot {}" cx="{:.1f}" cy="{:.1f}" r="3.5"/>')
-            parts.append(dot.format(line.style, *points[-1]))
-        return Markup().join(parts)
-
-    def _draw_limit(self) -> Markup:
+    def _draw_limit(self, frame: Frame) -> Markup | None:
         if self.limit is None:
-            return Markup()
-        y = self._y(self.limit)
-        return Markup(
-            '<g aria-hidden="true"><path class="c-limit" d="M{:.0f} {:.1f}H{:.0f}"/>'
-            '<text class="c-limit-text" x="{:.0f}" y="{:.1f}">{}</text></g>'
-        ).format(_X_MIN, y, _X_MAX, _X_MIN + 4, y - 5, self.limit_text)
+            return None
+        words = text(_LEFT + 4, frame.y_at(self.limit) - 5, self.limit_text, "c-limit-text")
+        return el("g", frame.across(self.limit, "c-limit"), words, aria_hidden="true")
+
+
+def _draw_line(line: Line, frame: Frame) -> Markup:
+    floor = frame.y.low
+    points = [(x, max(y, floor)) for x, y in line.points]
+    last, value = points[-1]
+    area = None
+    if line.is_filled:
+        area = frame.trace([(points[0][0], floor), *points, (last, floor)], f"c-area {line.style}")
+    if line.has_dots:  # each dot is a line of no length with round ends
+        path = "".join(f"M{frame.x_at(x):.1f} {frame.y_at(y):.1f}h0" for x, y in points)
+        dots = el("path", class_=f"c-dots {line.style}", d=path)
+    else:
+        dots = el("circle", class_=f"c-dot {line.style}", cx=frame.x_at(last), cy=frame.y_at(value), r=3.5)
+    return join(area, frame.trace(points, f"c-line {line.style}"), dots)
 
 
 def draw_bar(parts: Sequence[tuple[str, int]], words: str) -> Markup:
@@ -178,13 +158,17 @@ def draw_bar(parts: Sequence[tuple[str, int]], words: str) -> Markup:
     for style, number in parts:
         width = 1000.0 * number / total
         if number:
-            rect = Markup('<rect class="c-part {}" x="{:.1f}" width="{:.1f}" height="14"/>')
-            drawn.append(rect.format(style, begin, max(width, 4.0)))
+            drawn.append(rect(begin, 0, max(width, 4.0), 14, f"c-part {style}"))
         begin += width
-    return Markup(
-        '<svg class="bar-parts" viewBox="0 0 1000 14" preserveAspectRatio="none" role="img" aria-label="{}">'
-        "{}</svg>"
-    ).format(words, Markup().join(drawn))
+    return el(
+        "svg",
+        *drawn,
+        class_="bar-parts",
+        viewBox="0 0 1000 14",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=words,
+    )
 
 
 def count_ticks(most: int) -> list[tuple[float, str]]:

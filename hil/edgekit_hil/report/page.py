@@ -6,28 +6,13 @@ from typing import Final
 
 from edgekit_hil.report.plots import draw_curve, draw_predictions
 from edgekit_host.evidence import Evidence, Figure
-from edgekit_host.markup import Markup, el, join, render_document
+from edgekit_host.markup import Markup, el, join, render_document, section, table
 
 _STYLE: Final = """
-:root { color-scheme: light dark; --text: #1b2230; --soft: #545e70; --line: #d9dde3; --page: #fff;
-  --blue: #0b62a8; --red: #b23a00; --green: #00714f; }
-@media (prefers-color-scheme: dark) { :root { --text: #e8ebf1; --soft: #a6b0c0; --line: #343c4a;
-  --page: #12151b; --blue: #6db9f2; --red: #ff9a66; --green: #4fcf9f; } }
-body { font: 14px/1.45 system-ui, sans-serif; color: var(--text); background: var(--page);
-  max-width: 1040px; margin: 0 auto; padding: 16px; }
-h1 { font-size: 24px; margin: 0; } h2 { font-size: 17px; margin: 28px 0 8px; }
-p { margin: 4px 0; color: var(--soft); }
-table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: 4px 8px 4px 0;
-  border-bottom: 1px solid var(--line); vertical-align: top; }
-.scroll { overflow-x: auto; }
-.number { text-align: right; white-space: nowrap; } .failed { color: var(--red); font-weight: 600; }
-.passed { color: var(--green); } .plots { display: grid; gap: 16px;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); }
-figure { margin: 0; } figcaption { color: var(--soft); } svg { width: 100%; height: auto; }
-svg text { font-size: 11px; fill: var(--soft); } .middle { text-anchor: middle; } .end { text-anchor: end; }
-.label { font-weight: 600; } .axis, .grid, .equal { fill: none; stroke: var(--line); }
-.axis { stroke: var(--soft); } .equal { stroke-dasharray: 4 4; stroke: var(--soft); }
-.line { fill: none; stroke: var(--blue); stroke-width: 2; } circle { fill: var(--blue); }
+header p, figcaption { color: var(--soft); margin: 4px 0; }
+.failed { color: var(--red); font-weight: 600; } .passed { color: var(--green); }
+.plot .edge, .plot .equal { fill: none; stroke: var(--soft); } .plot .equal { stroke-dasharray: 4 4; }
+.plot .line { fill: none; stroke: var(--blue); stroke-width: 2; } .plot circle { fill: var(--blue); }
 """
 
 
@@ -47,14 +32,10 @@ def make_page(evidence: Evidence) -> str:
     return render_document(
         title,
         _STYLE,
-        el("h1", title),
-        *(el("p", fact) for fact in facts),
-        el("h2", "Plots"),
-        _draw_plots(evidence),
-        el("h2", "Figures"),
-        _list_figures(evidence),
-        el("h2", f"Tests: {evidence.describe_tests()}"),
-        _list_tests(evidence),
+        el("header", el("h1", title), *(el("p", fact) for fact in facts)),
+        section("Plots", _draw_plots(evidence), key="plots"),
+        section("Figures", _list_figures(evidence), key="figures"),
+        section(f"Tests: {evidence.describe_tests()}", _list_tests(evidence), key="tests"),
     )
 
 
@@ -79,7 +60,7 @@ def _list_figures(evidence: Evidence) -> Markup:
         )
         for figure in evidence.figures
     )
-    return _table(("figure", "measured", "predicted", "error", "method"), rows)
+    return _table(("figure", "measured", "predicted", "error", "method"), rows, caption="Figures")
 
 
 def _list_tests(evidence: Evidence) -> Markup:
@@ -87,16 +68,15 @@ def _list_tests(evidence: Evidence) -> Markup:
         (test.outcome, test.proves or test.test, test.reason, f"{test.seconds:.1f}\u00a0s", test.test)
         for test in evidence.tests
     )
-    return _table(("outcome", "what it proves", "reason", "time", "test"), rows)
+    return _table(("outcome", "what it proves", "reason", "time", "test"), rows, caption="Tests")
 
 
-def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Markup:
-    head = el("tr", *(el("th", title, scope="col") for title in titles))
+def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, caption: str) -> Markup:
     body = (
         el("tr", *(el("td", _break(cell), class_=cell if cell in _OUTCOMES else None) for cell in row))
         for row in rows
     )
-    return el("div", el("table", head, *body), class_="scroll")
+    return table(titles, body, caption=caption)
 
 
 _OUTCOMES: Final = ("passed", "failed", "skipped")

@@ -34,22 +34,25 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A range with ticks; `low` < `high`, both positive where `log`."""
+    """A range with ticks; both ends are positive where `log`."""
 
     low: float
     high: float
-    ticks: tuple[float, ...]
-    decimals: int
-    log: bool
+    ticks: tuple[float, ...] = ()
+    decimals: int = 0
+    log: bool = False
 
-    def place(self, value: float) -> float:
-        """Return the position of `value` on the axis, 0..1, limited to the ends."""
+    def share(self, value: float) -> float:
+        """Return the position of `value` on the axis: 0 and 1 are the ends."""
+        if self.low == self.high:
+            return 0.5
         if self.log:
-            # A log axis has no place for values up to 0: they are at its low end.
-            inner = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
-        else:
-            inner = (value - self.low) / (self.high - self.low)
-        return min(1.0, max(0.0, inner))
+            # A log axis has no place for values up to 0: they are far below its low end.
+            return math.log(max(value, 1e-9 * self.low) / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def clamp(self, value: float) -> float:
+        return min(max(value, self.low), self.high)
 
     def shows(self, value: float) -> bool:
         """Return whether the value lies within the range."""

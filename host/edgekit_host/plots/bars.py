@@ -1,6 +1,7 @@
 """The bars beside the numbers of the tables and tiles, as inline SVG."""
 
 from edgekit_host.markup import Markup, el
+from edgekit_host.plots.frame import rect
 
 
 def bar(share: float, style: str, *, back: float | None = None) -> Markup:
@@ -49,8 +50,3 @@ def budget_bar(share: float, state: str, *, title: str) -> Markup:
         class_="bar budget",
         role="img",
     )
-
-
-def rect(x: float, y: float, width: float, height: float, style: str) -> Markup:
-    """Return a rectangle whose colour is its class's."""
-    return el("rect", x=float(x), y=float(y), width=float(width), height=float(height), class_=style)

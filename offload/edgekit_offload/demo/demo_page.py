@@ -1,10 +1,9 @@
 """The page of a demo, live and saved: a chart, a table, and the reason of each switch."""
 
 import math
-from importlib import resources
 from typing import Final
 
-from edgekit_host.markup import Markup, el, join, render_document, section, show_ms, table
+from edgekit_host.markup import Markup, el, facts, join, read_style, render_document, section, show_ms, table
 from edgekit_offload.demo.recording import EDGEKIT, PhaseTimes, Recording, median_of, percentile
 from edgekit_offload.demo.timeline import plan_colors, rivals_of, timeline
 from edgekit_offload.report.plan_page import page_style
@@ -35,8 +34,7 @@ def render_saved_page(recording: Recording) -> str:
 
 
 def _style() -> str:
-    own = resources.files(__package__).joinpath("demo.css").read_text(encoding="utf-8")
-    return page_style() + own
+    return page_style() + read_style(__package__, "demo.css")
 
 
 def render_state(recording: Recording) -> Markup:
@@ -181,12 +179,11 @@ def _switches(recording: Recording) -> Markup:
 
 
 def _origin(recording: Recording) -> Markup:
-    facts = [
+    entries = [
         ("Label", recording.label),
         ("Machine", recording.machine),
         ("Model", recording.model),
         ("Requests", f"{len(recording.requests):,}, of which {len(recording.own):,} are edgekit's"),
     ]
-    pairs = [join(el("dt", term), el("dd", text)) for term, text in facts]
     note = "Every latency was measured in this run. The bandwidth is what the link was set to."
-    return section("How it was measured", el("dl", *pairs, class_="facts"), el("p", note), key="origin")
+    return section("How it was measured", facts(entries), el("p", note), key="origin")

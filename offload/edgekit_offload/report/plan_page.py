@@ -6,19 +6,21 @@ values, by style alone.
 
 import math
 from collections.abc import Sequence
-from importlib import resources
 from typing import Final
 
 from edgekit_host.markup import (
     Markup,
     el,
+    facts,
     join,
+    read_style,
     render_document,
     section,
     show_bytes,
     show_ms,
     table,
     three_digits,
+    warning_section,
 )
 from edgekit_offload.planning.explain import (
     describe_answers,
@@ -47,7 +49,7 @@ _KINDS: Final = {
 
 
 def page_style() -> str:
-    return resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    return read_style(__package__, "page.css")
 
 
 def render_plan_page(result: PlanningResult) -> str:
@@ -55,7 +57,7 @@ def render_plan_page(result: PlanningResult) -> str:
         f"{result.model}: offload plan",
         page_style(),
         _heading(result),
-        _warnings(result),
+        warning_section(result.warnings),
         _verdict(result),
         _charts(result),
         _ways(result),
@@ -78,14 +80,6 @@ def _heading(result: PlanningResult) -> Markup:
         el("h1", result.model),
         el("p", el("b", result.device.name), " and ", el("b", result.server.name), class_="meta"),
     )
-
-
-def _warnings(result: PlanningResult) -> Markup | None:
-    if not result.warnings:
-        return None
-    title = "1 warning" if len(result.warnings) == 1 else f"{len(result.warnings)} warnings"
-    items = [el("li", text) for text in result.warnings]
-    return el("section", el("h2", f"⚠ {title}", id="warnings"), el("ul", *items), class_="warnings")
 
 
 def _verdict(result: PlanningResult) -> Markup:
@@ -242,7 +236,7 @@ def _cut(result: PlanningResult, number: int, candidate: Candidate) -> Markup:
         f"{tensor.name} as {tensor.coding}, {show_bytes(tensor.raw_bytes)} → {show_bytes(tensor.sent_bytes)}"
         for tensor in candidate.sent
     ]
-    facts = [
+    entries = [
         ("Sent", "; ".join(sent) or "nothing"),
         ("Leakage (lower bound)", describe_leakage(candidate)),
         ("Answers", describe_answers(candidate, result.samples)),
@@ -254,7 +248,6 @@ def _cut(result: PlanningResult, number: int, candidate: Candidate) -> Markup:
             else f"{show_bytes(candidate.device_bytes)}, modelled",
         ),
     ]
-    pairs = [join(el("dt", term), el("dd", text)) for term, text in facts]
     return el(
         "article",
         el("h3", f"{number + 1} · {candidate.name} ", badge(candidate.label)),
@@ -263,7 +256,7 @@ def _cut(result: PlanningResult, number: int, candidate: Candidate) -> Markup:
         if candidate.kind == "cut"
         else None,
         _strip("Time", 1e3 * costs.device_s, 1e3 * costs.server_s, "{:.3g} ms"),
-        el("dl", *pairs, class_="facts"),
+        facts(entries),
         class_="card",
     )
 
@@ -327,7 +320,7 @@ def _refusals(result: PlanningResult) -> Markup | None:
 
 
 def _origin(result: PlanningResult) -> Markup:
-    facts: list[tuple[str, str | None]] = [
+    entries: list[tuple[str, str | None]] = [
         ("Model", join(el("b", result.model), " ", el("code", result.model_sha256))),
         ("Device", join(result.device.name, " ", badge(result.device.label))),
         ("Limits of the device", describe_limits(result.device) or "none"),
@@ -336,7 +329,6 @@ def _origin(result: PlanningResult) -> Markup:
         ("Samples", f"{result.samples:,}"),
         ("Kernels", f"{result.kernels:,}" if result.kernels else "none: the model cannot be cut"),
     ]
-    pairs = [join(el("dt", term), el("dd", text)) for term, text in facts]
     labels: tuple[Label, ...] = ("measured", "emulated", "modelled")
     legend = [el("p", badge(label), f" {_MEANING[label]}") for label in labels]
     note = (
@@ -345,7 +337,7 @@ def _origin(result: PlanningResult) -> Markup:
     )
     return section(
         "How it was measured",
-        el("dl", *pairs, class_="facts"),
+        facts(entries),
         el("p", note),
         el("div", *legend, class_="legend"),
         key="origin",

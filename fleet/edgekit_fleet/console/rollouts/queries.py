@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from markupsafe import Markup
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.console.charts import draw_bar
 from edgekit_fleet.rollouts.runner import OPEN_STATES
 from edgekit_fleet.store.tables import ExecutionRow, MemberRow, ReleasePackageRow, RolloutRow
+from edgekit_host.markup import Markup
 from edgekit_runtime.errors import FleetError
 
 MEMBER_STATES: Final = (

@@ -1,6 +1,6 @@
 """The candidates: two Pareto plots and the table of all figures."""
 
-from edgekit_host.markup import Markup, el, join
+from edgekit_host.markup import Markup, el, join, section, table
 from edgekit_host.plots.axes import Quantity
 from edgekit_host.plots.scatter import Mark, pareto_plot
 from edgekit_toolkit.report.document import Report, ReportedCandidate, ReportedStanding
@@ -14,7 +14,7 @@ from edgekit_toolkit.report.figures import (
     show,
     show_drop,
 )
-from edgekit_toolkit.report.page.pieces import badge, badged_heading, figure_cell, section, table
+from edgekit_toolkit.report.page.pieces import badge, badged_heading, figure_cell
 from edgekit_toolkit.report.page.variants import variant_table
 
 _KEY = (

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from edgekit_host.markup import Markup, el, join
+from edgekit_host.markup import Markup, el, facts, join, section, table
 from edgekit_host.plots.bars import bar
 from edgekit_toolkit.report.document import Layer, Load, Report, ReportedStep, ReportedTensor
 from edgekit_toolkit.report.figures import show, show_macs, show_number
@@ -12,11 +12,8 @@ from edgekit_toolkit.report.page.pieces import (
     badge,
     bytes_change,
     code,
-    facts,
     name_cell,
     number,
-    section,
-    table,
 )
 
 TOP_LAYERS = 30

@@ -1,6 +1,6 @@
 """Pieces that several sections of the page share: badges, tables, cells."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from edgekit_host.markup import Markup, el, join
 from edgekit_toolkit.report.document import Label, ReportedDrop, ReportedFigure
@@ -41,38 +41,6 @@ def legend() -> Markup:
         for label in labels
     ]
     return el("div", *entries, class_="legend")
-
-
-def section(title: str, *children: str | None, key: str, intro: str | None = None) -> Markup:
-    """Return a section with its heading and a line under it."""
-    lead = None if intro is None else el("p", intro, class_="intro")
-    return el("section", el("h2", title, id=key), lead, *children, aria_labelledby=key)
-
-
-def table(
-    head: Sequence[str], rows: Iterable[Markup], *, numeric: frozenset[int], caption: str, style: str = ""
-) -> Markup:
-    """Return a table that scrolls sideways in itself on narrow screens.
-
-    Args:
-        head: column headings.
-        rows: finished `tr` elements.
-        numeric: indices of the columns whose headings stand right, above numbers.
-        caption: caption for screen readers.
-        style: further classes.
-    """
-    cells = [
-        el("th", cell, scope="col", class_="n" if index in numeric else None)
-        for index, cell in enumerate(head)
-    ]
-    inner = el(
-        "table",
-        el("caption", caption),
-        el("thead", el("tr", *cells)),
-        el("tbody", *rows),
-        class_=style or None,
-    )
-    return el("div", inner, class_="scroll", tabindex="0", role="region", aria_label=caption)
 
 
 def number(text: str, *, title: str | None = None, style: str = "", extra: str | None = None) -> Markup:
@@ -138,12 +106,6 @@ def bytes_change(before: int, after: int) -> Markup:
 def name_cell(name: str, limit: int = 44) -> Markup:
     """Return a layer's name as a row heading, shortened in its middle; the tooltip holds all of it."""
     return el("th", shorten(name, limit), scope="row", class_="name", title=name)
-
-
-def facts(entries: Iterable[tuple[str, str | None]]) -> Markup:
-    """Return a list of terms and values; None becomes `none`."""
-    pairs = [join(el("dt", term), el("dd", "none" if value is None else value)) for term, value in entries]
-    return el("dl", *pairs, class_="facts")
 
 
 def code(text: str) -> Markup:

@@ -1,9 +1,9 @@
 """The further variants that a package carries: as a table, and as lines of text."""
 
-from edgekit_host.markup import Markup, el, join
+from edgekit_host.markup import Markup, el, join, table
 from edgekit_toolkit.report.document import CarriedVariant
 from edgekit_toolkit.report.figures import FIGURES, show, show_drop
-from edgekit_toolkit.report.page.pieces import figure_cell, table
+from edgekit_toolkit.report.page.pieces import figure_cell
 
 _SHOWN = ("latency", "host_latency", "size", "drop")
 

@@ -1,6 +1,6 @@
 """The top of the page: name, warnings, the decision, and each figure against its limit."""
 
-from edgekit_host.markup import Markup, el, join
+from edgekit_host.markup import Markup, el, join, section, table
 from edgekit_host.plots.bars import budget_bar
 from edgekit_toolkit.report.document import BudgetLine, Report, ReportedCandidate, find_candidate, subject_of
 from edgekit_toolkit.report.figures import (
@@ -16,7 +16,7 @@ from edgekit_toolkit.report.figures import (
     show_sizes,
 )
 from edgekit_toolkit.report.headline import headline
-from edgekit_toolkit.report.page.pieces import MEASURED, badge, number, section, table
+from edgekit_toolkit.report.page.pieces import MEASURED, badge, number
 
 
 def heading(report: Report) -> Markup:
@@ -35,16 +35,6 @@ def heading(report: Report) -> Markup:
             class_="meta",
         ),
     )
-
-
-def warnings(report: Report) -> Markup | None:
-    """Return all warnings, loud, or None if there are none."""
-    texts = report["warnings"]
-    if not texts:
-        return None
-    title = "1 warning" if len(texts) == 1 else f"{len(texts)} warnings"
-    items = [el("li", text) for text in texts]
-    return el("section", el("h2", f"⚠ {title}", id="warnings"), el("ul", *items), class_="warnings")
 
 
 def verdict(report: Report) -> Markup:
