@@ -50,7 +50,7 @@ def release(fleet, maker, path, version):  # noqa: F811
 
 def wait_ended(fleet, name):  # noqa: F811
     found = wait_for(
-        lambda: (one := rollouts.find_rollout(fleet.store, name)).ended_at is not None and one, name, 40
+        lambda: (one := rollouts.find_rollout(fleet.store, name)).ended_at is not None and one, name, 240
     )
     assert rollouts.replay_rollout(fleet.store, name) == []
     return found
