@@ -13,6 +13,7 @@ header p, figcaption { color: var(--soft); margin: 4px 0; }
 .failed { color: var(--red); font-weight: 600; } .passed { color: var(--green); }
 .plot .edge, .plot .equal { fill: none; stroke: var(--soft); } .plot .equal { stroke-dasharray: 4 4; }
 .plot .line { fill: none; stroke: var(--blue); stroke-width: 2; } .plot circle { fill: var(--blue); }
+.plots > * { max-width: 560px; }
 """
 
 
