@@ -105,6 +105,16 @@ def test_wrong_and_missing_answers_are_counted_and_said() -> None:
     assert "0 of 2 answers were right" in " ".join(summarize(recording))
 
 
+def test_headline_speaks_only_of_phases_in_which_requests_were_made() -> None:
+    plain = recorded()
+    last = plain.begun[-1].begin_s
+    short = replace(plain, requests=tuple(request for request in plain.requests if request.at_s < last))
+
+    assert "under load and without the server too." in " ".join(summarize(plain))
+    assert "20 of 20 answers were right; no request was made in: killed." in summarize(short)
+    assert "in each phase so far." in " ".join(summarize(replace(plain, is_over=False)))
+
+
 def test_single_answer_of_a_way_in_a_phase_stands_in_the_table() -> None:
     plain = recorded()
     last = plain.begun[-1].begin_s

@@ -54,7 +54,11 @@ def summarize(recording: Recording) -> list[str]:
     if not own:
         return ["No request was answered yet."]
     right = len(own) - recording.wrong
-    sentences = [f"{right:,} of {len(own):,} answers were right, under load and without the server too."]
+    silent = [phase.phase.title for phase in recording.begun if not recording.within(phase, EDGEKIT)]
+    scope = f"; no request was made in: {', '.join(silent)}" if silent else ", in each phase so far"
+    if recording.is_over and not silent:
+        scope = ", under load and without the server too"
+    sentences = [f"{right:,} of {len(own):,} answers were right{scope}."]
     compared = [phase for phase in recording.begun if recording.oracle(phase) is not None]
     if ratio is not None:
         count = sum(len(recording.within(phase, EDGEKIT)) for phase in compared)
@@ -80,7 +84,9 @@ def _against(recording: Recording, policy: str) -> str:
     if not ratios:
         return f"Always {policy}: no answers."
     slowest, fastest = max(ratios), min(ratios)
-    text = f"Always {policy} takes {fastest:.2f} to {slowest:.2f} times edgekit's median, from phase to phase"
+    span = f"{fastest:.2f} to {slowest:.2f}" if len(ratios) > 1 else f"{fastest:.2f}"
+    phases = "from phase to phase" if len(ratios) > 1 else "in the one phase where both had requests"
+    text = f"Always {policy} takes {span} times edgekit's median, {phases}"
     return f"{text}; in {lost} it gets no answer." if lost else f"{text}."
 
 
