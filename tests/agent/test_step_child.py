@@ -128,12 +128,20 @@ def test_step_that_goes_on_after_the_agent_stops_is_killed_before_the_next_agent
 def test_step_whose_process_is_silent_for_too_long_is_killed_and_tried_again(child, tmp_path, monkeypatch):
     monkeypatch.setattr(step_child, "_SILENCE_S", 0.3)
     monkeypatch.setattr(step_child, "_PERIOD_S", 0.05)
-    file = child(SILENT)
+    pids = []
+
+    class RecordedChild(step_child.JsonChild):
+        def __init__(self, *words, **options):
+            super().__init__(*words, **options)
+            pids.append(self.pid)  # a slow machine kills it before it could write that itself
+
+    monkeypatch.setattr(step_child, "JsonChild", RecordedChild)
+    child(SILENT)
     places = StepPlaces(config=str(tmp_path), state=str(tmp_path / "state"), keys=str(tmp_path / "keys"))
     result = ChildSteps(places).carry_out(order_install(), threading.Event(), pytest.fail, pytest.fail)
     assert (result.outcome, result.code, result.max_failures) == ("retry", "internal", 3)
     assert "the process of the step 'install' hangs" in result.reason
-    assert not is_running(read_pid(file))
+    assert [is_running(pid) for pid in pids] == [False]
 
 
 DIES = """
