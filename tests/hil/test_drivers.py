@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.hil.ssh_board import SshBoard, run_ssh_board
-from tests.waiting import allow, is_running, wait_for
+from tests.waiting import is_running, wait_for
 
 import edgekit_runtime
 from edgekit_hil.benches.bench_file import find_bench, read_bench
@@ -37,7 +37,6 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             file = read_bench(request.getfixturevalue("board").write_bench(folder / "bench.yaml"))
         else:
             file = find_bench(request.param)
-        allow(1800.0)  # an emulated machine boots for minutes beside other work
         try:
             bench = held.enter_context(open_bench(file))
         except BenchUnavailableError as error:

@@ -197,7 +197,7 @@ def test_proven_version_whose_engine_hangs_at_each_opening_is_rejected_and_the_o
         assert load(service, "linear").status == 200
         assert infer(service).json["model_version"] == "1.0.0"
     (rejected,) = slots.load("linear").state.rejected
-    assert (rejected.version, "was not opened 3 times" in rejected.reason) == ("2.0.0", True)
+    assert (rejected.version, "took too long 3 times in a row" in rejected.reason) == ("2.0.0", True)
 
 
 def test_only_the_newest_openings_are_remembered(maker: PackageMaker, tmp_path: Path, cache: Path) -> None:

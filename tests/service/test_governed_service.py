@@ -74,7 +74,7 @@ class Traffic(Background):
                     time.sleep(0.001)
                     continue
                 self._count(y)
-                time.sleep(self._pause_s)
+                self.is_over.wait(self._pause_s)
 
     def _count(self, y: Any) -> None:
         if np.array_equal(y, ACCURATE):

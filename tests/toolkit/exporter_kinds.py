@@ -482,6 +482,8 @@ KINDS: Mapping[str, Callable[[Exported], None]] = {
         *(free_axes, images, half, quantized, branching, hostile_names, sound, converted, scattered),
     )
 }
+UNORDERED_ROWS = frozenset({suppressed.__name__})
+"""Kinds whose rows may change places: scores that nearly tie sort differently after rounding."""
 
 
 def build(number: int) -> tuple[str, onnx.ModelProto, dict[str, Array]]:

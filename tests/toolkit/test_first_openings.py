@@ -15,7 +15,9 @@ import edgekit_cli
 import edgekit_toolkit
 from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.measurement.peak_memory import trivial_model
+from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.openings.model_opening import Openings
+from edgekit_toolkit.quantize.sensitivity import Fidelity
 
 ABORTING = trivial_model("ort").replace(b"trivial", b"hostile")
 
@@ -176,6 +178,42 @@ def test_package_over_which_the_engine_aborts_here_fails_verify_and_run_in_a_sen
     for command in ("verify", "run"):
         outcome = edgekit(command, made)
         assert (outcome.code, "by SIGABRT" in outcome.stderr) == (9, True)
+
+
+def doubled(*, is_quantized: bool) -> OnnxModel:
+    """Values above 0 of the input, added to themselves; as many rows as the data have."""
+    codes = [
+        helper.make_node("QuantizeLinear", ["rows", "scale", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["a"]),
+        helper.make_node("Add", ["a", "a"], ["s"]),
+        helper.make_node("QuantizeLinear", ["s", "scale", "zero"], ["t"]),
+        helper.make_node("DequantizeLinear", ["t", "scale", "zero"], ["y"]),
+    ]
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("Cast", ["r"], ["above"], to=TensorProto.BOOL),
+        helper.make_node("Compress", ["x", "above"], ["rows"]),
+        *(codes if is_quantized else [helper.make_node("Add", ["rows", "rows"], ["y"])]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "doubled",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["K"])],
+        [numpy_helper.from_array(np.float32(0.02), "scale"), numpy_helper.from_array(np.uint8(128), "zero")],  # type: ignore[arg-type]
+    )
+    return OnnxModel(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+
+
+def test_form_over_which_the_engine_ends_the_process_on_one_sample_is_an_error() -> None:
+    rng = np.random.default_rng(0)
+    samples = [{"x": rng.normal(size=8).astype(np.float32)} for _ in range(4)]
+    samples[2] = {
+        "x": np.full(8, -1, np.float32)
+    }  # no row: onnxruntime with several threads ends the process
+    fidelity = Fidelity(doubled(is_quantized=False), samples, threads=2, softmax_axes=[None])
+    with pytest.raises(BackendError, match="ended the process that opened the model, by SIG"):
+        fidelity.noise(doubled(is_quantized=True))
 
 
 SESSIONS = {"InferenceSession", "LiteRtSession", "OrtSession", "create_session", "open_model"}

@@ -41,7 +41,6 @@ _KEY: Final = {
 
 
 def make_document() -> dict[str, Any]:
-    """Return the document."""
     schemas: Schemas = {"Problem": _PROBLEM}
     paths: dict[str, Any] = {}
     for endpoint in ENDPOINTS:

@@ -76,7 +76,6 @@ class VersionBar:
 
 
 def show_fleet(console: Console, request: Request) -> Response:
-    """Show the fleet."""
     with console.store.snapshot() as session:
         values = _read_values(session)
     return console.render(request, "fleet.html", **values)

@@ -18,7 +18,6 @@ header p, figcaption { color: var(--soft); margin: 4px 0; }
 
 
 def make_page(evidence: Evidence) -> str:
-    """Return the page."""
     device = evidence.device
     dirty = " with uncommitted changes" if evidence.is_dirty else ""
     source = f"commit {evidence.commit[:9]}{dirty}" if evidence.commit else "a release"

@@ -202,7 +202,7 @@ def read_inputs(request: PlanRequest, progress: ProgressBar) -> PlanInputs:
         (MAX_SAMPLES,) * 2 if request.most_leakage_db is None else (MAX_ATTACKED, LEAST_FOR_LIMIT)
     )
     samples, notes = read_samples(request.model, model.content, request.samples, at_most, least)
-    check_opening("ort", model.content, graph.options, samples[0])
+    check_opening("ort", model.content, graph.options, samples[:1])
     leakage = _make_attack(request, model, samples)
     answers = max(LOSSY_SAMPLES, int(_ANSWERS_S / max(model.run_seconds(samples[0]), 1e-6)))
     feeds = samples[: min(answers, MAX_SAMPLES)]

@@ -229,7 +229,6 @@ class CutMeasurement:
         first: Feeds = {}
         reply: Feeds = {}
         may_pack = has_zstd() and not plan.media
-        is_whole = head is None and not plan.media  # the tail is the model, as the first sample shows
         answers = self.model.answers(self.feeds)
         classes = {*self.classes, *find_probabilities(answers)}
         for feeds, expected in zip(self.feeds, answers, strict=True):
@@ -238,7 +237,7 @@ class CutMeasurement:
             first = first or coded.decoded
             plain_bytes.append(request_bytes(coded.files))
             packed_bytes.append(request_bytes(coded.files, "zstd") if may_pack else plain_bytes[-1])
-            outputs = expected if reply and is_whole else run_session(tail, coded.decoded)
+            outputs = run_session(tail, coded.decoded)
             reply = reply or outputs
             down_bytes.append(reply_bytes(outputs))
             if decoder is not None:

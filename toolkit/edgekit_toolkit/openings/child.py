@@ -1,6 +1,6 @@
 """The process that opens models: `python -m edgekit_toolkit.openings.child CHANNEL`, see `model_opening`.
 
-For each request, a line of JSON, it opens a model as a device would, and runs it if the request has inputs.
+For each request, a line of JSON, it opens a model as a device would, and runs it on the request's samples.
 It answers with an empty object whether or not the engine refused.
 """
 
@@ -9,12 +9,14 @@ import json
 import mmap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from edgekit_runtime.sessions.backends import open_model
 from edgekit_runtime.system.child_process import open_channel
+
+_THREADS: Final = 2  # some faults of an engine need more than one
 
 
 def _try(request: Mapping[str, Any]) -> None:
@@ -25,10 +27,12 @@ def _try(request: Mapping[str, Any]) -> None:
 
         onnx.shape_inference.infer_shapes(onnx.load_model_from_string(bytes(model)), data_prop=True)
         return
-    with contextlib.closing(open_model(request["engine"], model, request["options"], 1)) as session:
+    with contextlib.closing(open_model(request["engine"], model, request["options"], _THREADS)) as session:
         if request["inputs"]:
             with np.load(request["arrays"]) as arrays:
-                session.run(dict(zip(request["inputs"], arrays.values(), strict=True)))
+                values = iter(arrays.values())
+                for names in request["inputs"]:
+                    session.run({name: next(values) for name in names})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import json
 import signal
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,14 +47,14 @@ class Openings:
         self._child: JsonChild | None = None
 
     def check(
-        self, engine: str, content: bytes, options: Mapping[str, JsonValue], feeds: Feeds | None = None
+        self, engine: str, content: bytes, options: Mapping[str, JsonValue], samples: Sequence[Feeds] = ()
     ) -> None:
         """Do so as `check_opening` says."""
         stated = json.dumps([engine, dict(options)], sort_keys=True).encode()
         digest = hashlib.sha256(stated + hashlib.sha256(content).digest()).digest()
         with self._lock:
-            if not self._problems.get(digest) and (feeds is not None or digest not in self._problems):
-                self._problems[digest] = self._open(engine, content, options, feeds or {})
+            if not self._problems.get(digest) and (samples or digest not in self._problems):
+                self._problems[digest] = self._open(engine, content, options, samples)
             problem = self._problems[digest]
         if problem:
             raise BackendError(problem)
@@ -65,18 +65,20 @@ class Openings:
             self._child.close()
             self._child = None
 
-    def _open(self, engine: str, content: bytes, options: Mapping[str, JsonValue], feeds: Feeds) -> str:
+    def _open(
+        self, engine: str, content: bytes, options: Mapping[str, JsonValue], samples: Sequence[Feeds]
+    ) -> str:
         """Return how the engine ended the child, or an empty text."""
         with tempfile.TemporaryDirectory(prefix="edgekit-opening-") as folder:
-            model, arrays = Path(folder, "model"), Path(folder, "feeds.npz")
+            model, arrays = Path(folder, "model"), Path(folder, "samples.npz")
             model.write_bytes(content)
-            if feeds:
-                np.savez(arrays, *feeds.values())
+            if samples:
+                np.savez(arrays, *(array for feeds in samples for array in feeds.values()))
             request = {
                 "engine": engine,
                 "model": str(model),
                 "options": dict(options),
-                "inputs": list(feeds),
+                "inputs": [list(feeds) for feeds in samples],
                 "arrays": str(arrays),
             }
             end = self._ask(request)
@@ -112,7 +114,7 @@ atexit.register(_openings.close)
 
 
 def check_opening(
-    engine: str, content: bytes, options: Mapping[str, JsonValue], feeds: Feeds | None = None
+    engine: str, content: bytes, options: Mapping[str, JsonValue], samples: Sequence[Feeds] = ()
 ) -> None:
     """Check that an engine does not end the process that opens a model; once for each model in a process.
 
@@ -122,9 +124,9 @@ def check_opening(
         engine: engine of this host, or `SHAPES`.
         content: the model's file.
         options: options of its backend, as a manifest states them.
-        feeds: inputs on which the child runs the model as well, each time; without them it only opens it.
+        samples: inputs on which the child runs the model as well, each time; without them it only opens it.
 
     Raises:
         BackendError: the engine ended the child, or did not open the model in time.
     """
-    _openings.check(engine, content, options, feeds)
+    _openings.check(engine, content, options, samples)

@@ -25,7 +25,7 @@ def open_ort(content: bytes, options: OrtOptions | None = None, feeds: Feeds | N
     options = options or OrtOptions()
     stated = asdict(options).items()
     differing = {name: value for name, value in stated if name != "threads" and value != _DEFAULTS[name]}
-    check_opening("ort", content, differing, feeds)
+    check_opening("ort", content, differing, () if feeds is None else (feeds,))
     return OrtSession(content, options)
 
 

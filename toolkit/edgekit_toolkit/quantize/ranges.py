@@ -141,7 +141,7 @@ def gather(
 
     An activation with values that no code stands for, such as the -inf of an attention mask, has no range;
     neither has one that never has elements, nor a vector whose length depends on the data: it may be empty,
-    and onnxruntime ends the process over a quantized sum or product of vectors without elements.
+    and onnxruntime with several threads ends the process over a quantized sum or product of empty vectors.
 
     Args:
         samples: makes the stream.

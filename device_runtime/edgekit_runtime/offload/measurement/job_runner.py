@@ -85,8 +85,10 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> JobResult:
             return replace(measured, machine=replace(facts, usual_s=gate.usual_s), request=request)
         runs = [_open_half(graph, blobs, Path(folder), number) for number, graph in enumerate(job.graphs)]
         clocks, has_waits = [_Clock(run, gate, job.quota) for run in runs], _has_waits(facts, job)
+        for run in runs * _WARMUP_ROUNDS:
+            run()
         orders, until_s = np.random.default_rng(0), time.monotonic() + job.seconds * MOST_WAITING
-        while _lacks_rounds(clocks, job.seconds, until_s):  # each graph has run once, when it was opened
+        while _lacks_rounds(clocks, job.seconds, until_s):
             for number in orders.permutation(len(clocks)):
                 clocks[number].run()  # refills caches that the others used; a device runs one way repeatedly
                 for _ in range(_IN_A_ROW):

@@ -127,18 +127,20 @@ class InstalledModels(Source):
         try:
             with choice.package as package:
                 check_engines(package.manifest)  # also for a process of its own, which would start in vain
-                return load(package)
+                loaded = load(package)
         except SlowOpeningError as error:
             # Of an unproven version the slots count each start, so that one that always hangs is given up.
             self._begun.discard(choice.sha256)
-            self._slow_openings[choice.sha256] += 1
-            if choice.health == HEALTHY and self._slow_openings[choice.sha256] >= self._slots.max_begun:
-                raise BackendError(f"{error}; it was not opened {self._slots.max_begun} times") from error
+            count = self._slow_openings[choice.sha256] = self._slow_openings[choice.sha256] + 1
+            if choice.health == HEALTHY and count >= self._slots.max_begun:
+                raise BackendError(f"opening it took too long {count} times in a row: {error}") from error
             raise
         except (UnavailableError, EngineMissingError):
             if choice.is_counted and self.undo_start(choice.model, choice.version):
                 self._begun.discard(choice.sha256)
             raise
+        del self._slow_openings[choice.sha256]
+        return loaded
 
     def _open_active(self, name: str, load: Load) -> Loaded:
         choice: Choice | None = self._begin(name)

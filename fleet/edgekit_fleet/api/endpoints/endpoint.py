@@ -33,12 +33,10 @@ class Fleet:
 
     @functools.cached_property
     def settings(self) -> FleetSettings:
-        """Return the settings."""
         return self.folder.read_settings()
 
     @functools.cached_property
     def authority(self) -> Authority:
-        """Return the authority, which signs codes."""
         return open_authority(self.folder, self.settings)
 
 
