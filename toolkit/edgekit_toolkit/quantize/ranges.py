@@ -4,7 +4,7 @@ Tensors are fetched in groups that fit `Limits.group_bytes`, so that a large ima
 activation into memory at once. `clipping` makes narrower ranges of the histograms.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,9 +12,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edgekit_runtime.errors import DataError
+from edgekit_runtime.errors import DataError, ModelError
 from edgekit_toolkit.models.ort_session import run_session, session_for
-from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model, fresh_name
+from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model, fresh_name, recorded_shapes
+from edgekit_toolkit.onnx_graph.shapes import with_shapes
+from edgekit_toolkit.onnx_graph.specs import dimension, real_inputs
 from edgekit_toolkit.samples.generated import Feeds
 
 GROUP_BYTES: Final = 192 << 20  # size of the activations that are fetched in one run of the model
@@ -81,7 +83,22 @@ def collect(
     if first is None:
         raise DataError(_NO_SAMPLES)
     read = activation_reader(model, names, first, threads=threads, group_bytes=group_bytes)
-    return gather(samples, read, progress, axis=1)
+    return gather(samples, read, progress, axis=1, unsized=_find_unsized(model, names, first))
+
+
+def _find_unsized(model: onnx.ModelProto, names: Sequence[str], feeds: Feeds) -> set[str]:
+    """Return the activations whose shape does not follow from the shapes of the inputs."""
+    dims = {
+        name: size
+        for value in real_inputs(model.graph)
+        for axis, size in enumerate(feeds[value.name].shape)
+        if isinstance(name := dimension(value.name, axis, value.type.tensor_type.shape.dim[axis]), str)
+    }
+    try:
+        shapes = recorded_shapes(with_shapes(model, dims).graph)
+    except ModelError:  # inference contradicts what the engine runs
+        return {*names}
+    return {name for name in names if None in shapes.get(name, (None,))}
 
 
 def activation_reader(
@@ -136,6 +153,7 @@ def gather(
     progress: Callable[[], None],
     *,
     axis: int | None,
+    unsized: Collection[str] = (),
 ) -> dict[str, Range]:
     """Return the extremes of activations over a stream of samples.
 
@@ -148,20 +166,18 @@ def gather(
         read: gives the activations of one sample.
         progress: called once a sample.
         axis: axis of the channels, which have extremes of their own; None for the tensor as a whole.
+        unsized: activations that are known to have a shape that depends on the data.
 
     Raises:
         DataError: there are no samples.
     """
     extremes: dict[str, Range] = {}
     without_range: set[str] = set()
-    lengths: dict[tuple[object, ...], int] = {}
     feeds = None
     for feeds in samples():
-        shapes = tuple(value.shape for value in feeds.values())
         for name, value in read(feeds):
             is_vector = sum(size != 1 for size in value.shape) <= 1
-            varies = is_vector and lengths.setdefault((name, shapes), value.size) != value.size
-            if varies or not (np.abs(value) <= _MAX_CODED).all():  # NaN too
+            if (is_vector and name in unsized) or not (np.abs(value) <= _MAX_CODED).all():  # NaN too
                 without_range.add(name)
             elif value.size:
                 _update(extremes, name, value, axis)
