@@ -22,6 +22,7 @@ from edgekit_offload.profiling.model_profile import ModelProfile, read_profile, 
 from edgekit_offload.profiling.planning_graph import join_profiles
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.offload.measurement.machine_facts import describe_engine
+from edgekit_runtime.offload.measurement.request_cost import is_precise
 from edgekit_runtime.system import processor_speed
 from edgekit_toolkit.measurement.calibration_networks import make_calibration_models
 
@@ -161,6 +162,29 @@ def test_only_the_usual_speed_of_a_processor_counts(monkeypatch: pytest.MonkeyPa
     assert gate.usual_s == pytest.approx(1.05, abs=0.06)  # the most frequent one
     # Work counts between two looks at that speed.
     assert [gate.check() for _ in range(5)] == [False, True, False, False, True]
+
+
+def test_speed_that_became_rare_is_replaced_by_the_most_frequent_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = iter([2.0] * 60 + [1.0, 1.05] * 10)  # a neighbour was busy while the gate looked, and left
+    monkeypatch.setattr(processor_speed, "time_fixed_work", lambda: next(speeds))
+    gate = processor_speed.SpeedGate()
+    followed = []
+    for _ in range(20):
+        gate.check()
+        followed.append(gate.follow())
+    assert followed == [False] * 19 + [True]  # by 20 checks
+    assert gate.usual_s == pytest.approx(1.0, abs=0.06)
+    assert not gate.follow()
+
+
+@pytest.mark.parametrize(
+    ("count", "spread", "expected"), [(19, 0.0, False), (20, 0.01, True), (20, 0.2, False)]
+)
+def test_times_are_precise_when_their_middle_is_known_within_a_percent(
+    count: int, spread: float, expected: bool
+) -> None:
+    values = 1 + spread * np.linspace(-1, 1, count)
+    assert is_precise(values.tolist()) is expected
 
 
 def test_rounds_at_another_speed_do_not_keep_a_measurement_from_ending() -> None:

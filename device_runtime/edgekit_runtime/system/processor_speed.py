@@ -9,6 +9,7 @@ import math
 import platform
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,8 @@ MOST_WAITING: Final = 3
 _STEPS: Final = 5_000  # steps of the fixed work: 0.1 to 0.25 ms
 _TIMES: Final = 3  # repetitions: at first the caches hold other data, above all after a reply
 _PAUSE_S: Final = 0.02
+_ENOUGH_CHECKS: Final = 20
+_RARE_SHARE: Final = 1 / 3
 _MOST_WORK_S: Final = 0.5e-3  # several slices of an evenly spread quota: a slice is 0.05 ms or more
 _TOLERANCE: Final = 0.25  # a shared core is half as fast at this work; caches cost up to a fifth
 
@@ -38,6 +41,7 @@ class SpeedGate:
             seconds: duration of the measurement.
         """
         self.now_s = math.inf
+        self._speeds: list[float] = []
         if usual_s is not None:
             self.usual_s = usual_s
             return
@@ -45,12 +49,25 @@ class SpeedGate:
         for _ in range(math.ceil(seconds / _PAUSE_S)):
             time.sleep(_PAUSE_S)
             times.append(time_fixed_work())
-        self.usual_s = max(times, key=lambda time_s: sum(_is_near(other, time_s) for other in times))
+        self.usual_s = _most_frequent(times)
 
     def check(self) -> bool:
         """Return whether the speed is the usual one, and was so at the last call."""
         before_s, self.now_s = self.now_s, time_fixed_work()
+        self._speeds.append(self.now_s)
         return _is_near(before_s, self.usual_s) and _is_near(self.now_s, self.usual_s)
+
+    def follow(self) -> bool:
+        """If the usual speed was rare, take the most frequent one of all checks; return True if so."""
+        usual = sum(_is_near(speed_s, self.usual_s) for speed_s in self._speeds)
+        if len(self._speeds) < _ENOUGH_CHECKS or usual >= _RARE_SHARE * len(self._speeds):
+            return False
+        self.usual_s = _most_frequent(self._speeds)
+        return True
+
+
+def _most_frequent(speeds: Sequence[float]) -> float:
+    return max(speeds, key=lambda speed_s: sum(_is_near(other_s, speed_s) for other_s in speeds))
 
 
 def _is_near(seconds: float, usual_s: float) -> bool:

@@ -33,7 +33,7 @@ from edgekit_runtime.offload.measurement.job import (
     TransferCoding,
 )
 from edgekit_runtime.offload.measurement.machine_facts import MachineFacts, describe_machine
-from edgekit_runtime.offload.measurement.request_cost import average_middle, measure_request
+from edgekit_runtime.offload.measurement.request_cost import average_middle, is_precise, measure_request
 from edgekit_runtime.sessions.backends import open_model
 from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.ort import OrtOptions, create_session, make_settings, with_weights
@@ -131,6 +131,8 @@ def _profile(
     clock, until_s = _Clock(plain, gate, job.quota), time.monotonic() + job.seconds * MOST_WAITING
     while _lacks_rounds([clock], job.seconds, until_s):
         clock.time()
+        if job.usual_s is None and gate.follow():
+            clock.start_again()
         if session is not None and clock.rounds <= most:
             begin_s = time.monotonic()
             time.sleep(PAUSE_S)
@@ -360,6 +362,7 @@ class _Clock:
         seconds: times of the runs at the usual speed of the processor.
         others: time and speed of the other runs.
         spent_s: time of the runs at the usual speed and of profiled runs between them, with their pauses.
+        rounds: number of runs.
     """
 
     def __init__(self, run: Callable[[], object], gate: SpeedGate, quota: float | None) -> None:
@@ -368,6 +371,7 @@ class _Clock:
         self.seconds: list[float] = []
         self.others: list[tuple[float, float]] = []
         self.spent_s = 0.0
+        self.rounds = 0
 
     def time(self) -> None:
         time.sleep(PAUSE_S)
@@ -375,15 +379,16 @@ class _Clock:
         begin = time.perf_counter()
         self.run()
         took_s = time.perf_counter() - begin
+        self.rounds += 1
         if self._gate.check():
             self.seconds.append(took_s)
             self.spent_s += PAUSE_S + took_s
         else:
             self.others.append((took_s, self._gate.now_s))
 
-    @property
-    def rounds(self) -> int:
-        return len(self.seconds) + len(self.others)
+    def start_again(self) -> None:
+        """Forget the times of runs, but not their number, after another speed has become the usual one."""
+        self.seconds, self.others = [], []
 
 
 def _time_batches(job: Job, blobs: Sequence[memoryview]) -> JobResult:
@@ -414,12 +419,15 @@ def _time_batches(job: Job, blobs: Sequence[memoryview]) -> JobResult:
 
 
 def _lacks_rounds(clocks: Sequence[_Clock], seconds: float, until_s: float) -> bool:
-    """Return whether another round is needed: `_MIN_ROUNDS` of each, then for so many seconds."""
+    """Return whether another round is needed: `_MIN_ROUNDS` of each, then until all times are precise.
+
+    That lasts for `seconds` at most.
+    """
     rounds = min(clock.rounds for clock in clocks)
     if rounds < _MIN_ROUNDS:
         return True
     is_over = sum(clock.spent_s for clock in clocks) >= seconds or time.monotonic() >= until_s
-    return rounds < _MAX_ROUNDS and not is_over
+    return rounds < _MAX_ROUNDS and not (is_over or all(is_precise(clock.seconds) for clock in clocks))
 
 
 def _settle(clocks: Sequence[_Clock], gate: SpeedGate) -> float:
