@@ -416,7 +416,10 @@ def _by_lattice(spec: TensorSpec, coding: Coding, lattice: Lattice, opset: int) 
     shape = (1, *spec.shape) if is_row else spec.shape
     sizes = [size for size in shape[1:] if isinstance(size, int)]
     if len(sizes) + 1 != len(shape) or 0 in sizes:
-        raise CutError(f"coding '{coding.kind}': tensor {spec.name!r} has shape {list(spec.shape)}")
+        raise CutError(
+            f"coding '{coding.kind}' needs fixed sizes beside the batch, tensor {spec.name!r} has shape"
+            f" {list(spec.shape)}"
+        )
     code_type = "uint8" if coding.kind in ("uint8", "pixels") else spec.dtype if is_integer else "int16"
     wide = TensorProto.INT64 if code_type == "int64" else TensorProto.INT32
     name = f"{spec.name}.{coding.kind if coding.kind in ('pixels', 'samples') else 'codes'}"

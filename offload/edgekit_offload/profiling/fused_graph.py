@@ -103,7 +103,9 @@ def find_obstacle(model: onnx.ModelProto) -> str:
         if value.name not in weights and any(
             not dimension.HasField("dim_value") for dimension in value.type.tensor_type.shape.dim[1:]
         ):
-            return f"input '{value.name}' has dynamic dimensions beside the batch"
+            return (
+                f"input '{value.name}' has free sizes beside the batch; export it with fixed ones to split it"
+            )
     return ""
 
 
