@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,15 +14,14 @@ from pathlib import Path
 import pytest
 from tests.waiting import is_running, wait_for
 
-from edgekit_host.emulation.cpu_quota import CpuQuota
-from edgekit_host.emulation.testbed import Testbed
+from edgekit_host.emulation.cpu_quota import CpuQuota, can_limit_processor
+from edgekit_host.emulation.testbed import Testbed, can_make_namespaces
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.system.child_process import ChildProcess
 
 PEER = str(Path(__file__).with_name("emulated_peer.py"))
-CAN_NAMESPACES = os.geteuid() == 0 and Path("/dev/net/tun").exists() and shutil.which("tc") is not None
 needs_root = pytest.mark.skipif(
-    not CAN_NAMESPACES, reason="network namespaces need root, /dev/net/tun and iproute2"
+    not can_make_namespaces(), reason="network namespaces need root, /dev/net/tun and iproute2"
 )
 BUSY = "while True: pass"
 
@@ -42,6 +40,21 @@ def quota() -> Iterator[CpuQuota]:
         pytest.skip(str(why))
     with made:
         yield made
+
+
+def test_machine_without_iproute2_gets_a_proxy_for_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not can_make_namespaces()
+    with Testbed() as testbed:
+        assert testbed.kind == "proxy"
+
+
+def test_machine_without_cgroups_limits_no_processor(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text("proc /proc proc rw 0 0\n")
+    assert not can_limit_processor(mounts)
 
 
 def free_port(testbed: Testbed) -> int:

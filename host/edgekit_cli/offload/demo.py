@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
 from edgekit_cli.number_range import NumberRange
 
 if TYPE_CHECKING:
+    from edgekit_host.emulation.testbed import LinkKind
     from edgekit_offload.demo.demo_package import DemoPackage
     from edgekit_offload.demo.director import DemoSetup
 
@@ -40,8 +41,9 @@ def command(seconds: float, *, output: Path, proxy: bool, no_browser: bool, as_j
     """See what offloading does while a link slows down, a server is loaded and then killed.
 
     A slow device and a server run on this machine, with a link between them that goes from 20 to 2 Mbit/s and
-    back. A page on this machine follows, and is saved at the end. As root, the device is slowed down and both
-    sides are network namespaces; otherwise a proxy limits the link, and the page says so.
+    back. A page on this machine follows, and is saved at the end. As root, the device is slowed down (with
+    cgroups) and both sides are network namespaces (with iproute2); otherwise a proxy limits the link, and the
+    page says so.
     """
     import contextlib
     import json
@@ -49,6 +51,7 @@ def command(seconds: float, *, output: Path, proxy: bool, no_browser: bool, as_j
     import time
 
     from edgekit_cli.progress import ProgressBar
+    from edgekit_host.emulation.testbed import can_make_namespaces
     from edgekit_host.terminal import open_console
     from edgekit_offload.demo.demo_package import make_demo_package
     from edgekit_offload.demo.demo_page import render_saved_page, summarize
@@ -74,9 +77,9 @@ def command(seconds: float, *, output: Path, proxy: bool, no_browser: bool, as_j
             states.append(recording)
             progress.show(recording.begun[-1].phase.title if recording.begun else "starting")
 
-        setup = prepare(folder, packed, is_proxy=proxy)
+        kind: LinkKind = "namespaces" if can_make_namespaces() and not proxy else "proxy"
+        setup = prepare(folder, packed, is_tls=kind == "namespaces")
         rest_s = seconds - (time.monotonic() - begin_s) - _START_S
-        kind: Literal["proxy"] | None = "proxy" if proxy else None
         recording = run_demo(setup, seconds=max(rest_s, _LEAST_PHASES_S), kind=kind, on_change=show)
     with write_atomically(output) as file:
         file.write(render_saved_page(recording).encode())
@@ -88,9 +91,8 @@ def command(seconds: float, *, output: Path, proxy: bool, no_browser: bool, as_j
     console.print(f"Written: {output}")
 
 
-def prepare(folder: Path, packed: DemoPackage, *, is_proxy: bool) -> DemoSetup:
+def prepare(folder: Path, packed: DemoPackage, *, is_tls: bool) -> DemoSetup:
     """Return the setup of the demo, with a certificate and a token if the server is not on loopback."""
-    import os
     import sys
 
     from edgekit_host.emulation.namespace_link import SERVER_HOST
@@ -98,7 +100,6 @@ def prepare(folder: Path, packed: DemoPackage, *, is_proxy: bool) -> DemoSetup:
     from edgekit_offload.demo.demo_package import write_certificate, write_token
     from edgekit_offload.demo.director import DemoSetup
 
-    is_tls = os.geteuid() == 0 and not is_proxy
     secured: list[str] = []
     token_file, ca_file = "", ""
     if is_tls:

@@ -33,7 +33,17 @@ _TURN_LIMIT_S: Final = 300.0  # how long to wait for another quota to end
 _LEAVE_LIMIT_S: Final = 2.0
 _POLL_S: Final = 0.01
 _START_TIME: Final = 19  # field of /proc/PID/stat behind the name, proc(5)
+_MOUNTS: Final = Path("/proc/self/mounts")
 _numbers = itertools.count(1)
+
+
+def can_limit_processor(mounts: Path = _MOUNTS) -> bool:
+    """Return whether this user may give processes a share of a processor of this machine."""
+    try:
+        _find_cpuset(mounts)
+    except ConfigError:
+        return False
+    return os.geteuid() == 0
 
 
 class CpuQuota:
@@ -50,7 +60,7 @@ class CpuQuota:
         label: text for results that were measured with it.
     """
 
-    def __init__(self, share: float, mounts: Path = Path("/proc/self/mounts")) -> None:
+    def __init__(self, share: float, mounts: Path = _MOUNTS) -> None:
         """Make the cgroup, and remove the cgroups that crashed processes left behind.
 
         Args:

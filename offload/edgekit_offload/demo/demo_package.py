@@ -2,7 +2,6 @@
 
 import datetime
 import ipaddress
-import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from edgekit_host.emulation.cpu_quota import can_limit_processor
 from edgekit_offload.demo.demo_model import INPUT, OUTPUT, make_images, make_model, pick_images, run_model
 from edgekit_offload.demo.director import DEVICE_SHARE, PHASES
 from edgekit_offload.packaging.submodels import attach_plans
@@ -74,7 +74,7 @@ def make_demo_package(folder: Path, progress: Callable[[str], None]) -> DemoPack
     requests = folder / "requests.npz"
     np.savez(requests, **{INPUT: chosen, "classes": run_model(content, chosen).argmax(axis=1)})
     feeds = [{INPUT: image[np.newaxis]} for image in chosen[:_SAMPLES]]
-    device = Machine.parse(f"local@{100 * DEVICE_SHARE:.0f}%" if os.geteuid() == 0 else "local")
+    device = Machine.parse(f"local@{100 * DEVICE_SHARE:.0f}%" if can_limit_processor() else "local")
     server = Machine.parse("local")
     progress("profiling the device")
     graph = RunnableGraph(content)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from edgekit_host.emulation.cpu_quota import can_limit_processor
 from edgekit_host.emulation.testbed import LinkKind, Testbed
 from edgekit_offload.demo.device_worker import WorkerConfig
 from edgekit_offload.demo.recording import Phase, PhaseTimes, Recording, Request
@@ -29,7 +30,7 @@ PHASES: Final = (
     Phase("loaded server", "load", 20.0, RTT_MS, 0.2),
     Phase("killed server", "kill", 20.0, RTT_MS, 0.15),
 )
-DEVICE_SHARE: Final = 0.2  # share of a processor that the device gets, with root
+DEVICE_SHARE: Final = 0.2  # share of a processor that the device gets, where it can be limited
 _POLL_S: Final = 0.25
 _START_LIMIT_S: Final = 90.0
 _WORKER: Final = "edgekit_offload.demo.device_worker"
@@ -88,7 +89,7 @@ def run_demo(
         ConfigError: the machines cannot be emulated here.
         TransportError: the server or the device's process ended, or did not start.
     """
-    share = DEVICE_SHARE if os.geteuid() == 0 else None
+    share = DEVICE_SHARE if can_limit_processor() else None
     with Testbed(device_share=share, kind=kind) as bed:
         bed.set_link(up_mbit_s=PHASES[0].mbit_s, down_mbit_s=PHASES[0].mbit_s, rtt_ms=PHASES[0].rtt_ms)
         port = _DEFAULT_PORT if bed.kind == "namespaces" else find_free_port()
@@ -135,7 +136,9 @@ def _configure(setup: DemoSetup, host: str, port: int) -> Path:
 def _describe_machine(share: float | None) -> str:
     cores = os.cpu_count() or 1
     slow = (
-        "at full speed (a quota needs root)" if share is None else f"with {100 * share:.0f} % of one of them"
+        "at full speed (a quota needs root and cgroups)"
+        if share is None
+        else f"with {100 * share:.0f} % of one of them"
     )
     return f"this machine, {cores} cores: the device {slow}, the server with what it takes"
 
