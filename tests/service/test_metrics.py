@@ -168,7 +168,7 @@ def test_batches_of_all_sizes_are_few_enough_for_a_process_to_tell_of_them() -> 
 def test_a_call_on_the_loop_counts_as_one_that_waited_for_nothing() -> None:
     bench = Bench(seconds=2e-5, short_s=200e-6)
     for _ in range(3):
-        bench.lane.learn(8, 2e-5)
+        bench.lane.learn(((1, 2),), 2e-5)
     bench.submit(1)
     metrics = bench.metrics
     assert (metrics.queue.total, metrics.queue.count) == (0, 1)

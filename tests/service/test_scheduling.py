@@ -24,7 +24,7 @@ SHORT = {"short_s": 200e-6}
 
 def teach(bench: Bench, seconds: float, times: int = 3) -> None:
     for _ in range(times):
-        bench.lane.learn(8, seconds)
+        bench.lane.learn(((1, 2),), seconds)
 
 
 def test_a_short_model_is_answered_before_submit_returns() -> None:
@@ -160,6 +160,25 @@ def test_a_larger_input_is_measured_for_itself() -> None:
     teach(bench, 50e-6)
     bench.submit(1, rows=1000)
     assert len(bench.threads.jobs) == 1
+
+
+def test_short_model_with_as_many_values_in_another_shape_is_not_on_the_loop() -> None:
+    bench = Bench(seconds=50e-6, **SHORT)
+    teach(bench, 50e-6)
+    bench.lane.submit(bench.client.call(1, rows=1, width=2))
+    assert not bench.threads.jobs
+    bench.lane.submit(bench.client.call(2, rows=2, width=1))
+    assert len(bench.threads.jobs) == 1
+
+
+def test_shapes_that_never_end_are_forgotten_and_learnt_again() -> None:
+    bench = Bench(seconds=50e-6, **SHORT)
+    teach(bench, 50e-6)
+    for width in range(3, 300):
+        bench.lane.learn(((1, width),), 50e-6)
+    bench.submit(1)
+    bench.finish()
+    assert len(bench.client.answers[1]) == 1
 
 
 def test_short_s_of_0_runs_nothing_on_the_loop() -> None:
@@ -316,7 +335,7 @@ def test_with_a_delay_an_incomplete_batch_begins_when_it_is_over(delay_s: float)
 def test_a_short_model_with_a_delay_runs_its_batch_on_the_loop() -> None:
     bench = Bench(max_batch=2, max_delay_s=1.0, seconds=10e-6, **SHORT)
     for _ in range(3):
-        bench.lane.learn(16, 10e-6)
+        bench.lane.learn(((2, 2),), 10e-6)
     bench.submit(1)
     assert bench.client.answers[1] == []
     bench.submit(2)
@@ -555,9 +574,9 @@ def test_a_reply_may_submit_again() -> None:
 @pytest.mark.parametrize("delay_s", [0.0, 1e-3])
 def test_answers_that_each_submit_another_call_do_not_nest(delay_s: float) -> None:
     bench = Bench(seconds=1e-6, max_batch=2, max_delay_s=delay_s, max_waiting=10_000, **SHORT)
-    for size_bytes in (8, 16):
+    for rows in (1, 2):
         for _ in range(3):
-            bench.lane.learn(size_bytes, 1e-6)
+            bench.lane.learn(((rows, 2),), 1e-6)
     left = [5000]
 
     def again(_: object) -> None:

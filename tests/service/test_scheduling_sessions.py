@@ -313,7 +313,7 @@ def test_after_a_warm_up_a_short_model_starts_no_thread() -> None:
             limits = SchedulingLimits(short_s=10.0)
             lane = Scheduler((session,), limits, pool=pool, loop=loop, metrics=LaneMetrics("m", "1"))
             for warm in warm_up((session,), feed):
-                lane.learn(warm.size_bytes, warm.seconds)
+                lane.learn(warm.shapes, warm.seconds)
             before = threading.active_count()
             lane.submit(Call(feed, answers.append))
             assert threading.active_count() == before

@@ -36,7 +36,7 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.serving import loader
-from edgekit_runtime.service.serving.hostile_inputs import can_trap
+from edgekit_runtime.service.serving.hostile_inputs import can_trap, find_hazard
 from edgekit_runtime.service.workers.supervisor import OWN_SHARE
 from edgekit_runtime.slots import Slots
 
@@ -182,6 +182,73 @@ def test_load_that_may_take_long_may_do_so_in_a_process_of_its_own(
         loader.load(package, options, open_elsewhere)
     (isolation,) = asked
     assert OWN_SHARE * isolation.start_timeout_s >= 600.0
+
+
+def make_hostile(name: str) -> tuple[onnx.ModelProto, dict[str, Any], dict[str, Any]]:
+    """Return a model whose clients set a size, a trip count or positions, and its golden tensors."""
+    helper, kinds = onnx.helper, onnx.TensorProto
+    value = helper.make_tensor_value_info
+    x, y = value("x", kinds.INT64, ["N"]), value("y", kinds.INT64, ["N"])
+    if name == "sizes":
+        zero = helper.make_tensor("value", kinds.INT64, [1], [0])
+        nodes = [helper.make_node("ConstantOfShape", ["x"], ["y"], value=zero)]
+        inputs, expected = {"x": np.array([3])}, np.zeros(3, np.int64)
+    elif name == "loop":
+        goes, state = value("goes", kinds.BOOL, []), value("z", kinds.INT64, ["N"])
+        nothing = helper.make_graph([], "nothing", [value("i", kinds.INT64, []), goes, state], [goes, state])
+        nodes = [
+            helper.make_node("ReduceSum", ["x"], ["trips"], keepdims=0),
+            helper.make_node("Loop", ["trips", "", "x"], ["y"], body=nothing),
+        ]
+        inputs, expected = {"x": np.array([3])}, np.array([3])
+    else:
+        nodes = [helper.make_node("GridSample", ["x", "grid"], ["y"], padding_mode="reflection")]
+        x, y = value("x", kinds.FLOAT, ["N", 1, 4, 4]), value("y", kinds.FLOAT, ["N", 1, 2, 2])
+        inputs = {"x": np.zeros((1, 1, 4, 4), np.float32), "grid": np.zeros((1, 2, 2, 2), np.float32)}
+        expected = np.zeros((1, 1, 2, 2), np.float32)
+    grids = [value("grid", kinds.FLOAT, ["N", 2, 2, 2])] if "grid" in inputs else []
+    graph = helper.make_graph(nodes, "g", [x, *grids], [y])
+    opsets = [helper.make_opsetid("", 16)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8), inputs, {"y": expected}
+
+
+def write_hostile(maker: PackageMaker, path: Path, name: str) -> None:
+    model, inputs, expected = make_hostile(name)
+    sketch = Manifest_(name, "1.0.0", {}, inputs)
+    write_signed(maker, path, sketch, expected, model.SerializeToString(), {})
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "takes_memory"),
+    [("sizes", "any memory", True), ("loop", "around nothing", False), ("grid", "for GridSample", False)],
+)
+def test_model_that_a_client_can_end_or_occupy_has_a_hazard(
+    maker: PackageMaker, tmp_path: Path, name: str, reason: str, takes_memory: bool
+) -> None:
+    write_hostile(maker, tmp_path / "hostile.edgepkg", name)
+    with read_package(tmp_path / "hostile.edgepkg", maker.trust) as package:
+        hazard = find_hazard(package)
+    assert hazard is not None
+    assert reason in hazard.reason
+    assert hazard.takes_memory is takes_memory
+
+
+def ask_zeros(service: Running, count: int) -> Reply:
+    entry = {"name": "x", "datatype": "INT64", "shape": [1], "data": [count]}
+    outputs = [{"name": "y", "parameters": {"binary_data": True}}]
+    body = json.dumps({"inputs": [entry], "outputs": outputs}).encode()
+    return ask(service, post_bytes("/v2/models/sizes/infer", body))
+
+
+def test_size_that_takes_all_memory_costs_no_other_model_an_answer(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    maker.write(tmp_path / "linear.edgepkg")
+    write_hostile(maker, tmp_path / "sizes.edgepkg", "sizes")
+    with running(make_config(tmp_path), PackageFiles([tmp_path], maker.trust)) as service:
+        assert ask_zeros(service, 5).status == 200
+        assert ask_zeros(service, 10**10).status >= 500  # 80 GB
+        assert ask(service, infer_bytes(X)).binary == Y
 
 
 def test_packages_without_the_record_are_searched_for_the_operators(

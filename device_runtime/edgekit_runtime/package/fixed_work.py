@@ -1,23 +1,32 @@
-"""Whether values of inputs can change how long a run takes; read from the graph, as no measurement shows it.
+"""What values of inputs may change about a run: how long it takes, and how much memory.
 
-A loop whose trip count is an input took 20 us with the golden input and takes for ever with 2**62. Likewise
-`Range`, `Tile` or `Resize` whose size an input states, and what follows the rows that `NonZero` finds. Such a
-model must not run on the event loop, and shares no batch with other calls.
+No measurement shows that, so it is read from the graph. A loop whose trip count is an input took 20 us with
+the golden input and takes for ever with 2**62. Likewise `Range`, `Tile` or `Reshape` whose size an input
+states, and what follows the rows that `NonZero` finds. Such a model must not run on the event loop, and
+shares no batch with other calls.
 
 The graph is read from the package, whoever made it. Operators that run a body (loops, branches) never have
-fixed work. Others have, unless a value that sets a size depends on a value of an input. `Shape` ends such a
-dependency: the request bounds the sizes of its inputs.
+fixed work. Others have, unless an input of theirs that may set a size depends on a value of an input of the
+model. `Shape` ends such a dependency: the request bounds the sizes of its inputs.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from edgekit_runtime.package.model_encodings import DAMAGED, read_field, read_messages, read_tables, unpack
+from edgekit_runtime.package.model_encodings import (
+    DAMAGED,
+    read_field,
+    read_messages,
+    read_numbers,
+    read_tables,
+    unpack,
+)
 
+_NONE: Final = slice(0)
 _ALL: Final = slice(None)
 _AFTER_FIRST: Final = slice(1, None)
-# Operator of ONNX or LiteRT -> the inputs that set how much it computes.
+# Operator of ONNX or LiteRT -> the inputs that may set how much it computes; of others, all after the first.
 _SIZE_INPUTS: Final[Mapping[str, slice]] = {
     **dict.fromkeys(
         (
@@ -27,23 +36,84 @@ _SIZE_INPUTS: Final[Mapping[str, slice]] = {
         ),
         _ALL,
     ),
+    **dict.fromkeys(("TRANSPOSE_CONV", "CONV_3D_TRANSPOSE"), slice(1)),
+    # These compute as much whatever values their inputs have.
     **dict.fromkeys(
         (
-            *("Expand", "Tile", "Resize", "Upsample", "Pad", "OneHot", "CenterCropPad", "AffineGrid"),
-            *("MaxUnpool", "DFT", "STFT", "Slice", "TopK", "Split", "SplitToSequence", "CropAndResize"),
-            "RoiAlign",  # its samples follow the size of the regions
-            *("TILE", "BROADCAST_TO", "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "PAD", "PADV2"),
-            *("MIRROR_PAD", "ONE_HOT", "SLICE", "STRIDED_SLICE", "TOPK_V2", "SPACE_TO_BATCH_ND", "RFFT2D"),
-            *("SPARSE_TO_DENSE", "MULTINOMIAL", "UNSORTED_SEGMENT_MAX", "UNSORTED_SEGMENT_MIN"),
-            *("SEGMENT_SUM", "UNSORTED_SEGMENT_PROD", "UNSORTED_SEGMENT_SUM"),
+            *("Add", "Sub", "Mul", "Div", "Mod", "Pow", "Min", "Max", "Mean", "Sum", "PRelu", "Where"),
+            *("Clip", "And", "Or", "Xor", "Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual"),
+            *("BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "MatMul", "Gemm", "Einsum", "Conv"),
+            *("ConvTranspose", "DeformConv", "ConvInteger", "MatMulInteger", "Concat", "Gather"),
+            *("GatherElements", "GatherND", "ScatterElements", "ScatterND", "Scatter", "TensorScatter"),
+            *("GridSample", "CumSum", "Trilu", "BatchNormalization", "InstanceNormalization"),
+            *("LayerNormalization", "GroupNormalization", "RMSNormalization", "Attention"),
+            *("RotaryEmbedding", "LSTM", "GRU", "RNN", "Dropout", "Swish", "QuantizeLinear"),
+            *("DequantizeLinear", "MatMulNBits", "SimplifiedLayerNormalization", "SkipLayerNormalization"),
+            *("SkipSimplifiedLayerNormalization", "BiasGelu", "FastGelu", "MultiHeadAttention"),
+            *("SequenceConstruct", "NegativeLogLikelihoodLoss", "DynamicQuantizeMatMul"),
+            *("SoftmaxCrossEntropyLoss", "EmbedLayerNormalization", "MatMulIntegerToFloat", "Det"),
+            *("NhwcConv", "ADD", "ADD_N", "SUB", "MUL", "DIV", "FLOOR_DIV", "FLOOR_MOD", "POW", "MINIMUM"),
+            *("MAXIMUM", "SQUARED_DIFFERENCE", "ATAN2", "PRELU", "EQUAL", "NOT_EQUAL", "GREATER"),
+            *("GREATER_EQUAL", "LESS", "LESS_EQUAL", "LOGICAL_AND", "LOGICAL_OR", "SELECT", "SELECT_V2"),
+            *("BITWISE_XOR", "RIGHT_SHIFT", "FULLY_CONNECTED", "BATCH_MATMUL", "CONV_2D"),
+            *("DEPTHWISE_CONV_2D", "CONV_3D", "CONCATENATION", "PACK", "GATHER", "GATHER_ND"),
+            *("EMBEDDING_LOOKUP", "CUMSUM", "LSTM", "RNN", "UNIDIRECTIONAL_SEQUENCE_LSTM"),
+            *("BIDIRECTIONAL_SEQUENCE_LSTM", "UNIDIRECTIONAL_SEQUENCE_RNN", "BIDIRECTIONAL_SEQUENCE_RNN"),
+            *("SVDF", "DYNAMIC_UPDATE_SLICE", "REVERSE_SEQUENCE", "DELEGATE"),
         ),
-        _AFTER_FIRST,
+        _NONE,
     ),
-    **dict.fromkeys(("TRANSPOSE_CONV", "CONV_3D_TRANSPOSE"), slice(1)),
 }
+_DATA_PREFIXES: Final = ("QLinear", "Fused")  # of onnxruntime's own operators, all of whose inputs are data
+# Where these inputs state a size, nothing bounds it; elsewhere the sizes of the other inputs do.
+_FREE_SIZES: Final = frozenset(
+    {
+        *("Range", "ConstantOfShape", "HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix"),
+        *("Expand", "Tile", "Resize", "Upsample", "Pad", "OneHot", "CenterCropPad", "AffineGrid"),
+        *("MaxUnpool", "DFT", "STFT", "Col2Im", "RoiAlign", "CropAndResize", "RANGE", "FILL", "TILE"),
+        *("BROADCAST_TO", "PAD", "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "PADV2", "MIRROR_PAD"),
+        *("ONE_HOT", "RFFT2D", "RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL", "SPARSE_TO_DENSE"),
+        *("SCATTER_ND", "UNSORTED_SEGMENT_MAX", "UNSORTED_SEGMENT_MIN", "UNSORTED_SEGMENT_PROD"),
+        *("UNSORTED_SEGMENT_SUM", "TRANSPOSE_CONV", "CONV_3D_TRANSPOSE"),
+    }
+)
 _SHAPES: Final = frozenset({"Shape", "Size", "SHAPE", "RANK"})
 _BODIES: Final = frozenset({"WHILE", "IF", "CALL", "CALL_ONCE", "STABLEHLO_WHILE", "STABLEHLO_CASE"})
-_LITERT_LOOPS: Final = frozenset({119, 154})  # WHILE, STABLEHLO_WHILE in BuiltinOperator of its schema
+# Numbers in BuiltinOperator of LiteRT's schema.
+_LITERT_NAMES: Final[Mapping[int, str]] = {
+    22: "RESHAPE",
+    23: "RESIZE_BILINEAR",
+    34: "PAD",
+    60: "PADV2",
+    67: "TRANSPOSE_CONV",
+    69: "TILE",
+    68: "SPARSE_TO_DENSE",
+    77: "SHAPE",
+    85: "ONE_HOT",
+    94: "FILL",
+    96: "RANGE",
+    100: "MIRROR_PAD",
+    97: "RESIZE_NEAREST_NEIGHBOR",
+    110: "RANK",
+    112: "REVERSE_SEQUENCE",
+    118: "IF",
+    119: "WHILE",
+    122: "SCATTER_ND",
+    130: "BROADCAST_TO",
+    131: "RFFT2D",
+    141: "CONV_3D_TRANSPOSE",
+    146: "RANDOM_STANDARD_NORMAL",
+    148: "RANDOM_UNIFORM",
+    149: "MULTINOMIAL",
+    153: "UNSORTED_SEGMENT_PROD",
+    154: "UNSORTED_SEGMENT_MAX",
+    155: "UNSORTED_SEGMENT_SUM",
+    157: "UNSORTED_SEGMENT_MIN",
+    200: "STABLEHLO_WHILE",
+    209: "STABLEHLO_CASE",
+}
+LOOPS: Final = frozenset({"Loop", "Scan", "WHILE", "STABLEHLO_WHILE"})
+_MAX_DEPTH: Final = 20  # of bodies in bodies
 _LITERT_MARK: Final = b"TFL3"
 
 
@@ -54,78 +124,105 @@ class Operation:
     Attributes:
         name: operator, in the words of its format.
         inputs, outputs: tensors, by name or number.
-        has_body: whether it runs other graphs, any number of times or one of several.
+        bodies: other graphs that it runs, any number of times or one of several.
+        words: values of its attributes that are texts.
     """
 
     name: str
     inputs: Sequence[Hashable]
     outputs: Sequence[Hashable]
-    has_body: bool = False
+    bodies: Sequence["Graph"] = ()
+    words: Collection[bytes] = ()
 
 
-def has_fixed_work(operations: Iterable[Operation], inputs: Iterable[Hashable]) -> bool:
-    """Return whether a run takes the same time whatever values the inputs have.
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Operations in the order in which they run, and the tensors that a caller gives."""
 
-    Args:
-        operations: the graph, in the order in which it runs.
-        inputs: its inputs.
-    """
-    dependent = set(inputs)
-    for operation in operations:
-        if operation.has_body or operation.name in _BODIES:
-            return False
-        sizes = operation.inputs[_SIZE_INPUTS.get(operation.name, slice(0))]
-        if not dependent.isdisjoint(sizes):
-            return False
-        if operation.name not in _SHAPES and not dependent.isdisjoint(operation.inputs):
-            dependent.update(operation.outputs)
-    return True
+    operations: Sequence[Operation]
+    inputs: Collection[Hashable]
+
+    def follow_values(self, outer: Collection[Hashable] = ()) -> Iterator[tuple[Operation, Sequence[int]]]:
+        """Yield each operation with the positions of its inputs that depend on values of the inputs.
+
+        Operations of a body follow the one that runs it.
+
+        Args:
+            outer: tensors of the graph around a body that depend on values.
+        """
+        dependent = {*self.inputs, *outer}
+        for operation in self.operations:
+            positions = [index for index, name in enumerate(operation.inputs) if name in dependent]
+            yield operation, positions
+            for body in operation.bodies:
+                yield from body.follow_values(dependent)
+            if (positions or operation.bodies) and operation.name not in _SHAPES:
+                dependent.update(operation.outputs)
+
+
+def has_fixed_work(graph: Graph) -> bool:
+    """Return whether a run takes the same time whatever values the inputs have."""
+    return not any(
+        operation.bodies or operation.name in _BODIES or _sets_size(operation, positions)
+        for operation, positions in graph.follow_values()
+    )
+
+
+def has_free_sizes(graph: Graph) -> bool:
+    """Return whether values of inputs may state sizes that nothing bounds, so a run may take any memory."""
+    return any(
+        operation.name in _FREE_SIZES and _sets_size(operation, positions)
+        for operation, positions in graph.follow_values()
+    )
+
+
+def _sets_size(operation: Operation, positions: Sequence[int]) -> bool:
+    """Return whether one of these inputs of an operation may set how much it computes."""
+    default = _NONE if operation.name.startswith(_DATA_PREFIXES) else _AFTER_FIRST
+    sizes = range(len(operation.inputs))[_SIZE_INPUTS.get(operation.name, default)]
+    return any(position in sizes for position in positions)
 
 
 def has_fixed_work_onnx(model: bytes | memoryview) -> bool:
     """Return `has_fixed_work` of an ONNX model; False if it cannot be read, or has functions of its own."""
     try:
-        if any(number == 25 for number, _ in read_messages(memoryview(model))):  # functions
-            return False
-        graph = _read_graph(memoryview(model))
-        return has_fixed_work(_read_nodes(graph), _read_names(graph, 11, 1) - _read_names(graph, 5, 8))
+        return has_fixed_work(read_graph(model))
     except DAMAGED:
         return False
 
 
-def has_loop(model: bytes | memoryview) -> bool:
-    """Return whether a model may run without end: a `.tflite` file with a loop, or an ONNX model with a body.
+def read_graph(model: bytes | memoryview) -> Graph:
+    """Return the graph of an ONNX or `.tflite` file.
 
-    A file that cannot be read may.
+    Raises:
+        ValueError: it cannot be read, or has functions of its own (others of `DAMAGED` as well).
     """
     data = memoryview(model)
-    try:
-        if bytes(data[4:8]) == _LITERT_MARK:
-            return not _LITERT_LOOPS.isdisjoint(_read_litert_operators(data))
-        nodes = list(_read_nodes(_read_graph(data)))
-        return not nodes or any(node.has_body for node in nodes)
-    except DAMAGED:
-        return True
+    if bytes(data[4:8]) == _LITERT_MARK:
+        return _read_litert(data)
+    messages = list(read_messages(data))
+    if any(number == 25 for number, _ in messages):
+        raise ValueError("the model has functions of its own")
+    # A file may hold the graph in parts.
+    graph = [field for number, part in messages if number == 7 for field in read_messages(part)]
+    if not graph:
+        raise ValueError("the file has no graph")
+    return _read_onnx(graph)
 
 
-def _read_litert_operators(data: memoryview) -> Iterator[int]:
-    """Yield the numbers of all operators in a `.tflite` file: field 1 of its root table."""
-    for table in read_tables(data, read_field(data, unpack(data, "<I", 0), 1)):
-        old, new = read_field(data, table, 0), read_field(data, table, 3)
-        yield max(0 if old is None else data[old], 0 if new is None else unpack(data, "<i", new))
+def _read_onnx(fields: Sequence[tuple[int, memoryview]], depth: int = 0) -> Graph:
+    if depth > _MAX_DEPTH:
+        raise ValueError("bodies are nested too deeply")
+    operations = [_read_node(node, depth) for number, node in fields if number == 1]
+    return Graph(operations, _read_names(fields, 11, 1) - _read_names(fields, 5, 8))
 
 
-def _read_graph(model: memoryview) -> list[tuple[int, memoryview]]:
-    """Return the fields of the graph; a file may hold it in parts."""
-    return [field for number, graph in read_messages(model) if number == 7 for field in read_messages(graph)]
-
-
-def _read_nodes(graph: list[tuple[int, memoryview]]) -> Iterator[Operation]:
-    return (_read_node(node) for number, node in graph if number == 1)
-
-
-def _read_node(node: memoryview) -> Operation:
-    inputs, outputs, name, has_body = [], [], "", False
+def _read_node(node: memoryview, depth: int) -> Operation:
+    inputs: list[str] = []
+    outputs: list[str] = []
+    bodies: list[Graph] = []
+    words: list[bytes] = []
+    name = ""
     for number, value in read_messages(node):
         if number == 1:
             inputs.append(str(value, "utf-8"))
@@ -133,12 +230,38 @@ def _read_node(node: memoryview) -> Operation:
             outputs.append(str(value, "utf-8"))
         elif number == 4:
             name = str(value, "utf-8")
-        elif number == 5:  # an attribute, whose fields 6 and 11 are graphs
-            has_body |= any(field in (6, 11) for field, _ in read_messages(value))
-    return Operation(name, inputs, outputs, has_body)
+        elif number == 5:
+            for field, content in read_messages(value):  # of an attribute: 4 is a text, 6 and 11 are graphs
+                if field == 4:
+                    words.append(bytes(content))
+                elif field in (6, 11):
+                    bodies.append(_read_onnx(list(read_messages(content)), depth + 1))
+    return Operation(name, inputs, outputs, bodies, words)
 
 
-def _read_names(graph: list[tuple[int, memoryview]], kind: int, name: int) -> set[str]:
+def _read_names(graph: Sequence[tuple[int, memoryview]], kind: int, name: int) -> set[str]:
     """Return the names, in field `name`, of what the fields `kind` of a graph hold."""
     messages = [dict(read_messages(message)) for number, message in graph if number == kind]
     return {str(message.get(name, b""), "utf-8") for message in messages}
+
+
+def _read_litert(data: memoryview) -> Graph:
+    """Return the first graph of a `.tflite` file; operators of no concern here go by their numbers."""
+    root = unpack(data, "<I", 0)
+    numbers = [_read_operator(data, table) for table in read_tables(data, read_field(data, root, 1))]
+    names = [_LITERT_NAMES.get(number, str(number)) for number in numbers]
+    graph = next(read_tables(data, read_field(data, root, 2)), None)
+    if graph is None:
+        raise ValueError("the file has no graph")
+    operations = []
+    for table in read_tables(data, read_field(data, graph, 3)):
+        index = read_field(data, table, 0)
+        name = names[0 if index is None else unpack(data, "<I", index)]
+        inputs, outputs = (read_numbers(data, read_field(data, table, field)) for field in (1, 2))
+        operations.append(Operation(name, inputs, outputs))
+    return Graph(operations, read_numbers(data, read_field(data, graph, 1)))
+
+
+def _read_operator(data: memoryview, table: int) -> int:
+    old, new = read_field(data, table, 0), read_field(data, table, 3)
+    return max(0 if old is None else data[old], 0 if new is None else unpack(data, "<i", new))

@@ -89,3 +89,12 @@ def read_tables(data: memoryview, field: int | None) -> Iterator[int]:
     if vector is not None:
         for entry in range(vector + 4, vector + 4 + 4 * unpack(data, "<I", vector), 4):
             yield entry + unpack(data, "<I", entry)
+
+
+def read_numbers(data: memoryview, field: int | None) -> list[int]:
+    """Return the 32-bit integers of a vector."""
+    vector = follow(data, field)
+    if vector is None:
+        return []
+    count = unpack(data, "<I", vector)
+    return list(struct.unpack_from(f"<{count}i", data, vector + 4))

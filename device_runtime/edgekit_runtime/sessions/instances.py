@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -40,15 +41,20 @@ def open_instances(open_one: Callable[[], Session], count: int) -> tuple[Session
     return tuple(sessions)
 
 
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class WarmRun:
     """A run before there was traffic.
 
     Attributes:
+        shapes: shapes of the inputs.
         size_bytes: size of the inputs.
         seconds: time that the engine took.
     """
 
+    shapes: Shapes
     size_bytes: int
     seconds: float
 
@@ -82,7 +88,8 @@ def warm_up(
                 began_s = time.perf_counter()
                 session.run(batch)
                 seconds.append(time.perf_counter() - began_s)
-            warm_runs += [WarmRun(input_bytes(batch), s) for s in seconds[1:] or seconds]
+            shapes = tuple(array.shape for array in batch.values())
+            warm_runs += [WarmRun(shapes, input_bytes(batch), s) for s in seconds[1:] or seconds]
     return warm_runs
 
 

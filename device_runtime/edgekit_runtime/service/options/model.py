@@ -141,7 +141,7 @@ class ModelOptions:
             is 120 s, and more if TensorRT must build its engine first.
         instances: how many inferences may run at once; 1 uses what `tune` found here.
         isolated: whether it runs in worker processes of its own; None isolates it if its inputs may end the
-            process that runs it, or keep it busy for ever (`find_isolation_reason`).
+            process that runs it, or keep it busy for ever (`find_hazard`).
         cache: whether equal inputs are answered from the response cache.
         drift: whether drift statistics of inputs and outputs are collected.
         keep_loaded: whether it stays loaded when others need memory under the cap.

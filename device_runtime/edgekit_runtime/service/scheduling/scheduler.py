@@ -10,7 +10,6 @@ import logging
 import math
 import time
 from asyncio import AbstractEventLoop
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -26,11 +25,13 @@ from edgekit_runtime.service.scheduling.placement import Placement, move_mean
 from edgekit_runtime.service.scheduling.priority_queue import PriorityQueue, Queued
 from edgekit_runtime.service.scheduling.run_memory import RunMemory
 from edgekit_runtime.service.scheduling.timer import TIMER_S, Alarm
+from edgekit_runtime.sessions.instances import Shapes
 from edgekit_runtime.sessions.row_independence import has_free_rows
 from edgekit_runtime.sessions.session import Session, share_session
 from edgekit_runtime.tensors import Array, input_bytes
 
 _MAX_STOPS: Final = 8  # looks of the pool, thus about 2 s, for an engine to stop
+_MAX_PLACEMENTS: Final = 256  # shapes whose times are known
 _LONG_S: Final = 1.0  # of a run that may have no end: others then have its place
 
 _logger = logging.getLogger(__name__)
@@ -47,7 +48,17 @@ class Scheduler(Lane):
     __slots__ = (
         *("_alarm", "_answering", "_batches", "_clock", "_drained", "_has_rows", "_idle", "_instances"),
         *("_has_fixed_work", "_is_held", "_is_open", "_is_replying", "_late", "_limits", "_loop"),
-        *("_lost", "_max_rows", "_may_hang", "_memory", "_placements", "_per_call_s", "_shares", "_unwanted"),
+        *(
+            "_lost",
+            "_max_rows",
+            "_may_hang",
+            "_memory",
+            "_placements",
+            "_per_call_s",
+            "_shares",
+            "_short_s",
+            "_unwanted",
+        ),
         *("_per_run_s", "_pool", "_run_one", "_session", "_stops_alone", "_waiting", "metrics", "used_s"),
     )
 
@@ -87,11 +98,10 @@ class Scheduler(Lane):
         self._limits, self._pool, self._loop, self._clock = limits, pool, loop, clock
         self.metrics = metrics
         self._run_one = name_frame(run_one, f"inference of {metrics.model} {metrics.version}")
-        # By the number of bits of the size of the inputs.
-        self._placements: defaultdict[int, Placement] = defaultdict(
-            # Without fixed work no measurement says how long the next run takes: it is never on the loop.
-            functools.partial(Placement, limits.short_s if self._has_fixed_work else 0.0)
-        )
+        # Without fixed work no measurement says how long the next run takes: it is never on the loop.
+        self._short_s = limits.short_s if self._has_fixed_work else 0.0
+        # By the shapes of the inputs: as many values in another shape may take 10,000 times as long.
+        self._placements: dict[Shapes, Placement] = {}
         self._waiting = PriorityQueue(limits.levels, limits.max_passes, max_batch_bytes)
         self._has_rows = has_free_rows(self._session)
         self._batches = limits.max_batch > 1 and self._has_rows
@@ -124,7 +134,7 @@ class Scheduler(Lane):
         """Return the answer of a short model if no call waits for it, else None."""
         if self._is_replying or self._waiting.rows or self._is_held or not (self._idle and self._is_open):
             return None
-        placement = self._placements[input_bytes(inputs).bit_length()]
+        placement = self._find_placement(tuple([array.shape for array in inputs.values()]))
         if not placement.short:
             return None
         began_s = self._clock()
@@ -138,14 +148,22 @@ class Scheduler(Lane):
             self.metrics.note_lone(seconds, now_s, self._count_rows(inputs))
         return answer
 
-    def learn(self, size_bytes: int, seconds: float) -> None:
+    def learn(self, shapes: Shapes, seconds: float) -> None:
         """Count a run that was measured before there was traffic; see `warm_up`.
 
         Args:
-            size_bytes: size of the inputs.
+            shapes: shapes of the inputs.
             seconds: time that the engine took.
         """
-        self._placements[size_bytes.bit_length()].note_on_thread(seconds)
+        self._find_placement(shapes).note_on_thread(seconds)
+
+    def _find_placement(self, shapes: Shapes) -> Placement:
+        placement = self._placements.get(shapes)
+        if placement is None:
+            if len(self._placements) >= _MAX_PLACEMENTS:
+                self._placements.clear()
+            placement = self._placements[shapes] = Placement(self._short_s)
+        return placement
 
     def limit_batch(self, rows: int) -> None:
         """Let no more than `rows` run together from now on, at most as many as the limits say."""
@@ -214,8 +232,7 @@ class Scheduler(Lane):
         self.metrics.waiting = len(self._waiting)
 
     def _is_next_short(self) -> bool:
-        size = sum(queued.size_bytes for queued in self._waiting.choose(self._max_rows))
-        return self._placements[size.bit_length()].short
+        return self._find_placement(_merge_shapes(self._waiting.choose(self._max_rows))).short
 
     def _run_batch_here(self) -> None:
         batch = self.take()
@@ -321,7 +338,7 @@ class Scheduler(Lane):
         self._idle.append(batch.session)
         self._per_run_s = move_mean(self._per_run_s, batch.seconds)
         self._per_call_s = move_mean(self._per_call_s, batch.seconds / count)
-        placement = self._placements[sum(queued.size_bytes for queued in batch.queued).bit_length()]
+        placement = self._find_placement(_merge_shapes(batch.queued))
         if on_loop:
             placement.note_on_loop(ran.infer_s)
         else:
@@ -401,6 +418,15 @@ class Scheduler(Lane):
     def _wait_s(self) -> float:
         """Return how long the waiting calls will take, by the time that calls have taken so far."""
         return self._per_call_s * len(self._waiting) / self._instances
+
+
+def _merge_shapes(queued: Sequence[Queued]) -> Shapes:
+    """Return the shapes of the inputs of calls that run together."""
+    arrays = queued[0].call.inputs.values()
+    if len(queued) == 1:
+        return tuple([array.shape for array in arrays])
+    rows = sum(call.rows for call in queued)
+    return tuple([(rows, *array.shape[1:]) for array in arrays])
 
 
 def _share(instances: Sequence[Session]) -> list[Session]:

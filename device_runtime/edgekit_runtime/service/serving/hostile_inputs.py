@@ -1,35 +1,80 @@
 """Models with which a client can end or occupy the process that runs them.
 
-**Integer division** by values of inputs: x86 processors raise a signal (SIGFPE) where the smallest integer is
-divided by -1, and onnxruntime does not look for it; Arm and RISC-V processors return a value. The toolkit
-records whether a model may do that. A package without the record is searched for the operators.
-
-**Loops** in an engine that has no way to end a run. The process is ended instead.
+- **Integer division** by values of inputs: x86 processors raise a signal (SIGFPE) where the smallest integer
+  is divided by -1, and onnxruntime does not look for it; Arm and RISC-V processors return a value. The
+  toolkit records whether a model may do that. A package without the record is searched for the operators.
+- **Positions and sizes** that kernels of some releases of an engine do not check (`_UNCHECKED`).
+- **Sizes without a bound**: 8 bytes make `ConstantOfShape` take all memory.
+- **Loops** in an engine that has no way to end a run, or whose body has nothing between whose parts
+  onnxruntime would look whether it is to end.
 """
 
 import platform
 import re
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE
-from edgekit_runtime.package.fixed_work import has_loop
+from edgekit_runtime.package.fixed_work import LOOPS, Graph, has_free_sizes, read_graph
+from edgekit_runtime.package.model_encodings import DAMAGED
 from edgekit_runtime.package.variants import Variant
 from edgekit_runtime.system.engines import Engine, get_engine
 
 _TRAPPING_MACHINES: Final = frozenset({"x86_64", "amd64", "i386", "i486", "i586", "i686"})
 # The operator of a node in an ONNX file: field 4 of NodeProto, three bytes long.
 _OPERATORS: Final = re.compile(rb"\x22\x03(?:Div|Mod)")
+# Operator -> the word that one of its attributes must have (empty: none). Values of its inputs after the
+# first ended the process, or kept it busy for ever, in onnxruntime 1.24.4 or 1.31.1, or LiteRT 2.3.
+_UNCHECKED: Final = {
+    "GridSample": b"reflection",
+    "Pad": b"reflect",
+    **dict.fromkeys(("MaxUnpool", "Col2Im", "Trilu", "STFT", "RoiAlign", "REVERSE_SEQUENCE"), b""),
+}
 
 
-def find_isolation_reason(package: OpenedPackage) -> str | None:
-    """Return why a model should run in a process of its own, after its name; or None."""
+class Hazard(NamedTuple):
+    """What a client may do to the process that runs a model.
+
+    Attributes:
+        reason: what the model does, after its name.
+        takes_memory: whether a limit on the memory of that process helps.
+    """
+
+    reason: str
+    takes_memory: bool = False
+
+
+def find_hazard(package: OpenedPackage) -> Hazard | None:
+    """Return why a model should run in a process of its own, or None."""
     if can_trap(package):
-        return "divides integers by values of its inputs, which can end the process that does it"
+        return Hazard("divides integers by values of its inputs, which can end the process that does it")
     endless = _list_models(package.manifest.all_variants, lambda engine: not engine.can_stop_runs)
-    if any(has_loop(package.read(model)) for model in endless):
-        return "has a loop, in which its engine cannot be stopped"
+    for model in sorted(_list_models(package.manifest.all_variants, lambda _: True)):
+        try:
+            graph = read_graph(package.read(model))
+        except DAMAGED:
+            if model in endless:
+                return Hazard("may have a loop, in which its engine cannot be stopped")
+            continue
+        if hazard := _find_hazard(graph, can_stop=model not in endless):
+            return hazard
+    return None
+
+
+def _find_hazard(graph: Graph, *, can_stop: bool) -> Hazard | None:
+    for operation, positions in graph.follow_values():
+        has_bodies = operation.bodies or operation.name in LOOPS
+        if has_bodies and not can_stop:
+            return Hazard("has a loop, in which its engine cannot be stopped")
+        if operation.name in LOOPS and not all(body.operations for body in operation.bodies):
+            return Hazard("has a loop around nothing, in which its engine cannot be stopped")
+        word = _UNCHECKED.get(operation.name)
+        is_unchecked = word is not None and (not word or word in operation.words)
+        if is_unchecked and any(position > 0 for position in positions):
+            return Hazard(f"takes positions for {operation.name} from its inputs, which engines do not check")
+    if has_free_sizes(graph):
+        return Hazard("takes sizes of tensors from values of its inputs, so a run may take any memory", True)
     return None
 
 

@@ -135,7 +135,7 @@ class LaneFactory:
             max_batch_bytes=max(most_bytes, loaded.scheduling.max_batch * memory.usual_bytes),
         )
         for run in way.warm_runs:
-            lane.learn(run.size_bytes, run.seconds)
+            lane.learn(run.shapes, run.seconds)
         return lane
 
     def _make_drift(self, loaded: Loaded, codec: Codec) -> Drift | None:

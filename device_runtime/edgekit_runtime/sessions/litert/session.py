@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import BackendError, DataError, RefusedInputError
-from edgekit_runtime.package.fixed_work import Operation, has_fixed_work
+from edgekit_runtime.package.fixed_work import Graph, Operation, has_fixed_work
 from edgekit_runtime.sessions.litert.engine import load_interpreter
 from edgekit_runtime.sessions.litert.quantized import Quantization
 from edgekit_runtime.sessions.litert.tensors import ModelTensor, read_tensors
@@ -154,7 +154,7 @@ def _has_fixed_work(interpreter: Any) -> bool:
         Operation(node["op_name"], tuple(map(int, node["inputs"])), tuple(map(int, node["outputs"])))
         for node in nodes
     ]
-    return has_fixed_work(operations, [detail["index"] for detail in interpreter.get_input_details()])
+    return has_fixed_work(Graph(operations, [detail["index"] for detail in interpreter.get_input_details()]))
 
 
 def _to_engine(tensor: ModelTensor, value: Array) -> Array:
