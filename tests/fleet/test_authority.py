@@ -1,5 +1,6 @@
 """Certificates and the list of revoked ones after a clock that was wrong."""
 
+import base64
 import ssl
 import time
 from pathlib import Path
@@ -8,12 +9,14 @@ from types import SimpleNamespace
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding
 from tests.fleet.fleet_device import make_csr
 
 from edgekit_fleet.identity import authority as authority_module
 from edgekit_fleet.identity.authority import Authority
 from edgekit_runtime.agent.documents import Enrolment
 from edgekit_runtime.agent.enrolment import is_renewal_due
+from edgekit_runtime.errors import SignatureError
 
 YEAR_S = 365 * 86_400.0
 
@@ -46,6 +49,15 @@ def test_certificate_of_the_servers_of_a_clock_ahead_is_made_again(
     made.make_server(("fleet.example",))
     found = x509.load_pem_x509_certificate(made.pair("server")[0].read_bytes())
     assert found.not_valid_before_utc.timestamp() < time.time()
+
+
+def test_certificate_request_of_a_version_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    request = x509.load_pem_x509_csr(make_csr(Ed25519PrivateKey.generate()).encode())
+    body = request.public_bytes(Encoding.DER).replace(b"\x02\x01\x00", b"\x02\x01\x05", 1)
+    title = "CERTIFICATE REQUEST"
+    text = f"-----BEGIN {title}-----\n{base64.encodebytes(body).decode()}-----END {title}-----\n"
+    with pytest.raises(SignatureError, match="cannot be read"):
+        Authority(tmp_path).sign_device(text, "d1", YEAR_S)
 
 
 def test_device_renews_a_certificate_that_is_not_valid_yet(tmp_path: Path, ahead: dict[str, float]) -> None:

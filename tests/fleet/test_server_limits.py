@@ -307,6 +307,19 @@ def test_handshakes_that_do_not_begin_keep_nobody_out(site, monkeypatch):
             assert silent[0].recv(1) == b""
 
 
+def test_handshakes_of_one_address_end_no_handshake_of_another(site, monkeypatch):
+    monkeypatch.setattr(web_server, "_MAX_HANDSHAKES", 5)
+    port = site.settings.web_port
+    with contextlib.ExitStack() as stack:
+        slow = stack.enter_context(
+            socket.create_connection(("127.0.0.1", port), 5.0, source_address=("127.0.0.9", 0))
+        )
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 5.0)) for _ in range(12)]
+        assert silent[0].recv(1) == b""
+        honest = stack.enter_context(site.context().wrap_socket(slow, server_hostname="127.0.0.1"))
+        assert get(honest).startswith(b"HTTP/1.1 200")
+
+
 @pytest.mark.parametrize(
     ("trusted", "address"), [((), "127.0.0.1"), (("10.0.0.1",), "127.0.0.1"), (("127.0.0.0/24",), "9.9.9.9")]
 )

@@ -204,9 +204,9 @@ def test_split_of_a_split_stays_within_it(tmp_path):
     outer, held_out = split(source, 0.5, seed=0)
     inner, _ = split(outer, 0.4, seed=1)
     assert len(inner) == 4
-    chosen = set(inner.digests())
-    assert len(chosen & set(outer.digests())) == 4
-    assert not chosen & set(held_out.digests())
+    chosen = {digest for digest, _ in inner.digests()}
+    assert len(chosen & {digest for digest, _ in outer.digests()}) == 4
+    assert not chosen & {digest for digest, _ in held_out.digests()}
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, float("nan")])
@@ -274,9 +274,10 @@ def test_nan_or_infinity_names_the_file_and_sample(tmp_path, value):
         list(source.stream(2))
 
 
-def test_negative_label_is_refused(tmp_path):
-    source = open_data(saved(tmp_path / "d.npz", image=images(2), y=np.array([0, -1])), FREE)
-    with pytest.raises(DataError, match="sample 1: label is -1"):
+@pytest.mark.parametrize("label", [np.int64(-1), np.uint64(2**63)])
+def test_label_that_is_no_class_number_is_refused(tmp_path, label):
+    source = open_data(saved(tmp_path / "d.npz", image=images(2), y=np.array([0, label], label.dtype)), FREE)
+    with pytest.raises(DataError, match=f"sample 1: label is {label}"):
         list(source.stream(2))
 
 

@@ -272,7 +272,7 @@ def read_csr_key(csr: str) -> Ed25519PublicKey:
         request = x509.load_pem_x509_csr(csr.encode())
         public_key = request.public_key()
         is_right = request.is_signature_valid
-    except (ValueError, UnsupportedAlgorithm) as cause:
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as cause:
         raise SignatureError(f"certificate request: cannot be read: {cause}") from cause
     if not isinstance(public_key, Ed25519PublicKey):
         raise SignatureError("certificate request: its key is not Ed25519")

@@ -46,23 +46,27 @@ _BYTES_ACKED: Final = 120  # of 64 bits, in `struct tcp_info` of linux/tcp.h
 
 
 class _Listener(socket.socket):
-    """Accepts connections. Too many TLS handshakes end the oldest, so silent clients use up no descriptors.
+    """Accepts connections. Too many TLS handshakes end the oldest one of the address that has most.
+
+    So silent clients use up no descriptors, and one address does not shut out others.
 
     Attributes:
-        handshakes: address and port -> connection that is not ready yet.
+        handshakes: address and port -> network and connection that is not ready yet.
         ended: connections that have ended since their memory was given back.
     """
 
     def __init__(self, listening: socket.socket) -> None:
         super().__init__(fileno=listening.detach())
-        self.handshakes: dict[Any, socket.socket] = {}
+        self.handshakes: dict[Any, tuple[str, socket.socket]] = {}
         self.ended = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
         connection, address = super().accept()
-        self.handshakes[address] = connection
+        self.handshakes[address] = find_network(address[0]), connection
         if len(self.handshakes) > _MAX_HANDSHAKES:
-            oldest = self.handshakes.pop(next(iter(self.handshakes)))
+            ((most, _),) = Counter(network for network, _ in self.handshakes.values()).most_common(1)
+            peer = next(peer for peer, (network, _) in self.handshakes.items() if network == most)
+            _, oldest = self.handshakes.pop(peer)
             with contextlib.suppress(OSError):  # it has been closed already
                 oldest.shutdown(socket.SHUT_RDWR)
         return connection, address

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ from edgekit_toolkit.samples.media.files import is_media
 from edgekit_toolkit.samples.shards import Batching, Shard, find_shards
 
 Batch = tuple[Feeds, NDArray[np.int64] | None]
+_MAX_LABEL: Final = 2**63 - 1
+
 Sample = tuple[dict[str, NDArray[Any]], int | None]
 
 
@@ -102,17 +104,17 @@ class DataSource:
         if group:
             yield self._joined(group, size)
 
-    def digests(self) -> Iterator[bytes]:
-        """Yield the SHA-256 of each sample's inputs, which does not depend on how the files hold them."""
-        for arrays, _ in self._samples():
-            yield _digest(arrays)
+    def digests(self) -> Iterator[tuple[bytes, int | None]]:
+        """Yield the SHA-256 of each sample's inputs, whatever files hold them, and its label."""
+        for arrays, label in self._samples():
+            yield _digest(arrays), label
 
     @cached_property
     def sha256(self) -> str:
         """The SHA-256 over the digests and labels of all samples, in hexadecimal."""
         total = hashlib.sha256()
-        for arrays, label in self._samples():
-            total.update(_digest(arrays) + f"{label};".encode())
+        for digest, label in self.digests():
+            total.update(digest + f"{label};".encode())
         return total.hexdigest()
 
     def selected(self, chosen: NDArray[np.bool_]) -> "DataSource":
@@ -226,5 +228,5 @@ def _check_values(arrays: Mapping[str, NDArray[Any]], label: int | None, where: 
             raise DataError(
                 f"{where}: {bad} values of '{name}' are NaN or infinite; remove the sample or repair it"
             )
-    if label is not None and label < 0:
-        raise DataError(f"{where}: label is {label}, expected a class number of at least 0")
+    if label is not None and not 0 <= label <= _MAX_LABEL:
+        raise DataError(f"{where}: label is {label}, expected a class number of 0 to {_MAX_LABEL}")

@@ -142,15 +142,16 @@ def _held_out(judging: DataSource, calibrating: DataSource, notes: list[str]) ->
     A copy says nothing new: counted again it would make intervals too narrow, and halves that choose and
     confirm alike.
     """
-    calibration_digests = set(calibrating.digests())
-    digests: set[bytes] = set()
+    calibration_digests = {digest for digest, _ in calibrating.digests()}
+    labels: dict[bytes, set[int | None]] = {}
     fresh: list[bool] = []
     shared = 0
-    for digest in judging.digests():
+    for digest, label in judging.digests():
         shared += digest in calibration_digests
-        fresh.append(not (digest in calibration_digests or digest in digests))
-        digests.add(digest)
+        fresh.append(not (digest in calibration_digests or digest in labels))
+        labels.setdefault(digest, set()).add(label)
     copies = len(fresh) - sum(fresh) - shared
+    contradicting = sum(len(given) > 1 for given in labels.values())
     reasons = {"calibration samples too": shared, "copies of others": copies}
     parts = [f"{count} evaluation samples are {reason}" for reason, count in reasons.items() if count]
     if not parts:
@@ -161,6 +162,10 @@ def _held_out(judging: DataSource, calibrating: DataSource, notes: list[str]) ->
             " give --eval with distinct samples that do not calibrate"
         )
     notes += [f"{part}, and were left out of judging" for part in parts]
+    if contradicting:
+        notes.append(
+            f"{contradicting} evaluation samples have copies with another label; the first label counts"
+        )
     return judging.selected(np.array(fresh))
 
 
