@@ -151,6 +151,14 @@ def test_each_value_is_drawn_from_the_first_row() -> None:
             assert np.isin(row[name], values).all()
 
 
+def test_integers_are_drawn_from_all_between_the_least_and_the_largest() -> None:
+    first = {"tokens": np.array([[7, 900] + [20] * 14])}
+    drawn = np.concatenate([resample(first, seed)["tokens"] for seed in range(0, 256, 8)])
+    assert (drawn >= 7).all()
+    assert (drawn <= 900).all()
+    assert len(np.unique(drawn)) > 30
+
+
 def test_rows_of_other_seeds_and_inputs_are_others() -> None:
     values = np.arange(64.0).reshape(1, 64)
     rows = [resample({"a": values, "b": values}, seed) for seed in (4, 8)]

@@ -4,7 +4,7 @@ Values lie in artifacts as little-endian, C-contiguous arrays without a header. 
 8-bit codes, since real inputs (pixels, quantized features) often are such codes and then take a quarter of
 the space. To keep large images small, a code may stand for a block of equal values, and of an
 output only every k-th value may be stored. Further rows cost no input at all: `resample` draws each from the
-values of the first.
+first.
 """
 
 import math
@@ -24,6 +24,7 @@ MAX_ROWS: Final = 32
 MAX_SEED: Final = 65535
 # Values; the numbers behind them take eight times the memory of float inputs.
 _DRAWN_AT_ONCE: Final = 1 << 16
+_MAX_INTEGER: Final = 1 << 31  # of those that are drawn from a range
 _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 
 
@@ -42,7 +43,8 @@ def resample(
 ) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
     """Return a further row of golden inputs: blocks of values drawn from the first row, on a background.
 
-    So whatever range, type or lattice the first row keeps to, the others keep to. The arithmetic is that of
+    So whatever range, type or lattice the first row keeps to, the others keep to. Integers are drawn from all
+    between the smallest and the largest, as each may choose a row of a table. The arithmetic is that of
     integers, and gives the same on every machine.
 
     Args:
@@ -61,11 +63,14 @@ def _resample(values: np.ndarray[Any, np.dtype[Any]], stream: int) -> np.ndarray
     wide = [axis > 0 and size > 8 for axis, size in enumerate(values.shape)]
     blocks = [-(-size // edge) if is_wide else size for size, is_wide in zip(values.shape, wide, strict=True)]
     source, count = values.reshape(-1), math.prod(blocks)
+    low, high = (int(values.min()), int(values.max())) if values.dtype.kind in "iu" else (0, _MAX_INTEGER)
+    is_range = low > -_MAX_INTEGER and high < _MAX_INTEGER
+    choices = high - low + 1 if is_range else values.size
 
     def draw(begin: int, end: int) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], Any]:
         bits = _hash(np.arange(begin, end, dtype=np.uint64) + np.uint64(stream << 32))
-        picks = ((bits >> np.uint64(32)) * np.uint64(values.size)) >> np.uint64(32)
-        return bits, source[picks.astype(np.intp)]
+        picks = (((bits >> np.uint64(32)) * np.uint64(choices)) >> np.uint64(32)).astype(np.int64)
+        return bits, (picks + low).astype(values.dtype) if is_range else source[picks]
 
     _, background = draw(count, count + 1)
     drawn: np.ndarray[Any, np.dtype[Any]] = np.empty(count, values.dtype)
