@@ -36,8 +36,6 @@ class ChosenServer:
     """The server that the options before the command choose.
 
     Attributes:
-        url: URL of the server, or None.
-        token_file, authority: paths, or None.
         is_explicit: whether the URL is an option, not a variable.
     """
 

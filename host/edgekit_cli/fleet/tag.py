@@ -46,12 +46,6 @@ def command(device: str, tags: tuple[str, ...], *, is_sure: bool, path: Path | N
 def set_tags(fleet: FleetCaller, device: str, tags: Mapping[str, str], *, is_sure: bool) -> DeviceSummary:
     """Set tags, and return the device; asks on a terminal if this affects an open rollout.
 
-    Args:
-        fleet: fleet of the device.
-        device: whose.
-        tags: an empty value removes one.
-        is_sure: do not ask.
-
     Raises:
         FleetError: there is no such device, or nobody can be asked.
     """

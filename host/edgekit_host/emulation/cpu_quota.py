@@ -43,11 +43,9 @@ class CpuQuota:
     another processor, or waits.
 
     Attributes:
-        share: share of one processor.
         cpu: number of that processor.
         procs_file: a process that writes its id here comes under the quota, as do the children it starts
             later.
-        label: text for results that were measured with it.
     """
 
     def __init__(self, share: float, mounts: Path = Path("/proc/self/mounts")) -> None:

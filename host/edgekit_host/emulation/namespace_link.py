@@ -47,7 +47,6 @@ class OneWay:
     Attributes:
         bytes_per_s: speed of the wire, headers included.
         delay_s: time from the last bit sent to the last bit received.
-        is_blocked: whether every packet is lost.
     """
 
     def __init__(self, source: int, target: int) -> None:

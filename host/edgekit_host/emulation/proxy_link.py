@@ -27,7 +27,6 @@ class SharedWire:
     """One direction of the link.
 
     Attributes:
-        bytes_per_s: bandwidth of payload.
         delay_s: half a round trip.
         is_open: event that is not set while the link is blocked.
     """

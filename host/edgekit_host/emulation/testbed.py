@@ -33,12 +33,6 @@ class Testbed:
     """An emulated device and server; at the end of a `with` block all their processes are killed.
 
     The thread that makes it must outlive it, because the kernel kills the processes with that thread.
-
-    Attributes:
-        kind: how the link is emulated.
-        label: text for results that were measured here.
-        server_host: the address that a server binds to.
-        quota: quota of the device's processes, or None if nothing slows them.
     """
 
     __test__ = False  # pytest would collect it as a test by its name

@@ -17,8 +17,6 @@ class Mark:
     """One candidate in a plot.
 
     Attributes:
-        label: short text beside it.
-        title: full text, for tooltips and screen readers.
         anchor: id of its table row.
         chosen: whether it is the chosen one: drawn larger, with a ring.
         meets: whether all limits are met: drawn filled, otherwise hollow and square.

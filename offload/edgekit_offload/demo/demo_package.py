@@ -46,8 +46,6 @@ class DemoPackage:
     """The package that the demo runs.
 
     Attributes:
-        path: path of the package.
-        keys: folder of the key that signed it.
         requests: path of the images with their right answers.
         plans: names of the plans that the demo measures beside edgekit.
         result: the plan.

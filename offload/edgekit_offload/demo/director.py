@@ -45,15 +45,10 @@ class DemoSetup:
     Attributes:
         folder: the demo's own folder, for files that the processes exchange.
         package: path of the signed package with cut table and submodels.
-        home: configuration folder of the device, with the key that signed the package.
         serve: host and port -> command that serves the package's tails there.
         scheme: scheme that `serve` serves, `http` or `https`.
-        token_file: path of the file with the server's token; empty for none.
-        ca_file: PEM file of the authority behind the server's certificate; empty for none.
         plans: names of the plans that are measured beside edgekit, `local` first.
         requests: path of the requests, see `WorkerConfig`.
-        output: name of the tensor whose greatest value is the answer.
-        model: description of the model.
     """
 
     folder: Path

@@ -50,7 +50,6 @@ class AttachedSplit:
 
     Attributes:
         name: submodels are `NAME.head` and `NAME.tail`.
-        split: head and tail.
         decode: input of the tail -> codec in which a file of it arrives, such as `jpeg`.
     """
 
@@ -118,12 +117,6 @@ def attach_plans(
 
 def write_tail_package(tail: OpenedPackage, content: bytes, *, folder: Path, sign: Sign) -> Path:
     """Write a tail as a package of its own, under the name that devices ask for, and return its path.
-
-    Args:
-        tail: a package that shows the tail as its model.
-        content: the graph of the tail with its weights.
-        folder: where the new package goes, under its usual file name.
-        sign: makes the envelope.
 
     Raises:
         OutputError: the package cannot be written.

@@ -40,7 +40,6 @@ class Cascade:
         agreement: share of the confirming samples with the answer of the large model.
         least_agreement: lower bound of the true agreement, with `confidence`.
         confidence: probability that the bound holds, such as 0.95.
-        samples: number of samples that confirmed it.
     """
 
     escalation: Escalation
@@ -215,7 +214,6 @@ class CascadeInputs:
 
     Attributes:
         small: the ONNX model for the device, with the inputs and the one output of the large model.
-        agreement: share of the requests that must get the answer of the large model.
         feeds: samples, one request each, to choose and to confirm the threshold.
         classes: outputs of the large model that are known to hold scores of classes; outputs that are
             probabilities are found.
@@ -292,14 +290,7 @@ def _confirm(large: OpenedModel, inputs: CascadeInputs) -> Cascade | CascadeRefu
 def refuse_cascade(
     plan: OffloadPlan, others: Sequence[OffloadPlan], conditions: Sequence[Conditions], score: Score
 ) -> CascadeRefusal | None:
-    """Return why a cascade pays under no conditions, or None if it pays somewhere.
-
-    Args:
-        plan: the cascade.
-        others: the plans that are offered beside it.
-        conditions: links and loads.
-        score: score that the objective minimises.
-    """
+    """Return why a cascade pays under no conditions, or None if it pays somewhere."""
     if plan.escalation is None:
         raise CutError(f"plan '{plan.name}' is no cascade")
     rows = score_all([plan, *others], conditions, score)

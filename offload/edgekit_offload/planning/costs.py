@@ -91,7 +91,6 @@ class GraphCosts:
     """A graph of kernels with its measurements, for one request.
 
     Attributes:
-        graph: the kernels.
         seconds: float64 [kernels, machines], times; the first machine is the device.
         raw_bytes: float64 [tensors], sizes in the order of `graph.tensors`.
         weight_bytes: float64 [weights], sizes.
@@ -159,12 +158,7 @@ class PowerModel:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """Limits of the device's memory.
-
-    Attributes:
-        weights_bytes: limit of the weights alone; None without a limit.
-        memory_bytes: limit of weights and live activations.
-    """
+    """Limits of the device's memory."""
 
     weights_bytes: float | None = None
     memory_bytes: float | None = None
@@ -199,12 +193,6 @@ def latency_costs(
     costs: GraphCosts, coding: str, conditions: Conditions, pinned: NDArray[np.bool_] | None = None
 ) -> Costs:
     """Return seconds of latency of one request on two tiers.
-
-    Args:
-        costs: the measured costs.
-        coding: the coding in which tensors are sent.
-        conditions: link and load.
-        pinned: bool [tensors], whether a tensor must not leave the device.
 
     Raises:
         CutError: the link is down.

@@ -49,10 +49,6 @@ class CutCandidate:
     """A placement on its way to a plan.
 
     Attributes:
-        plan: plan with modelled costs.
-        cut: placement, coding and certificate.
-        device_nodes: nodes of the model that run on the device.
-        sent: tensors that cross the link.
         goes_on: whether the best placement on three tiers cuts its tail once more.
     """
 
@@ -129,10 +125,6 @@ class CutSearch:
     """The task of a search for cuts.
 
     Attributes:
-        costs: costs of the kernels, for all tiers.
-        goal: objective with the limits on two tiers.
-        limits: limits of the device's memory.
-        grid: links and loads.
         pinned: bool [tensors], whether a tensor must not leave the device.
         edge_link: link from the machine at the edge to the server, for three tiers.
         leakage: measures the leakage of sent tensors; None without a limit on it.
@@ -154,8 +146,6 @@ class CutSearchResult:
     Attributes:
         cuts: cuts that are worth extracting.
         tiers: the fastest placement on three tiers at each link.
-        refusals: refusals of other cuts.
-        attacked: number of cuts that were checked against the limit on leakage.
         over: leakages of the cuts that exceed the limit, if known.
         is_ended: whether no cut is left that might keep the limit; otherwise the rounds ran out.
     """
@@ -234,14 +224,7 @@ def _pin(
 def _sweep(
     search: CutSearch, pins: Mapping[str, NDArray[np.bool_]], numbers: Iterator[int], progress: Progress
 ) -> tuple[list[CutCandidate], Refusal | None]:
-    """Return the cuts that are cheapest somewhere in one of the codings, and why there are no more.
-
-    Args:
-        search: the task.
-        pins: coding -> the tensors that must not be sent in it.
-        numbers: numbers of the cuts, which are unique in a plan.
-        progress: see `search_cuts`.
-    """
+    """Return the cuts that are cheapest somewhere in one of the codings, and why there are no more."""
     two = replace(search.costs, seconds=search.costs.seconds[:, :2])
     settings = tuple(
         replace(link, device_slowdown=device, server_slowdown=server)

@@ -71,9 +71,7 @@ class SentSamples:
         tensors: tensors of the first sample, as the tail takes them.
         upload_bytes, download_bytes: bytes of request and reply on the link, means over the samples.
         plain_bytes: bytes of the upload without compression.
-        compression: compression of the request.
         change: change of the answers; None if unknown, see `compare_answers`.
-        reply: outputs of the tail for the first sample.
     """
 
     tensors: Feeds
@@ -116,9 +114,7 @@ class CutMeasurement:
     """Extracts cuts and uploads, and measures them; a `Measure` of the planner.
 
     Attributes:
-        model: the ONNX model.
         feeds: samples, one request each.
-        device, server: machines to measure on.
         seconds: time that each machine measures.
         options: options of the sessions that run model and parts: `OrtOptions` that differ from their
             defaults.

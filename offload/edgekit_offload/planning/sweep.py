@@ -35,7 +35,6 @@ class OptimalCut:
 
     Attributes:
         coding: coding in which its tensors are sent.
-        tiers: the tier of each kernel; 0 is the device.
         certificate: proof for the setting at which it was found first.
     """
 
@@ -55,11 +54,7 @@ class _Setting:
     Attributes:
         stages: one, or several of which the slowest counts.
         limits: for the solver; `stated` are the same in words.
-        condition: link and load.
-        coding: coding of what is sent.
         stated: limits that a certificate names.
-        pinned: tensors that must not leave the device.
-        unit: of the stages.
     """
 
     stages: tuple[Costs, ...]
@@ -79,13 +74,6 @@ def find_cuts(
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[OptimalCut, ...]:
     """Return the cuts that are cheapest under some of the conditions; all on the device is not among them.
-
-    Args:
-        costs: the graph with its measured costs.
-        conditions: links and loads; all must be usable.
-        goal: objective and limits.
-        pinned: bool [tensors], whether a tensor must not leave the device.
-        progress: called with the number of solved settings and the number of all.
 
     Raises:
         CutError: no placement keeps limits and pins, not even all on the device.

@@ -45,12 +45,7 @@ class ActivationMemory:
 
 
 def activation_memory(graph: EngineGraph, threads: int = 1) -> ActivationMemory:
-    """Return the memory of the activations of `graph`.
-
-    Args:
-        graph: graph from `optimise_as_engine`.
-        threads: threads of one inference, at least 1.
-    """
+    """Return the memory of the activations of `graph`."""
     buffers = _plan_buffers(graph)
     last_use: dict[str, int] = {}
     for step, node in enumerate(graph.nodes):

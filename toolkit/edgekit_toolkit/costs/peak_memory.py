@@ -42,7 +42,6 @@ class MemoryEstimate:
         weights_bytes: constants as the engine keeps them.
         structure_bytes: graph, kernels and plans of the session.
         code_bytes: pages of the engine that only running a model maps in.
-        feeds_bytes: the inputs of one inference.
         activations_bytes: intermediate tensors, scratch and outputs.
         loading_bytes: the most that weights and their copies take while the model is loaded.
         unknown_tensors: tensors whose size depends on the data; counted as nothing, so with any of them the

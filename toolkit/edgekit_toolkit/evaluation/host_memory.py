@@ -61,15 +61,7 @@ def measure_memory_here(
     target: Target,
     limit_bytes: float,
 ) -> MemoryHere:
-    """Return the peak memory of a fresh process here that runs a model.
-
-    Args:
-        model: model to measure.
-        modelled: its memory that was compared with the limit, or why it is unknown.
-        feeds: inputs of one inference.
-        target: the target that the package is for.
-        limit_bytes: memory limit, infinite if there is none.
-    """
+    """Return the peak memory of a fresh process here that runs a model."""
     notes = []
     peak = modelled if isinstance(modelled, PeakMemory) else None
     try:

@@ -98,7 +98,6 @@ class Metric:
     Attributes:
         name: as the user gave it, or as `auto` chose.
         title: how messages and reports call it.
-        score: the function.
         needs_labels: whether samples must be labelled.
         outputs: what the outputs must be, in words.
         suits: whether outputs suit the metric.
@@ -122,13 +121,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class SetMetric:
-    """A named score of a whole set of samples, such as mAP or F1.
-
-    Attributes:
-        name: as the user gave it.
-        title: how messages and reports call it.
-        score: the function.
-    """
+    """A named score of a whole set of samples, such as mAP or F1."""
 
     name: str
     title: str

@@ -23,7 +23,6 @@ class ModelSize(NamedTuple):
 
     Attributes:
         opset: ONNX operator set; None for other formats.
-        nodes: number of operators.
         parameters: number of values in its constants.
     """
 
@@ -45,12 +44,8 @@ class Model(Protocol):
 
     Attributes:
         engine: runs it on this machine.
-        file_name: name of its artifact in a package.
         has_fixed_sizes: whether the format has no free dimensions that can be bound when it runs.
-        content: bytes of its artifact.
         options: options of its backend in a manifest; only those that differ from the defaults.
-        size_bytes: size of the artifact.
-        size: counts of its graph.
     """
 
     engine: str

@@ -146,11 +146,6 @@ def _macs(model: Model, dims: Mapping[str, int]) -> float:
 def assemble(recipe: Recipe, reference: Reference, model: Model) -> PackageDraft:
     """Return the package that a recipe describes.
 
-    Args:
-        recipe: names, backend, budget, figures, attachments and golden seed.
-        reference: golden inputs, and the float model's outputs for the tolerance of the golden test.
-        model: the packaged model.
-
     Raises:
         BackendError: the model does not run on the golden inputs.
         DataError: the ranges do not suit the model: golden inputs are impossible, or the outputs are NaN.

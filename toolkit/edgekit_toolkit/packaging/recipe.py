@@ -50,19 +50,12 @@ class Recipe:
     """All decisions for one package.
 
     Attributes:
-        name, version, target: name, version and target of the package.
         backend: engine that the target prefers.
-        source_sha256: digest of the source model.
         batch: fixed size of the batch, or None if it was left unchanged.
         dims: sizes of free dimensions with which golden outputs were made.
         steps: optimisation passes that were applied, each with its form.
         form: form of the weights and arithmetic.
-        model_sha256: digest of the packaged model.
-        golden_seed: seed of the golden inputs.
         golden_ranges: input name -> smallest and largest value.
-        golden_rows: seeds of the further golden rows.
-        budget: limits.
-        figures: figures in the manifest.
         labels: a label for each class, or None.
         preprocessing: the user's description, or None.
         tools: versions with which it was made.

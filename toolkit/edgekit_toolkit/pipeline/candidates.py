@@ -51,8 +51,6 @@ class Candidate:
 
     Attributes:
         label: name in reports.
-        form: how to build it again.
-        model: the form's model.
         snr_db: output signal to noise on calibration samples, against the float model.
     """
 

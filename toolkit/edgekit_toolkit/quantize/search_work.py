@@ -28,7 +28,6 @@ class SearchWork:
 
     Attributes:
         inference_s: work of one inference.
-        limit_s: limit of the search.
     """
 
     def __init__(self, model: Model, dims: Mapping[str, int], limit_s: float) -> None:

@@ -242,7 +242,6 @@ class LayerCost:
     Attributes:
         layer: first output of the layer.
         noise: noise of the model's outputs, as a ratio of powers.
-        saved_bytes: bytes by which the model is smaller.
     """
 
     layer: str

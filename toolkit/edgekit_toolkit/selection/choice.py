@@ -23,8 +23,6 @@ class CandidateFigures:
     """One candidate with its figures.
 
     Attributes:
-        id: short name.
-        label: name in reports.
         figures: cost name -> value in the unit of `budget.UNITS`; every name of `COSTS`. An unknown cost is
             infinite, so that no limit on it is kept.
         latency_uncertainty: factor by which the latency may be off relative to another candidate's; 1 if it
@@ -60,7 +58,6 @@ class Choice:
         chosen: id, or None if no candidate keeps all limits.
         binding: binding limits: every candidate that keeps the other limits exceeds one of these.
         closest: id of the candidate that exceeds its limits least, if none is chosen.
-        reason: the reason, one sentence.
         needed: needed changes of limits, if none is chosen.
     """
 
@@ -275,12 +272,7 @@ class FloatRatio:
 
 
 def find_slowdown(ratio: FloatRatio, target: str) -> list[str]:
-    """Return a warning if the candidate is slower here than the float model, or nothing.
-
-    Args:
-        ratio: latency of the chosen candidate over the float model's.
-        target: name of the target.
-    """
+    """Return a warning if the candidate is slower here than the float model, or nothing."""
     against = {"float32": ratio.here, "the source model": ratio.here_to_source}
     slower = [f"{value:.2f} x {name}" for name, value in against.items() if value > 1 + SAME_LATENCY]
     if not slower:

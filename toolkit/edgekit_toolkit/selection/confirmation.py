@@ -31,7 +31,6 @@ class HeldDrop:
     """The drop of a candidate that is compared with the limit.
 
     Attributes:
-        drop: the drop, with its samples.
         confidence: confidence level of the drop's interval, 0..1.
         held_back: whether its samples were held back from the choice.
     """
@@ -66,8 +65,6 @@ class Acceptance:
 
     Attributes:
         refuser: engine that refuses it, or an empty text.
-        refusal: why.
-        notes: what could not be checked.
         tensorrt: TensorRT's check, if it was made.
         proof: outcome of the release that devices run.
     """
@@ -99,8 +96,6 @@ class ConfirmedChoice:
     """A choice, and the drop of each candidate that was compared with the limit.
 
     Attributes:
-        accepted: the choice.
-        measured: the candidates, with that `drop`.
         held: the drop of each candidate; None without samples.
     """
 

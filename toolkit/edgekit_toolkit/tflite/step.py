@@ -15,14 +15,7 @@ from edgekit_toolkit.tflite.view import NO_ACTIVATION, Graph, Node
 
 
 class Step:
-    """A node, its planned form and the growing graph.
-
-    Attributes:
-        node: node of the ONNX model.
-        graph: graph of the ONNX model.
-        builder: the TFLite graph.
-        form: the node's work form.
-    """
+    """A node, its planned form and the growing graph."""
 
     def __init__(
         self, node: Node, graph: Graph, builder: Builder, values: Values, planned: tuple[Rule, Form]

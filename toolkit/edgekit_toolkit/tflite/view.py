@@ -27,7 +27,6 @@ class Node:
         op_type: operator type of ONNX, or our name for nodes that `fusion` joined.
         inputs: tensor names; an empty one is an input that is left out.
         outputs: tensor names; an empty one is an unused output.
-        attributes: attributes by name.
         name: name of the node in the file; may be empty.
         domain: domain of the operator; empty for ONNX's own.
         activation: TFLite's fused activation, applied to the result.
@@ -63,11 +62,6 @@ class Graph:
 
     Attributes:
         nodes: nodes in an order in which they can run.
-        inputs: names, in order.
-        outputs: names, in order.
-        constants: value by name.
-        shapes: known shapes of tensors.
-        dtypes: known dtypes of tensors.
         opset: version of ONNX's own operators.
     """
 

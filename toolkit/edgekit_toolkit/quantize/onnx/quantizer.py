@@ -49,14 +49,7 @@ _FLOAT_TYPES: Final = {
 
 
 class OnnxQuantizer:
-    """The quantizer of ONNX models; see `Quantizer`.
-
-    Attributes:
-        model: the optimised float model, shapes inferred.
-        threads: threads of one inference.
-        scheme: the quantized form that the target's engine runs.
-        labels: labels of the forms without a plan.
-    """
+    """The quantizer of ONNX models; see `Quantizer`."""
 
     labels: Mapping[str, str] = {
         forms.FLOAT16_WEIGHTS: "float16 weights",
