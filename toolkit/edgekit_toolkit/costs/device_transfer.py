@@ -58,7 +58,6 @@ class HostRun:
 
     @property
     def whole_s(self) -> float:
-        """Time of the whole run."""
         return sum(kernel.count * kernel.seconds for kernel in self.kernels)
 
 

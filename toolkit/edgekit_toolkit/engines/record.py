@@ -99,12 +99,10 @@ class EngineSupport:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a device runs it on a GPU."""
         return find_engine(self.name).on_gpu
 
     @property
     def runs_here(self) -> bool:
-        """Whether a host runs the engine itself."""
         return self.judged_on == self.name
 
 

@@ -55,8 +55,6 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class PartScores:
-    """Scores on one set of samples."""
-
     samples: int
     baseline: float
     scores: tuple[float, ...]
@@ -96,7 +94,6 @@ class Scores:
 
     @property
     def samples(self) -> int:
-        """Number of all evaluation samples."""
         return self.choosing.samples + (0 if self.confirmation is None else self.confirmation.samples)
 
     @property

@@ -48,8 +48,6 @@ class SizedModel:
 
 @dataclass(frozen=True, slots=True)
 class StatedSizes:
-    """What the user says about sizes."""
-
     dims: Mapping[str, int]
     batch: int | None
     samples: Path | None

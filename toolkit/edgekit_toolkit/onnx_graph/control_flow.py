@@ -82,7 +82,6 @@ def body_model(
 
 
 def _input_types(node: onnx.NodeProto, types: Types) -> list[onnx.TypeProto]:
-    """Types of a body's own inputs."""
     if node.op_type == "If":
         return []
     names = [name for name in (node.input[2:] if node.op_type == "Loop" else node.input) if name]

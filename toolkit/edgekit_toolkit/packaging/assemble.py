@@ -43,8 +43,6 @@ _THREADS: Final = 1  # splitting a sum among threads changes its last bits
 
 @dataclass(frozen=True, slots=True)
 class PackageDraft:
-    """A manifest and the content of its artifacts."""
-
     manifest: Manifest
     artifacts: Mapping[str, bytes]
 

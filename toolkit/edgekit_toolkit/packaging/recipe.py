@@ -108,7 +108,6 @@ class Recipe:
 
     @property
     def sha256(self) -> str:
-        """Digest of the recipe's canonical bytes."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def write(self, path: Path) -> None:

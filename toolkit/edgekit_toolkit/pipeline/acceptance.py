@@ -52,7 +52,6 @@ def check_accepted(
     *,
     show: Callable[[str], None] = lambda _: None,
 ) -> Acceptance:
-    """Return what the target's engine says about a candidate."""
     parser_check: TensorRtCheck | None = None
     notes: tuple[str, ...] = ()
     support = find_support(backend)

@@ -218,8 +218,6 @@ def _fidelity_samples(calibration: Callable[[], Iterator[Feeds]], work: SearchWo
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """One search: its inputs, its results, and its limit."""
-
     quantizer: Quantizer
     calibration: Callable[[], Iterator[Feeds]]
     fidelity: Fidelity

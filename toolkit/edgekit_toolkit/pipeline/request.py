@@ -66,7 +66,6 @@ class Phases:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time the block as a phase of this name."""
         self.progress(name, None, None)
         begin = time.monotonic()
         yield

@@ -78,14 +78,11 @@ class EngineResult:
 
 @dataclass(frozen=True, slots=True)
 class FurtherVariant:
-    """A further variant in a package."""
-
     name: str
     run: "Run"
     candidate: JudgedCandidate
 
     def __str__(self) -> str:
-        """Return the name that warnings use."""
         return f"{self.run.request.backend} {self.candidate.label}"
 
 
@@ -135,7 +132,6 @@ class Run:
 
     @property
     def limits(self) -> Budget:
-        """The limits that candidates were compared with."""
         return limits_in_force(
             self.request.budget, has_data=self.prepared.has_data, strict=self.request.strict
         )

@@ -41,7 +41,6 @@ class SearchWork:
         self.spent_s = 0.0
 
     def count(self, *, inferences: float = 0, models: float = 0) -> None:
-        """Add work that was done."""
         self.spent_s += inferences * self.inference_s + models * self._open_s
 
     def part(self, share: float, limit_s: float) -> float:

@@ -134,7 +134,6 @@ class Fidelity:
         return noise if np.isfinite(noise) else np.inf
 
     def count(self, *, inferences: float, models: float) -> None:
-        """Count work on the samples."""
         if self.work is not None:
             self.work.count(inferences=inferences, models=models)
 

@@ -19,7 +19,6 @@ from edgekit_toolkit.selection.confirmation import HeldDrop
 
 
 def describe(run: Run, command: str, published: PublishedFiles | None) -> dict[str, Any]:
-    """Return the report document."""
     return {
         "schema": SCHEMA_ID,
         "edgekit": __version__,

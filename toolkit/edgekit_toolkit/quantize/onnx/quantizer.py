@@ -49,8 +49,6 @@ _FLOAT_TYPES: Final = {
 
 
 class OnnxQuantizer:
-    """The quantizer of ONNX models; see `Quantizer`."""
-
     labels: Mapping[str, str] = {
         forms.FLOAT16_WEIGHTS: "float16 weights",
         forms.INT8_WEIGHTS: "int8 weights, float arithmetic",

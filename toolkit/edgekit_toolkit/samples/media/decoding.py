@@ -69,7 +69,6 @@ class DecodedFiles:
     def __init__(
         self, path: Path, files: Sequence[Path], spec: TensorSpec, rules: MediaRules, progress: Progress
     ) -> None:
-        """Decode nothing yet."""
         self.path = path
         self._files = tuple(files)
         self._spec = spec
@@ -145,7 +144,6 @@ class ClassNumbers:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of files."""
         return self.numbers.shape
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
