@@ -168,7 +168,6 @@ class Evidence:
 
     @property
     def file_name(self) -> str:
-        """Name of the file that holds this evidence."""
         return f"{self.target}-{self.bench}-{self.date[:19].replace(':', '')}.json"
 
     @property
@@ -179,7 +178,6 @@ class Evidence:
         )
 
     def count(self, outcome: str) -> int:
-        """Return how many tests had this outcome."""
         return sum(test.outcome == outcome for test in self.tests)
 
     def describe_tests(self) -> str:

@@ -122,7 +122,6 @@ def find_actor() -> str:
 
 
 def print_json(value: Any) -> None:
-    """Print dataclasses and plain values as JSON."""
     import dataclasses
 
     def plain(value: Any) -> Any:

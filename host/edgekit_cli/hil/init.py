@@ -149,7 +149,6 @@ def _ask(
 
 
 def _show(bench: Bench) -> None:
-    """Print what was found."""
     from edgekit_host.terminal import open_console, print_section
 
     facts = bench.facts

@@ -121,7 +121,6 @@ class CpuQuota:
         self._open.close()
 
     def _bind(self, parent: Path, version: int) -> None:
-        """Make the group and bind it to the processor."""
         if version == 2:
             (parent / "cgroup.subtree_control").write_text("+cpuset")
         self._folder.mkdir()

@@ -82,7 +82,6 @@ class OneWay:
         return None
 
     def drop_all(self) -> None:
-        """Drop the packets that are on their way."""
         self._packets.clear()
 
 
@@ -96,7 +95,6 @@ class NamespaceLink:
 
     @property
     def paths(self) -> dict[str, str]:
-        """Paths of the namespaces for other processes."""
         pid = os.getpid()
         return {"device": f"/proc/{pid}/fd/{self._device}", "server": f"/proc/{pid}/fd/{self._server}"}
 

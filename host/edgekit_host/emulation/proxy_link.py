@@ -60,8 +60,6 @@ class SharedWire:
 
 
 class ProxyLink:
-    """Proxies of the server's ports."""
-
     def __init__(self) -> None:
         self._up, self._down = SharedWire(), SharedWire()
         self._servers: list[asyncio.Server] = []

@@ -131,7 +131,6 @@ class Testbed:
         self._open.close()
 
     def _order(self, *, is_blocked: bool) -> None:
-        """Send the state of the link to its process."""
         self._link.send({**self._rates, "is_blocked": is_blocked}, _ANSWER_LIMIT_S)
         self._receive()
 

@@ -53,7 +53,6 @@ class Axis:
         return min(max(value, self.low), self.high)
 
     def shows(self, value: float) -> bool:
-        """Return whether the value lies within the range."""
         return self.low <= value <= self.high
 
 

@@ -37,7 +37,6 @@ def drawing(
     style: str = "plot",
     role: str = "img",
 ) -> Markup:
-    """Return the SVG of a chart."""
     return el(
         "svg",
         el("title", title),

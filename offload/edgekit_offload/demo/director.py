@@ -200,7 +200,6 @@ class _Course:
             raise TransportError(f"the demo's device ended {self._device.explain_end()}")
 
     def _update(self) -> None:
-        """Read the device's new output."""
         written = self._device.output[self._read_bytes :]
         whole = written[: written.rfind(b"\n") + 1]
         self._read_bytes += len(whole)

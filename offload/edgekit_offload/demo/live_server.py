@@ -19,8 +19,6 @@ class LiveServer:
     """Serves the page of a demo while a `with` block runs."""
 
     def __init__(self, newest: Callable[[], Recording]) -> None:
-        """Listen on a free port."""
-
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:  # the base class's name
                 answers = {"/": render_live_page, "/state": render_state}

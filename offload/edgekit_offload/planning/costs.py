@@ -158,8 +158,6 @@ class PowerModel:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """Limits of the device's memory."""
-
     weights_bytes: float | None = None
     memory_bytes: float | None = None
 

@@ -30,8 +30,6 @@ from edgekit_runtime.offload.latency_model import Conditions, predict_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """An objective, and the limits that must hold."""
-
     objective: Objective = "latency"
     power: PowerModel | None = None
     limits: tuple[Limit, ...] = ()

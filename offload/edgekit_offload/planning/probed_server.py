@@ -29,8 +29,6 @@ _LEAST_SHARE: Final = 0.05  # of a request; at least this counts as work of the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAccess:
-    """A server and the access to it."""
-
     url: str
     token_file: Path | None = None
     ca_file: str | None = None

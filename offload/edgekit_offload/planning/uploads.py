@@ -66,8 +66,6 @@ class WholeModel:
 
 @dataclass(frozen=True, slots=True)
 class UploadCandidate:
-    """A candidate that uploads the input."""
-
     plan: OffloadPlan
     sent: tuple[SentTensor, ...]
     coding: Coding

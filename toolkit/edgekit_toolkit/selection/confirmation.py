@@ -41,7 +41,6 @@ class HeldDrop:
 
     @property
     def interval(self) -> Interval:
-        """The interval of the drop at this confidence."""
         return self.drop.interval(self.confidence)
 
     def state(self, limit_points: float) -> State:
