@@ -16,6 +16,7 @@ from edgekit_offload.cuts.costs import Costs
 from edgekit_offload.cuts.kernel_graph import KernelGraph
 from edgekit_offload.cuts.solver import Limit
 from edgekit_offload.planning.explain import size
+from edgekit_offload.planning.result import SentTensor
 from edgekit_runtime.client.requests import token_line
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.offload.cut_table import Compression, OffloadPlan, PlanCosts
@@ -116,6 +117,18 @@ class GraphCosts:
             if producer_tier <= link and any(tiers[reader] > link for reader in graph.consumers[tensor]):
                 crossing.append(row)
         return tuple(crossing)
+
+    def sent_tensors(self, tiers: tuple[int, ...], coding: str, link: int = 0) -> tuple[SentTensor, ...]:
+        coded = self.codings[coding]
+        return tuple(
+            SentTensor(
+                name=self.graph.tensors[row],
+                coding=coded.names[row],
+                raw_bytes=float(self.raw_bytes[row]),
+                sent_bytes=float(coded.sent_bytes[row]),
+            )
+            for row in self.sent(tiers, link)
+        )
 
     def returned(self, tiers: tuple[int, ...], link: int = 0) -> tuple[int, ...]:
         """Return the numbers of the outputs that come back over a link."""

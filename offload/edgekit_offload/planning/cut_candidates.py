@@ -314,17 +314,7 @@ def _sweep_links(grid: Grid) -> tuple[LinkState, ...]:
 
 
 def _candidate(cut: OptimalCut, search: CutSearch, costs: GraphCosts) -> CutCandidate:
-    coded = costs.codings[cut.coding]
-    rows = costs.sent(cut.tiers)
-    sent = tuple(
-        SentTensor(
-            name=costs.graph.tensors[row],
-            coding=coded.names[row],
-            raw_bytes=float(costs.raw_bytes[row]),
-            sent_bytes=float(coded.sent_bytes[row]),
-        )
-        for row in rows
-    )
+    sent = costs.sent_tensors(cut.tiers, cut.coding)
     share = 0.99 * CUT_CODINGS[cut.coding].bits / FLOAT_BITS
     has_zstd = any(tensor.sent_bytes < share * tensor.raw_bytes for tensor in sent)
     compression: Compression = "zstd" if has_zstd else "identity"
