@@ -73,12 +73,6 @@ def run_demo(
 ) -> Recording:
     """Run the demo and return its recording.
 
-    Args:
-        setup: everything that the demo needs.
-        seconds: duration of all phases together.
-        kind: kind of the link's emulation; None for the best kind that this user may use.
-        on_change: called with each new state, a few times a second.
-
     Raises:
         ConfigError: the machines cannot be emulated here.
         TransportError: the server or the device's process ended, or did not start.

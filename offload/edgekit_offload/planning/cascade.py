@@ -230,12 +230,6 @@ def plan_cascade(
 
     Each request runs the small model, and the coding in the same graph; only escalated requests pay for a
     file (JPEG), for compression and for the request.
-
-    Args:
-        large: the model of the server.
-        inputs: the small model, and the required agreement.
-        upload: the plan that an escalated request follows.
-        slowdown: time of the device as a multiple of this machine's.
     """
     try:
         cascade = _confirm(large, inputs)

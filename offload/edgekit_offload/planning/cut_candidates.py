@@ -163,13 +163,7 @@ class CutSearchResult:
 
 
 def search_cuts(search: CutSearch, base: Sequence[OffloadPlan], progress: Progress) -> CutSearchResult:
-    """Return the few cuts that lower the best score most, and the best one of each coding for the report.
-
-    Args:
-        search: the task.
-        base: the plans without a cut, with which cuts compete.
-        progress: called with the name of the step, the settings done and all of them (None if unknown).
-    """
+    """Return the few cuts that lower the best score most, and the best one of each coding for the report."""
     result, cut_numbers, tier_numbers = CutSearchResult(), count(1), count(1)
     pins = dict.fromkeys(search.costs.codings, search.pinned)
     known_keys: set[_Key] = set()  # cuts of earlier rounds

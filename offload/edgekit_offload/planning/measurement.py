@@ -373,14 +373,7 @@ def leakage_of(
 def _record_attacked(
     model: OpenedModel, feeds: Sequence[Feeds], sent: Sequence[SentTensor], most_values: int
 ) -> tuple[list[Array], list[Array]]:
-    """Return values of each input, and of each tensor as the server decodes it: [samples, values].
-
-    Args:
-        model: the ONNX model.
-        feeds: samples; only the first ones are used if their tensors would be too large.
-        sent: the tensors that the attacker sees.
-        most_values: limit on the values of an input.
-    """
+    """Return values of each input, and of each tensor as the server decodes it: [samples, values]."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     names = [tensor.name for tensor in sent]

@@ -157,12 +157,7 @@ def package_decoding(package: OpenedPackage) -> Decoding:
 
 
 def find_top_classes(output: NDArray[Any], classes: int) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """Return the five best classes with their scores, for each sample; nothing for other outputs.
-
-    Args:
-        output: class scores are numbers [N, classes]; NaN comes last.
-        classes: how many there are.
-    """
+    """Return the five best classes with their scores, for each sample; nothing for other outputs."""
     if not classes or output.ndim != 2 or output.shape[1] != classes or output.dtype.kind not in "iuf":
         return ()
     scores = output.astype(np.float64)

@@ -116,20 +116,12 @@ class Model(Protocol):
     def node_costs(self, dims: Mapping[str, int], *, float_outputs: bool = False) -> list[NodeCost]:
         """Return the work of each kernel of one inference.
 
-        Args:
-            dims: sizes of free dimensions.
-            float_outputs: as for `onnx_operators.node_costs`.
-
         Raises:
             ModelError: the work cannot be counted.
         """
 
     def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
         """Return the memory that the model adds to the engine's; None if it must be measured.
-
-        Args:
-            dims: sizes of free dimensions.
-            blocked_layout: whether the target's engine reorders convolutions into blocks.
 
         Raises:
             EdgekitError: the model cannot be followed.

@@ -47,6 +47,12 @@ class Step:
         """Return the ONNX sizes of an output."""
         return self.graph.shape(self.node.outputs[number])
 
+    def require(self, *dtypes: str) -> None:
+        """Raise `RefusedError` unless the first input has one of these element types."""
+        if self.dtype(0).name not in dtypes:
+            names = ", ".join(sorted(dtypes))
+            raise RefusedError(f"it has no TFLite kernel for {self.dtype(0)}, for {names} it has")
+
     def out_dtype(self) -> "np.dtype[Any]":
         return self.graph.dtype(self.node.outputs[0])
 
