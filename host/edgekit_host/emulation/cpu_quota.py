@@ -90,17 +90,6 @@ class CpuQuota:
     ) -> None:
         self.close()
 
-    def add(self, pid: int) -> None:
-        """Put a process under the quota, with all its threads and the children it starts later.
-
-        Raises:
-            ConfigError: there is no such process.
-        """
-        try:
-            self.procs_file.write_text(str(pid))
-        except OSError as cause:
-            raise ConfigError(f"process {pid} cannot be put under a CPU quota: {cause}") from cause
-
     def change(self, share: float) -> None:
         """Give the processes another share from now on.
 

@@ -101,7 +101,6 @@ def _measure_whole(inputs: PlanInputs) -> WholeModel:
         if not is_plain(outputs[spec.name]):
             raise CutError(f"output '{spec.name}' is a {spec.type}, which no server can return; run it whole")
     return WholeModel(
-        device_s=inputs.device.whole_s,
         server_s=inputs.peer.whole_s,
         output_bytes=float(sum(output.nbytes for output in outputs.values())),
         outputs=len(outputs),

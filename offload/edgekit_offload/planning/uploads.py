@@ -52,11 +52,9 @@ class WholeModel:
     """Facts that whole-model candidates have in common.
 
     Attributes:
-        device_s, server_s: time of the whole model on each side.
         device_slowdown, server_slowdown: time of that machine as a multiple of this one's, for coding.
     """
 
-    device_s: float
     server_s: float
     output_bytes: float
     outputs: int

@@ -522,25 +522,18 @@ _CLASSES: Final = "class scores [samples, classes]"
 METRICS: Final[dict[str, Metric]] = {
     metric.name: metric
     for metric in (
-        Metric(
-            name="top1",
-            title="top-1 accuracy",
-            score=_top(1),
-            needs_labels=True,
-            outputs=_CLASSES,
-            suits=_scores_classes,
-            against_source=False,
-            reads_classes=True,
-        ),
-        Metric(
-            name="top5",
-            title="top-5 accuracy",
-            score=_top(5),
-            needs_labels=True,
-            outputs=_CLASSES,
-            suits=_scores_classes,
-            against_source=False,
-            reads_classes=True,
+        *(
+            Metric(
+                name=f"top{count}",
+                title=f"top-{count} accuracy",
+                score=_top(count),
+                needs_labels=True,
+                outputs=_CLASSES,
+                suits=_scores_classes,
+                against_source=False,
+                reads_classes=True,
+            )
+            for count in (1, 5)
         ),
         Metric(
             name="agreement",

@@ -10,7 +10,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edgekit_toolkit.onnx_graph.index import opset
 from edgekit_toolkit.onnx_graph.specs import real_inputs
 from edgekit_toolkit.tflite.layout.forms import Shape
 from edgekit_toolkit.tflite.refusal import UnknownTensorError
@@ -62,7 +61,6 @@ class Graph:
 
     Attributes:
         nodes: nodes in an order in which they can run.
-        opset: version of ONNX's own operators.
     """
 
     nodes: tuple[Node, ...]
@@ -71,7 +69,6 @@ class Graph:
     constants: Mapping[str, NDArray[Any]]
     shapes: Mapping[str, Shape]
     dtypes: Mapping[str, "np.dtype[Any]"]
-    opset: int
 
     @cached_property
     def readers(self) -> Mapping[str, Sequence[Node]]:
@@ -144,7 +141,6 @@ def graph_of(model: onnx.ModelProto) -> Graph:
         constants=constants,
         shapes=shapes,
         dtypes=dtypes,
-        opset=opset(model),
     )
 
 
