@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import BenchError
-from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.atomic_files import write_text_atomically
 from edgekit_runtime.system.paths import find_config_folder
 
 FORMAT: Final = 1
@@ -216,8 +216,7 @@ def write_evidence(evidence: Evidence, folder: Path) -> Path:
     """Write a file of evidence into `folder`, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / evidence.file_name
-    with write_atomically(path) as file:
-        file.write(f"{json.dumps(to_plain(evidence), indent=1)}\n".encode())
+    write_text_atomically(path, f"{json.dumps(to_plain(evidence), indent=1)}\n")
     return path
 
 

@@ -21,7 +21,7 @@ from edgekit_runtime.dataclass_json import Range, from_plain
 from edgekit_runtime.errors import RecipeError
 from edgekit_runtime.package.golden import MAX_SEED
 from edgekit_runtime.package.variants import MAX_VARIANTS
-from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.atomic_files import write_text_atomically
 from edgekit_toolkit.engines.record import find_support, list_supported
 from edgekit_toolkit.quantize.forms import Form
 
@@ -118,8 +118,7 @@ class Recipe:
         """
         value = {**json.loads(self.to_bytes()), "sha256": self.sha256}
         text = json.dumps(value, indent=1, ensure_ascii=False)
-        with write_atomically(path) as file:
-            file.write(f"{text}\n".encode())
+        write_text_atomically(path, f"{text}\n")
 
 
 def tool_versions(*backends: str) -> dict[str, str]:
