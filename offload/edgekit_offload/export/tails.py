@@ -30,7 +30,6 @@ class Tail:
     """A model that a server serves.
 
     Attributes:
-        name: the name under which it is served.
         inputs, outputs: its tensors; for an input in `decode`, a request has the bytes of a file instead.
         decode: input -> `jpeg`, `webp` or `opus`.
         model: the graph with its weights.

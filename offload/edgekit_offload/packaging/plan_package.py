@@ -30,13 +30,7 @@ EDGE_FOLDER: Final = "edge"  # for the packages of the edge machine
 
 @dataclass(frozen=True, slots=True)
 class PlannedTail:
-    """The tail behind the first of two cuts: a model of the edge machine, with plans of its own.
-
-    Attributes:
-        content: the model.
-        table: cut table with its plans.
-        splits: name of a plan -> its submodels.
-    """
+    """The tail behind the first of two cuts: a model of the edge machine, with plans of its own."""
 
     content: bytes
     table: CutTable

@@ -144,7 +144,6 @@ class CutSearchResult:
     """The result of the search.
 
     Attributes:
-        cuts: cuts that are worth extracting.
         tiers: the fastest placement on three tiers at each link.
         over: leakages of the cuts that exceed the limit, if known.
         is_ended: whether no cut is left that might keep the limit; otherwise the rounds ran out.

@@ -45,7 +45,6 @@ class MemoryHere:
     Attributes:
         peak: peak memory of a fresh process that opens the model; None if it could not be measured.
         service_bytes: estimated peak of the service with it; None if memory is not limited.
-        notes: warnings, a sentence each.
     """
 
     peak: PeakMemory | None

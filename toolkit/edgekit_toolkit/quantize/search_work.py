@@ -21,11 +21,6 @@ _RUN_PARAMETER_S = 1e-9
 class SearchWork:
     """Counts inferences and opened models.
 
-    Args:
-        model: float model.
-        dims: sizes of its free dimensions.
-        limit_s: limit of the search.
-
     Attributes:
         inference_s: work of one inference.
     """

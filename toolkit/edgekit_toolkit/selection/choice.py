@@ -83,10 +83,6 @@ def rank_further(candidates: Sequence[CandidateFigures], budget: Budget) -> list
     These are the candidates that keep all limits and that no other such one matches or beats in latency, size
     and drop while beating it in one; latencies within their uncertainty count as equal. The choice is the
     fastest, so the others have better accuracy or size, and a device with power to spare wants accuracy.
-
-    Args:
-        candidates: candidates of all engines, the chosen ones included.
-        budget: limits.
     """
     within = [candidate for candidate in candidates if not budget.violations(candidate.figures)]
     front = [candidate for candidate in within if not any(_replaces(other, candidate) for other in within)]

@@ -104,13 +104,7 @@ class ConfirmedChoice:
 
 
 def limits_in_force(budget: Budget, *, has_data: bool, strict: bool) -> Budget:
-    """Return the limits for candidates; without data there is no drop to limit.
-
-    Args:
-        budget: budget as requested.
-        has_data: whether there are real samples to judge by.
-        strict: whether the drop must be shown to keep its limit.
-    """
+    """Return the limits for candidates; without data there is no drop to limit."""
     if has_data or strict:
         return budget
     return Budget({name: most for name, most in budget.limits.items() if name != _LIMIT})
