@@ -17,13 +17,10 @@ import socket
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.system.child_process import ChildProcess
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _PREFIX: Final = "edgekit-quota"
 LEAST_SHARE: Final = 0.1  # the kernel leaves 5 % of each second to processes of normal priority
@@ -36,7 +33,7 @@ _START_TIME: Final = 19  # field of /proc/PID/stat behind the name, proc(5)
 _numbers = itertools.count(1)
 
 
-class CpuQuota:
+class CpuQuota(contextlib.AbstractContextManager["CpuQuota"]):
     """Processes that get a share of one processor; at the end of a `with` block they are killed.
 
     The thread that makes it must outlive it. A processor carries one quota at a time: a second one takes
@@ -81,9 +78,6 @@ class CpuQuota:
             self._thief = undo.enter_context(contextlib.ExitStack())
             self.change(share)
             self._open = undo.pop_all()
-
-    def __enter__(self) -> "Self":
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

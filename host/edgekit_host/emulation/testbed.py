@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from edgekit_host.emulation import proxy_link
 from edgekit_host.emulation.cpu_quota import CpuQuota
@@ -17,9 +17,6 @@ from edgekit_host.emulation.enter import NOTHING
 from edgekit_host.emulation.namespace_link import SERVER_HOST
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.system.child_process import ChildProcess, JsonChild, Output
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Side: TypeAlias = Literal["device", "server"]
 LinkKind: TypeAlias = Literal["namespaces", "proxy"]
@@ -29,7 +26,7 @@ _ROOM: Final = "edgekit_host.emulation"
 _ROOT: Final = Path("/")
 
 
-class Testbed:
+class Testbed(contextlib.AbstractContextManager["Testbed"]):
     """An emulated device and server; at the end of a `with` block all their processes are killed.
 
     The thread that makes it must outlive it, because the kernel kills the processes with that thread.
@@ -66,9 +63,6 @@ class Testbed:
                 self.label += f"; {self.quota.label.removeprefix('emulated: ')} on the device"
             self._order(is_blocked=False)
             self._open = undo.pop_all()
-
-    def __enter__(self) -> "Self":
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
