@@ -97,7 +97,7 @@ def _open_tail(package: OpenedPackage, manifest: Manifest) -> Tail:
             "be exported; use edgekit offload serve, or package the model for onnxruntime"
         )
     weights = choice.options.get("weights")
-    whole = bytes(package.read(weights)) if isinstance(weights, str) else b""
+    whole = package.read(weights) if isinstance(weights, str) else b""
     model, _ = fill_weights(bytes(package.read(choice.artifact)), whole)
     decode = choice.options.get("decode")
     media = {str(name): str(codec) for name, codec in decode.items()} if isinstance(decode, dict) else {}

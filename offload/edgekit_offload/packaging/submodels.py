@@ -256,7 +256,7 @@ class _SubmodelWriter:
         return outputs
 
 
-def fill_weights(content: bytes, weights: bytes) -> tuple[onnx.ModelProto, int]:
+def fill_weights(content: bytes, weights: bytes | memoryview) -> tuple[onnx.ModelProto, int]:
     """Return a graph with its weights in place, and how many bytes it reads of the whole model's file."""
     model = onnx.load_model_from_string(content)
     locations = set()
@@ -265,7 +265,7 @@ def fill_weights(content: bytes, weights: bytes) -> tuple[onnx.ModelProto, int]:
             external = {entry.key: entry.value for entry in tensor.external_data}
             start, size_bytes = int(external["offset"]), int(external["length"])
             locations.add((start, size_bytes))
-            tensor.raw_data = weights[start : start + size_bytes]
+            tensor.raw_data = bytes(weights[start : start + size_bytes])
             tensor.ClearField("external_data")
             tensor.data_location = onnx.TensorProto.DEFAULT
     return model, sum(size_bytes for _, size_bytes in locations)
