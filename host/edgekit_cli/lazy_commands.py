@@ -9,13 +9,7 @@ import click
 
 
 class LazyCommand(click.Command):
-    """Stands for a command in help and completion; the command's module is imported when it is called.
-
-    Args:
-        folder: the package that holds the module.
-        name: name of command and module.
-        short_help: text in the list of commands.
-    """
+    """Stands for a command in help and completion; the command's module is imported when it is called."""
 
     def __init__(self, folder: str, name: str, short_help: str) -> None:
         super().__init__(name, short_help=short_help)

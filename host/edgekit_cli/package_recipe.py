@@ -61,16 +61,6 @@ def repeat_recipe(
 ) -> None:
     """Repeat a recipe: same model, same tools and same key give the same bytes.
 
-    Args:
-        model: path of the source model.
-        path: path of the recipe.
-        out: folder for the results.
-        console: where the outcome is shown.
-        like: recipe of the earlier package whose weights an update stays near to, or None.
-        target: as the user gave it, or None.
-        key: name of the signing key.
-        as_json: whether to print JSON.
-
     Raises:
         click.UsageError: the recipe is for another target.
         RecipeError: the recipe cannot be repeated.

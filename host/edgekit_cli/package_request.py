@@ -33,10 +33,6 @@ MAX_SIZE = 2**31 - 1
 def read_request(model: Path, options: Mapping[str, Any]) -> Request:
     """Return the request that the options of `edgekit package` state.
 
-    Args:
-        model: path of the source model.
-        options: name -> value, as the command declares them.
-
     Raises:
         click.UsageError: an option is missing or malformed.
         TargetError: there is no such target.

@@ -114,7 +114,6 @@ class MeasuredProfile:
     """A profile as it was measured: facts about the device, the networks on both sides, the fit, the power.
 
     Attributes:
-        machine, here, times, fitted: as their types say.
         power: power of the device, or None.
         power_text: what measured it, or why nothing did.
     """
@@ -163,13 +162,6 @@ def measure_profile(
     device: MeteredMachine, target: Target, path: Path, seconds: float, show: Callable[..., None]
 ) -> MeasuredProfile:
     """Measure a device, and write a target with its profile.
-
-    Args:
-        device: the device.
-        target: target without a profile, under the name that it gets.
-        path: file of the target.
-        seconds: how long to measure on the device.
-        show: called with a description of each step.
 
     Raises:
         CutError: the device does not measure.

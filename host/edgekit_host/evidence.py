@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import BenchError
-from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.atomic_files import write_text_atomically
 from edgekit_runtime.system.paths import find_config_folder
 
 FORMAT: Final = 1
@@ -26,15 +26,8 @@ class DeviceFacts:
     """Facts that a device reports about itself.
 
     Attributes:
-        model: model of the board, else of the processor.
         architecture: output of `uname -m`.
-        os: name and version of the system.
-        kernel: release of the kernel.
-        python: version of Python.
         runtime: version of edgekit-runtime, or empty if it is not installed.
-        engines: versions by package name.
-        memory_bytes: memory of the machine.
-        free_bytes: free space on the disk that the tests use.
         clock: governor and highest clock of the first processor, and the power mode of a Jetson, as far as
             the device reports them; or empty.
     """
@@ -61,10 +54,6 @@ class Figure:
 
     Attributes:
         name: what was measured, with the model.
-        value: the value, in `unit`.
-        unit: unit such as `ms`, `bytes`, `%`.
-        method: how it was measured.
-        test: id of the test that measured it.
         predicted: value that the package or the profile predicted, in `unit`, or None.
     """
 
@@ -88,10 +77,7 @@ class Curve:
     """Many measured values, for a plot.
 
     Attributes:
-        name: what was measured.
         x_label, y_label: quantities with their units.
-        x, y: coordinates of the points, in their order.
-        test: id of the test that measured it.
     """
 
     name: str
@@ -104,12 +90,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPower:
-    """Power of a device, by a meter of the whole of it.
-
-    Attributes:
-        idle_w: watts at rest.
-        active_w: watts while networks ran.
-    """
+    """Power of a device, by a meter of the whole of it."""
 
     idle_w: float
     active_w: float
@@ -127,7 +108,6 @@ class NetworkTimes:
     """Times of the toolkit's calibration networks on the device, by which `edgekit package` predicts others.
 
     Attributes:
-        date: date of the measurement.
         engine: name and release of the engine on the device.
         networks: digest of the networks.
         seconds: time of one inference of each network, by its name.
@@ -146,11 +126,8 @@ class TestOutcome:
     """The outcome of one test.
 
     Attributes:
-        test: id of the test.
         proves: what the test shows if it passes.
-        outcome: outcome as pytest names it.
         reason: why it was skipped, or the last line of a failure.
-        seconds: duration of the test.
     """
 
     __test__ = False  # pytest would collect the class as a test
@@ -167,19 +144,12 @@ class Evidence:
     """One run on one bench.
 
     Attributes:
-        bench: name of the bench.
         kind: whether the results are from the real device, an emulated one, or a stand-in.
-        target: target of the device.
         date: start of the run, in UTC.
         commit: commit of the checkout that ran, or empty outside of one.
         is_dirty: whether that checkout held changes that are in no commit.
-        device: facts about the device.
-        tests: all tests, in their order.
-        figures: all figures, in their order.
-        curves: all curves, in their order.
         left_out: number of tests that the command line left out, such as by -k.
         network_times: times of the profile by which this run's latencies were predicted, or None.
-        format: version of the file format.
     """
 
     bench: str
@@ -198,7 +168,6 @@ class Evidence:
 
     @property
     def file_name(self) -> str:
-        """Name of the file that holds this evidence."""
         return f"{self.target}-{self.bench}-{self.date[:19].replace(':', '')}.json"
 
     @property
@@ -209,7 +178,6 @@ class Evidence:
         )
 
     def count(self, outcome: str) -> int:
-        """Return how many tests had this outcome."""
         return sum(test.outcome == outcome for test in self.tests)
 
     def describe_tests(self) -> str:
@@ -226,7 +194,6 @@ class Checkout:
     """The source tree of the running code.
 
     Attributes:
-        commit: hash of the commit, or empty outside of a checkout.
         is_dirty: whether files differ from the commit or are in none; evidence of other runs does not count.
     """
 
@@ -249,8 +216,7 @@ def write_evidence(evidence: Evidence, folder: Path) -> Path:
     """Write a file of evidence into `folder`, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / evidence.file_name
-    with write_atomically(path) as file:
-        file.write(f"{json.dumps(to_plain(evidence), indent=1)}\n".encode())
+    write_text_atomically(path, f"{json.dumps(to_plain(evidence), indent=1)}\n")
     return path
 
 
@@ -308,9 +274,6 @@ def read_measured_costs(target: str) -> list[tuple[Evidence, NetworkTimes]]:
     """Return evidence with times of calibration networks on a real device, and the times, newest first.
 
     Times of an emulated device are never costs of its class.
-
-    Args:
-        target: target of the device.
     """
     newest_first = reversed(_read_all(target))
     return [(run, run.network_times) for run in newest_first if run.kind == "real" and run.network_times]

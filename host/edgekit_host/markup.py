@@ -76,15 +76,7 @@ def table(
     caption: str,
     style: str | None = None,
 ) -> Markup:
-    """Return a table that scrolls sideways in itself on narrow screens.
-
-    Args:
-        head: column headings.
-        rows: finished `tr` elements.
-        numeric: indices of the columns of numbers, whose headings are right-aligned.
-        caption: caption for screen readers.
-        style: further classes.
-    """
+    """Return a table that scrolls sideways in itself on narrow screens."""
     cells = [
         el("th", title, scope="col", class_="n" if index in numeric else None)
         for index, title in enumerate(head)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgekit_offload.planning.cascade import Cascade, CascadeRefusal, choose_threshold
+from edgekit_offload.planning.cascade import Cascade, choose_threshold
+from edgekit_offload.planning.result import Refusal
 from edgekit_runtime.errors import CutError
 
 CLASSES = 5
@@ -19,9 +20,7 @@ def two_models(
     return large + weakness * rng.standard_normal(large.shape).astype(np.float32), large
 
 
-def choose(
-    small: NDArray[np.float32], large: NDArray[np.float32], asked: float = 0.95
-) -> Cascade | CascadeRefusal:
+def choose(small: NDArray[np.float32], large: NDArray[np.float32], asked: float = 0.95) -> Cascade | Refusal:
     return choose_threshold(small, large, "logits", least_agreement=asked)
 
 
@@ -38,7 +37,7 @@ def test_threshold_keeps_the_agreement_on_new_samples() -> None:
     plans = kept = 0
     for seed in range(40):
         found = choose(*two_models(2000, seed))
-        if isinstance(found, CascadeRefusal):
+        if isinstance(found, Refusal):
             assert "did not stand its test" in found.reason
             continue
         plans += 1
@@ -78,7 +77,7 @@ def test_bound_is_that_of_clopper_and_pearson() -> None:
 def test_too_few_samples_are_refused_with_the_number_that_is_needed() -> None:
     small, large = two_models(400, 4)
     found = choose(small, large, 0.99)
-    assert isinstance(found, CascadeRefusal)
+    assert isinstance(found, Refusal)
     assert "400 samples" in found.reason
     assert "at least 598" in found.reason
 
@@ -87,17 +86,17 @@ def test_small_model_that_knows_nothing_is_refused() -> None:
     rng = np.random.default_rng(5)
     _, large = two_models(1000, 5)
     found = choose(rng.standard_normal(large.shape).astype(np.float32), large, 0.995)
-    assert isinstance(found, CascadeRefusal)
+    assert isinstance(found, Refusal)
     sure_but_wrong = np.roll(large, 1, axis=1)
     found = choose(sure_but_wrong, large)
-    assert isinstance(found, CascadeRefusal) or found.escalation.share > 0.9
+    assert isinstance(found, Refusal) or found.escalation.share > 0.9
 
 
 def test_equal_margins_are_taken_together() -> None:
     _, large = two_models(1000, 6)
     small = np.eye(CLASSES, dtype=np.float32)[np.random.default_rng(6).integers(0, CLASSES, 1000)]
     found = choose(small, large)
-    assert isinstance(found, CascadeRefusal)
+    assert isinstance(found, Refusal)
     assert "most sure" in found.reason
 
 

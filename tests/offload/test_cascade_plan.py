@@ -13,13 +13,7 @@ from tests.offload.test_planner import inputs_of
 
 from edgekit_offload.partition.opened_model import OpenedModel
 from edgekit_offload.partition.split import whole_upload
-from edgekit_offload.planning.cascade import (
-    CascadeInputs,
-    CascadeRefusal,
-    cascade_split,
-    plan_cascade,
-    refuse_cascade,
-)
+from edgekit_offload.planning.cascade import CascadeInputs, cascade_split, plan_cascade, refuse_cascade
 from edgekit_offload.planning.coding_costs import AnswerChange
 from edgekit_offload.planning.explain import describe_answers
 from edgekit_offload.planning.plan_inputs import ExtractedPlan
@@ -164,7 +158,7 @@ def test_sure_answers_do_not_pay_for_a_request_that_is_not_sent() -> None:
     coded = OffloadPlan("uint8", costs, head="uint8.head", tail="whole", compression="zstd")
     for upload, head_s in ((jpeg, 0.0), (coded, 0.020)):
         found = plan_cascade(OpenedModel(large), inputs, upload, 2.0)
-        assert not isinstance(found, CascadeRefusal)
+        assert not isinstance(found, Refusal)
         escalation = found[0].escalation
         assert escalation is not None
         share = escalation.share

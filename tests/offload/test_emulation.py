@@ -192,7 +192,7 @@ def test_quota_holds_a_process_to_its_share(quota: CpuQuota, is_changed: bool) -
         quota.change(0.2)
     with subprocess.Popen([sys.executable, "-c", BUSY]) as busy:
         try:
-            quota.add(busy.pid)
+            quota.procs_file.write_text(str(busy.pid))
             begin_s, begin_cpu_s = time.monotonic(), cpu_s(busy.pid)
             time.sleep(1.0)
             share = (cpu_s(busy.pid) - begin_cpu_s) / (time.monotonic() - begin_s)
@@ -203,7 +203,7 @@ def test_quota_holds_a_process_to_its_share(quota: CpuQuota, is_changed: bool) -
 
 def test_end_of_quota_kills_its_processes(quota: CpuQuota) -> None:
     with subprocess.Popen([sys.executable, "-c", BUSY]) as busy:
-        quota.add(busy.pid)
+        quota.procs_file.write_text(str(busy.pid))
         quota.close()
         assert busy.wait(10) == -signal.SIGKILL
     assert not quota.procs_file.parent.exists()

@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 from edgekit_offload.planning.uploads import UploadCandidate, WholeModel, find_uploads
 from edgekit_runtime.codecs.media import OPUS_RATES_HZ
 
-WHOLE = WholeModel(
-    device_s=1.0, server_s=0.1, output_bytes=40.0, outputs=1, device_slowdown=1.0, server_slowdown=1.0
-)
+WHOLE = WholeModel(server_s=0.1, output_bytes=40.0, outputs=1, device_slowdown=1.0, server_slowdown=1.0)
 SAMPLES = 8000
 
 

@@ -180,11 +180,10 @@ def test_chain_of_in_place_operators_needs_one_buffer():
     assert estimate_peak_memory(model, engine_bytes=0).activations_bytes == 2 * 4 * MIB
 
 
-def test_tensor_without_a_known_shape_is_counted_as_unknown():
+def test_tensor_without_a_known_shape_counts_nothing():
     nodes = [("NonZero", "x", "i", {}), ("Cast", "i", "y", {"to": TensorProto.FLOAT})]
     model = build(nodes, {}, [8, 8], [2, "found"])
     estimate = estimate_peak_memory(model, engine_bytes=0)
-    assert estimate.unknown_tensors == 2
     assert estimate.activations_bytes == 0
 
 
@@ -224,7 +223,6 @@ def test_control_flow_is_measured_in_the_place_of_an_estimate():
 def test_weights_inside_control_flow_are_counted():
     estimate = estimate_peak_memory(branching(np.ones((512, 512), np.float32)), engine_bytes=0)
     assert estimate.weights_bytes == pytest.approx(MIB, rel=0.001)
-    assert estimate.unknown_tensors == 1
 
 
 def test_size_that_contradicts_a_branch_still_gives_an_estimate():

@@ -130,6 +130,12 @@ def write_atomically(path: Path, *, mode: int = 0o666, disk: Disk = DISK) -> Ite
         raise OutputError(f"cannot write {path}: {reason}; free space or choose another folder") from cause
 
 
+def write_text_atomically(path: Path, text: str) -> None:
+    """Write a text as UTF-8; see `write_atomically`."""
+    with write_atomically(path) as file:
+        file.write(text.encode())
+
+
 def hash_file(path: Path) -> str:
     """Return the sha256 of the file at `path`, in lower-case hexadecimal digits, with bounded memory.
 

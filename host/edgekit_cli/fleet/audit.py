@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekit_cli.fleet.fleet_options import (
-    as_json_option,
-    folder_option,
-    format_time,
-    print_json,
-)
+from edgekit_cli.fleet.fleet_options import folder_and_json_options, format_time, print_json
 from edgekit_cli.fleet.fleet_server import connect
 from edgekit_runtime.errors import FleetError
 
@@ -29,8 +24,7 @@ if TYPE_CHECKING:
 @click.option(
     "--limit", default=50, show_default=True, type=click.IntRange(1, 100_000), help="At most so many."
 )
-@folder_option
-@as_json_option
+@folder_and_json_options
 def command(subject: str | None, *, action: str | None, limit: int, path: Path | None, as_json: bool) -> None:
     """Show the newest entries of the audit log, or those of SUBJECT: a device, release or rollout.
 

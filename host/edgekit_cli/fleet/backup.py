@@ -6,18 +6,12 @@ from pathlib import Path
 
 import click
 
-from edgekit_cli.fleet.fleet_options import (
-    as_json_option,
-    find_folder,
-    folder_option,
-    print_json,
-)
+from edgekit_cli.fleet.fleet_options import find_folder, folder_and_json_options, print_json
 
 
 @click.command("backup")
 @click.argument("file", type=click.Path(path_type=Path))
-@folder_option
-@as_json_option
+@folder_and_json_options
 def command(file: Path, *, path: Path | None, as_json: bool) -> None:
     """Write settings, authority, keys, releases and store to FILE, also while the fleet runs.
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from edgekit_cli.fleet.fleet_options import (
-    as_json_option,
     find_actor,
-    folder_option,
+    folder_and_json_options,
     format_time,
     open_fleet,
     print_json,
@@ -26,8 +25,7 @@ from edgekit_cli.fleet.fleet_options import (
     type=click.Path(dir_okay=False, path_type=Path),
     help="The bundle to write.",
 )
-@folder_option
-@as_json_option
+@folder_and_json_options
 def command(release: str, *, selector: str, out: Path, path: Path | None, as_json: bool) -> None:
     """Write RELEASE and the signed orders of devices into one file, to be carried by hand.
 

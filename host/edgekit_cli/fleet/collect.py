@@ -6,21 +6,14 @@ from pathlib import Path
 
 import click
 
-from edgekit_cli.fleet.fleet_options import (
-    as_json_option,
-    find_actor,
-    folder_option,
-    open_fleet,
-    print_json,
-)
+from edgekit_cli.fleet.fleet_options import find_actor, folder_and_json_options, open_fleet, print_json
 
 
 @click.command("collect")
 @click.argument(
     "results", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
-@folder_option
-@as_json_option
+@folder_and_json_options
 def command(results: tuple[Path, ...], *, path: Path | None, as_json: bool) -> None:
     """Take in RESULTS, which `edgekit-device fleet apply` has written, as if they came over the network."""
     with open_fleet(path) as (_folder, store):

@@ -6,13 +6,7 @@ from pathlib import Path
 
 import click
 
-from edgekit_cli.fleet.fleet_options import (
-    as_json_option,
-    folder_option,
-    format_time,
-    print_json,
-    read_tags,
-)
+from edgekit_cli.fleet.fleet_options import folder_and_json_options, format_time, print_json, read_tags
 from edgekit_cli.fleet.fleet_server import connect
 from edgekit_cli.fleet.tag import set_tags
 
@@ -22,8 +16,7 @@ from edgekit_cli.fleet.tag import set_tags
 @click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Set a tag; no value removes it.")
 @click.option("--revoke", metavar="REASON", help="Shut the device out: its certificates count no more.")
 @click.option("--yes", "is_sure", is_flag=True, help="Set tags also where that changes what it gets.")
-@folder_option
-@as_json_option
+@folder_and_json_options
 def command(
     name: str, *, tags: tuple[str, ...], revoke: str | None, is_sure: bool, path: Path | None, as_json: bool
 ) -> None:

@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgekit_cli.fleet.fleet_options import (
-    as_json_option,
-    folder_option,
-    format_time,
-    print_json,
-)
+from edgekit_cli.fleet.fleet_options import folder_and_json_options, format_time, print_json
 from edgekit_cli.fleet.fleet_server import connect
 
 if TYPE_CHECKING:
@@ -21,8 +16,7 @@ if TYPE_CHECKING:
 
 @click.command("devices")
 @click.argument("selector", default="all")
-@folder_option
-@as_json_option
+@folder_and_json_options
 def command(selector: str, *, path: Path | None, as_json: bool) -> None:
     """List the devices that SELECTOR means, such as "class=jetson and site=lyon"; all by default."""
     with connect(path) as fleet:

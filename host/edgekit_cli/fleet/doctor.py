@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgekit_cli.fleet.fleet_options import (
-    as_json_option,
-    find_folder,
-    folder_option,
-    print_json,
-)
+from edgekit_cli.fleet.fleet_options import find_folder, folder_and_json_options, print_json
 from edgekit_runtime.errors import FleetError
 
 if TYPE_CHECKING:
@@ -24,8 +19,7 @@ if TYPE_CHECKING:
 @click.command("doctor")
 @click.argument("brokers", nargs=-1, metavar="[HOST:PORT]...")
 @click.option("--no-tls", is_flag=True, help="Probe a broker on this machine without TLS.")
-@folder_option
-@as_json_option
+@folder_and_json_options
 def command(brokers: tuple[str, ...], *, no_tls: bool, path: Path | None, as_json: bool) -> None:
     """Probe a broker, and show what of the fleet ends to be valid, with what to do.
 

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import click
 
-from edgekit_cli.fleet.fleet_options import (
-    as_json_option,
-    folder_option,
-    print_json,
-    read_tags,
-)
+from edgekit_cli.fleet.fleet_options import folder_and_json_options, print_json, read_tags
 from edgekit_cli.fleet.fleet_server import connect
 from edgekit_cli.number_range import NumberRange
 
@@ -24,8 +19,7 @@ from edgekit_cli.number_range import NumberRange
 @click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Tag that the device gets.")
 @click.option("--target", default="", help="Target of its packages.  [default: the device states it]")
 @click.option("--hours", default=24.0, show_default=True, type=NumberRange(0.01, 8760), help="Validity.")
-@folder_option
-@as_json_option
+@folder_and_json_options
 def command(
     *,
     name: str,

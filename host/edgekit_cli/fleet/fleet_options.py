@@ -31,13 +31,15 @@ folder_option = click.option(
 )
 
 
+def folder_and_json_options(function: Command) -> Command:
+    return folder_option(as_json_option(function))
+
+
 @dataclass(frozen=True, slots=True)
 class ChosenServer:
     """The server that the options before the command choose.
 
     Attributes:
-        url: URL of the server, or None.
-        token_file, authority: paths, or None.
         is_explicit: whether the URL is an option, not a variable.
     """
 
@@ -55,7 +57,7 @@ def keep_server(server: str | None, token_file: Path | None, ca: Path | None) ->
     context.meta[_KEY] = ChosenServer(server, token_file, ca, is_explicit)
 
 
-def check_local(command: str = "") -> None:
+def check_local() -> None:
     """Refuse `--server` for a command that works only on the fleet's own machine.
 
     Raises:
@@ -63,7 +65,7 @@ def check_local(command: str = "") -> None:
     """
     chosen = find_chosen()
     if chosen is not None and chosen.is_explicit:
-        name = command or click.get_current_context().info_name
+        name = click.get_current_context().info_name
         raise click.UsageError(f"`{name}` works on the fleet's own machine; leave --server out")
 
 
@@ -94,12 +96,9 @@ def find_folder(path: Path | None) -> FleetFolder:
         ConfigError: something that a fleet needs is not installed.
     """
     check_local()
-    try:
-        from edgekit_fleet.store.fleet_folder import FleetFolder, default_folder
-    except ModuleNotFoundError as cause:
-        raise ConfigError(
-            f"{cause.name} is missing; install what a fleet needs: pip install edgekit[fleet]"
-        ) from cause
+    check_installed()
+    from edgekit_fleet.store.fleet_folder import FleetFolder, default_folder
+
     return default_folder() if path is None else FleetFolder(path)
 
 
@@ -124,7 +123,6 @@ def find_actor() -> str:
 
 
 def print_json(value: Any) -> None:
-    """Print dataclasses and plain values as JSON."""
     import dataclasses
 
     def plain(value: Any) -> Any:

@@ -32,9 +32,6 @@ def is_remote(path: Path | None) -> bool:
 def connect(path: Path | None) -> Iterator[FleetCaller]:
     """Yield the fleet: the server if one is named, else that of the folder.
 
-    Args:
-        path: path of `--folder`, or None.
-
     Raises:
         ConfigError: there is no fleet, the URL is malformed, or something is not installed.
         click.UsageError: there is no token, or both folder and server are named.

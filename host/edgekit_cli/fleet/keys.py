@@ -6,13 +6,7 @@ from pathlib import Path
 
 import click
 
-from edgekit_cli.fleet.fleet_options import (
-    as_json_option,
-    find_actor,
-    folder_option,
-    open_fleet,
-    print_json,
-)
+from edgekit_cli.fleet.fleet_options import find_actor, folder_and_json_options, open_fleet, print_json
 
 
 @click.group("keys")
@@ -28,8 +22,7 @@ def command() -> None:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder of the root's private keys, which sign the exchange.  [default: in the fleet's folder]",
 )
-@folder_option
-@as_json_option
+@folder_and_json_options
 def rotate(roles: tuple[str, ...], root_folder: Path | None, path: Path | None, as_json: bool) -> None:
     """Exchange the keys of manager, root, targets, snapshot, timestamp or class-CLASS; devices follow.
 

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import click
 
-from edgekit_cli.fleet.fleet_options import (
-    as_json_option,
-    find_folder,
-    folder_option,
-    print_json,
-)
+from edgekit_cli.fleet.fleet_options import find_folder, folder_and_json_options, print_json
 
 
 @click.command("restore")
@@ -23,8 +18,7 @@ from edgekit_cli.fleet.fleet_options import (
     help="PostgreSQL for the store from now on: a store in FILE is copied into it, else it must hold the"
     " fleet.  [default: as before]",
 )
-@folder_option
-@as_json_option
+@folder_and_json_options
 def command(file: Path, *, database: str, path: Path | None, as_json: bool) -> None:
     """Restore a fleet from the backup FILE into an empty folder. Never run the old and the new one at once.
 

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import click
 
-from edgekit_cli.fleet.fleet_options import as_json_option, folder_option
+from edgekit_cli.fleet.fleet_options import folder_and_json_options
 
 
 @click.command("rollback")
 @click.argument("rollout")
 @click.option("--note", default="", help="A note for the audit log.")
-@folder_option
-@as_json_option
+@folder_and_json_options
 def command(rollout: str, note: str, path: Path | None, as_json: bool) -> None:
     """Stop ROLLOUT, or undo it after its end: every device that it updated goes back."""
     from edgekit_cli.fleet.rollout import give_order

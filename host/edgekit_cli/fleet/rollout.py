@@ -11,6 +11,7 @@ import click
 
 from edgekit_cli.fleet.fleet_options import (
     as_json_option,
+    folder_and_json_options,
     folder_option,
     format_time,
     print_json,
@@ -77,8 +78,7 @@ def _request_options(function: Callable[..., None]) -> Callable[..., None]:
             type=click.IntRange(min=1),
             help="Devices of the first step.  [default: a tenth, 1 to 30]",
         ),
-        folder_option,
-        as_json_option,
+        folder_and_json_options,
     )
     for option in reversed(options):
         function = option(function)
@@ -175,8 +175,7 @@ def start(release: str, *, path: Path | None, as_json: bool, **options: Any) -> 
 
 
 @command.command("list")
-@folder_option
-@as_json_option
+@folder_and_json_options
 def list_command(path: Path | None, as_json: bool) -> None:
     """List the rollouts, the newest first."""
     with connect(path) as fleet:
@@ -188,8 +187,7 @@ def list_command(path: Path | None, as_json: bool) -> None:
 
 @command.command("watch")
 @click.argument("name")
-@folder_option
-@as_json_option
+@folder_and_json_options
 def watch(name: str, path: Path | None, as_json: bool) -> None:
     """Follow a rollout until it ends: live on a terminal, else a line for each change.
 
@@ -232,8 +230,7 @@ def _follow(fleet: FleetCaller, name: str) -> Iterator[RolloutSummary]:
 
 @command.command("replay")
 @click.argument("name")
-@folder_option
-@as_json_option
+@folder_and_json_options
 def replay(name: str, path: Path | None, as_json: bool) -> None:
     """Decide a rollout again from the audit log, and show where that differs; exit code 1 if it does."""
     from edgekit_runtime.system.shown_text import clean

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgekit_cli.fleet.fleet_options import (
-    as_json_option,
-    folder_option,
-    print_json,
-    read_tags,
-)
+from edgekit_cli.fleet.fleet_options import folder_and_json_options, print_json, read_tags
 from edgekit_cli.fleet.fleet_server import connect
 from edgekit_runtime.errors import FleetError, RequestError
 
@@ -29,8 +24,7 @@ _ASK = "; repeat it with "
 @click.argument("device")
 @click.argument("tags", nargs=-1, required=True, metavar="NAME=VALUE...")
 @click.option("--yes", "is_sure", is_flag=True, help="Also where that changes what the device gets.")
-@folder_option
-@as_json_option
+@folder_and_json_options
 def command(device: str, tags: tuple[str, ...], *, is_sure: bool, path: Path | None, as_json: bool) -> None:
     """Set tags of DEVICE, such as site=lyon; a tag without a value is removed."""
     read = read_tags(tags)
@@ -45,12 +39,6 @@ def command(device: str, tags: tuple[str, ...], *, is_sure: bool, path: Path | N
 
 def set_tags(fleet: FleetCaller, device: str, tags: Mapping[str, str], *, is_sure: bool) -> DeviceSummary:
     """Set tags, and return the device; asks on a terminal if this affects an open rollout.
-
-    Args:
-        fleet: fleet of the device.
-        device: whose.
-        tags: an empty value removes one.
-        is_sure: do not ask.
 
     Raises:
         FleetError: there is no such device, or nobody can be asked.

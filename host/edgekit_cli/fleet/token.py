@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgekit_cli.fleet.fleet_options import (
-    as_json_option,
-    folder_option,
-    format_time,
-    print_json,
-)
+from edgekit_cli.fleet.fleet_options import folder_and_json_options, format_time, print_json
 from edgekit_cli.fleet.fleet_server import connect
 from edgekit_cli.number_range import NumberRange
 
@@ -36,8 +31,7 @@ def command() -> None:
     help="What it may do; may be repeated.",
 )
 @click.option("--days", default=90.0, show_default=True, type=NumberRange(0.001, 3650), help="Validity.")
-@folder_option
-@as_json_option
+@folder_and_json_options
 def add(name: str, scopes: tuple[Scope, ...], days: float, path: Path | None, as_json: bool) -> None:
     """Make the token NAME and print it; it cannot be shown again."""
     with connect(path) as fleet:
@@ -51,8 +45,7 @@ def add(name: str, scopes: tuple[Scope, ...], days: float, path: Path | None, as
 
 
 @command.command("list")
-@folder_option
-@as_json_option
+@folder_and_json_options
 def list_command(path: Path | None, as_json: bool) -> None:
     """List the tokens, without their secrets."""
     with connect(path) as fleet:
@@ -72,8 +65,7 @@ def list_command(path: Path | None, as_json: bool) -> None:
 
 @command.command("revoke")
 @click.argument("name")
-@folder_option
-@as_json_option
+@folder_and_json_options
 def revoke(name: str, path: Path | None, as_json: bool) -> None:
     """End the token NAME."""
     with connect(path) as fleet:

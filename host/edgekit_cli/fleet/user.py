@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekit_cli.fleet.fleet_options import (
-    as_json_option,
-    folder_option,
-    format_time,
-    print_json,
-)
+from edgekit_cli.fleet.fleet_options import folder_and_json_options, format_time, print_json
 from edgekit_cli.fleet.fleet_server import connect
 
 if TYPE_CHECKING:
@@ -37,8 +32,7 @@ def command() -> None:
 @command.command("add")
 @click.argument("name")
 @_role_option
-@folder_option
-@as_json_option
+@folder_and_json_options
 def add(name: str, role: Role, path: Path | None, as_json: bool) -> None:
     """Add the user NAME; asks for a password, or reads it from standard input."""
     from edgekit_fleet.api.endpoints.access import ADD_USER, AddUser
@@ -47,8 +41,7 @@ def add(name: str, role: Role, path: Path | None, as_json: bool) -> None:
 
 
 @command.command("list")
-@folder_option
-@as_json_option
+@folder_and_json_options
 def list_command(path: Path | None, as_json: bool) -> None:
     """List the users."""
     from edgekit_fleet.api.endpoints.access import LIST_USERS
@@ -59,8 +52,7 @@ def list_command(path: Path | None, as_json: bool) -> None:
 
 @command.command("remove")
 @click.argument("name")
-@folder_option
-@as_json_option
+@folder_and_json_options
 def remove(name: str, path: Path | None, as_json: bool) -> None:
     """Remove the user NAME, and end their logins."""
     from edgekit_fleet.api.endpoints.access import REMOVE_USER
@@ -71,8 +63,7 @@ def remove(name: str, path: Path | None, as_json: bool) -> None:
 
 @command.command("password")
 @click.argument("name")
-@folder_option
-@as_json_option
+@folder_and_json_options
 def password(name: str, path: Path | None, as_json: bool) -> None:
     """Give the user NAME another password, and end their logins."""
     from edgekit_fleet.api.endpoints.access import SET_PASSWORD, SetPassword
@@ -83,8 +74,7 @@ def password(name: str, path: Path | None, as_json: bool) -> None:
 @command.command("role")
 @click.argument("name")
 @click.argument("role", type=click.Choice(["viewer", "operator", "admin"]))
-@folder_option
-@as_json_option
+@folder_and_json_options
 def set_role(name: str, role: Role, path: Path | None, as_json: bool) -> None:
     """Give the user NAME another ROLE."""
     from edgekit_fleet.api.endpoints.access import SET_ROLE, SetRole

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from edgekit_cli.fleet.fleet_options import as_json_option, folder_option, print_json
+from edgekit_cli.fleet.fleet_options import folder_and_json_options, print_json
 from edgekit_cli.fleet.fleet_server import connect
 
 
@@ -21,8 +21,7 @@ def command() -> None:
 @click.option(
     "--action", "actions", multiple=True, help="Only those that begin so, as rollout.  [default: all]"
 )
-@folder_option
-@as_json_option
+@folder_and_json_options
 def add(name: str, url: str, actions: tuple[str, ...], path: Path | None, as_json: bool) -> None:
     """Tell URL of what happens from now on; prints the secret that signs the messages."""
     with connect(path) as fleet:
@@ -36,8 +35,7 @@ def add(name: str, url: str, actions: tuple[str, ...], path: Path | None, as_jso
 
 
 @command.command("list")
-@folder_option
-@as_json_option
+@folder_and_json_options
 def list_command(path: Path | None, as_json: bool) -> None:
     """List the webhooks, and whether their messages arrive."""
     from edgekit_runtime.system.shown_text import clean
@@ -59,8 +57,7 @@ def list_command(path: Path | None, as_json: bool) -> None:
 
 @command.command("remove")
 @click.argument("name")
-@folder_option
-@as_json_option
+@folder_and_json_options
 def remove(name: str, path: Path | None, as_json: bool) -> None:
     """Delete the webhook NAME."""
     with connect(path) as fleet:

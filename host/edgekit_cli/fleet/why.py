@@ -6,14 +6,13 @@ from pathlib import Path
 
 import click
 
-from edgekit_cli.fleet.fleet_options import as_json_option, folder_option, print_json
+from edgekit_cli.fleet.fleet_options import folder_and_json_options, print_json
 from edgekit_cli.fleet.fleet_server import connect
 
 
 @click.command("why")
 @click.argument("name")
-@folder_option
-@as_json_option
+@folder_and_json_options
 def command(name: str, *, path: Path | None, as_json: bool) -> None:
     """Say what the device NAME runs, what it should run, and what stands between."""
     with connect(path) as fleet:

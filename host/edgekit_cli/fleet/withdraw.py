@@ -6,18 +6,13 @@ from pathlib import Path
 
 import click
 
-from edgekit_cli.fleet.fleet_options import (
-    as_json_option,
-    folder_option,
-    print_json,
-)
+from edgekit_cli.fleet.fleet_options import folder_and_json_options, print_json
 from edgekit_cli.fleet.fleet_server import connect
 
 
 @click.command("withdraw")
 @click.argument("release")
-@folder_option
-@as_json_option
+@folder_and_json_options
 def command(release: str, path: Path | None, as_json: bool) -> None:
     """Withdraw RELEASE: no rollout can use it, and no device can fetch it. Those that run it keep it."""
     from edgekit_runtime.system.shown_text import clean

@@ -25,7 +25,6 @@ class MeteredMachine:
     """A machine that measures, with the meter of its bench.
 
     Attributes:
-        machine: the machine.
         meter: what measures its power, or None.
         meter_text: what the meter measures, or why there is none.
     """
@@ -37,9 +36,6 @@ class MeteredMachine:
 
 def find_device(text: str) -> contextlib.AbstractContextManager[MeteredMachine]:
     """Return a machine, or the device of a bench, which is opened when the block begins.
-
-    Args:
-        text: as `Machine.parse` takes it; or the path of an environment file, or the name of a bench.
 
     Raises:
         CutError: it is none of these.

@@ -132,12 +132,6 @@ def _ask(
 ) -> str:
     """Return what a person answers; without one, the default.
 
-    Args:
-        question: question to the person.
-        option: option of the command line that answers it too.
-        default: answer where the person enters nothing, and where nobody can be asked.
-        read: raises `click.BadParameter` for an answer that is not accepted; then the question comes again.
-
     Raises:
         click.UsageError: nobody can be asked, and there is no default.
     """
@@ -149,7 +143,6 @@ def _ask(
 
 
 def _show(bench: Bench) -> None:
-    """Print what was found."""
     from edgekit_host.terminal import open_console, print_section
 
     facts = bench.facts

@@ -58,7 +58,7 @@ def command(seconds: float, *, output: Path, proxy: bool, no_browser: bool, as_j
     from edgekit_offload.demo.director import run_demo
     from edgekit_offload.demo.live_server import LiveServer
     from edgekit_offload.demo.recording import Recording, to_json
-    from edgekit_runtime.system.atomic_files import check_target, write_atomically
+    from edgekit_runtime.system.atomic_files import check_target, write_text_atomically
 
     check_target(output)
     begin_s = time.monotonic()
@@ -81,8 +81,7 @@ def command(seconds: float, *, output: Path, proxy: bool, no_browser: bool, as_j
         setup = prepare(folder, packed, is_tls=kind == "namespaces")
         rest_s = seconds - (time.monotonic() - begin_s) - _START_S
         recording = run_demo(setup, seconds=max(rest_s, _LEAST_PHASES_S), kind=kind, on_change=show)
-    with write_atomically(output) as file:
-        file.write(render_saved_page(recording).encode())
+    write_text_atomically(output, render_saved_page(recording))
     if as_json:
         click.echo(json.dumps(to_json(recording)))
         return

@@ -161,13 +161,12 @@ def _write(result: PlanningResult, folder: Path, name: str) -> list[Path]:
 
     from edgekit_offload.report.plan_page import render_plan_page
     from edgekit_runtime.dataclass_json import to_plain
-    from edgekit_runtime.system.atomic_files import write_atomically
+    from edgekit_runtime.system.atomic_files import write_text_atomically
 
     texts = (json.dumps(to_plain(result), indent=1) + "\n", render_plan_page(result))
     written = []
     for ending, text in zip(_ENDINGS, texts, strict=True):
         path = folder / f"{name}.plan{ending}"
-        with write_atomically(path) as file:
-            file.write(text.encode())
+        write_text_atomically(path, text)
         written.append(path)
     return written

@@ -87,11 +87,8 @@ class PlanRequest:
     """The options of `edgekit offload plan`, parsed.
 
     Attributes:
-        model: path of the model or package.
         device, server, edge: profiles or machines; the server may be a URL, `edge` is None on two tiers.
         access: access to the server at a URL; None for a machine.
-        samples, cascade: paths; None if they were not given.
-        others: see `PlanInputs` and the options of the same names.
     """
 
     model: Path

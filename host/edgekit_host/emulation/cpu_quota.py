@@ -17,13 +17,10 @@ import socket
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.system.child_process import ChildProcess
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _PREFIX: Final = "edgekit-quota"
 LEAST_SHARE: Final = 0.1  # the kernel leaves 5 % of each second to processes of normal priority
@@ -46,18 +43,16 @@ def can_limit_processor(mounts: Path = _MOUNTS) -> bool:
     return os.geteuid() == 0
 
 
-class CpuQuota:
+class CpuQuota(contextlib.AbstractContextManager["CpuQuota"]):
     """Processes that get a share of one processor; at the end of a `with` block they are killed.
 
     The thread that makes it must outlive it. A processor carries one quota at a time: a second one takes
     another processor, or waits.
 
     Attributes:
-        share: share of one processor.
         cpu: number of that processor.
         procs_file: a process that writes its id here comes under the quota, as do the children it starts
             later.
-        label: text for results that were measured with it.
     """
 
     def __init__(self, share: float, mounts: Path = _MOUNTS) -> None:
@@ -94,24 +89,10 @@ class CpuQuota:
             self.change(share)
             self._open = undo.pop_all()
 
-    def __enter__(self) -> "Self":
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def add(self, pid: int) -> None:
-        """Put a process under the quota, with all its threads and the children it starts later.
-
-        Raises:
-            ConfigError: there is no such process.
-        """
-        try:
-            self.procs_file.write_text(str(pid))
-        except OSError as cause:
-            raise ConfigError(f"process {pid} cannot be put under a CPU quota: {cause}") from cause
 
     def change(self, share: float) -> None:
         """Give the processes another share from now on.
@@ -133,7 +114,6 @@ class CpuQuota:
         self._open.close()
 
     def _bind(self, parent: Path, version: int) -> None:
-        """Make the group and bind it to the processor."""
         if version == 2:
             (parent / "cgroup.subtree_control").write_text("+cpuset")
         self._folder.mkdir()

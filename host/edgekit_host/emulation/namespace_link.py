@@ -47,7 +47,6 @@ class OneWay:
     Attributes:
         bytes_per_s: speed of the wire, headers included.
         delay_s: time from the last bit sent to the last bit received.
-        is_blocked: whether every packet is lost.
     """
 
     def __init__(self, source: int, target: int) -> None:
@@ -83,7 +82,6 @@ class OneWay:
         return None
 
     def drop_all(self) -> None:
-        """Drop the packets that are on their way."""
         self._packets.clear()
 
 
@@ -97,7 +95,6 @@ class NamespaceLink:
 
     @property
     def paths(self) -> dict[str, str]:
-        """Paths of the namespaces for other processes."""
         pid = os.getpid()
         return {"device": f"/proc/{pid}/fd/{self._device}", "server": f"/proc/{pid}/fd/{self._server}"}
 

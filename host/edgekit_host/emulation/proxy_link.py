@@ -27,7 +27,6 @@ class SharedWire:
     """One direction of the link.
 
     Attributes:
-        bytes_per_s: bandwidth of payload.
         delay_s: half a round trip.
         is_open: event that is not set while the link is blocked.
     """
@@ -61,8 +60,6 @@ class SharedWire:
 
 
 class ProxyLink:
-    """Proxies of the server's ports."""
-
     def __init__(self) -> None:
         self._up, self._down = SharedWire(), SharedWire()
         self._servers: list[asyncio.Server] = []

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from edgekit_host.emulation import proxy_link
 from edgekit_host.emulation.cpu_quota import CpuQuota
@@ -18,9 +18,6 @@ from edgekit_host.emulation.enter import NOTHING
 from edgekit_host.emulation.namespace_link import SERVER_HOST
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.system.child_process import ChildProcess, JsonChild, Output
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Side: TypeAlias = Literal["device", "server"]
 LinkKind: TypeAlias = Literal["namespaces", "proxy"]
@@ -36,16 +33,10 @@ def can_make_namespaces() -> bool:
     return os.geteuid() == 0 and has_programs and Path("/dev/net/tun").exists()
 
 
-class Testbed:
+class Testbed(contextlib.AbstractContextManager["Testbed"]):
     """An emulated device and server; at the end of a `with` block all their processes are killed.
 
     The thread that makes it must outlive it, because the kernel kills the processes with that thread.
-
-    Attributes:
-        kind: how the link is emulated.
-        label: text for results that were measured here.
-        server_host: the address that a server binds to.
-        quota: quota of the device's processes, or None if nothing slows them.
     """
 
     __test__ = False  # pytest would collect it as a test by its name
@@ -79,9 +70,6 @@ class Testbed:
                 self.label += f"; {self.quota.label.removeprefix('emulated: ')} on the device"
             self._order(is_blocked=False)
             self._open = undo.pop_all()
-
-    def __enter__(self) -> "Self":
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -144,7 +132,6 @@ class Testbed:
         self._open.close()
 
     def _order(self, *, is_blocked: bool) -> None:
-        """Send the state of the link to its process."""
         self._link.send({**self._rates, "is_blocked": is_blocked}, _ANSWER_LIMIT_S)
         self._receive()
 

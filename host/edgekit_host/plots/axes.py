@@ -15,12 +15,10 @@ class Quantity:
 
     Attributes:
         title: title such as `Size`.
-        unit: unit such as `MB`.
         values: a value for each point, in display units.
         reaches: confidence interval of each value, or None; empty if there are none.
         limit: the budget's limit, or None.
         limit_text: the limit as the rest of the page shows it.
-        baseline: the source model's value, or None.
     """
 
     title: str
@@ -55,7 +53,6 @@ class Axis:
         return min(max(value, self.low), self.high)
 
     def shows(self, value: float) -> bool:
-        """Return whether the value lies within the range."""
         return self.low <= value <= self.high
 
 

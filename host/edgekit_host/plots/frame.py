@@ -37,16 +37,6 @@ def drawing(
     style: str = "plot",
     role: str = "img",
 ) -> Markup:
-    """Return the SVG of a chart.
-
-    Args:
-        size: width and height.
-        content: parts of the chart.
-        title: what it shows, for tooltips and screen readers.
-        description: the same at length, for screen readers.
-        style: classes of the drawing.
-        role: `group` if readers step through its parts.
-    """
     return el(
         "svg",
         el("title", title),

@@ -17,8 +17,6 @@ class Mark:
     """One candidate in a plot.
 
     Attributes:
-        label: short text beside it.
-        title: full text, for tooltips and screen readers.
         anchor: id of its table row.
         chosen: whether it is the chosen one: drawn larger, with a ring.
         meets: whether all limits are met: drawn filled, otherwise hollow and square.
@@ -32,14 +30,7 @@ class Mark:
 
 
 def pareto_plot(marks: Sequence[Mark], cost: Quantity, score: Quantity, *, key: str) -> Markup:
-    """Return the SVG of cost (x, less is better) against score (y, more is better).
-
-    Args:
-        marks: at least one mark; `cost.values` and `score.values` hold as many.
-        cost: x, with its limit.
-        score: y, with its limit and the source's score.
-        key: prefix of the ids inside, unique on the page.
-    """
+    """Return the SVG of cost (x, less is better) against score (y, more is better)."""
     frame = Frame(x=scale_axis(cost), y=focus_axis(score), left=_LEFT, right=_RIGHT, top=_TOP, bottom=_BOTTOM)
     points = [
         (frame.x_at(cost_value), frame.y_at(frame.y.clamp(score_value)))

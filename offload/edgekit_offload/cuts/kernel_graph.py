@@ -19,7 +19,6 @@ class Kernel:
     Attributes:
         name: name, unique in the graph.
         reads: tensors that the kernel needs, without weights.
-        writes: tensors that the kernel makes.
     """
 
     name: str

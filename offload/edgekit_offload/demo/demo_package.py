@@ -46,18 +46,14 @@ class DemoPackage:
     """The package that the demo runs.
 
     Attributes:
-        path: path of the package.
-        keys: folder of the key that signed it.
         requests: path of the images with their right answers.
         plans: names of the plans that the demo measures beside edgekit.
-        result: the plan.
     """
 
     path: Path
     keys: Path
     requests: Path
     plans: tuple[str, ...]
-    result: PlanningResult
 
 
 def make_demo_package(folder: Path, progress: Callable[[str], None]) -> DemoPackage:
@@ -103,7 +99,7 @@ def make_demo_package(folder: Path, progress: Callable[[str], None]) -> DemoPack
     keys = folder / "home" / "keys"
     generate_key(_NAME, keys)
     path, plan_names = _package(folder, content, result, cuts.splits, keys)
-    return DemoPackage(path, keys, requests, plan_names, result)
+    return DemoPackage(path, keys, requests, plan_names)
 
 
 def _package(

@@ -46,15 +46,10 @@ class DemoSetup:
     Attributes:
         folder: the demo's own folder, for files that the processes exchange.
         package: path of the signed package with cut table and submodels.
-        home: configuration folder of the device, with the key that signed the package.
         serve: host and port -> command that serves the package's tails there.
         scheme: scheme that `serve` serves, `http` or `https`.
-        token_file: path of the file with the server's token; empty for none.
-        ca_file: PEM file of the authority behind the server's certificate; empty for none.
         plans: names of the plans that are measured beside edgekit, `local` first.
         requests: path of the requests, see `WorkerConfig`.
-        output: name of the tensor whose greatest value is the answer.
-        model: description of the model.
     """
 
     folder: Path
@@ -78,12 +73,6 @@ def run_demo(
     on_change: Callable[[Recording], None],
 ) -> Recording:
     """Run the demo and return its recording.
-
-    Args:
-        setup: everything that the demo needs.
-        seconds: duration of all phases together.
-        kind: kind of the link's emulation; None for the best kind that this user may use.
-        on_change: called with each new state, a few times a second.
 
     Raises:
         ConfigError: the machines cannot be emulated here.
@@ -208,7 +197,6 @@ class _Course:
             raise TransportError(f"the demo's device ended {self._device.explain_end()}")
 
     def _update(self) -> None:
-        """Read the device's new output."""
         written = self._device.output[self._read_bytes :]
         whole = written[: written.rfind(b"\n") + 1]
         self._read_bytes += len(whole)

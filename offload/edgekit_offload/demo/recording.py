@@ -16,11 +16,7 @@ class Phase:
     """A part of the demo with one state of link and server.
 
     Attributes:
-        title: title for readers, such as `2 Mbit/s`.
         event: what happens at its begin.
-        mbit_s: bandwidth that the link is set to, each way.
-        rtt_ms: round trip that the link is set to.
-        share: share of the demo's duration.
     """
 
     title: str
@@ -73,13 +69,10 @@ class Recording:
     """The demo so far.
 
     Attributes:
-        model: description of the model.
-        machine: description of the machine.
         label: how the machines and the link are emulated.
         plans: names of the plans that were forced, `local` first.
         begun: phases, in order; the last one may still go on.
         requests: requests, in the order of their begin.
-        is_over: whether the demo has ended.
     """
 
     model: str

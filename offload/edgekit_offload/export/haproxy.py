@@ -19,7 +19,7 @@ from typing import Final
 from edgekit_offload.export.tails import Tail
 from edgekit_runtime.client.link import Address
 from edgekit_runtime.errors import CutError, TransportError
-from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.atomic_files import write_text_atomically
 
 _LEAST_BUFFER_BYTES: Final = 64 << 10
 _LARGEST_BUFFER_BYTES: Final = 16 << 20  # larger requests are not repeated
@@ -127,8 +127,7 @@ def write_haproxy(
         servers="\n".join(servers),
     )
     folder.mkdir(parents=True, exist_ok=True)
-    with write_atomically(folder / "haproxy.cfg") as file:
-        file.write(text.encode())
+    write_text_atomically(folder / "haproxy.cfg", text)
 
 
 def _parse(replica: str, *, insecure: bool) -> Address:

@@ -17,7 +17,7 @@ from edgekit_offload.export.tails import Tail
 from edgekit_offload.export.triton import TritonBackend, write_repository
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import Manifest
-from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.atomic_files import write_atomically, write_text_atomically
 
 _PORT: Final = 8000
 _USER: Final = 10001
@@ -64,9 +64,11 @@ def write_manifests(
     container = _CONTAINERFILE.format(package=package.manifest.file_name, user=_USER)
     with write_atomically(folder / package.manifest.file_name) as file:
         package.copy_to(file)
-    _write(folder / "Containerfile", container)
-    _write(folder / "kubernetes.yaml", _join_documents(kubernetes_objects(name, package.manifest, tails)))
-    _write(folder / "kserve.yaml", _join_documents(kserve_objects(name)))
+    write_text_atomically(folder / "Containerfile", container)
+    write_text_atomically(
+        folder / "kubernetes.yaml", _join_documents(kubernetes_objects(name, package.manifest, tails))
+    )
+    write_text_atomically(folder / "kserve.yaml", _join_documents(kserve_objects(name)))
 
 
 def object_name(model: str) -> str:
@@ -224,8 +226,3 @@ def _object(
 
 def _join_documents(objects: list[dict[str, Any]]) -> str:
     return "---\n".join(json.dumps(manifest, indent=2) + "\n" for manifest in objects)
-
-
-def _write(path: Path, text: str) -> None:
-    with write_atomically(path) as file:
-        file.write(text.encode())

@@ -11,6 +11,7 @@ from typing import Final
 
 import onnx
 
+from edgekit_offload.packaging.submodels import fill_weights
 from edgekit_runtime.errors import CutError, OutputError
 from edgekit_runtime.offload.cut_table import read_cut_table
 from edgekit_runtime.package.archive import OpenedPackage
@@ -29,7 +30,6 @@ class Tail:
     """A model that a server serves.
 
     Attributes:
-        name: the name under which it is served.
         inputs, outputs: its tensors; for an input in `decode`, a request has the bytes of a file instead.
         decode: input -> `jpeg`, `webp` or `opus`.
         model: the graph with its weights.
@@ -96,10 +96,9 @@ def _open_tail(package: OpenedPackage, manifest: Manifest) -> Tail:
             f"{package.path}: '{manifest.name}' runs {manifest.backend.artifact}, and only ONNX models can "
             "be exported; use edgekit offload serve, or package the model for onnxruntime"
         )
-    model = onnx.load_model_from_string(bytes(package.read(choice.artifact)))
     weights = choice.options.get("weights")
-    if isinstance(weights, str):
-        _embed(model, weights, package.read(weights))
+    whole = package.read(weights) if isinstance(weights, str) else b""
+    model, _ = fill_weights(bytes(package.read(choice.artifact)), whole)
     decode = choice.options.get("decode")
     media = {str(name): str(codec) for name, codec in decode.items()} if isinstance(decode, dict) else {}
     is_batched = not media and _can_batch(package)
@@ -116,17 +115,3 @@ def _can_batch(package: OpenedPackage) -> bool:
         return False
     with contextlib.closing(open_session(package)) as session:
         return rows_are_independent(session, read_golden_inputs(package))
-
-
-def _embed(model: onnx.ModelProto, path: str, weights: memoryview) -> None:
-    """Put weights that are stored in an artifact of the package into the graph."""
-    for tensor in model.graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            continue
-        where = {entry.key: entry.value for entry in tensor.external_data}
-        offset, length = int(where.get("offset", 0)), int(where.get("length", -1))
-        if where.get("location") != path or not 0 <= offset <= offset + length <= len(weights):
-            raise CutError(f"weight '{tensor.name}' is not in {path}; package the model again")
-        tensor.raw_data = bytes(weights[offset : offset + length])
-        tensor.data_location = onnx.TensorProto.DEFAULT
-        del tensor.external_data[:]

@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 from edgekit_offload.export.tails import Tail
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
-from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.atomic_files import write_text_atomically
 from edgekit_runtime.tensors import TensorSpec
 
 TritonBackend: TypeAlias = Literal["onnxruntime", "python"]
@@ -111,5 +111,4 @@ def _quoted(text: str) -> str:
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with write_atomically(path) as file:
-        file.write(text.encode())
+    write_text_atomically(path, text)

@@ -30,13 +30,7 @@ EDGE_FOLDER: Final = "edge"  # for the packages of the edge machine
 
 @dataclass(frozen=True, slots=True)
 class PlannedTail:
-    """The tail behind the first of two cuts: a model of the edge machine, with plans of its own.
-
-    Attributes:
-        content: the model.
-        table: cut table with its plans.
-        splits: name of a plan -> its submodels.
-    """
+    """The tail behind the first of two cuts: a model of the edge machine, with plans of its own."""
 
     content: bytes
     table: CutTable
@@ -142,13 +136,6 @@ def attach(
 ) -> Path:
     """Write a package with the plans of the cut table that were extracted, and return its path.
 
-    Args:
-        path: the package that was planned.
-        result: the plan.
-        splits: name of a plan -> its submodels.
-        folder: folder for the new package.
-        key: name of the signing key.
-
     Raises:
         PackageError: the package cannot be trusted.
         CutError: a submodel does not run.
@@ -168,15 +155,7 @@ def attach(
 def attach_tails(
     planned: Path, result: PlanningResult, tails: Mapping[str, PlannedTail], folder: Path, key: str
 ) -> list[Path]:
-    """Write a package for the edge machine for each tail with plans of its own, and return their paths.
-
-    Args:
-        planned: the package of the device.
-        result: plan of that package.
-        tails: name of a plan -> the plans of its tail.
-        folder: folder for the packages.
-        key: name of the signing key.
-    """
+    """Write a package for the edge machine for each tail with plans of its own, and return their paths."""
     sign, trust, written = load_signer(key), TrustStore.from_folder(find_keys_folder()), []
     for plan in result.table.plans:
         if plan.tail is None or plan.name not in tails:

@@ -6,7 +6,7 @@ The whole model stays byte for byte. The same package, splits, table and ed25519
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,21 +44,6 @@ _LATTICE_ATOL: Final = 2.0  # in a difference: a code and the one before it
 _INTEGER_ATOL: Final = 17.0  # a step or two in each layer of an int8 model
 
 
-@dataclass(frozen=True, slots=True)
-class AttachedSplit:
-    """A split under the name that the cut table uses.
-
-    Attributes:
-        name: submodels are `NAME.head` and `NAME.tail`.
-        split: head and tail.
-        decode: input of the tail -> codec in which a file of it arrives, such as `jpeg`.
-    """
-
-    name: str
-    split: SplitModels
-    decode: Mapping[str, str]
-
-
 def attach_plans(
     package: OpenedPackage,
     splits: Mapping[str, SplitModels],
@@ -93,8 +78,8 @@ def attach_plans(
     roles = {artifact.path: artifact.role for artifact in plain.artifacts}
     submodels: list[Submodel] = []
     for name, split in splits.items():
-        attached = AttachedSplit(name, split, (decode or {}).get(name, {}))
-        for submodel, artifacts in _SubmodelWriter(plain, whole, contents).write(attached):
+        writer = _SubmodelWriter(plain, whole, contents)
+        for submodel, artifacts in writer.write(name, split, (decode or {}).get(name, {})):
             submodels.append(submodel)
             contents |= artifacts
             golden = dict.fromkeys(artifacts, "golden")
@@ -118,12 +103,6 @@ def attach_plans(
 
 def write_tail_package(tail: OpenedPackage, content: bytes, *, folder: Path, sign: Sign) -> Path:
     """Write a tail as a package of its own, under the name that devices ask for, and return its path.
-
-    Args:
-        tail: a package that shows the tail as its model.
-        content: the graph of the tail with its weights.
-        folder: where the new package goes, under its usual file name.
-        sign: makes the envelope.
 
     Raises:
         OutputError: the package cannot be written.
@@ -186,26 +165,27 @@ class _SubmodelWriter:
         self._golden = {golden.name: golden for golden in manifest.golden.inputs}
         self._contents = contents
 
-    def write(self, attached: AttachedSplit) -> Iterator[tuple[Submodel, dict[str, bytes]]]:
+    def write(
+        self, stem: str, split: SplitModels, decode: Mapping[str, str]
+    ) -> Iterator[tuple[Submodel, dict[str, bytes]]]:
         """Yield head and tail of a split, each with its artifacts, some of which may exist already."""
-        split = attached.split
         golden_feeds = {
             name: golden.decode(self._contents[golden.path]) for name, golden in self._golden.items()
         }
         head_outputs: Mapping[str, NDArray[Any]] = {}
         if split.head is not None:
-            name = f"{attached.name}.head"
+            name = f"{stem}.head"
             own = {spec.name: self._golden[spec.name] for spec in split.head.inputs}
             head_outputs = self._run(name, split.head, {spec: golden_feeds[spec] for spec in own})
             contents = {golden.path: self._contents[golden.path] for golden in own.values()}
             yield self._submodel(name, split.head, (tuple(own.values()), contents), head_outputs)
-        name = f"{attached.name}.tail"
+        name = f"{stem}.tail"
         inputs, contents, feeds = [], {}, {}
         specs = {spec.name: spec for spec in split.sent}
         for spec in split.sent:
             value = head_outputs[spec.name] if spec.name in head_outputs else golden_feeds[spec.name]
-            if spec.name in attached.decode:
-                value, feeds[spec.name] = _as_file(value, attached.decode[spec.name])
+            if spec.name in decode:
+                value, feeds[spec.name] = _as_file(value, decode[spec.name])
                 specs[spec.name] = TensorSpec(spec.name, "uint8", (f"{spec.name}_bytes",))
             path = _path(golden_input(spec.name, value, "golden")[1])
             golden, data = golden_input(spec.name, value, path)
@@ -215,8 +195,8 @@ class _SubmodelWriter:
         outputs = self._run(name, split.tail, feeds)
         part = replace(split.tail, inputs=tuple(specs.values()))
         submodel, artifacts = self._submodel(name, part, (tuple(inputs), contents), outputs)
-        if attached.decode:
-            options = {**submodel.backend.options, DECODE: dict(attached.decode)}
+        if decode:
+            options = {**submodel.backend.options, DECODE: dict(decode)}
             backend = replace(submodel.backend, options=options)
             submodel = replace(submodel, backend=backend)
         yield submodel, artifacts
@@ -226,7 +206,7 @@ class _SubmodelWriter:
                 path = _path(golden_input(spec.name, outputs[spec.name], "golden")[1])
                 golden, contents[path] = golden_input(spec.name, outputs[spec.name], path)
                 inputs.append(golden)
-            name = f"{attached.name}{DECODER_SUFFIX}"
+            name = f"{stem}{DECODER_SUFFIX}"
             restored = self._run(
                 name, split.decoder, {spec: outputs[spec] for spec in (i.name for i in inputs)}
             )
@@ -276,7 +256,7 @@ class _SubmodelWriter:
         return outputs
 
 
-def fill_weights(content: bytes, weights: bytes) -> tuple[onnx.ModelProto, int]:
+def fill_weights(content: bytes, weights: bytes | memoryview) -> tuple[onnx.ModelProto, int]:
     """Return a graph with its weights in place, and how many bytes it reads of the whole model's file."""
     model = onnx.load_model_from_string(content)
     locations = set()
@@ -285,7 +265,7 @@ def fill_weights(content: bytes, weights: bytes) -> tuple[onnx.ModelProto, int]:
             external = {entry.key: entry.value for entry in tensor.external_data}
             start, size_bytes = int(external["offset"]), int(external["length"])
             locations.add((start, size_bytes))
-            tensor.raw_data = weights[start : start + size_bytes]
+            tensor.raw_data = bytes(weights[start : start + size_bytes])
             tensor.ClearField("external_data")
             tensor.data_location = onnx.TensorProto.DEFAULT
     return model, sum(size_bytes for _, size_bytes in locations)

@@ -86,8 +86,6 @@ class Lattice:
 
     Attributes:
         step, offset: float64 [channels or 1].
-        lowest, highest: range of the codes.
-        axis: axis of the channels.
         table: float32 [channels or 1, codes]: the value of each code to the last bit, from `lowest` on; None
             for more than 256 codes; then the line above is rounded to float32.
         time_axis: axis along which neighbours differ least.
@@ -199,10 +197,8 @@ class CodedTensor:
     """A tensor as it is sent.
 
     Attributes:
-        sent: tensors that cross the link.
         encode: nodes for the head; they read the tensor and write `sent`.
         decode: nodes for the tail; they read `sent` and write `restored`.
-        restored: name of the tensor in the tail.
     """
 
     sent: tuple[TensorSpec, ...]
@@ -232,11 +228,6 @@ def describe(spec: TensorSpec) -> onnx.ValueInfoProto:
 
 def code_tensor(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | None:
     """Return how a tensor is sent, or None if it is sent as it is.
-
-    Args:
-        spec: the tensor.
-        coding: the coding of the cut.
-        opset: opset of the default domain in the model.
 
     Raises:
         CutError: the coding needs a newer opset, or was not calibrated for this tensor.

@@ -34,10 +34,7 @@ class SourceModel:
 
     Attributes:
         content: the model's file; submodels refer to the weights in it.
-        proto: the same, parsed.
         weights: names of all initializers, including graph inputs with a default.
-        inputs: names of the inputs that an application gives.
-        outputs: names of the graph's outputs.
         writer: tensor -> index of the node that writes it.
         shapes: output of a Shape or Size node -> its value; a batch in it is `BATCH`. Each side computes it
             from its own batch, so that a cut sends no tensor only for its shape.

@@ -41,7 +41,6 @@ class Part:
 
     Attributes:
         content: an ONNX model, whose large weights are external data in the whole model's file.
-        inputs, outputs: its tensors.
         reads_weights: whether it refers to the whole model's file.
     """
 
@@ -57,7 +56,6 @@ class SplitModels:
 
     Attributes:
         head: model for the device; None if the inputs are sent as they are.
-        tail: model for the server.
         sent: tensors that cross the link: the tail's inputs.
         coded: names of the model's tensors that cross, before coding.
         codes: tensor -> the values that the head can code, for tensors for which it cannot code all.

@@ -29,12 +29,7 @@ _SHAPES: Final = frozenset({"Shape", "Size"})  # what they make depends on no va
 
 
 def find_forms(graph: onnx.GraphProto, tensors: Iterable[str]) -> frozenset[str]:
-    """Return tensors of a model with all others that hold their values in another form.
-
-    Args:
-        graph: the graph of a model; its nodes stand in an order in which they can run.
-        tensors: names of inputs, or of what nodes write.
-    """
+    """Return tensors of a model with all others that hold their values in another form."""
     constants = {tensor.name for tensor in graph.initializer}
     forms = set(tensors)
     for node in graph.node:
@@ -47,13 +42,7 @@ def find_forms(graph: onnx.GraphProto, tensors: Iterable[str]) -> frozenset[str]
 
 
 def _holds_values(node: onnx.NodeProto, read: set[str], forms: set[str]) -> bool:
-    """Return whether a node makes another form of one of these tensors.
-
-    Args:
-        node: the node.
-        read: the tensors that it reads; constants are not among them.
-        forms: tensors with their forms.
-    """
+    """Return whether a node makes another form of one of these tensors."""
     if node.op_type == "Concat":
         return bool(read & forms)
     if node.op_type in _MOVES or node.op_type in _RECODES:

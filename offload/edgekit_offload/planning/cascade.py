@@ -19,6 +19,7 @@ from edgekit_offload.partition.opened_model import Feeds, OpenedModel
 from edgekit_offload.partition.split import Part, SplitModels
 from edgekit_offload.planning.coding_costs import find_probabilities
 from edgekit_offload.planning.envelope import Score, score_all
+from edgekit_offload.planning.result import Refusal
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.offload.cut_table import Escalation, OffloadPlan
 from edgekit_runtime.offload.latency_model import Conditions
@@ -40,7 +41,6 @@ class Cascade:
         agreement: share of the confirming samples with the answer of the large model.
         least_agreement: lower bound of the true agreement, with `confidence`.
         confidence: probability that the bound holds, such as 0.95.
-        samples: number of samples that confirmed it.
     """
 
     escalation: Escalation
@@ -56,13 +56,6 @@ class Cascade:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CascadeRefusal:
-    """One sentence on why a cascade is no plan."""
-
-    reason: str
-
-
 def choose_threshold(
     small: ArrayLike,
     large: ArrayLike,
@@ -71,7 +64,7 @@ def choose_threshold(
     least_agreement: float,
     confidence: float = 0.95,
     seed: int = 0,
-) -> Cascade | CascadeRefusal:
+) -> Cascade | Refusal:
     """Return the cascade that escalates least among those that agree with the large model often enough.
 
     Args:
@@ -100,19 +93,19 @@ def choose_threshold(
     spare = _SPARE_DEVIATIONS * math.sqrt(allowed)
     chosen = _threshold(margins[order[:half]], is_wrong[order[:half]], int(max(allowed - spare, 0)))
     if chosen is None:
-        return CascadeRefusal(
+        return _refuse(
             "The small model differs from the large one also where it is most sure, so no threshold gives an "
             f"agreement of {least_agreement:.1%}."
         )
     margins, is_wrong = margins[order[half:]], is_wrong[order[half:]]
     count, errors = len(margins), int((is_wrong & (margins >= chosen)).sum())
     if errors > _allowed(count, largest_error, confidence):
-        return CascadeRefusal(
+        return _refuse(
             f"The threshold did not stand its test on {count} other samples: the cascade agrees with the "
             f"large model on {1 - errors / count:.1%} of them, which does not confirm {least_agreement:.1%}."
         )
     if 2 * errors > (sure := int((margins >= chosen).sum())):
-        return CascadeRefusal(
+        return _refuse(
             f"The small model is too weak: of {count} samples it is sure of {sure}, and {errors} of these"
             " answers are not those of the large model."
         )
@@ -125,9 +118,13 @@ def choose_threshold(
     )
 
 
-def _ask_for_samples(count: int, least_agreement: float, confidence: float) -> CascadeRefusal:
+def _refuse(reason: str) -> Refusal:
+    return Refusal(NAME, reason)
+
+
+def _ask_for_samples(count: int, least_agreement: float, confidence: float) -> Refusal:
     needed = 2 * math.ceil(math.log(1 - confidence) / math.log(least_agreement))
-    return CascadeRefusal(
+    return _refuse(
         f"{count} samples cannot confirm an agreement of {least_agreement:.1%} at a confidence of "
         f"{confidence:.0%}: at least {needed} are needed, and more where the models differ."
     )
@@ -215,7 +212,6 @@ class CascadeInputs:
 
     Attributes:
         small: the ONNX model for the device, with the inputs and the one output of the large model.
-        agreement: share of the requests that must get the answer of the large model.
         feeds: samples, one request each, to choose and to confirm the threshold.
         classes: outputs of the large model that are known to hold scores of classes; outputs that are
             probabilities are found.
@@ -229,22 +225,16 @@ class CascadeInputs:
 
 def plan_cascade(
     large: OpenedModel, inputs: CascadeInputs, upload: OffloadPlan, slowdown: float
-) -> tuple[OffloadPlan, Cascade] | CascadeRefusal:
+) -> tuple[OffloadPlan, Cascade] | Refusal:
     """Return the cascade that escalates by an upload, or why there is none.
 
     Each request runs the small model, and the coding in the same graph; only escalated requests pay for a
     file (JPEG), for compression and for the request.
-
-    Args:
-        large: the model of the server.
-        inputs: the small model, and the required agreement.
-        upload: the plan that an escalated request follows.
-        slowdown: time of the device as a multiple of this machine's.
     """
     try:
         cascade = _confirm(large, inputs)
     except CutError as cause:
-        return CascadeRefusal(f"{cause}.")
+        return _refuse(f"{cause}.")
     if not isinstance(cascade, Cascade):
         return cascade
     small_s = inputs.small.run_seconds(inputs.feeds[0]) * slowdown
@@ -262,7 +252,7 @@ def plan_cascade(
     return planned, cascade
 
 
-def _confirm(large: OpenedModel, inputs: CascadeInputs) -> Cascade | CascadeRefusal:
+def _confirm(large: OpenedModel, inputs: CascadeInputs) -> Cascade | Refusal:
     sessions = [inputs.small.session, large.session]
     outputs = [[output.name for output in session.get_outputs()] for session in sessions]
     if any(len(names) != 1 for names in outputs):
@@ -291,15 +281,8 @@ def _confirm(large: OpenedModel, inputs: CascadeInputs) -> Cascade | CascadeRefu
 
 def refuse_cascade(
     plan: OffloadPlan, others: Sequence[OffloadPlan], conditions: Sequence[Conditions], score: Score
-) -> CascadeRefusal | None:
-    """Return why a cascade pays under no conditions, or None if it pays somewhere.
-
-    Args:
-        plan: the cascade.
-        others: the plans that are offered beside it.
-        conditions: links and loads.
-        score: score that the objective minimises.
-    """
+) -> Refusal | None:
+    """Return why a cascade pays under no conditions, or None if it pays somewhere."""
     if plan.escalation is None:
         raise CutError(f"plan '{plan.name}' is no cascade")
     rows = score_all([plan, *others], conditions, score)
@@ -310,9 +293,9 @@ def refuse_cascade(
     np.divide(own, np.maximum(best, 1e-12), out=ratio, where=np.isfinite(own))
     column = int(ratio.argmin())
     if not np.isfinite(ratio[column]):
-        return CascadeRefusal("The cascade keeps the limit on latency at no setting.")
+        return _refuse("The cascade keeps the limit on latency at no setting.")
     rival = others[int(rows[1:, column].argmin())].name
-    return CascadeRefusal(
+    return _refuse(
         f"The cascade sends {plan.escalation.share:.0%} of the requests to the server and costs at least"
         f" {ratio[column]:.3g} times as much as '{rival}'."
     )

@@ -63,13 +63,6 @@ def compare(
 ) -> PlanningResult:
     """Return the result: scores on the grid, winners, and the table of the candidates that win somewhere.
 
-    Args:
-        inputs: the inputs of the plan.
-        candidates: the candidates, at least one.
-        refusals: candidates that are not offered.
-        search: the result of the search for cuts.
-        kernels: number of kernels of the model; 0 if it cannot be cut.
-
     Raises:
         CutError: no candidate keeps the limits anywhere.
     """

@@ -16,6 +16,7 @@ from edgekit_offload.cuts.costs import Costs
 from edgekit_offload.cuts.kernel_graph import KernelGraph
 from edgekit_offload.cuts.solver import Limit
 from edgekit_offload.planning.explain import size
+from edgekit_offload.planning.result import SentTensor
 from edgekit_runtime.client.requests import token_line
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.offload.cut_table import Compression, OffloadPlan, PlanCosts
@@ -91,7 +92,6 @@ class GraphCosts:
     """A graph of kernels with its measurements, for one request.
 
     Attributes:
-        graph: the kernels.
         seconds: float64 [kernels, machines], times; the first machine is the device.
         raw_bytes: float64 [tensors], sizes in the order of `graph.tensors`.
         weight_bytes: float64 [weights], sizes.
@@ -117,6 +117,18 @@ class GraphCosts:
             if producer_tier <= link and any(tiers[reader] > link for reader in graph.consumers[tensor]):
                 crossing.append(row)
         return tuple(crossing)
+
+    def sent_tensors(self, tiers: tuple[int, ...], coding: str, link: int = 0) -> tuple[SentTensor, ...]:
+        coded = self.codings[coding]
+        return tuple(
+            SentTensor(
+                name=self.graph.tensors[row],
+                coding=coded.names[row],
+                raw_bytes=float(self.raw_bytes[row]),
+                sent_bytes=float(coded.sent_bytes[row]),
+            )
+            for row in self.sent(tiers, link)
+        )
 
     def returned(self, tiers: tuple[int, ...], link: int = 0) -> tuple[int, ...]:
         """Return the numbers of the outputs that come back over a link."""
@@ -149,7 +161,6 @@ class PowerModel:
     """Power of a device above idle, in watts; energies computed from it are modelled.
 
     Attributes:
-        compute_w: power while it computes.
         radio_w: power while it sends, waits for a reply or receives.
     """
 
@@ -159,13 +170,6 @@ class PowerModel:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """Limits of the device's memory.
-
-    Attributes:
-        weights_bytes: limit of the weights alone; None without a limit.
-        memory_bytes: limit of weights and live activations.
-    """
-
     weights_bytes: float | None = None
     memory_bytes: float | None = None
 
@@ -199,12 +203,6 @@ def latency_costs(
     costs: GraphCosts, coding: str, conditions: Conditions, pinned: NDArray[np.bool_] | None = None
 ) -> Costs:
     """Return seconds of latency of one request on two tiers.
-
-    Args:
-        costs: the measured costs.
-        coding: the coding in which tensors are sent.
-        conditions: link and load.
-        pinned: bool [tensors], whether a tensor must not leave the device.
 
     Raises:
         CutError: the link is down.

@@ -49,10 +49,6 @@ class CutCandidate:
     """A placement on its way to a plan.
 
     Attributes:
-        plan: plan with modelled costs.
-        cut: placement, coding and certificate.
-        device_nodes: nodes of the model that run on the device.
-        sent: tensors that cross the link.
         goes_on: whether the best placement on three tiers cuts its tail once more.
     """
 
@@ -129,10 +125,6 @@ class CutSearch:
     """The task of a search for cuts.
 
     Attributes:
-        costs: costs of the kernels, for all tiers.
-        goal: objective with the limits on two tiers.
-        limits: limits of the device's memory.
-        grid: links and loads.
         pinned: bool [tensors], whether a tensor must not leave the device.
         edge_link: link from the machine at the edge to the server, for three tiers.
         leakage: measures the leakage of sent tensors; None without a limit on it.
@@ -152,10 +144,7 @@ class CutSearchResult:
     """The result of the search.
 
     Attributes:
-        cuts: cuts that are worth extracting.
         tiers: the fastest placement on three tiers at each link.
-        refusals: refusals of other cuts.
-        attacked: number of cuts that were checked against the limit on leakage.
         over: leakages of the cuts that exceed the limit, if known.
         is_ended: whether no cut is left that might keep the limit; otherwise the rounds ran out.
     """
@@ -173,13 +162,7 @@ class CutSearchResult:
 
 
 def search_cuts(search: CutSearch, base: Sequence[OffloadPlan], progress: Progress) -> CutSearchResult:
-    """Return the few cuts that lower the best score most, and the best one of each coding for the report.
-
-    Args:
-        search: the task.
-        base: the plans without a cut, with which cuts compete.
-        progress: called with the name of the step, the settings done and all of them (None if unknown).
-    """
+    """Return the few cuts that lower the best score most, and the best one of each coding for the report."""
     result, cut_numbers, tier_numbers = CutSearchResult(), count(1), count(1)
     pins = dict.fromkeys(search.costs.codings, search.pinned)
     known_keys: set[_Key] = set()  # cuts of earlier rounds
@@ -234,14 +217,7 @@ def _pin(
 def _sweep(
     search: CutSearch, pins: Mapping[str, NDArray[np.bool_]], numbers: Iterator[int], progress: Progress
 ) -> tuple[list[CutCandidate], Refusal | None]:
-    """Return the cuts that are cheapest somewhere in one of the codings, and why there are no more.
-
-    Args:
-        search: the task.
-        pins: coding -> the tensors that must not be sent in it.
-        numbers: numbers of the cuts, which are unique in a plan.
-        progress: see `search_cuts`.
-    """
+    """Return the cuts that are cheapest somewhere in one of the codings, and why there are no more."""
     two = replace(search.costs, seconds=search.costs.seconds[:, :2])
     settings = tuple(
         replace(link, device_slowdown=device, server_slowdown=server)
@@ -331,17 +307,7 @@ def _sweep_links(grid: Grid) -> tuple[LinkState, ...]:
 
 
 def _candidate(cut: OptimalCut, search: CutSearch, costs: GraphCosts) -> CutCandidate:
-    coded = costs.codings[cut.coding]
-    rows = costs.sent(cut.tiers)
-    sent = tuple(
-        SentTensor(
-            name=costs.graph.tensors[row],
-            coding=coded.names[row],
-            raw_bytes=float(costs.raw_bytes[row]),
-            sent_bytes=float(coded.sent_bytes[row]),
-        )
-        for row in rows
-    )
+    sent = costs.sent_tensors(cut.tiers, cut.coding)
     share = 0.99 * CUT_CODINGS[cut.coding].bits / FLOAT_BITS
     has_zstd = any(tensor.sent_bytes < share * tensor.raw_bytes for tensor in sent)
     compression: Compression = "zstd" if has_zstd else "identity"

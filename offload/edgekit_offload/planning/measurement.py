@@ -71,9 +71,7 @@ class SentSamples:
         tensors: tensors of the first sample, as the tail takes them.
         upload_bytes, download_bytes: bytes of request and reply on the link, means over the samples.
         plain_bytes: bytes of the upload without compression.
-        compression: compression of the request.
         change: change of the answers; None if unknown, see `compare_answers`.
-        reply: outputs of the tail for the first sample.
     """
 
     tensors: Feeds
@@ -116,9 +114,7 @@ class CutMeasurement:
     """Extracts cuts and uploads, and measures them; a `Measure` of the planner.
 
     Attributes:
-        model: the ONNX model.
         feeds: samples, one request each.
-        device, server: machines to measure on.
         seconds: time that each machine measures.
         options: options of the sessions that run model and parts: `OrtOptions` that differ from their
             defaults.
@@ -377,14 +373,7 @@ def leakage_of(
 def _record_attacked(
     model: OpenedModel, feeds: Sequence[Feeds], sent: Sequence[SentTensor], most_values: int
 ) -> tuple[list[Array], list[Array]]:
-    """Return values of each input, and of each tensor as the server decodes it: [samples, values].
-
-    Args:
-        model: the ONNX model.
-        feeds: samples; only the first ones are used if their tensors would be too large.
-        sent: the tensors that the attacker sees.
-        most_values: limit on the values of an input.
-    """
+    """Return values of each input, and of each tensor as the server decodes it: [samples, values]."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     names = [tensor.name for tensor in sent]

@@ -30,15 +30,6 @@ from edgekit_runtime.offload.latency_model import Conditions, predict_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """An objective, and the limits that must hold.
-
-    Attributes:
-        objective: name of the objective.
-        power: power of the device, for energy.
-        limits: limits such as the memory of the device.
-        latency_limit_s: limit on latency, for capacity and energy.
-    """
-
     objective: Objective = "latency"
     power: PowerModel | None = None
     limits: tuple[Limit, ...] = ()
@@ -85,7 +76,6 @@ class PlanObjective:
     """One row of `OBJECTIVES`.
 
     Attributes:
-        unit: unit of `Candidate.score`.
         ribbon: sentence about the best candidates in the chart.
         stages: costs for the solver, of graph, coding, conditions, goal and pins: one, or several of which
             the slowest counts.

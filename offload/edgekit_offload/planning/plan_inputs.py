@@ -28,7 +28,6 @@ class ExtractedPlan:
 
     Attributes:
         plan: plan with measured costs, or with modelled ones if it was not measured.
-        label: how its times were found.
         change: change of the answers to the samples; None if unknown: no known classes, or nothing ran.
     """
 
@@ -52,24 +51,15 @@ class PlanInputs:
     """The inputs of a plan.
 
     Attributes:
-        name: display name of the model.
-        model: the ONNX model.
-        device, server: profiles of the model on both machines.
-        grid: bandwidths and round trips.
-        feeds: samples, one request each.
-        objective: the objective to minimise.
         power: power of the device, for energy; the table carries it for devices that prefer energy.
         latency_limit_s: for capacity, the limit of 99 % of requests; for energy, that of the predicted
             latency.
         requests_per_s: rate of one device, for capacity.
-        limits: limits of the device's memory.
         keep_on_device: names of tensors that stay on the device, or `input`.
         edge: profile of the machine between device and server, for three tiers: the device sends to this
             machine.
-        edge_link: link from that machine to the server.
         measure: extracts and measures candidates; None plans only from sums over kernels.
         leakage: attacks sent tensors; None attacks none.
-        most_leakage_db: limit on the leakage.
         cascade: a small model for the device, and the required agreement.
         max_loss: share of the answers that a coding may be expected to make wrong, with one standard error.
             The loss is unknown if outputs are not known to be classes, nothing ran, or samples are too few or

@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from edgekit_offload.partition.tensor_forms import find_forms
-from edgekit_offload.planning.cascade import NAME, CascadeInputs, CascadeRefusal, plan_cascade, refuse_cascade
+from edgekit_offload.planning.cascade import NAME, CascadeInputs, plan_cascade, refuse_cascade
 from edgekit_offload.planning.coding_costs import measure_codings
 from edgekit_offload.planning.comparison import MAX_SAMPLES, compare, exceeds_loss, min_samples
 from edgekit_offload.planning.costs import (
@@ -101,7 +101,6 @@ def _measure_whole(inputs: PlanInputs) -> WholeModel:
         if not is_plain(outputs[spec.name]):
             raise CutError(f"output '{spec.name}' is a {spec.type}, which no server can return; run it whole")
     return WholeModel(
-        device_s=inputs.device.whole_s,
         server_s=inputs.peer.whole_s,
         output_bytes=float(sum(output.nbytes for output in outputs.values())),
         outputs=len(outputs),
@@ -290,14 +289,14 @@ def _plan_cascade(
         uploads, key=lambda candidate: sum(predict_s(candidate.plan, condition) for condition in conditions)
     )
     planned = plan_cascade(inputs.model, cascade, upload.plan, slowdown)
-    if isinstance(planned, CascadeRefusal):
-        return Refusal(NAME, planned.reason)
+    if isinstance(planned, Refusal):
+        return planned
     cascade_plan, confirmed = planned
     plans = (cascade_plan, *(candidate.plan for candidate in offered))
     own, *others = (add_energy(rival, inputs.power) for rival in plans)
     refusal = refuse_cascade(own, others, conditions, inputs.goal.score)
     if refusal is not None:
-        return Refusal(NAME, refusal.reason)
+        return refusal
     # It sends what the upload sends, so it also loses what that loses, in the requests that go on.
     return replace(
         upload, kind="cascade", plan=cascade_plan, label="modelled", explanation=confirmed.describe()

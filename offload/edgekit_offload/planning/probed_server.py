@@ -29,15 +29,6 @@ _LEAST_SHARE: Final = 0.05  # of a request; at least this counts as work of the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAccess:
-    """A server and the access to it.
-
-    Attributes:
-        url: address of the server.
-        token_file: holds the token.
-        ca_file: authority that signed the server's certificate.
-        insecure: whether plain HTTP to another machine is allowed.
-    """
-
     url: str
     token_file: Path | None = None
     ca_file: str | None = None
@@ -55,13 +46,7 @@ class ServerAccess:
 
 @dataclass(frozen=True, slots=True)
 class ProbedServer:
-    """A server, measured over its link.
-
-    Attributes:
-        profile: profile of this machine, scaled.
-        link: link as the probe measured it.
-        note: what the user should know about both.
-    """
+    """A server, measured over its link."""
 
     profile: ModelProfile
     link: LinkProbe
@@ -86,12 +71,6 @@ def check_server(access: ServerAccess, name: str) -> None:
 
 def probe_server(access: ServerAccess, profile: ModelProfile, feeds: Feeds, seconds: float) -> ProbedServer:
     """Measure a server that serves the whole model under its name.
-
-    Args:
-        access: the server.
-        profile: profile of the model on this machine.
-        feeds: one request.
-        seconds: how long to measure.
 
     Raises:
         CutError: the server does not serve this model.

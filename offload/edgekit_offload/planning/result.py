@@ -23,7 +23,6 @@ class PlannedMachine:
 
     Attributes:
         name: name of the machine, such as `Cortex-A76, 4 cores` or a URL.
-        label: how its times were found.
         memory_bytes: the given limit of weights and activations; None if there was none.
         weights_bytes: the given limit of the weights alone.
     """
@@ -40,7 +39,6 @@ class StatedLimit:
 
     Attributes:
         name: name of the limited quantity, such as `latency` or `weights on the device`.
-        at_most: value of the limit, in `unit`.
         unit: seconds or bytes.
         server_waits: wait on the server that a limited latency includes, in multiples of the server's time.
     """
@@ -93,7 +91,6 @@ class SentTensor:
     """A tensor that crosses the link.
 
     Attributes:
-        name: name in the model's graph.
         coding: `raw`, `int8`, `int4`, `uint8`, `delta`, or a media codec such as `jpeg:90`.
         raw_bytes, sent_bytes: bytes of one request, before and after coding and compression.
         rounding: description of how a 16-bit coding rounds values that it cannot restore exactly, or the
@@ -129,7 +126,6 @@ class Candidate:
         kind: local, upload (whole model on the server), cut or cascade.
         plan: its name and costs, as the cut table has them if it contains the candidate.
         label: how its times were found; `modelled` are sums over kernels.
-        sent: tensors that cross the link.
         latency_ms: [RTTs][bandwidths], latency of one request on unloaded machines.
         score: [RTTs][bandwidths], score that the objective minimises: ms, mJ, ms a request of the pipeline,
             or server ms kept a request; `NEVER` if the latency limit does not hold.
@@ -142,7 +138,6 @@ class Candidate:
             the objective capacity.
         certificate: proof of a cut; None for a cut from a plan on three tiers: `PlanningResult.tiers` has its
             proof.
-        explanation: one sentence.
         expected_loss: share of the answers that its coding is expected to make wrong, by the probabilities
             that the model gives to its answers (estimated); None if unknown.
         loss_error: standard error of `expected_loss`, which is a mean over the samples.
@@ -191,7 +186,6 @@ class Refusal:
 
     Attributes:
         name: name of the candidate, such as `jpeg:90`, `cascade`, `cuts`.
-        reason: one sentence.
     """
 
     name: str
@@ -205,12 +199,7 @@ class TierPlan:
     Attributes:
         bandwidths_mbit_s, rtts_ms: bandwidths and round trips of both links, the device's first.
         kernels: number of kernels on each tier.
-        sent: the tensors that cross each link.
-        compute_ms: computing time on each tier.
         total_ms: latency including both links.
-        certificate: proof of the placement.
-        coding: coding in which tensors are sent.
-        tiers: the tier of each kernel.
     """
 
     bandwidths_mbit_s: tuple[float, ...]
@@ -231,17 +220,13 @@ class PlanningResult:
     Attributes:
         model: file name of the model; `model_sha256` is the digest of its bytes.
         objective: objective that was minimised; `unit` is the unit of `Candidate.score`.
-        device, server: machines that the costs belong to.
         bandwidths_mbit_s, rtts_ms: the grid.
         candidates: local first, then whole-model candidates, then cuts.
         table: the plans that are best somewhere, also under load and for inputs beyond the values of the
             samples; the package carries them.
         refusals: candidates that were considered and are not offered.
-        warnings: warnings about the result for the user.
-        sentences: sentences on where offloading pays and where not.
         kernels: number of kernels of the graph; 0 if the model cannot be cut.
         samples: number of samples for sizes and accuracy.
-        tiers: placements on three tiers, if asked for.
         max_loss: share of the answers that a coding may be expected to make wrong, with one standard error.
     """
 

@@ -21,7 +21,7 @@ from edgekit_offload.planning.costs import (
     tier_costs,
 )
 from edgekit_offload.planning.objectives import Goal
-from edgekit_offload.planning.result import Certificate, SentTensor, StatedLimit, TierPlan
+from edgekit_offload.planning.result import Certificate, StatedLimit, TierPlan
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.offload.latency_model import Conditions, LinkState
 
@@ -35,7 +35,6 @@ class OptimalCut:
 
     Attributes:
         coding: coding in which its tensors are sent.
-        tiers: the tier of each kernel; 0 is the device.
         certificate: proof for the setting at which it was found first.
     """
 
@@ -55,11 +54,7 @@ class _Setting:
     Attributes:
         stages: one, or several of which the slowest counts.
         limits: for the solver; `stated` are the same in words.
-        condition: link and load.
-        coding: coding of what is sent.
         stated: limits that a certificate names.
-        pinned: tensors that must not leave the device.
-        unit: of the stages.
     """
 
     stages: tuple[Costs, ...]
@@ -79,13 +74,6 @@ def find_cuts(
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[OptimalCut, ...]:
     """Return the cuts that are cheapest under some of the conditions; all on the device is not among them.
-
-    Args:
-        costs: the graph with its measured costs.
-        conditions: links and loads; all must be usable.
-        goal: objective and limits.
-        pinned: bool [tensors], whether a tensor must not leave the device.
-        progress: called with the number of solved settings and the number of all.
 
     Raises:
         CutError: no placement keeps limits and pins, not even all on the device.
@@ -127,39 +115,25 @@ def place_on_tiers(
     """
     tiers = len(links) + 1
     table = tier_costs(costs, coding, links, pinned)
+    setting = _Setting(
+        stages=(table,),
+        limits=tuple(limits),
+        condition=Conditions(links[0]),
+        coding=coding,
+        stated=_state_bytes(limits),
+        pinned=_name_pinned(costs, pinned),
+    )
     cuts = Cuts(costs.graph, tiers)
     placement = cuts.confirm(cuts.cheapest(table, limits), [table], limits)
-    coded, placed = costs.codings[coding], np.array(placement.tiers)
+    placed = np.array(placement.tiers)
     return TierPlan(
         bandwidths_mbit_s=tuple(link.up_bits_per_s / 1e6 for link in links),
         rtts_ms=tuple(link.rtt_s * 1e3 for link in links),
         kernels=tuple(int((placed == tier).sum()) for tier in range(tiers)),
-        sent=tuple(
-            tuple(
-                SentTensor(
-                    name=costs.graph.tensors[row],
-                    coding=coded.names[row],
-                    raw_bytes=float(costs.raw_bytes[row]),
-                    sent_bytes=float(coded.sent_bytes[row]),
-                )
-                for row in costs.sent(placement.tiers, link)
-            )
-            for link in range(len(links))
-        ),
+        sent=tuple(costs.sent_tensors(placement.tiers, coding, link) for link in range(len(links))),
         compute_ms=tuple(1e3 * float(costs.seconds[placed == tier, tier].sum()) for tier in range(tiers)),
         total_ms=placement.cost * 1e3,
-        certificate=Certificate(
-            proof=placement.proof,
-            cost=placement.cost,
-            bound=placement.bound,
-            gap=placement.gap,
-            placements=_count_tried(cuts, placement),
-            bandwidth_mbit_s=links[0].up_bits_per_s / 1e6,
-            rtt_ms=links[0].rtt_s * 1e3,
-            coding=coding,
-            limits=_state_bytes(limits),
-            pinned=_name_pinned(costs, pinned),
-        ),
+        certificate=_certify(cuts, placement, setting),
         coding=coding,
         tiers=placement.tiers,
     )
@@ -278,21 +252,15 @@ def _find_split(cuts: Cuts, setting: _Setting) -> Placement | None:
     return cuts.confirm(placement, setting.stages, setting.limits)
 
 
-def _count_tried(cuts: Cuts, placement: Placement) -> int:
-    """Return how many placements were tried for a proof, 0 if it is a bound."""
-    return 0 if placement.proof != "enumerated" or cuts.placements is None else len(cuts.placements)
-
-
 def _certify(cuts: Cuts, placement: Placement, setting: _Setting) -> Certificate:
-    link = setting.condition.link
-    if link is None:
-        raise CutError("the link is down, so no cut can be used")
+    link, is_enumerated = setting.condition.link, placement.proof == "enumerated"
+    assert link is not None  # noqa: S101  # the costs of a link that is down are refused
     return Certificate(
         proof=placement.proof,
         cost=placement.cost,
         bound=placement.bound,
         gap=placement.gap,
-        placements=_count_tried(cuts, placement),
+        placements=len(cuts.placements) if is_enumerated and cuts.placements is not None else 0,
         bandwidth_mbit_s=link.up_bits_per_s / 1e6,
         rtt_ms=link.rtt_s * 1e3,
         device_slowdown=setting.condition.device_slowdown,

@@ -52,13 +52,9 @@ class WholeModel:
     """Facts that whole-model candidates have in common.
 
     Attributes:
-        device_s, server_s: time of the whole model on each side.
-        output_bytes: bytes of all outputs of one request.
-        outputs: number of outputs.
         device_slowdown, server_slowdown: time of that machine as a multiple of this one's, for coding.
     """
 
-    device_s: float
     server_s: float
     output_bytes: float
     outputs: int
@@ -68,14 +64,6 @@ class WholeModel:
 
 @dataclass(frozen=True, slots=True)
 class UploadCandidate:
-    """A candidate that uploads the input.
-
-    Attributes:
-        plan: plan with modelled costs.
-        sent: tensors that it sends.
-        coding: coding of the head.
-    """
-
     plan: OffloadPlan
     sent: tuple[SentTensor, ...]
     coding: Coding
@@ -87,9 +75,6 @@ class _CodedInput:
 
     Attributes:
         name: name of the input; `sent` is the name of its codes.
-        coding: coding in the head.
-        codes: codes of each sample.
-        rounding: see `SentTensor`.
         media: codec of a file, with its rate; empty if codes are sent as they are.
     """
 
@@ -104,13 +89,7 @@ class _CodedInput:
 def find_uploads(
     feeds: Sequence[Feeds], whole: WholeModel, sample_rate_hz: float | None = None
 ) -> tuple[tuple[UploadCandidate, ...], tuple[Refusal, ...]]:
-    """Return every way to upload the input that suits its kind, and why the others do not.
-
-    Args:
-        feeds: samples, one request each.
-        whole: times of the whole model.
-        sample_rate_hz: sample rate of sound; None if it is not known.
-    """
+    """Return every way to upload the input that suits its kind, and why the others do not."""
     inputs = _Inputs(feeds, whole)
     lattices = {
         name: find_bytes(_rows(feeds, name))

@@ -66,7 +66,6 @@ class RunnableGraph:
     Attributes:
         content: the ONNX model; empty for a head that only codes its inputs.
         options: how onnxruntime runs it, `OrtOptions` that differ from their defaults.
-        weights: location of external data -> content.
         inputs: name -> values to run it on; empty values are replaced by generated ones, with free dimensions
             of 1.
         coding: coding that is timed with it; None for the graph alone.
@@ -84,7 +83,6 @@ class Machine:
     """A machine that can measure.
 
     Attributes:
-        text: name of the machine, as the user writes it.
         argv: command that starts `edgekit-device` there.
         label: label of its results.
         share: processor time that it gets, in cores; None for all.
@@ -192,12 +190,6 @@ def profile_kernels(
 
     A model that cannot be split is measured whole, and its profile says why.
 
-    Args:
-        machine: where to measure.
-        graph: the model.
-        name: display name of the model.
-        seconds: duration of the measurement.
-
     Raises:
         CutError: the machine does not work, or refused the model.
     """
@@ -281,12 +273,6 @@ def time_batches(
     engine: str = "ort",
 ) -> JobResult:
     """Return the mean time of one of each graph's consecutive runs, and the machine's state.
-
-    Args:
-        machine: where to measure.
-        graphs: at least one, without options, inputs or weights; for LiteRT `.tflite` files.
-        seconds: how long to measure.
-        engine: what runs them.
 
     Raises:
         CutError: the machine does not work, or refused a graph or its inputs.

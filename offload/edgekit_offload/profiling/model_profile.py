@@ -15,7 +15,7 @@ from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
 from edgekit_runtime.errors import CutError, EdgekitError
 from edgekit_runtime.offload.measurement.machine_facts import MachineFacts
 from edgekit_runtime.offload.measurement.request_cost import RequestCost
-from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.atomic_files import write_text_atomically
 
 WHOLE_MODEL_ONLY: Final = "whole-model candidates only"
 """Text of every message about a model that cannot be split; the planner and the user recognise it."""
@@ -35,7 +35,6 @@ class KernelTime:
             other tensors exist only in the optimised graph.
         seconds: its time in a run; those of all kernels sum up to the whole run.
         spread: distance between the quartiles of its runs, as a share of their median.
-        weights_bytes: size of the weights that it reads, in the engine's form.
     """
 
     name: str
@@ -119,8 +118,7 @@ def write_profile(path: Path, profile: ModelProfile) -> None:
     Raises:
         OutputError: the file cannot be written.
     """
-    with write_atomically(path) as file:
-        file.write((json.dumps(to_plain(profile), indent=1) + "\n").encode())
+    write_text_atomically(path, json.dumps(to_plain(profile), indent=1) + "\n")
 
 
 def read_profile(path: Path) -> ModelProfile:

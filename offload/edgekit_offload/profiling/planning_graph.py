@@ -30,9 +30,7 @@ class PlanningGraph:
 
     Attributes:
         graph: kernels and tensors; the tensors have the names of the model.
-        seconds: float64 [kernels, machines], time of each kernel.
         tensor_bytes: size of every tensor of the graph.
-        weight_bytes: int64 [weights], sizes of the model's weights and constants.
         weight_readers: bool [kernels, weights], whether a kernel needs a weight.
         nodes: for each kernel the numbers of its nodes in the model. A node is in one kernel; but constants,
             and nodes that only widen their input (DequantizeLinear), are in each kernel that needs them.
@@ -50,11 +48,6 @@ def join_profiles(
     content: bytes, profiles: Sequence[ModelProfile], model: onnx.ModelProto | None = None
 ) -> PlanningGraph:
     """Return the kernels of a model that all profiles have in common.
-
-    Args:
-        content: the ONNX model, as it was profiled.
-        profiles: profiles of all machines, the device first.
-        model: the model, if it is parsed already.
 
     Raises:
         CutError: a profile is of another model, or the model cannot be split.
@@ -135,10 +128,6 @@ class _Dataflow:
     @classmethod
     def of(cls, model: onnx.ModelProto, common: Collection[str]) -> "_Dataflow":
         """Return the dataflow of a model.
-
-        Args:
-            model: the model.
-            common: tensors that exist on every machine.
 
         Raises:
             CutError: the model has control flow.

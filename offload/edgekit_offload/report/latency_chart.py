@@ -29,7 +29,6 @@ class Curve:
 
     Attributes:
         tag: one or two characters that stand for it in the chart.
-        name: name of the candidate.
         seconds: latency at each bandwidth of the chart; infinity if it cannot run.
     """
 
@@ -147,15 +146,7 @@ def _ribbon(
 def ribbon_part(
     ends: tuple[float, float], top: float, names: Sequence[str], words: str, style: str
 ) -> Markup:
-    """Return a part of a ribbon with the first of the names that fits into it, or none.
-
-    Args:
-        ends: left and right end.
-        top: upper edge.
-        names: texts for its middle, best first.
-        words: tooltip.
-        style: class of its colour.
-    """
+    """Return a part of a ribbon with the first of the names that fits into it, or none."""
     width = max(ends[1] - ends[0], 1.0)
     name = next((name for name in names if _CHARACTER * len(name) + 8 <= width), None)
     return el(

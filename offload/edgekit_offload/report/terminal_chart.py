@@ -24,12 +24,6 @@ def render_terminal(
 
     A digit or letter stands for each candidate; where lines cross, the chart shows the one that is faster at
     the left.
-
-    Args:
-        result: result of planning.
-        rtt_ms: round trip.
-        width: width of the terminal, in columns.
-        ascii_only: whether the terminal shows only ASCII.
     """
     if not result.candidates or not result.rtts_ms or not result.bandwidths_mbit_s:
         return "no candidate was measured"

@@ -5,7 +5,6 @@ Not modelled: sub-graphs of control flow, and buffers that a kernel takes from t
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import onnx
@@ -30,26 +29,10 @@ _SEGMENT_BYTES: Final = 128 * 128 * 4
 _SYMMETRIC_CHANNELS: Final = 16  # int8 kernels that need no int32 buffer take channels in such groups
 
 
-@dataclass(frozen=True, slots=True)
-class ActivationMemory:
-    """Memory of the activations.
+def activation_memory(graph: EngineGraph, threads: int = 1) -> int:
+    """Return the resident bytes of the arena after a few runs: activations, scratch and outputs.
 
-    Attributes:
-        resident_bytes: resident memory of the arena after a few runs: activations, scratch of the kernels and
-            outputs.
-        unknown_tensors: number of intermediate tensors without a known shape; they count as 0 bytes.
-    """
-
-    resident_bytes: int
-    unknown_tensors: int
-
-
-def activation_memory(graph: EngineGraph, threads: int = 1) -> ActivationMemory:
-    """Return the memory of the activations of `graph`.
-
-    Args:
-        graph: graph from `optimise_as_engine`.
-        threads: threads of one inference, at least 1.
+    Intermediate tensors whose shape depends on the data count as nothing.
     """
     buffers = _plan_buffers(graph)
     last_use: dict[str, int] = {}
@@ -67,8 +50,7 @@ def activation_memory(graph: EngineGraph, threads: int = 1) -> ActivationMemory:
         arena.allocate(size)
     for _ in range(_RUNS):
         _run(graph, buffers, ends, arena, threads)
-    unknown = sum(graph.tensors[name].shape is None for node in graph.nodes for name in node.output if name)
-    return ActivationMemory(arena.resident_bytes - sum(packed), unknown)
+    return arena.resident_bytes - sum(packed)
 
 
 def _run(

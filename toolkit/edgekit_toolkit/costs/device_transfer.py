@@ -37,13 +37,7 @@ _LEAST_RATIO: Final = 0.1  # least ratio of a kind over the common one: no kerne
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """Time of one kernel on this machine, by one thread.
-
-    Attributes:
-        kind: what it computes.
-        seconds: time of one run of it.
-        count: how often it runs in one inference.
-    """
+    """Time of one kernel on this machine, by one thread."""
 
     kind: KernelKind
     seconds: float
@@ -64,7 +58,6 @@ class HostRun:
 
     @property
     def whole_s(self) -> float:
-        """Time of the whole run."""
         return sum(kernel.count * kernel.seconds for kernel in self.kernels)
 
 
@@ -126,9 +119,6 @@ class FittedRatios:
         """Return the time of one inference on the device.
 
         Kinds without a ratio count with the largest one.
-
-        Args:
-            run: the same network here.
         """
         unknown, of_kinds = max(self.ratios.values()), sum_kinds(run, self.sharing)
         kernels_s = sum(seconds * self.ratios.get(kind, unknown) for kind, seconds in of_kinds.items())

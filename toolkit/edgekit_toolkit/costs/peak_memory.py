@@ -42,11 +42,9 @@ class MemoryEstimate:
         weights_bytes: constants as the engine keeps them.
         structure_bytes: graph, kernels and plans of the session.
         code_bytes: pages of the engine that only running a model maps in.
-        feeds_bytes: the inputs of one inference.
-        activations_bytes: intermediate tensors, scratch and outputs.
+        activations_bytes: intermediate tensors, scratch and outputs; a lower bound where sizes depend on the
+            data.
         loading_bytes: the most that weights and their copies take while the model is loaded.
-        unknown_tensors: tensors whose size depends on the data; counted as nothing, so with any of them the
-            estimate is a lower bound.
     """
 
     engine_bytes: int
@@ -56,7 +54,6 @@ class MemoryEstimate:
     feeds_bytes: int
     activations_bytes: int
     loading_bytes: int
-    unknown_tensors: int
 
     @property
     def load_peak_bytes(self) -> int:
@@ -113,16 +110,14 @@ def estimate_peak_memory(
         DataError: a free dimension has no size.
     """
     graph = optimise_as_engine(model, dims, blocked_layout=blocked_layout)
-    activations = activation_memory(graph, threads)
     return MemoryEstimate(
         engine_bytes=engine_bytes,
         weights_bytes=_kept_weights_bytes(graph),
         structure_bytes=_structure_bytes(model),
         code_bytes=_CODE_BYTES,
         feeds_bytes=sum(graph.tensors[name].size_bytes for name in graph.inputs),
-        activations_bytes=activations.resident_bytes,
+        activations_bytes=activation_memory(graph, threads),
         loading_bytes=_loading_bytes(model, graph),
-        unknown_tensors=activations.unknown_tensors,
     )
 
 

@@ -19,12 +19,9 @@ class NodeCost:
 
     Attributes:
         name: the node's name, or that of its first output where it has none.
-        op: operator type.
-        macs: multiply-accumulates.
         bytes_read: activations read.
         bytes_written: activations written.
         weight_bytes: constants read.
-        precision: precision in which it computes.
         repeats: times it runs in one inference, in the body of a loop; the other figures are of one run.
         steps: steps of a recurrent layer, each of which waits for the one before; a GPU starts a kernel for
             each.
@@ -56,7 +53,6 @@ class ModelledCost:
     """A modelled latency and energy of one inference.
 
     Attributes:
-        latency_s: time.
         energy_j: energy of the whole board, idle draw included.
     """
 

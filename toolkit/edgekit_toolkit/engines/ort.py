@@ -24,13 +24,11 @@ def _open_quantizer(model: Model, target: Target, *, threads: int, **_conversion
 
 
 def build_onnx(model: Model, form: Form, _dims: Mapping[str, int]) -> Model | None:
-    """Return the model of a form, or None."""
     built = forms.build(require_onnx(model).proto, form)
     return None if built is None else OnnxModel(built)
 
 
 def take_codes(coded: onnx.ModelProto, _floats: onnx.ModelProto) -> Model:
-    """Return the network with codes as it is."""
     return OnnxModel(coded)
 
 

@@ -70,8 +70,6 @@ class EngineSupport:
     """How packages are made for an engine.
 
     Attributes:
-        name: name of the engine.
-        maker: makes its models.
         kinds: kinds of forms that it runs, of `quantize.forms.KINDS`.
         judged_on: the engine that runs the candidates on this host: itself, or one that stands in for it.
         tools: distributions that decide the bytes of a package, beside those for every engine.
@@ -101,12 +99,10 @@ class EngineSupport:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a device runs it on a GPU."""
         return find_engine(self.name).on_gpu
 
     @property
     def runs_here(self) -> bool:
-        """Whether a host runs the engine itself."""
         return self.judged_on == self.name
 
 

@@ -33,7 +33,6 @@ class Inference:
     """The outputs for a file of samples.
 
     Attributes:
-        samples: how many there were.
         batch: how many were run at once.
         outputs: output name -> [samples, ...]; an output without a row for each sample is [runs, ...].
         first: the feeds of the first run.
@@ -54,12 +53,6 @@ def run_samples(
 
     A model of a fixed batch runs that many at once; the last ones are filled up with copies of the last
     sample, whose outputs are dropped. Other models run one sample at a time.
-
-    Args:
-        session: session of the model.
-        inputs: inputs of the model, as its package states them.
-        path: as for `open_data`.
-        decoding: how photographs and recordings become samples. Default: `Decoding()`.
 
     Raises:
         DataError: see `open_data`; or the outputs of the samples form no array.
@@ -164,12 +157,7 @@ def package_decoding(package: OpenedPackage) -> Decoding:
 
 
 def find_top_classes(output: NDArray[Any], classes: int) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """Return the five best classes with their scores, for each sample; nothing for other outputs.
-
-    Args:
-        output: class scores are numbers [N, classes]; NaN comes last.
-        classes: how many there are.
-    """
+    """Return the five best classes with their scores, for each sample; nothing for other outputs."""
     if not classes or output.ndim != 2 or output.shape[1] != classes or output.dtype.kind not in "iuf":
         return ()
     scores = output.astype(np.float64)

@@ -83,7 +83,6 @@ class BoxLayout:
     has_corners: bool
 
     def detects_nothing(self, runs: Sequence[Outputs]) -> bool:
-        """Return whether no box of any run counts."""
         return not any(len(self.read(run).confident()) for run in runs)
 
     def score(self, outputs: Outputs, reference: Outputs) -> NDArray[np.float64]:

@@ -7,7 +7,6 @@ time, take more than is estimated here.
 
 import contextlib
 import functools
-import hashlib
 import math
 import tempfile
 import time
@@ -21,13 +20,14 @@ from edgekit_runtime.client import Client
 from edgekit_runtime.errors import BackendError, EdgekitError
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
-from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest
+from edgekit_runtime.package.manifest import BackendChoice, Manifest
 from edgekit_runtime.system.child_process import ChildProcess
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_model_memory, trivial_model
 from edgekit_toolkit.measurement.peak_memory_child import peak_bytes
 from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.packaging.assemble import describe_artifacts
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.targets.spec import Target
@@ -45,7 +45,6 @@ class MemoryHere:
     Attributes:
         peak: peak memory of a fresh process that opens the model; None if it could not be measured.
         service_bytes: estimated peak of the service with it; None if memory is not limited.
-        notes: warnings, a sentence each.
     """
 
     peak: PeakMemory | None
@@ -61,15 +60,7 @@ def measure_memory_here(
     target: Target,
     limit_bytes: float,
 ) -> MemoryHere:
-    """Return the peak memory of a fresh process here that runs a model.
-
-    Args:
-        model: model to measure.
-        modelled: its memory that was compared with the limit, or why it is unknown.
-        feeds: inputs of one inference.
-        target: the target that the package is for.
-        limit_bytes: memory limit, infinite if there is none.
-    """
+    """Return the peak memory of a fresh process here that runs a model."""
     notes = []
     peak = modelled if isinstance(modelled, PeakMemory) else None
     try:
@@ -110,11 +101,6 @@ def _describe(memory: MemoryEstimate | PeakMemory, service_bytes: int, limit_byt
 def estimate_service_bytes(engine: str, model_bytes: int, feeds: Feeds) -> int:
     """Return the peak memory of a service that serves one model to one client.
 
-    Args:
-        engine: the engine that runs the model.
-        model_bytes: memory that the model adds to a process that runs it, estimated or measured.
-        feeds: the inputs of one call.
-
     Raises:
         BackendError: as for `measure_service_bytes`.
     """
@@ -148,10 +134,7 @@ def _write_package(folder: Path, engine: str) -> Path:
         target="any",
         inputs=(TensorSpec("x", "float32", (1,)),),
         outputs=(TensorSpec("y", "float32", (1,)),),
-        artifacts=tuple(
-            Artifact(path, len(content), hashlib.sha256(content).hexdigest(), path.partition("/")[0])
-            for path, content in contents.items()
-        ),
+        artifacts=describe_artifacts(contents, {path: path.partition("/")[0] for path in contents}),
         backend=BackendChoice(engine, "model", {}),
         golden=Golden(
             (GoldenInput("x", "float32", (1,), "golden/x.bin"),),

@@ -57,7 +57,6 @@ class TargetCosts:
         latency_ms, energy_mj: latency and energy of one inference; None if the model's work cannot be
             counted.
         uncertainty: factor by which the ratio of two latencies of this kind may be off.
-        source: source of the costs behind them.
         latency_label: `calibrated` if times of networks on a real device of this kind are behind the latency.
         energy_label: `calibrated` if the power that a meter read there is behind the energy, too.
     """

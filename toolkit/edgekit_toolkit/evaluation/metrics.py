@@ -98,7 +98,6 @@ class Metric:
     Attributes:
         name: as the user gave it, or as `auto` chose.
         title: how messages and reports call it.
-        score: the function.
         needs_labels: whether samples must be labelled.
         outputs: what the outputs must be, in words.
         suits: whether outputs suit the metric.
@@ -122,13 +121,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class SetMetric:
-    """A named score of a whole set of samples, such as mAP or F1.
-
-    Attributes:
-        name: as the user gave it.
-        title: how messages and reports call it.
-        score: the function.
-    """
+    """A named score of a whole set of samples, such as mAP or F1."""
 
     name: str
     title: str
@@ -529,25 +522,18 @@ _CLASSES: Final = "class scores [samples, classes]"
 METRICS: Final[dict[str, Metric]] = {
     metric.name: metric
     for metric in (
-        Metric(
-            name="top1",
-            title="top-1 accuracy",
-            score=_top(1),
-            needs_labels=True,
-            outputs=_CLASSES,
-            suits=_scores_classes,
-            against_source=False,
-            reads_classes=True,
-        ),
-        Metric(
-            name="top5",
-            title="top-5 accuracy",
-            score=_top(5),
-            needs_labels=True,
-            outputs=_CLASSES,
-            suits=_scores_classes,
-            against_source=False,
-            reads_classes=True,
+        *(
+            Metric(
+                name=f"top{count}",
+                title=f"top-{count} accuracy",
+                score=_top(count),
+                needs_labels=True,
+                outputs=_CLASSES,
+                suits=_scores_classes,
+                against_source=False,
+                reads_classes=True,
+            )
+            for count in (1, 5)
         ),
         Metric(
             name="agreement",

@@ -45,8 +45,6 @@ class Score:
     """Score of one candidate on one set of samples.
 
     Attributes:
-        value: 0..1.
-        baseline: score of the source model, 0..1.
         drop: drop from the source's score to the candidate's.
     """
 
@@ -57,15 +55,6 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class PartScores:
-    """Scores on one set of samples.
-
-    Attributes:
-        samples: how many there are.
-        baseline: score of the source model, 0..1.
-        scores: scores of each candidate, 0..1.
-        drops: drops of each candidate.
-    """
-
     samples: int
     baseline: float
     scores: tuple[float, ...]
@@ -89,7 +78,6 @@ class Scores:
     """Scores on the evaluation samples.
 
     Attributes:
-        metric: the metric that was used.
         choosing: scores on the samples by which candidates are chosen.
         confirmation: scores on the samples held back, which choose nothing; None with too few samples.
         spoiled: place of each candidate with outputs that are NaN or infinite where the source model's are
@@ -106,7 +94,6 @@ class Scores:
 
     @property
     def samples(self) -> int:
-        """Number of all evaluation samples."""
         return self.choosing.samples + (0 if self.confirmation is None else self.confirmation.samples)
 
     @property
@@ -180,10 +167,8 @@ class _ScoreCollector:
     """One pass over the samples, or one for each model.
 
     Attributes:
-        part: evaluation samples.
         batch: samples at once if the model leaves that free.
         stacked: whether samples share a leading axis.
-        progress: called with samples done and their number.
         spoiled: (place of a candidate, output) -> samples.
     """
 

@@ -23,7 +23,6 @@ FOUR_BIT_TYPES = frozenset({onnx.TensorProto.UINT4, onnx.TensorProto.INT4, onnx.
 class _Part:
     """The bytes of one tensor in an external file."""
 
-    name: str
     tensor: onnx.TensorProto
     path: Path
     offset: int
@@ -129,7 +128,7 @@ def _part(name: str, tensor: onnx.TensorProto, files: Mapping[str, Path]) -> _Pa
         raise ModelError(
             f"tensor '{name}' {list(tensor.dims)}: {length} external bytes are named, expected {expected}"
         )
-    return _Part(name, tensor, path, offset, length)
+    return _Part(tensor, path, offset, length)
 
 
 def _stored_bytes(name: str, tensor: onnx.TensorProto) -> int:

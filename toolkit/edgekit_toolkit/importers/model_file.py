@@ -24,7 +24,6 @@ class SourceModel(Generic[M_co]):
     """A model as it was given, external data included.
 
     Attributes:
-        path: the file.
         sha256: digest of the file, in hexadecimal. With external data it covers the file and then each
             external file, in the order of their names, each after a line with its name and size.
         size_bytes: size of the file and its external data together; of a `.pt2`, that of the ONNX model made
@@ -32,7 +31,6 @@ class SourceModel(Generic[M_co]):
         model: the model, which no longer refers to other files. Functions of an ONNX model are written out; a
             `.tflite` that records another shape of an output than it makes has that one.
         inputs: inputs of a session; for a `.tflite`, float32 where the file has codes with a scale.
-        outputs: outputs of a session.
         original: the model before operators were written out on which the engine fails; None if none were.
     """
 
@@ -47,11 +45,6 @@ class SourceModel(Generic[M_co]):
 
 def read_model_file(path: Path, ending: str, max_bytes: int) -> bytes:
     """Return the content of a file.
-
-    Args:
-        path: the file.
-        ending: ending of the files that the caller reads, for the message.
-        max_bytes: size limit of the file.
 
     Raises:
         ModelError: there is no such file, it is no regular file, or it is too large.

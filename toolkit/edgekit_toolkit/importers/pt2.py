@@ -45,9 +45,6 @@ def load_pt2(path: Path) -> SourceModel[OnnxModel]:
     holds example inputs. Outputs have the names of the dictionary that the program returns, if it does.
     Operator set 18, weights inside, no trace of the machine that exported it.
 
-    Args:
-        path: file that `torch.export.save` wrote.
-
     Raises:
         ModelError: torch is not installed; the file is damaged, was written by another version of torch or
             needs code to be unpickled; an operator has no ONNX counterpart; or what `load_onnx` raises.

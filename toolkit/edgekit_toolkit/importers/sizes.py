@@ -37,8 +37,6 @@ class SizedModel:
 
     Attributes:
         source: the model; its `original` is set if operators were written out.
-        sizes: size of each free dimension.
-        ranges: ranges of the inputs' values.
         written_out: operators that were written out here, as the engine fails on them.
     """
 
@@ -50,14 +48,6 @@ class SizedModel:
 
 @dataclass(frozen=True, slots=True)
 class StatedSizes:
-    """What the user says about sizes.
-
-    Attributes:
-        dims: sizes of free dimensions.
-        batch: fixed batch, or None.
-        samples: path of samples, or None.
-    """
-
     dims: Mapping[str, int]
     batch: int | None
     samples: Path | None

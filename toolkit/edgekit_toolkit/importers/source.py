@@ -15,10 +15,6 @@ from edgekit_toolkit.models.model import Model
 def load_model(path: Path, fixed: Mapping[str, JsonValue] | None = None) -> SourceModel[Model]:
     """Return the model in a `.onnx` or `.tflite` file, or the program in a `.pt2` file as an ONNX model.
 
-    Args:
-        path: the file.
-        fixed: inputs that become constants, as for `fix_inputs`.
-
     Raises:
         ModelError: the file is none of them, or cannot be used; see `load_onnx`, `load_tflite`, `load_pt2`,
             `fix_inputs`.

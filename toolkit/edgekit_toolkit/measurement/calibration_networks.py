@@ -89,7 +89,6 @@ class _Builder:
 
     Attributes:
         codes: whether convolutions and dense layers compute with 8-bit codes.
-        last: tensor that the next node reads.
     """
 
     codes: bool

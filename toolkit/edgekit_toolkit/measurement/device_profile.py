@@ -89,12 +89,7 @@ def is_current(times: DeviceTimes | NetworkTimes) -> bool:
 
 
 def fit_here(times: DeviceTimes, here: HostRuns) -> FittedRatios:
-    """Return what turns runs on this machine into times on a device.
-
-    Args:
-        times: times on the device, of this release's networks.
-        here: runs on this machine.
-    """
+    """Return what turns runs on this machine into times on a device."""
     device_s = [times.seconds[name].value for name in here.networks]
     may_share = find_support(parse_engine(times.engine).name).shares_cores
     return fit_ratios(list(here.networks.values()), device_s, may_share=may_share)
@@ -104,10 +99,6 @@ def predict_latencies(
     models: Sequence[tuple[Model, Feeds]], times: DeviceTimes
 ) -> tuple[list[float], FittedRatios]:
     """Return the time of one inference of each model on a device, seconds, and the fit behind it.
-
-    Args:
-        models: models of the engine of the times, and values of their inputs by name.
-        times: times on the device, of this release's networks.
 
     Raises:
         BackendError: the engine refuses a model or its inputs here.

@@ -84,11 +84,6 @@ class LoadMeter:
         self._begin = self._read()
 
     def finish(self, latency: Latency) -> HostLoad:
-        """Return the load since the start.
-
-        Args:
-            latency: latency of one model, measured meanwhile.
-        """
         end = self._read()
         others, stolen = None, None
         if self._begin is not None and end is not None and end.total_s > self._begin.total_s:

@@ -52,12 +52,7 @@ _RECURRENT: Final = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM")
 
 @dataclass(frozen=True, slots=True)
 class HostRuns:
-    """Runs on this machine, measured in turns.
-
-    Attributes:
-        networks: run of each calibration network, by its name.
-        models: runs of the models, in order.
-    """
+    """Runs on this machine, measured in turns."""
 
     networks: Mapping[str, HostRun]
     models: Sequence[HostRun]

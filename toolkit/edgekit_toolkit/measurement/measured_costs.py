@@ -34,9 +34,6 @@ def find_costs(target: Target) -> tuple[Evidence, NetworkTimes] | None:
 def take_measured_costs(target: Target) -> Target:
     """Return the target with the costs that evidence has measured, if there is any.
 
-    Args:
-        target: target of a package.
-
     Raises:
         TargetError: a time in the evidence is none of a device.
     """

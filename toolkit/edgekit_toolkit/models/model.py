@@ -23,7 +23,6 @@ class ModelSize(NamedTuple):
 
     Attributes:
         opset: ONNX operator set; None for other formats.
-        nodes: number of operators.
         parameters: number of values in its constants.
     """
 
@@ -45,12 +44,8 @@ class Model(Protocol):
 
     Attributes:
         engine: runs it on this machine.
-        file_name: name of its artifact in a package.
         has_fixed_sizes: whether the format has no free dimensions that can be bound when it runs.
-        content: bytes of its artifact.
         options: options of its backend in a manifest; only those that differ from the defaults.
-        size_bytes: size of the artifact.
-        size: counts of its graph.
     """
 
     engine: str
@@ -121,20 +116,12 @@ class Model(Protocol):
     def node_costs(self, dims: Mapping[str, int], *, float_outputs: bool = False) -> list[NodeCost]:
         """Return the work of each kernel of one inference.
 
-        Args:
-            dims: sizes of free dimensions.
-            float_outputs: as for `onnx_operators.node_costs`.
-
         Raises:
             ModelError: the work cannot be counted.
         """
 
     def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
         """Return the memory that the model adds to the engine's; None if it must be measured.
-
-        Args:
-            dims: sizes of free dimensions.
-            blocked_layout: whether the target's engine reorders convolutions into blocks.
 
         Raises:
             EdgekitError: the model cannot be followed.

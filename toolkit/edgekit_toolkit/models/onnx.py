@@ -41,7 +41,6 @@ class OnnxModel:
 
     @cached_property
     def content(self) -> bytes:
-        """The model's file."""
         return bytes(self.proto.SerializeToString(deterministic=True))
 
     @property
@@ -51,7 +50,6 @@ class OnnxModel:
 
     @property
     def options(self) -> Mapping[str, JsonValue]:
-        """Options of onnxruntime, as a manifest states them."""
         return stated_options(self.proto)
 
     @property
@@ -62,7 +60,6 @@ class OnnxModel:
         return ModelSize(opset(self.proto), len(graph.node), parameters)
 
     def stored_tensors(self) -> Iterator[StoredTensor]:
-        """Yield the initializers of the main graph."""
         for tensor in self.proto.graph.initializer:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).name
             yield StoredTensor(tuple(tensor.dims), dtype, tensor.ByteSize())

@@ -34,12 +34,7 @@ _RANDOM: Final = frozenset({"MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNI
 
 
 class TfliteModel:
-    """A `.tflite` model; see `Model`.
-
-    Attributes:
-        content: content of the file.
-        size_bytes: size of the file.
-    """
+    """A `.tflite` model; see `Model`."""
 
     engine: str = "litert"
     file_name = "model.tflite"

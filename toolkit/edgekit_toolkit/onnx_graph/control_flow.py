@@ -82,7 +82,6 @@ def body_model(
 
 
 def _input_types(node: onnx.NodeProto, types: Types) -> list[onnx.TypeProto]:
-    """Types of a body's own inputs."""
     if node.op_type == "If":
         return []
     names = [name for name in (node.input[2:] if node.op_type == "Loop" else node.input) if name]
@@ -108,12 +107,7 @@ def _without(kind: onnx.TypeProto, axis: int) -> onnx.TypeProto:
 
 
 def check_steady(node: onnx.NodeProto, body: onnx.ModelProto) -> None:
-    """Raise `ModelError` unless each state of a loop has the same shape after a step as before it.
-
-    Args:
-        node: a Loop or Scan.
-        body: its `body_model` with known shapes.
-    """
+    """Raise `ModelError` unless each state of a loop has the same shape after a step as before it."""
     graph, first = body.graph, 1 if node.op_type == "Loop" else 0
     count = _state_count(node)
     pairs = zip(graph.input[2 * first :][:count], graph.output[first:][:count], strict=True)
@@ -184,12 +178,6 @@ def find_steps(
     node: onnx.NodeProto, body: onnx.ModelProto, types: Types, initializers: Mapping[str, onnx.TensorProto]
 ) -> int:
     """Return how often a Loop or Scan runs its body.
-
-    Args:
-        node: the Loop or Scan.
-        body: its `body_model`.
-        types: types of the tensors outside.
-        initializers: constants outside.
 
     Raises:
         ModelError: that depends on the data.

@@ -29,10 +29,7 @@ class GraphIndex:
         shapes: shapes of tensors where they are known better than the graph records them.
 
     Attributes:
-        graph: the graph that was indexed.
-        initializers: initializer by name.
         producers: node that makes a tensor, by tensor name.
-        outputs: names of the graph's outputs.
     """
 
     def __init__(self, graph: onnx.GraphProto, shapes: Mapping[str, Shape] | None = None) -> None:
@@ -187,12 +184,7 @@ def fresh_name(index: GraphIndex, stem: str) -> str:
 
 
 def rewrite_all(model: onnx.ModelProto, rewrite_one: Callable[[onnx.GraphProto], bool]) -> onnx.ModelProto:
-    """Return a copy of `model` in which `rewrite_one` finds nothing more, without unused initializers.
-
-    Args:
-        model: model to copy.
-        rewrite_one: changes one place of a graph; returns whether there was one.
-    """
+    """Return a copy of `model` in which `rewrite_one` finds nothing more, without unused initializers."""
     result = copy_model(model)
     while rewrite_one(result.graph):
         pass

@@ -49,10 +49,6 @@ _SHAPE_ARITHMETIC = {
 def with_shapes(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
     """Return a copy of `model` with bound inputs and the shape of each tensor that can be inferred.
 
-    Args:
-        model: an ONNX model.
-        dims: size of each free dimension by name (see `specs.free_dims`).
-
     Raises:
         ModelError: a free dimension is not bound, or shapes contradict each other.
     """

@@ -43,8 +43,6 @@ _THREADS: Final = 1  # splitting a sum among threads changes its last bits
 
 @dataclass(frozen=True, slots=True)
 class PackageDraft:
-    """A manifest and the content of its artifacts."""
-
     manifest: Manifest
     artifacts: Mapping[str, bytes]
 
@@ -145,11 +143,6 @@ def _macs(model: Model, dims: Mapping[str, int]) -> float:
 
 def assemble(recipe: Recipe, reference: Reference, model: Model) -> PackageDraft:
     """Return the package that a recipe describes.
-
-    Args:
-        recipe: names, backend, budget, figures, attachments and golden seed.
-        reference: golden inputs, and the float model's outputs for the tolerance of the golden test.
-        model: the packaged model.
 
     Raises:
         BackendError: the model does not run on the golden inputs.

@@ -90,14 +90,7 @@ class DeviceEngine:
 def prove(
     package: PackageDraft, engine: str, signer: StatementSigner, show: Callable[[str], None]
 ) -> EngineProof:
-    """Return what the release that devices run says about `package`.
-
-    Args:
-        package: package with one variant, which the host's engine has run.
-        engine: engine of the device that opens it.
-        signer: signs the file that the other process reads.
-        show: shows what takes long.
-    """
+    """Return what the release that devices run says about `package`."""
     pinned_engine = find_device_engine(engine, show)
     device = f"{pinned_engine.name} {pinned_engine.release}"
     own = f"{pinned_engine.name} {_find_own_release(pinned_engine.name)}"

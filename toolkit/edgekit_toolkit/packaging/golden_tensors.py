@@ -34,14 +34,7 @@ def golden_feeds(
     ranges: Mapping[str, tuple[float, float]],
     seed: int,
 ) -> tuple[tuple[GoldenInput, ...], dict[str, bytes], Feeds]:
-    """Return golden inputs, the artifacts that hold them, and the feeds as a device decodes them.
-
-    Args:
-        inputs: inputs of the model.
-        dims: sizes of the free dimensions.
-        ranges: input name -> smallest and largest value, as calibration saw them.
-        seed: seed of the generated values.
-    """
+    """Return golden inputs, the artifacts that hold them, and the feeds as a device decodes them."""
     feeds = generate_feeds(inputs, 1, seed, dims, ranges)[0]
     described: list[GoldenInput] = []
     artifacts: dict[str, bytes] = {}

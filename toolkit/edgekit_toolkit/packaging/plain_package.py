@@ -24,14 +24,6 @@ def write_plain_package(
 ) -> Path:
     """Write a package of an ONNX model that is not optimised, and return its path.
 
-    Args:
-        model: a .onnx file.
-        name: name of the package.
-        target: name of the target that it is for.
-        folder: output folder; the file has its usual name.
-        sign: makes the envelope.
-        version: version of the package.
-
     Raises:
         ModelError: the model cannot be used, or has free dimensions other than the batch.
         BackendError: it does not run on generated inputs.

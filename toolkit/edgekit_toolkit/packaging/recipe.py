@@ -21,7 +21,7 @@ from edgekit_runtime.dataclass_json import Range, from_plain
 from edgekit_runtime.errors import RecipeError
 from edgekit_runtime.package.golden import MAX_SEED
 from edgekit_runtime.package.variants import MAX_VARIANTS
-from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.atomic_files import write_text_atomically
 from edgekit_toolkit.engines.record import find_support, list_supported
 from edgekit_toolkit.quantize.forms import Form
 
@@ -50,19 +50,12 @@ class Recipe:
     """All decisions for one package.
 
     Attributes:
-        name, version, target: name, version and target of the package.
         backend: engine that the target prefers.
-        source_sha256: digest of the source model.
         batch: fixed size of the batch, or None if it was left unchanged.
         dims: sizes of free dimensions with which golden outputs were made.
         steps: optimisation passes that were applied, each with its form.
         form: form of the weights and arithmetic.
-        model_sha256: digest of the packaged model.
-        golden_seed: seed of the golden inputs.
         golden_ranges: input name -> smallest and largest value.
-        golden_rows: seeds of the further golden rows.
-        budget: limits.
-        figures: figures in the manifest.
         labels: a label for each class, or None.
         preprocessing: the user's description, or None.
         tools: versions with which it was made.
@@ -115,7 +108,6 @@ class Recipe:
 
     @property
     def sha256(self) -> str:
-        """Digest of the recipe's canonical bytes."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def write(self, path: Path) -> None:
@@ -126,8 +118,7 @@ class Recipe:
         """
         value = {**json.loads(self.to_bytes()), "sha256": self.sha256}
         text = json.dumps(value, indent=1, ensure_ascii=False)
-        with write_atomically(path) as file:
-            file.write(f"{text}\n".encode())
+        write_text_atomically(path, f"{text}\n")
 
 
 def tool_versions(*backends: str) -> dict[str, str]:

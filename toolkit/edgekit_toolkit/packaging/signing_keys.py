@@ -24,7 +24,7 @@ from securesystemslib.exceptions import Error as SecuresystemslibError
 from securesystemslib.signer import CryptoSigner, Key, Signer  # type: ignore[attr-defined]  # has no __all__
 
 from edgekit_runtime.errors import OutputError, SignatureError
-from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.atomic_files import write_text_atomically
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust import trusted_keys
 from edgekit_runtime.trust.dsse import Envelope, encode_signed
@@ -154,8 +154,7 @@ def register_uri(name: str, uri: str, public_key_path: Path, folder: Path | None
     """
     _open_uri(uri, read_public_key(public_key_path))
     key = trust_key(public_key_path, name, folder)
-    with write_atomically((folder or find_keys_folder()) / f"{name}{_URI_SUFFIX}") as file:
-        file.write(uri.encode())
+    write_text_atomically((folder or find_keys_folder()) / f"{name}{_URI_SUFFIX}", uri)
     return KeyInfo(name, key.key_id, uri)
 
 

@@ -25,14 +25,7 @@ _NEEDED: Final = "another --backend that the target runs, or a model that the en
 def choose_accepted(
     budget: Budget, measured: Sequence[CandidateFigures], check: Callable[[str], Acceptance], *, on_gpu: bool
 ) -> AcceptedChoice:
-    """Choose, and choose again without the candidates that the engine refuses.
-
-    Args:
-        budget: limits.
-        measured: candidates, at least one.
-        check: takes a candidate's id; says whether the engine accepts it.
-        on_gpu: whether the target runs candidates on a GPU.
-    """
+    """Choose, and choose again without the candidates that the engine refuses."""
     remaining = list(measured)
     refused: list[str] = []
     while True:
@@ -59,16 +52,6 @@ def check_accepted(
     *,
     show: Callable[[str], None] = lambda _: None,
 ) -> Acceptance:
-    """Return what the target's engine says about a candidate.
-
-    Args:
-        backend: the backend that the package is for.
-        model: model of the candidate.
-        package: package that it would become.
-        feeds: one sample, for the sizes of free dimensions.
-        signer: signs packages.
-        show: shows what takes long.
-    """
     parser_check: TensorRtCheck | None = None
     notes: tuple[str, ...] = ()
     support = find_support(backend)

@@ -51,8 +51,6 @@ class Candidate:
 
     Attributes:
         label: name in reports.
-        form: how to build it again.
-        model: the form's model.
         snr_db: output signal to noise on calibration samples, against the float model.
     """
 
@@ -220,8 +218,6 @@ def _fidelity_samples(calibration: Callable[[], Iterator[Feeds]], work: SearchWo
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """One search: its inputs, its results, and its limit."""
-
     quantizer: Quantizer
     calibration: Callable[[], Iterator[Feeds]]
     fidelity: Fidelity

@@ -37,10 +37,8 @@ class Preparation:
     """The start of a search: model and samples.
 
     Attributes:
-        source: the model as the user gave it.
         sizes: sizes of all free dimensions, for which the figures hold.
         written_out: operators that are written out because the engine does not run them.
-        samples: calibration and evaluation.
         feeds: the first calibration samples, at least one.
         steps: result of each pass; none for a `.tflite`.
         wrong_rewrites: rewrites of onnxruntime's optimiser that are off for `floats` and its forms, or None.

@@ -153,7 +153,6 @@ def host_facts() -> dict[str, Any]:
 
 
 def now() -> str:
-    """Return the time, ISO 8601 in UTC."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 

@@ -21,13 +21,7 @@ class Request:
     """The user's request for one package.
 
     Attributes:
-        model: path of the source model.
-        target: target to package for.
-        budget: limits.
-        name, version: name and version of the package.
-        calibration, evaluation: paths of samples, or None.
         metric: name as for `metrics.find_metric`.
-        batch: fixed batch, or None to leave it unchanged.
         dims: sizes of free dimensions for measuring.
         fixed: inputs that become constants, as for `fix_inputs`.
         labels: file with one class name a line, or None.
@@ -64,12 +58,7 @@ class Request:
 
 
 class Phases:
-    """Shows the phases of a run, and adds up their times.
-
-    Attributes:
-        seconds: time of each phase, by its name.
-        progress: where they are shown.
-    """
+    """Shows the phases of a run, and adds up their times."""
 
     def __init__(self, progress: Progress) -> None:
         self.seconds: dict[str, float] = {}
@@ -77,7 +66,6 @@ class Phases:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time the block as a phase of this name."""
         self.progress(name, None, None)
         begin = time.monotonic()
         yield

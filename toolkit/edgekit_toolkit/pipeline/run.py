@@ -31,9 +31,7 @@ class JudgedCandidate(Candidate):
         score: score on the samples by which candidates are chosen.
         confirmation: score on the samples held back; None if there are too few.
         latency: latency here, measured in turns with all others.
-        modelled: latency and energy on the target.
         memory: memory of a process that runs it, or a text that says why it is unknown.
-        recipe, package: recipe and package that would be written.
         measured: costs as the choice compares them.
         held: drop that was compared with the limit; None without data.
     """
@@ -66,11 +64,8 @@ class EngineResult:
     """The result of one engine in a tournament.
 
     Attributes:
-        backend: name of the backend.
-        candidate: the candidate that was chosen for it; None if none was.
         latency_ms: latency of that candidate, measured here in turns in several fresh processes; the median
             of their medians.
-        reason: why there is no candidate.
         kept: whether the package is for this engine.
     """
 
@@ -83,20 +78,11 @@ class EngineResult:
 
 @dataclass(frozen=True, slots=True)
 class FurtherVariant:
-    """A further variant in a package.
-
-    Attributes:
-        name: name in the package.
-        run: the run that it was found in.
-        candidate: the candidate of that run.
-    """
-
     name: str
     run: "Run"
     candidate: JudgedCandidate
 
     def __str__(self) -> str:
-        """Return the name that warnings use."""
         return f"{self.run.request.backend} {self.candidate.label}"
 
 
@@ -105,22 +91,15 @@ class Run:
     """All results of one run.
 
     Attributes:
-        request: the user's request.
-        prepared: model and samples from which the search started.
-        quantizer: quantizer that made the forms.
         found: outcome of the forms that are not candidates, and the noise of single layers.
         candidates: the float model first.
         scores: metric and sample counts; those of the candidates are in `candidates`.
         source_latency: latency of the source model here, measured in turns with the candidates.
         load: load of this machine by others meanwhile.
         front: ids of the Pareto front: no other candidate matches or beats these in every cost.
-        choice: id of the chosen candidate, or why there is none.
         acceptance: what the target's engine says about the chosen candidate.
-        seconds: time of each phase.
-        warnings: warnings, a sentence each.
         memory_here: memory of the chosen candidate, once it is measured.
         tournament: the engines among which this one won.
-        variants: further variants in the package.
         whole: the chosen candidate with its variants, or under another version.
     """
 
@@ -153,7 +132,6 @@ class Run:
 
     @property
     def limits(self) -> Budget:
-        """The limits that candidates were compared with."""
         return limits_in_force(
             self.request.budget, has_data=self.prepared.has_data, strict=self.request.strict
         )

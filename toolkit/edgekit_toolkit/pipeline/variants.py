@@ -99,7 +99,6 @@ def _combine(
 def _find_problem(
     offer: FurtherVariant, whole: JudgedCandidate, run: Run, signer: StatementSigner
 ) -> str | None:
-    """Return why the variant cannot be carried, or None."""
     drop, most = offer.candidate.stated_drop, run.limits.limits.get("drop")
     if drop is not None and most is not None:
         on_others = "on samples that chose nothing is"

@@ -57,12 +57,7 @@ class NarrowRange(Protocol):
     """Returns a narrower range of an activation."""
 
     def __call__(self, histogram: Histogram, *, symmetric: bool) -> tuple[float, float]:
-        """Return the lowest and the highest value that gets a code of its own.
-
-        Args:
-            histogram: the values of one activation.
-            symmetric: whether codes reach equally far on both sides of 0.
-        """
+        """Return the lowest and the highest value that gets a code of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +66,6 @@ class RangeMethod:
 
     Attributes:
         label: name in the labels of candidates.
-        narrow: chooses the range.
     """
 
     label: str

@@ -187,10 +187,6 @@ def _factor(name: str, text: Any) -> NDArray[np.float32]:
 def build(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
     """Return the form's model, or None if the model has no layer that the form changes.
 
-    Args:
-        model: the optimised float model, with shapes inferred where that is possible.
-        form: form to make.
-
     Raises:
         RecipeError: the plan does not belong to this model.
     """

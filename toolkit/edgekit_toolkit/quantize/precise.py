@@ -24,9 +24,7 @@ class OperatorNode(Generic[T]):
     """One operator.
 
     Attributes:
-        op: type.
         inputs: tensors; None for constants and for inputs that are left out.
-        outputs: tensors.
         product: whether it is a matrix product, which stays a kernel for all readers.
     """
 

@@ -20,13 +20,7 @@ Factors = Mapping[str, NDArray[np.float32]]
 
 
 class FloatLayer(NamedTuple):
-    """A layer of the float model, as a report lists it.
-
-    Attributes:
-        label: name of the layer.
-        operator: operator type.
-        weight_bytes: size of its constants.
-    """
+    """A layer of the float model, as a report lists it."""
 
     label: str
     operator: str
@@ -37,7 +31,6 @@ class Quantizer(Protocol):
     """One float model, the forms that can be made of it, and the engine that runs them here.
 
     Attributes:
-        model: the float model.
         threads: threads of one inference of the models.
         scheme: the quantized form that the target's engine runs.
         labels: kinds of forms without a plan, in the order in which they are made, with their names.

@@ -21,14 +21,8 @@ _RUN_PARAMETER_S = 1e-9
 class SearchWork:
     """Counts inferences and opened models.
 
-    Args:
-        model: float model.
-        dims: sizes of its free dimensions.
-        limit_s: limit of the search.
-
     Attributes:
         inference_s: work of one inference.
-        limit_s: limit of the search.
     """
 
     def __init__(self, model: Model, dims: Mapping[str, int], limit_s: float) -> None:
@@ -42,7 +36,6 @@ class SearchWork:
         self.spent_s = 0.0
 
     def count(self, *, inferences: float = 0, models: float = 0) -> None:
-        """Add work that was done."""
         self.spent_s += inferences * self.inference_s + models * self._open_s
 
     def part(self, share: float, limit_s: float) -> float:

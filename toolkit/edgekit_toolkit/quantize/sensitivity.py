@@ -134,7 +134,6 @@ class Fidelity:
         return noise if np.isfinite(noise) else np.inf
 
     def count(self, *, inferences: float, models: float) -> None:
-        """Count work on the samples."""
         if self.work is not None:
             self.work.count(inferences=inferences, models=models)
 
@@ -242,7 +241,6 @@ class LayerCost:
     Attributes:
         layer: first output of the layer.
         noise: noise of the model's outputs, as a ratio of powers.
-        saved_bytes: bytes by which the model is smaller.
     """
 
     layer: str

@@ -19,13 +19,6 @@ from edgekit_toolkit.selection.confirmation import HeldDrop
 
 
 def describe(run: Run, command: str, published: PublishedFiles | None) -> dict[str, Any]:
-    """Return the report document.
-
-    Args:
-        run: results of the run.
-        command: the command that made the run.
-        published: files written, or None after a refusal.
-    """
     return {
         "schema": SCHEMA_ID,
         "edgekit": __version__,

@@ -1,4 +1,4 @@
-"""The report document as types, which follow `report.schema.json`, and its cleaning.
+"""The report document as types that follow `report.schema.json`, which explains each field, and its cleaning.
 
 This module neither builds a document (the pipeline does) nor checks one against the schema (the tests do).
 """
@@ -14,8 +14,6 @@ State = Literal["ok", "over", "not resolved", "not checked"]
 
 
 class ReportedFigure(TypedDict):
-    """A number with its origin; `value` is None if there is no figure."""
-
     value: float | None
     label: Label
     on: str
@@ -31,16 +29,12 @@ class ReportedTarget(TypedDict):
 
 
 class ReportedTensor(TypedDict):
-    """A tensor spec; a str in the shape is a named dynamic dimension."""
-
     name: str
     dtype: str
     shape: list[int | str]
 
 
 class ReportedSource(TypedDict):
-    """The trained source model."""
-
     file: str
     sha256: str
     bytes: int
@@ -52,8 +46,6 @@ class ReportedSource(TypedDict):
 
 
 class Calibration(TypedDict):
-    """The samples from which ranges were taken; on `noise_samples` of them noise was measured."""
-
     kind: str
     samples: int
     sha256: str | None
@@ -61,12 +53,6 @@ class Calibration(TypedDict):
 
 
 class Evaluation(TypedDict):
-    """The samples on which scores were taken; `baseline` is the source's score, 0..1.
-
-    `held_back` of them were not used to choose; reports call the metric `title`. Without data `baseline` is
-    None.
-    """
-
     kind: str
     samples: int
     held_back: int
@@ -77,15 +63,11 @@ class Evaluation(TypedDict):
 
 
 class Data(TypedDict):
-    """Calibration and evaluation data."""
-
     calibration: Calibration
     evaluation: Evaluation
 
 
 class ReportedStep(TypedDict):
-    """One optimisation step, applied or dropped, with the reason."""
-
     name: str
     applied: bool
     reason: str
@@ -101,11 +83,6 @@ Size = TypedDict("Size", {"name": str, "size": int, "from": str})
 
 
 class ReportedDrop(TypedDict):
-    """Confidence interval of a drop, in points.
-
-    `held_back`: its samples were held back; `resolved`: the limit lies outside the interval.
-    """
-
     interval: list[float]
     confidence: float
     samples: int
@@ -114,8 +91,6 @@ class ReportedDrop(TypedDict):
 
 
 class ReportedCandidate(TypedDict):
-    """One variant of the model with its figures."""
-
     id: str
     label: str
     chosen: bool
@@ -128,11 +103,6 @@ class ReportedCandidate(TypedDict):
 
 
 class BudgetLine(TypedDict):
-    """One limit and the value compared with it.
-
-    `high` is the upper end of the interval of a drop, None for other limits.
-    """
-
     limit: str
     max: float
     unit: str
@@ -143,8 +113,6 @@ class BudgetLine(TypedDict):
 
 
 class Accuracy(TypedDict):
-    """What the samples show about the drop of the chosen or closest candidate."""
-
     state: State
     metric: str
     title: str
@@ -157,8 +125,6 @@ class Accuracy(TypedDict):
 
 
 class LatencyToFloat(TypedDict):
-    """Latency as a multiple of the float model's; `modelled` may be off by the factor `uncertainty`."""
-
     modelled: ReportedFigure
     uncertainty: float
     measured: ReportedFigure
@@ -166,8 +132,6 @@ class LatencyToFloat(TypedDict):
 
 
 class ReportedOutcome(TypedDict):
-    """Packaged or refused, and why."""
-
     kind: Literal["packaged", "refused"]
     chosen: str | None
     reason: str
@@ -178,8 +142,6 @@ class ReportedOutcome(TypedDict):
 
 
 class Layer(TypedDict):
-    """One layer of the source, before and after."""
-
     name: str
     op: str
     bytes_before: int
@@ -190,8 +152,6 @@ class Layer(TypedDict):
 
 
 class Package(TypedDict):
-    """The signed file that was written."""
-
     file: str
     bytes: int
     sha256: str
@@ -199,8 +159,6 @@ class Package(TypedDict):
 
 
 class Host(TypedDict):
-    """The machine on which the toolkit ran."""
-
     cpu: str
     instruction_set: str
     exact_products_by: str
@@ -210,8 +168,6 @@ class Host(TypedDict):
 
 
 class Load(TypedDict):
-    """Other load of the host while latency was measured; shares of its cores, None if not counted."""
-
     cores: int
     load_average: float | None
     others_share: float | None
@@ -220,8 +176,6 @@ class Load(TypedDict):
 
 
 class Provenance(TypedDict):
-    """Facts to repeat the run: tool versions, host and its load, time per phase."""
-
     tools: dict[str, str]
     host: Host
     load: Load
@@ -230,8 +184,6 @@ class Provenance(TypedDict):
 
 
 class ReportedStanding(TypedDict):
-    """The result of one engine in a tournament."""
-
     backend: str
     label: str | None
     size_bytes: float | None
@@ -243,8 +195,6 @@ class ReportedStanding(TypedDict):
 
 
 class CarriedVariant(TypedDict):
-    """A further variant in the package; the figure `size` is of a package with only this variant."""
-
     name: str
     backend: str
     label: str
@@ -253,16 +203,12 @@ class CarriedVariant(TypedDict):
 
 
 class Proof(TypedDict):
-    """The release of the engine that opened and self-tested the package."""
-
     engine: str
     device_engine: str
     note: str
 
 
 class Report(TypedDict):
-    """The whole document."""
-
     schema: str
     edgekit: str
     created: str

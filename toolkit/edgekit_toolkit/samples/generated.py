@@ -134,12 +134,7 @@ def _advise_on_sizes(free: Sequence[str], settled: Mapping[str, int], batch: Seq
 
 
 def advise_on_integers(inputs: Sequence[TensorSpec], ranges: Mapping[str, tuple[float, float]]) -> str:
-    """Return advice for a model that may refuse generated integers; empty if it takes no integers.
-
-    Args:
-        inputs: inputs of the model.
-        ranges: ranges that were given to `generate_feeds`.
-    """
+    """Return advice for a model that may refuse generated integers; empty if it takes no integers."""
     integers = [spec for spec in inputs if DTYPES[spec.dtype].kind in "iu"]
     if not integers:
         return ""

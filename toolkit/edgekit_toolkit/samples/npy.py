@@ -28,7 +28,6 @@ class StoredArray:
     """An array on disk whose first axis counts rows.
 
     Attributes:
-        path: the `.npy` or `.npz` file.
         member: the name inside the `.npz`; None for a `.npy`.
         dtype: stored dtype, whose byte order may be foreign.
         shape: [rows, ...].

@@ -61,12 +61,7 @@ def find_range_trap(calibration: Iterable[Feeds], evaluation: Iterable[Feeds]) -
 
 
 def find_codes_trap(codes: Mapping[str, CodeRange], samples: Iterable[Feeds]) -> list[str]:
-    """Return a warning for each quantized input whose codes are for values of another range.
-
-    Args:
-        codes: ranges of the inputs' codes, see `models.input_codes`.
-        samples: later inputs of the model; the first 256 are checked.
-    """
+    """Return a warning for each quantized input whose codes are for values of another range."""
     comparisons, count = _compare(
         {name: (code_range.low, code_range.high) for name, code_range in codes.items()}, samples
     )

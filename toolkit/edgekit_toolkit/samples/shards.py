@@ -85,10 +85,8 @@ class Shard:
     """The arrays of one file: input name -> rows, and the labels.
 
     Attributes:
-        inputs: input name -> rows.
         labels: a label for each row, or None.
         names: names of the rows if rows are files.
-        notes: notes for the user.
         in_front: whether samples have an axis of their own in front of the inputs' axes.
     """
 

@@ -65,7 +65,6 @@ class DataSource:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings about these samples for the user."""
         notes = [note for shard in self._shards for note in shard.notes]
         if len(self) == 1:
             notes.append("there is 1 sample: ranges and accuracy from it say little; 100 or more are usual")
@@ -195,7 +194,6 @@ def split(source: DataSource, fraction: float, seed: int) -> tuple[DataSource, D
 
 
 def _where(shard: Shard, position: int) -> str:
-    """Return the name of a sample for messages."""
     if shard.names:
         return shard.names[position]
     return f"{next(iter(shard.inputs.values())).path}: sample {position}"

@@ -34,9 +34,7 @@ class Part:
 
     Attributes:
         kind: origin of the samples, for the report.
-        count: number of samples.
         sha256: digest of the samples' content, or None for generated ones.
-        labelled: whether they have labels.
         stream: makes a fresh stream; the argument is the batch if the model leaves it free.
         in_front: whether each sample is a run, with an axis for samples in front of the inputs' axes.
         group: samples that the model takes at once, if it fixes that.

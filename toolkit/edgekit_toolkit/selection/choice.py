@@ -23,8 +23,6 @@ class CandidateFigures:
     """One candidate with its figures.
 
     Attributes:
-        id: short name.
-        label: name in reports.
         figures: cost name -> value in the unit of `budget.UNITS`; every name of `COSTS`. An unknown cost is
             infinite, so that no limit on it is kept.
         latency_uncertainty: factor by which the latency may be off relative to another candidate's; 1 if it
@@ -60,7 +58,6 @@ class Choice:
         chosen: id, or None if no candidate keeps all limits.
         binding: binding limits: every candidate that keeps the other limits exceeds one of these.
         closest: id of the candidate that exceeds its limits least, if none is chosen.
-        reason: the reason, one sentence.
         needed: needed changes of limits, if none is chosen.
     """
 
@@ -86,10 +83,6 @@ def rank_further(candidates: Sequence[CandidateFigures], budget: Budget) -> list
     These are the candidates that keep all limits and that no other such one matches or beats in latency, size
     and drop while beating it in one; latencies within their uncertainty count as equal. The choice is the
     fastest, so the others have better accuracy or size, and a device with power to spare wants accuracy.
-
-    Args:
-        candidates: candidates of all engines, the chosen ones included.
-        budget: limits.
     """
     within = [candidate for candidate in candidates if not budget.violations(candidate.figures)]
     front = [candidate for candidate in within if not any(_replaces(other, candidate) for other in within)]
@@ -275,12 +268,7 @@ class FloatRatio:
 
 
 def find_slowdown(ratio: FloatRatio, target: str) -> list[str]:
-    """Return a warning if the candidate is slower here than the float model, or nothing.
-
-    Args:
-        ratio: latency of the chosen candidate over the float model's.
-        target: name of the target.
-    """
+    """Return a warning if the candidate is slower here than the float model, or nothing."""
     against = {"float32": ratio.here, "the source model": ratio.here_to_source}
     slower = [f"{value:.2f} x {name}" for name, value in against.items() if value > 1 + SAME_LATENCY]
     if not slower:

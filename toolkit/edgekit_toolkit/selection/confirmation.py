@@ -31,7 +31,6 @@ class HeldDrop:
     """The drop of a candidate that is compared with the limit.
 
     Attributes:
-        drop: the drop, with its samples.
         confidence: confidence level of the drop's interval, 0..1.
         held_back: whether its samples were held back from the choice.
     """
@@ -42,7 +41,6 @@ class HeldDrop:
 
     @property
     def interval(self) -> Interval:
-        """The interval of the drop at this confidence."""
         return self.drop.interval(self.confidence)
 
     def state(self, limit_points: float) -> State:
@@ -66,8 +64,6 @@ class Acceptance:
 
     Attributes:
         refuser: engine that refuses it, or an empty text.
-        refusal: why.
-        notes: what could not be checked.
         tensorrt: TensorRT's check, if it was made.
         proof: outcome of the release that devices run.
     """
@@ -99,8 +95,6 @@ class ConfirmedChoice:
     """A choice, and the drop of each candidate that was compared with the limit.
 
     Attributes:
-        accepted: the choice.
-        measured: the candidates, with that `drop`.
         held: the drop of each candidate; None without samples.
     """
 
@@ -110,13 +104,7 @@ class ConfirmedChoice:
 
 
 def limits_in_force(budget: Budget, *, has_data: bool, strict: bool) -> Budget:
-    """Return the limits for candidates; without data there is no drop to limit.
-
-    Args:
-        budget: budget as requested.
-        has_data: whether there are real samples to judge by.
-        strict: whether the drop must be shown to keep its limit.
-    """
+    """Return the limits for candidates; without data there is no drop to limit."""
     if has_data or strict:
         return budget
     return Budget({name: most for name, most in budget.limits.items() if name != _LIMIT})

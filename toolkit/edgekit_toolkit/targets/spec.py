@@ -67,7 +67,6 @@ class PowerMode:
     """One setting of the power governor.
 
     Attributes:
-        name: the vendor's name for it.
         active: draw of the whole board while it runs a network, watts (idle draw included).
         compute_scale: speed of arithmetic relative to the figures in `Costs`.
         bandwidth_scale: memory bandwidth relative to the figure in `Costs`.
@@ -128,7 +127,6 @@ class Release:
     """A release of the device's operating system: its Python, and the version of each engine for it.
 
     Attributes:
-        name: the vendor's name.
         python: major.minor of the Python that comes with it.
         engines: engine to the newest version known to install there.
         source: key of a `Source`.

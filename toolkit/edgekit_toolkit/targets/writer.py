@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekit_runtime.dataclass_json import to_plain
-from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.atomic_files import write_text_atomically
 from edgekit_toolkit.targets.loader import SCHEMA
 from edgekit_toolkit.targets.spec import Target
 
@@ -19,8 +19,7 @@ def write_target(path: Path, target: Target) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [f"schema = {SCHEMA}", *_lines(to_plain(target), "")]
-    with write_atomically(path) as file:
-        file.write(("\n".join(lines) + "\n").encode())
+    write_text_atomically(path, "\n".join(lines) + "\n")
 
 
 def _lines(table: Mapping[str, Any], path: str) -> Iterator[str]:

@@ -38,11 +38,8 @@ class Tensor:
     """One tensor of the TFLite graph.
 
     Attributes:
-        index: place in the graph.
         shape: sizes of the held axes.
-        dtype: element type.
         name: name in the file, set when a tensor becomes a value of the model.
-        data: the value of a constant.
     """
 
     index: int
@@ -67,8 +64,6 @@ class Operation:
     Attributes:
         kind: name in the schema's `BuiltinOperator`.
         inputs: tensors, None for one that is left out.
-        outputs: tensors.
-        options: options of the operator, if any.
         version: lowest version of the operator with the features in use.
     """
 
@@ -80,12 +75,7 @@ class Operation:
 
 
 class Builder:
-    """Collects the TFLite graph; equal constants are kept once.
-
-    Attributes:
-        tensors: all tensors, by index.
-        operations: operations in the order in which they run.
-    """
+    """Collects the TFLite graph; equal constants are kept once."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []

@@ -40,7 +40,6 @@ _Join: TypeAlias = Callable[[Node, Graph], _NodeChain | None]
 
 
 def fuse(graph: Graph) -> Graph:
-    """Return the graph with joined nodes."""
     for join in (_gelu, _bias, _flatten, _activation, _depth_order):
         graph = _apply(join, graph)
     return _without_unread(graph)
@@ -58,7 +57,6 @@ def _without_unread(graph: Graph) -> Graph:
 
 
 def _apply(join: _Join, graph: Graph) -> Graph:
-    """Return the graph after one kind of join."""
     instead: dict[int, tuple[Node, ...]] = {}
     constants: dict[str, NDArray[Any]] = {}
     alike: dict[str, str] = {}

@@ -15,15 +15,6 @@ from edgekit_toolkit.tflite.view import NO_ACTIVATION, Graph, Node
 
 
 class Step:
-    """A node, its planned form and the growing graph.
-
-    Attributes:
-        node: node of the ONNX model.
-        graph: graph of the ONNX model.
-        builder: the TFLite graph.
-        form: the node's work form.
-    """
-
     def __init__(
         self, node: Node, graph: Graph, builder: Builder, values: Values, planned: tuple[Rule, Form]
     ) -> None:
@@ -39,12 +30,10 @@ class Step:
         return self.node.attributes.get(name, default)
 
     def text(self, name: str, default: str) -> str:
-        """Return an attribute of text."""
         value = self.node.attributes.get(name, default)
         return value.decode() if isinstance(value, bytes) else str(value)
 
     def has(self, number: int) -> bool:
-        """Whether an input is given."""
         return bool(self.node.input(number))
 
     def shape(self, number: int) -> Shape:
@@ -52,15 +41,19 @@ class Step:
         return self.graph.shape(self.node.input(number))
 
     def dtype(self, number: int) -> "np.dtype[Any]":
-        """Return the element type of an input."""
         return self.graph.dtype(self.node.input(number))
 
     def out_shape(self, number: int = 0) -> Shape:
         """Return the ONNX sizes of an output."""
         return self.graph.shape(self.node.outputs[number])
 
+    def require(self, *dtypes: str) -> None:
+        """Raise `RefusedError` unless the first input has one of these element types."""
+        if self.dtype(0).name not in dtypes:
+            names = ", ".join(sorted(dtypes))
+            raise RefusedError(f"it has no TFLite kernel for {self.dtype(0)}, for {names} it has")
+
     def out_dtype(self) -> "np.dtype[Any]":
-        """Return the element type of the first output."""
         return self.graph.dtype(self.node.outputs[0])
 
     def value(self, number: int) -> NDArray[Any] | None:

@@ -48,8 +48,6 @@ class InterfaceTensor:
     """An input or output as stored in the file.
 
     Attributes:
-        name: name of the tensor in the file.
-        dtype: element type, such as `int8`.
         shape: sizes; -1 is free.
         scale, zero_point: scale and zero point of its codes; None for floats and for integers that are no
             codes.
@@ -70,11 +68,8 @@ class TfliteSummary:
         operators: name -> number of such operators, most frequent first.
         subgraphs: number of sub-graphs; more than one means control flow or several signatures.
         tensors: number of tensors, constants included.
-        weight_bytes: size of the constants in the file.
         layers: each operator with weights, by the name of its first output, in order.
-        inputs, outputs: inputs and outputs of the first sub-graph.
         integer_operators: operators that compute with 8- or 16-bit codes.
-        description: description that the converter wrote.
     """
 
     operators: Mapping[str, int]

@@ -10,7 +10,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edgekit_toolkit.onnx_graph.index import opset
 from edgekit_toolkit.onnx_graph.specs import real_inputs
 from edgekit_toolkit.tflite.layout.forms import Shape
 from edgekit_toolkit.tflite.refusal import UnknownTensorError
@@ -27,7 +26,6 @@ class Node:
         op_type: operator type of ONNX, or our name for nodes that `fusion` joined.
         inputs: tensor names; an empty one is an input that is left out.
         outputs: tensor names; an empty one is an unused output.
-        attributes: attributes by name.
         name: name of the node in the file; may be empty.
         domain: domain of the operator; empty for ONNX's own.
         activation: TFLite's fused activation, applied to the result.
@@ -63,12 +61,6 @@ class Graph:
 
     Attributes:
         nodes: nodes in an order in which they can run.
-        inputs: names, in order.
-        outputs: names, in order.
-        constants: value by name.
-        shapes: known shapes of tensors.
-        dtypes: known dtypes of tensors.
-        opset: version of ONNX's own operators.
     """
 
     nodes: tuple[Node, ...]
@@ -77,7 +69,6 @@ class Graph:
     constants: Mapping[str, NDArray[Any]]
     shapes: Mapping[str, Shape]
     dtypes: Mapping[str, "np.dtype[Any]"]
-    opset: int
 
     @cached_property
     def readers(self) -> Mapping[str, Sequence[Node]]:
@@ -150,7 +141,6 @@ def graph_of(model: onnx.ModelProto) -> Graph:
         constants=constants,
         shapes=shapes,
         dtypes=dtypes,
-        opset=opset(model),
     )
 
 

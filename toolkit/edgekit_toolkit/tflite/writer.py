@@ -22,11 +22,6 @@ def write(
 ) -> bytes:
     """Return the file.
 
-    Args:
-        builder: the graph.
-        inputs: name and tensor of each input, in order.
-        outputs: name and tensor of each output, in order.
-
     Raises:
         ConversionError: the weights are too large for one file.
     """

@@ -24,7 +24,6 @@ class Field(NamedTuple):
     """A field of a table.
 
     Attributes:
-        name: name in the schema.
         kind: a value in the table, a vector or string of values, or (a vector of) tables.
         size: bytes of a value, or of an item of the vector.
         table: kind of the tables, a key of `_TABLES`; empty for options.

@@ -49,10 +49,6 @@ _PLACES: Final[Mapping[str, _Places]] = {
 def weight_bounds(model: Model, plan: Plan) -> dict[str, NDArray[np.float32]]:
     """Return by tensor name the magnitude to quantize for, for weights whose own magnitude is too small.
 
-    Args:
-        model: prepared float model.
-        plan: kernels and ranges.
-
     Returns:
         float32 with the rank of the weight: a bound for each channel, or one if the plan has one scale a
         tensor.

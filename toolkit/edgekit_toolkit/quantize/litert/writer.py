@@ -56,10 +56,6 @@ _LAYERS: Final = frozenset(
 def build(prepared: bytes, form: Form) -> bytes | None:
     """Return the form's model, or None if the model has no layer that the form changes.
 
-    Args:
-        prepared: the float model as `litert.prepare.prepare` made it.
-        form: form to make.
-
     Raises:
         RecipeError: the plan does not belong to this model.
         BackendError: the library refuses the model.

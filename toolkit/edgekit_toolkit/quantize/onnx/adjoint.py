@@ -87,7 +87,6 @@ class Adjoint:
         return self.store(array)
 
     def store(self, array: NDArray[Any]) -> str:
-        """Store a constant of its own type."""
         return add_constant(self._index, "adjoint_constant", array)
 
     def again(self, node: onnx.NodeProto, inputs: Mapping[int, str]) -> onnx.NodeProto:

@@ -49,15 +49,6 @@ _FLOAT_TYPES: Final = {
 
 
 class OnnxQuantizer:
-    """The quantizer of ONNX models; see `Quantizer`.
-
-    Attributes:
-        model: the optimised float model, shapes inferred.
-        threads: threads of one inference.
-        scheme: the quantized form that the target's engine runs.
-        labels: labels of the forms without a plan.
-    """
-
     labels: Mapping[str, str] = {
         forms.FLOAT16_WEIGHTS: "float16 weights",
         forms.INT8_WEIGHTS: "int8 weights, float arithmetic",

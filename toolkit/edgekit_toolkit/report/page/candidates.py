@@ -28,7 +28,6 @@ _KEY = (
 
 
 def candidates(report: Report) -> Markup:
-    """Return the section with plots, key and table."""
     reported = report["candidates"]
     if not reported:
         return section("Candidates", el("p", "No candidate was built.", class_="empty"), key="candidates")

@@ -34,7 +34,6 @@ def badge(figure: ReportedFigure, *, title: str | None = None) -> Markup:
 
 
 def legend() -> Markup:
-    """Return the meaning of the labels."""
     labels: tuple[Label, ...] = ("measured", "calibrated", "modelled", "estimated")
     entries = [
         el("p", badge({"value": None, "label": label, "on": "where"}), f" {_MEANING[label]}")
@@ -44,7 +43,6 @@ def legend() -> Markup:
 
 
 def number(text: str, *, title: str | None = None, style: str = "", extra: str | None = None) -> Markup:
-    """Return a numeric table cell."""
     return el("td", text, extra, class_=f"n {style}".strip(), title=title)
 
 

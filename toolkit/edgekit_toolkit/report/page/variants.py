@@ -41,7 +41,6 @@ def variant_table(variants: list[CarriedVariant]) -> Markup | None:
 
 
 def describe_variant(variant: CarriedVariant) -> str:
-    """Return the figures of a variant in a line."""
     latency, size = (
         show(variant["figures"][name]["value"], FIGURES[name][1]) for name in ("latency", "size")
     )

@@ -20,7 +20,6 @@ from edgekit_toolkit.report.page.pieces import MEASURED, badge, number
 
 
 def heading(report: Report) -> Markup:
-    """Return the title block."""
     target = report["target"]
     settings = (target["backend"], target["form"], target["power_mode"])
     return el(

@@ -27,7 +27,6 @@ class AudioRules:
             None leaves the length.
         scale, mean, std: an amplitude -1..1 becomes (amplitude * scale - mean) / std.
         channel_axis: position of an axis of size 1 in the result, or None for [samples].
-        dtype: float dtype of the result.
     """
 
     sample_rate: int

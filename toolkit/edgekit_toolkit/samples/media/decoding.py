@@ -28,7 +28,6 @@ class Decoding:
     """How files of images and sound become samples.
 
     Attributes:
-        preprocessing: fields of the preprocessing file, or None if there is none.
         classes: names in the order of the model's outputs; empty if they are not known.
         labelled: whether to take labels from class folders or lists.
         progress: called with the numbers of decoded and of all files, during the first pass.
@@ -70,15 +69,6 @@ class DecodedFiles:
     def __init__(
         self, path: Path, files: Sequence[Path], spec: TensorSpec, rules: MediaRules, progress: Progress
     ) -> None:
-        """Decode nothing yet.
-
-        Args:
-            path: path from the user.
-            files: files in order.
-            spec: the model's input.
-            rules: preprocessing of each file.
-            progress: as in `Decoding`.
-        """
         self.path = path
         self._files = tuple(files)
         self._spec = spec
@@ -154,7 +144,6 @@ class ClassNumbers:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of files."""
         return self.numbers.shape
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:

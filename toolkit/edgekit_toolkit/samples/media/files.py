@@ -33,9 +33,7 @@ class MediaFiles:
 
     Attributes:
         kind: `image` or `audio`.
-        files: files in order.
         labels: class name or number of each file, or None.
-        notes: notes for the user.
     """
 
     kind: str
@@ -55,10 +53,6 @@ def is_media(path: Path) -> bool:
 
 def find_media(path: Path, *, labelled: bool = True) -> MediaFiles:
     """Return the files under `path`, sorted by name.
-
-    Args:
-        path: a file, a list of labels, or a folder.
-        labelled: whether to take labels; if not, sub-folders are only folders.
 
     Raises:
         DataError: there is no file, there are both images and recordings, or a list of labels is wrong.

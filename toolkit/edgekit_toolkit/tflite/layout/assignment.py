@@ -19,13 +19,7 @@ MAX_SWEEPS: Final = 6
 
 
 def plan_forms(graph: Graph, rules: Sequence[Rule | None], views: Mapping[str, View]) -> list[Form]:
-    """Return the work form of each node.
-
-    Args:
-        graph: the ONNX model.
-        rules: one for each node; None if a node is refused or makes only views.
-        views: result of `values.find_views`.
-    """
+    """Return the work form of each node."""
     plan = _Plan(graph, rules, views)
     choices = [index for index, rule in enumerate(rules) if rule is not None and rule.allows is not None]
     for choice in choices:

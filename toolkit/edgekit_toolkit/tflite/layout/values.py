@@ -79,13 +79,7 @@ def _is_idle(node: Node, graph: Graph) -> bool:
 
 
 class Values:
-    """The tensors that hold the model's values.
-
-    Args:
-        graph: the ONNX model.
-        views: result of `find_views`.
-        builder: where tensors and transpositions go.
-    """
+    """The tensors that hold the model's values."""
 
     def __init__(self, graph: Graph, views: Mapping[str, View], builder: Builder) -> None:
         self._graph = graph

@@ -6,7 +6,6 @@ import numpy as np
 
 from edgekit_toolkit.tflite.builder import Options, Tensor
 from edgekit_toolkit.tflite.layout.rules import axis_last, elementwise
-from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
 from edgekit_toolkit.tflite.step import Step
 
@@ -160,8 +159,7 @@ def write_erf(step: Step) -> None:
 
 
 def _float_input(step: Step) -> Tensor:
-    if step.dtype(0) != np.float32:
-        raise RefusedError(f"it has no TFLite kernel for {step.dtype(0)}, for float32 it has")
+    step.require("float32")
     return step.read(0)
 
 

@@ -63,8 +63,7 @@ def write_pow(step: Step) -> None:
     """Write products and roots for the usual exponents, else POW."""
     exponent = step.value(1)
     tensor = step.read(0)
-    if step.dtype(0) != np.float32:
-        raise RefusedError(f"it has no TFLite kernel for {step.dtype(0)}, for float32 it has")
+    step.require("float32")
     power = float(exponent.reshape(())) if exponent is not None and exponent.size == 1 else None
     if tensor.shape == step.held() and power in {1.0, 2.0, 3.0, 0.5, -1.0}:
         step.give(_known_power(step, tensor, power or 0.0))
@@ -103,11 +102,7 @@ def write_mod(step: Step) -> None:
 @writes("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", rule=elementwise)
 def write_comparison(step: Step) -> None:
     """Write the comparison of the same name."""
-    dtypes = _COMPARED | {"bool"} if step.node.op_type == "Equal" else _COMPARED
-    if step.dtype(0).name not in dtypes:
-        raise RefusedError(
-            f"it has no TFLite kernel for {step.dtype(0)}, for {', '.join(sorted(dtypes))} it has"
-        )
+    step.require(*(_COMPARED | {"bool"} if step.node.op_type == "Equal" else _COMPARED))
     kind, table = _COMPARISONS[step.node.op_type]
     inputs = [step.read(0), step.read(1)]
     step.give(step.emit(kind, inputs, step.held(), Options(table), dtype=np.dtype(np.bool_)))
@@ -139,8 +134,4 @@ def _check(step: Step, kind: str) -> None:
     Raises:
         RefusedError: it does not; TFLite divides integers differently from ONNX.
     """
-    dtypes = _INTEGERS.get(kind, frozenset()) | {"float32"}
-    if step.dtype(0).name not in dtypes:
-        raise RefusedError(
-            f"it has no TFLite kernel for {step.dtype(0)}, for {', '.join(sorted(dtypes))} it has"
-        )
+    step.require("float32", *_INTEGERS.get(kind, ()))

@@ -35,7 +35,6 @@ def windows_of(step: Step, kernel: Sequence[int]) -> Windows:
 
 
 def attributes_of(step: Step) -> WindowAttributes:
-    """Return a node's attributes of its windows."""
     return WindowAttributes(
         step.attribute("strides"),
         step.attribute("dilations"),

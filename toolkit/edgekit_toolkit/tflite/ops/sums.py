@@ -18,15 +18,7 @@ MAX_SUMMED: Final = 1024
 def emit_reduction(
     step: Step, kind: str, tensor: Tensor, axes: Sequence[int], *, keep: bool = True
 ) -> Tensor:
-    """Add MEAN, SUM or another reduction.
-
-    Args:
-        step: the step to write.
-        kind: the operator, by its name in TFLite.
-        tensor: tensor of any shape.
-        axes: held axes, at least one.
-        keep: whether the axes stay, with size 1.
-    """
+    """Add MEAN, SUM or another reduction."""
     if (
         kind in {"MEAN", "SUM"}
         and len(axes) > 1

@@ -6,7 +6,6 @@ import numpy as np
 
 from edgekit_toolkit.tflite.builder import Options
 from edgekit_toolkit.tflite.layout.rules import elementwise
-from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
 from edgekit_toolkit.tflite.step import Step
 
@@ -30,11 +29,7 @@ _INTEGERS: Final = {"Neg": {"int32", "int64"}, "Abs": {"int32"}}
 @writes(*_FUNCTIONS, rule=elementwise)
 def write_function(step: Step) -> None:
     """Write the TFLite operator with the same meaning."""
-    dtypes = {"float32"} | _INTEGERS.get(step.node.op_type, set())
-    if step.dtype(0).name not in dtypes:
-        raise RefusedError(
-            f"it has no TFLite kernel for {step.dtype(0)}, for {', '.join(sorted(dtypes))} it has"
-        )
+    step.require("float32", *_INTEGERS.get(step.node.op_type, ()))
     kind, table = _FUNCTIONS[step.node.op_type]
     step.give(step.emit(kind, [step.read(0)], step.held(), Options(table) if table else None))
 

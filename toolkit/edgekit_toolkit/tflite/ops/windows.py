@@ -14,10 +14,7 @@ class Windows:
     """The windows of a convolution or pooling, one entry for each spatial axis.
 
     Attributes:
-        sizes: the input's sizes.
         kernel: sizes of a window, without dilation.
-        strides: steps between windows.
-        dilations: steps inside a window.
         outputs: how many windows there are.
         pads: numbers of elements added before and after the input, enough for all windows.
     """
