@@ -25,7 +25,7 @@ from edgekit_fleet.store.database import Store, _parse, alembic_config, migrate,
 from edgekit_fleet.store.tables import SHARDS, Table
 from edgekit_runtime.errors import ConfigError
 
-MIGRATION = '''
+MIGRATION = """
 import sqlalchemy as sa
 from alembic import op
 
@@ -37,7 +37,7 @@ def upgrade():
     op.create_table("notes", sa.Column("number", sa.BigInteger(), primary_key=True))
     op.create_index("ix_devices_enrolled_at", "devices", ["enrolled_at"])
     op.add_column("devices", sa.Column("room", sa.String(), nullable=False, server_default="hall"))
-'''
+"""
 FILLED_BY_CODE = ("audit", "alembic_version", "shards", "lease")
 TEXTS = {"facts": {"boot": "1", "os": "linux"}, "reported": None, "tags": {"site": "lyon"}}
 
