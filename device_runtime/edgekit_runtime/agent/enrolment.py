@@ -77,12 +77,6 @@ def enrol(code: EnrolmentCode, config: Path, facts: Mapping[str, str], disk: Dis
     Package keys of another fleet, in which this device was before, are trusted no more. Those that somebody
     trusted by hand stay.
 
-    Args:
-        code: enrolment code from `edgekit fleet enroll`.
-        config: folder of the configuration.
-        facts: facts of this device, see `EnrolmentRequest`.
-        disk: carries changes out.
-
     Raises:
         EnrolmentError: the fleet refuses.
         SignatureError: the server is not the one that the code names.

@@ -37,7 +37,6 @@ class MediaCodec:
     """A codec with its quality.
 
     Attributes:
-        name: name of the format.
         quality: 1 to 100 for a photograph, kbit/s for sound.
         rate_hz: samples per second of sound.
 

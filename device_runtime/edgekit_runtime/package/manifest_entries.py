@@ -74,7 +74,6 @@ class Artifact(Record):
 
     Attributes:
         path: name of the ZIP member.
-        size_bytes: its size.
         sha256: its digest, 64 hexadecimal digits in lower case.
         role: `model`, `submodel`, `golden`, `labels`, `preprocessing`, `cut-table`; a reader verifies and
             otherwise ignores other roles.

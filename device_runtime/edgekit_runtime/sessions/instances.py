@@ -42,12 +42,7 @@ def open_instances(open_one: Callable[[], Session], count: int) -> tuple[Session
 
 @dataclass(frozen=True, slots=True)
 class WarmRun:
-    """A run before there was traffic.
-
-    Attributes:
-        size_bytes: size of the inputs.
-        seconds: time that the engine took.
-    """
+    """A run before there was traffic."""
 
     size_bytes: int
     seconds: float
@@ -106,7 +101,6 @@ class LoadedWay:
     """A variant that is open with a number of threads, for a governor to choose.
 
     Attributes:
-        variant: name of the variant.
         threads: threads of one run; 0 for the package's number.
         instances: its sessions, which passed the self-test.
         warm_runs: times measured before there was traffic.

@@ -23,7 +23,6 @@ class OutputCheck:
     """The comparison of one output.
 
     Attributes:
-        name: name of the output.
         passed: whether all compared values are within the tolerance.
         wrong_count: number of values outside the tolerance, or None when dtype or shape differ.
         max_abs_error: the largest difference of two finite values, or None when dtype or shape differ.

@@ -44,13 +44,10 @@ class Chart:
 
     Attributes:
         key: unique on the page.
-        title: title of the chart.
         words: what it shows, for screen readers.
-        x_name: name of the x axis.
         x_ticks: (x, text).
         lines: lines in drawing order: the lowest first.
         limit: y of a horizontal line, or None.
-        limit_text: text beside the limit.
         top: highest y; higher points are outside of the frame.
         bottom: lowest y.
         show: writes a y.

@@ -45,8 +45,6 @@ class DemoVersion:
     """A version of the model.
 
     Attributes:
-        version: version of the package.
-        path: path of the package.
         accuracy: share of right answers, measured.
         agreement: share of inputs with the class of the first version, measured.
     """
@@ -62,7 +60,6 @@ class DemoSetup:
     """The inputs of the demo.
 
     Attributes:
-        folder: folder of its own.
         home: configuration folder with the key that signed the packages, in `keys`.
         calls: .npz of inputs with their `classes`, for the application on the real device.
         first, good, bad, last: versions, in the order in which they are released.
@@ -96,11 +93,6 @@ class DemoStep:
 
 def run_demo(setup: DemoSetup, begin_s: float, on_step: Callable[[DemoStep], None]) -> None:
     """Run the demo.
-
-    Args:
-        setup: inputs of the demo.
-        begin_s: when the demo began, by the monotonic clock.
-        on_step: gets each step when it is over.
 
     Raises:
         EdgekitError: mosquitto is missing, a process ended, or a step took too long.

@@ -80,12 +80,6 @@ def enrol(
     The answer to the first request may have been lost. So a device that is enrolled with this key gets
     another certificate, as from `renew`, and nothing else: tags and class are the operator's by then.
 
-    Args:
-        session: session of a transaction.
-        authority: signs the certificate.
-        request: request, from anybody.
-        life_s: life of the certificate, in seconds.
-
     Raises:
         SignatureError: the code is unknown, expired or used, or the certificate request is wrong.
     """

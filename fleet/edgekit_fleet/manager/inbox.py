@@ -130,9 +130,6 @@ class KnownDevice:
     def is_too_fast(self, clock: float) -> bool:
         """Count a message; returns whether it is over the rate and the burst of a device.
 
-        Args:
-            clock: monotonic seconds.
-
         Source: ITU-T I.371, generic cell rate algorithm.
         """
         begin = max(self.paid_until, clock)
@@ -190,11 +187,7 @@ _WRITTEN: Final = (
 
 
 class DeviceIndex:
-    """The enrolled devices of this manager's shards in memory, so that a message costs no query.
-
-    Attributes:
-        devices: devices by name.
-    """
+    """The enrolled devices of this manager's shards in memory, so that a message costs no query."""
 
     def __init__(self, shards: Shards) -> None:
         self.devices: dict[str, KnownDevice] = {}

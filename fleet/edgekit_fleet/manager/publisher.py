@@ -32,9 +32,7 @@ class Outgoing:
     """A desired document to be published.
 
     Attributes:
-        device: device that gets it.
         version: its `$version`.
-        envelope: signed.
     """
 
     device: str
@@ -83,13 +81,7 @@ class Publisher:
         return is_new
 
     def make_due(self, session: Session, now: float, limit: int = 900) -> list[Outgoing]:
-        """Return new documents of devices whose wanted models have changed; commit before they are published.
-
-        Args:
-            session: session of a transaction.
-            now: seconds since 1970.
-            limit: most devices.
-        """
+        """Return new documents of devices whose wanted models have changed; commit before you publish."""
         statement = (
             select(
                 DesiredRow.device,
@@ -158,10 +150,6 @@ class Publisher:
 
         If a device holds a higher number than ours, it came from a manager whose store is lost. Its next
         document gets a number above that, and the audit log gets an alarm.
-
-        Args:
-            session: session of a transaction.
-            devices: their names.
         """
         entries = [self._index.devices[name] for name in devices if name in self._index.devices]
         for entry in entries:

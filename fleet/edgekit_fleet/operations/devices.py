@@ -144,12 +144,6 @@ def page_devices(
 ) -> tuple[list[DeviceSummary], str | None]:
     """Return a page of devices by name, and the name after which the next page begins, or None.
 
-    Args:
-        store: store of the fleet.
-        selector: which devices.
-        after: name after which the page begins.
-        limit: most of a page.
-
     Raises:
         FleetError: the selector is malformed.
     """

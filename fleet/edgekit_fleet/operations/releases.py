@@ -209,9 +209,6 @@ def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:
 
     The drop against the source model, on real samples, may also appear against the version before: it is
     subtracted from the default limit. None if there is no such evidence.
-
-    Args:
-        figures: figures of the manifest.
     """
     score = figures.get("score")
     if not isinstance(score, Mapping) or score.get("samples_kind") == "generated":
@@ -230,12 +227,6 @@ def withdraw_release(folder: FleetFolder, store: Store, name: str, actor: str) -
 
     A device that runs it keeps it, and a device may return to it while it is in the spare slot. A day later
     the manager deletes files that no other release offers, see `TufRepository.remove_unused`.
-
-    Args:
-        folder: folder of the fleet.
-        store: store of the fleet.
-        name: name of the release.
-        actor: who withdraws.
 
     Raises:
         FleetError: there is no such release, or an open rollout uses it.

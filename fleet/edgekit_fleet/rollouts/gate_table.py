@@ -42,7 +42,6 @@ class Sample:
     """The evidence of one device about the release; each field but `fault` is fixed when it is first known.
 
     Attributes:
-        device_class: class of the device.
         is_failed: whether the installation failed; None where it was refused beforehand. While it is under
             way it counts as one that succeeds: failures answer before successes do.
         fault: what went wrong after the installation.
@@ -91,7 +90,6 @@ class Gate:
     Attributes:
         name: name in decisions and in the audit log; a stored name never changes.
         title, unit: heading and axis of its chart.
-        limit: its limit.
         sentence: statement with `{model}`, `{on}`, `{mean}` and `{limit}`; with `{count}`, `{answered}` and
             `{where}` for a share of devices.
         outcome: of a gate on a share of devices, whether a device counts as bad. A device counts from its

@@ -41,10 +41,8 @@ class Situation:
     """The facts that decide which packages a device gets; many equal devices share one object.
 
     Attributes:
-        target: target of the devices.
         facts: facts that they reported: `memory_bytes`, `engines`, `link_mbit_s`.
         versions: model -> (version, digest of the manifest) that they run.
-        has_reported: whether that is known.
         pinned: models that must stay at their version.
         rollout: an open rollout that has the devices, or empty.
         is_revoked: whether they were shut out.
@@ -66,7 +64,6 @@ class DeviceView:
     """A device that a selector matches.
 
     Attributes:
-        name: name of the device.
         situation: see `Situation`.
         free_bytes: free space that it reported; None if unknown, or certainly enough.
     """

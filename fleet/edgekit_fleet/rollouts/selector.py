@@ -109,9 +109,7 @@ class Selector:
     """A parsed selector.
 
     Attributes:
-        text: the selector as it was written.
         names: tags and facts that it asks for.
-        test: the parsed test.
     """
 
     text: str

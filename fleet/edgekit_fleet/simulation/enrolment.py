@@ -50,14 +50,6 @@ def enrol_simulated(
 ) -> list[SimulatedMember]:
     """Return new devices of a fleet, about a thousand in two seconds.
 
-    Args:
-        store: store of the fleet.
-        authority: authority of the fleet.
-        names: names of the devices.
-        folder: folder for their keys and certificates; it is made.
-        target: target of their packages.
-        tags: tags that they get.
-
     Raises:
         ConfigError: a name is malformed or taken.
         OutputError: the store cannot be written.

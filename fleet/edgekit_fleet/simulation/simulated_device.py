@@ -47,12 +47,7 @@ _LEAST_CLOCK_S: Final = 1_704_067_200.0  # as the agent's
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedMember:
-    """A device that is enrolled.
-
-    Attributes:
-        device, target: its identifier and the target of its packages.
-        pem: file with its certificate and its key.
-    """
+    """A device that is enrolled."""
 
     device: str
     target: str
@@ -83,7 +78,6 @@ class DeviceCounts:
 
     Attributes:
         connects, resumed: connections that were made, and those of them that resumed a TLS session.
-        refused: documents that were refused.
         reports: number of reports that were sent.
     """
 
@@ -111,13 +105,11 @@ class SimulatedDevice:
     """One device.
 
     Attributes:
-        name: its identifier.
         behaviour: see `DeviceBehaviour`; may be replaced at any time.
         counts: see `DeviceCounts`.
         desired: the newest accepted document, or None.
         arrived_at: when `desired` came, by the monotonic clock.
         status, because: status and reason, as last decided.
-        is_cut: whether the network is cut.
     """
 
     def __init__(

@@ -70,11 +70,7 @@ _PREFIX: Final = "new_"  # an update may not name its parameters as its columns
 
 
 class Store:
-    """The database of a fleet. Any thread may use it; each takes a session of its own.
-
-    Attributes:
-        engine: SQLAlchemy engine.
-    """
+    """The database of a fleet. Any thread may use it; each takes a session of its own."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

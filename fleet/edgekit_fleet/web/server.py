@@ -183,11 +183,7 @@ class _BoundedConnection(H11Protocol):
 
 
 class WebServer:
-    """A running web server; ends with the `with` block.
-
-    Attributes:
-        port: port that it listens on.
-    """
+    """A running web server; ends with the `with` block."""
 
     def __init__(
         self,

@@ -45,11 +45,7 @@ Show = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One image.
-
-    Attributes:
-        folder: see the module.
-    """
+    """One image."""
 
     folder: Path
 
@@ -105,10 +101,6 @@ def make_image(show: Show, *, rebuild: bool = False) -> Image:
     """Return the image of this recipe with today's versions of its packages, made if it is missing.
 
     It has no snapshot yet: see `drivers.boot_strategy.save_snapshot`.
-
-    Args:
-        show: called with a description of each step.
-        rebuild: whether to make the image even if it exists.
 
     Raises:
         BenchError: this machine cannot make it: it is not root, a program is missing, a package is

@@ -33,11 +33,7 @@ _OK, _PARTIAL, _OUT_OF_RANGE = 200, 206, 416
 
 
 class HttpStatusError(TransportError):
-    """The server answered with an error.
-
-    Attributes:
-        status: the HTTP status code.
-    """
+    """The server answered with an error."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -63,7 +59,6 @@ class DownloadLimits:
     Attributes:
         bytes_per_s: cap of the bandwidth, or None.
         least_bytes_per_s: a download that is slower over `slow_s` ends.
-        slow_s: see above.
         timeout_s: longest wait for the connection or the next byte.
     """
 

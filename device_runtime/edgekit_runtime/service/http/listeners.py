@@ -27,7 +27,6 @@ class SocketFile:
     """Identity of the file of a listening Unix socket; another file may replace it at its path.
 
     Attributes:
-        path: path of the file.
         device, inode: values of `stat`. While the socket is open, no other file gets this inode.
     """
 

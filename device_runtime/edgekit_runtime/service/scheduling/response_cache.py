@@ -268,8 +268,6 @@ class _UnderWay:
     """The first of some equal calls, and those that wait for its answer.
 
     Attributes:
-        call: the call that is computed.
-        since_s: when it came.
         waiting: the calls that wait, each with its time of arrival.
     """
 

@@ -139,12 +139,7 @@ class Scheduler(Lane):
         return answer
 
     def learn(self, size_bytes: int, seconds: float) -> None:
-        """Count a run that was measured before there was traffic; see `warm_up`.
-
-        Args:
-            size_bytes: size of the inputs.
-            seconds: time that the engine took.
-        """
+        """Count a run that was measured before there was traffic; see `warm_up`."""
         self._placements[size_bytes.bit_length()].note_on_thread(seconds)
 
     def limit_batch(self, rows: int) -> None:

@@ -50,7 +50,6 @@ class IsolatedModel(IsolatedVersion):
     that worker over if it is promoted.
 
     Attributes:
-        manifest: manifest of the version.
         spec: what each worker is started with.
         opened: done once a worker is ready or the candidate gets calls; holds an error if that fails; `end`
             cancels it.
@@ -360,7 +359,6 @@ class WorkerTrial(IsolatedTrial):
     The worker judges the candidate, the service decides. The candidate gets calls once it is `opened`.
 
     Attributes:
-        model: the candidate.
         host: the version in use.
         deadline_s: time by which the candidate must be open, on the clock of the loop.
         worker: the worker that tries it; None until one is ready.

@@ -21,7 +21,6 @@ class EngineState:
 
     Attributes:
         phase: `building` (or loading), `serving`, `failed` or `closed`.
-        precision: precision of the engine that serves.
         seconds: precision -> median latency of the engines that were compared.
         notes: why the phase is `failed`, or other engines were not stored.
     """

@@ -64,10 +64,7 @@ class Reason:
 
     Attributes:
         outcome: outcome, such as `failed`.
-        code: code of the reason.
-        sentence: sentence of one of the devices.
         count: number of devices.
-        devices: some of them.
     """
 
     outcome: str
@@ -196,15 +193,7 @@ def list_refusals(session: Session, row: RolloutRow) -> list[Reason]:
 def list_members(
     session: Session, rollout: str, *, state: str | None, after: str, limit: int
 ) -> list[MemberRow]:
-    """Return devices of a rollout by name.
-
-    Args:
-        session: session of the store.
-        rollout: its name.
-        state: only of this state.
-        after: the name after which the list begins.
-        limit: most entries to return.
-    """
+    """Return devices of a rollout by name."""
     statement = select(MemberRow).where(MemberRow.rollout == rollout, MemberRow.device > after)
     if state:
         statement = statement.where(MemberRow.state == state)
