@@ -180,7 +180,6 @@ class Link:
             self.connection = self._made
 
     def close(self) -> None:
-        """Disconnect."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -75,7 +75,6 @@ class MediaCodec:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Its dtypes for decoding."""
         return ("int16", "float32") if self.name == "opus" else ("uint8",)
 
 

@@ -202,7 +202,6 @@ class GoldenInput(Record):
 
     @property
     def size_bytes(self) -> int:
-        """Size of the artifact."""
         if self.codes is None:
             return self.decoded_bytes
         return math.prod(self.codes.stored_shape(self.shape)) * DTYPES[self.codes.dtype].itemsize
@@ -289,7 +288,6 @@ class GoldenOutput(Record):
 
     @property
     def size_bytes(self) -> int:
-        """Size of the artifact."""
         return self.stored_count * DTYPES[self.dtype].itemsize
 
     def pick(self, output: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:

@@ -158,7 +158,6 @@ class BackendChoice(Record):
         return cls(name, artifact, options, fallback, fields.rest())
 
     def to_json(self, *, is_fallback: bool = False) -> dict[str, JsonValue]:
-        """Return the JSON object of this choice."""
         known: dict[str, JsonValue] = {"name": self.name, "artifact": self.artifact, "options": self.options}
         if self.fallback is not None:
             known["fallback"] = self.fallback.to_json(is_fallback=True)

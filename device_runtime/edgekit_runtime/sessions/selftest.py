@@ -38,8 +38,6 @@ class OutputCheck:
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """The outcome of a self-test."""
-
     checks: tuple[OutputCheck, ...]
 
     @property
@@ -81,7 +79,6 @@ class GoldenCase:
 
 
 def read_golden(package: OpenedPackage) -> GoldenCase:
-    """Return the golden tensors of a package."""
     golden = package.manifest.golden
     expected = tuple((output, output.decode(package.read(output.path))) for output in golden.outputs)
     rows: list[tuple[int, Expected]] = []

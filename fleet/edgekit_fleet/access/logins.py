@@ -150,5 +150,4 @@ def csrf_of(secret: str) -> str:
 
 
 def close_login(session: Session, secret: str) -> None:
-    """End a login."""
     session.execute(delete(LoginRow).where(LoginRow.secret_sha256 == digest(secret)))

@@ -134,13 +134,11 @@ class MqttConnection(asyncio.Protocol):
     # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin the handshake."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101  # of TCP
         self._transport = transport
         self._shake_hands()
 
     def data_received(self, data: bytes) -> None:
-        """Take received bytes."""
         at_s = self.heard_at = time.monotonic()
         self._incoming.write(data)
         try:

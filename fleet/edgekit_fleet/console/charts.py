@@ -72,7 +72,6 @@ class Chart:
     x_range: tuple[float, float] | None = None
 
     def draw(self) -> Markup:
-        """Return the chart."""
         ends = [x for line in self.lines if line.points for x in (line.points[0][0], line.points[-1][0])]
         low, high = self.x_range or (min(ends, default=0.0), max(ends, default=1.0))
         frame = Frame(

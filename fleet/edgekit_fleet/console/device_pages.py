@@ -134,7 +134,6 @@ def save_query(console: Console, request: Request) -> Response:
 
 
 def show_device(console: Console, request: Request) -> Response:
-    """Show one device."""
     name = request.path_params["name"]
     detail = devices.describe(console.store, name)
     with console.store.snapshot() as session:

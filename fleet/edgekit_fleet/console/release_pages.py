@@ -75,7 +75,6 @@ def show_releases(console: Console, request: Request) -> Response:
 
 
 def show_release(console: Console, request: Request) -> Response:
-    """Return the page of a release."""
     return _render(console, request, "release.html")
 
 

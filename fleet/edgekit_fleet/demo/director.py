@@ -170,7 +170,6 @@ class _Course:
         self._setup, self._begin_s, self._on_step = setup, begin_s, on_step
 
     def follow(self, fleet: RunningFleet, device: RealDevice) -> None:
-        """Begin to look at a fleet and its real device."""
         self._fleet, self._store, self._device = fleet, fleet.store, device
 
     @contextlib.contextmanager
@@ -350,7 +349,7 @@ class _Course:
         raise TransportError(f"the real device did not refuse {version}")
 
     def _list(self) -> Sequence[devices.DeviceSummary]:
-        return devices.list_devices(self._store, lambda _: True)
+        return devices.page_devices(self._store, "all")[0]
 
     def _list_online(self) -> list[str]:
         return [device.name for device in self._list() if device.is_online]

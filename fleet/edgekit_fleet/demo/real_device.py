@@ -33,7 +33,6 @@ class RealDevice:
     """A device of the demo; its processes end with `close`, or with this process."""
 
     def __init__(self, folder: Path, model: str, target: str) -> None:
-        """Prepare its folders."""
         runtime = folder / "run"
         (runtime / "edgekit").mkdir(parents=True)
         self.socket_path = runtime / "edgekit" / "edgekit.sock"
@@ -108,7 +107,6 @@ class Application:
         self._thread = threading.Thread(target=self._run, name="application", daemon=True)
 
     def start(self) -> None:
-        """Begin to call."""
         self._thread.start()
 
     def close(self) -> None:

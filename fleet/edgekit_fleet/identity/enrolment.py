@@ -169,6 +169,18 @@ def is_expected(session: Session, request: EnrolmentRequest | RenewalRequest) ->
     return device is not None and device.revoked_at is None and device.public_key == key
 
 
+def find_device(session: Session, name: str) -> DeviceRow:
+    """Return an enrolled device, which may be revoked.
+
+    Raises:
+        NotFoundError: there is none of that name.
+    """
+    device = session.get(DeviceRow, name)
+    if device is None:
+        raise NotFoundError(f"no device '{name}' is enrolled; `edgekit fleet devices` lists them")
+    return device
+
+
 def revoke(session: Session, name: str, actor: str, why: str) -> DeviceRow:
     """Shut a device out, and end its unused codes. Its certificates are those that the audit log names.
 

@@ -76,7 +76,6 @@ class Limit:
 
     @property
     def shown_default(self) -> str:
-        """Return the default as people read it."""
         return self.default_text or f"{self.default:g}"
 
 
@@ -119,11 +118,9 @@ class Gate:
     form: Literal["times", "percent", "number"] = "percent"
 
     def find_level(self, value: float) -> float:
-        """Return the evidence of a level."""
         return value - self.ideal if self.worse == "higher" else self.ideal - value
 
     def find_change(self, before: float, after: float) -> float:
-        """Return the evidence of a change."""
         change = after - before
         if self.compare == "ratio":  # bounded: a device may state anything, such as 1e-320 ms
             change = min(max(math.log(after) - math.log(before), -_MAX_LOG_RATIO), _MAX_LOG_RATIO)

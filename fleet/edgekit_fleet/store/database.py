@@ -132,7 +132,6 @@ class Store:
         return _hide_password(self.engine.url)
 
     def close(self) -> None:
-        """Close all connections."""
         self.engine.dispose()
 
 

@@ -188,12 +188,11 @@ class CodeRow(Table):
 
 
 class ReleaseRow(Table):
-    """Packages that are released under one approval.
+    """Packages that are released together.
 
     Attributes:
         name: such as `2026-11-22.1`.
         created_at, created_by, note: when and by whom the release was made, and a note.
-        approved_at, approved_by: when and by whom it was approved, or None.
         withdrawn_at: when it was withdrawn, or None.
     """
 
@@ -203,8 +202,6 @@ class ReleaseRow(Table):
     created_at: Mapped[float]
     created_by: Mapped[str] = mapped_column(default="")
     note: Mapped[str] = mapped_column(default="")
-    approved_at: Mapped[float | None]
-    approved_by: Mapped[str | None]
     withdrawn_at: Mapped[float | None]
 
 

@@ -260,7 +260,6 @@ class WebServer:
         self.close()
 
     def close(self) -> None:
-        """Stop the server."""
         self._server.should_exit = True
         self._thread.join(_STOP_S)
         self._socket.close()

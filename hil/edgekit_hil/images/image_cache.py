@@ -45,8 +45,6 @@ Show = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One image."""
-
     folder: Path
 
     @property
@@ -197,7 +195,6 @@ def _list_images() -> list[Image]:
 
 
 def _remove_old(keep: Image) -> None:
-    """Remove old images, of any recipe."""
     old_images = [path for path in _folder().iterdir() if "-" in path.name and path != keep.folder]
     old_images.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for path in old_images[_MOST_IMAGES - 1 :]:

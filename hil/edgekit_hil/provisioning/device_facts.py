@@ -71,7 +71,6 @@ class HostFacts:
     libc: str
     pythons: tuple[DevicePython, ...]
     free_bytes: int
-    has_systemd: bool
     rights: str
     release: str
     previous: str
@@ -101,7 +100,6 @@ class HostFacts:
             **{name: fields.get(name, "") for name in _TEXTS},
             pythons=tuple(pythons.values()),
             free_bytes=int(fields["free_kb"]) * _KIB,
-            has_systemd=fields.get("systemd") == "1",
             keys=dict(value.partition(" ")[::2] for name, value in pairs if name == "key"),
         )
 

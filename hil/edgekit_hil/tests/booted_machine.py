@@ -243,7 +243,6 @@ Event = Callable[[ServiceMachine, random.Random], Expectation]
 
 
 def kill(machine: ServiceMachine, _: random.Random) -> Expectation:
-    """Kill the service by SIGKILL."""
     machine.run("kill -9 $(systemctl show edgekit -p MainPID --value)")
     return Expectation((FIRST,))
 

@@ -103,7 +103,6 @@ class LocalSteps:
         note: Callable[[NoteKind, str], None],
         count: Callable[[int], None],
     ) -> StepResult:
-        """Carry out a step, see `StepCarrier`."""
         meter = _Meter(count, order.most_bytes)
         desired_model = order.step.desired_model
         if desired_model is None:

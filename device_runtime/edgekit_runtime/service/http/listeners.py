@@ -36,7 +36,6 @@ class SocketFile:
 
     @classmethod
     def find(cls, path: Path) -> "SocketFile":
-        """Return the file that is at `path` now."""
         status = path.lstat()
         return cls(path, status.st_dev, status.st_ino)
 

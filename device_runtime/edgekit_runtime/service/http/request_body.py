@@ -35,7 +35,6 @@ class SizedBody:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it has arrived."""
         return self.received_bytes == len(self.data)
 
 

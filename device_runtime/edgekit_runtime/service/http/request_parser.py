@@ -51,7 +51,6 @@ class RequestParser:
         return None if self._body is None else self._body.received_bytes
 
     def receive_data(self, data: bytes) -> None:
-        """Receive bytes."""
         self.unread = self.unread + data if self.unread else data
 
     def get_buffer(self) -> memoryview | None:

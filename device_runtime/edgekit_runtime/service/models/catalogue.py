@@ -112,7 +112,6 @@ class Catalogue:
     __slots__ = ("by_name", "is_listed")
 
     def __init__(self) -> None:
-        """Make an empty catalogue."""
         self.by_name: dict[str, ModelEntry] = {}
         self.is_listed = False
 

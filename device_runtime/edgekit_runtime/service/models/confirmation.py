@@ -57,7 +57,6 @@ class Confirmations:
                 self.confirm(name, version)
 
     def confirm(self, name: str, version: str) -> None:
-        """Confirm a version now."""
         self._end_wait(name, version)
         self._confirmed.add((name, version))
         self._disk.submit(self._record, asyncio.get_running_loop(), name, version)

@@ -258,7 +258,6 @@ class Regions:
                 self.on_remove(region.name)
 
     def remove_all(self) -> None:
-        """Forget all regions."""
         for region in list(self):
             self.remove(region)
 

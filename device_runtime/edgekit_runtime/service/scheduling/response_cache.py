@@ -104,7 +104,6 @@ class ResponseCache:
             self.held_bytes -= dropped_bytes
 
     def drop_lane(self, lane: int) -> None:
-        """Drop all answers of a lane."""
         for key in [key for key in self._answers if key[0] == lane]:
             self.held_bytes -= self._answers.pop(key)[1]
 

@@ -62,7 +62,6 @@ class Served:
 
     @property
     def version(self) -> str:
-        """Version of its package."""
         return self.loaded.manifest.version
 
     @property

@@ -77,7 +77,6 @@ class TrialMessage:
     reason: str = ""
 
     def to_bytes(self) -> bytes:
-        """Return the message."""
         return json.dumps(dataclasses.asdict(self)).encode("ascii")
 
 

@@ -159,7 +159,6 @@ class IsolatedModel(IsolatedVersion):
 
     @property
     def trial(self) -> "WorkerTrial | None":
-        """The trial in which this is the candidate, or None."""
         return self._trial
 
     @property
@@ -376,7 +375,6 @@ class WorkerTrial(IsolatedTrial):
 
     @property
     def version(self) -> str:
-        """Version of the candidate."""
         return self.model.manifest.version
 
     def start(self, worker: WorkerHandle) -> None:

@@ -26,8 +26,6 @@ _logger = logging.getLogger(__name__)
 
 
 class RunnableEngine(Session, Protocol):
-    """A loaded engine."""
-
     def accepts(self, inputs: Mapping[str, Array]) -> bool:
         """Return whether the engine was built for these shapes."""
 

@@ -75,7 +75,6 @@ class TensorRtSession:
 
     @property
     def state(self) -> EngineState:
-        """The state of the engine."""
         return self._state
 
     def wait(self, timeout_s: float | None = None) -> EngineState:

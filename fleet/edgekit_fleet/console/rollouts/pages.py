@@ -49,7 +49,6 @@ class RolloutPages:
         )
 
     def show_one(self, console: Console, request: Request) -> Response:
-        """Return the page of a rollout."""
         name = request.path_params["name"]
         with console.store.snapshot() as session:
             row = queries.find_rollout_row(session, name)
@@ -77,7 +76,6 @@ class RolloutPages:
         )
 
     def show_members(self, console: Console, request: Request) -> Response:
-        """Return the devices of a rollout, a page of them."""
         name = request.path_params["name"]
         state, after = (request.query_params.get(name, "") for name in ("state", "after"))
         with console.store.snapshot() as session:

@@ -44,7 +44,6 @@ class Wave:
 
     @property
     def devices(self) -> int:
-        """Return the number of its devices."""
         return sum(self.states.values())
 
     @property
@@ -53,7 +52,6 @@ class Wave:
         return [(state, self.states[state]) for state in MEMBER_STATES if self.states.get(state)]
 
     def draw(self) -> Markup:
-        """Return the bar."""
         words = ", ".join(f"{count:,} {state}" for state, count in self.counts) or "no devices"
         return draw_bar([(f"is-{state}", count) for state, count in self.counts], words)
 
@@ -119,7 +117,6 @@ def count_members(session: Session, rollouts: Sequence[str]) -> dict[str, Wave]:
 
 
 def list_waves(session: Session, row: RolloutRow) -> list[Wave]:
-    """Return the waves of a rollout."""
     rows = session.execute(
         select(MemberRow.wave, MemberRow.state, func.count())
         .where(MemberRow.rollout == row.name, MemberRow.wave >= 0)

@@ -128,7 +128,6 @@ class RolloutLog:
         return self._courses[1]
 
     def view(self) -> LogView:
-        """Return the view of the log for a page."""
         moments = self.moments[-_MOMENTS:][::-1]
         return LogView(
             courses=self.find_courses(),
