@@ -465,7 +465,10 @@ def find_tag_effects(store: Store, device: str, tags: Mapping[str, str]) -> list
         after = {key: value for key, value in {**row.tags, **tags}.items() if value}
         effects = []
         for rollout in session.scalars(select(RolloutRow).where(RolloutRow.state.in_(OPEN_STATES))):
-            selector = parse_selector(rollout.selector)
+            try:
+                selector = parse_selector(rollout.selector)
+            except FleetError:  # an older version accepted it: the cohort stays as it is
+                continue
             was, will = (selector.matches(list_attributes(row, tags)) for tags in (row.tags, after))
             if was == will:
                 continue

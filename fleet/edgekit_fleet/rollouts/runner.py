@@ -51,6 +51,7 @@ from edgekit_fleet.store.tables import (
 )
 from edgekit_runtime.agent.documents import ENDED, DeltaOffer, DesiredModel
 from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.errors import FleetError
 
 OPEN_STATES: Final = ("running", "paused", "returning")
 """States of rollouts that still decide; devices of one that is `returning` are on their way back."""
@@ -360,8 +361,12 @@ def _join(session: Session, row: RolloutRow, memory: _RolloutMemory) -> list[Ent
         return []
     members = memory.progress.members
     models = frozenset(model for _, model in memory.packages)
+    try:
+        selector = parse_selector(row.selector)
+    except FleetError:  # an older version accepted it: the cohort stays as it is
+        return []
     packages = read_packages(session, row.release)
-    matching = read_devices(session, parse_selector(row.selector), packages)
+    matching = read_devices(session, selector, packages)
     new = {view.name: view for view in matching if view.name not in members}
     planned, _ = preview(new.values(), packages)
     classes = {planned_device.device: planned_device.target for planned_device in planned}
