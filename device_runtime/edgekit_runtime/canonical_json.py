@@ -172,7 +172,6 @@ class Record:
         return cls(**values)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the JSON object of this record."""
         document = dict(self.extra)
         for field, _, _ in _list_members(type(self)):  # type: ignore[arg-type]  # as above
             value = getattr(self, field.name)

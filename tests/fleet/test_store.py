@@ -1,4 +1,4 @@
-"""The store: its migrations, the audit log that nobody can change, and what an open one keeps."""
+"""The store: its tables, the audit log that nobody can change, and what an open one keeps."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from edgekit_fleet.store.tables import Table
 from edgekit_runtime.errors import ConfigError, OutputError
 
 
-def test_migrations_lead_to_the_tables_of_the_code(store: Store):
+def test_first_open_makes_the_tables_of_the_code(store: Store):
     with store.engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
 

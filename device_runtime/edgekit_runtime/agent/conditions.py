@@ -21,7 +21,6 @@ class ModelView:
     """One model as it is on the device.
 
     Attributes:
-        model: its name.
         version, manifest_sha256: the installed package that the slots open, or empty if none is installed.
         health: `unproven`, `healthy`, `rejected` or `missing`.
         previous: version in the spare slot, or empty.
@@ -90,14 +89,7 @@ class Obstacle:
 def find_obstacle(
     desired_model: DesiredModel, view: ModelView, conditions: DeviceConditions, done_bytes: int
 ) -> Obstacle | None:
-    """Return an obstacle to beginning or continuing the download of `desired_model`, or None.
-
-    Args:
-        desired_model: the model's entry in the desired document.
-        view: state of the model on this device.
-        conditions: current conditions of the device.
-        done_bytes: bytes of the package that are here already.
-    """
+    """Return an obstacle to beginning or continuing the download of `desired_model`, or None."""
     rejection = view.find_rejection(desired_model.manifest_sha256)
     if rejection is not None and not desired_model.is_return:
         return Obstacle("rejected-here", f"version {desired_model.version} was rejected here: {rejection}")

@@ -77,12 +77,6 @@ def enrol(code: EnrolmentCode, config: Path, facts: Mapping[str, str], disk: Dis
     Package keys of another fleet, in which this device was before, are trusted no more. Those that somebody
     trusted by hand stay.
 
-    Args:
-        code: enrolment code from `edgekit fleet enroll`.
-        config: folder of the configuration.
-        facts: facts of this device, see `EnrolmentRequest`.
-        disk: carries changes out.
-
     Raises:
         EnrolmentError: the fleet refuses.
         SignatureError: the server is not the one that the code names.
@@ -102,7 +96,7 @@ def enrol(code: EnrolmentCode, config: Path, facts: Mapping[str, str], disk: Dis
             f"{code.address}: its authority has sha256 {fingerprint}, the code states"
             f" {code.authority_sha256}; is this the right server?"
         )
-    request = EnrolmentRequest(secret=code.secret, csr=_make_csr(key), facts=facts)
+    request = EnrolmentRequest(secret=code.secret, csr=make_csr(key), facts=facts)
     body = json.dumps(to_plain(request)).encode()
     answer = _parse(_ask(code.address, make_context(authority), "POST", "/enrol", body), code.address)
     old_keys = _list_foreign_keys(config, authority)
@@ -137,7 +131,7 @@ def renew(config: Path, disk: Disk = DISK) -> Membership:
     """
     member = read_membership(config)
     before = member.enrolment
-    request = RenewalRequest(device=before.device, csr=_make_csr(member.key))
+    request = RenewalRequest(device=before.device, csr=make_csr(member.key))
     address = before.web.removeprefix("https://").rstrip("/")
     body = json.dumps(to_plain(request)).encode()
     answer = _parse(_ask(address, make_context(before.authority), "POST", "/renew", body), address)
@@ -165,7 +159,8 @@ def _make_key(folder: Path, disk: Disk) -> Ed25519PrivateKey:
     return key
 
 
-def _make_csr(key: Ed25519PrivateKey) -> str:
+def make_csr(key: Ed25519PrivateKey) -> str:
+    """Return the request of a device's certificate, in PEM."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "device")])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, None)
     return request.public_bytes(Encoding.PEM).decode()

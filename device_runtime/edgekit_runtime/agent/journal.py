@@ -39,7 +39,6 @@ class Progress:
     """Progress of this device with one execution.
 
     Attributes:
-        report: the execution as it is reported.
         manifest_sha256: manifest digest of the package.
         age_s: seconds that it was under way while the agent ran, independent of changes of the clock.
         failures: failures of its current step in a row.
@@ -102,11 +101,7 @@ class JournalRecord:
 
 
 class Journal:
-    """The journal of one device; one process uses it, and one thread of it.
-
-    Attributes:
-        record: the record as it is on the disk.
-    """
+    """The journal of one device; one process uses it, and one thread of it."""
 
     def __init__(self, path: Path, disk: Disk = DISK, clock: Callable[[], float] = time.time) -> None:
         """Read the journal at `path`, or begin a new one if it is missing or damaged.

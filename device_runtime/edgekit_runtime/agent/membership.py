@@ -54,14 +54,7 @@ class EnrolmentError(EdgekitError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """This device in its fleet.
-
-    Attributes:
-        enrolment: the fleet's answer.
-        key: the device's private key.
-        folder: folder of key and certificate.
-        stamp: see `read_stamp`.
-    """
+    """This device in its fleet."""
 
     enrolment: Enrolment
     key: Ed25519PrivateKey

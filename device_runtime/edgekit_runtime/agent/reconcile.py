@@ -55,7 +55,6 @@ class NextSteps:
         superseded: executions that others have replaced.
         steps: possible steps, the most urgent first; a model's `unload` may come before its next step, which
             need not wait if the `unload` is refused.
-        models: states of the models to report.
         status, because: status to report, and its reason.
     """
 
@@ -69,11 +68,6 @@ class NextSteps:
 
 def accept_desired(desired: Desired, previous: Desired | None, device: str) -> bool:
     """Return whether a document with a verified signature replaces the held one.
-
-    Args:
-        desired: the document.
-        previous: the newest document that was accepted before, or None.
-        device: identifier of this device.
 
     Raises:
         SignatureError: it is for another device, older, or has the same version with other content.

@@ -45,11 +45,6 @@ def _own_id(key: Ed25519PrivateKey) -> str:
 def seal(document: object, kind: Kind, key: Ed25519PrivateKey) -> bytes:
     """Return the signed envelope of a document.
 
-    Args:
-        document: one of the dataclasses of `documents`.
-        kind: kind of the document.
-        key: private key of the manager or of the device.
-
     Raises:
         ValueError: the envelope would be larger than `MAX_DOCUMENT_BYTES`.
     """

@@ -32,11 +32,9 @@ class RunSetting:
     """One way to run a package.
 
     Attributes:
-        variant: name of the variant.
         place: position of the backend in the variant's chain.
         options: options of the backend that differ from the package's.
         instances: number of runs at once.
-        batch: rows of a run.
     """
 
     variant: str = DEFAULT_VARIANT
@@ -71,9 +69,7 @@ class MeasureOrder:
         package: absolute path of the package.
         manifest_sha256: digest of the verified package, which must not have changed.
         keys: folder of the trusted keys.
-        settings: settings of the package.
         threads: threads of one inference, or None for the options' number.
-        rounds: limit of rounds.
         end_s: time on the monotonic clock; no round but the first starts later.
         seed: seed of the random orders.
     """
@@ -177,7 +173,6 @@ class ContestLimits:
     Attributes:
         fewest: least number of processes, unless the time is over.
         most: greatest number of processes.
-        rounds: limit of rounds in each process.
         end_s: time limit on the clock, kept approximately: a process starts if at least half of it fits.
     """
 

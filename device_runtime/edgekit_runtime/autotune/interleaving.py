@@ -28,7 +28,6 @@ class Runner:
 
     Attributes:
         sessions: sessions of one model, which run at once; at least one.
-        inputs: inputs of a run.
         rows: number of rows that a run of all sessions counts for.
     """
 

@@ -54,7 +54,6 @@ class SettingResult:
     """The result of one setting.
 
     Attributes:
-        setting: the setting that was tried.
         latency: medians of seconds per row, one per process, of the last contest that it took part in; None
             if it failed.
         ratio: ratio of its latency to the package's own setting in that contest.
@@ -74,7 +73,6 @@ class Tuning:
     """The result of a search.
 
     Attributes:
-        objective: objective of the search.
         trials: all settings, the package's own first.
         best: the setting to use; the package's own if no other is better beyond chance.
         interval: 95 % interval of the best one's time as a share of the package's own.
@@ -163,15 +161,6 @@ def search(
     report: Callable[[str], None] = lambda _: None,
 ) -> Tuning:
     """Return the best of `settings`, the first of which is the package's own.
-
-    Args:
-        measure: measures in one process.
-        settings: settings to try, at least one.
-        objective: objective of the settings.
-        manifest: manifest of the package.
-        end_s: approximate end on the clock.
-        clock: seconds since any moment.
-        report: called with lines on the progress.
 
     Raises:
         BackendError: the package's own setting does not run, or every process dies or hangs.

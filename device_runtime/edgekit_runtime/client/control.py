@@ -82,9 +82,6 @@ def _change(socket_path: Path, model: str, action: Literal["load", "unload"], bo
 def read_index(socket_path: Path) -> dict[str, list[dict[str, str]]] | None:
     """Return the versions that a running service states of each model, or None without an answer in time.
 
-    Args:
-        socket_path: socket of the service.
-
     Returns:
         model -> lines of the repository's index, each with `version`, `state` and `reason`.
     """
@@ -103,9 +100,6 @@ def read_index(socket_path: Path) -> dict[str, list[dict[str, str]]] | None:
 
 def read_metrics(socket_path: Path) -> str:
     """Return the metrics of a running service, in Prometheus' text format.
-
-    Args:
-        socket_path: socket of the service.
 
     Raises:
         TransportError: it does not answer, or not with metrics.

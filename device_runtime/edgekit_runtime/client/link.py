@@ -39,8 +39,6 @@ class Address:
 
     Attributes:
         path: path of a Unix socket, or None.
-        host, port: host and port of TCP.
-        is_tls: whether to speak TLS.
         prefix: what stands before the path of each request, such as `/edge` for a proxy; or empty.
         ca_file: PEM file of the authority that signed the service's certificate; None for the system's.
     """
@@ -147,7 +145,6 @@ class Link:
     """A connection that is made when it is needed.
 
     Attributes:
-        address: address of the service.
         connection: its number, 0 while there is none.
         memory: responses are received into it if they fit.
         first_read: when the last response began to arrive, on the monotonic clock, and how many bytes came.
@@ -183,7 +180,6 @@ class Link:
             self.connection = self._made
 
     def close(self) -> None:
-        """Disconnect."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

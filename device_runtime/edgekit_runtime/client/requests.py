@@ -27,7 +27,6 @@ class RequestTemplate:
 
     Attributes:
         start: its head and JSON.
-        size_bytes: size of the whole request.
         regions: regions of shared memory that it names; the service must know them.
         layout: layout of its last response, or None.
     """

@@ -25,9 +25,7 @@ class SharedMemory:
     """A sealed memfd with one array in it.
 
     Attributes:
-        name: name of the region.
         array: array of the caller's dtype and shape, zeros at first.
-        descriptor: descriptor of the memfd.
         connection: number of the one on which it was registered last.
     """
 

@@ -33,12 +33,12 @@ _OUTPUT_BYTES: Final = 256 << 10
 
 def list_codings() -> tuple[str, ...]:
     """Return the content codings that can be read here, the best first."""
-    return (ZSTD, *_WINDOW_BITS) if _find_zstd() is not None else tuple(_WINDOW_BITS)
+    return (ZSTD, *_WINDOW_BITS) if find_zstd() is not None else tuple(_WINDOW_BITS)
 
 
 def has_zstd() -> bool:
     """Whether zstd can be written and read here."""
-    return _find_zstd() is not None
+    return find_zstd() is not None
 
 
 def compress(data: "bytes | memoryview") -> bytes:
@@ -160,7 +160,8 @@ def _refuse_size(size_bytes: int | None, max_bytes: int) -> RequestError:
     return RequestError(413, f"the decompressed body has {size}, the limit here is {max_bytes} bytes")
 
 
-def _find_zstd() -> ModuleType | None:
+def find_zstd() -> ModuleType | None:
+    """Return the module `zstandard`, or None if it is not installed."""
     try:
         import zstandard
     except ImportError:
@@ -169,7 +170,7 @@ def _find_zstd() -> ModuleType | None:
 
 
 def _need_zstd() -> Any:
-    zstd = _find_zstd()
+    zstd = find_zstd()
     if zstd is None:
         raise BackendError(f"zstd needs the package zstandard; {install_command('offload')}")
     return zstd

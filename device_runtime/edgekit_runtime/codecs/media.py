@@ -37,7 +37,6 @@ class MediaCodec:
     """A codec with its quality.
 
     Attributes:
-        name: name of the format.
         quality: 1 to 100 for a photograph, kbit/s for sound.
         rate_hz: samples per second of sound.
 
@@ -76,7 +75,6 @@ class MediaCodec:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Its dtypes for decoding."""
         return ("int16", "float32") if self.name == "opus" else ("uint8",)
 
 

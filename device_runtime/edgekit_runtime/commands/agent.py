@@ -58,7 +58,6 @@ WantedBy=multi-user.target
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the parser of this command."""
     parser = commands.add_parser(
         "agent",
         help="do what the fleet wants of this device, and report",

@@ -18,7 +18,6 @@ class Outcome:
     Attributes:
         document: document for `--json`, one object.
         lines: the same as text.
-        exit_code: exit code of the process.
         has_ended: whether its work has ended on all threads; Python would wait for them at its exit.
     """
 

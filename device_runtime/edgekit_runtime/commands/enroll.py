@@ -14,7 +14,6 @@ _TARGETS: Final = {"x86_64": "x86-64"}  # of machines with one target; boards of
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the parser of this command."""
     parser = commands.add_parser(
         "enroll",
         help="join a fleet by a one-time code",

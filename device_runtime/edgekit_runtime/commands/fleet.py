@@ -11,7 +11,6 @@ from edgekit_runtime.system.paths import find_config_folder, find_state_folder
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the parser of this command."""
     parser = commands.add_parser("fleet", help="show what the fleet wants of this device")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     status = actions.add_parser(

@@ -10,7 +10,6 @@ from edgekit_runtime.slots import UNPROVEN, Permissions
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the parser of this command."""
     parser = commands.add_parser(
         "install",
         help="verify a package and make it the active version of its model",

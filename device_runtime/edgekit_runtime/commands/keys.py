@@ -11,7 +11,6 @@ from edgekit_runtime.trust.trusted_keys import TrustedKey, list_trusted, remove_
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the parser of this command."""
     parser = commands.add_parser(
         "keys",
         help="list, trust or remove the keys whose packages are accepted",
@@ -49,7 +48,6 @@ def run_list(arguments: argparse.Namespace) -> Outcome:
 
 
 def run_trust(arguments: argparse.Namespace) -> Outcome:
-    """Trust a key."""
     file: Path = arguments.file
     name = arguments.name or file.name.removesuffix(PUBLIC_KEY_SUFFIX).removesuffix(".pem")
     return _describe(trust_key(file, name, find_keys(arguments)), "is trusted from now on", arguments)

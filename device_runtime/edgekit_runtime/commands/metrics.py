@@ -10,7 +10,6 @@ from edgekit_runtime.system.paths import find_running_service
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the parser of this command."""
     parser = commands.add_parser(
         "metrics",
         help="show what the running service has counted",

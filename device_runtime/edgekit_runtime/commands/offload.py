@@ -13,7 +13,6 @@ _MOST_MEGABYTES: Final = 1e6
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the parsers of this group."""
     parser = commands.add_parser("offload", help="run models on this device, on a server, or split")
     parts = parser.add_subparsers(required=True, metavar="COMMAND")
     measuring = parts.add_parser(
@@ -59,7 +58,6 @@ def run_measure(_: argparse.Namespace) -> Outcome:
 
 
 def run_server(arguments: argparse.Namespace) -> Outcome:
-    """Store the server."""
     from edgekit_runtime.offload.offload_options import OffloadOptions, write_offload_options
 
     options = OffloadOptions(

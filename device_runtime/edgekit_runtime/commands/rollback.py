@@ -7,7 +7,6 @@ from edgekit_runtime.commands.installed import add_arguments, open_slots, switch
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the parser of this command."""
     parser = commands.add_parser(
         "rollback",
         help="go back to the previous version of a model",

@@ -27,7 +27,6 @@ _UNITS = {
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the parser of this command."""
     parser = commands.add_parser(
         "sensors",
         help="show what this device can tell of its power and heat",

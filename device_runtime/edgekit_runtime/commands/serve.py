@@ -15,7 +15,6 @@ _logger = logging.getLogger(__name__)
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the parser of this command."""
     parser = commands.add_parser(
         "serve",
         help="serve models over the Open Inference Protocol",

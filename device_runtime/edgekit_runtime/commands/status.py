@@ -14,7 +14,6 @@ from edgekit_runtime.system.paths import find_running_service
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the parser of this command."""
     parser = commands.add_parser(
         "status",
         help="show the installed models, their versions and what was rejected",

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the parser of this command."""
     parser = commands.add_parser(
         "tournament",
         help="measure every engine of a package here and keep the fastest",

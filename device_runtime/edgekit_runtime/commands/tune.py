@@ -20,7 +20,6 @@ from edgekit_runtime.system.engines import EngineMissingError, get_engine
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the parser of this command."""
     parser = commands.add_parser(
         "tune",
         help="find the options with which a package runs best here",

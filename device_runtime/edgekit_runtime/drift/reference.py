@@ -23,8 +23,6 @@ class ValueReference:
     """The distribution of the values of one tensor when the package was made.
 
     Attributes:
-        low: the smallest value.
-        high: the largest.
         edges: edges of the bins within `low - margin .. high + margin`, ascending.
         shares: share of the values in each bin; there is one more bin than edges.
 
@@ -103,9 +101,6 @@ def parse_references(
     figures: Mapping[str, JsonValue],
 ) -> tuple[dict[str, ValueReference], dict[str, ValueReference | ClassReference]]:
     """Return the references of inputs and of outputs by name; empty if the package has none.
-
-    Args:
-        figures: figures of a manifest.
 
     Raises:
         ManifestError: `figures.reference` is malformed.

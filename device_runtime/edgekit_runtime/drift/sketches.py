@@ -26,10 +26,8 @@ class Moments:
 
     Attributes:
         count: number of values; fractions come from `halve`.
-        mean: mean of the values.
         squares: sum of their squared distances from the mean.
         low: the smallest, infinite before the first.
-        high: the largest.
 
     Source: T. Chan, G. Golub, R. LeVeque, Updating formulae and a pairwise algorithm for computing sample
     variances (1979), equation 2.1; for one value it is Welford's.
@@ -70,7 +68,6 @@ class ValueSketch:
 
     Attributes:
         reference: the reference that they are compared with, or None.
-        moments: moments of the values.
         bins: values between the reference's bounds; empty without a reference.
         not_finite: number of tensors with NaN or infinity; such values are not counted elsewhere.
     """

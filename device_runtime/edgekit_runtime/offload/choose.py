@@ -36,7 +36,6 @@ class ObjectiveRule:
     """How plans are compared; one row of `OBJECTIVES`.
 
     Attributes:
-        goal: the goal in words.
         figure: the compared figure in words, with `cost` in ms or mJ, and `duration`.
         score: seconds or joules of a request, which are minimised, of a plan, conditions, the limit on
             latency and the watts of the radio; infinity beyond the limit. None stands for the latency.
@@ -102,8 +101,6 @@ class RunnerUp:
     """The best of the plans that were not chosen.
 
     Attributes:
-        name: name of the plan.
-        predicted_s: its predicted latency.
         cost: see `PlanChoice`.
     """
 
@@ -117,13 +114,9 @@ class PlanChoice:
     """A plan, and the reasons.
 
     Attributes:
-        plan: the plan to run.
-        predicted_s: its predicted latency.
-        conditions: the conditions for which it was chosen.
         cost: two numbers. The first is 1 if the plan is too late; the second is then its latency. Else the
             second is what the objective minimises: seconds of latency, of the slowest stage or of the server,
             or joules.
-        objective: the objective of the choice.
         limit_s: latency that is good enough, for energy or capacity.
         other: the best of the other plans, or None; it may be better than `plan` if that runs already,
             because a switch needs a larger gain.

@@ -84,7 +84,6 @@ class InputCodes:
     Attributes:
         lowest, highest: values of the first and the last code.
         step: distance between the values of two adjacent codes.
-        axis: axis of the channels.
         is_grid: whether values must lie on those steps, as in all samples; otherwise they are rounded.
 
     Raises:
@@ -108,7 +107,6 @@ class OffloadPlan:
 
     Attributes:
         name: name, unique in the table; `local` runs the whole model on the device.
-        costs: costs of a request.
         head: the submodel that runs on the device first; None if the inputs are sent as they are.
         tail: the name of the model on the server; None if nothing is sent.
         media: tensor that is sent -> codec and quality, such as `jpeg:90`. The tail takes its bytes.
@@ -158,7 +156,6 @@ class CutTable:
         latency_limit_s: for capacity, limit of 99 % of requests; for energy, limit of a request.
         radio_w: power of the device's radio, above idle, from the request until the reply has come; with it,
             every plan has `device_j`.
-        version: version of this format.
 
     Raises:
         ValueError: there are no plans, too many, or two of one name; or a field that the objective needs is

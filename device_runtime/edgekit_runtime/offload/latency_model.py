@@ -51,7 +51,6 @@ class Conditions:
     Attributes:
         link: the connection, or None if the server cannot be used now.
         device_slowdown: time of the device's kernels as a multiple of the time measured without load.
-        server_slowdown: the same for the server.
         server_wait_s: how long a request waits on the server before it runs.
     """
 
@@ -116,11 +115,6 @@ def reserved_server_s(plan: OffloadPlan, conditions: Conditions, limit_s: float)
     A server carries 1 / (rate of a device * this) devices while 99 % of their requests end within the limit:
     a short wait needs a server that is mostly idle. The result is infinity if the limit cannot be kept. The
     present wait is left out: it depends on the number of devices, which is to be found.
-
-    Args:
-        plan: plan of all devices.
-        conditions: link and loads.
-        limit_s: limit on latency.
     """
     alone = replace(plan, escalation=None)  # the requests of a cascade that go to the server
     share = _share(plan)
@@ -248,10 +242,6 @@ def wire_bytes(message_bytes: float, *, is_tls: bool = True) -> float:
 
     The bandwidth of a link counts the payload of full segments. A segment that is not full, such as the last
     one of a message, has the same headers with less payload, and so costs more than its bytes.
-
-    Args:
-        message_bytes: size of head and body.
-        is_tls: whether it is encrypted.
     """
     if is_tls:
         message_bytes += _SEAL_BYTES * math.ceil(message_bytes / _RECORD_BYTES)

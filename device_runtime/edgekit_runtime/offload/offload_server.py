@@ -76,7 +76,6 @@ class TailRequest:
 
     Attributes:
         parts: the request as bytes and arrays.
-        size_bytes: size of all parts.
         expected: the outputs that a reply must have.
         id: id that a reply repeats; a reply with another id answers another request.
     """
@@ -95,7 +94,6 @@ class Reply:
         outputs: the outputs, or None.
         error: why there are none, or None.
         exchange: sizes and times, without the server's own time.
-        times: times that the server stated.
         is_cut_off: whether this device aborted it while its body was being sent.
     """
 
@@ -150,7 +148,6 @@ class WarmConnection:
     """A warm connection with its own thread, so that the caller can stop waiting at any time.
 
     Attributes:
-        link: the connection.
         connect_s: time that it took to connect, with TLS; 0 before that.
     """
 

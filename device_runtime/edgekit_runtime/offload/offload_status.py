@@ -27,7 +27,6 @@ class Counts:
 
     Attributes:
         local: by this device alone, as planned.
-        remote: with the server.
         hedged: with a local run that began because the reply was late.
         failed: by the device, because the server's part failed.
         uncoded: those of all these whose inputs were not finite or beyond the codes of the usual plan, so
@@ -47,8 +46,6 @@ class OffloadStatus:
 
     Attributes:
         model: name of the package.
-        process: process id.
-        server: address of the server.
         plan: the plan that it runs now.
         reason: why, in one sentence.
         up_bits_per_s, down_bits_per_s, rtt_s: the link, None before it was measured.

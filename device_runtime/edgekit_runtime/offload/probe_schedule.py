@@ -98,9 +98,6 @@ class ProbeSchedule:
 
     So a better link is noticed after a twentieth of the time that it was bad, and the number of probes grows
     only with the logarithm of that time. From 20 minutes on there is one probe a minute.
-
-    Attributes:
-        due_s: when the next probe may be sent.
     """
 
     __slots__ = ("_bytes_per_s", "_left_s", "_paid_s", "due_s")

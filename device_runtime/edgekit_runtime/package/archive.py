@@ -118,8 +118,6 @@ class OpenedPackage:
     """A package that has been verified throughout.
 
     Attributes:
-        path: path of the package file.
-        manifest: manifest of the package.
         key_id: id of the trusted key that signed it.
         submodel: name of the submodel that this shows as the model, or None.
     """

@@ -59,10 +59,7 @@ class Member:
     """The position of one member in the archive.
 
     Attributes:
-        name: its path.
-        header_offset: offset of its local header.
         payload_offset: offset of its content, a multiple of 64.
-        size_bytes: size of its content.
         crc32: checksum of its content, as its headers state it.
     """
 

@@ -207,7 +207,6 @@ class GoldenInput(Record):
 
     @property
     def size_bytes(self) -> int:
-        """Size of the artifact."""
         if self.codes is None:
             return self.decoded_bytes
         return math.prod(self.codes.stored_shape(self.shape)) * DTYPES[self.codes.dtype].itemsize
@@ -294,15 +293,10 @@ class GoldenOutput(Record):
 
     @property
     def size_bytes(self) -> int:
-        """Size of the artifact."""
         return self.stored_count * DTYPES[self.dtype].itemsize
 
     def pick(self, output: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return those values of an output that are stored, in C order.
-
-        Args:
-            output: output of the stated shape.
-        """
+        """Return those values of an output that are stored, in C order."""
         if self.axis is None:
             return output.reshape(-1)[:: self.every]
         return output.take(np.arange(0, self.shape[self.axis], self.every), self.axis).reshape(-1)
@@ -427,10 +421,6 @@ class Golden(Record):
 
     def check(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
         """Check that there is a golden tensor for each input and at least one output, and all fit.
-
-        Args:
-            inputs: specs of the model's inputs.
-            outputs: specs of the model's outputs.
 
         Raises:
             DataError: a tensor is missing, unknown, there twice, or of another dtype or shape; or the

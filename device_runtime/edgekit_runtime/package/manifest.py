@@ -53,7 +53,6 @@ class Manifest(Record):
         name, version, target: together the name of the package file.
         inputs, outputs: specs of the model, at least one each.
         artifacts: sorted by path.
-        backend: the backend that runs it.
         golden: inputs with expected outputs for the self-test.
         preprocessing, labels: paths of artifacts of that role, or None.
         budget: limit name -> finite number, the unit is in the name.

@@ -74,7 +74,6 @@ class Artifact(Record):
 
     Attributes:
         path: name of the ZIP member.
-        size_bytes: its size.
         sha256: its digest, 64 hexadecimal digits in lower case.
         role: `model`, `submodel`, `golden`, `labels`, `preprocessing`, `cut-table`; a reader verifies and
             otherwise ignores other roles.
@@ -159,7 +158,6 @@ class BackendChoice(Record):
         return cls(name, artifact, options, fallback, fields.rest())
 
     def to_json(self, *, is_fallback: bool = False) -> dict[str, JsonValue]:
-        """Return the JSON object of this choice."""
         known: dict[str, JsonValue] = {"name": self.name, "artifact": self.artifact, "options": self.options}
         if self.fallback is not None:
             known["fallback"] = self.fallback.to_json(is_fallback=True)

@@ -42,10 +42,6 @@ def row_axes(feeds: Sequence[Arrays], runs: Sequence[Arrays]) -> dict[str, int]:
     """Return the outputs whose number of rows depends on the data, with the axis of the rows.
 
     Their shapes differ along one axis among runs of the same sizes.
-
-    Args:
-        feeds: inputs of the runs.
-        runs: outputs.
     """
     axes: dict[str, int] = {}
     sizes = [[array.shape for array in feed.values()] for feed in feeds]

@@ -29,7 +29,6 @@ class Submodel(Record):
 
     Attributes:
         name: unique among the submodels of a package, such as `cut3-int8.tail`.
-        inputs, outputs: its tensors.
         backend: how to run it. Its artifact has the role `submodel`; weights may lie in the artifact of the
             whole model, which the graph then names as its external data.
         golden: inputs with the outputs that it must reproduce.

@@ -29,7 +29,6 @@ class Variant(Record):
 
     Attributes:
         name: `DEFAULT_VARIANT` for the manifest's top level.
-        backend: the backend that runs it.
         golden: inputs with the outputs that this variant must reproduce.
         figures: measured figures of the variant that do not vary from run to run.
 

@@ -25,9 +25,7 @@ class SharedPlace(NamedTuple):
     """A place in shared memory.
 
     Attributes:
-        region: name of the region.
         offset_bytes: offset from the start of the region.
-        size_bytes: size of the place.
     """
 
     region: str
@@ -48,7 +46,6 @@ class InferTensor:
     """One tensor of a request or a response; its values are in exactly one of three places.
 
     Attributes:
-        name, dtype, shape: name, dtype and shape of the tensor.
         start_bytes: begin of its binary data, counted from the end of the JSON.
         shared: its place in shared memory, or None.
         values: its values from the JSON, as a `NumberArray` while a long array is not read yet; or None.

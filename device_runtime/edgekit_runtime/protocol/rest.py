@@ -29,7 +29,6 @@ def quote_segment(text: str) -> str:
 
 
 def model_path(name: str, version: str | None = None) -> str:
-    """Return the path of a model, or of one of its versions."""
     path = f"/v2/models/{quote_segment(name)}"
     return path if version is None else f"{path}/versions/{quote_segment(version)}"
 

@@ -44,7 +44,6 @@ class Service:
 
     Attributes:
         registry: loads, swaps and unloads the models.
-        metrics: metrics of the whole service.
         http: the HTTP server with its connections.
         pool: the threads of models that do not run on the loop.
         workers: the worker processes of isolated models.

@@ -46,13 +46,7 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class WarmRun:
-    """A run before there was traffic.
-
-    Attributes:
-        shapes: shapes of the inputs.
-        size_bytes: size of the inputs.
-        seconds: time that the engine took.
-    """
+    """A run before there was traffic."""
 
     shapes: Shapes
     size_bytes: int
@@ -113,7 +107,6 @@ class LoadedWay:
     """A variant that is open with a number of threads, for a governor to choose.
 
     Attributes:
-        variant: name of the variant.
         threads: threads of one run; 0 for the package's number.
         instances: its sessions, which passed the self-test.
         warm_runs: times measured before there was traffic.

@@ -57,7 +57,6 @@ class Latency:
 
     @property
     def median_s(self) -> float:
-        """Median of the rounds."""
         return statistics.median(self.seconds)
 
     @property

@@ -150,9 +150,6 @@ class OrtSession:
 
         The arena releases only memory that is unused at the end of a run, which still holds its outputs.
 
-        Args:
-            inputs: the same arrays as `run` takes.
-
         Raises:
             BackendError: onnxruntime failed, and no memory is returned.
         """

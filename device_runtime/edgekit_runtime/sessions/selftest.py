@@ -23,7 +23,6 @@ class OutputCheck:
     """The comparison of one output.
 
     Attributes:
-        name: name of the output.
         passed: whether all compared values are within the tolerance.
         wrong_count: number of values outside the tolerance, or None when dtype or shape differ.
         max_abs_error: the largest difference of two finite values, or None when dtype or shape differ.
@@ -39,8 +38,6 @@ class OutputCheck:
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """The outcome of a self-test."""
-
     checks: tuple[OutputCheck, ...]
 
     @property
@@ -82,7 +79,6 @@ class GoldenCase:
 
 
 def read_golden(package: OpenedPackage) -> GoldenCase:
-    """Return the golden tensors of a package."""
     golden = package.manifest.golden
     expected = tuple((output, output.decode(package.read(output.path))) for output in golden.outputs)
     rows: list[tuple[int, Expected]] = []

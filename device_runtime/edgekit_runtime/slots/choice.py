@@ -75,12 +75,6 @@ def open_first(
 ) -> Choice:
     """Return the first candidate whose package is whole.
 
-    Args:
-        folder: folder of the model.
-        state: the state that the candidates are of.
-        candidates: best first.
-        problem: what is wrong with the state file, or None.
-
     Raises:
         NothingToOpenError: there is none; says why for each.
         UnavailableError: it cannot be found out now whether a version is whole.

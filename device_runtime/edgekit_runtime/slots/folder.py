@@ -71,7 +71,6 @@ class ModelFolder:
 
     Attributes:
         path: path of the folder; it need not exist.
-        model: its name.
     """
 
     __slots__ = ("_disk", "_read", "model", "path")

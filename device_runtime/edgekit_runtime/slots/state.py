@@ -72,10 +72,6 @@ class Installed(Record):
 class Rejection(Record):
     """A version that failed here and is not installed again without permission.
 
-    Attributes:
-        version, sha256: the same fields as in `Installed`.
-        reason: text to show.
-
     Raises:
         DamagedStateError: a field has the wrong type or value.
     """
@@ -97,7 +93,6 @@ class ModelState(Record):
     """Which versions of one model are installed, which is opened, and which were rejected.
 
     Attributes:
-        model: its name.
         active: the slot that is opened, unless it was rejected and there is a factory package; or None.
         spare: the other slot.
         factory: the package that always remains.

@@ -39,13 +39,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """The result of an installation.
-
-    Attributes:
-        model, version: name and version of the package.
-        active: whether this version is opened next.
-        state: after the installation.
-    """
+    """The result of an installation."""
 
     model: str
     version: str
@@ -167,10 +161,6 @@ class Slots:
 
     def open(self, model: str, sha256: str) -> "OpenedPackage":
         """Return the verified package of an installed version, also of a rejected one, and record nothing.
-
-        Args:
-            model: its name.
-            sha256: digest of its manifest.
 
         Raises:
             SlotError: no such model or version, or its package cannot be opened; says why.

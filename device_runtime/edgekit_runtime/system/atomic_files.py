@@ -136,6 +136,14 @@ def write_text_atomically(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
+def find_size(path: Path) -> int:
+    """Return the size of a file in bytes; 0 where there is none, or it cannot be looked at."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def hash_file(path: Path) -> str:
     """Return the sha256 of the file at `path`, in lower-case hexadecimal digits, with bounded memory.
 

@@ -62,7 +62,6 @@ class ProgramResult:
 
     Attributes:
         exit_code: exit code, negative for a signal; None if it was killed at its time limit.
-        output: its standard output.
         last_line: the last line of its standard error, or an empty text.
     """
 
@@ -106,9 +105,6 @@ class ChildProcess:
     """A running `python -m MODULE`, which is killed at the end of a `with` block, or by `close`.
 
     Its standard input is empty; its standard error is kept for `last_line`.
-
-    Attributes:
-        pid: process id.
     """
 
     def __init__(

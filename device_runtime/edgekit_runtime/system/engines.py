@@ -198,7 +198,6 @@ def parse_engine(release: str) -> Engine:
 
 
 def list_registered() -> tuple[Engine, ...]:
-    """Return the records of all registered engines."""
     return tuple(_engines.values())
 
 

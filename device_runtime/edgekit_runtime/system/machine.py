@@ -28,11 +28,11 @@ def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
     return free_bytes
 
 
-def machine_bytes(cgroup: Path = _CGROUP) -> int:
+def machine_bytes() -> int:
     """Return the memory of the machine, or this process's limit if that is less."""
     total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
-        limit = (cgroup / "memory.max").read_text().strip()
+        limit = (_CGROUP / "memory.max").read_text().strip()
         return total_bytes if limit == "max" else min(total_bytes, int(limit))
     except (OSError, ValueError):  # no such limit here
         return total_bytes

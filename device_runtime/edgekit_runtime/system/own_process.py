@@ -29,9 +29,6 @@ def end_now(exit_code: int) -> NoReturn:
     """End this process at once, even while its threads run in an engine.
 
     Python would wait for such threads, or end while they run; an engine that returns then aborts the process.
-
-    Args:
-        exit_code: exit code of the process.
     """
     logging.shutdown()
     sys.stdout.flush()

@@ -27,11 +27,9 @@ class LineFormatter(logging.Formatter):
     """Writes each record as one line, whatever text of others it holds; its traceback follows."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - its name in `logging`
-        """Return the line."""
         return clean_line(super().formatMessage(record), _MAX_LOG_CHARS)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
-        """Return the traceback."""
         return clean(super().formatException(ei))
 
 

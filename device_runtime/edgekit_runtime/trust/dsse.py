@@ -101,7 +101,6 @@ class Envelope:
     signature: bytes
 
     def to_bytes(self) -> bytes:
-        """Return the canonical bytes."""
         return encode_json(
             {
                 "payload": base64.b64encode(self.payload).decode("ascii"),

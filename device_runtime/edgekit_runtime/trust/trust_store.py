@@ -90,7 +90,6 @@ class TrustStore:
 
     @property
     def key_ids(self) -> tuple[str, ...]:
-        """Ids of the trusted keys."""
         return tuple(self._keys)
 
     def verify(self, envelope: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:

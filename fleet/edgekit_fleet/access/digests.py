@@ -8,7 +8,6 @@ _BYTES: Final = 32  # too many to be guessed, so a plain digest is enough
 
 
 def make_secret(prefix: str = "") -> str:
-    """Return a new secret."""
     return prefix + secrets.token_urlsafe(_BYTES)
 
 

@@ -54,5 +54,4 @@ class FirstAdminCode:
 
 
 def has_users(session: Session) -> bool:
-    """Return whether the fleet has a user."""
     return session.scalars(select(UserRow.name).limit(1)).first() is not None

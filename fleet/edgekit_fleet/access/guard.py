@@ -60,7 +60,6 @@ def set_cookie(
 
 
 def login_of(request: HTTPConnection, store: Store) -> Login | None:
-    """Return the login of a request from a browser, or None."""
     secret = read_cookie(request, LOGIN)
     is_use = "hx-request" not in request.headers  # htmx asks by itself when something has changed
     return find_login(store, secret, time.time(), is_use=is_use) if secret else None

@@ -56,22 +56,11 @@ class LoginDesk:
     """
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
-        """Make a desk.
-
-        Args:
-            store: store of the fleet.
-            clock: seconds since 1970.
-        """
         self._store = store
         self._clock = clock
 
     def log_in(self, name: str, password: str, address: str) -> str:
         """Return the secret for the cookie of a new login. It takes about 0.1 s.
-
-        Args:
-            name: name of the user.
-            password: password to check.
-            address: address of the client.
 
         Raises:
             RequestError: 401 name or password is wrong; 429 too many failures.
@@ -161,5 +150,4 @@ def csrf_of(secret: str) -> str:
 
 
 def close_login(session: Session, secret: str) -> None:
-    """End a login."""
     session.execute(delete(LoginRow).where(LoginRow.secret_sha256 == digest(secret)))

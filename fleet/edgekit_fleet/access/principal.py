@@ -33,7 +33,6 @@ class Principal:
     scopes: frozenset[Scope]
 
     def may(self, scope: Scope) -> bool:
-        """Return whether it has this scope."""
         return scope in self.scopes
 
     def require(self, scope: Scope) -> None:

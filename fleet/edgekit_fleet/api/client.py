@@ -45,7 +45,6 @@ class LocalFleet:
         self._principal = folder_owner(actor)
 
     def call(self, endpoint: Endpoint[Request, Answer], request: Request) -> Answer:
-        """See `FleetCaller`."""
         return endpoint.run(self.fleet, self._principal, request)
 
 

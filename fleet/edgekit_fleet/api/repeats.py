@@ -19,13 +19,7 @@ _ABANDONED_S: Final = 600.0  # the process that worked on it has ended
 
 @dataclass(frozen=True, slots=True)
 class KeyedRequest:
-    """A request with a key.
-
-    Attributes:
-        actor: sender of the request.
-        key: idempotency key of the client.
-        sha256: SHA-256 of method, path and body.
-    """
+    """A request with a key."""
 
     actor: str
     key: str

@@ -42,7 +42,6 @@ class ConnectionOptions:
         context: TLS context with the device's certificate.
         session: TLS session of an earlier connection with this context, to be resumed; or None.
         host: name that the broker's certificate must have.
-        topics: topics to subscribe to.
         will_topic, will: the last will, retained; no topic for none.
         keepalive_s: the broker ends the connection that is silent for one and a half times as long.
         is_mqtt5: whether to speak MQTT 5, else 3.1.1.
@@ -135,13 +134,11 @@ class MqttConnection(asyncio.Protocol):
     # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin the handshake."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101  # of TCP
         self._transport = transport
         self._shake_hands()
 
     def data_received(self, data: bytes) -> None:
-        """Take received bytes."""
         at_s = self.heard_at = time.monotonic()
         self._incoming.write(data)
         try:

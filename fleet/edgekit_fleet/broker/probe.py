@@ -34,7 +34,6 @@ class Finding:
     """What one check has shown.
 
     Attributes:
-        check: name of the check.
         works: whether the broker does it.
         effect: `fine`; `adapted` if edgekit works all the same; `refused` if no fleet may run on the broker.
         text: the consequence, in one sentence.

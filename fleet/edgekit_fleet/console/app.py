@@ -72,7 +72,6 @@ class _StaticFiles(StaticFiles):
 
 
 def make_app(console: Console) -> Starlette:
-    """Return the application."""
     app = Starlette(
         routes=make_routes(console),
         middleware=[Middleware(_Headers), Middleware(GZipMiddleware, compresslevel=_COMPRESSION)],
@@ -88,8 +87,6 @@ async def _lead_to_page(request: Request, _error: Exception) -> Response:
 
 
 def make_routes(console: Console) -> list[BaseRoute]:
-    """Return the routes, a line each."""
-
     async def stream_changes(request: Request) -> Response:
         try:
             principal = await run_in_threadpool(console.find_principal, request)

@@ -44,13 +44,10 @@ class Chart:
 
     Attributes:
         key: unique on the page.
-        title: title of the chart.
         words: what it shows, for screen readers.
-        x_name: name of the x axis.
         x_ticks: (x, text).
         lines: lines in drawing order: the lowest first.
         limit: y of a horizontal line, or None.
-        limit_text: text beside the limit.
         top: highest y; higher points are outside of the frame.
         bottom: lowest y.
         show: writes a y.
@@ -75,7 +72,6 @@ class Chart:
     x_range: tuple[float, float] | None = None
 
     def draw(self) -> Markup:
-        """Return the chart."""
         ends = [x for line in self.lines if line.points for x in (line.points[0][0], line.points[-1][0])]
         low, high = self.x_range or (min(ends, default=0.0), max(ends, default=1.0))
         frame = Frame(

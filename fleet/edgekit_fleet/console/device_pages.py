@@ -29,7 +29,6 @@ class TwinRow:
     """One model on a device: the version that the manager wants, and the one that the device reports.
 
     Attributes:
-        model: its name.
         desired, reported: versions; empty where there is none, None where nothing is wanted.
         health, because: health and reason that the device reports.
         differs: whether they are not the same package.
@@ -53,9 +52,7 @@ class Happening:
     """One line of a device's history.
 
     Attributes:
-        at: seconds since 1970.
         state: word with a mark, see `macros.html`.
-        text: a sentence.
         detail: more, or empty.
         rollout: rollout whose page tells more, or empty.
     """
@@ -137,7 +134,6 @@ def save_query(console: Console, request: Request) -> Response:
 
 
 def show_device(console: Console, request: Request) -> Response:
-    """Show one device."""
     name = request.path_params["name"]
     detail = devices.describe(console.store, name)
     with console.store.snapshot() as session:

@@ -45,7 +45,6 @@ class Concern:
         text: a sentence without its end.
         detail: why, or a further sentence, or empty.
         link: page that shows it.
-        link_text: text of the link.
     """
 
     kind: str
@@ -60,10 +59,8 @@ class VersionBar:
     """How many devices run a version.
 
     Attributes:
-        version, devices: version and number of devices of the bar.
         share: share of the devices with this model, as text.
         width: width of the bar, 0..1000.
-        is_most: whether no other version runs on more.
         link: page with these devices.
     """
 

@@ -33,7 +33,6 @@ class Metric:
 
     Attributes:
         name: name in identifiers of the page.
-        title: title of the chart.
         value: column that is averaged over devices.
         show: writes a value.
         top: least upper end of the y axis.
@@ -53,7 +52,6 @@ class VersionSample:
     """The devices whose figures of one version are shown.
 
     Attributes:
-        version: which.
         style: class of the style sheet for its lines.
         devices: class -> names.
     """

@@ -12,7 +12,6 @@ from edgekit_runtime.errors import EdgekitError, RequestError
 
 
 def show_login(console: Console, request: Request) -> Response:
-    """Show the form of the login."""
     target = local_address(request.query_params.get("next", "/"))
     return console.render(request, "login.html", target=target, name="", problem="", order="")
 

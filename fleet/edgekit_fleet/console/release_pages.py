@@ -31,7 +31,6 @@ class ReleaseView:
     """A release in the list.
 
     Attributes:
-        row: row of the release.
         models: `digits 1.2.0` -> its classes.
         bytes: size of the largest package.
         rollouts: (name, state), the newest first.
@@ -48,7 +47,6 @@ class PackageEvidence:
     """A package with its evidence.
 
     Attributes:
-        row: row of the package.
         score: score that the packager measured, in words, or empty.
         agreement: the least with the version before.
         deltas: (version to start from, or the begin of its digest; bytes).
@@ -77,7 +75,6 @@ def show_releases(console: Console, request: Request) -> Response:
 
 
 def show_release(console: Console, request: Request) -> Response:
-    """Return the page of a release."""
     return _render(console, request, "release.html")
 
 

@@ -54,7 +54,6 @@ def change_user(console: Console, request: Request) -> Response:
 
 
 def show_tokens(console: Console, request: Request) -> Response:
-    """Show the tokens of programs."""
     return _show_tokens(console, request)
 
 

@@ -69,7 +69,6 @@ class Console:
     """The pages of one fleet.
 
     Attributes:
-        store, folder, settings: store, folder and settings of the fleet.
         desk: where users log in.
         first_admin: the code of the link that makes the first user.
         watcher: watches for changes in the store.

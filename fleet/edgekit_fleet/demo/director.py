@@ -45,8 +45,6 @@ class DemoVersion:
     """A version of the model.
 
     Attributes:
-        version: version of the package.
-        path: path of the package.
         accuracy: share of right answers, measured.
         agreement: share of inputs with the class of the first version, measured.
     """
@@ -62,7 +60,6 @@ class DemoSetup:
     """The inputs of the demo.
 
     Attributes:
-        folder: folder of its own.
         home: configuration folder with the key that signed the packages, in `keys`.
         calls: .npz of inputs with their `classes`, for the application on the real device.
         first, good, bad, last: versions, in the order in which they are released.
@@ -96,11 +93,6 @@ class DemoStep:
 
 def run_demo(setup: DemoSetup, begin_s: float, on_step: Callable[[DemoStep], None]) -> None:
     """Run the demo.
-
-    Args:
-        setup: inputs of the demo.
-        begin_s: when the demo began, by the monotonic clock.
-        on_step: gets each step when it is over.
 
     Raises:
         EdgekitError: mosquitto is missing, a process ended, or a step took too long.
@@ -178,7 +170,6 @@ class _Course:
         self._setup, self._begin_s, self._on_step = setup, begin_s, on_step
 
     def follow(self, fleet: RunningFleet, device: RealDevice) -> None:
-        """Begin to look at a fleet and its real device."""
         self._fleet, self._store, self._device = fleet, fleet.store, device
 
     @contextlib.contextmanager
@@ -358,7 +349,7 @@ class _Course:
         raise TransportError(f"the real device did not refuse {version}")
 
     def _list(self) -> Sequence[devices.DeviceSummary]:
-        return devices.list_devices(self._store, lambda _: True)
+        return devices.page_devices(self._store, "all")[0]
 
     def _list_online(self) -> list[str]:
         return [device.name for device in self._list() if device.is_online]

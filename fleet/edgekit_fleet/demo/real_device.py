@@ -33,13 +33,6 @@ class RealDevice:
     """A device of the demo; its processes end with `close`, or with this process."""
 
     def __init__(self, folder: Path, model: str, target: str) -> None:
-        """Prepare its folders.
-
-        Args:
-            folder: folder of its own, made here.
-            model: model that it runs.
-            target: target of its packages.
-        """
         runtime = folder / "run"
         (runtime / "edgekit").mkdir(parents=True)
         self.socket_path = runtime / "edgekit" / "edgekit.sock"
@@ -104,13 +97,7 @@ class Application:
     _PAUSE_S: Final = 0.008
 
     def __init__(self, socket_path: Path, model: str, calls: Path) -> None:
-        """Read the inputs; `start` begins.
-
-        Args:
-            socket_path: path of the socket of the service.
-            model: its name.
-            calls: .npz of one input, and `classes`.
-        """
+        """Read the inputs; `start` begins."""
         with np.load(calls) as arrays:
             self._classes = arrays["classes"]
             ((self._input, self._points),) = ((key, arrays[key]) for key in arrays.files if key != "classes")
@@ -120,7 +107,6 @@ class Application:
         self._thread = threading.Thread(target=self._run, name="application", daemon=True)
 
     def start(self) -> None:
-        """Begin to call."""
         self._thread.start()
 
     def close(self) -> None:

@@ -107,7 +107,6 @@ class Authority:
 
     @property
     def certificate_path(self) -> Path:
-        """Return the path of the authority's certificate."""
         return self.folder / "authority.crt"
 
     @property

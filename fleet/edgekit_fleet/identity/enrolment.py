@@ -80,12 +80,6 @@ def enrol(
     The answer to the first request may have been lost. So a device that is enrolled with this key gets
     another certificate, as from `renew`, and nothing else: tags and class are the operator's by then.
 
-    Args:
-        session: session of a transaction.
-        authority: signs the certificate.
-        request: request, from anybody.
-        life_s: life of the certificate, in seconds.
-
     Raises:
         SignatureError: the code is unknown, expired or used, or the certificate request is wrong.
     """
@@ -173,6 +167,18 @@ def is_expected(session: Session, request: EnrolmentRequest | RenewalRequest) ->
     key = read_csr_key(request.csr).public_bytes(Encoding.Raw, PublicFormat.Raw)
     device = session.get(DeviceRow, request.device)
     return device is not None and device.revoked_at is None and device.public_key == key
+
+
+def find_device(session: Session, name: str) -> DeviceRow:
+    """Return an enrolled device, which may be revoked.
+
+    Raises:
+        NotFoundError: there is none of that name.
+    """
+    device = session.get(DeviceRow, name)
+    if device is None:
+        raise NotFoundError(f"no device '{name}' is enrolled; `edgekit fleet devices` lists them")
+    return device
 
 
 def revoke(session: Session, name: str, actor: str, why: str) -> DeviceRow:

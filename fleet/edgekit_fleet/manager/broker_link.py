@@ -26,11 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class BrokerLink:
-    """A connection that comes back by itself.
-
-    Attributes:
-        connections: how often the connection was made.
-    """
+    """A connection that comes back by itself."""
 
     def __init__(self, on_message: Callable[[str, bytes], None], client_id: str = MANAGER) -> None:
         """Prepare the connection.

@@ -78,11 +78,8 @@ class ManagerParts:
     """What the loop works on.
 
     Attributes:
-        store, settings, authority: store, settings and authority of the fleet.
         key: the key that signs desired documents.
         broker: our own broker, restarted when it ends; None if others run the broker.
-        decide: decides on rollouts.
-        shards: shards of this manager.
         brokers: host and port of the broker, or of each node of a cluster.
         broker_folder: where a broker of ours reads which certificates are revoked.
     """

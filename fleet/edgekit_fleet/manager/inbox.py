@@ -130,9 +130,6 @@ class KnownDevice:
     def is_too_fast(self, clock: float) -> bool:
         """Count a message; returns whether it is over the rate and the burst of a device.
 
-        Args:
-            clock: monotonic seconds.
-
         Source: ITU-T I.371, generic cell rate algorithm.
         """
         begin = max(self.paid_until, clock)
@@ -190,11 +187,7 @@ _WRITTEN: Final = (
 
 
 class DeviceIndex:
-    """The enrolled devices of this manager's shards in memory, so that a message costs no query.
-
-    Attributes:
-        devices: devices by name.
-    """
+    """The enrolled devices of this manager's shards in memory, so that a message costs no query."""
 
     def __init__(self, shards: Shards) -> None:
         self.devices: dict[str, KnownDevice] = {}
@@ -618,14 +611,6 @@ def _update_executions(session: Session, executions: list[tuple[str, Execution]]
     return any(execution.state in ENDED for _, execution in executions)
 
 
-def _write_figures(figures: ModelFigures) -> dict[str, Any]:
-    """Return figures as they are stored; managers before gauges read them where there are none."""
-    plain: dict[str, Any] = to_plain(figures)
-    if not figures.gauges:
-        del plain["gauges"]
-    return plain
-
-
 def _upsert_figures(session: Session, figures: Mapping[str, Sequence[ModelFigures]], now: float) -> None:
     """Keep the last figures of each device, model and version in this hour."""
     rows = {
@@ -634,7 +619,7 @@ def _upsert_figures(session: Session, figures: Mapping[str, Sequence[ModelFigure
             "model": execution.model,
             "version": execution.version,
             "hour": int(now // _HOUR_S),
-            "figures": _write_figures(execution),
+            "figures": to_plain(execution),
             "reported_at": now,
         }
         for device, of_device in figures.items()

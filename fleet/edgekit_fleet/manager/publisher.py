@@ -25,6 +25,7 @@ from edgekit_runtime.canonical_json import encode_json
 
 _LEAST_RECONNECT_S: Final = 5.0
 _DEVICES_A_SECOND: Final = 250.0  # reconnects over TLS that one core of the broker handles
+_MOST_AT_ONCE: Final = 900  # documents of one turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,7 @@ class Outgoing:
     """A desired document to be published.
 
     Attributes:
-        device: device that gets it.
         version: its `$version`.
-        envelope: signed.
     """
 
     device: str
@@ -82,14 +81,8 @@ class Publisher:
         self._key, self._key_id = key, key_id(key.public_key())
         return is_new
 
-    def make_due(self, session: Session, now: float, limit: int = 900) -> list[Outgoing]:
-        """Return new documents of devices whose wanted models have changed; commit before they are published.
-
-        Args:
-            session: session of a transaction.
-            now: seconds since 1970.
-            limit: most devices.
-        """
+    def make_due(self, session: Session, now: float) -> list[Outgoing]:
+        """Return new documents of devices whose wanted models have changed; commit before you publish."""
         statement = (
             select(
                 DesiredRow.device,
@@ -100,7 +93,7 @@ class Publisher:
             )
             .join(DeviceRow, DeviceRow.name == DesiredRow.device)
             .where(DesiredRow.is_due, DeviceRow.revoked_at.is_(None), *self._own())
-            .limit(limit)
+            .limit(_MOST_AT_ONCE)
             # A row that somebody marks just now follows at the next turn.
             .with_for_update(of=DesiredRow, skip_locked=True)
         )
@@ -158,10 +151,6 @@ class Publisher:
 
         If a device holds a higher number than ours, it came from a manager whose store is lost. Its next
         document gets a number above that, and the audit log gets an alarm.
-
-        Args:
-            session: session of a transaction.
-            devices: their names.
         """
         entries = [self._index.devices[name] for name in devices if name in self._index.devices]
         for entry in entries:

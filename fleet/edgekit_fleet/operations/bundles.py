@@ -38,10 +38,7 @@ class WrittenBundle:
     """The contents of a bundle.
 
     Attributes:
-        devices: devices that it is for.
         refused: (device, reason) for each device that the selector matches and the bundle leaves out.
-        packages: paths of the packages.
-        size_bytes: size of the file.
         expires_at: time after which devices refuse it, in seconds since 1970.
     """
 
@@ -57,8 +54,6 @@ class CollectionResult:
     """The outcome of taking in a file of results.
 
     Attributes:
-        path: path of the file.
-        device: device that it names.
         accepted: messages that were taken in.
         refused: reason -> number of messages.
     """
@@ -75,14 +70,6 @@ def write_bundle(
     """Write everything that devices need to reach a release without a network.
 
     A rollout decides which devices get the release, and the manager signs; a bundle only carries it.
-
-    Args:
-        folder: folder of the fleet.
-        store: store of the fleet.
-        release: release to carry.
-        selector: selector of the devices.
-        path: path of the bundle.
-        actor: who writes the bundle.
 
     Raises:
         FleetError: no such release, a malformed selector, or no device wants the release.

@@ -42,7 +42,6 @@ class DevicePage:
     """Some of the devices that were found.
 
     Attributes:
-        rows: rows of the page.
         after: where the next page begins, for `find_devices`; empty on the last one.
     """
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session
 from edgekit_fleet.identity import enrolment
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.operations.device_search import Search, find_devices
-from edgekit_fleet.rollouts.views import list_attributes
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.attributes import list_models, list_stable, replace_attributes
 from edgekit_fleet.store.database import Store
@@ -127,28 +126,10 @@ def invite(
     return invitations
 
 
-def list_devices(store: Store, matches: Callable[[Mapping[str, str]], bool]) -> list[DeviceSummary]:
-    """Return the devices whose attributes match, by name.
-
-    Args:
-        store: store of the fleet.
-        matches: whether attributes (see `list_attributes`) match, as `Selector.matches`.
-    """
-    with store.snapshot() as session:
-        rows = session.scalars(select(DeviceRow).order_by(DeviceRow.name))
-        return [_summarize(row) for row in rows if matches(list_attributes(row))]
-
-
 def page_devices(
     store: Store, selector: str, *, after: str = "", limit: int = 100
 ) -> tuple[list[DeviceSummary], str | None]:
     """Return a page of devices by name, and the name after which the next page begins, or None.
-
-    Args:
-        store: store of the fleet.
-        selector: which devices.
-        after: name after which the page begins.
-        limit: most of a page.
 
     Raises:
         FleetError: the selector is malformed.
@@ -211,9 +192,7 @@ def tag(store: Store, name: str, tags: Mapping[str, str], actor: str) -> None:
     """
     enrolment.check_tags({key: value for key, value in tags.items() if value})
     with store.transaction() as session:
-        row = session.get(DeviceRow, name)
-        if row is None:
-            raise NotFoundError(f"no device '{name}' is enrolled; `edgekit fleet devices` lists them")
+        row = enrolment.find_device(session, name)
         row.tags = {key: value for key, value in {**row.tags, **tags}.items() if value}
         session.flush()
         replace_attributes(session, {name: list_stable(row.facts, list_models(row.reported))})

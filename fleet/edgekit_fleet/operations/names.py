@@ -1,8 +1,11 @@
-"""Names that people give to releases, rollouts and webhooks."""
+"""Names that people give to releases, rollouts and webhooks, and their order in lists."""
 
 import re
 from typing import Final
 
+from sqlalchemy import ColumnElement, and_, or_
+
+from edgekit_fleet.store.tables import ReleaseRow, RolloutRow
 from edgekit_runtime.errors import FleetError
 
 _PAGE: Final = "new"  # /releases/new and /rollouts/new are forms of the console
@@ -11,10 +14,6 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 def check_name(kind: str, name: str) -> None:
     """Check that a name can stand in a path and in a URL.
-
-    Args:
-        kind: `release` or the like, for the message.
-        name: name to check.
 
     Raises:
         FleetError: it cannot.
@@ -26,3 +25,9 @@ def check_name(kind: str, name: str) -> None:
             f"{kind} name {name[:80]!r}, expected 1 to 100 of A-Z, a-z, 0-9, '.', '_' and '-', the first"
             " a letter or digit"
         )
+
+
+def follows(kind: type[ReleaseRow] | type[RolloutRow], created_at: float, name: str) -> ColumnElement[bool]:
+    """Return the condition of rows after another one, where the newest come first."""
+    is_next = and_(kind.created_at == created_at, kind.name > name)
+    return or_(kind.created_at < created_at, is_next)

@@ -9,10 +9,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import and_, func, or_, select
+from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
-from edgekit_fleet.operations.names import check_name
+from edgekit_fleet.operations.names import check_name, follows
 from edgekit_fleet.releases.delta_offers import find_bases, publish_deltas
 from edgekit_fleet.releases.manager_key import ManagerKey, check_copies, record_exchange
 from edgekit_fleet.releases.repository import NewTarget, PublishedTarget, open_repository
@@ -106,9 +106,7 @@ def make_release(
     ]
     with store.transaction() as session:
         name = name or _choose_name(session, now)
-        release = ReleaseRow(name=name, created_at=now, created_by=actor, note=note)
-        release.approved_at, release.approved_by = now, actor
-        session.add(release)
+        session.add(ReleaseRow(name=name, created_at=now, created_by=actor, note=note))
         session.flush()
         for row in rows:
             row.release = name
@@ -209,9 +207,6 @@ def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:
 
     The drop against the source model, on real samples, may also appear against the version before: it is
     subtracted from the default limit. None if there is no such evidence.
-
-    Args:
-        figures: figures of the manifest.
     """
     score = figures.get("score")
     if not isinstance(score, Mapping) or score.get("samples_kind") == "generated":
@@ -230,12 +225,6 @@ def withdraw_release(folder: FleetFolder, store: Store, name: str, actor: str) -
 
     A device that runs it keeps it, and a device may return to it while it is in the spare slot. A day later
     the manager deletes files that no other release offers, see `TufRepository.remove_unused`.
-
-    Args:
-        folder: folder of the fleet.
-        store: store of the fleet.
-        name: name of the release.
-        actor: who withdraws.
 
     Raises:
         FleetError: there is no such release, or an open rollout uses it.
@@ -301,11 +290,8 @@ def list_releases(store: Store, *, after: str = "", limit: int | None = None) ->
         NotFoundError: there is no release `after`.
     """
     statement = select(ReleaseRow).order_by(ReleaseRow.created_at.desc(), ReleaseRow.name).limit(limit)
-    last = find_release(store, after) if after else None
-    if last is not None:
-        is_older = ReleaseRow.created_at < last.created_at
-        is_next = and_(ReleaseRow.created_at == last.created_at, ReleaseRow.name > last.name)
-        statement = statement.where(or_(is_older, is_next))
+    if after:
+        statement = statement.where(follows(ReleaseRow, find_release(store, after).created_at, after))
     with store.snapshot() as session:
         return _summarize(session, session.scalars(statement).all())
 

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sqlalchemy import and_, false, func, or_, select
+from sqlalchemy import false, func, or_, select
 from sqlalchemy.orm import Session
 
-from edgekit_fleet.operations.names import check_name
+from edgekit_fleet.identity.enrolment import find_device
+from edgekit_fleet.operations.names import check_name, follows
+from edgekit_fleet.operations.saved import check_window
 from edgekit_fleet.rollouts.gate_table import MIN_AGREEMENT, make_limits
 from edgekit_fleet.rollouts.preview import DevicePlan, DeviceRefusal, PackageView, preview
 from edgekit_fleet.rollouts.progress import (
@@ -33,8 +35,7 @@ from edgekit_fleet.rollouts.views import (
 )
 from edgekit_fleet.rollouts.waves import DEFAULT_WAVES, default_minimum, freeze_cohort, plan_waves
 from edgekit_fleet.store.database import Store, insert_many
-from edgekit_fleet.store.tables import DeviceRow, MemberRow, ReleasePackageRow, RolloutRow, WantedModelRow
-from edgekit_runtime.agent.conditions import is_window
+from edgekit_fleet.store.tables import MemberRow, ReleasePackageRow, RolloutRow, WantedModelRow
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import FleetError, NotFoundError
 
@@ -265,9 +266,8 @@ def _make_settings(request: RolloutRequest, packages: Sequence[PackageView], dev
     models = {name: to_plain(settings) for name, settings in _make_models(request, packages).items()}
     own = {"waves": list(waves), "minimum": minimum, "models": models}
     plain = {**own, **request.options, "limits": limits}
-    if plain.get("window") and not is_window(plain["window"]):
-        raise FleetError(f"window {str(plain['window'])[:40]!r} is not of the form 01:00-04:00, or is empty")
     if plain.get("window"):  # a device may answer a day later and is not offline
+        check_window(plain["window"])
         plain.setdefault("patience_s", 93_600.0)
         plain.setdefault("step_timeout_s", 259_200.0)
     elif spread_s := plain.get("spread_s", 0.0):
@@ -409,10 +409,7 @@ def list_rollouts(store: Store, *, after: str = "", limit: int | None = None) ->
     statement = select(RolloutRow).order_by(RolloutRow.created_at.desc(), RolloutRow.name).limit(limit)
     with store.snapshot() as session:
         if after:
-            last = _find(session, after)
-            is_older = RolloutRow.created_at < last.created_at
-            is_next = and_(RolloutRow.created_at == last.created_at, RolloutRow.name > last.name)
-            statement = statement.where(or_(is_older, is_next))
+            statement = statement.where(follows(RolloutRow, _find(session, after).created_at, after))
         rows = session.scalars(statement).all()
         counts: dict[str, dict[str, int]] = {}
         for rollout, state, count in session.execute(
@@ -464,9 +461,7 @@ def find_tag_effects(store: Store, device: str, tags: Mapping[str, str]) -> list
         FleetError: there is no such device.
     """
     with store.snapshot() as session:
-        row = session.get(DeviceRow, device)
-        if row is None:
-            raise NotFoundError(f"no device '{device}' is enrolled; `edgekit fleet devices` lists them")
+        row = find_device(session, device)
         after = {key: value for key, value in {**row.tags, **tags}.items() if value}
         effects = []
         for rollout in session.scalars(select(RolloutRow).where(RolloutRow.state.in_(OPEN_STATES))):

@@ -30,7 +30,6 @@ class RunningFleet:
     """The parts of a running fleet.
 
     Attributes:
-        folder, settings, store, authority: folder, settings, store and authority of the fleet.
         broker: our own broker, or None if others run it.
         loop: the manager's loop, which `run` runs.
         is_new: whether the fleet was made just now.

@@ -23,6 +23,16 @@ _WORDS: Final[dict[Any, tuple[str, str]]] = {
 }
 
 
+def check_window(window: str) -> None:
+    """Check that devices can read a window.
+
+    Raises:
+        FleetError: they cannot.
+    """
+    if not is_window(window):
+        raise FleetError(f"window {window[:40]!r} is not of the form 01:00-04:00, or is empty")
+
+
 def list_queries(session: Session) -> list[SavedQueryRow]:
     """Return all filters, by name."""
     return list(session.scalars(select(SavedQueryRow).order_by(SavedQueryRow.name)))
@@ -49,8 +59,7 @@ def save_window(store: Store, name: str, window: str, actor: str) -> None:
     Raises:
         FleetError: the name is empty or too long, the window malformed, or there are too many.
     """
-    if not is_window(window):
-        raise FleetError(f"window {window[:40]!r} is not of the form 01:00-04:00, or is empty")
+    check_window(window)
     _save(store, SavedWindowRow, name, actor, window=window)
 
 

@@ -135,12 +135,7 @@ class WebhookSender:
     """
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
-        """Make a sender; `start` begins.
-
-        Args:
-            store: store of the fleet.
-            clock: seconds since 1970.
-        """
+        """Make a sender; `start` begins."""
         self._store = store
         self._clock = clock
         self._stop = threading.Event()

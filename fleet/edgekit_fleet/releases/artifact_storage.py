@@ -45,9 +45,6 @@ class ArtifactStorage:
     def copy(self, repository: Path) -> int:
         """Copy new files of a repository; returns their number.
 
-        Args:
-            repository: folder of the repository.
-
         Raises:
             OutputError: the storage cannot be reached or refuses a file; try again.
         """

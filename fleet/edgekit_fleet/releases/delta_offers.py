@@ -31,7 +31,6 @@ class Base:
 
     Attributes:
         manifest_sha256: SHA-256 of the manifest of the package.
-        path: path of its file.
         target: target of the device class.
     """
 
@@ -44,11 +43,6 @@ def find_bases(session: Session, repository: Path, manifest: Manifest) -> tuple[
     """Return the packages from which a delta to a new package pays off, the most used first.
 
     Where no device has reported, it is the newest released one.
-
-    Args:
-        session: session of a transaction.
-        repository: folder of the TUF repository.
-        manifest: manifest of the new package.
     """
     statement = (
         select(ReleasePackageRow.manifest_sha256, ReleasePackageRow.path, ReleasePackageRow.sha256)
@@ -79,11 +73,6 @@ def publish_deltas(
     repository: TufRepository, packages: Sequence[tuple[Path, Manifest, tuple[Base, ...]]], now: float
 ) -> dict[str, tuple[DeltaOffer, ...]]:
     """Make and offer deltas; returns the offers of each package by the digest of its manifest.
-
-    Args:
-        repository: repository that devices read.
-        packages: path and manifest of each package, and the packages to make deltas from.
-        now: seconds since 1970.
 
     Raises:
         OutputError: the repository cannot be written.

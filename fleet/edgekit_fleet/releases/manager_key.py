@@ -63,11 +63,6 @@ class ManagerKey:
 def check_copies(session: Session, folder: FleetFolder, now: float) -> None:
     """Check that no other manager has a copy of the key and runs, before the key is exchanged.
 
-    Args:
-        session: session of the store.
-        folder: folder of the fleet.
-        now: seconds since 1970.
-
     Raises:
         FleetError: others run.
     """
@@ -93,10 +88,6 @@ def record_exchange(session: Session, actor: str, roles: str, key: ManagerKey | 
 
 def check_newest(session: Session, key: ManagerKey) -> None:
     """Check that the manager's key was not exchanged in another folder.
-
-    Args:
-        session: session of the store.
-        key: the key that this manager has read.
 
     Raises:
         ConfigError: it was, and devices refuse what this one signs.

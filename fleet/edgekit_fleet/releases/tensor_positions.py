@@ -35,7 +35,6 @@ class TensorPosition:
 
     Attributes:
         name: name of the tensor, the same in another version of the model.
-        offset, length: offset and length in bytes.
         width: size in bytes of the words whose differences are small: 1, 2 or 4.
         shape: shape of the tensor, or () where it is unknown.
         is_signed: whether bytes are int8 (True), uint8 (False), or neither (None).

@@ -7,12 +7,7 @@ from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow
 
 
 def list_withdrawn(session: Session, before: float) -> set[str]:
-    """Return packages and deltas of releases that were withdrawn before a time, unless another one has them.
-
-    Args:
-        session: session of the store.
-        before: seconds since 1970.
-    """
+    """Return packages and deltas of releases withdrawn before a time, unless another release has them."""
     statement = select(ReleaseRow.withdrawn_at, ReleasePackageRow.path, ReleasePackageRow.deltas)
     files: dict[bool, set[str]] = {True: set(), False: set()}
     for withdrawn_at, path, deltas in session.execute(statement.join_from(ReleasePackageRow, ReleaseRow)):

@@ -42,7 +42,6 @@ class Sample:
     """The evidence of one device about the release; each field but `fault` is fixed when it is first known.
 
     Attributes:
-        device_class: class of the device.
         is_failed: whether the installation failed; None where it was refused beforehand. While it is under
             way it counts as one that succeeds: failures answer before successes do.
         fault: what went wrong after the installation.
@@ -77,7 +76,6 @@ class Limit:
 
     @property
     def shown_default(self) -> str:
-        """Return the default as people read it."""
         return self.default_text or f"{self.default:g}"
 
 
@@ -91,7 +89,6 @@ class Gate:
     Attributes:
         name: name in decisions and in the audit log; a stored name never changes.
         title, unit: heading and axis of its chart.
-        limit: its limit.
         sentence: statement with `{model}`, `{on}`, `{mean}` and `{limit}`; with `{count}`, `{answered}` and
             `{where}` for a share of devices.
         outcome: of a gate on a share of devices, whether a device counts as bad. A device counts from its
@@ -121,11 +118,9 @@ class Gate:
     form: Literal["times", "percent", "number"] = "percent"
 
     def find_level(self, value: float) -> float:
-        """Return the evidence of a level."""
         return value - self.ideal if self.worse == "higher" else self.ideal - value
 
     def find_change(self, before: float, after: float) -> float:
-        """Return the evidence of a change."""
         change = after - before
         if self.compare == "ratio":  # bounded: a device may state anything, such as 1e-320 ms
             change = min(max(math.log(after) - math.log(before), -_MAX_LOG_RATIO), _MAX_LOG_RATIO)

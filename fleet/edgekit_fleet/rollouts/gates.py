@@ -48,9 +48,7 @@ class Verdict:
     """Why a release stops.
 
     Attributes:
-        gate: the gate that it missed.
         sentence: the reason in words.
-        figures: figures that it rests on.
     """
 
     gate: str
@@ -176,7 +174,6 @@ class SampleGroup:
 
     Attributes:
         where: empty for all, else ` of class NAME`.
-        members: which of all samples are in the group: bool [number of samples].
         alpha: its share of the chance of a wrong stop.
     """
 
@@ -252,13 +249,7 @@ def read_evidence(
 
 
 def judge_samples(samples: Iterable[Sample], limits: Mapping[str, float], models: Sequence[str]) -> Judgement:
-    """Return the judgement of the samples about a release.
-
-    Args:
-        samples: samples of all devices that have answered, in any order.
-        limits: limits of the release.
-        models: models that it changes.
-    """
+    """Return the judgement of the samples about a release."""
     answered = list(samples)
     groups = list_groups(answered)
     leaning, suspicion = 0.0, ""

@@ -41,10 +41,8 @@ class Situation:
     """The facts that decide which packages a device gets; many equal devices share one object.
 
     Attributes:
-        target: target of the devices.
         facts: facts that they reported: `memory_bytes`, `engines`, `link_mbit_s`.
         versions: model -> (version, digest of the manifest) that they run.
-        has_reported: whether that is known.
         pinned: models that must stay at their version.
         rollout: an open rollout that has the devices, or empty.
         is_revoked: whether they were shut out.
@@ -66,7 +64,6 @@ class DeviceView:
     """A device that a selector matches.
 
     Attributes:
-        name: name of the device.
         situation: see `Situation`.
         free_bytes: free space that it reported; None if unknown, or certainly enough.
     """
@@ -106,22 +103,16 @@ class DeviceRefusal:
 
 
 def preview(
-    devices: Iterable[DeviceView], packages: Sequence[PackageView], *, is_return: bool = False
+    devices: Iterable[DeviceView], packages: Sequence[PackageView]
 ) -> tuple[tuple[DevicePlan, ...], tuple[DeviceRefusal, ...]]:
-    """Return the devices that get packages, and those that do not.
-
-    Args:
-        devices: devices that the selector matches.
-        packages: packages of the release.
-        is_return: whether an older version may replace a newer one.
-    """
+    """Return the devices that get packages, and those that do not, of those that a selector matches."""
     planned, refused = [], []
     outcomes: dict[Situation, _Outcome] = {}
     for device in sorted(devices, key=lambda device: device.name):
         outcome = outcomes.get(device.situation)
         if outcome is None:
-            outcome = outcomes[device.situation] = _decide(device.situation, packages, is_return)
-        free_bytes = _number(device.free_bytes) if outcome.packages else None
+            outcome = outcomes[device.situation] = _decide(device.situation, packages)
+        free_bytes = read_number(device.free_bytes) if outcome.packages else None
         if free_bytes is not None and free_bytes < outcome.needed_bytes:
             reason = f"it has {free_bytes:.0f} bytes free, the update needs {outcome.needed_bytes}"
             refused.append(DeviceRefusal(device=device.name, code="disk", reason=reason))
@@ -154,7 +145,7 @@ class _Outcome:
     note: str = ""
 
 
-def _decide(device: Situation, release: Sequence[PackageView], is_return: bool) -> _Outcome:
+def _decide(device: Situation, release: Sequence[PackageView]) -> _Outcome:
     packages = [package for package in release if package.target == device.target]
     if device.is_revoked:
         return _Outcome(code="revoked", reason="it was revoked")
@@ -165,7 +156,7 @@ def _decide(device: Situation, release: Sequence[PackageView], is_return: bool) 
         return _Outcome(code="other-rollout", reason=reason)
     fetched, reasons = [], []
     for package in packages:
-        obstacle = _find_obstacle(device, package, is_return)
+        obstacle = _find_obstacle(device, package)
         if obstacle is None:
             fetched.append(package)
         else:
@@ -175,7 +166,7 @@ def _decide(device: Situation, release: Sequence[PackageView], is_return: bool) 
         code, reason = (blocking or reasons)[0]
         return _Outcome(code=code, reason=reason)
     needed_bytes = count_needed_bytes([package.size_bytes for package in fetched])
-    memory = _number(device.facts.get("memory_bytes"))
+    memory = read_number(device.facts.get("memory_bytes"))
     peak = sum(package.memory_bytes or 0 for package in fetched)
     if memory is not None and memory < peak:
         reason = f"it has {memory:.0f} bytes of memory, the packages need about {peak}"
@@ -188,18 +179,18 @@ def _decide(device: Situation, release: Sequence[PackageView], is_return: bool) 
         packages=tuple(fetched),
         needed_bytes=needed_bytes,
         bytes=total,
-        minutes=total * 8e-6 / (_number(device.facts.get("link_mbit_s")) or _ASSUMED_MBIT_S) / 60,
+        minutes=total * 8e-6 / (read_number(device.facts.get("link_mbit_s")) or _ASSUMED_MBIT_S) / 60,
         note=f"unknown: {', '.join(unknown)}" if unknown else "",
     )
 
 
-def _find_obstacle(device: Situation, package: PackageView, is_return: bool) -> tuple[str, str] | None:
+def _find_obstacle(device: Situation, package: PackageView) -> tuple[str, str] | None:
     version, digest = device.versions.get(package.model, ("", ""))
     if digest == package.manifest_sha256:
         return "same", f"it runs {package.model} {version} already"
     if package.model in device.pinned:
         return "pinned", f"{package.model} is pinned at {version or 'its version'} on the device"
-    if version and is_older(package.version, version) and not is_return:
+    if version and is_older(package.version, version):
         return "newer", f"it runs {package.model} {version}, which is newer than {package.version}"
     engines = {name.strip() for name in device.facts.get("engines", "").split(",") if name.strip()}
     if engines and package.engines and engines.isdisjoint(package.engines):
@@ -214,7 +205,8 @@ def _download_bytes(device: Situation, package: PackageView) -> int:
     return min([package.size_bytes, *sizes])
 
 
-def _number(text: str | None) -> float | None:
+def read_number(text: str | None) -> float | None:
+    """Return the number in a text; None where it is empty, or no number."""
     try:
         return float(text) if text else None
     except ValueError:

@@ -81,9 +81,7 @@ class StartEntry:
     """The rollout began.
 
     Attributes:
-        settings: settings of the rollout.
         devices: the cohort in its order.
-        classes: the class of each.
     """
 
     settings: RolloutSettings
@@ -104,7 +102,6 @@ class Reading:
     """The evidence in the figures of one model on a device.
 
     Attributes:
-        model: its name.
         stage: stage that its calls have reached, see `gates.find_stage`; it counts for earlier ones without a
             reading, too.
         measures: see `gates.measure`.
@@ -120,11 +117,9 @@ class AnswerEntry:
     """A device answered.
 
     Attributes:
-        device: name of the device.
         outcome: outcome of its execution, or None where only `fault` or `readings` are new.
         code: code of the execution, such as `self-test`.
         fault: fault that the new version has shown.
-        readings: readings of its models.
     """
 
     device: str
@@ -260,14 +255,11 @@ class Progress:
     """Everything known about a rollout.
 
     Attributes:
-        settings: settings of the rollout.
         newest_at: time of the newest entry.
         members: device -> its state, in the order of the cohort.
-        state: state of the rollout.
         wave: the open wave, from 0.
         started: members that were offered the release.
         step_at: when the last devices were started.
-        approved: waves that were approved.
         pause: the decision that paused it; None if a person paused it or it is not paused.
         resumed_with: value of `started` when a person last resumed it from a doubt.
         wants_abort: who ordered to abort, or None.

@@ -40,7 +40,6 @@ class Everything:
     """Matches every device."""
 
     def matches(self, _: Attributes) -> bool:
-        """Return True."""
         return True
 
 
@@ -51,7 +50,6 @@ class Has:
     name: str
 
     def matches(self, device: Attributes) -> bool:
-        """Return whether it has."""
         return self.name in device
 
 
@@ -63,7 +61,6 @@ class Equals:
     patterns: tuple[str, ...]
 
     def matches(self, device: Attributes) -> bool:
-        """Return whether it does."""
         value = device.get(self.name)
         return value is not None and any(fnmatchcase(value, pattern) for pattern in self.patterns)
 
@@ -75,7 +72,6 @@ class Negation:
     test: "Test"
 
     def matches(self, device: Attributes) -> bool:
-        """Return whether it does not."""
         return not self.test.matches(device)
 
 
@@ -86,7 +82,6 @@ class Every:
     tests: "tuple[Test, ...]"
 
     def matches(self, device: Attributes) -> bool:
-        """Return whether they do."""
         return all(test.matches(device) for test in self.tests)
 
 
@@ -97,7 +92,6 @@ class Either:
     tests: "tuple[Test, ...]"
 
     def matches(self, device: Attributes) -> bool:
-        """Return whether one does."""
         return any(test.matches(device) for test in self.tests)
 
 
@@ -109,9 +103,7 @@ class Selector:
     """A parsed selector.
 
     Attributes:
-        text: the selector as it was written.
         names: tags and facts that it asks for.
-        test: the parsed test.
     """
 
     text: str

@@ -73,13 +73,7 @@ def freeze_cohort(rollout: str, classes: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def join_cohort(rollout: str, cohort: tuple[str, ...], devices: Collection[str]) -> tuple[str, ...]:
-    """Return the cohort with devices that joined later, at its end.
-
-    Args:
-        rollout: as for `freeze_cohort`.
-        cohort: cohort so far.
-        devices: all devices of the new cohort, with those of the old one.
-    """
+    """Return the cohort with devices that joined later, at its end."""
     return (*cohort, *sorted(set(devices) - set(cohort), key=lambda device: _draw(rollout, device)))
 
 

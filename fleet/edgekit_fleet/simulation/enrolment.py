@@ -4,10 +4,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 
 from edgekit_fleet.broker.mosquitto import list_brokers
 from edgekit_fleet.identity import enrolment
@@ -18,6 +16,7 @@ from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow
 from edgekit_runtime.agent.documents import EnrolmentRequest
+from edgekit_runtime.agent.enrolment import make_csr
 from edgekit_runtime.agent.manager_keys import read_named
 
 _BATCH = 500
@@ -50,14 +49,6 @@ def enrol_simulated(
 ) -> list[SimulatedMember]:
     """Return new devices of a fleet, about a thousand in two seconds.
 
-    Args:
-        store: store of the fleet.
-        authority: authority of the fleet.
-        names: names of the devices.
-        folder: folder for their keys and certificates; it is made.
-        target: target of their packages.
-        tags: tags that they get.
-
     Raises:
         ConfigError: a name is malformed or taken.
         OutputError: the store cannot be written.
@@ -69,7 +60,7 @@ def enrol_simulated(
             for name in names[begin : begin + _BATCH]:
                 secret = enrolment.make_code(session, name, actor="simulation", target=target, tags=tags)
                 key = Ed25519PrivateKey.generate()
-                request = EnrolmentRequest(secret=secret, csr=_make_csr(key), facts={"target": target})
+                request = EnrolmentRequest(secret=secret, csr=make_csr(key), facts={"target": target})
                 session.flush()
                 _, certificate = enrolment.enrol(session, authority, request, 365 * 86_400.0)
                 private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -77,12 +68,6 @@ def enrol_simulated(
                 path.write_bytes(certificate.pem.encode() + private)
                 members.append(SimulatedMember(device=name, target=target, pem=path))
     return members
-
-
-def _make_csr(key: Ed25519PrivateKey) -> str:
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "device")])
-    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, None)
-    return request.public_bytes(Encoding.PEM).decode()
 
 
 def add_simulated_release(store: Store, version: str, *, model: str, target: str, size_bytes: int) -> None:

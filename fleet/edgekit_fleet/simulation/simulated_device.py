@@ -35,24 +35,18 @@ from edgekit_runtime.agent.documents import (
     topic,
 )
 from edgekit_runtime.agent.journal import Progress
-from edgekit_runtime.agent.membership import make_context
+from edgekit_runtime.agent.membership import LEAST_CLOCK_S, make_context
 from edgekit_runtime.agent.reconcile import NextSteps, Step, accept_desired, count_time, reconcile
 from edgekit_runtime.agent.signing import UnknownKeyError, seal, unseal
 from edgekit_runtime.errors import SignatureError
 
 _REPORT_S: Final = 0.25  # least time between two reports, as the agent's
 _WAIT_S: Final = 1.0  # between looks while an execution waits
-_LEAST_CLOCK_S: Final = 1_704_067_200.0  # as the agent's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedMember:
-    """A device that is enrolled.
-
-    Attributes:
-        device, target: its identifier and the target of its packages.
-        pem: file with its certificate and its key.
-    """
+    """A device that is enrolled."""
 
     device: str
     target: str
@@ -83,7 +77,6 @@ class DeviceCounts:
 
     Attributes:
         connects, resumed: connections that were made, and those of them that resumed a TLS session.
-        refused: documents that were refused.
         reports: number of reports that were sent.
     """
 
@@ -111,13 +104,11 @@ class SimulatedDevice:
     """One device.
 
     Attributes:
-        name: its identifier.
         behaviour: see `DeviceBehaviour`; may be replaced at any time.
         counts: see `DeviceCounts`.
         desired: the newest accepted document, or None.
         arrived_at: when `desired` came, by the monotonic clock.
         status, because: status and reason, as last decided.
-        is_cut: whether the network is cut.
     """
 
     def __init__(
@@ -265,10 +256,11 @@ class SimulatedDevice:
             will=envelope,
             is_mqtt5=self.behaviour.is_mqtt5,
         )
-        self._connection, self._is_greeted = MqttConnection(options, self), False
+        connection = MqttConnection(options, self)
+        self._connection, self._is_greeted = connection, False
         loop = asyncio.get_running_loop()
-        opening = loop.create_connection(partial(_same, self._connection), *self._broker)
-        self._opening = loop.create_task(self._open(opening, self._connection))
+        opening = loop.create_connection(lambda: connection, *self._broker)
+        self._opening = loop.create_task(self._open(opening, connection))
 
     async def _open(self, opening: object, connection: MqttConnection) -> None:
         try:
@@ -382,7 +374,7 @@ class SimulatedDevice:
     def _measure(self) -> DeviceConditions:
         clock_s = time.time() + self.behaviour.clock_s
         local = time.gmtime(max(0.0, clock_s))
-        is_wrong = clock_s < max(_LEAST_CLOCK_S, self._known_s - 3600.0)
+        is_wrong = clock_s < max(LEAST_CLOCK_S, self._known_s - 3600.0)
         return DeviceConditions(
             now_s=None if is_wrong else clock_s,
             minute_of_day=local.tm_hour * 60 + local.tm_min,
@@ -587,7 +579,3 @@ class SimulatedDevice:
 
 
 _GOOD: Final = VersionBehaviour()
-
-
-def _same(connection: MqttConnection) -> MqttConnection:
-    return connection

@@ -34,7 +34,6 @@ class SimulatedFleet:
     Any thread may use the methods; what a device states is read as it is at that moment.
 
     Attributes:
-        devices: devices by name.
         versions: version -> its behaviour; may be changed at any time.
     """
 

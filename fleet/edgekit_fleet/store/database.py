@@ -1,4 +1,4 @@
-"""Opens the store, and brings its tables to the newest form."""
+"""Opens the store: makes its tables, or brings them to the newest form."""
 
 import contextlib
 import functools
@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
 from sqlalchemy import (
@@ -44,7 +45,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.store import audit
-from edgekit_fleet.store.tables import Table
+from edgekit_fleet.store.tables import SHARDS, ShardRow, Table
 from edgekit_runtime.errors import ConfigError, OutputError
 
 _MIGRATIONS: Final = Path(__file__).with_name("migrations")
@@ -69,11 +70,7 @@ _PREFIX: Final = "new_"  # an update may not name its parameters as its columns
 
 
 class Store:
-    """The database of a fleet. Any thread may use it; each takes a session of its own.
-
-    Attributes:
-        engine: SQLAlchemy engine.
-    """
+    """The database of a fleet. Any thread may use it; each takes a session of its own."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -135,7 +132,6 @@ class Store:
         return _hide_password(self.engine.url)
 
     def close(self) -> None:
-        """Close all connections."""
         self.engine.dispose()
 
 
@@ -284,7 +280,7 @@ def open_store(url: str) -> Store:
         _make_private(parsed.database)
         _prepare_sqlite(engine)
     try:
-        _migrate(engine)
+        migrate(engine, alembic_config())
     except DBAPIError as cause:
         engine.dispose()
         name = _hide_password(parsed)
@@ -356,19 +352,20 @@ def _prepare_sqlite(engine: Engine) -> None:
         connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
 
 
-def alembic_config(connection: Connection | None = None) -> Config:
+def alembic_config() -> Config:
     """Return the configuration of the migrations in this package."""
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
-    config.attributes["connection"] = connection
     return config
 
 
-def _migrate(engine: Engine) -> None:
-    from alembic.migration import MigrationContext
+def migrate(engine: Engine, config: Config) -> None:
+    """Make the tables in an empty database; bring older ones to the form of the newest migration.
 
-    config = alembic_config()
+    Raises:
+        CommandError: the revision of the tables is unknown.
+    """
     newest = ScriptDirectory.from_config(config).get_current_head()
     with engine.connect() as connection:
         if MigrationContext.configure(connection).get_current_revision() == newest:
@@ -377,4 +374,31 @@ def _migrate(engine: Engine) -> None:
         if engine.dialect.name == "postgresql":
             connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION})")  # two first starts
-        command.upgrade(alembic_config(connection), "head")
+        config.attributes["connection"] = connection
+        if MigrationContext.configure(connection).get_current_revision() is None:
+            _make_tables(connection)
+            command.stamp(config, "head")
+        else:
+            command.upgrade(config, "head")
+
+
+def _make_tables(connection: Connection) -> None:
+    Table.metadata.create_all(connection)
+    shards = [{"number": number, "holder": "", "epoch": 0} for number in range(SHARDS)]
+    connection.execute(insert(ShardRow), shards)
+    # The database itself refuses to change or delete entries of the audit log.
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(
+            "CREATE FUNCTION refuse_change() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE EXCEPTION 'the audit log is append-only'; END $$"
+        )
+        connection.exec_driver_sql(
+            "CREATE TRIGGER audit_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON audit"
+            " EXECUTE FUNCTION refuse_change()"
+        )
+        return
+    for change in ("UPDATE", "DELETE"):
+        connection.exec_driver_sql(
+            f"CREATE TRIGGER audit_no_{change.lower()} BEFORE {change} ON audit"
+            " BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END"
+        )

@@ -32,7 +32,6 @@ class FleetSettings:
         host: address that broker and web server listen on; 127.0.0.1 is this machine alone.
         names: DNS names and addresses under which devices find this machine; the first one goes into codes
             and certificates hold all.
-        broker_port, web_port, console_port: TCP ports.
         console_certificate, console_key: PEM files of the console, which browsers trust; empty for those of
             the fleet's authority, or for plain HTTP if only this machine reaches the console.
         trusted_proxies: addresses or networks of proxies before the console and the web server, whose
@@ -43,7 +42,6 @@ class FleetSettings:
         artifacts_url: where devices fetch it, such as a CDN; empty for the fleet's own web server.
         desired_life_s: how long a desired document is valid. A device that is cut off from newer ones reports
             `stale` after this time.
-        certificate_life_s: life of a device's certificate.
     """
 
     host: str = "127.0.0.1"
@@ -113,11 +111,7 @@ class FleetSettings:
 
 @dataclass(frozen=True, slots=True)
 class FleetFolder:
-    """The places of a fleet's files.
-
-    Attributes:
-        path: path of the folder.
-    """
+    """The places of a fleet's files."""
 
     path: Path
 

@@ -78,10 +78,6 @@ class Shards:
     def join(self, session: Session, now: float) -> None:
         """Join the managers, at first without shards.
 
-        Args:
-            session: session of a transaction.
-            now: seconds since 1970.
-
         Raises:
             UnavailableError: the store allows no further manager.
         """
@@ -132,11 +128,6 @@ class Shards:
         A manager that was late itself, for example since the database was down, gives others time to come
         back. Its shards are those that the store names: an earlier balance may have been committed without an
         answer.
-
-        Args:
-            session: session of a transaction.
-            now: seconds since 1970.
-            may_leave: whether this manager has written what it received.
 
         Raises:
             UnavailableError: another manager has taken over.
@@ -204,12 +195,7 @@ def check_free(session: Session, now: float) -> None:
 
 
 def count_living(session: Session, now: float) -> int:
-    """Return how many managers have sent a heartbeat within the lease.
-
-    Args:
-        session: session of the store.
-        now: seconds since 1970.
-    """
+    """Return how many managers have sent a heartbeat within the lease."""
     clock = _read_clock(session, now)
     is_living = ManagerRow.heartbeat_at.between(clock - LEASE_S, clock + LEASE_S)
     return session.scalar(select(func.count()).select_from(ManagerRow).where(is_living)) or 0

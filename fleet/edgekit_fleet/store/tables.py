@@ -1,6 +1,6 @@
 """The tables of the fleet. Times are seconds since 1970 by the clock of the manager's machine.
 
-Each change of a table needs a migration; a test compares both.
+`database` makes them in an empty store. From the first release on, each change needs a migration, too.
 """
 
 import zlib
@@ -60,7 +60,6 @@ class DeviceRow(Table):
     """A device that was enrolled.
 
     Attributes:
-        name: its identifier.
         shard: shard of its name, see `shard_of`.
         target: the target of its packages; `class` in selectors.
         tags: set by people, such as `site` -> `lyon`.
@@ -113,9 +112,7 @@ class AttributeRow(Table):
     """A search attribute of a device: a tag, a fact that does not change by itself, or a model's version.
 
     Attributes:
-        device: whose.
         name: name such as `site`, `runtime`, `model:detector`.
-        value: value of the device.
     """
 
     __tablename__ = "device_attributes"
@@ -132,10 +129,8 @@ class WantedModelRow(Table):
     The manager makes the document of all rows of a device, and publishes it when it differs from the last.
 
     Attributes:
-        device, model: which.
         rollout: rollout that wants it, or None for what is kept after its rollout ended.
         document: a `DesiredModel` as plain values.
-        is_removed: whether the model should be removed instead.
     """
 
     __tablename__ = "wanted_models"
@@ -151,7 +146,6 @@ class DesiredRow(Table):
     """The newest desired document of a device.
 
     Attributes:
-        device: whose.
         version: its `$version`.
         content_sha256: SHA-256 of its models, to see whether they changed.
         envelope: signed envelope as it is published.
@@ -167,7 +161,7 @@ class DesiredRow(Table):
     version: Mapped[int] = mapped_column(default=0)
     content_sha256: Mapped[str] = mapped_column(String(64), default="")
     envelope: Mapped[bytes] = mapped_column(default=b"")
-    key_id: Mapped[str] = mapped_column(String(64), default="", server_default="")
+    key_id: Mapped[str] = mapped_column(String(64), default="")
     issued_at: Mapped[float] = mapped_column(default=0.0)
     expires_at: Mapped[float] = mapped_column(default=0.0)
     is_due: Mapped[bool] = mapped_column(default=True, index=True)
@@ -178,12 +172,7 @@ class CodeRow(Table):
 
     Attributes:
         secret_sha256: the secret itself is not kept.
-        device: name that the code grants.
         target: target of the device, or empty where the device states it.
-        tags: tags that the device gets.
-        created_at, expires_at: begin and end of the validity of the code.
-        created_by: who made it; empty in a store from before this column.
-        used_at: when it was used, or None.
     """
 
     __tablename__ = "enrolment_codes"
@@ -199,12 +188,11 @@ class CodeRow(Table):
 
 
 class ReleaseRow(Table):
-    """Packages that are released under one approval.
+    """Packages that are released together.
 
     Attributes:
         name: such as `2026-11-22.1`.
         created_at, created_by, note: when and by whom the release was made, and a note.
-        approved_at, approved_by: when and by whom it was approved, or None.
         withdrawn_at: when it was withdrawn, or None.
     """
 
@@ -214,8 +202,6 @@ class ReleaseRow(Table):
     created_at: Mapped[float]
     created_by: Mapped[str] = mapped_column(default="")
     note: Mapped[str] = mapped_column(default="")
-    approved_at: Mapped[float | None]
-    approved_by: Mapped[str | None]
     withdrawn_at: Mapped[float | None]
 
 
@@ -223,7 +209,6 @@ class ReleasePackageRow(Table):
     """A package of a release.
 
     Attributes:
-        release, model, target: one package each.
         version, manifest_sha256: version of the package, and SHA-256 of its manifest.
         path, size_bytes, sha256: path, size and SHA-256 of its file in the TUF repository.
         needs: requirements of a device: `engines`, `memory_bytes`; `min_agreement` for the gates; and
@@ -256,7 +241,6 @@ class RolloutRow(Table):
         wave: number of the wave that is open, from 0.
         created_at, created_by, started_at, ended_at: when and by whom the rollout was made, its start and
             end.
-        wave_started_at: start of the open wave.
     """
 
     __tablename__ = "rollouts"
@@ -279,7 +263,6 @@ class MemberRow(Table):
     """A device of a rollout's cohort.
 
     Attributes:
-        rollout, device: which.
         wave: number of its wave, from 0; -1 for a device that the plan refuses.
         state: state of the device in the rollout, such as `waiting`, `offered`, `succeeded`, `failed`,
             `returned`.
@@ -338,10 +321,8 @@ class FigureRow(Table):
     """Counts of one version on a device in one hour: the last report of the hour.
 
     Attributes:
-        device, model, version: device, model and version that the figures are of.
         hour: number of the hour since 1970, by the manager's clock.
         figures: `ModelFigures` as plain values.
-        reported_at: when they came.
     """
 
     __tablename__ = "figures"
@@ -360,7 +341,6 @@ class AuditRow(Table):
 
     Attributes:
         number: number of the entry, from 1, without gaps.
-        at: when.
         actor: who, such as a user's name or `manager`.
         action: such as `rollout.start`, `device.revoke`, `alarm.restored`.
         subject: object of the action, such as a device.
@@ -419,10 +399,8 @@ class UserRow(Table):
     """A user of the console.
 
     Attributes:
-        name: login name.
         password_digest: argon2id.
         role: `viewer`, `operator` or `admin`.
-        created_at: when the user was added.
     """
 
     __tablename__ = "users"
@@ -438,7 +416,6 @@ class LoginRow(Table):
 
     Attributes:
         secret_sha256: SHA-256 of the secret in the cookie.
-        user: who.
         created_at, seen_at, expires_at: when it began, was used last (to a minute), and ends.
     """
 
@@ -455,8 +432,6 @@ class KnownAddressRow(Table):
     """An address from which a user has logged in.
 
     Attributes:
-        user: who.
-        address: address of the client.
         seen_at: time of the newest login.
     """
 
@@ -487,10 +462,8 @@ class TokenRow(Table):
     """A token of a program.
 
     Attributes:
-        name: name of the token.
         secret_sha256: SHA-256 of the secret that the program sends.
         scopes: what it may do, see `access.principal`.
-        created_at, created_by: when, and by whom.
         expires_at: end of its validity, or None.
         used_at: when it was used last, to a minute, or None.
     """
@@ -513,8 +486,6 @@ class IdempotencyRow(Table):
         actor, key: who sent it, and under which `Idempotency-Key`.
         request_sha256: SHA-256 of method, path and body.
         status: HTTP status of the answer, or None while there is none.
-        answer: body of the answer.
-        created_at: when it came.
     """
 
     __tablename__ = "idempotency_keys"
@@ -531,11 +502,9 @@ class WebhookRow(Table):
     """An address that is told of actions in the audit log.
 
     Attributes:
-        name: name of the webhook.
         url: where messages go.
         actions: beginnings of actions, such as `rollout.`; empty for all.
         secret: secret that signs messages.
-        created_at, created_by: when, and by whom.
         position: number of the last entry of the audit log that was sent, or was not wanted.
         failures: attempts in a row that failed.
         because: why the last attempt failed, or empty.
@@ -561,9 +530,7 @@ class SavedQueryRow(Table):
     """A selector of devices under a name, for all users.
 
     Attributes:
-        name: name of the query.
         selector: see `rollouts.selector`.
-        created_at, created_by: when, and by whom.
     """
 
     __tablename__ = "saved_queries"
@@ -578,9 +545,7 @@ class SavedWindowRow(Table):
     """A window in which devices may switch, under a name, for all users.
 
     Attributes:
-        name: name of the window.
         window: see `RolloutSettings`.
-        created_at, created_by: when, and by whom.
     """
 
     __tablename__ = "saved_windows"

@@ -98,7 +98,6 @@ class EnrolmentPages:
         return Response(self._authority.certificate_path.read_bytes(), media_type="application/x-pem-file")
 
     async def enrol(self, request: Request) -> Response:
-        """Answer a request of enrolment."""
         return await self._answer(request, EnrolmentRequest, self._enrol)
 
     async def renew(self, request: Request) -> Response:
@@ -195,7 +194,6 @@ def _count_certificate(session: Session, device: str) -> None:
 
 
 def make_app(store: Store, folder: FleetFolder, settings: FleetSettings, authority: Authority) -> Starlette:
-    """Return the application."""
     pages = EnrolmentPages(store, folder, settings, authority)
     for name in ("metadata", "targets"):
         make_folders(folder.repository / name)

@@ -25,7 +25,6 @@ class PartBegin:
     """The head of a part.
 
     Attributes:
-        name: name of the field.
         file_name: file name that the client states, or None for a field that is no file.
     """
 

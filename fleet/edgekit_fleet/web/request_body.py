@@ -15,11 +15,6 @@ _DISCARD_S: Final = 10.0
 async def read_body(request: Request, most_bytes: int, limit_s: float) -> bytes:
     """Return the body.
 
-    Args:
-        request: HTTP request.
-        most_bytes: largest size of the body.
-        limit_s: time limit for the whole body.
-
     Raises:
         RequestError: 413 it is too large, 408 it comes too slowly, 400 it is cut off.
     """
@@ -35,11 +30,6 @@ async def read_body(request: Request, most_bytes: int, limit_s: float) -> bytes:
 
 async def read_pieces(request: Request, most_bytes: int, piece_s: float) -> AsyncIterator[bytes]:
     """Yield the body in pieces as they come.
-
-    Args:
-        request: HTTP request.
-        most_bytes: largest size of the body.
-        piece_s: time limit for the next piece.
 
     Raises:
         RequestError: as from `read_body`.

@@ -187,11 +187,7 @@ class _BoundedConnection(H11Protocol):
 
 
 class WebServer:
-    """A running web server; ends with the `with` block.
-
-    Attributes:
-        port: port that it listens on.
-    """
+    """A running web server; ends with the `with` block."""
 
     def __init__(
         self,
@@ -268,7 +264,6 @@ class WebServer:
         self.close()
 
     def close(self) -> None:
-        """Stop the server."""
         self._server.should_exit = True
         self._thread.join(_STOP_S)
         self._socket.close()

@@ -89,7 +89,6 @@ class _FormWriter:
         self._is_admitted = False
 
     async def take(self, request: Request) -> None:
-        """Read the whole form."""
         parser = MultipartParser(request.headers.get("content-type", ""))
         async for piece in read_pieces(request, MAX_PACKAGE_BYTES, PIECE_S):
             for part in parser.feed(piece):

@@ -28,7 +28,6 @@ class BenchSettings:
     """The section `edgekit:`.
 
     Attributes:
-        name: name of the bench.
         kind: whether its results are from the real device, an emulated one, or a stand-in.
         target: name of the device's target, as in `edgekit targets`.
         architecture: output of `uname -m` on the device.
@@ -61,7 +60,6 @@ class BenchFile:
     """One environment file.
 
     Attributes:
-        path: path of the file.
         settings: the section `edgekit:`.
         identity: address and port, or serial port, of a device that keeps its state, else the name of the
             bench. Files with one identity share a lock.

@@ -23,7 +23,6 @@ class BenchLock:
     """The files that hold the state of one bench.
 
     Attributes:
-        name: name of the bench, for messages.
         stem: path of both files without their suffix.
     """
 

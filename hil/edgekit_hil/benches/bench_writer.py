@@ -27,7 +27,6 @@ class SshBench:
     """The address of a device, and the switch of its power.
 
     Attributes:
-        address, port, user: address, port and user of its ssh server.
         power: labgrid's resource and driver with their arguments, or None.
     """
 

@@ -92,8 +92,6 @@ class Bench:
     """An opened bench.
 
     Attributes:
-        file: environment file of the bench.
-        facts: facts about its device.
         target: labgrid's target, for drivers that only some benches have.
         home: absolute path of the folder on the device for the folders of tests.
         power: labgrid's driver that cuts the device's power, or None.

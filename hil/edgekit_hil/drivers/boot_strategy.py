@@ -129,10 +129,6 @@ class BootedMachineStrategy(Strategy):  # labgrid has no types of it
 def save_snapshot(image: Image, show: Callable[[str], None]) -> None:
     """Boot an image and keep the booted system in it.
 
-    Args:
-        image: image to boot.
-        show: called with a description of each step.
-
     Raises:
         BenchError: it does not boot, or a unit of systemd failed.
     """

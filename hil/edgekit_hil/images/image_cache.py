@@ -45,12 +45,6 @@ Show = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One image.
-
-    Attributes:
-        folder: see the module.
-    """
-
     folder: Path
 
     @property
@@ -105,10 +99,6 @@ def make_image(show: Show, *, rebuild: bool = False) -> Image:
     """Return the image of this recipe with today's versions of its packages, made if it is missing.
 
     It has no snapshot yet: see `drivers.boot_strategy.save_snapshot`.
-
-    Args:
-        show: called with a description of each step.
-        rebuild: whether to make the image even if it exists.
 
     Raises:
         BenchError: this machine cannot make it: it is not root, a program is missing, a package is
@@ -205,7 +195,6 @@ def _list_images() -> list[Image]:
 
 
 def _remove_old(keep: Image) -> None:
-    """Remove old images, of any recipe."""
     old_images = [path for path in _folder().iterdir() if "-" in path.name and path != keep.folder]
     old_images.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for path in old_images[_MOST_IMAGES - 1 :]:

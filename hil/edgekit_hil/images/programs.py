@@ -9,6 +9,7 @@ from edgekit_runtime.errors import BenchError, BenchUnavailableError
 from edgekit_runtime.system.child_process import describe_end, run_program
 
 _MAX_OUTPUT_BYTES: Final = 64 << 20
+_LIMIT_S: Final = 900.0
 
 # program -> its Debian package
 _PACKAGES: Final[Mapping[str, str]] = {
@@ -36,16 +37,16 @@ def require(*programs: str) -> None:
         raise BenchUnavailableError(f"{', '.join(missing)} is missing: apt-get install {' '.join(packages)}")
 
 
-def run_checked(command: Sequence[str | Path], limit_s: float = 900.0) -> str:
+def run_checked(command: Sequence[str | Path]) -> str:
     """Return the output of a program.
 
     Raises:
-        BenchError: it failed, or did not end within `limit_s`.
+        BenchError: it failed, or did not end in time.
     """
     words = [str(word) for word in command]
-    result = run_program(words, (), limit_s, _MAX_OUTPUT_BYTES)
+    result = run_program(words, (), _LIMIT_S, _MAX_OUTPUT_BYTES)
     if result.exit_code is None:
-        raise BenchError(f"{words[0]} did not end within {limit_s:g} s")
+        raise BenchError(f"{words[0]} did not end within {_LIMIT_S:g} s")
     if result.exit_code:
         message = result.last_line or "no message"
         raise BenchError(f"{' '.join(words[:3])} ended {describe_end(result.exit_code)}: {message}")

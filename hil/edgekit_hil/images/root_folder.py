@@ -24,11 +24,6 @@ _PLATFORMS: Final = ("manylinux_2_36", "manylinux_2_34", "manylinux_2_31", "many
 def make_root(root: Path, packages: Sequence[Path], show: Callable[[str], None]) -> None:
     """Unpack packages into the empty folder `root`, and configure it.
 
-    Args:
-        root: folder that becomes `/` of the system.
-        packages: the `.deb` files.
-        show: called with a description of each step.
-
     Raises:
         BenchError: a package is damaged, or the disk is full.
     """

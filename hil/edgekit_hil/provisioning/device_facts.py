@@ -25,7 +25,6 @@ class DevicePython:
     """A Python of the device.
 
     Attributes:
-        path: path of the interpreter.
         version: version such as `3.11.2`.
         implementation: implementation such as `CPython`.
         has_tensorrt: whether it can import TensorRT, which comes with JetPack.
@@ -58,7 +57,6 @@ class HostFacts:
         libc: C library such as `glibc 2.36`, or empty.
         pythons: all Pythons, the default one first.
         free_bytes: free space at the place of installation.
-        has_systemd: whether systemd runs.
         rights: `root`, `sudo` (without a password) or `none`.
         release, previous: the installed releases, or empty.
         service, agent: states of the units, or empty.
@@ -73,7 +71,6 @@ class HostFacts:
     libc: str
     pythons: tuple[DevicePython, ...]
     free_bytes: int
-    has_systemd: bool
     rights: str
     release: str
     previous: str
@@ -103,7 +100,6 @@ class HostFacts:
             **{name: fields.get(name, "") for name in _TEXTS},
             pythons=tuple(pythons.values()),
             free_bytes=int(fields["free_kb"]) * _KIB,
-            has_systemd=fields.get("systemd") == "1",
             keys=dict(value.partition(" ")[::2] for name, value in pairs if name == "key"),
         )
 

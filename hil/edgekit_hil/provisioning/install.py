@@ -31,7 +31,6 @@ class InstallRequest:
     """The wanted state of a device.
 
     Attributes:
-        engine: engine to install.
         keys: public keys for it to trust, `NAME.pub.pem`.
         target: target that its packages must have, or empty for any.
         code: code with which it joins a fleet, or empty.
@@ -51,7 +50,6 @@ class InstallReport:
         facts: facts about the device before the installation.
         release: release that runs now.
         changed: changes in their order; empty if everything was in place.
-        notes: notes for the user.
     """
 
     facts: HostFacts
@@ -76,11 +74,6 @@ def probe(host: SshHost) -> HostFacts:
 
 def install(host: SshHost, request: InstallRequest, show: Callable[[str], None]) -> InstallReport:
     """Bring a device to the wanted state; parts that are in place stay.
-
-    Args:
-        host: the device.
-        request: the wanted state.
-        show: takes a description of each step.
 
     Raises:
         TransportError: the device cannot be reached.

@@ -51,7 +51,6 @@ print(sys.executable, platform.python_version(), platform.python_implementation(
     folder=$prefix
     while [ ! -d "$folder" ]; do folder=$(dirname "$folder"); done
     echo "free_kb=$(df -Pk "$folder" | awk 'NR == 2 { print $4 }')"
-    has_systemd && echo "systemd=1" || echo "systemd=0"
     if [ "$(id -u)" = 0 ]; then
         echo "rights=root"
     elif sudo -n true 2>/dev/null; then

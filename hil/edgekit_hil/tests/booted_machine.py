@@ -79,9 +79,7 @@ class Outcome:
     """The outcome of an event.
 
     Attributes:
-        event: name of the event.
         version: version that serves afterwards.
-        expected: what was expected.
         restart_s: time from the end of the service to the start of its next process, by the machine's clock;
             None if it should not end, or the machine booted.
         seconds: time from the begin of the event to the first answer, by this machine's clock; it includes
@@ -110,13 +108,7 @@ class ServiceMachine:
     """
 
     def __init__(self, bench: Bench, packages: Mapping[str, Path], public_key: Path) -> None:
-        """Install the service, and save the machine as a snapshot.
-
-        Args:
-            bench: a booted machine.
-            packages: version -> package of the model.
-            public_key: public half of the key that signs packages.
-        """
+        """Install the service, and save the machine as a snapshot."""
         self._bench = bench
         self._answer: list[str] | None = None
         self._strategy = bench.target.get_strategy()
@@ -251,7 +243,6 @@ Event = Callable[[ServiceMachine, random.Random], Expectation]
 
 
 def kill(machine: ServiceMachine, _: random.Random) -> Expectation:
-    """Kill the service by SIGKILL."""
     machine.run("kill -9 $(systemctl show edgekit -p MainPID --value)")
     return Expectation((FIRST,))
 
@@ -325,9 +316,7 @@ class InterruptedUpdate:
     """The event that the machine goes down while a fleet updates it to the second version.
 
     Attributes:
-        fleet: running fleet.
         package: package of the second version.
-        target: target of the machine.
         interrupt: brings the machine down, and returns when it is up again.
     """
 

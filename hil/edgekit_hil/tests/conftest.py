@@ -102,7 +102,6 @@ def device(working_bench: Bench, request: pytest.FixtureRequest) -> Iterator[Dev
 
 @pytest.fixture(scope="session")
 def run_record(pytestconfig: pytest.Config) -> RunRecord:
-    """Return the record of this run."""
     record = pytestconfig.pluginmanager.get_plugin("edgekit-hil-record")
     assert isinstance(record, RunRecord)
     return record

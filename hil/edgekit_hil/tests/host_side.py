@@ -152,7 +152,6 @@ class Fleet:
             yield
 
     def start_rollout(self, release: str, package: Path, *, to: str = "all", waves: str = "100%") -> None:
-        """Release a package, and start its rollout to devices."""
         self.run("release", str(package), "--name", release)
         options = ["--to", to, "--waves", waves, "--minimum", "1", "--soak", "1"]
         self.run("rollout", "start", release, "--name", release, *options)

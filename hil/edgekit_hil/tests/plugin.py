@@ -85,11 +85,9 @@ class RunRecord:
         self._written: list[Path] = []
 
     def add_figure(self, bench: Bench, figure: Figure) -> None:
-        """Record a figure."""
         self._figures.setdefault(bench.file.settings.name, []).append(figure)
 
     def add_curve(self, bench: Bench, curve: Curve) -> None:
-        """Record a curve."""
         self._curves.setdefault(bench.file.settings.name, []).append(curve)
 
     def set_network_times(self, bench: Bench, times: NetworkTimes) -> None:

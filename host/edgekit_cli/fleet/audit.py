@@ -31,11 +31,11 @@ def command(subject: str | None, *, action: str | None, limit: int, path: Path |
     The log is checked whole: it fails if an entry was changed.
     """
     with connect(path) as fleet:
-        from edgekit_fleet.api.endpoints.devices import CHECK_AUDIT
+        from edgekit_fleet.api.endpoints.devices import check_audit
         from edgekit_fleet.api.endpoints.endpoint import Nothing
 
         records = _read_newest(fleet, subject or "", action or "", limit)
-        broken = fleet.call(CHECK_AUDIT, Nothing()).broken
+        broken = fleet.call(check_audit, Nothing()).broken
     if as_json:
         print_json(records)
     else:
@@ -57,13 +57,13 @@ def command(subject: str | None, *, action: str | None, limit: int, path: Path |
 
 
 def _read_newest(fleet: FleetCaller, subject: str, action: str, limit: int) -> list[AuditRecord]:
-    from edgekit_fleet.api.endpoints.devices import READ_AUDIT, ReadAudit
+    from edgekit_fleet.api.endpoints.devices import ReadAudit, read_audit
 
     records: list[AuditRecord] = []
     before: int | None = 0
     while before is not None and len(records) < limit:
         size = min(limit - len(records), 1000)
-        page = fleet.call(READ_AUDIT, ReadAudit(subject=subject, action=action, limit=size, before=before))
+        page = fleet.call(read_audit, ReadAudit(subject=subject, action=action, limit=size, before=before))
         records = [*page.items, *records]
         before = page.next
     return records

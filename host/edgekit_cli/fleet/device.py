@@ -22,14 +22,14 @@ def command(
 ) -> None:
     """Show the device NAME, after changing it if that is asked for."""
     with connect(path) as fleet:
-        from edgekit_fleet.api.endpoints.devices import GET_DEVICE, REVOKE_DEVICE, RevokeDevice
+        from edgekit_fleet.api.endpoints.devices import RevokeDevice, get_device, revoke_device
         from edgekit_fleet.api.endpoints.endpoint import Named
 
         if tags:
             set_tags(fleet, name, read_tags(tags), is_sure=is_sure)
         if revoke is not None:
-            fleet.call(REVOKE_DEVICE, RevokeDevice(name=name, reason=revoke))
-        device = fleet.call(GET_DEVICE, Named(name=name))
+            fleet.call(revoke_device, RevokeDevice(name=name, reason=revoke))
+        device = fleet.call(get_device, Named(name=name))
     if as_json:
         print_json(device)
         return

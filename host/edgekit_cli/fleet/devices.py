@@ -21,9 +21,9 @@ def command(selector: str, *, path: Path | None, as_json: bool) -> None:
     """List the devices that SELECTOR means, such as "class=jetson and site=lyon"; all by default."""
     with connect(path) as fleet:
         from edgekit_fleet.api.client import list_all
-        from edgekit_fleet.api.endpoints.devices import LIST_DEVICES, ListDevices
+        from edgekit_fleet.api.endpoints.devices import ListDevices, list_devices
 
-        devices = list(list_all(fleet, LIST_DEVICES, ListDevices, selector=selector))
+        devices = list(list_all(fleet, list_devices, ListDevices, selector=selector))
     if as_json:
         print_json(devices)
         return

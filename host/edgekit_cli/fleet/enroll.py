@@ -32,11 +32,11 @@ def command(
 ) -> None:
     """Make one-time codes. Each lets one device in: edgekit-device enroll --code CODE."""
     with connect(path) as fleet:
-        from edgekit_fleet.api.endpoints.devices import INVITE_DEVICES, InviteDevices
+        from edgekit_fleet.api.endpoints.devices import InviteDevices, invite_devices
 
         names = (name,) if count is None else tuple(f"{name}-{number}" for number in range(1, count + 1))
         request = InviteDevices(names=names, target=target, tags=read_tags(tags), hours=hours)
-        invitations = fleet.call(INVITE_DEVICES, request).items
+        invitations = fleet.call(invite_devices, request).items
     if as_json:
         print_json(invitations)
         return

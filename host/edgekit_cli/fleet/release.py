@@ -103,26 +103,26 @@ def _find_file(package: str, folder: Path) -> Path:
 def _list(path: Path | None) -> list[ReleaseSummary]:
     with connect(path) as fleet:
         from edgekit_fleet.api.client import list_all
-        from edgekit_fleet.api.endpoints.releases import LIST_RELEASES, ListPage
+        from edgekit_fleet.api.endpoints.releases import ListPage, list_releases
 
-        return list(list_all(fleet, LIST_RELEASES, ListPage))
+        return list(list_all(fleet, list_releases, ListPage))
 
 
 def _make_there(packages: list[Path], settings: dict[str, Any]) -> ReleaseSummary:
     """Upload packages to a server, and make a release of them."""
     with connect(None) as fleet:
         from edgekit_fleet.api.endpoints.releases import (
-            MAKE_RELEASE,
-            UPLOAD_PACKAGE,
             MakeRelease,
             UploadPackage,
+            make_release,
+            upload_package,
         )
         from edgekit_runtime.system.atomic_files import hash_file
 
         digests = tuple(hash_file(package) for package in packages)
         for package, sha256 in zip(packages, digests, strict=True):
-            fleet.call(UPLOAD_PACKAGE, UploadPackage(sha256=sha256, file=package))
-        return fleet.call(MAKE_RELEASE, MakeRelease(packages=digests, **settings))
+            fleet.call(upload_package, UploadPackage(sha256=sha256, file=package))
+        return fleet.call(make_release, MakeRelease(packages=digests, **settings))
 
 
 def _make_here(

@@ -92,10 +92,10 @@ def plan(
 ) -> None:
     """Show which devices would get RELEASE, which would not and why. Changes nothing."""
     with connect(path) as fleet:
-        from edgekit_fleet.api.endpoints.releases import PLAN_ROLLOUT, PlanRollout
+        from edgekit_fleet.api.endpoints.releases import PlanRollout, plan_rollout
 
         request = PlanRollout(release=release, selector=selector, waves=waves, minimum=minimum)
-        rollout_plan = fleet.call(PLAN_ROLLOUT, request)
+        rollout_plan = fleet.call(plan_rollout, request)
     _print_plan(rollout_plan, as_json)
 
 
@@ -165,10 +165,10 @@ def start(release: str, *, path: Path | None, as_json: bool, **options: Any) -> 
         if "" in options[option_by_model]:
             options[option] = options[option_by_model].pop("")
     with connect(path) as fleet:
-        from edgekit_fleet.api.endpoints.releases import START_ROLLOUT, RolloutLimits, StartRollout
+        from edgekit_fleet.api.endpoints.releases import RolloutLimits, StartRollout, start_rollout
 
         limits = RolloutLimits(**{limit.name: options.pop(limit.name) for limit in LIMITS})
-        summary = fleet.call(START_ROLLOUT, StartRollout(release=release, limits=limits, **options))
+        summary = fleet.call(start_rollout, StartRollout(release=release, limits=limits, **options))
     _print_summaries([summary], as_json)
     if not as_json:
         click.echo(f"watch it: edgekit fleet rollout watch {summary.name}")
@@ -180,9 +180,9 @@ def list_command(path: Path | None, as_json: bool) -> None:
     """List the rollouts, the newest first."""
     with connect(path) as fleet:
         from edgekit_fleet.api.client import list_all
-        from edgekit_fleet.api.endpoints.releases import LIST_ROLLOUTS, ListPage
+        from edgekit_fleet.api.endpoints.releases import ListPage, list_rollouts
 
-        _print_summaries(list(list_all(fleet, LIST_ROLLOUTS, ListPage)), as_json)
+        _print_summaries(list(list_all(fleet, list_rollouts, ListPage)), as_json)
 
 
 @command.command("watch")
@@ -215,11 +215,11 @@ def watch(name: str, path: Path | None, as_json: bool) -> None:
 
 def _follow(fleet: FleetCaller, name: str) -> Iterator[RolloutSummary]:
     """Yield a rollout each time it has changed, until it has ended."""
-    from edgekit_fleet.api.endpoints.releases import GET_ROLLOUT, GetRollout
+    from edgekit_fleet.api.endpoints.releases import GetRollout, get_rollout
 
     last = None
     while True:
-        summary = fleet.call(GET_ROLLOUT, GetRollout(name=name))
+        summary = fleet.call(get_rollout, GetRollout(name=name))
         if summary != last:
             yield summary
         last = summary
@@ -237,9 +237,9 @@ def replay(name: str, path: Path | None, as_json: bool) -> None:
 
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.endpoint import Named
-        from edgekit_fleet.api.endpoints.releases import REPLAY_ROLLOUT
+        from edgekit_fleet.api.endpoints.releases import replay_rollout
 
-        differences = fleet.call(REPLAY_ROLLOUT, Named(name=name)).differences
+        differences = fleet.call(replay_rollout, Named(name=name)).differences
     if as_json:
         from edgekit_runtime.dataclass_json import to_plain
 
@@ -280,10 +280,10 @@ def _make_order(order: Order, text: str) -> click.Command:
 def give_order(name: str, order: Order, note: str, *, path: Path | None, as_json: bool) -> None:
     """Give an order to a rollout, and print the rollout."""
     with connect(path) as fleet:
-        from edgekit_fleet.api.endpoints.releases import ORDER_ROLLOUT, OrderRollout
+        from edgekit_fleet.api.endpoints.releases import OrderRollout, order_rollout
 
         request = OrderRollout(name=name, order=order, note=note)
-        _print_summaries([fleet.call(ORDER_ROLLOUT, request)], as_json)
+        _print_summaries([fleet.call(order_rollout, request)], as_json)
 
 
 command.add_command(_make_order("approve", "Let the wave go that waits for an approval."))

@@ -43,12 +43,12 @@ def set_tags(fleet: FleetCaller, device: str, tags: Mapping[str, str], *, is_sur
     Raises:
         FleetError: there is no such device, or nobody can be asked.
     """
-    from edgekit_fleet.api.endpoints.devices import TAG_DEVICE, TagDevice
+    from edgekit_fleet.api.endpoints.devices import TagDevice, tag_device
 
     try:
-        return fleet.call(TAG_DEVICE, TagDevice(name=device, tags=tags, is_sure=is_sure))
+        return fleet.call(tag_device, TagDevice(name=device, tags=tags, is_sure=is_sure))
     except (FleetError, RequestError) as error:
         if _ASK not in str(error) or not sys.stdin.isatty():
             raise
         click.confirm(f"{str(error).partition(_ASK)[0]}. Go on?", abort=True)
-    return fleet.call(TAG_DEVICE, TagDevice(name=device, tags=tags, is_sure=True))
+    return fleet.call(tag_device, TagDevice(name=device, tags=tags, is_sure=True))

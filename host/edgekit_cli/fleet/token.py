@@ -35,9 +35,9 @@ def command() -> None:
 def add(name: str, scopes: tuple[Scope, ...], days: float, path: Path | None, as_json: bool) -> None:
     """Make the token NAME and print it; it cannot be shown again."""
     with connect(path) as fleet:
-        from edgekit_fleet.api.endpoints.access import ADD_TOKEN, AddToken
+        from edgekit_fleet.api.endpoints.access import AddToken, add_token
 
-        token = fleet.call(ADD_TOKEN, AddToken(name=name, scopes=scopes, days=days))
+        token = fleet.call(add_token, AddToken(name=name, scopes=scopes, days=days))
     if as_json:
         print_json(token)
     else:
@@ -49,10 +49,10 @@ def add(name: str, scopes: tuple[Scope, ...], days: float, path: Path | None, as
 def list_command(path: Path | None, as_json: bool) -> None:
     """List the tokens, without their secrets."""
     with connect(path) as fleet:
-        from edgekit_fleet.api.endpoints.access import LIST_TOKENS
+        from edgekit_fleet.api.endpoints.access import list_tokens
         from edgekit_fleet.api.endpoints.endpoint import Nothing
 
-        tokens = fleet.call(LIST_TOKENS, Nothing()).items
+        tokens = fleet.call(list_tokens, Nothing()).items
     if as_json:
         print_json(tokens)
         return
@@ -69,10 +69,10 @@ def list_command(path: Path | None, as_json: bool) -> None:
 def revoke(name: str, path: Path | None, as_json: bool) -> None:
     """End the token NAME."""
     with connect(path) as fleet:
-        from edgekit_fleet.api.endpoints.access import REVOKE_TOKEN
+        from edgekit_fleet.api.endpoints.access import revoke_token
         from edgekit_fleet.api.endpoints.endpoint import Named
 
-        tokens = fleet.call(REVOKE_TOKEN, Named(name=name)).items
+        tokens = fleet.call(revoke_token, Named(name=name)).items
     if as_json:
         print_json(tokens)
     else:

@@ -35,19 +35,19 @@ def command() -> None:
 @folder_and_json_options
 def add(name: str, role: Role, path: Path | None, as_json: bool) -> None:
     """Add the user NAME; asks for a password, or reads it from standard input."""
-    from edgekit_fleet.api.endpoints.access import ADD_USER, AddUser
+    from edgekit_fleet.api.endpoints.access import AddUser, add_user
 
-    _call(ADD_USER, AddUser(name=name, password=_read_password(), role=role), path, as_json=as_json)
+    _call(add_user, AddUser(name=name, password=_read_password(), role=role), path, as_json=as_json)
 
 
 @command.command("list")
 @folder_and_json_options
 def list_command(path: Path | None, as_json: bool) -> None:
     """List the users."""
-    from edgekit_fleet.api.endpoints.access import LIST_USERS
+    from edgekit_fleet.api.endpoints.access import list_users
     from edgekit_fleet.api.endpoints.endpoint import Nothing
 
-    _call(LIST_USERS, Nothing(), path, as_json=as_json)
+    _call(list_users, Nothing(), path, as_json=as_json)
 
 
 @command.command("remove")
@@ -55,10 +55,10 @@ def list_command(path: Path | None, as_json: bool) -> None:
 @folder_and_json_options
 def remove(name: str, path: Path | None, as_json: bool) -> None:
     """Remove the user NAME, and end their logins."""
-    from edgekit_fleet.api.endpoints.access import REMOVE_USER
+    from edgekit_fleet.api.endpoints.access import remove_user
     from edgekit_fleet.api.endpoints.endpoint import Named
 
-    _call(REMOVE_USER, Named(name=name), path, as_json=as_json)
+    _call(remove_user, Named(name=name), path, as_json=as_json)
 
 
 @command.command("password")
@@ -66,9 +66,9 @@ def remove(name: str, path: Path | None, as_json: bool) -> None:
 @folder_and_json_options
 def password(name: str, path: Path | None, as_json: bool) -> None:
     """Give the user NAME another password, and end their logins."""
-    from edgekit_fleet.api.endpoints.access import SET_PASSWORD, SetPassword
+    from edgekit_fleet.api.endpoints.access import SetPassword, set_password
 
-    _call(SET_PASSWORD, SetPassword(name=name, password=_read_password()), path, as_json=as_json)
+    _call(set_password, SetPassword(name=name, password=_read_password()), path, as_json=as_json)
 
 
 @command.command("role")
@@ -77,9 +77,9 @@ def password(name: str, path: Path | None, as_json: bool) -> None:
 @folder_and_json_options
 def set_role(name: str, role: Role, path: Path | None, as_json: bool) -> None:
     """Give the user NAME another ROLE."""
-    from edgekit_fleet.api.endpoints.access import SET_ROLE, SetRole
+    from edgekit_fleet.api.endpoints.access import SetRole, set_role
 
-    _call(SET_ROLE, SetRole(name=name, role=role), path, as_json=as_json)
+    _call(set_role, SetRole(name=name, role=role), path, as_json=as_json)
 
 
 def _call(endpoint: Endpoint[Any, Any], request: Any, path: Path | None, *, as_json: bool) -> None:

@@ -25,9 +25,9 @@ def command() -> None:
 def add(name: str, url: str, actions: tuple[str, ...], path: Path | None, as_json: bool) -> None:
     """Tell URL of what happens from now on; prints the secret that signs the messages."""
     with connect(path) as fleet:
-        from edgekit_fleet.api.endpoints.access import ADD_WEBHOOK, AddWebhook
+        from edgekit_fleet.api.endpoints.access import AddWebhook, add_webhook
 
-        webhook = fleet.call(ADD_WEBHOOK, AddWebhook(name=name, url=url, actions=actions))
+        webhook = fleet.call(add_webhook, AddWebhook(name=name, url=url, actions=actions))
     if as_json:
         print_json(webhook)
     else:
@@ -41,10 +41,10 @@ def list_command(path: Path | None, as_json: bool) -> None:
     from edgekit_runtime.system.shown_text import clean
 
     with connect(path) as fleet:
-        from edgekit_fleet.api.endpoints.access import LIST_WEBHOOKS
+        from edgekit_fleet.api.endpoints.access import list_webhooks
         from edgekit_fleet.api.endpoints.endpoint import Nothing
 
-        webhooks = fleet.call(LIST_WEBHOOKS, Nothing()).items
+        webhooks = fleet.call(list_webhooks, Nothing()).items
     if as_json:
         print_json(webhooks)
         return
@@ -61,10 +61,10 @@ def list_command(path: Path | None, as_json: bool) -> None:
 def remove(name: str, path: Path | None, as_json: bool) -> None:
     """Delete the webhook NAME."""
     with connect(path) as fleet:
-        from edgekit_fleet.api.endpoints.access import REMOVE_WEBHOOK
+        from edgekit_fleet.api.endpoints.access import remove_webhook
         from edgekit_fleet.api.endpoints.endpoint import Named
 
-        webhooks = fleet.call(REMOVE_WEBHOOK, Named(name=name)).items
+        webhooks = fleet.call(remove_webhook, Named(name=name)).items
     if as_json:
         print_json(webhooks)
     else:

@@ -16,10 +16,10 @@ from edgekit_cli.fleet.fleet_server import connect
 def command(name: str, *, path: Path | None, as_json: bool) -> None:
     """Say what the device NAME runs, what it should run, and what stands between."""
     with connect(path) as fleet:
-        from edgekit_fleet.api.endpoints.devices import GET_DEVICE
+        from edgekit_fleet.api.endpoints.devices import get_device
         from edgekit_fleet.api.endpoints.endpoint import Named
 
-        device = fleet.call(GET_DEVICE, Named(name=name))
+        device = fleet.call(get_device, Named(name=name))
     if as_json:
         print_json({"device": name, "why": device.why})
     else:

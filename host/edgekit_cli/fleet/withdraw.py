@@ -19,9 +19,9 @@ def command(release: str, path: Path | None, as_json: bool) -> None:
 
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.endpoint import Named
-        from edgekit_fleet.api.endpoints.releases import WITHDRAW_RELEASE
+        from edgekit_fleet.api.endpoints.releases import withdraw_release
 
-        withdrawal = fleet.call(WITHDRAW_RELEASE, Named(name=release))
+        withdrawal = fleet.call(withdraw_release, Named(name=release))
     if as_json:
         print_json(withdrawal)
     else:

@@ -120,11 +120,15 @@ class Site:
         )
 
     def count(self, version):
-        found = devices.list_devices(self.store, lambda _: True)
-        return sum(one.models.get(MODEL) == version for one in found)
+        return sum(one.models.get(MODEL) == version for one in self._list())
 
     def count_online(self):
-        return sum(one.is_online for one in devices.list_devices(self.store, lambda _: True))
+        return sum(one.is_online for one in self._list())
+
+    def _list(self):
+        found, following = devices.page_devices(self.store, "all")
+        assert following is None
+        return found
 
     def cut(self, names):
         self.network.cut()

@@ -17,13 +17,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.agent.documents import DeltaOffer, DesiredModel
+from edgekit_runtime.codecs.compression import find_zstd
 from edgekit_runtime.errors import DigestError, OutputError, PackageError
 from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
 
@@ -97,7 +97,7 @@ def find_delta(desired_model: DesiredModel, installed: frozenset[str]) -> DeltaO
         for offer in desired_model.deltas
         if offer.from_sha256 in installed
         and 0 < offer.size_bytes < desired_model.size_bytes
-        and (offer.path.endswith(RUNS_SUFFIX) or (offer.path.endswith(ZSTD_SUFFIX) and _find_zstd()))
+        and (offer.path.endswith(RUNS_SUFFIX) or (offer.path.endswith(ZSTD_SUFFIX) and find_zstd()))
     ]
     return min(usable, key=lambda offer: offer.size_bytes, default=None)
 
@@ -164,7 +164,7 @@ def _decode(file: BinaryIO, base: Path, size_bytes: int) -> Iterator[bytes]:
 
 
 def _decode_zstd(file: BinaryIO, base: mmap.mmap, size_bytes: int) -> Iterator[bytes]:
-    zstd = _find_zstd()
+    zstd = find_zstd()
     if zstd is None or len(base) + size_bytes > MAX_ZSTD_BYTES:
         raise PackageError(f"a zstd delta needs the package zstandard, and {MAX_ZSTD_BYTES} bytes at most")
     dictionary = zstd.ZstdCompressionDict(base[:], dict_type=zstd.DICT_TYPE_RAWCONTENT)
@@ -314,11 +314,3 @@ def unfold(folded: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
     """Return 0, -1, 1, -2 ... (modulo the type) of 0, 1, 2, 3 ..."""
     unit = folded.dtype.type(1)
     return np.asarray((folded >> unit) ^ (np.zeros_like(folded) - (folded & unit)))
-
-
-def _find_zstd() -> ModuleType | None:
-    try:
-        import zstandard
-    except ImportError:
-        return None
-    return zstandard

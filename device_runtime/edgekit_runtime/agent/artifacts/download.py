@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from edgekit_runtime.agent.membership import ResumingContext
 from edgekit_runtime.errors import DigestError, EdgekitError, OutputError, TransportError
-from edgekit_runtime.system.atomic_files import DISK, Disk, hash_file
+from edgekit_runtime.system.atomic_files import DISK, Disk, find_size, hash_file
 
 _CHUNK_BYTES: Final = 16 << 10
 _SYNC_BYTES: Final = 1 << 20
@@ -33,11 +33,7 @@ _OK, _PARTIAL, _OUT_OF_RANGE = 200, 206, 416
 
 
 class HttpStatusError(TransportError):
-    """The server answered with an error.
-
-    Attributes:
-        status: the HTTP status code.
-    """
+    """The server answered with an error."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -63,7 +59,6 @@ class DownloadLimits:
     Attributes:
         bytes_per_s: cap of the bandwidth, or None.
         least_bytes_per_s: a download that is slower over `slow_s` ends.
-        slow_s: see above.
         timeout_s: longest wait for the connection or the next byte.
     """
 
@@ -152,11 +147,11 @@ class Downloader:
             if stop.is_set():
                 raise DownloadStoppedError("the download was stopped")
 
-        while (begin := _size(part)) < size_bytes:
+        while (begin := find_size(part)) < size_bytes:
             try:
                 self._append(url, part, size_bytes, add)
             except (OSError, http.client.HTTPException) as cause:
-                if _size(part) <= begin:  # nothing came on this connection
+                if find_size(part) <= begin:  # nothing came on this connection
                     raise TransportError(f"{url}: {cause}") from cause
                 stop.wait(_RECONNECT_S)
             if stop.is_set():
@@ -172,7 +167,7 @@ class Downloader:
             raise OutputError(f"cannot write {path}: {cause.strerror}") from cause
 
     def _append(self, url: str, part: Path, size_bytes: int, add: Callable[[int], None]) -> None:
-        begin = _size(part)
+        begin = find_size(part)
         headers = {"Range": f"bytes={begin}-{size_bytes - 1}"} if begin else {}
         with self._open(url, headers) as response:
             if response.status == _OK and begin:
@@ -303,13 +298,6 @@ def _deadline(connection: socket.socket, limit_s: float, url: str) -> Iterator[N
             raise
         finally:
             timer.cancel()
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _write(write: Callable[[bytes], object], data: bytes, path: Path) -> None:

@@ -135,7 +135,6 @@ class BundleLink:
     Attributes:
         received, will, reconnect_s, problem: the same attributes as in `MqttLink`.
         report: the last report, after the agent has taken the document; None before.
-        events: descriptions of events.
     """
 
     def __init__(self, member: Membership, payload: bytes, version: int, stop: threading.Event) -> None:

@@ -41,13 +41,7 @@ class DeviceObserver:
         self._fingerprint, self._service_s = {}, 0.0
 
     def look(self, now_s: float, *, is_step_running: bool, is_under_way: bool) -> None:
-        """Bring `views` up to date.
-
-        Args:
-            now_s: time of the monotonic clock.
-            is_step_running: whether a step may be changing the slots.
-            is_under_way: whether an execution has not ended.
-        """
+        """Bring `views` up to date."""
         fingerprint = dict(self._installer.fingerprint())
         if fingerprint == self._fingerprint and now_s < self._service_s:
             return

@@ -139,7 +139,6 @@ class Installer:
         return frozenset(installed.sha256 for installed in self.slots.load(model).state.installed)
 
     def find_service(self) -> Path | None:
-        """Return the socket of the service, or None."""
         return self.socket_path or find_running_service()
 
 

@@ -49,7 +49,6 @@ class _Meter:
     """Counts the bytes that a step receives: metadata, delta and package share one budget.
 
     Attributes:
-        came_bytes: bytes that have come.
         left_bytes: bytes that may still come, or None without a limit.
     """
 
@@ -85,15 +84,6 @@ class LocalSteps:
         *,
         clock: Callable[[], float],
     ) -> None:
-        """Prepare.
-
-        Args:
-            member: this device in its fleet.
-            folder: the agent's folder.
-            installer: the models of the device.
-            downloader: fetches metadata and packages.
-            clock: seconds since 1970.
-        """
         self._installer, self._target = installer, member.enrolment.target
         self._downloads, self._disk = folder / "downloads", installer.slots.disk
         self._downloader = downloader
@@ -113,7 +103,6 @@ class LocalSteps:
         note: Callable[[NoteKind, str], None],
         count: Callable[[int], None],
     ) -> StepResult:
-        """Carry out a step, see `StepCarrier`."""
         meter = _Meter(count, order.most_bytes)
         desired_model = order.step.desired_model
         if desired_model is None:

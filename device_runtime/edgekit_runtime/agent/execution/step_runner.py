@@ -26,11 +26,6 @@ class StepRunner:
     def __init__(self, folder: Path, installer: Installer, carrier: StepCarrier) -> None:
         """Prepare, and create the folder of downloads.
 
-        Args:
-            folder: the agent's folder.
-            installer: the models of the device.
-            carrier: downloads and installs.
-
         Raises:
             OutputError: the folder cannot be made.
         """

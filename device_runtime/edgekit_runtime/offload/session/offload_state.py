@@ -59,9 +59,7 @@ class OffloadState:
         wake: set when the prober has something to do.
         lock: lock of `estimate`, `breaker`, `hedges` and the rest; requests that run locally do not wait for
             it.
-        estimate: estimate of the link.
         breaker: whether requests may go to the server.
-        schedule: when to probe.
         hedges: how long to wait for a reply.
         connect_s: time that the next request takes to connect; 0 if a connection is open.
         switches: the last changes of the plan, in words.
@@ -69,13 +67,7 @@ class OffloadState:
     """
 
     def __init__(self, table: CutTable, runners: Mapping[str, PlanRunner], options: OffloadOptions) -> None:
-        """Begin without a server.
-
-        Args:
-            table: the plans.
-            runners: the plans that need the server.
-            options: options of the choice.
-        """
+        """Begin without a server."""
         self.runners, self.counts = runners, Counts()
         self.running, self.sent_bytes = 0, 0
         self.wake, self.lock = threading.Event(), threading.Lock()

@@ -99,10 +99,6 @@ class PlanRunner:
     def encode(self, inputs: Mapping[str, Array], head_outputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return the inputs of the tail, media as files.
 
-        Args:
-            inputs: inputs of the model.
-            head_outputs: outputs of the head.
-
         Raises:
             DataError: one of its inputs is missing, or media has several rows.
             RefusedInputError: the head made NaN or infinity of these inputs.
@@ -129,12 +125,6 @@ class PlanRunner:
         fields: str,
     ) -> TailRequest:
         """Return the request of the tail.
-
-        Args:
-            sent: inputs of the tail.
-            outputs: the outputs of the model.
-            compression: compression of the body.
-            fields: header lines for the server.
 
         Raises:
             DataError: an array does not fit its spec.

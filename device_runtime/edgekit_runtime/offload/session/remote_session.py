@@ -39,7 +39,6 @@ class _Hedge:
     Attributes:
         session: session that runs it, if a reply can end it; else, and until it begins, None.
         is_begun: whether the request is late, so that the local run begins or has begun.
-        is_ended: whether a reply has ended it.
         took_s: its time; None until it is over.
         is_waste: whether the server also answers, or would have; None until that is known.
     """
@@ -57,7 +56,6 @@ class RemoteSession:
     """A model of a package with a cut table, with a server.
 
     Attributes:
-        inputs, outputs: inputs and outputs of the model.
         local: the session that runs all of it here, or None if the device cannot; a self-test runs there.
         state: the state of the link, the server and this device, and the plan that runs next.
         is_concurrent: whether `run` may be called from several threads; true if the local engine allows it.

@@ -39,7 +39,6 @@ class GovernorModel:
     Attributes:
         profile: settings that may be chosen.
         learned: learned factors of its settings.
-        load: smoothed load.
         caution: share of the deadline that is kept free because requests missed it.
         decision: decision in force, or None before the first.
     """

@@ -44,7 +44,6 @@ class Factor:
     each: Mapping[ModelSetting, tuple[float, float]] = field(default_factory=dict, hash=False)
 
     def of(self, setting: ModelSetting) -> float:
-        """Return the factor of one setting."""
         return self.each[setting][0] if setting in self.each else self.overall
 
     def age(self, dt_s: float) -> "Factor":

@@ -47,7 +47,6 @@ class Governor:
     Attributes:
         limits: the limits; they may be replaced between two ticks.
         idle_w: first estimate of the power without requests.
-        state: state of all models.
     """
 
     limits: DeviceLimits

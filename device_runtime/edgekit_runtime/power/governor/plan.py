@@ -24,7 +24,6 @@ class Option:
     """One setting of one model.
 
     Attributes:
-        setting: setting of the model.
         power_w: power above the idle power.
         loss: share of its accuracy that the model loses; over 1 if it misses its deadline.
     """
@@ -39,7 +38,6 @@ class Plan:
     """A setting for each model.
 
     Attributes:
-        power_w: power of the device.
         loss: sum of the squared losses of the models.
         settings: settings in the order of the models.
     """

@@ -30,12 +30,7 @@ class SensorFilter:
     most_w: float = 0.0
 
     def see(self, value: float | None, expected_w: float) -> "SensorFilter":
-        """Return the state after a reading.
-
-        Args:
-            value: the reading, or None.
-            expected_w: forecast power of the device.
-        """
+        """Return the state after a reading."""
         if value is None:
             return replace(self, recent=())
         if not self.recent or value != self.recent[-1]:

@@ -26,7 +26,6 @@ class Sensors:
 
     Attributes:
         families: the kinds of sensors that were searched for, with missing ones and why.
-        probes: all found probes.
         source: source of power and energy, or None if nothing measures them.
     """
 

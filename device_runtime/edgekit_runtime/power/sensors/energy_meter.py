@@ -30,7 +30,6 @@ class EnergyShare:
     """A model's share of the energy above idle in one interval.
 
     Attributes:
-        joules: energy of all its requests.
         requests: at least 1.
     """
 

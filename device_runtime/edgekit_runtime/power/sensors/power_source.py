@@ -29,7 +29,6 @@ class PowerSource:
 
     Attributes:
         scope: the part of the device that they measure, for messages.
-        names: names of the probes.
         counts: whether they are counters of joules; else they are watts, joined by straight lines.
     """
 

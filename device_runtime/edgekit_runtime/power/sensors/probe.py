@@ -82,7 +82,6 @@ class Family:
     """The sensors of one kind that were found.
 
     Attributes:
-        name: name of the kind.
         probes: the found probes; may be empty.
         missing: what is missing, why, and the remedy; empty if nothing is missing.
     """

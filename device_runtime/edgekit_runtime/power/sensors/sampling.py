@@ -28,7 +28,6 @@ class Sampling:
         self._thread = threading.Thread(target=self._run, name="edgekit-sensors", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:

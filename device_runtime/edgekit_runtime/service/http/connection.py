@@ -328,12 +328,7 @@ class Connection:
         self.respond_error(error)
 
     def respond_error(self, error: BaseException, fields: Mapping[str, str] | None = None) -> None:
-        """Respond with `error`, which is counted; one that is not ours is logged and becomes 500.
-
-        Args:
-            error: what went wrong.
-            fields: further headers.
-        """
+        """Respond with `error`, which is counted; one that is not ours is logged and becomes 500."""
         if not isinstance(error, EdgekitError):
             path = "an unknown path" if self._head is None else self._head.path
             _logger.error("a request to %s failed inside the service", path, exc_info=error)

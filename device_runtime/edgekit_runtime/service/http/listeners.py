@@ -27,7 +27,6 @@ class SocketFile:
     """Identity of the file of a listening Unix socket; another file may replace it at its path.
 
     Attributes:
-        path: path of the file.
         device, inode: values of `stat`. While the socket is open, no other file gets this inode.
     """
 
@@ -37,7 +36,6 @@ class SocketFile:
 
     @classmethod
     def find(cls, path: Path) -> "SocketFile":
-        """Return the file that is at `path` now."""
         status = path.lstat()
         return cls(path, status.st_dev, status.st_ino)
 

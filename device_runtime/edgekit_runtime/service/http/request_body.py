@@ -17,12 +17,7 @@ _TRAILER_LINE: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x8
 
 
 class SizedBody:
-    """A body of known length, in memory that is aligned for its first tensor.
-
-    Attributes:
-        data: the whole body.
-        received_bytes: how much of it has arrived.
-    """
+    """A body of known length, in memory that is aligned for its first tensor."""
 
     __slots__ = ("data", "received_bytes")
 
@@ -40,16 +35,11 @@ class SizedBody:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it has arrived."""
         return self.received_bytes == len(self.data)
 
 
 class ChunkedBody:
-    """A body in chunks; strict, since bytes that two readers read differently can smuggle a request.
-
-    Attributes:
-        is_whole: whether all of it has arrived.
-    """
+    """A body in chunks; strict, since bytes that two readers read differently can smuggle a request."""
 
     __slots__ = ("_content", "_is_in_trailers", "_left_bytes", "_max_bytes", "_trailers", "is_whole")
 

@@ -28,11 +28,6 @@ _ONE_OF_A_KIND: Final = frozenset(
 def find_end(data: bytes, start: int, max_bytes: int) -> int | None:
     """Return where the head at the start of `data` ends, or None if its end has not arrived.
 
-    Args:
-        data: received bytes.
-        start: offset at which the search begins.
-        max_bytes: the longest head that is accepted.
-
     Raises:
         RequestError: the head is too long.
     """
@@ -62,7 +57,6 @@ class RequestHead:
         has_foreign_host: whether the host is a public name: no address, no name without a dot, not localhost.
         is_plain: whether a response is sent unchanged: not to HTTP 1.0, not to `HEAD`, not as the last one.
         data: the bytes of the head; empty if it is too long to be remembered.
-        size_bytes: length of the head.
         request_bytes: length of a request with this head in one piece; -1 if it never comes in one piece.
         route: handles all requests with this head; None until the first one was routed.
         clearance: the server's `clearance` under which requests with this head need no screening.

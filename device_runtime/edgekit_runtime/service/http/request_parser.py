@@ -16,7 +16,6 @@ class Request(NamedTuple):
     """A request that has arrived completely.
 
     Attributes:
-        head: head of the request.
         body: body of the request, empty if it has none.
     """
 
@@ -38,12 +37,7 @@ class RequestParser:
     __slots__ = ("_body", "_head", "_heads", "_limits", "_scanned", "is_in_head", "unread")
 
     def __init__(self, heads: HeadCache, limits: HttpLimits) -> None:
-        """Make a parser that has received nothing.
-
-        Args:
-            heads: parses heads; shared by connections.
-            limits: limits of heads and bodies.
-        """
+        """Make a parser that has received nothing."""
         self._heads, self._limits = heads, limits
         self._head: RequestHead | None = None  # of the request whose body comes next
         self._body: SizedBody | ChunkedBody | None = None
@@ -57,7 +51,6 @@ class RequestParser:
         return None if self._body is None else self._body.received_bytes
 
     def receive_data(self, data: bytes) -> None:
-        """Receive bytes."""
         self.unread = self.unread + data if self.unread else data
 
     def get_buffer(self) -> memoryview | None:

@@ -67,11 +67,7 @@ def make_error(error: EdgekitError, further: Mapping[str, str] | None = None) ->
 
 
 class MethodError(RequestError):
-    """The path exists and does not allow this method.
-
-    Attributes:
-        allowed: the methods that it allows.
-    """
+    """The path exists and does not allow this method."""
 
     def __init__(self, method: str, path: str, allowed: tuple[str, ...]) -> None:
         super().__init__(405, f"{path} does not take {method}, it takes {' and '.join(allowed)}")

@@ -16,11 +16,7 @@ MAX_PARTS: Final = 512  # of one sendmsg; the system takes 1,024
 
 
 class SendBuffer:
-    """The parts of a response that are still to be sent.
-
-    Attributes:
-        left_bytes: their size.
-    """
+    """The parts of a response that are still to be sent."""
 
     __slots__ = ("_parts", "left_bytes")
 

@@ -107,7 +107,6 @@ class HttpServer:
         self.loop.add_reader(listener.fileno(), self._accept, listener)
 
     def connection_made(self, connection: Connection) -> None:
-        """Count a new connection."""
         self._connections.add(connection)
         self._counts[connection.is_local] += 1
         if self._timer is None:

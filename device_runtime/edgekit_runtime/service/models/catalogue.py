@@ -17,11 +17,7 @@ SWAP_RETRY_S: Final = 1
 
 
 class EvictedError(UnavailableError):
-    """A model was unloaded to make room for others, or cannot be loaded yet; a request loads it.
-
-    Attributes:
-        model: its name.
-    """
+    """A model was unloaded to make room for others, or cannot be loaded yet; a request loads it."""
 
     def __init__(self, model: str, reason: str) -> None:
         super().__init__(f"model '{model}' is not loaded: {reason}", 1.0)
@@ -32,7 +28,6 @@ class ModelEntry:
     """One model, with all its versions that accept calls.
 
     Attributes:
-        name: name of the model.
         versions: the loaded versions by name; `default` answers requests that name none.
         state, reason: state and reason in the repository's index.
         failed: version -> why it was rolled back.
@@ -117,7 +112,6 @@ class Catalogue:
     __slots__ = ("by_name", "is_listed")
 
     def __init__(self) -> None:
-        """Make an empty catalogue."""
         self.by_name: dict[str, ModelEntry] = {}
         self.is_listed = False
 

@@ -25,12 +25,7 @@ class Confirmations:
     """The versions that wait for their confirmation; on the thread of the event loop."""
 
     def __init__(self, source: Source, disk: Executor) -> None:
-        """Begin without versions.
-
-        Args:
-            source: records the confirmations.
-            disk: records on its thread.
-        """
+        """Begin without versions."""
         self._source, self._disk = source, disk
         self._timers: dict[tuple[str, str], asyncio.TimerHandle] = {}
         self._crashed: set[tuple[str, str]] = set()
@@ -62,7 +57,6 @@ class Confirmations:
                 self.confirm(name, version)
 
     def confirm(self, name: str, version: str) -> None:
-        """Confirm a version now."""
         self._end_wait(name, version)
         self._confirmed.add((name, version))
         self._disk.submit(self._record, asyncio.get_running_loop(), name, version)

@@ -48,11 +48,6 @@ class PackageFiles(Source):
     def __init__(self, paths: Sequence[Path], trust: Verifier, tails: Sequence[Path] = ()) -> None:
         """Serve the packages at `paths`; those that are removed later are logged.
 
-        Args:
-            paths: paths of files and folders.
-            trust: the verifier whose packages are accepted.
-            tails: paths of files and folders of which the tails are served.
-
         Raises:
             PackageError: one of them is not there.
         """

@@ -85,12 +85,7 @@ class Lifecycle:
         return await asyncio.get_running_loop().run_in_executor(self._disk, self.source.names)
 
     async def drain(self, served: Served, late: Callable[[], object] | None = None) -> bool:
-        """Wait for the calls under way of a version, which accepts no more; returns whether they end in time.
-
-        Args:
-            served: the version.
-            late: called when they end too late.
-        """
+        """Wait for the calls of a version, which accepts no more; returns whether they end in time."""
         if served.cache is not None:
             served.cache.close()
         drained = asyncio.get_running_loop().create_future()

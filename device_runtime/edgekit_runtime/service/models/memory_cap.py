@@ -69,15 +69,7 @@ class MemoryCap:
         memory: ModelMemory,
         metrics: ServiceMetrics,
     ) -> None:
-        """Keep `models` under the cap.
-
-        Args:
-            lifecycle: frees unloaded versions.
-            models: models by name; they change.
-            options: options by name, for the models that have some of their own.
-            memory: the cap.
-            metrics: where evictions are counted.
-        """
+        """Keep `models` under the cap."""
         self._lifecycle, self._models, self._options = lifecycle, models, options
         self._memory, self._metrics = memory, metrics
         self._leaving = 0  # models that are being unloaded for others
@@ -106,10 +98,6 @@ class MemoryCap:
     @contextlib.asynccontextmanager
     async def reserve(self, model: ModelEntry, plan: LoadPlan) -> AsyncIterator[None]:
         """Reserve memory for a model during the block, after its old versions were unloaded.
-
-        Args:
-            model: the model that is loaded.
-            plan: how the model is loaded.
 
         Raises:
             MemoryCapError: the cap leaves no room.

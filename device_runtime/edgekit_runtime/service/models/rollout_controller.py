@@ -32,13 +32,7 @@ class RolloutController:
     """
 
     def __init__(self, lifecycle: Lifecycle, metrics: ServiceMetrics, start: Start) -> None:
-        """Begin without trials.
-
-        Args:
-            lifecycle: opens and frees versions.
-            metrics: where outcomes are counted.
-            start: runs a coroutine in the background.
-        """
+        """Begin without trials."""
         self._lifecycle, self._metrics, self._start = lifecycle, metrics, start
         self.report: Report = self._report
 

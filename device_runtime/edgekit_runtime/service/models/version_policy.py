@@ -14,8 +14,6 @@ class Servable:
     """A package that may be served, as its source lists it; it is not verified yet.
 
     Attributes:
-        name, version: name and version of the model.
-        path: path of the package.
         sha256: digest of the package's manifest.
         submodel: the part of the package that is served as this model; None for the whole model.
     """

@@ -49,7 +49,6 @@ class RunCount:
     """Counts of the engine's runs with one number of calls and rows.
 
     Attributes:
-        count: number of runs.
         merge_s, infer_s, split_s: seconds of merging calls into a batch, of the engine, and of splitting the
             outputs; summed over the runs.
     """
@@ -72,7 +71,6 @@ class LaneMetrics:
     """Counts and times of one version of a model.
 
     Attributes:
-        model, version: name and version of the model.
         queue: seconds from a call's arrival to its beginning.
         compute: seconds in the engine, for each call; the time of a batch counts for each call in it.
         total: seconds from a call's arrival to its answer, of calls that ran.
@@ -134,13 +132,7 @@ class LaneMetrics:
         return histogram
 
     def note_lone(self, seconds: float, now_s: float, rows: int = 1) -> None:
-        """Count a call that ran at once and alone, and succeeded.
-
-        Args:
-            seconds: time that the engine took.
-            now_s: time on the scheduler's clock.
-            rows: number of rows in the call.
-        """
+        """Count a call that ran at once and alone, and succeeded."""
         index = bisect_left(LATENCY_BOUNDS_S, seconds)
         self.queue.counts[0] += 1
         compute, total = self.compute, self.total

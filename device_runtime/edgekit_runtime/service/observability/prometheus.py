@@ -26,9 +26,7 @@ class MetricFamily:
 
     Attributes:
         name: name with its unit, as Prometheus recommends; a counter's ends in `_total`.
-        kind: kind of the metric.
         help: one line that explains the metric.
-        series: labels and value of each.
     """
 
     name: str

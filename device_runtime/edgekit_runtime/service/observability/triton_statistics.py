@@ -21,13 +21,7 @@ def describe_statistics(
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
 ) -> dict[str, Any]:
-    """Return the body of `GET v2/models/MODEL/versions/VERSION/stats`.
-
-    Args:
-        lanes: lanes of the models and versions that were asked for.
-        clock: the clock of the schedulers.
-        wall_clock: seconds since 1970.
-    """
+    """Return the body of `GET v2/models/MODEL/versions/VERSION/stats`."""
     offset_s = wall_clock() - clock()
     return {"model_stats": [_describe(lane, offset_s) for lane in lanes]}
 

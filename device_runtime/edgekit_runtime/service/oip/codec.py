@@ -37,11 +37,7 @@ Held: TypeAlias = Mapping[str, Region]
 
 
 class Codec:
-    """Decodes requests to one version of a model and encodes its responses.
-
-    Attributes:
-        inputs, outputs: inputs and outputs of the model.
-    """
+    """Decodes requests to one version of a model and encodes its responses."""
 
     __slots__ = (
         *("_check_inputs", "_may_be_empty", "_max_json_bytes", "_max_json_response_bytes"),

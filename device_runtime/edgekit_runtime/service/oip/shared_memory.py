@@ -30,12 +30,9 @@ class Region:
     """Registered memory.
 
     Attributes:
-        name: name in requests.
         key: the key that the client gave: the name of a POSIX segment, any text for a memfd.
         offset_bytes: where the region begins in its file.
-        size_bytes: size of the region.
         descriptor: descriptor of the region's file, open as long as the region is registered.
-        is_mapped: whether it is a memfd.
         owner: process that passed the memfd, or None.
     """
 
@@ -261,7 +258,6 @@ class Regions:
                 self.on_remove(region.name)
 
     def remove_all(self) -> None:
-        """Forget all regions."""
         for region in list(self):
             self.remove(region)
 

@@ -31,7 +31,6 @@ class Listen:
     Attributes:
         unix_socket: path of the Unix socket, or empty for none.
         host: address to listen on over TCP, or empty for none.
-        port: TCP port.
         tls_certificate, tls_key: PEM files; both or none.
         token_file: holds the token that TCP clients must send as `Authorization: Bearer`.
 
@@ -101,14 +100,11 @@ class ServiceConfig:
     Attributes:
         listen: where the service can be reached.
         http: bounds of the HTTP layer.
-        shared_memory: bounds of shared memory.
         inference: bounds of single requests.
         cache: bounds of the response cache, which models share.
         drift: bounds of the drift statistics.
-        memory: the memory cap of all models.
         power: sensors and limits of the device.
         log: how log records are written.
-        models: options by name of the model.
     """
 
     listen: Listen = field(default_factory=Listen)

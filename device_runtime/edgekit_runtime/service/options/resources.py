@@ -128,7 +128,6 @@ class Power:
 
     @property
     def is_limited(self) -> bool:
-        """Whether there is any limit."""
         return (self.power_w, self.temperature_c, self.battery_floor) != (None, None, None)
 
     def limits(self, now_s: float) -> "DeviceLimits":

@@ -155,10 +155,6 @@ def judge(observed: Observations, gates: Gates) -> Verdict:
     all gates shown to be kept promote. When the time is over, agreement must have been shown, and the errors
     counted must not exceed the limit: to show 1 % takes a thousand answers. Latency and energy pass unless
     they were shown to be missed.
-
-    Args:
-        observed: all observations so far.
-        gates: the limits.
     """
     at_once = _find_at_once(observed, gates)
     if at_once is not None:

@@ -26,12 +26,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Observer:
-    """Counts what two versions do, asks `judge`, and reports its verdict once.
-
-    Attributes:
-        observed: all observations so far.
-        verdict: the verdict of `judge`, or None before it.
-    """
+    """Counts what two versions do, asks `judge`, and reports its verdict once."""
 
     __slots__ = ("_begin_s", "_clock", "_defer", "_gates", "_report", "_until_look", "observed", "verdict")
 

@@ -30,7 +30,6 @@ class Trial:
 
     Attributes:
         current: the version in use; its calls go through the trial until `end`.
-        candidate: the version on trial.
         options: options of the model, with those of the trial.
         running: the running comparison of the two, here or in a worker.
     """

@@ -22,10 +22,6 @@ def find_kind(session: Session, inputs: Mapping[str, Array]) -> tuple[Hashable |
 
     The kind is None if inputs have no rows or different numbers of rows; such a call fits no batch.
 
-    Args:
-        session: session with free rows.
-        inputs: inputs of one call.
-
     Raises:
         DataError: the inputs do not fit the session; in a batch they would fail the others' calls too.
     """
@@ -44,7 +40,6 @@ class BatchResult:
     """The result of one run.
 
     Attributes:
-        answers: one for each call.
         began_s: when it began, on the clock given.
         merge_s, infer_s, split_s: seconds of merging the calls, of the engine, and of splitting the outputs.
         is_apart: whether the calls of a batch ran one by one, since the batch failed.
@@ -66,7 +61,6 @@ class Batch:
 
     Attributes:
         session: session to run; used by this batch alone until it ends.
-        queued: the calls.
         estimate_s: how long it is expected to take.
         ran: result of the run, once it has run.
         stop_error: the answer to its calls if it was stopped, or None.

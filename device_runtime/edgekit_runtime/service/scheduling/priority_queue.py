@@ -20,11 +20,9 @@ class Queued:
     """A call that waits.
 
     Attributes:
-        call: the call.
         since_s: when it came, on the scheduler's clock.
         level: priority level, from 1, the highest.
         rows: size of the first dimension of its inputs.
-        size_bytes: size of the inputs.
         kind: calls of one kind may run in one batch; a call of kind None runs alone.
     """
 

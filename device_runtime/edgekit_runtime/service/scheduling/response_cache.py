@@ -104,7 +104,6 @@ class ResponseCache:
             self.held_bytes -= dropped_bytes
 
     def drop_lane(self, lane: int) -> None:
-        """Drop all answers of a lane."""
         for key in [key for key in self._answers if key[0] == lane]:
             self.held_bytes -= self._answers.pop(key)[1]
 
@@ -268,8 +267,6 @@ class _UnderWay:
     """The first of some equal calls, and those that wait for its answer.
 
     Attributes:
-        call: the call that is computed.
-        since_s: when it came.
         waiting: the calls that wait, each with its time of arrival.
     """
 

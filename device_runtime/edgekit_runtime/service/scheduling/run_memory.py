@@ -83,12 +83,7 @@ def estimate_run_memory(manifest: Manifest, variant: str) -> RunMemory:
 
 
 def allowed_run_bytes(stated: int | None, max_model_bytes: int | None) -> int:
-    """Return how much memory one inference may take.
-
-    Args:
-        stated: limit in the configuration, or None.
-        max_model_bytes: memory limit of all models together, or None.
-    """
+    """Return how much memory one inference may take."""
     if stated is not None:
         return stated
     return min(_DEFAULT_BYTES, machine_bytes() // _DEFAULT_SHARE, max_model_bytes or _DEFAULT_BYTES)

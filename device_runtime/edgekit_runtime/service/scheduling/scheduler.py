@@ -149,12 +149,7 @@ class Scheduler(Lane):
         return answer
 
     def learn(self, shapes: Shapes, seconds: float) -> None:
-        """Count a run that was measured before there was traffic; see `warm_up`.
-
-        Args:
-            shapes: shapes of the inputs.
-            seconds: time that the engine took.
-        """
+        """Count a run that was measured before there was traffic; see `warm_up`."""
         self._find_placement(shapes).note_on_thread(seconds)
 
     def _find_placement(self, shapes: Shapes) -> Placement:

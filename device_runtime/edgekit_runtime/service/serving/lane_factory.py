@@ -36,14 +36,7 @@ class LaneFactory:
     """
 
     def __init__(self, loop: AbstractEventLoop, pool: Pool, regions: Regions, config: ServiceConfig) -> None:
-        """Make the response cache, which all models share.
-
-        Args:
-            loop: event loop on whose thread calls are accepted.
-            pool: pool of threads, shared by all models.
-            regions: shared memory of clients.
-            config: configuration of the service.
-        """
+        """Make the response cache, which all models share."""
         self._loop, self._pool, self._regions, self._config = loop, pool, regions, config
         self._cache = ResponseCache(config.cache)
         self.times = RunTimes() if config.http.server_timing else None

@@ -51,8 +51,6 @@ class Loaded:
     """A version whose sessions are open, tested and warm, in this process or in workers.
 
     Attributes:
-        manifest: manifest of the package.
-        path: path of the package.
         scheduling: how its calls are scheduled; without batches where rows change each other's answers.
         ways: how it can be run here, the usual one first; a governor chooses among several.
         remote: the version in worker processes, if there are no `ways`; or None.
@@ -113,9 +111,6 @@ def map_exceptions(description: str) -> Iterator[None]:
     """Turn every other exception of the block into an `EdgekitError`: engines and plug-ins raise anything.
 
     Without this, they could end the loop that serves all models.
-
-    Args:
-        description: what is being loaded, for messages.
 
     Raises:
         UnavailableError: there is no memory or no descriptor for it now.

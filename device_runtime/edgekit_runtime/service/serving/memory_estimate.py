@@ -8,6 +8,7 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.package.figures import SUBMODEL_BYTES_FIGURE
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.system.atomic_files import find_size
 from edgekit_runtime.system.engines import get_engine
 
 _PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations; see docs/explanation/memory.md
@@ -15,7 +16,7 @@ _PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations; see doc
 
 def needed_bytes(packages: Iterable[Path]) -> int:
     """Return about how much memory packages take, by their sizes; 0 for those that cannot be read."""
-    return sum(map(_size_bytes, packages)) * _PER_PACKAGE_BYTE
+    return sum(map(find_size, packages)) * _PER_PACKAGE_BYTE
 
 
 def count_sessions(manifest: Manifest, options: ModelOptions) -> int:
@@ -40,7 +41,7 @@ def model_bytes(manifest: Manifest, path: Path, options: ModelOptions, sessions:
         copies *= max(1, len(governor.threads))
     if stated is None:  # the size is that of all variants, or of what a submodel reads
         size_bytes = manifest.figures.get(SUBMODEL_BYTES_FIGURE)
-        return copies * _PER_PACKAGE_BYTE * (size_bytes if isinstance(size_bytes, int) else _size_bytes(path))
+        return copies * _PER_PACKAGE_BYTE * (size_bytes if isinstance(size_bytes, int) else find_size(path))
     if governor is None:
         return copies * stated
     names = governor.variants or [variant.name for variant in manifest.all_variants]
@@ -52,10 +53,3 @@ def _stated_bytes(figures: Mapping[str, JsonValue]) -> int | None:
     estimate = figures.get("memory_estimate")
     stated = estimate.get("bytes_above_engine") if isinstance(estimate, Mapping) else None
     return stated if isinstance(stated, int) and stated > 0 else None
-
-
-def _size_bytes(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

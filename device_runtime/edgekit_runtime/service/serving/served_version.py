@@ -23,7 +23,6 @@ class TrialView(Protocol):
 
     Attributes:
         current: the version in use.
-        candidate: the version on trial.
         running: the running comparison of the two.
     """
 
@@ -41,9 +40,7 @@ class Served:
 
     Attributes:
         loaded: the loaded version with its sessions.
-        codec: codec for its requests.
         metrics: counts and times of its calls.
-        own_lane: the lane to its sessions.
         stack: `own_lane`, with a cache and drift statistics in front of it if it has them.
         lane: where its calls go: `stack`, or a trial in front of that.
         drift: drift statistics of its inputs and outputs, or None.
@@ -65,7 +62,6 @@ class Served:
 
     @property
     def version(self) -> str:
-        """Version of its package."""
         return self.loaded.manifest.version
 
     @property

@@ -35,16 +35,13 @@ class ReceivedPackages(Source):
         )
 
     def remove(self, versions: Iterable[str]) -> None:
-        """Remove packages, if they are here."""
         for version in self._packages.keys() & set(versions):
             os.close(int(self._packages.pop(version).path.name))
 
     def names(self) -> Sequence[str]:
-        """Return the name of the model."""
         return (self._name,)
 
     def find(self, name: str, policy: VersionPolicy) -> Sequence[Servable]:
-        """Return the newest package."""
         return policy.choose(name, list(self._packages.values()))[:1]
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:

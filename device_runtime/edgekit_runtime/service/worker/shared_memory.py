@@ -42,7 +42,6 @@ class ForwardedRegions(Regions):
             self.put(region)
 
     def forget(self, payload: bytes) -> None:
-        """Forget the region of that name."""
         name = payload.decode(errors="surrogatepass")
         self._missing.pop(name, None)
         for region in self.of(is_local=True):

@@ -43,8 +43,6 @@ class WorkerSpec:
     Attributes:
         config: configuration of the service in the worker, which does not listen.
         isolation: limits of this process.
-        name: name of the model.
-        package: the package that it loads.
         limits: limits of reading packages.
         token: the token that clients over TCP must send, or None.
         connections: how many may be lent at one time.
@@ -67,7 +65,6 @@ class TrialMessage:
     """A worker's report on a version that it tries.
 
     Attributes:
-        version: the version that it tries.
         outcome: `tried` once its trial has begun, `refused` if it cannot be loaded, `unavailable` if the
             machine lacks memory or descriptors for it now; after `tried`, the verdict.
         gate: the gate that was missed, if it is rolled back.
@@ -80,7 +77,6 @@ class TrialMessage:
     reason: str = ""
 
     def to_bytes(self) -> bytes:
-        """Return the message."""
         return json.dumps(dataclasses.asdict(self)).encode("ascii")
 
 

@@ -50,7 +50,6 @@ class IsolatedModel(IsolatedVersion):
     that worker over if it is promoted.
 
     Attributes:
-        manifest: manifest of the version.
         spec: what each worker is started with.
         opened: done once a worker is ready or the candidate gets calls; holds an error if that fails; `end`
             cancels it.
@@ -160,7 +159,6 @@ class IsolatedModel(IsolatedVersion):
 
     @property
     def trial(self) -> "WorkerTrial | None":
-        """The trial in which this is the candidate, or None."""
         return self._trial
 
     @property
@@ -360,7 +358,6 @@ class WorkerTrial(IsolatedTrial):
     The worker judges the candidate, the service decides. The candidate gets calls once it is `opened`.
 
     Attributes:
-        model: the candidate.
         host: the version in use.
         deadline_s: time by which the candidate must be open, on the clock of the loop.
         worker: the worker that tries it; None until one is ready.
@@ -378,7 +375,6 @@ class WorkerTrial(IsolatedTrial):
 
     @property
     def version(self) -> str:
-        """Version of the candidate."""
         return self.model.manifest.version
 
     def start(self, worker: WorkerHandle) -> None:

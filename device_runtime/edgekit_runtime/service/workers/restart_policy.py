@@ -62,11 +62,7 @@ class RestartDecision:
 
 
 class RestartPolicy:
-    """Decides for the workers of one model.
-
-    Attributes:
-        has_started: whether a worker was ever ready.
-    """
+    """Decides for the workers of one model."""
 
     def __init__(self, isolation: Isolation) -> None:
         self._isolation = isolation

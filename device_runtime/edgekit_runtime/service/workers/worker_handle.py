@@ -79,7 +79,6 @@ class WorkerHandle:
     Attributes:
         owner: is called back.
         is_ready: whether it has loaded its model.
-        channel: the channel to the process.
     """
 
     def __init__(self, http: HttpServer, owner: WorkerOwner, spec: WorkerSpec, package: int) -> None:
@@ -131,10 +130,6 @@ class WorkerHandle:
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
         """Let the worker answer on `connection` from its present request on.
-
-        Args:
-            connection: connection that `screen` got.
-            is_default: whether the request names no version.
 
         Returns:
             False, with nothing done, if it can accept no more.

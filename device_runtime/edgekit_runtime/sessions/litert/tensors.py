@@ -17,7 +17,6 @@ class ModelTensor:
 
     Attributes:
         spec: specification of the caller's tensor.
-        index: index of the tensor in the interpreter.
         shape: shape of the tensor as allocated after loading.
         stored: the tensor's quantization in the file, or None.
         codes: conversion between the caller's float32 and the file's codes, or None for no conversion.

@@ -105,7 +105,6 @@ class Cuda:
         self._call("cuCtxSetCurrent", self._context)
 
     def create_stream(self) -> int:
-        """Return a new stream."""
         stream = _handle()
         self._call("cuStreamCreate", ctypes.byref(stream), 1)  # CU_STREAM_NON_BLOCKING
         return int(stream.value or 0)
@@ -115,7 +114,6 @@ class Cuda:
         self._call("cuStreamSynchronize", stream)
 
     def destroy_stream(self, stream: int) -> None:
-        """Free `stream`."""
         self._call("cuStreamDestroy_v2", stream)
 
     def allocate(self, size_bytes: int) -> int:

@@ -26,8 +26,6 @@ _logger = logging.getLogger(__name__)
 
 
 class RunnableEngine(Session, Protocol):
-    """A loaded engine."""
-
     def accepts(self, inputs: Mapping[str, Array]) -> bool:
         """Return whether the engine was built for these shapes."""
 
@@ -43,16 +41,7 @@ class BuildEngines(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine on which engines are built and run.
-
-    Attributes:
-        version: TensorRT's version.
-        gpu: GPU of this device.
-        power_mode: see `cache.read_power_mode`.
-        cache: cache of engines.
-        build: makes serialized engines from a model.
-        load: makes a runnable engine from a serialized one.
-    """
+    """The machine on which engines are built and run."""
 
     version: str
     gpu: Gpu
@@ -67,9 +56,7 @@ class BuildJob:
     """The engine to build; the job outlives the package.
 
     Attributes:
-        key: key of the engine.
         model: the whole ONNX model.
-        options: options of the build.
         golden: tensors that an engine must reproduce before it takes traffic.
         inputs, outputs: inputs and outputs of the package's manifest.
         timings: timing caches in the package.
@@ -90,7 +77,6 @@ class PreparedEngine:
 
     Attributes:
         engine: the engine, ready to run.
-        precision: its precision.
         entry: its entry in the cache, with the reasons why other engines were not stored.
     """
 
@@ -105,11 +91,6 @@ class _WrongError(BackendError):
 
 def prepare(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedEngine:
     """Return the engine for `job`, from the cache or newly built.
-
-    Args:
-        job: the engine to build.
-        machine: the machine that builds and runs it.
-        stop: set when it is not needed any more.
 
     Raises:
         StoppedError: `stop` was set.

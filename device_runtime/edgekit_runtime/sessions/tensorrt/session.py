@@ -21,7 +21,6 @@ class EngineState:
 
     Attributes:
         phase: `building` (or loading), `serving`, `failed` or `closed`.
-        precision: precision of the engine that serves.
         seconds: precision -> median latency of the engines that were compared.
         notes: why the phase is `failed`, or other engines were not stored.
     """
@@ -76,7 +75,6 @@ class TensorRtSession:
 
     @property
     def state(self) -> EngineState:
-        """The state of the engine."""
         return self._state
 
     def wait(self, timeout_s: float | None = None) -> EngineState:

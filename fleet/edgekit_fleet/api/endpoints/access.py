@@ -1,13 +1,13 @@
 """Endpoints of users, tokens and webhooks."""
 
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated
 
 from edgekit_fleet.access import tokens, users
 from edgekit_fleet.access.principal import SCOPES_OF_ROLE, Principal, Role, Scope
 from edgekit_fleet.access.tokens import Token
 from edgekit_fleet.access.users import User
-from edgekit_fleet.api.endpoints.endpoint import Endpoint, Fleet, Named, Nothing
+from edgekit_fleet.api.endpoints.endpoint import Fleet, Named, Nothing, endpoint
 from edgekit_fleet.operations import webhooks
 from edgekit_fleet.operations.webhooks import Webhook
 from edgekit_runtime.dataclass_json import Range
@@ -143,7 +143,8 @@ class NewWebhook:
     secret: str
 
 
-def _list_users(fleet: Fleet, _principal: Principal, _request: Nothing) -> UserList:
+@endpoint("GET", "/users", scope="admin", summary="List the users.")
+def list_users(fleet: Fleet, _principal: Principal, _request: Nothing) -> UserList:
     with fleet.store.snapshot() as session:
         return UserList(items=tuple(users.list_users(session)))
 
@@ -154,39 +155,50 @@ def _require_role(principal: Principal, role: str) -> None:
         principal.require(scope)
 
 
-def _add_user(fleet: Fleet, principal: Principal, request: AddUser) -> UserList:
+@endpoint("POST", "/users", scope="admin", summary="Add a user.", status=201)
+def add_user(fleet: Fleet, principal: Principal, request: AddUser) -> UserList:
     _require_role(principal, request.role)
     with fleet.store.transaction() as session:
         users.add_user(session, request.name, request.password, request.role, actor=principal.name)
-    return _list_users(fleet, principal, Nothing())
+    return list_users.run(fleet, principal, Nothing())
 
 
-def _set_password(fleet: Fleet, principal: Principal, request: SetPassword) -> UserList:
+@endpoint(
+    "POST",
+    "/users/{name}/password",
+    scope="admin",
+    summary="Give a user another password, and end their logins.",
+)
+def set_password(fleet: Fleet, principal: Principal, request: SetPassword) -> UserList:
     with fleet.store.transaction() as session:
         _require_role(principal, users.find_role(session, request.name))
         users.set_password(session, request.name, request.password, actor=principal.name)
-    return _list_users(fleet, principal, Nothing())
+    return list_users.run(fleet, principal, Nothing())
 
 
-def _set_role(fleet: Fleet, principal: Principal, request: SetRole) -> UserList:
+@endpoint("POST", "/users/{name}/role", scope="admin", summary="Give a user another role.")
+def set_role(fleet: Fleet, principal: Principal, request: SetRole) -> UserList:
     _require_role(principal, request.role)
     with fleet.store.transaction() as session:
         users.set_role(session, request.name, request.role, actor=principal.name)
-    return _list_users(fleet, principal, Nothing())
+    return list_users.run(fleet, principal, Nothing())
 
 
-def _remove_user(fleet: Fleet, principal: Principal, request: Named) -> UserList:
+@endpoint("DELETE", "/users/{name}", scope="admin", summary="Remove a user.")
+def remove_user(fleet: Fleet, principal: Principal, request: Named) -> UserList:
     with fleet.store.transaction() as session:
         users.remove_user(session, request.name, actor=principal.name)
-    return _list_users(fleet, principal, Nothing())
+    return list_users.run(fleet, principal, Nothing())
 
 
-def _list_tokens(fleet: Fleet, _principal: Principal, _request: Nothing) -> TokenList:
+@endpoint("GET", "/tokens", scope="admin", summary="List the tokens, without their secrets.")
+def list_tokens(fleet: Fleet, _principal: Principal, _request: Nothing) -> TokenList:
     with fleet.store.snapshot() as session:
         return TokenList(items=tuple(tokens.list_tokens(session)))
 
 
-def _add_token(fleet: Fleet, principal: Principal, request: AddToken) -> NewToken:
+@endpoint("POST", "/tokens", scope="admin", summary="Make a token of a program.", status=201, is_secret=True)
+def add_token(fleet: Fleet, principal: Principal, request: AddToken) -> NewToken:
     for scope in request.scopes:
         principal.require(scope)
     life_s = None if request.days is None else request.days * 86_400
@@ -195,140 +207,34 @@ def _add_token(fleet: Fleet, principal: Principal, request: AddToken) -> NewToke
     return NewToken(name=request.name, token=secret)
 
 
-def _revoke_token(fleet: Fleet, principal: Principal, request: Named) -> TokenList:
+@endpoint("DELETE", "/tokens/{name}", scope="admin", summary="End a token.")
+def revoke_token(fleet: Fleet, principal: Principal, request: Named) -> TokenList:
     with fleet.store.transaction() as session:
         tokens.revoke_token(session, request.name, actor=principal.name)
-    return _list_tokens(fleet, principal, Nothing())
+    return list_tokens.run(fleet, principal, Nothing())
 
 
-def _list_webhooks(fleet: Fleet, _principal: Principal, _request: Nothing) -> WebhookList:
+@endpoint("GET", "/webhooks", scope="admin", summary="List the webhooks, and whether their messages arrive.")
+def list_webhooks(fleet: Fleet, _principal: Principal, _request: Nothing) -> WebhookList:
     return WebhookList(items=tuple(webhooks.list_webhooks(fleet.store)))
 
 
-def _add_webhook(fleet: Fleet, principal: Principal, request: AddWebhook) -> NewWebhook:
+@endpoint(
+    "POST",
+    "/webhooks",
+    scope="admin",
+    summary="Call a URL when something happens in the fleet.",
+    status=201,
+    is_secret=True,
+)
+def add_webhook(fleet: Fleet, principal: Principal, request: AddWebhook) -> NewWebhook:
     secret = webhooks.add_webhook(
         fleet.store, request.name, request.url, request.actions, actor=principal.name
     )
     return NewWebhook(name=request.name, secret=secret)
 
 
-def _remove_webhook(fleet: Fleet, principal: Principal, request: Named) -> WebhookList:
+@endpoint("DELETE", "/webhooks/{name}", scope="admin", summary="Delete a webhook.")
+def remove_webhook(fleet: Fleet, principal: Principal, request: Named) -> WebhookList:
     webhooks.remove_webhook(fleet.store, request.name, actor=principal.name)
-    return _list_webhooks(fleet, principal, Nothing())
-
-
-LIST_USERS: Final = Endpoint(
-    name="listUsers",
-    method="GET",
-    path="/users",
-    scope="admin",
-    summary="List the users.",
-    request=Nothing,
-    answer=UserList,
-    run=_list_users,
-)
-ADD_USER: Final = Endpoint(
-    name="addUser",
-    method="POST",
-    path="/users",
-    scope="admin",
-    summary="Add a user.",
-    request=AddUser,
-    answer=UserList,
-    run=_add_user,
-    status=201,
-)
-SET_PASSWORD: Final = Endpoint(
-    name="setPassword",
-    method="POST",
-    path="/users/{name}/password",
-    scope="admin",
-    summary="Give a user another password, and end their logins.",
-    request=SetPassword,
-    answer=UserList,
-    run=_set_password,
-)
-SET_ROLE: Final = Endpoint(
-    name="setRole",
-    method="POST",
-    path="/users/{name}/role",
-    scope="admin",
-    summary="Give a user another role.",
-    request=SetRole,
-    answer=UserList,
-    run=_set_role,
-)
-REMOVE_USER: Final = Endpoint(
-    name="removeUser",
-    method="DELETE",
-    path="/users/{name}",
-    scope="admin",
-    summary="Remove a user.",
-    request=Named,
-    answer=UserList,
-    run=_remove_user,
-)
-LIST_TOKENS: Final = Endpoint(
-    name="listTokens",
-    method="GET",
-    path="/tokens",
-    scope="admin",
-    summary="List the tokens, without their secrets.",
-    request=Nothing,
-    answer=TokenList,
-    run=_list_tokens,
-)
-ADD_TOKEN: Final = Endpoint(
-    name="addToken",
-    method="POST",
-    path="/tokens",
-    scope="admin",
-    summary="Make a token of a program.",
-    request=AddToken,
-    answer=NewToken,
-    run=_add_token,
-    status=201,
-    is_secret=True,
-)
-REVOKE_TOKEN: Final = Endpoint(
-    name="revokeToken",
-    method="DELETE",
-    path="/tokens/{name}",
-    scope="admin",
-    summary="End a token.",
-    request=Named,
-    answer=TokenList,
-    run=_revoke_token,
-)
-LIST_WEBHOOKS: Final = Endpoint(
-    name="listWebhooks",
-    method="GET",
-    path="/webhooks",
-    scope="admin",
-    summary="List the webhooks, and whether their messages arrive.",
-    request=Nothing,
-    answer=WebhookList,
-    run=_list_webhooks,
-)
-ADD_WEBHOOK: Final = Endpoint(
-    name="addWebhook",
-    method="POST",
-    path="/webhooks",
-    scope="admin",
-    summary="Call a URL when something happens in the fleet.",
-    request=AddWebhook,
-    answer=NewWebhook,
-    run=_add_webhook,
-    status=201,
-    is_secret=True,
-)
-REMOVE_WEBHOOK: Final = Endpoint(
-    name="removeWebhook",
-    method="DELETE",
-    path="/webhooks/{name}",
-    scope="admin",
-    summary="Delete a webhook.",
-    request=Named,
-    answer=WebhookList,
-    run=_remove_webhook,
-)
+    return list_webhooks.run(fleet, principal, Nothing())

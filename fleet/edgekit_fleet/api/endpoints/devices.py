@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Final
 
 from edgekit_fleet.access.principal import Principal
-from edgekit_fleet.api.endpoints.endpoint import DEFAULT_LIMIT, Endpoint, Fleet, Named, Nothing, PageLimit
+from edgekit_fleet.api.endpoints.endpoint import DEFAULT_LIMIT, Fleet, Named, Nothing, PageLimit, endpoint
 from edgekit_fleet.operations import devices, records, rollouts
 from edgekit_fleet.operations.devices import DeviceDetail, DeviceSummary, Invitation
 from edgekit_fleet.operations.records import AuditRecord
@@ -140,14 +140,26 @@ class AuditCheck:
     broken: Annotated[int | None, Range(0, 1 << 50)]
 
 
-def _list_devices(fleet: Fleet, _principal: Principal, request: ListDevices) -> DeviceList:
+@endpoint("GET", "/devices", scope="read", summary="List the devices that a selector means.")
+def list_devices(fleet: Fleet, _principal: Principal, request: ListDevices) -> DeviceList:
     items, following = devices.page_devices(
         fleet.store, request.selector, after=request.after, limit=request.limit
     )
     return DeviceList(items=tuple(items), next=following)
 
 
-def _tag(fleet: Fleet, principal: Principal, request: TagDevice) -> DeviceSummary:
+@endpoint(
+    "GET",
+    "/devices/{name}",
+    scope="read",
+    summary="Return all that is known of a device, and why it runs what it runs.",
+)
+def get_device(fleet: Fleet, _principal: Principal, request: Named) -> DeviceDetail:
+    return devices.describe(fleet.store, request.name)
+
+
+@endpoint("POST", "/devices/{name}/tags", scope="device", summary="Set or remove tags of a device.")
+def tag_device(fleet: Fleet, principal: Principal, request: TagDevice) -> DeviceSummary:
     effects = [] if request.is_sure else rollouts.find_tag_effects(fleet.store, request.name, request.tags)
     if effects:
         raise FleetError(f"{'; '.join(effects)}; repeat it with `is_sure` (--yes) if that is meant")
@@ -155,12 +167,21 @@ def _tag(fleet: Fleet, principal: Principal, request: TagDevice) -> DeviceSummar
     return devices.describe(fleet.store, request.name).summary
 
 
-def _revoke(fleet: Fleet, principal: Principal, request: RevokeDevice) -> DeviceDetail:
+@endpoint("POST", "/devices/{name}/revoke", scope="device", summary="Shut a device out.")
+def revoke_device(fleet: Fleet, principal: Principal, request: RevokeDevice) -> DeviceDetail:
     devices.revoke(fleet.store, request.name, principal.name, request.reason)
     return devices.describe(fleet.store, request.name)
 
 
-def _invite(fleet: Fleet, principal: Principal, request: InviteDevices) -> InvitationList:
+@endpoint(
+    "POST",
+    "/invitations",
+    scope="device",
+    summary="Make one-time codes that let devices in.",
+    status=201,
+    is_secret=True,
+)
+def invite_devices(fleet: Fleet, principal: Principal, request: InviteDevices) -> InvitationList:
     if not 0 < len(request.names) <= _MOST_CODES:
         raise FleetError(f"names: {len(request.names)} of them, expected 1 to {_MOST_CODES}")
     invitations = devices.invite(
@@ -176,7 +197,8 @@ def _invite(fleet: Fleet, principal: Principal, request: InviteDevices) -> Invit
     return InvitationList(items=tuple(invitations))
 
 
-def _read_audit(fleet: Fleet, _principal: Principal, request: ReadAudit) -> AuditList:
+@endpoint("GET", "/audit", scope="read", summary="Return entries of the audit log, the newest page first.")
+def read_audit(fleet: Fleet, _principal: Principal, request: ReadAudit) -> AuditList:
     records_of_page = records.read_audit(
         fleet.store,
         subject=request.subject or None,
@@ -190,79 +212,6 @@ def _read_audit(fleet: Fleet, _principal: Principal, request: ReadAudit) -> Audi
     )
 
 
-def _check_audit(fleet: Fleet, _principal: Principal, _request: Nothing) -> AuditCheck:
+@endpoint("GET", "/audit/check", scope="read", summary="Check the whole audit log.")
+def check_audit(fleet: Fleet, _principal: Principal, _request: Nothing) -> AuditCheck:
     return AuditCheck(broken=records.find_audit_break(fleet.store))
-
-
-LIST_DEVICES: Final = Endpoint(
-    name="listDevices",
-    method="GET",
-    path="/devices",
-    scope="read",
-    summary="List the devices that a selector means.",
-    request=ListDevices,
-    answer=DeviceList,
-    run=_list_devices,
-)
-GET_DEVICE: Final = Endpoint(
-    name="getDevice",
-    method="GET",
-    path="/devices/{name}",
-    scope="read",
-    summary="Return all that is known of a device, and why it runs what it runs.",
-    request=Named,
-    answer=DeviceDetail,
-    run=lambda fleet, _principal, request: devices.describe(fleet.store, request.name),
-)
-TAG_DEVICE: Final = Endpoint(
-    name="tagDevice",
-    method="POST",
-    path="/devices/{name}/tags",
-    scope="device",
-    summary="Set or remove tags of a device.",
-    request=TagDevice,
-    answer=DeviceSummary,
-    run=_tag,
-)
-REVOKE_DEVICE: Final = Endpoint(
-    name="revokeDevice",
-    method="POST",
-    path="/devices/{name}/revoke",
-    scope="device",
-    summary="Shut a device out.",
-    request=RevokeDevice,
-    answer=DeviceDetail,
-    run=_revoke,
-)
-INVITE_DEVICES: Final = Endpoint(
-    name="inviteDevices",
-    method="POST",
-    path="/invitations",
-    scope="device",
-    summary="Make one-time codes that let devices in.",
-    request=InviteDevices,
-    answer=InvitationList,
-    run=_invite,
-    status=201,
-    is_secret=True,
-)
-READ_AUDIT: Final = Endpoint(
-    name="readAudit",
-    method="GET",
-    path="/audit",
-    scope="read",
-    summary="Return entries of the audit log, the newest page first.",
-    request=ReadAudit,
-    answer=AuditList,
-    run=_read_audit,
-)
-CHECK_AUDIT: Final = Endpoint(
-    name="checkAudit",
-    method="GET",
-    path="/audit/check",
-    scope="read",
-    summary="Check the whole audit log.",
-    request=Nothing,
-    answer=AuditCheck,
-    run=_check_audit,
-)

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar, get_type_hints
 
 from edgekit_fleet.access.principal import Principal, Scope
 from edgekit_fleet.identity.authority import Authority
@@ -73,6 +73,38 @@ class Endpoint(Generic[Request, Answer]):
 
 
 AnyEndpoint: TypeAlias = Endpoint[Any, Any]
+
+
+def endpoint(
+    method: Literal["GET", "POST", "PUT", "DELETE"],
+    path: str,
+    *,
+    scope: Scope,
+    summary: str,
+    status: int = 200,
+    is_secret: bool = False,
+    is_done: Callable[[Any, Any], bool] | None = None,
+) -> Callable[[Callable[[Fleet, Principal, Request], Answer]], Endpoint[Request, Answer]]:
+    """Make the function below an endpoint, with its name; its hints say what it takes and returns."""
+
+    def make(run: Callable[[Fleet, Principal, Request], Answer]) -> Endpoint[Request, Answer]:
+        hints = get_type_hints(run)
+        first, *others = run.__name__.split("_")
+        return Endpoint(
+            name=first + "".join(word.capitalize() for word in others),
+            method=method,
+            path=path,
+            scope=scope,
+            summary=summary,
+            request=hints[[*hints][2]],
+            answer=hints["return"],
+            run=run,
+            status=status,
+            is_secret=is_secret,
+            is_done=is_done,
+        )
+
+    return make
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from edgekit_fleet.access.principal import Principal
-from edgekit_fleet.api.endpoints.endpoint import DEFAULT_LIMIT, Endpoint, Fleet, Named, PageLimit, WaitSeconds
+from edgekit_fleet.api.endpoints.endpoint import DEFAULT_LIMIT, Fleet, Named, PageLimit, WaitSeconds, endpoint
 from edgekit_fleet.operations import releases, rollouts
 from edgekit_fleet.operations.releases import ReleaseSummary
 from edgekit_fleet.operations.rollouts import RolloutPlan, RolloutRequest, RolloutSummary
@@ -221,7 +221,14 @@ class Replay:
     differences: tuple[Difference, ...]
 
 
-def _upload(fleet: Fleet, _principal: Principal, request: UploadPackage) -> UploadedPackage:
+@endpoint(
+    "PUT",
+    "/packages/{sha256}",
+    scope="release",
+    summary="Upload a package, so that a release can name it within a day.",
+    status=201,
+)
+def upload_package(fleet: Fleet, _principal: Principal, request: UploadPackage) -> UploadedPackage:
     with read_package(request.file, TrustStore.from_folder(find_keys_folder())) as package:
         manifest = package.manifest
     fleet.folder.uploads.mkdir(mode=0o700, exist_ok=True)
@@ -237,7 +244,21 @@ def _upload(fleet: Fleet, _principal: Principal, request: UploadPackage) -> Uplo
     )
 
 
-def _make_release(fleet: Fleet, principal: Principal, request: MakeRelease) -> ReleaseSummary:
+@endpoint("GET", "/releases", scope="read", summary="List the releases, the newest first.")
+def list_releases(fleet: Fleet, _principal: Principal, request: ListPage) -> ReleaseList:
+    summaries = releases.list_releases(fleet.store, after=request.after, limit=request.limit + 1)
+    items = summaries[: request.limit]
+    return ReleaseList(items=tuple(items), next=items[-1].name if len(summaries) > request.limit else None)
+
+
+@endpoint(
+    "POST",
+    "/releases",
+    scope="release",
+    summary="Make a release of uploaded packages; that alone updates no device.",
+    status=201,
+)
+def make_release(fleet: Fleet, principal: Principal, request: MakeRelease) -> ReleaseSummary:
     there = (
         {path.name: path for path in fleet.folder.uploads.iterdir()} if fleet.folder.uploads.is_dir() else {}
     )
@@ -259,17 +280,23 @@ def _make_release(fleet: Fleet, principal: Principal, request: MakeRelease) -> R
     return summary
 
 
-def _list_releases(fleet: Fleet, _principal: Principal, request: ListPage) -> ReleaseList:
-    summaries = releases.list_releases(fleet.store, after=request.after, limit=request.limit + 1)
-    items = summaries[: request.limit]
-    return ReleaseList(items=tuple(items), next=items[-1].name if len(summaries) > request.limit else None)
+@endpoint("GET", "/releases/{name}", scope="read", summary="Return a release.")
+def get_release(fleet: Fleet, _principal: Principal, request: Named) -> ReleaseSummary:
+    return releases.find_release(fleet.store, request.name)
 
 
-def _withdraw(fleet: Fleet, principal: Principal, request: Named) -> ReleaseSummary:
+@endpoint(
+    "POST",
+    "/releases/{name}/withdraw",
+    scope="release",
+    summary="Withdraw a release, so that no rollout can offer it.",
+)
+def withdraw_release(fleet: Fleet, principal: Principal, request: Named) -> ReleaseSummary:
     return releases.withdraw_release(fleet.folder, fleet.store, request.name, principal.name)
 
 
-def _plan(fleet: Fleet, _principal: Principal, request: PlanRollout) -> RolloutPlan:
+@endpoint("POST", "/rollouts/plan", scope="read", summary="Show what a rollout would do; changes nothing.")
+def plan_rollout(fleet: Fleet, _principal: Principal, request: PlanRollout) -> RolloutPlan:
     return rollouts.plan_rollout(
         fleet.store,
         RolloutRequest(
@@ -281,7 +308,17 @@ def _plan(fleet: Fleet, _principal: Principal, request: PlanRollout) -> RolloutP
     )
 
 
-def _start(fleet: Fleet, principal: Principal, request: StartRollout) -> RolloutSummary:
+@endpoint("GET", "/rollouts", scope="read", summary="List the rollouts, the newest first.")
+def list_rollouts(fleet: Fleet, _principal: Principal, request: ListPage) -> RolloutList:
+    summaries = rollouts.list_rollouts(fleet.store, after=request.after, limit=request.limit + 1)
+    items = summaries[: request.limit]
+    return RolloutList(items=tuple(items), next=items[-1].name if len(summaries) > request.limit else None)
+
+
+@endpoint(
+    "POST", "/rollouts", scope="rollout", summary="Start a rollout; its devices are chosen now.", status=201
+)
+def start_rollout(fleet: Fleet, principal: Principal, request: StartRollout) -> RolloutSummary:
     plain = to_plain(request)
     names = ("release", "selector", "waves", "minimum", "name", "order", "priority", "orders", "priorities")
     own = {name: plain.pop(name) for name in names}
@@ -297,131 +334,27 @@ def _has_stopped(request: GetRollout, answer: RolloutSummary) -> bool:
     return answer.state not in OPEN_STATES or (request.until == "stopped" and answer.state == "paused")
 
 
-def _list_rollouts(fleet: Fleet, _principal: Principal, request: ListPage) -> RolloutList:
-    summaries = rollouts.list_rollouts(fleet.store, after=request.after, limit=request.limit + 1)
-    items = summaries[: request.limit]
-    return RolloutList(items=tuple(items), next=items[-1].name if len(summaries) > request.limit else None)
+@endpoint(
+    "GET",
+    "/rollouts/{name}",
+    scope="read",
+    summary="Return a rollout, at once or when it has stopped.",
+    is_done=_has_stopped,
+)
+def get_rollout(fleet: Fleet, _principal: Principal, request: GetRollout) -> RolloutSummary:
+    return rollouts.find_rollout(fleet.store, request.name)
 
 
-def _order(fleet: Fleet, principal: Principal, request: OrderRollout) -> RolloutSummary:
+@endpoint(
+    "POST",
+    "/rollouts/{name}/orders",
+    scope="rollout",
+    summary="Let a rollout go on, pause it, or take its devices back.",
+)
+def order_rollout(fleet: Fleet, principal: Principal, request: OrderRollout) -> RolloutSummary:
     return rollouts.give_order(fleet.store, request.name, request.order, principal.name, request.note)
 
 
-def _replay(fleet: Fleet, _principal: Principal, request: Named) -> Replay:
+@endpoint("GET", "/rollouts/{name}/replay", scope="read", summary="Decide a rollout again from its log.")
+def replay_rollout(fleet: Fleet, _principal: Principal, request: Named) -> Replay:
     return Replay(differences=tuple(rollouts.replay_rollout(fleet.store, request.name)))
-
-
-UPLOAD_PACKAGE: Final = Endpoint(
-    name="uploadPackage",
-    method="PUT",
-    path="/packages/{sha256}",
-    scope="release",
-    summary="Upload a package, so that a release can name it within a day.",
-    request=UploadPackage,
-    answer=UploadedPackage,
-    run=_upload,
-    status=201,
-)
-LIST_RELEASES: Final = Endpoint(
-    name="listReleases",
-    method="GET",
-    path="/releases",
-    scope="read",
-    summary="List the releases, the newest first.",
-    request=ListPage,
-    answer=ReleaseList,
-    run=_list_releases,
-)
-MAKE_RELEASE: Final = Endpoint(
-    name="makeRelease",
-    method="POST",
-    path="/releases",
-    scope="release",
-    summary="Make a release of uploaded packages; that alone updates no device.",
-    request=MakeRelease,
-    answer=ReleaseSummary,
-    run=_make_release,
-    status=201,
-)
-GET_RELEASE: Final = Endpoint(
-    name="getRelease",
-    method="GET",
-    path="/releases/{name}",
-    scope="read",
-    summary="Return a release.",
-    request=Named,
-    answer=ReleaseSummary,
-    run=lambda fleet, _principal, request: releases.find_release(fleet.store, request.name),
-)
-WITHDRAW_RELEASE: Final = Endpoint(
-    name="withdrawRelease",
-    method="POST",
-    path="/releases/{name}/withdraw",
-    scope="release",
-    summary="Withdraw a release, so that no rollout can offer it.",
-    request=Named,
-    answer=ReleaseSummary,
-    run=_withdraw,
-)
-PLAN_ROLLOUT: Final = Endpoint(
-    name="planRollout",
-    method="POST",
-    path="/rollouts/plan",
-    scope="read",
-    summary="Show what a rollout would do; changes nothing.",
-    request=PlanRollout,
-    answer=RolloutPlan,
-    run=_plan,
-)
-LIST_ROLLOUTS: Final = Endpoint(
-    name="listRollouts",
-    method="GET",
-    path="/rollouts",
-    scope="read",
-    summary="List the rollouts, the newest first.",
-    request=ListPage,
-    answer=RolloutList,
-    run=_list_rollouts,
-)
-START_ROLLOUT: Final = Endpoint(
-    name="startRollout",
-    method="POST",
-    path="/rollouts",
-    scope="rollout",
-    summary="Start a rollout; its devices are chosen now.",
-    request=StartRollout,
-    answer=RolloutSummary,
-    run=_start,
-    status=201,
-)
-GET_ROLLOUT: Final = Endpoint(
-    name="getRollout",
-    method="GET",
-    path="/rollouts/{name}",
-    scope="read",
-    summary="Return a rollout, at once or when it has stopped.",
-    request=GetRollout,
-    answer=RolloutSummary,
-    run=lambda fleet, _principal, request: rollouts.find_rollout(fleet.store, request.name),
-    is_done=_has_stopped,
-)
-ORDER_ROLLOUT: Final = Endpoint(
-    name="orderRollout",
-    method="POST",
-    path="/rollouts/{name}/orders",
-    scope="rollout",
-    summary="Let a rollout go on, pause it, or take its devices back.",
-    request=OrderRollout,
-    answer=RolloutSummary,
-    run=_order,
-)
-REPLAY_ROLLOUT: Final = Endpoint(
-    name="replayRollout",
-    method="GET",
-    path="/rollouts/{name}/replay",
-    scope="read",
-    summary="Decide a rollout again from its log.",
-    request=Named,
-    answer=Replay,
-    run=_replay,
-)

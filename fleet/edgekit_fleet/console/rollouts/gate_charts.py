@@ -13,13 +13,7 @@ _LINEAR: Final = 20  # the axis is logarithmic for more answers than this
 
 @dataclass(frozen=True, slots=True)
 class GateView:
-    """A gate as a page shows it.
-
-    Attributes:
-        title, unit: title and unit of what is tested.
-        course: course of its answers.
-        chart: chart of the answers.
-    """
+    """A gate as a page shows it."""
 
     title: str
     unit: str

@@ -14,6 +14,7 @@ from edgekit_fleet.console.rollouts.rollout_log import RolloutLogs
 from edgekit_fleet.console.shell import Console, with_query
 from edgekit_fleet.operations.rollouts import give_order
 from edgekit_fleet.rollouts.decide import EXPOSED_STATES
+from edgekit_fleet.rollouts.preview import read_number
 from edgekit_fleet.rollouts.progress import Order
 from edgekit_runtime.errors import FleetError
 
@@ -38,7 +39,7 @@ class RolloutPages:
 
     def show_all(self, console: Console, request: Request) -> Response:
         """Return the list of rollouts, the newest first."""
-        before = _read_number(request.query_params.get("before", ""))
+        before = read_number(request.query_params.get("before", ""))
         with console.store.snapshot() as session:
             rows = queries.list_rollout_rows(session, limit=_ROLLOUTS + 1, before=before)
             page_rows = rows[:_ROLLOUTS]
@@ -49,7 +50,6 @@ class RolloutPages:
         )
 
     def show_one(self, console: Console, request: Request) -> Response:
-        """Return the page of a rollout."""
         name = request.path_params["name"]
         with console.store.snapshot() as session:
             row = queries.find_rollout_row(session, name)
@@ -77,7 +77,6 @@ class RolloutPages:
         )
 
     def show_members(self, console: Console, request: Request) -> Response:
-        """Return the devices of a rollout, a page of them."""
         name = request.path_params["name"]
         state, after = (request.query_params.get(name, "") for name in ("state", "after"))
         with console.store.snapshot() as session:
@@ -145,10 +144,3 @@ _MOMENT_KINDS: Final[Mapping[str, str]] = {
     "order": "idle",
     "withdraw": "stop",
 }
-
-
-def _read_number(text: str) -> float | None:
-    try:
-        return float(text) if text else None
-    except ValueError:
-        return None

@@ -44,7 +44,6 @@ class Wave:
 
     @property
     def devices(self) -> int:
-        """Return the number of its devices."""
         return sum(self.states.values())
 
     @property
@@ -53,7 +52,6 @@ class Wave:
         return [(state, self.states[state]) for state in MEMBER_STATES if self.states.get(state)]
 
     def draw(self) -> Markup:
-        """Return the bar."""
         words = ", ".join(f"{count:,} {state}" for state, count in self.counts) or "no devices"
         return draw_bar([(f"is-{state}", count) for state, count in self.counts], words)
 
@@ -64,10 +62,7 @@ class Reason:
 
     Attributes:
         outcome: outcome, such as `failed`.
-        code: code of the reason.
-        sentence: sentence of one of the devices.
         count: number of devices.
-        devices: some of them.
     """
 
     outcome: str
@@ -122,7 +117,6 @@ def count_members(session: Session, rollouts: Sequence[str]) -> dict[str, Wave]:
 
 
 def list_waves(session: Session, row: RolloutRow) -> list[Wave]:
-    """Return the waves of a rollout."""
     rows = session.execute(
         select(MemberRow.wave, MemberRow.state, func.count())
         .where(MemberRow.rollout == row.name, MemberRow.wave >= 0)
@@ -196,15 +190,7 @@ def list_refusals(session: Session, row: RolloutRow) -> list[Reason]:
 def list_members(
     session: Session, rollout: str, *, state: str | None, after: str, limit: int
 ) -> list[MemberRow]:
-    """Return devices of a rollout by name.
-
-    Args:
-        session: session of the store.
-        rollout: its name.
-        state: only of this state.
-        after: the name after which the list begins.
-        limit: most entries to return.
-    """
+    """Return devices of a rollout by name."""
     statement = select(MemberRow).where(MemberRow.rollout == rollout, MemberRow.device > after)
     if state:
         statement = statement.where(MemberRow.state == state)

@@ -51,7 +51,6 @@ class Moment:
     Attributes:
         number: number of the entry of the audit log.
         at: time of the entry, in seconds since 1970.
-        actor: who did it.
         kind: `start`, `retry`, `ask`, `pause`, `succeed`, `abort`, `order`, `join`, `begin` or `withdraw`.
         sentence: the event and its reason.
     """
@@ -88,7 +87,6 @@ class RolloutLog:
 
     Attributes:
         number: number of the last entry of the audit log that was read.
-        progress: progress of the rollout.
         moments: all but the answers of devices, the oldest first.
         answered: devices in the order in which they first answered.
         faults: fault -> devices.
@@ -130,7 +128,6 @@ class RolloutLog:
         return self._courses[1]
 
     def view(self) -> LogView:
-        """Return the view of the log for a page."""
         moments = self.moments[-_MOMENTS:][::-1]
         return LogView(
             courses=self.find_courses(),
