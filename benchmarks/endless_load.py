@@ -9,7 +9,6 @@ of all rounds), no failed request, every swap done, and every endless load refus
 machine and this run: compare ratios. It ends with exit code 1 where the goal is missed.
 """
 
-import argparse
 import sys
 import tempfile
 import threading
@@ -20,10 +19,11 @@ from typing import Any
 import numpy as np
 import onnx
 
-import service_soak
 from edgekit_runtime import Client
 from edgekit_runtime.errors import EdgekitError
-from service_soak import MODEL, Versions, serve, swap
+from results import make_parser
+from service_soak import CONFIG, Versions, swap
+from serving import MODEL, serving
 from soak_clients import asking
 
 SPARE_S = 3.0  # for the rest of a load
@@ -31,9 +31,7 @@ SPARE_S = 3.0  # for the rest of a load
 
 def main() -> int:
     """Measure, print, and return whether the goal was missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=4.0)
     arguments = parser.parse_args()
@@ -74,7 +72,7 @@ def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
     versions.make(2 * rounds + 1)
     versions.publish()
     versions.write("endless", make_endless())
-    service_soak.CONFIG += f"[models.endless]\nload_timeout_s = {seconds}\n"
+    config = f"{CONFIG}[models.endless]\nload_timeout_s = {seconds}\n"
     names = ("start", *(f"{what} {number}" for number in range(rounds) for what in ("before", "during")))
     swaps: dict[str, list[float]] = {"before": [], "during": []}
     refused: list[str] = []
@@ -87,14 +85,14 @@ def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
                 refused.append(str(error))
 
     with (
-        serve(folder) as (_, path),
-        Client(path) as control,
-        asking(path, 1, versions.question, names) as load,
+        serving(folder, versions.folder, config=config) as service,
+        Client(service.path) as control,
+        asking(service.path, 1, versions.question, names) as load,
     ):
-        load.begin("start", seconds + SPARE_S)  # the endless load of the start, too
+        load.begin("start", SPARE_S)
         for number in range(rounds):
             for what in ("before", "during"):
-                loading = threading.Thread(target=load_endless, args=(path,))
+                loading = threading.Thread(target=load_endless, args=(service.path,))
                 if what == "during":
                     loading.start()
                     time.sleep(0.1 * seconds)

@@ -10,14 +10,14 @@ best of them. Works whose model or data is absent are skipped with a line.
 
 import telemetry_off  # noqa: F401
 
-import dataclasses
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -32,12 +32,71 @@ from edgekit_runtime.sessions.latency import LatencyLimits
 from edgekit_runtime.trust.trust_store import TrustStore
 from judging import THREADS, Judge, Open, open_model
 from olive_environment import olive_python
-from results import Result, Row, judge_goals, machine, markdown
+from results import NONE, machine
 from works import HERE, WORKS, MissingError, Work
 
 METHODS = ("MinMax", "Entropy", "Percentile")
 PER_CHANNEL = "per channel"  # in the names of the tools that count as per-channel PTQ
+# Slack of a comparison with a goal: scores are shares of a few hundred samples in floating point.
+EPSILON = 1e-9
+# How the tables call what was asked of ours.
+_GOALS = {
+    "package_bytes": "package bytes",
+    "drop_points": "drop, points",
+    "latency_ratio": "latency x fp32, 2 threads",
+    "one_thread_ratio": "latency x fp32, 1 thread",
+    "seconds": "seconds",
+    "behind_points": "points behind the best per-channel PTQ",
+    "vendor_share": "package x the vendor's file",
+}
 Command = list[str | Path]
+
+
+@dataclass
+class Row:
+    """What one tool made of a model.
+
+    Attributes:
+        tool: which, with its settings.
+        note: why there is no model, or which candidate edgekit chose; empty if there is nothing to say.
+        figures: `model_bytes`, `package_bytes` (edgekit only), `score` (0..1), `drop_points` (below fp32),
+            `latency_ms`, `latency_ratio` (to fp32; median of the rounds, with the quartiles `ratio_low` and
+            `ratio_high`), `one_thread_ratio` (likewise, with one thread), `seconds` (to make it), and against
+            others `behind_points` (below the best per-channel PTQ), `vendor_share` (package to the vendor's
+            file).
+    """
+
+    tool: str
+    note: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Result:
+    """All rows of one work.
+
+    Attributes:
+        work: its name.
+        metric: of the scores.
+        samples: for calibration and evaluation.
+        rows: the first is the fp32 source.
+        goals: what was asked of ours: figure -> (limit, value, kept).
+    """
+
+    work: str
+    metric: str
+    samples: str
+    rows: list[Row]
+    goals: dict[str, tuple[float, float, bool]] = field(default_factory=dict)
+
+
+def judge_goals(goals: Mapping[str, float], row: Row) -> dict[str, tuple[float, float, bool]]:
+    """Each goal with its limit, our value and whether it is kept; without a package none is."""
+    figures = row.figures if "score" in row.figures else {}
+    values = {name: figures.get(name, float("inf")) for name in goals}
+    return {name: (most, values[name], values[name] <= most + EPSILON) for name, most in goals.items()}
+
+
 Made = tuple[Row, Open | None]
 
 
@@ -181,6 +240,43 @@ def prepare_process() -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
+def markdown(results: Sequence[Result], host: Mapping[str, str | float]) -> str:
+    """The tables of docs/benchmarks/quantization.md."""
+    parts = ["Taken on: " + ", ".join(f"{name} {value}" for name, value in host.items()) + "."]
+    for result in results:
+        lines = [f"`{result.work}`, {result.samples}; score: {result.metric}", ""]
+        lines += [
+            "| tool | size | score | drop | latency | x fp32 | one thread | time to make |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        lines += [_line(row) for row in result.rows]
+        if result.goals:
+            lines += ["", "| goal | limit | edgekit | kept |", "|---|---|---|---|"]
+        for name, (most, value, kept) in result.goals.items():
+            limit, figure = (f"{round(number, 2):,.10g}" for number in (most, value))
+            lines.append(f"| {_GOALS[name]} | {limit} | {figure} | {'yes' if kept else '**no**'} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _line(row: Row) -> str:
+    figures = row.figures
+    size = f"{figures['model_bytes'] / 1e3:,.1f} kB" if "model_bytes" in figures else NONE
+    if "package_bytes" in figures:
+        size += f" (package {figures['package_bytes'] / 1e3:,.1f} kB)"
+    shown = {
+        "score": "{score:.4f}",
+        "drop_points": "{drop_points:+.2f}",
+        "latency_ms": "{latency_ms:.3f} ms",
+        "latency_ratio": "{latency_ratio:.2f} ({ratio_low:.2f} to {ratio_high:.2f})",
+        "one_thread_ratio": "{one_thread_ratio:.2f}",
+    }
+    cells = [text.format(**figures) if name in figures else NONE for name, text in shown.items()]
+    seconds = f"{figures['seconds']:.1f} s" if "seconds" in figures else NONE
+    tool = f"{row.tool}: {row.note}" if row.note else row.tool
+    return "| " + " | ".join([tool, size, *cells, seconds]) + " |"
+
+
 @click.command()
 @click.option(
     "--only", type=click.Choice([work.name for work in WORKS]), multiple=True, help="Only this work."
@@ -209,7 +305,7 @@ def main(
                 continue
             click.echo(markdown(results[-1:], host), err=True)
     if json_file:
-        body = {"machine": host, "results": [dataclasses.asdict(result) for result in results]}
+        body = {"machine": host, "results": [asdict(result) for result in results]}
         json.dump(body, json_file, indent=2)
     if markdown_file:
         markdown_file.write(markdown(results, host) + "\n")

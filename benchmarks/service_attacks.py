@@ -19,7 +19,6 @@ token, each with a handshake and a request. Figures are of this machine and this
 with exit code 1 where the goal is missed.
 """
 
-import argparse
 import contextlib
 import json
 import re
@@ -37,9 +36,9 @@ import numpy as np
 import onnx
 from tests.service.serve_parts import TOKEN, write_certificate
 
-import service_soak
-from service_latency import write
-from service_soak import Versions, serve
+from results import make_parser, print_head
+from service_soak import Versions
+from serving import Service, make_model, serving
 from soak_clients import asking
 
 CLIENTS: Final = 40
@@ -52,12 +51,8 @@ Attack = Callable[["Target", threading.Event], None]
 class Target:
     """The service under attack."""
 
-    def __init__(self, folder: Path, path: str) -> None:
-        said = (folder / "log").read_text()
-        found = re.search(r"https://127\.0\.0\.1:(\d+)", said)
-        if found is None:
-            raise SystemExit(f"the service does not say where it listens: {said}")
-        self.port, self.path = int(found[1]), path
+    def __init__(self, folder: Path, service: Service) -> None:
+        self.port, self.path = service.port, service.path
         self._context = ssl.create_default_context(cafile=str(folder / "cert.pem"))
 
     def connect(self) -> ssl.SSLSocket:
@@ -166,9 +161,7 @@ LOCK_OUTS: Final = ("resets", "silent")
 
 def main() -> int:
     """Measure, print, and return whether the goal was missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
     arguments = parser.parse_args()
@@ -177,26 +170,17 @@ def main() -> int:
     return report(found, arguments.rounds)
 
 
-def make_models() -> Iterator[tuple[str, bytes]]:
-    """Return names and contents: `wide`, y[N, 8400] = x[N, 1] * row, and `first`, the first row of x."""
-    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+def write_models(versions: Versions) -> None:
+    """Write `wide`, y[N, 8400] = x[N, 1] * row, and `first`, the first row of x."""
+    helper, x = onnx.helper, {"x": ["N", 1]}
     row = np.random.default_rng(1).random((1, WIDTH), np.float32)
-    given = helper.make_tensor_value_info("x", kind, ["N", 1])
-    stored = {
-        "wide": [onnx.numpy_helper.from_array(row, "row")],
-        "first": [onnx.numpy_helper.from_array(np.array([0]), "zero")],
-    }
-    nodes = {
-        "wide": helper.make_node("Mul", ["x", "row"], ["wide"]),
-        "first": helper.make_node("Gather", ["x", "zero"], ["first"], axis=0),
-    }
-    shapes = {"wide": ["N", WIDTH], "first": [1, 1]}
-    for name, node in nodes.items():
-        got = helper.make_tensor_value_info(name, kind, shapes[name])
-        graph = helper.make_graph([node], name, [given], [got], stored[name])
-        opsets = [helper.make_opsetid("", 13)]
-        data = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
-        yield name, data
+    wide = make_model(
+        [helper.make_node("Mul", ["x", "row"], ["wide"])], x, {"wide": ["N", WIDTH]}, {"row": row}
+    )
+    gather = helper.make_node("Gather", ["x", "zero"], ["first"], axis=0)
+    first = make_model([gather], x, {"first": [1, 1]}, {"zero": np.array([0])})
+    for name, model in (("wide", wide), ("first", first)):
+        versions.write(name, model, {"x": np.ones((2, 1), np.float32)})
 
 
 def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
@@ -204,12 +188,11 @@ def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
     versions = Versions(folder)
     versions.make(1)
     versions.publish()
-    for name, model in make_models():
-        write(folder / "packages", name, model, (2, 1), versions.signer)
+    write_models(versions)
     certificate, key = write_certificate(folder)
     (folder / "token").write_text(TOKEN)
     (folder / "token").chmod(0o600)
-    service_soak.CONFIG = (
+    config = (
         f"[listen]\ntls_certificate = '{certificate}'\ntls_key = '{key}'\n"
         f"token_file = '{folder / 'token'}'\n[http]\nmax_tls_connections = {SILENT}\n"
     )
@@ -221,8 +204,11 @@ def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
     ]
     names = ("start", *phases)
     answered: dict[str, list[int]] = {attack: [] for attack in LOCK_OUTS}
-    with serve(folder) as (_, path), asking(path, 1, versions.question, names) as load:
-        target = Target(folder, path)
+    with (
+        serving(folder, versions.folder, config=config) as service,
+        asking(service.path, 1, versions.question, names) as load,
+    ):
+        target = Target(folder, service)
         load.begin("start", 1.0)
         for name, attack in ATTACKS.items():
             for number in range(rounds):
@@ -261,10 +247,10 @@ def attacking(attack: Attack, target: Target) -> Iterator[None]:
 def report(found: dict[str, Any], rounds: int) -> int:
     """Print a table; return the exit code."""
     misses = len(found["errors"])
-    print(
-        "| attack | p99 before, us | during | during / before, median (all) | failed | 40 clients answered |"
+    print_head(
+        *("attack", "p99 before, us", "during", "during / before, median (all)", "failed"),
+        "40 clients answered",
     )
-    print("|---|--:|--:|--:|--:|--:|")
     for attack in ATTACKS:
         key = attack.replace(" ", "_")
         before, during = (found["totals"][f"{key}_{what}"] for what in ("before", "during"))
