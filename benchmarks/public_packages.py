@@ -13,7 +13,6 @@ if a package is wrong, a refusal is not as it must be, or a source file changed.
 `edgekit package`; --metric similarity --budget size=1GB,drop=0.01% gives the exact forms.
 """
 
-import argparse
 import contextlib
 import hashlib
 import json
@@ -36,13 +35,14 @@ import onnx
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import EdgekitError, ModelError
-from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
-from edgekit_toolkit.samples.generated import Feeds, bind_dims
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.shards import Batching
-from public_models import MODELS, MissingError, PublicModel
-from public_samples import Samples, samples_of, with_random_weights
+from public_models import PublicModel, make_public_parser, try_models
+from public_samples import Samples, read_source, samples_of
 from public_verdicts import Verdict, verify
+from results import print_head, print_row
 
 ENGINES = {
     "ort": ("--target", "x86-64", "--backend", "ort"),
@@ -94,14 +94,14 @@ def prepared(public: PublicModel) -> Iterator[Subject]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
-            source = load_onnx(path).model.proto
+            source, dims = read_source(public)
         except ModelError:
             yield Subject(public, path, None, ())
             return
         if not public.weights:
-            source, path = with_random_weights(source), folder / f"{public.name}.onnx"
+            path = folder / f"{public.name}.onnx"
             onnx.save(source, path)
-        samples = samples_of(public, source, bind_dims(source, public.dims, public.ranges))
+        samples = samples_of(public, source, dims)
         calibration, evaluation = folder / "calibration.npz", folder / "evaluation.npz"
         stacked = Batching.of(tensor_specs(source)[0]).stacked
         write_samples(calibration, samples.calibration, stacked=stacked)
@@ -179,35 +179,23 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[model.name for model in MODELS])
-    parser.add_argument("--engine", nargs="+", choices=ENGINES, default=list(ENGINES))
-    return parser.parse_known_args()
-
-
 def main() -> int:
-    chosen, given = parse_arguments()
+    parser = make_public_parser(__doc__)
+    parser.add_argument("--engine", nargs="+", choices=ENGINES, default=list(ENGINES))
+    chosen, given = parser.parse_known_args()
+    print_head("model", "inputs", *chosen.engine)
+
+    def try_engines(public: PublicModel) -> list[Row]:
+        with prepared(public) as subject:
+            return [measure(subject, engine, given) for engine in chosen.engine]
+
     rows: list[Row] = []
-    print(f"| model | inputs | {' | '.join(chosen.engine)} |\n|{'---|' * (2 + len(chosen.engine))}")
     with tempfile.TemporaryDirectory() as home:
         os.environ["EDGEKIT_HOME"] = os.environ["EDGEKIT_CACHE"] = home
-        command = [sys.executable, "-m", "edgekit_cli", "keys", "generate", "--json"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        for public in MODELS:
-            if chosen.only and public.name not in chosen.only:
-                continue
-            try:
-                with prepared(public) as subject:
-                    made = [measure(subject, engine, given) for engine in chosen.engine]
-            except MissingError as missing:
-                print(f"{public.name}: skipped, {missing}", file=sys.stderr)
-            else:
-                print(
-                    f"| {' | '.join([public.name, made[0].inputs, *(row.cell() for row in made)])} |",
-                    flush=True,
-                )
-                rows += made
+        load_signer()
+        for made in try_models(chosen.only, try_engines):
+            print_row(made[0].model, made[0].inputs, *(row.cell() for row in made))
+            rows += made
     print()
     for row in rows:
         if row.verdict is None:

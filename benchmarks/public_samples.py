@@ -8,10 +8,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
-from edgekit_toolkit.samples.generated import Feeds, generate_feeds
-from public_models import PublicModel
-from works import WORKS, MissingError
+from edgekit_toolkit.samples.generated import Feeds, bind_dims, generate_feeds
+from public_models import MissingError, PublicModel
+from works import WORKS
 
 CALIBRATION = EVALUATION = 8
 FRESH = 4
@@ -40,6 +41,14 @@ class Samples(NamedTuple):
     calibration: list[Feeds]
     evaluation: list[Feeds]
     fresh: list[Feeds]
+
+
+def read_source(public: PublicModel) -> tuple[onnx.ModelProto, dict[str, int]]:
+    """Return a model as imported, with random weights where it has none, and sizes of its free dimensions."""
+    source = load_onnx(public.path()).model.proto
+    if not public.weights:
+        source = with_random_weights(source)
+    return source, bind_dims(source, public.dims, public.ranges)
 
 
 def samples_of(public: PublicModel, source: onnx.ModelProto, dims: Mapping[str, int]) -> Samples:
