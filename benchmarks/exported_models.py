@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import onnx
+from benchmarks.results import make_parser, write_json
 from tests.toolkit.exporter_kinds import KINDS, UNORDERED_ROWS, Array, build
 
 from edgekit_cli.cli import main as edgekit
@@ -270,7 +271,7 @@ class Child:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--kind", choices=KINDS)
@@ -292,8 +293,7 @@ def main() -> int:
                 results.append(result)
                 if result.outcome not in GOOD:
                     print(*result, sep=" | ", flush=True)
-            if options.json:
-                options.json.write_text(json.dumps(results, indent=1))
+            write_json(options.json, results)
     show(results)
     return int(any(result.outcome not in GOOD for result in results))
 

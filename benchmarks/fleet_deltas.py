@@ -20,6 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from results import write_json
+
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "models" / "tiny"
 SIZE = 0.47
@@ -155,8 +157,7 @@ def main() -> None:
                         f" {row['score']:.4f} {row['source_score']:.4f}; {row['seconds']:.2f} s",
                         flush=True,
                     )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1))
+    write_json(arguments.json, found)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ of the device in the console has one, both read in turns: so each time includes 
 a tmpfs. Ends by itself; the exit code is 1 if a sentence is missing after a minute.
 """
 
-import argparse
 import contextlib
 import html
 import http.client
@@ -24,6 +23,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+
+from benchmarks.results import make_parser
 
 from edgekit_fleet.access import users
 from edgekit_fleet.access.guard import LOGIN
@@ -196,7 +197,7 @@ def running_site() -> Iterator[SimpleNamespace]:
 def main() -> int:
     """Print a line for each situation: seconds on the device and in the console, and both sentences."""
     missing = 0
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--only", choices=SITUATIONS)
     chosen = parser.parse_args().only
     with running_site() as site:

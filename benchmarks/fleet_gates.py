@@ -7,15 +7,14 @@ Beside ours stands the rule of hawkBit 0.9 as its documentation states it: a gro
 devices* have failed to install, and is good when 95 % of them have succeeded; nothing is known of the model.
 """
 
-import argparse
 import functools
-import json
 import math
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results import make_parser, write_json
 from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN, Model, Simulation, simulate
 
 from edgekit_fleet.rollouts.progress import AnswerEntry
@@ -113,7 +112,7 @@ def run_clean(pool: Executor, count: int) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--clean", type=int, default=200, help="rollouts of a clean release")
     parser.add_argument("--json", type=Path)
@@ -139,8 +138,7 @@ def main() -> None:
         f"clean rollouts of {CLEAN_DEVICES} devices: {clean['aborted']} of {clean['runs']} stopped wrongly,"
         f" {clean['paused']} paused, {clean['finished']} finished; by the peer rule {clean['peer_aborted']}"
     )
-    if options.json:
-        options.json.write_text(json.dumps({"bad": rows, "clean": clean}, indent=1) + "\n")
+    write_json(options.json, {"bad": rows, "clean": clean})
 
 
 if __name__ == "__main__":

@@ -12,17 +12,11 @@ waves of 1, 10, 50 and 100 %: how many devices get them, and how long the way ba
 devices do not verify the manager's signatures: real devices do that on processors of their own.
 """
 
-import argparse
 import contextlib
 import json
 import os
-import re
 import shutil
-import signal
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -30,18 +24,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fleet_parts import MODEL, TARGET, limit_time, roll_out, running_fleet_up, wait_for_end
+from benchmarks.processes import list_children, read_cpu_s, read_memory
+from benchmarks.results import make_parser, write_json
+from tests.free_port import free_port
+
 from edgekit_fleet.identity.authority import Authority
-from edgekit_fleet.operations.rollouts import RolloutRequest, find_rollout, start_rollout
+from edgekit_fleet.operations.rollouts import find_rollout
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.simulation.behaviour import DeviceBehaviour, VersionBehaviour
-from edgekit_fleet.simulation.enrolment import add_simulated_release, enrol_simulated, read_access
+from edgekit_fleet.simulation.enrolment import enrol_simulated, read_access
 from edgekit_fleet.simulation.simulated_device import SimulatedDevice, SimulatedMember
 from edgekit_fleet.simulation.simulated_fleet import SimulatedFleet, allow_many_files
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 
 LIMIT_S = 280
-MODEL, TARGET = "digits", "x86-64"
 QUIET = DeviceBehaviour(figures_s=300.0, install_s=0.5, confirm_s=1.0)
 TALKING = DeviceBehaviour(figures_s=5.0, install_s=0.5, confirm_s=1.0)
 BAD = {
@@ -71,23 +69,6 @@ def prepare(devices: int, folder: Path) -> list[SimulatedMember]:
     ]
 
 
-@contextlib.contextmanager
-def running_manager(folder: FleetFolder) -> Iterator[tuple[int, int]]:
-    """Run `edgekit fleet up`; yields the process ids of manager and broker."""
-    command = [sys.executable, "-m", "edgekit_cli", "fleet", "up", "--folder", str(folder.path)]
-    with (folder.path / "manager.log").open("wb") as log:
-        process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=log)
-    try:
-        assert process.stdout is not None
-        if not process.stdout.readline():
-            sys.exit((folder.path / "manager.log").read_text())
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        yield process.pid, int(children[0])
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(30)
-
-
 class Unchecked:
     """Stands in for the manager's key: devices believe whatever names it, which takes no time."""
 
@@ -104,29 +85,16 @@ class Meter:
 
     def begin(self) -> None:
         """Count from now."""
-        self._cpu_s = {name: self._read_cpu(pid) for name, pid in self.pids.items()}
+        self._cpu_s = {name: read_cpu_s(pid) for name, pid in self.pids.items()}
 
     def take(self) -> dict[str, float]:
         """Return seconds of processor time since `begin`."""
-        return {name: self._read_cpu(pid) - self._cpu_s[name] for name, pid in self.pids.items()}
+        return {name: read_cpu_s(pid) - self._cpu_s[name] for name, pid in self.pids.items()}
 
     def memory(self, name: str) -> tuple[float, float]:
         """Return RSS and PSS in MB."""
-        text = Path(f"/proc/{self.pids[name]}/smaps_rollup").read_text()
-        rss, pss = (int(re.findall(rf"^{kind}: +(\d+) kB", text, re.MULTILINE)[0]) for kind in ("Rss", "Pss"))
-        return rss / 1024, pss / 1024
-
-    @staticmethod
-    def _read_cpu(pid: int) -> float:
-        ticks = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        memory = read_memory(self.pids[name])
+        return memory["Rss"] / 2**20, memory["Pss"] / 2**20
 
 
 def holds(version: str, device: SimulatedDevice) -> bool:
@@ -136,13 +104,11 @@ def holds(version: str, device: SimulatedDevice) -> bool:
 
 def offer(store: Store, devices: SimulatedFleet, version: str, limit_s: float) -> dict[str, float]:
     """Roll a release out in one wave; returns when desired documents arrived, and all had installed it."""
-    add_simulated_release(store, version, model=MODEL, target=TARGET, size_bytes=5_000_000)
     count = len(devices.devices)
-    request = RolloutRequest(
-        release=version, selector="all", waves="100%", minimum=count, options={"soak_s": 1.0}
-    )
     asked = time.monotonic()
-    name = start_rollout(store, request, "benchmark")
+    name = roll_out(
+        store, version, size_bytes=5_000_000, waves="100%", minimum=count, options={"soak_s": 1.0}
+    )
     begin = time.monotonic()
     devices.wait_until(lambda device: holds(version, device), limit_s)
     arrivals = sorted(device.arrived_at - begin for device in devices.devices.values())
@@ -155,8 +121,7 @@ def offer(store: Store, devices: SimulatedFleet, version: str, limit_s: float) -
     )
     devices.wait_until(lambda device: device.versions.get(MODEL) == version, limit_s)
     installed_s = time.monotonic() - begin
-    while find_rollout(store, name).state != "succeeded" and time.monotonic() - begin < limit_s:
-        time.sleep(0.2)
+    wait_for_end(store, name, limit_s)
     return {
         "ordered_s": begin - asked,
         "signed_s": max(issued) - min(issued),
@@ -181,8 +146,8 @@ def running_fleet(
     authority.make_server(("127.0.0.1", "localhost"))
     behaviours = {member.device: behaviour for member in members}
     versions = {version: bad for version, (_, bad) in BAD.items()}
-    with running_manager(folder) as (manager, broker), contextlib.closing(folder.open_store()) as store:
-        meter = Meter(manager, broker)
+    with running_fleet_up(folder.path) as manager, contextlib.closing(folder.open_store()) as store:
+        meter = Meter(manager, list_children(manager)[0])
         access = read_access(folder, settings)
         if trusting:
             keys: dict[str, Any] = dict.fromkeys(access.manager_keys, Unchecked())
@@ -229,9 +194,8 @@ def measure_gates(folder: FleetFolder, members: list[SimulatedMember]) -> dict[s
 
 def stop_bad(store: Store, devices: SimulatedFleet, version: str) -> dict[str, object]:
     """Roll a bad release out; returns how many devices got it, and when all were back."""
-    add_simulated_release(store, version, model=MODEL, target=TARGET, size_bytes=5_000_000)
-    request = RolloutRequest(release=version, selector="all", options={"soak_s": 10.0})
-    name, begin = start_rollout(store, request, "benchmark"), time.monotonic()
+    begin = time.monotonic()
+    name = roll_out(store, version, size_bytes=5_000_000, options={"soak_s": 10.0})
     left_out = find_rollout(store, name).members.get("refused", 0)  # still on the way back from the last one
     while (rollout := find_rollout(store, name)).state == "running" and time.monotonic() - begin < 60:
         time.sleep(0.05)
@@ -282,7 +246,7 @@ def _round(value: object) -> object:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--devices", type=int, default=500)
     parser.add_argument("--gates", action="store_true", help="bad releases instead of scale")
     parser.add_argument("--trusting", action="store_true", help="devices verify no signatures")
@@ -295,15 +259,13 @@ def main() -> None:
         members = prepare(options.devices, folder.path)
         if options.prepare:
             return
-        signal.signal(signal.SIGALRM, lambda *_: sys.exit(f"stopped after {LIMIT_S} s"))
-        signal.alarm(LIMIT_S)
+        limit_time(LIMIT_S)
         found: dict[str, object] = {"devices": options.devices, "trusting": options.trusting}
         if options.gates:
             found |= measure_gates(folder, members)
         else:
             found |= measure(folder, members, trusting=options.trusting)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    write_json(options.json, found)
 
 
 if __name__ == "__main__":

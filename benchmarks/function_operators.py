@@ -8,8 +8,6 @@ is not, is one that inlining would have rescued; the last line counts those. End
 or a process died.
 """
 
-import argparse
-import json
 import os
 import re
 import sys
@@ -30,6 +28,7 @@ from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.passes.parity import Tolerance, compare
 from edgekit_toolkit.tflite.convert import convert
+from results import make_parser, write_json
 
 _CLOSE = Tolerance(range_fraction=1e-3, ulps=64)  # the tests' own bound is 1e-3 of each value
 _STEPS = ("import", "litert", "costs")
@@ -101,7 +100,7 @@ def rescued(results: dict[str, dict[str, str]], step: str) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--only", default="", metavar="TEXT")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -110,8 +109,7 @@ def main() -> int:
         for case in collect_testcases(None)
         if options.only in case.name and case.model is not None and is_plain(case)
     }
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1))
+    write_json(options.json, results)
     faults = 0
     for step in _STEPS:
         kinds = Counter(reasons[step].partition(":")[0] or "ok" for reasons in results.values())

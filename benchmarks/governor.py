@@ -1,7 +1,7 @@
 """Does the governor hold its limits, and what does that cost? On a simulated device, not a real one.
 
     scripts/python benchmarks/governor.py [--only NAME ...] [--all]
-        [--governed] [--seeds 5] [--first-seed 0] [--json FILE] [--plot FILE.svg]
+        [--governed] [--seeds 5] [--first-seed 0] [--plot FILE.svg]
 
 Each scenario runs once a seed under the governor and under every fixed setting (of two models: every pair of
 settings without batches, and with a governor for each that knows of no other). The device is
@@ -20,12 +20,10 @@ time" are the worst, the rest is the mean:
 - accuracy: mean of the answers of each model, those of variants as stated; of two models the mean.
 """
 
-import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise, product
 from pathlib import Path
 from statistics import fmean
@@ -38,6 +36,7 @@ from edgekit_runtime.power.governor.settings import Decision, DeviceLimits, Mode
 from edgekit_runtime.power.sensors.readings import Readings
 from governor_plot import draw
 from governor_scenarios import SCENARIOS, Scenario
+from results import make_parser, print_head
 
 _WINDOW_S, _SETTLE_S = 30, 60
 
@@ -251,26 +250,22 @@ def show(scenario: Scenario, governed: Sequence[Run], fixed: Sequence[Run], *, e
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="*", choices=[scenario.name for scenario in SCENARIOS])
     parser.add_argument("--all", action="store_true", help="print every fixed setting")
     parser.add_argument("--governed", action="store_true", help="leave the fixed settings out")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="power and temperature of all scenarios, as SVG")
     arguments = parser.parse_args()
     if arguments.governed and arguments.plot is not None:
         parser.error("--plot shows a fixed setting, which --governed leaves out")
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     kept: list[tuple[Scenario, list[Run], list[Run]]] = []
-    print(
-        "| simulated scenario | run | error, steady: over / under | worst, over | in time | accuracy |",
-        end="",
+    print_head(
+        *("simulated scenario", "run", "error, steady: over / under", "worst, over", "in time", "accuracy"),
+        *("shed", "changes"),
     )
-    print(" shed | changes |\n|---|---|---|---|---|---|---|---|")
     for scenario in SCENARIOS:
         if arguments.only and scenario.name not in arguments.only:
             continue
@@ -280,11 +275,6 @@ def main() -> None:
             governed, fixed = compare(scenario, seeds)
         kept.append((scenario, governed, fixed))
         show(scenario, governed, fixed, everything=arguments.all)
-    if arguments.json is not None:
-        figures = {
-            scenario.name: [asdict(run) for run in (*governed, *fixed)] for scenario, governed, fixed in kept
-        }
-        arguments.json.write_text(json.dumps(figures))
     if arguments.plot is not None:
         arguments.plot.write_text(
             draw([(one, governed[0], choose_most_accurate(fixed)) for one, governed, fixed in kept])

@@ -8,12 +8,12 @@ shows that wheels load and compute right on the instructions of one processor; t
 About ten minutes on two cores for all engines.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
 from typing import Final
 
+from benchmarks.results import make_parser
 from labgrid import Target
 
 import edgekit_runtime
@@ -73,7 +73,7 @@ def try_engine(engine: str, cpu: str, packages: PackageMaker) -> dict[str, str]:
 
 def main() -> int:
     """Print a table; 0 when every model runs on every engine."""
-    parser = argparse.ArgumentParser()
+    parser = make_parser(__doc__)
     parser.add_argument("--engine", action="append", help=f"default: {', '.join(ENGINES)}")
     parser.add_argument("--cpu", default=recipe.CPU, help="as qemu names it; default: %(default)s")
     arguments = parser.parse_args()

@@ -6,7 +6,6 @@ Each trial changes one byte of the structure (the first and last 16 kB, where a 
 weights) and loads and runs the model in a process of its own.
 """
 
-import argparse
 import os
 import random
 import signal
@@ -19,6 +18,7 @@ import numpy as np
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.sessions.litert.engine import find_engine
 from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
+from results import make_parser
 
 STRUCTURE_BYTES = 16_384
 TIME_LIMIT_S = 20
@@ -50,7 +50,7 @@ def try_once(content: bytes, options: LiteRtOptions) -> int:
 
 def main() -> None:
     """Print one row for each model, with and without XNNPACK."""
-    parser = argparse.ArgumentParser()
+    parser = make_parser(__doc__)
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--trials", type=int, default=300)
     arguments = parser.parse_args()

@@ -13,10 +13,6 @@ package carries. What is absent is skipped with a line.
 
 import telemetry_off  # noqa: F401
 
-import argparse
-import hashlib
-import json
-import platform
 import subprocess
 import sys
 import tempfile
@@ -27,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -35,7 +30,7 @@ from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE
 from edgekit_runtime.package.golden import Golden
-from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest
+from edgekit_runtime.package.manifest import BackendChoice, Manifest
 from edgekit_runtime.system.child_process import child_environment
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate, estimate_peak_memory
@@ -49,9 +44,11 @@ from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.models.tflite import TfliteModel
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.packaging.assemble import describe_artifacts
 from edgekit_toolkit.packaging.golden_tensors import golden_feeds, golden_outputs
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.samples.generated import Feeds, generate_feeds
+from results import make_parser, print_head
 
 ROOT = Path(__file__).resolve().parents[1]
 MB = 10**6
@@ -175,6 +172,7 @@ def write(folder: Path, model: Model, feeds: Feeds) -> Path:
     given, contents, decoded = golden_feeds(inputs, {}, {}, seed=0)
     outputs = model.open_session(threads=1).run(decoded)
     expected, more = golden_outputs(outputs, outputs, integer=False)
+    roles = {**dict.fromkeys([*contents, *more], "golden"), model.file_name: "model"}
     contents = {model.file_name: model.content, **contents, **more}
     manifest = Manifest(
         name=NAME,
@@ -182,12 +180,7 @@ def write(folder: Path, model: Model, feeds: Feeds) -> Path:
         target="x86-64",
         inputs=inputs,
         outputs=tuple(TensorSpec(name, array.dtype.name, array.shape) for name, array in outputs.items()),
-        artifacts=tuple(
-            Artifact(
-                path, len(content), hashlib.sha256(content).hexdigest(), path.partition("/")[0].split(".")[0]
-            )
-            for path, content in sorted(contents.items())
-        ),
+        artifacts=describe_artifacts(contents, roles),
         backend=BackendChoice(model.engine, model.file_name, {}),
         golden=Golden(given, expected),
         # Without it, the service runs a model in a process of its own where its file names Div or Mod.
@@ -245,22 +238,19 @@ def row(case: Case, threads: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--shared", type=Path, default=ROOT.parent / "shared/models/models", help="folder of models"
     )
     parser.add_argument("--ocr", type=Path, help="folder of the PP-OCRv4 models (rapidocr-onnxruntime)")
     parser.add_argument("--only", default="", help="models whose name holds this")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args()
     rows = []
-    if not options.json:
-        print(
-            "| model | file | peak | estimate | open_session | error | model part: estimate | measured |"
-            " service: estimate | measured | error |"
-        )
-        print("|---|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|")
+    print_head(
+        *("model", "file", "peak", "estimate", "open_session", "error", "model part: estimate", "measured"),
+        *("service: estimate", "measured", "error"),
+    )
     for case in cases(options.shared, options.ocr):
         if options.only not in case.name:
             continue
@@ -270,24 +260,16 @@ def main() -> None:
             skip(case.name, error)
             continue
         rows.append(figures)
-        if not options.json:
-            print(
-                f"| {figures['model']} | {figures['file_bytes'] / MB:.2f} | {figures['peak_of']} |"
-                f" {figures['estimate_bytes'] / MB:.1f} | {figures['opened_bytes'] / MB:.1f} |"
-                f" {figures['error']:+.1%} | {figures['model_estimate_bytes'] / MB:.1f} |"
-                f" {figures['model_measured_bytes'] / MB:.1f} |"
-                f" {figures['service_estimate_bytes'] / MB:.1f} | {figures['service_bytes'] / MB:.1f} |"
-                f" {figures['service_error']:+.1%} |",
-                flush=True,
-            )
-    if options.json:
-        host = {
-            "machine": platform.machine(),
-            "onnxruntime": onnxruntime.__version__,
-            "threads": options.threads,
-        }
-        print(json.dumps({"host": host, "rows": rows}, indent=1))
-    elif rows:
+        print(
+            f"| {figures['model']} | {figures['file_bytes'] / MB:.2f} | {figures['peak_of']} |"
+            f" {figures['estimate_bytes'] / MB:.1f} | {figures['opened_bytes'] / MB:.1f} |"
+            f" {figures['error']:+.1%} | {figures['model_estimate_bytes'] / MB:.1f} |"
+            f" {figures['model_measured_bytes'] / MB:.1f} |"
+            f" {figures['service_estimate_bytes'] / MB:.1f} | {figures['service_bytes'] / MB:.1f} |"
+            f" {figures['service_error']:+.1%} |",
+            flush=True,
+        )
+    if rows:
         print()
         for what in ("error", "service_error"):
             worst = max(rows, key=lambda figures: abs(figures[what]))

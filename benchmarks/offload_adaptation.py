@@ -26,7 +26,6 @@ of the whole model's.
 
 import telemetry_off  # noqa: F401
 
-import argparse
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -45,6 +44,7 @@ from edgekit_runtime.offload.cut_table import LOCAL, OffloadPlan
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
 from offload_bench import print_table, write_json
 from offload_product import ALL, ROWS, UINT8, ProductBench, describe_load, plan_whole, use_folder
+from results import make_parser
 
 SHARE: Final = 0.1
 STEPS_MBIT_S: Final = (20.0, 2.0, 20.0)
@@ -93,9 +93,7 @@ class Rule:
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--requests", type=int, default=12, help="of each rule on each step")
     parser.add_argument("--trace", choices=list(TRACE_KINDS), help="instead of the three steps")
     parser.add_argument("--json", type=Path)

@@ -17,7 +17,6 @@ not, at multiples of what the server carries. All figures are emulated.
 
 import telemetry_off  # noqa: F401
 
-import argparse
 import json
 import os
 import sys
@@ -42,6 +41,7 @@ from edgekit_runtime.offload.offload_server import make_tail_request
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from offload_bench import PORT, TOKEN, Feeds, OffloadBench, print_table, write_json
 from planned_ways import Planned, PlannedWay
+from results import make_parser
 
 LINK = LinkState(50e6, 50e6, 0.01)  # an office; a connection that idles for 0.5 s starts slowly again
 GENERATED = 8  # different requests
@@ -83,9 +83,7 @@ CASES = {
 
 def main() -> None:
     """Plan, load, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--seconds", type=float, default=4.0, help="of each trial")
     parser.add_argument("--rate", type=float, default=2.0, help="requests per second of one device")

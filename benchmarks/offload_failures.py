@@ -24,7 +24,6 @@ server with its pixels as bytes.
 
 import telemetry_off  # noqa: F401
 
-import argparse
 import itertools
 import math
 import os
@@ -54,6 +53,7 @@ from offload_product import (
     read_rows,
     use_folder,
 )
+from results import make_parser
 
 MODEL, SHARE = "efficientnet_lite0", 0.1
 MBIT_S, RTT_MS = 100.0, 5.0
@@ -70,9 +70,7 @@ OVERLOADED, HEDGING = "overloaded", "hedging"
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--trials", type=int, default=10, help="of each fault")
     kinds = (*FAULTS, OVERLOADED, HEDGING)
     parser.add_argument("--only", nargs="+", choices=kinds, default=kinds, help="measure these alone")

@@ -9,9 +9,7 @@ turns of 200 requests. On a busy machine the p10 says more.
 
 import telemetry_off  # noqa: F401
 
-import argparse
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -35,7 +33,7 @@ from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
-from results import machine
+from results import machine, make_parser, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "models" / "tiny" / "digits_cnn.onnx"
@@ -115,7 +113,7 @@ def measure(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print a table, and write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -124,8 +122,7 @@ def main() -> None:
     for name, row in found["rows"].items():
         print(f"{name:16}" + "".join(f"{value:10.1f}" for value in row.values()))
     print(f"added at p10: {found['added_p10_us']:.1f} us")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2))
+    write_json(arguments.json, found)
 
 
 if __name__ == "__main__":

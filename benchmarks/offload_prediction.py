@@ -35,7 +35,6 @@ and ../shared/models.
 
 import telemetry_off  # noqa: F401
 
-import argparse
 import itertools
 import json
 import math
@@ -54,6 +53,7 @@ from edgekit_runtime.offload.measurement.job_runner import PAUSE_S
 from edgekit_runtime.offload.measurement.request_cost import average_middle
 from offload_bench import TOKEN, print_table, write_json
 from offload_product import ALL, MODELS, ROWS, ProductBench, describe_load, plan_product, use_folder
+from results import make_parser
 
 SHARE: Final = 0.2
 BANDWIDTHS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
@@ -72,9 +72,7 @@ GOALS: Final = {"whole-model candidates": "<= 3", "cuts": "<= 5"}
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seconds", type=float, default=6.0, help="at each setting")

@@ -14,7 +14,6 @@ these counts: a processor that is now fast and now slow makes the ratio of two m
 
 import telemetry_off  # noqa: F401
 
-import argparse
 import contextlib
 import ctypes
 import hashlib
@@ -47,7 +46,7 @@ from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from environments import make_environment
-from results import machine
+from results import machine, make_parser
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -291,7 +290,7 @@ def compare_turns(ours: dict[str, Any], peer: dict[str, Any], floor: dict[str, A
 
 def main() -> None:
     """Print a table, and write JSON where asked to."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--ray", action="store_true")
     parser.add_argument("--json", type=Path)

@@ -22,7 +22,6 @@ Ratio: median of the best whole-model way / median of the best split. All figure
 
 import telemetry_off  # noqa: F401
 
-import argparse
 import json
 import os
 import sys
@@ -45,6 +44,7 @@ from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from offload_bench import PORT, Feeds, OffloadBench, print_table, write_json
 from offload_capacity import write_requests
 from planned_ways import Planned, PlannedWay
+from results import make_parser
 
 LONGEST_MS = 4_000.0
 SLOW_MS = 1_000.0  # runs once
@@ -127,9 +127,7 @@ WORKLOADS = {
 
 def main() -> None:
     """Plan, measure, print and write; or merge what was written."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--seconds", type=float, default=3.0, help="of each setting")
     parser.add_argument("--merge", nargs="+", type=Path, help="files of `--json`")

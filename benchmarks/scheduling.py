@@ -3,7 +3,6 @@
 Ratios within one run; interleaved, medians. It needs nothing but the checkout.
 """
 
-import argparse
 import asyncio
 import queue
 import statistics
@@ -23,6 +22,7 @@ from edgekit_runtime.service.scheduling.scheduler import Scheduler
 from edgekit_runtime.sessions.instances import warm_up
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.session import Session
+from results import make_parser
 
 TINY = Path(__file__).parents[1] / "models" / "tiny"
 OUTSTANDING = 16
@@ -205,7 +205,7 @@ async def main(seconds: float, models: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each of five measurements of each way")
     parser.add_argument("--models", nargs="+", default=["digits_cnn", "mnist5k_dscnn"])
     arguments = parser.parse_args()
