@@ -26,6 +26,7 @@ from service_soak import CONFIG, Versions, swap
 from serving import MODEL, serving
 from soak_clients import asking
 
+OUTPUT = "logits"
 SPARE_S = 3.0  # for the rest of a load
 
 
@@ -71,7 +72,7 @@ def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
     versions = Versions(folder)
     versions.make(2 * rounds + 1)
     versions.publish()
-    versions.write("endless", make_endless())
+    versions.write("endless", make_endless(), expected={OUTPUT: versions.question[2]})
     config = f"{CONFIG}[models.endless]\nload_timeout_s = {seconds}\n"
     names = ("start", *(f"{what} {number}" for number in range(rounds) for what in ("before", "during")))
     swaps: dict[str, list[float]] = {"before": [], "during": []}

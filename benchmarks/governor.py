@@ -27,21 +27,102 @@ from dataclasses import dataclass, field
 from itertools import pairwise, product
 from pathlib import Path
 from statistics import fmean
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from tests.runtime.power_device import IDLE_W, Device, Second, drive
+from tests.runtime.power_device import IDLE_W, Device, Second, Stream, World, drive, make_profile
 
+from edgekit_host.markup import Markup, el
+from edgekit_host.plots.axes import Axis
+from edgekit_host.plots.frame import Frame, text
 from edgekit_runtime.power.governor.governor import Governor
-from edgekit_runtime.power.governor.settings import Decision, DeviceLimits, ModelSetting, Seen
+from edgekit_runtime.power.governor.settings import BatteryLimit, Decision, DeviceLimits, ModelSetting, Seen
 from edgekit_runtime.power.sensors.readings import Readings
-from governor_plot import draw
-from governor_scenarios import SCENARIOS, Scenario
 from results import make_parser, print_head
 
 _WINDOW_S, _SETTLE_S = 30, 60
+_WIDTH, _STRIP, _LEFT, _RIGHT, _TOP = 760.0, 110.0, 60.0, 12.0, 22.0
+_INNER = _STRIP - _TOP - 22.0
+_SMOOTH_S = 30
+_EVERY_S = 5
+_STYLE = (
+    "svg{font:12px system-ui,sans-serif;background:#fff}.governor{stroke:#0b62a4;stroke-width:1.8}"
+    ".fixed{stroke:#c46a1b;stroke-width:1.2}.limit{stroke:#b00020;stroke-dasharray:5 3}"
+    ".grid{stroke:#ccc}polyline{fill:none}text{fill:#222}"
+)
 
 Decisions: TypeAlias = dict[str, Decision]
 Lived: TypeAlias = tuple[list[Second], list[Decisions]]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One thing that happens to a device; `limits` is time -> limits."""
+
+    name: str
+    world: World
+    limits: Callable[[float], DeviceLimits]
+    seconds: int = 900
+    steps_s: tuple[int, ...] = (0,)
+
+
+def one(deadline_s: float = 0.05, **stream: Any) -> dict[str, Stream]:
+    """Return the requests to the only model of a device."""
+    return {"model": Stream(make_profile(deadline_s), **stream)}
+
+
+def two(rate_hz: Callable[[float], float] = lambda _t: 12.0) -> dict[str, Stream]:
+    """Return the requests to a model that sees and to a smaller one that hears."""
+    return {
+        "ears": Stream(make_profile(0.03, scale=0.4), rate_hz=lambda _t: 20.0, poisson=True),
+        "eyes": Stream(make_profile(0.1), rate_hz=rate_hz),
+    }
+
+
+SCENARIOS = (
+    Scenario("power cap", World(), lambda _t: DeviceLimits(6.0)),
+    Scenario(
+        "power cap steps",
+        World(),
+        lambda t: DeviceLimits(8.0 if t < 300 else 5.0 if t < 600 else 7.0),
+        steps_s=(0, 300, 600),
+    ),
+    Scenario(
+        "heat wave",
+        World(ambient_c=lambda t: 25.0 if t < 300 else 45.0),
+        lambda _t: DeviceLimits(temperature_c=70.0),
+        seconds=1500,
+    ),
+    Scenario(
+        "battery floor",
+        World(battery_j=13_500.0, charge=0.6),
+        lambda _t: DeviceLimits(battery=BatteryLimit(0.2, 900.0)),
+    ),
+    Scenario("noisy sensor", World(noise=0.1, spikes=0.02), lambda _t: DeviceLimits(6.0)),
+    Scenario(
+        "sensor dropout",
+        World(dropout=lambda t: 200 <= t < 500, ambient_c=lambda t: 25.0 if t < 300 else 35.0),
+        lambda _t: DeviceLimits(6.0),
+    ),
+    Scenario(
+        "load steps, at random",
+        World(one(0.1, rate_hz=lambda t: 15.0 if t < 300 else 45.0 if t < 600 else 25.0, poisson=True)),
+        lambda _t: DeviceLimits(6.0),
+        steps_s=(0, 300, 600),
+    ),
+    Scenario(
+        "crowd, batches pay",
+        World(one(0.25, rate_hz=lambda _t: 90.0, poisson=True)),
+        lambda _t: DeviceLimits(6.5),
+    ),
+    Scenario("two models", World(two()), lambda _t: DeviceLimits(5.5)),
+    Scenario(
+        "two models, load steps",
+        World(two(lambda t: 6.0 if t < 300 else 20.0 if t < 600 else 12.0)),
+        lambda _t: DeviceLimits(5.5),
+        steps_s=(0, 300, 600),
+    ),
+    Scenario("cap under what any setting needs", World(), lambda _t: DeviceLimits(3.2)),
+)
 
 
 Way: TypeAlias = Callable[[Scenario, Device], Lived]
@@ -247,6 +328,71 @@ def show(scenario: Scenario, governed: Sequence[Run], fixed: Sequence[Run], *, e
         rows.append((f"most accurate: {accurate.what}", accurate))
     for place, (name, run) in enumerate(rows):
         print(line("" if place else title, name, run), flush=True)
+
+
+def draw(kept: Sequence[tuple[Any, Any, Any]]) -> str:
+    """Return the SVG.
+
+    Args:
+        kept: a scenario, the governor's run and that of the most accurate fixed setting, for each strip.
+    """
+    strips = [_strip(index, *one) for index, one in enumerate(kept)]
+    height = _STRIP * len(kept) + 10
+    return el(
+        "svg",
+        el("title", "The governor on a simulated device"),
+        el("style", Markup(_STYLE)),
+        *strips,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {_WIDTH:.0f} {height:.0f}",
+        width=_WIDTH,
+        height=height,
+        role="img",
+    )
+
+
+def _strip(index: int, scenario: Any, governed: Any, most_accurate: Any) -> Markup:
+    of_heat = scenario.limits(0.0).temperature_c is not None
+    runs = [(run.temperature_c if of_heat else _smooth(run.power_w)) for run in (most_accurate, governed)]
+    limits = [_limit(scenario, second) for second in range(scenario.seconds)]
+    values = [value for value in (*runs[0], *runs[1], *limits) if value is not None]
+    frame = Frame(
+        x=Axis(0, scenario.seconds),
+        y=Axis(min(values), max(values)),
+        left=_LEFT,
+        right=_WIDTH - _RIGHT,
+        top=_TOP,
+        bottom=_TOP + _INNER,
+    )
+    unit = "C" if of_heat else "W, mean of 30 s"
+    ends = [(value, f"{value:.1f}") for value in (frame.y.low, frame.y.high)]
+    return el(
+        "g",
+        text(_LEFT, 14, f"{scenario.name} ({unit}); fixed: {most_accurate.what}", None),
+        *frame.grid([(scenario.seconds - 20, f"{scenario.seconds} s")], ends),
+        *(
+            frame.trace(_points(series), style)
+            for series, style in ((runs[0], "fixed"), (limits, "limit"), (runs[1], "governor"))
+        ),
+        transform=f"translate(0 {_STRIP * index:.0f})",
+    )
+
+
+def _points(series: Sequence[float | None]) -> list[tuple[float, float]]:
+    return [(second, value) for second, value in list(enumerate(series))[::_EVERY_S] if value is not None]
+
+
+def _limit(scenario: Any, second: int) -> float | None:
+    limits = scenario.limits(float(second))
+    value: float | None = limits.temperature_c if limits.power_w is None else limits.power_w
+    return value
+
+
+def _smooth(values: Sequence[float]) -> list[float | None]:
+    return [
+        None if second < _SMOOTH_S - 1 else sum(values[second - _SMOOTH_S + 1 : second + 1]) / _SMOOTH_S
+        for second in range(len(values))
+    ]
 
 
 def main() -> None:

@@ -23,8 +23,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.package.archive import write_package
@@ -48,6 +46,7 @@ from edgekit_toolkit.packaging.assemble import describe_artifacts
 from edgekit_toolkit.packaging.golden_tensors import golden_feeds, golden_outputs
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.samples.generated import Feeds, generate_feeds
+from peers.ort_static import quantize
 from results import make_parser, print_head
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,14 +82,6 @@ class Case:
     dims: dict[str, int]
 
 
-class GeneratedData(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types
-    def __init__(self, feeds: Sequence[Feeds]) -> None:
-        self._feeds = iter(feeds)
-
-    def get_next(self) -> Feeds | None:
-        return next(self._feeds, None)
-
-
 def skip(what: object, why: object) -> None:
     print(f"skipped {what}: {why}", file=sys.stderr)
 
@@ -114,26 +105,13 @@ def load(path: Path, shape: Sequence[int] = ()) -> Case:
 def int8(case: Case, folder: Path) -> Case | None:
     """The int8 form of a model, or None where it cannot be made."""
     assert isinstance(case.model, OnnxModel)
-    # Per-channel scales need opset 13.
     model = case.model.proto
-    if max(item.version for item in model.opset_import if item.domain == "") < 13:
-        model = onnx.version_converter.convert_version(model, 13)
-    source, prepared, target = (
-        folder / f"{case.name}-{step}.onnx" for step in ("source", "prepared", "int8")
-    )
+    source, target, calibration = folder / "source.onnx", folder / "int8.onnx", folder / "calibration.npz"
     onnx.save(model, source)
+    first, second = generate_feeds(tensor_specs(model)[0], 2, 0, case.dims)
     try:
-        quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
-        feeds = generate_feeds(tensor_specs(model)[0], 2, 0, case.dims)
-        quantize_static(
-            str(prepared),
-            str(target),
-            GeneratedData(feeds),
-            quant_format=QuantFormat.QDQ,
-            per_channel=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-        )
+        np.savez(calibration, **{name: np.concatenate([first[name], second[name]]) for name in first})
+        quantize(source, calibration, target, "MinMax")
     except Exception as error:  # whatever the quantizer cannot do
         skip(f"{case.name} int8", f"cannot be made: {str(error)[:100]}")
         return None

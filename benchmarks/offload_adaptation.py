@@ -42,9 +42,8 @@ from tests.offload.traces import TRACE_KINDS, TraceStep, make_trace
 from edgekit_offload.demo.demo_model import make_images, make_model
 from edgekit_runtime.offload.cut_table import LOCAL, OffloadPlan
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
-from offload_bench import print_table, write_json
 from offload_product import ALL, ROWS, UINT8, ProductBench, describe_load, plan_whole, use_folder
-from results import make_parser
+from results import make_parser, print_table, write_json
 
 SHARE: Final = 0.1
 STEPS_MBIT_S: Final = (20.0, 2.0, 20.0)

@@ -39,9 +39,9 @@ from edgekit_runtime.codecs.media import MediaCodec, encode_media
 from edgekit_runtime.offload.latency_model import LinkState, transfer_s
 from edgekit_runtime.offload.offload_server import make_tail_request
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from offload_bench import PORT, TOKEN, Feeds, OffloadBench, print_table, write_json
+from offload_bench import PORT, TOKEN, Feeds, OffloadBench
 from planned_ways import Planned, PlannedWay
-from results import make_parser
+from results import make_parser, print_table, write_json
 
 LINK = LinkState(50e6, 50e6, 0.01)  # an office; a connection that idles for 0.5 s starts slowly again
 GENERATED = 8  # different requests

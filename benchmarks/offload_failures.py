@@ -38,11 +38,8 @@ from typing import Any
 
 import numpy as np
 
-from edgekit_runtime.offload.cut_table import LOCAL, read_cut_table
-from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.system.paths import find_keys_folder
-from edgekit_runtime.trust.trust_store import TrustStore
-from offload_bench import PORT, SHARED, TOKEN, print_table, write_json
+from edgekit_runtime.offload.cut_table import LOCAL
+from offload_bench import PORT, TOKEN
 from offload_product import (
     MODELS,
     UINT8,
@@ -53,7 +50,8 @@ from offload_product import (
     read_rows,
     use_folder,
 )
-from results import make_parser
+from public_models import SHARED
+from results import make_parser, print_table, write_json
 
 MODEL, SHARE = "efficientnet_lite0", 0.1
 MBIT_S, RTT_MS = 100.0, 5.0
@@ -95,7 +93,7 @@ def main() -> None:
                 if kind in FAULTS:
                     rows.append(summarise(kind, *run_trials(bench, planned, kind, arguments.trials)))
                 elif kind == OVERLOADED:
-                    rows.append(summarise(kind, *run_overload(bench, planned)))
+                    rows.append(summarise(kind, *run_overload(bench)))
                 else:
                     hedging = compare_hedging(bench)
             label = bench.testbed.label
@@ -151,27 +149,12 @@ def faults(bench: ProductBench, planned: Planned) -> dict[str, tuple[Callable[[]
     }
 
 
-def run_overload(bench: ProductBench, planned: Planned) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def run_overload(bench: ProductBench) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return requests while other devices ask for more than the server can do, and local alone in turn."""
-    with read_package(planned.packages[ALL], TrustStore.from_folder(find_keys_folder())) as package:
-        table = read_cut_table(package)
-        assert table is not None
-        (tail,) = [one.tail for one in table.plans if one.tail]
-        (view,) = [
-            one
-            for one in (package.manifest.select_submodel(each.name) for each in package.manifest.submodels)
-            if one.name == tail
-        ]
-        feeds = {
-            one.name: np.zeros([n if isinstance(n, int) else 1 for n in one.shape], one.dtype)
-            for one in view.inputs
-        }
-    path = bench.folder / "load.npz"
-    np.savez(path, **feeds)  # type: ignore[arg-type]  # names of inputs
     bench.order("wait_for_server", name=ALL, seconds=RECOVERY_S)
     script = str(Path(__file__).with_name("offload_load.py"))
     near = f"https://{bench.testbed.server_host}:{PORT}"
-    words = [near, TOKEN, str(bench.folder / "server.pem"), tail, str(path), str(CONNECTIONS)]
+    words = [near, TOKEN, str(bench.folder / "server.pem"), str(CONNECTIONS)]
     child = bench.testbed.spawn("server", [sys.executable, script, *words])
     records = bench.order("alternate", names=[ALL, LOCAL], seconds=OVERLOAD_S)
     child.close()

@@ -51,9 +51,9 @@ from edgekit_runtime.offload.cut_table import LOCAL, OffloadPlan
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
 from edgekit_runtime.offload.measurement.job_runner import PAUSE_S
 from edgekit_runtime.offload.measurement.request_cost import average_middle
-from offload_bench import TOKEN, print_table, write_json
+from offload_bench import TOKEN
 from offload_product import ALL, MODELS, ROWS, ProductBench, describe_load, plan_product, use_folder
-from results import make_parser
+from results import make_parser, print_table, write_json
 
 SHARE: Final = 0.2
 BANDWIDTHS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)

@@ -16,8 +16,6 @@ import telemetry_off  # noqa: F401
 
 import contextlib
 import ctypes
-import hashlib
-import json
 import os
 import signal
 import socket
@@ -31,25 +29,18 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from securesystemslib.signer import CryptoSigner
+from tests.free_port import free_port
 
 from edgekit_runtime.client.client import Client
 from edgekit_runtime.client.link import Address, open_connection
 from edgekit_runtime.client.requests import InferOptions, make_template
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.package.archive import write_package
-from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
-from edgekit_runtime.package.manifest import Manifest
-from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
-from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.packaging.signing_keys import StatementSigner
+from edgekit_toolkit.packaging.signing_keys import load_signer
 from environments import make_environment
-from results import machine, make_parser
+from results import machine, make_parser, write_json
+from serving import ROOT, make_model, write_signed
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
 PEER = ("starlette==0.50.0", "uvicorn[standard]==0.38.0", "onnxruntime==1.24.4", "numpy==2.4.6")
 RAY = ("ray[serve]==2.60.0", "onnxruntime==1.24.4", "numpy==2.4.6")
 OUTPUTS = 1000
@@ -63,67 +54,16 @@ NEW_NETWORK = 0x40000000  # CLONE_NEWNET of sched.h
 Ask: TypeAlias = Callable[[], "np.ndarray"]
 
 
-def make_model(values: int) -> bytes:
-    """y[N, 1000] = the first values of x[N, values]."""
-    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-    limits = {"start": [0], "end": [OUTPUTS], "axis": [1]}
-    graph = helper.make_graph(
-        [helper.make_node("Slice", ["x", *limits], ["y"])],
-        "first",
-        [helper.make_tensor_value_info("x", kind, ["N", values])],
-        [helper.make_tensor_value_info("y", kind, ["N", OUTPUTS])],
-        [onnx.numpy_helper.from_array(np.array(value), name) for name, value in limits.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    return model.SerializeToString()
-
-
 def write_models(folder: Path) -> None:
-    """Both models, as ONNX files and as packages, and the key that signs them."""
-    key = Ed25519PrivateKey.generate()
-    (folder / "keys").mkdir()
-    public = key.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    (folder / "keys" / "benchmark.pub.pem").write_bytes(public)
+    """Write models y[N, 1000] = the first values of x[N, values], as ONNX files and as packages."""
+    limits = {"start": np.array([0]), "end": np.array([OUTPUTS]), "axis": np.array([1])}
+    node, sign = onnx.helper.make_node("Slice", ["x", *limits], ["y"]), load_signer(folder=folder / "keys")
     for name, values in WORKS.values():
+        model = make_model([node], {"x": ["N", values]}, {"y": ["N", OUTPUTS]}, limits)
+        (folder / f"{name}.onnx").write_bytes(model)
         row = np.random.default_rng(0).normal(size=(1, values)).astype(np.float32)
-        contents = {
-            "golden/x.bin": row.tobytes(),
-            "golden/y.bin": row[:, :OUTPUTS].tobytes(),
-            "model.onnx": make_model(values),
-        }
-        (folder / f"{name}.onnx").write_bytes(contents["model.onnx"])
-        manifest = Manifest(
-            name=name,
-            version="1.0.0",
-            target="x86-64",
-            inputs=(TensorSpec("x", "float32", ("N", values)),),
-            outputs=(TensorSpec("y", "float32", ("N", OUTPUTS)),),
-            artifacts=tuple(
-                Artifact(
-                    path,
-                    len(data),
-                    hashlib.sha256(data).hexdigest(),
-                    path.partition("/")[0].partition(".")[0],
-                )
-                for path, data in contents.items()
-            ),
-            backend=BackendChoice("ort", "model.onnx", {"threads": 1}),
-            golden=Golden(
-                (GoldenInput("x", "float32", (1, values), "golden/x.bin"),),
-                (GoldenOutput("y", "float32", (1, OUTPUTS), "golden/y.bin", 0.0, 0.0),),
-            ),
-        )
-        write_package(folder / f"{name}.edgepkg", manifest, contents, StatementSigner(CryptoSigner(key)))
+        write_signed(folder, name, model, {"x": row}, sign)
     (folder / "service.toml").write_text('[listen]\nunix_socket = ""\n[http]\nserver_timing = true\n')
-
-
-def free_port() -> int:
-    """A TCP port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -318,9 +258,7 @@ def main() -> None:
             + f" (goal {GOAL_RATIO}); of the p50: {ratios[client]['of_p50']:.2f};"
             + f" above the floor: {ratios[client]['above_floor']:.2f}"
         )
-    if arguments.json is not None:
-        document = {"machine": machine(), "rows": rows, "ratios": ratios}
-        arguments.json.write_text(json.dumps(document, indent=2))
+    write_json(arguments.json, {"machine": machine(), "rows": rows, "ratios": ratios})
 
 
 if __name__ == "__main__":

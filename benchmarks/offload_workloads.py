@@ -41,10 +41,10 @@ from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s, served_s
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from offload_bench import PORT, Feeds, OffloadBench, print_table, write_json
+from offload_bench import PORT, Feeds, OffloadBench
 from offload_capacity import write_requests
 from planned_ways import Planned, PlannedWay
-from results import make_parser
+from results import make_parser, print_table, write_json
 
 LONGEST_MS = 4_000.0
 SLOW_MS = 1_000.0  # runs once

@@ -39,6 +39,7 @@ from results import make_parser, write_json
 from serving import INPUT, MODEL, SHAPE, serving, write_signed
 from soak_clients import Load, Question, asking
 
+Feeds = dict[str, NDArray[Any]]
 BLOCK_SWAPS = 20
 MEMORY_SWAPS = 100
 LEAST_MINUTES = 5.0  # under it, one allocation decides the slope
@@ -151,9 +152,13 @@ class Versions:
             path = write_signed(self._made, "small", model, feeds, self.sign, version=version)
             path.rename(self._made / f"small-{self._last}.edgepkg")
 
-    def write(self, name: str, model: bytes, feeds: dict[str, NDArray[Any]] | None = None) -> None:
+    def write(
+        self, name: str, model: bytes, feeds: Feeds | None = None, expected: Feeds | None = None
+    ) -> None:
         """Put a package of another model where the service looks; by default one with the same input."""
-        write_signed(self.folder, name, model, feeds or {INPUT: self.question[1]}, self.sign)
+        write_signed(
+            self.folder, name, model, feeds or {INPUT: self.question[1]}, self.sign, expected=expected
+        )
 
 
 def own_kib(process: int) -> int:

@@ -5,7 +5,6 @@ Bytes and times are measured on them. Where weights or signals are made up, accu
 
 import telemetry_off  # noqa: F401
 
-import io
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,9 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from offload_bench import ROOT, SHARED, Feeds
+from offload_bench import Feeds
+from public_models import SHARED, TINY
+from works import WORKS
 
 SAMPLES = 16
 EEG_HZ, EEG_CHANNELS, EEG_STEPS = 256, 16, 4096
@@ -103,7 +104,7 @@ def _record_series(draws: np.random.Generator) -> NDArray[np.float32]:
 
 def tiny_tcn() -> tuple[bytes, list[Feeds]]:
     """Return the project's TCN of spoken vowels, with its own samples."""
-    path = ROOT / "models" / "tiny" / "japanese_vowels_tcn.onnx"
+    path = TINY / "japanese_vowels_tcn.onnx"
     with np.load(path.with_suffix(".eval.npz")) as found:
         series = found["cepstra"][:SAMPLES]
     return fix_batch(onnx.load(path)), [{"cepstra": one[np.newaxis]} for one in series]
@@ -196,15 +197,18 @@ def _record_sound(draws: np.random.Generator) -> NDArray[np.float32]:
 
 def efficientnet() -> tuple[bytes, list[Feeds]]:
     """Return EfficientNet-Lite0, 18.6 MB, and photographs."""
-    model = fix_batch(onnx.load(SHARED / "efficientnet_lite0_fp32.onnx"))
-    images = [(one.transpose(2, 0, 1)[np.newaxis] - np.float32(127)) / np.float32(128) for one in photos()]
-    return model, [{"input": np.ascontiguousarray(one)} for one in images]
+    return photographed("efficientnet_lite0")
 
 
 def mobilenet() -> tuple[bytes, list[Feeds]]:
     """Return MobileNet v1 of quarter width, and photographs."""
-    model = fix_batch(onnx.load(SHARED / "mobilenet_v1_025_224_fp32.onnx"))
-    return model, [{"input": one[np.newaxis] / np.float32(127.5) - np.float32(1)} for one in photos()]
+    return photographed("mobilenet_v1_025")
+
+
+def photographed(name: str) -> tuple[bytes, list[Feeds]]:
+    work = next(work for work in WORKS if work.name == name)
+    images = work.load()[0]["input"][:SAMPLES]
+    return fix_batch(onnx.load(work.find_model())), [{"input": one[np.newaxis]} for one in images]
 
 
 def many_heads() -> tuple[bytes, list[Feeds]]:
@@ -230,16 +234,6 @@ def many_heads() -> tuple[bytes, list[Feeds]]:
     del model.graph.output[:]
     model.graph.output.extend(heads.graph.output)
     return model.SerializeToString(), feeds
-
-
-def photos() -> list[NDArray[np.uint8]]:
-    """Return photographs, uint8 [224, 224, 3] each."""
-    from PIL import Image
-
-    with np.load(SHARED.parent / "data" / "photos128_224.npz") as found:
-        data, offsets = found["jpeg"].tobytes(), found["offset"]
-    files = [data[offsets[n] : offsets[n + 1]] for n in range(SAMPLES)]
-    return [np.asarray(Image.open(io.BytesIO(one)).convert("RGB")) for one in files]
 
 
 def fix_batch(model: onnx.ModelProto) -> bytes:
