@@ -41,7 +41,6 @@ SPARE_S = 60.0
 
 
 def main() -> int:
-    """Run all canaries, print what became of them, and return whether the goal was missed."""
     parser = make_parser(__doc__)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--negated", type=int, default=10)
@@ -70,13 +69,11 @@ def burning(count: int) -> Iterator[None]:
 
 
 def burn() -> None:
-    """Compute for ever."""
     while True:
         sum(range(1000))
 
 
 def negate() -> bytes:
-    """Return the model with its class scores negated."""
     model = onnx.load(MODEL)
     (output,) = model.graph.output
     for node in model.graph.node:
@@ -129,7 +126,6 @@ def try_next(control: Client, versions: Versions) -> str:
 
 
 def report(arguments: argparse.Namespace, outcomes: list[str], wrong: list[int], load_average: float) -> int:
-    """Print what was found; return the exit code."""
     alike, negated = outcomes[: arguments.runs], outcomes[arguments.runs :]
     print(f"load average {load_average:.1f}, {len(os.sched_getaffinity(0))} cores, {arguments}")
     false = len(alike) - alike.count("promoted")

@@ -89,7 +89,6 @@ def race(package: Path, source: Path) -> float:
 
 
 def show(row: Row) -> str:
-    """Return a row of the Markdown table."""
     modelled = NONE
     if row.modelled is not None:
         modelled = f"{row.modelled:.2f} (may be off by {row.uncertainty:.1f} x)"
@@ -104,7 +103,6 @@ def show(row: Row) -> str:
 
 
 def main() -> int:
-    """Package, race and print; returns the exit code."""
     parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--targets", nargs="*", default=list(BACKENDS), choices=list(BACKENDS))

@@ -40,7 +40,6 @@ def first_sample(subject: Subject) -> Path:
 
 
 def edgekit(*arguments: str | Path) -> tuple[int, dict[str, Any]]:
-    """Exit code and document of a command with --json."""
     command = [sys.executable, "-m", "edgekit_cli", *arguments, "--json"]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
@@ -88,7 +87,6 @@ def run_all(subject: Subject, target: str, search_s: float, folder: Path) -> dic
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """One line a model and target."""
     lines = ["| model | target | chosen | kB | drop, points | s |", "|---|---|---|---|---|---|"]
     for row in rows:
         head = f"| {row['model']} | {row['target']} | "

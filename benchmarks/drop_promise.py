@@ -69,7 +69,6 @@ class Counts:
 
 
 def main() -> None:
-    """Print a table row for each model and number of samples."""
     parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="*", help="names of models")
     only = parser.parse_args().only

@@ -31,7 +31,6 @@ SPARE_S = 3.0  # for the rest of a load
 
 
 def main() -> int:
-    """Measure, print, and return whether the goal was missed."""
     parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=4.0)
@@ -42,7 +41,6 @@ def main() -> int:
 
 
 def make_endless() -> bytes:
-    """Return the model with a loop in front that never ends."""
     model, helper = onnx.load(MODEL), onnx.helper
     graph, kinds = model.graph, onnx.TensorProto
     given = graph.input[0].name
@@ -68,7 +66,6 @@ def make_endless() -> bytes:
 
 
 def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
-    """Return the figures of all phases."""
     versions = Versions(folder)
     versions.make(2 * rounds + 1)
     versions.publish()
@@ -119,7 +116,6 @@ def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
 
 
 def report(found: dict[str, Any]) -> int:
-    """Print what was found; return the exit code."""
     for name, phase in found["phases"].items():
         swap_ms = 1e3 * np.median(found["swaps"][name])
         print(

@@ -54,7 +54,6 @@ def measure_back_s(service: Served) -> float:
 
 
 def measure(title: str, rounds: int, seconds: float) -> str:
-    """Return a row of the table."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         maker = make_maker()
@@ -84,7 +83,6 @@ def measure(title: str, rounds: int, seconds: float) -> str:
 
 
 def main() -> None:
-    """Print the table."""
     parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)

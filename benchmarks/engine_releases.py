@@ -33,7 +33,6 @@ from results import make_parser
 
 
 def main() -> None:
-    """Write the packages here, and have each release open them."""
     parser = make_parser(__doc__)
     parser.add_argument("models", type=Path, nargs="+")
     parser.add_argument("--release", action="append", required=True, metavar="NAME=FOLDER")

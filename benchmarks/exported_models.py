@@ -74,7 +74,6 @@ def run_command(*arguments: object) -> tuple[str, str]:
 
 
 def feeds_of(samples: Mapping[str, Array], specs: Mapping[str, int], place: int) -> dict[str, Array]:
-    """Return one sample; `specs` has the rank of each input."""
     return {
         name: array[place] if array.ndim > specs[name] else array[place : place + 1]
         for name, array in samples.items()
@@ -108,7 +107,6 @@ def find_difference(
 
 
 async def serve_once(package: Path, trust: TrustStore, name: str, feeds: Mapping[str, Array]) -> Any:
-    """Return what a service answers to one request."""
     with tempfile.TemporaryDirectory() as folder:  # a socket's path must be short
         socket = f"{folder}/socket"
         config = ServiceConfig(listen=Listen(unix_socket=socket, port=0))
@@ -123,8 +121,6 @@ async def serve_once(package: Path, trust: TrustStore, name: str, feeds: Mapping
 
 
 class Trial:
-    """One model on its way through the commands."""
-
     def __init__(self, number: int, folder: Path) -> None:
         self.number, self.folder = number, folder
         self.kind, proto, self.samples = build(number)

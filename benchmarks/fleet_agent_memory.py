@@ -100,7 +100,6 @@ def run(folder: Path, python: str) -> list[dict[str, object]]:
 
 
 def main() -> int:
-    """Measure and print; exit code 1 if an idle agent takes more than the goal."""
     parser = make_parser(__doc__)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--json", type=Path)

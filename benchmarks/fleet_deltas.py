@@ -69,7 +69,6 @@ def compare(folder: Path) -> None:
 
 
 def package(name: str, backend: str, models: Path, folder: Path) -> None:
-    """Package a model, and its fine-tuned versions like it."""
     folder.mkdir()
     options = ["--name", name, "-t", "x86-64", "--backend", backend, "--search-seconds", "3"]
     size_kb = SIZE * (models / f"{name}.base.onnx").stat().st_size / 1000

@@ -134,7 +134,6 @@ def fetch(folder: Path, row: Row) -> dict[str, Any]:
 
 
 def serve(folder: Path, name: str) -> None:
-    """Serve the repository until killed."""
     fleet = FleetFolder(folder)
     settings = fleet.read_settings()
     with serve_devices(fleet.open_store(), fleet, settings, open_authority(fleet, settings)):
@@ -166,7 +165,6 @@ def set_link(testbed: Testbed, row: Row) -> None:
 
 
 def cut(testbed: Testbed, row: Row) -> None:
-    """Cut the link for 3 s."""
     testbed.block()
     if row.cut == "break":
         testbed.spawn("device", ["ss", "--kill", "dst", SERVER_HOST]).wait(10.0)
@@ -193,7 +191,6 @@ def prepare(folder: Path) -> None:
 
 
 def show(row: Row, found: dict[str, Any]) -> None:
-    """Print a row."""
     size = row.package_bytes
     shares = {name: round(found[name] / size, 4) for name in ("content", "tls", "received", "sent")}
     text = f"{row.name:12} {size:>9} bytes, {found['took_s']:6.1f} s, {found['cuts']} cuts, {shares}"
@@ -209,7 +206,6 @@ def show(row: Row, found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure, or be one of the two sides of a row."""
     parser = make_parser(__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rows", help="names of some rows, with commas")

@@ -45,8 +45,6 @@ FAKETIME = Path(f"/usr/lib/{os.uname().machine}-linux-gnu/faketime/libfaketime.s
 
 
 class Device:
-    """A device in a folder."""
-
     def __init__(
         self, site: SimpleNamespace, name: str, folder: Path | None = None, **variables: str
     ) -> None:
@@ -195,7 +193,6 @@ def running_site() -> Iterator[SimpleNamespace]:
 
 
 def main() -> int:
-    """Print a line for each situation: seconds on the device and in the console, and both sentences."""
     missing = 0
     parser = make_parser(__doc__)
     parser.add_argument("--only", choices=SITUATIONS)

@@ -77,7 +77,6 @@ def run_one(seed: int, devices: int, model: Model, others: int) -> Run:
 
 
 def run_bad(pool: Executor, devices: int, name: str, seeds: int) -> dict[str, Any]:
-    """Return how rollouts of a bad model end."""
     others = 11 if name == TWELVE else 0
     model = BAD_MODELS["2 x latency" if name == TWELVE else name]
     of_seed = functools.partial(run_one, devices=devices, model=model, others=others)
@@ -99,7 +98,6 @@ def run_bad(pool: Executor, devices: int, name: str, seeds: int) -> dict[str, An
 
 
 def run_clean(pool: Executor, count: int) -> dict[str, int]:
-    """Return how rollouts of a clean release end, as counts."""
     of_seed = functools.partial(run_one, devices=CLEAN_DEVICES, model=CLEAN, others=0)
     runs = list(pool.map(of_seed, range(1_000, 1_000 + count)))
     return {

@@ -33,8 +33,6 @@ MESSAGES, BODY, LIMIT_S = 8000, os.urandom(1500), 60.0
 
 
 class Count:
-    """Calls back when all messages have come."""
-
     def __init__(self, done: Callable[[], None]) -> None:
         self._left, self._done = MESSAGES, done
 
@@ -113,7 +111,6 @@ MEASURES: dict[str, Callable[[int, ssl.SSLContext], Any]] = {
 
 
 def main() -> None:
-    """Start the broker and measure, or measure one library."""
     parser = make_parser(__doc__)
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()

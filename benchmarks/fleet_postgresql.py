@@ -78,13 +78,11 @@ class Site:
         self._releases = 0
 
     def start_manager(self) -> None:
-        """Start one more manager, and wait until it has joined."""
         words = ("--join", "--console-port", str(free_port()))
         self.managers.append(start_fleet(self.folder.path, *words))
 
     @contextlib.contextmanager
     def running(self, managers: int) -> Iterator[None]:
-        """Run broker, managers and devices."""
         authority = Authority(self.folder.identity)
         configuration = write_configuration(self.folder, self.settings, authority)
         behaviours = {member.device: FAST for member in self.members}
@@ -287,7 +285,6 @@ def measure_failover(site: Site, server: PostgresqlServer, copy: PostgresqlServe
 
 
 def measure_full(site: Site, server: PostgresqlServer, disk: Path) -> dict[str, object]:
-    """Fill the disk of the database in mid-rollout, and free it again."""
     with site.running(1):
         talk = Talk(site)
         rollout, version = site.begin_rollout()
@@ -400,7 +397,6 @@ def small_disk() -> Iterator[Path]:
 
 
 def run_part(options: argparse.Namespace, folder: FleetFolder) -> list[dict[str, object]]:
-    """Return the rows of a part."""
     count, times = options.devices, options.times
     with contextlib.ExitStack() as parts:
         if options.part == "full":

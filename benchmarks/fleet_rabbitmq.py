@@ -155,7 +155,6 @@ class Node:
             )
 
     def wait(self, limit_s: float = 60.0) -> None:
-        """Wait until it listens."""
         give_up_s = time.monotonic() + limit_s
         while time.monotonic() < give_up_s and self._process is not None and self._process.poll() is None:
             with socket.socket() as probe:
@@ -165,7 +164,6 @@ class Node:
         sys.exit(f"node {self._number} does not start:\n{self._log.read_text(errors='replace')[-3000:]}")
 
     def kill(self) -> None:
-        """Kill it and all it has started."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

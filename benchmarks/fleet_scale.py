@@ -84,15 +84,12 @@ class Meter:
         self.begin()
 
     def begin(self) -> None:
-        """Count from now."""
         self._cpu_s = {name: read_cpu_s(pid) for name, pid in self.pids.items()}
 
     def take(self) -> dict[str, float]:
-        """Return seconds of processor time since `begin`."""
         return {name: read_cpu_s(pid) - self._cpu_s[name] for name, pid in self.pids.items()}
 
     def memory(self, name: str) -> tuple[float, float]:
-        """Return RSS and PSS in MB."""
         memory = read_memory(self.pids[name])
         return memory["Rss"] / 2**20, memory["Pss"] / 2**20
 
@@ -161,7 +158,6 @@ def running_fleet(
 
 
 def measure(folder: FleetFolder, members: list[SimulatedMember], *, trusting: bool) -> dict[str, object]:
-    """Return the figures of scale."""
     found: dict[str, object] = {}
     with running_fleet(folder, members, QUIET, trusting=trusting) as (store, devices, meter):
         meter.begin()
@@ -181,7 +177,6 @@ def measure(folder: FleetFolder, members: list[SimulatedMember], *, trusting: bo
 
 
 def measure_gates(folder: FleetFolder, members: list[SimulatedMember]) -> dict[str, object]:
-    """Return how bad releases end."""
     found: dict[str, object] = {}
     with running_fleet(folder, members, TALKING) as (store, devices, _):
         offer(store, devices, "1.0.0", 90)
@@ -233,7 +228,6 @@ def storm(devices: SimulatedFleet, meter: Meter) -> dict[str, object]:
 
 
 def print_row(name: str, figures: object) -> None:
-    """Print the figures of one thing that happened."""
     print(f"{name:12} {json.dumps(_round(figures))}", flush=True)
 
 

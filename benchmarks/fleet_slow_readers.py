@@ -29,7 +29,6 @@ AFTER_S = 20.0
 
 
 async def read_slowly(address: str, port: int, context: ssl.SSLContext) -> None:
-    """Take a package slowly, again and again."""
     while True:
         with suppress(OSError, asyncio.IncompleteReadError):
             reader, writer = await asyncio.open_connection(
@@ -45,7 +44,6 @@ async def read_slowly(address: str, port: int, context: ssl.SSLContext) -> None:
 
 
 async def ask(address: str, port: int, context: ssl.SSLContext) -> bool:
-    """Return True if the server answers a request."""
 
     async def fetch() -> bytes:
         reader, writer = await asyncio.open_connection(

@@ -35,7 +35,6 @@ _STEPS = ("import", "litert", "costs")
 
 
 def steps_of(case: TestCase) -> dict[str, Callable[[], str]]:
-    """What is tried with one test."""
     inputs, outputs = case.data_sets[0]
     feeds = dict(zip((value.name for value in case.model.graph.input), inputs, strict=True))
     expected = dict(zip((value.name for value in case.model.graph.output), outputs, strict=True))

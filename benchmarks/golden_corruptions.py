@@ -44,8 +44,6 @@ class Constants(Protocol):
 
 
 class OnnxConstants:
-    """Those of an ONNX model."""
-
     def __init__(self, content: bytes) -> None:
         self._model = onnx.load_from_string(content)
         graph = self._model.graph
@@ -71,11 +69,9 @@ class OnnxConstants:
         return self._tensors[name].data_type not in _WHOLE_NUMBERS
 
     def get(self, key: str) -> Array:
-        """Return a copy of a constant."""
         return numpy_helper.to_array(self._tensors[key]).copy()
 
     def put(self, key: str, value: Array) -> None:
-        """Replace a constant."""
         tensor = self._tensors[key]
         if tensor.data_type in _FOUR_BITS:
             values = value.astype(np.int8).reshape(-1).tolist()
@@ -84,31 +80,25 @@ class OnnxConstants:
             tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(value), key))
 
     def scale(self, key: str, factor: float) -> None:
-        """Multiply a constant, by its scale if it holds codes."""
         name = self._scales.get(key, key)
         value = self.get(name)
         self.put(name, (value * factor).astype(value.dtype))
 
     def shift_zero_point(self, key: str, step: int) -> None:
-        """Add to a zero point."""
         value = self.get(key)
         limits = np.iinfo(value.dtype)
         self.put(key, np.clip(value.astype(int) + step, limits.min, limits.max).astype(value.dtype))
 
     def swap_scales(self, key: str, first: int, second: int) -> None:
-        """Swap two scales of a constant that has one for each channel."""
         name = self._scales.get(key)
         if name is not None and self.get(name).size > max(first, second):
             self.put(name, _swapped(self.get(name), 0, first, second))
 
     def content(self) -> bytes:
-        """Return the model's file."""
         return bytes(self._model.SerializeToString())
 
 
 class TfliteConstants:
-    """Those of a `.tflite` model."""
-
     def __init__(self, content: bytes) -> None:
         self._model = parse(content)
         self._tensors = self._model.subgraphs[0].tensors
@@ -149,7 +139,6 @@ class TfliteConstants:
         return bool(self._data(key).size) and kind in _TFLITE_TYPES and not is_shape
 
     def get(self, key: int) -> Array:
-        """Return a copy of a constant."""
         tensor = self._tensors[key]
         return (
             np.frombuffer(self._data(key).tobytes(), _TFLITE_TYPES[TYPES[tensor.type]])
@@ -158,13 +147,11 @@ class TfliteConstants:
         )
 
     def put(self, key: int, value: Array) -> None:
-        """Replace a constant."""
         tensor = self._tensors[key]
         data = np.ascontiguousarray(value).astype(_TFLITE_TYPES[TYPES[tensor.type]]).tobytes()
         self._model.buffers[tensor.buffer].data = np.frombuffer(data, np.uint8)
 
     def scale(self, key: int, factor: float) -> None:
-        """Multiply a constant, by its scale if it holds codes."""
         scales = self._parameters(key)
         if len(scales) and not TYPES[self._tensors[key].type].startswith("FLOAT"):
             self._tensors[key].quantization.scale = (scales * factor).astype(np.float32)
@@ -172,18 +159,15 @@ class TfliteConstants:
             self.put(key, self.get(key) * factor)
 
     def shift_zero_point(self, key: int, step: int) -> None:
-        """Add to a zero point."""
         quantization = self._tensors[key].quantization
         quantization.zeroPoint = np.clip(np.asarray(quantization.zeroPoint) + step, -128, 127)
 
     def swap_scales(self, key: int, first: int, second: int) -> None:
-        """Swap two scales of a constant that has one for each channel."""
         scales = self._parameters(key)
         if len(scales) > max(first, second):
             self._tensors[key].quantization.scale = _swapped(scales, 0, first, second)
 
     def content(self) -> bytes:
-        """Return the model's file."""
         return bytes(pack(self._model))
 
 

@@ -145,8 +145,6 @@ def packages(source: Subject, backend: str) -> Iterator[tuple[str, PackageDraft]
 
 
 class Signed:
-    """Packages of one form, sound and corrupted, each signed."""
-
     def __init__(self, package: PackageDraft, folder: Path, signer: StatementSigner) -> None:
         self._package, self._signer = package, signer
         self._trust = TrustStore.from_folder(find_keys_folder())
@@ -195,7 +193,6 @@ class Signed:
 
 
 def accuracy(session: Session, samples: Samples) -> float:
-    """Return the share of samples whose class is right."""
     outputs = [next(iter(session.run(feeds).values())) for feeds in samples[0]]
     return float(
         np.mean(
@@ -246,7 +243,6 @@ def check_elsewhere(python: str, paths: Sequence[Path]) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    """Print a row for each model and engine, then those that were missed, then the other environments."""
     parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--engines", nargs="*", default=["ort", "litert"])

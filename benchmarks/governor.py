@@ -151,7 +151,6 @@ class Run:
 
 
 def govern(scenario: Scenario, device: Device) -> Lived:
-    """Let one governor plan for all models of a device."""
     return drive(device, Governor(scenario.limits(0.0), IDLE_W), scenario.seconds, scenario.limits)
 
 
@@ -163,7 +162,6 @@ class Apart:
     governors: dict[str, Governor]
 
     def tick(self, now_s: float, readings: Readings, seen: Mapping[str, Seen]) -> Decisions:
-        """As `Governor.tick`."""
         decisions: Decisions = {}
         for name, governor in self.governors.items():
             governor.limits = self.limits
@@ -172,7 +170,6 @@ class Apart:
 
 
 def govern_apart(scenario: Scenario, device: Device) -> Lived:
-    """Let each model have a governor of its own."""
     limits = scenario.limits(0.0)
     apart = Apart(limits, {name: Governor(limits, IDLE_W) for name in device.engines})
     return drive(device, apart, scenario.seconds, scenario.limits)
@@ -204,7 +201,6 @@ def list_fixed(scenario: Scenario) -> dict[str, Way]:
 
 
 def judge(scenario: Scenario, what: str, lived: Sequence[Second], decisions: Sequence[Decisions]) -> Run:
-    """Return the figures of one run."""
     over, under = _errors(scenario, lived, decisions)
     steady = [
         second
@@ -315,7 +311,6 @@ def line(scenario: str, name: str, run: Run) -> str:
 
 
 def show(scenario: Scenario, governed: Sequence[Run], fixed: Sequence[Run], *, everything: bool) -> None:
-    """Print the rows of one scenario."""
     held = sum(run.holds for run in fixed)
     title = f"{scenario.name} ({held} of {len(fixed)} fixed hold)" if fixed else scenario.name
     rows = [(run.what, run) for run in governed]

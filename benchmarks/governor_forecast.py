@@ -44,7 +44,6 @@ class Lived:
 
 
 def live(arrivals: list[float], setting: ModelSetting, profile: Profile, chance: random.Random) -> Lived:
-    """Return how long the requests took in one setting."""
     hold_s = profile.hold_s if setting.batch > 1 else 0.0
     free_s, at, latencies, runs = 0.0, 0, [], []
     while at < len(arrivals):
@@ -91,7 +90,6 @@ def compare(seconds: float, seed: int) -> dict[tuple[bool, int, int], list[float
 
 
 def main() -> None:
-    """Print the table."""
     parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=1500.0, help="simulated, of each setting")
     parser.add_argument("--seed", type=int, default=1)

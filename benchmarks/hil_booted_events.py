@@ -76,7 +76,6 @@ def run_events(names: Sequence[str], count: int, seconds: float) -> tuple[list[O
 
 
 def main() -> int:
-    """Print a table; 0 when the right version served after each event."""
     parser = make_parser(__doc__)
     parser.add_argument("--count", type=int, default=200, help="events; default: %(default)s")
     parser.add_argument(

@@ -25,13 +25,10 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """A fresh environment that holds edgekit."""
-
     python: Path
     site_packages: Path
 
     def packages(self) -> list[str]:
-        """Names of the installed distributions, edgekit included."""
         return sorted(info.name.split("-")[0] for info in self.site_packages.glob("*.dist-info"))
 
     def bytes_by_folder(self, within: str = "") -> Counter[str]:
@@ -137,7 +134,6 @@ def _shown(made: Install) -> str:
 
 
 def main() -> None:
-    """Measure each kind named on the command line (default: all)."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         wheels = build_wheels(folder)

@@ -58,17 +58,14 @@ def gamma(mean: float, shape: float) -> Changes:
 
 
 def lognormal(mean: float, sigma: float) -> Changes:
-    """Return losses with a heavy tail."""
     return lambda draw, count: np.clip(mean * draw.lognormal(-(sigma**2) / 2, sigma, count), 0, 1)
 
 
 def in_pixels(changes: Changes, pixels: int = 4096) -> Changes:
-    """Return the same losses as shares of whole pixels."""
     return lambda draw, count: draw.binomial(pixels, np.clip(changes(draw, count), 0, 1)) / pixels
 
 
 def none(_draw: np.random.Generator, count: int) -> Array:
-    """Return no changes."""
     return np.zeros(count)
 
 
@@ -196,7 +193,6 @@ def mean_scores(changes: Changes, draw: np.random.Generator, count: int) -> Scor
 
 
 def judge(scores: Scores, limit: float, tally: Tally) -> None:
-    """Add what the rule makes of one draw."""
     limits = Budget({"drop": limit})
     rest = {"size": 1.0, "memory": 1.0, "energy": 1.0}
     measured = [
@@ -261,7 +257,6 @@ def run_cell(metric: str, changes: Changes, count: int, limit: float, draws: int
 
 
 def main() -> None:
-    """Print a row for each metric, shape, number of samples, without and with copies."""
     parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="*", help="metrics", choices=(*MEANS, *SETS))
     parser.add_argument("--counts", nargs="*", type=int, default=COUNTS)

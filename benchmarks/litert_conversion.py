@@ -38,8 +38,6 @@ HEADS = (
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one model."""
-
     model: PublicModel
     source_bytes: int
     inputs: str
@@ -55,7 +53,6 @@ class Row:
         return self.parity is not None and not self.parity.ok
 
     def line(self) -> str:
-        """The row in Markdown."""
         cells = [self.model.name, self.model.origin, f"{self.source_bytes:,}", self.inputs, self.result]
         if self.content is None or self.parity is None:
             cells += ["", "", "", ""]
@@ -67,7 +64,6 @@ class Row:
 
 
 def operators(content: bytes) -> Counter[str]:
-    """How often each operator occurs in a TFLite file."""
     from ai_edge_litert import schema_py_generated as schema
 
     names = {code: name for name, code in vars(schema.BuiltinOperator).items() if isinstance(code, int)}
@@ -78,7 +74,6 @@ def operators(content: bytes) -> Counter[str]:
 
 
 def measure(public: PublicModel) -> Row:
-    """Convert one model and compare it."""
     path = public.path()
     before = hashlib.sha256(path.read_bytes()).hexdigest()
     size = path.stat().st_size

@@ -49,7 +49,6 @@ def try_once(content: bytes, options: LiteRtOptions) -> int:
 
 
 def main() -> None:
-    """Print one row for each model, with and without XNNPACK."""
     parser = make_parser(__doc__)
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--trials", type=int, default=300)
@@ -70,7 +69,6 @@ def main() -> None:
 
 
 def run_apart(content: bytes, options: LiteRtOptions) -> str:
-    """Return what happened in a process of its own."""
     child = os.fork()
     if not child:
         code = 70

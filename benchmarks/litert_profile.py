@@ -40,8 +40,6 @@ class Layout(ctypes.Structure):
 
 
 class TensorType(ctypes.Structure):
-    """LiteRtRankedTensorType."""
-
     _fields_ = (("element", ctypes.c_int), ("layout", Layout))
 
 
@@ -121,7 +119,6 @@ class Profiled:
         self._engine.call("UnlockTensorBuffer", buffer)
 
     def run(self) -> list[tuple[str, float]]:
-        """Operators of one inference in order, with their microseconds."""
         sides = [one for side in (self._inputs, self._outputs) for one in (ctypes.c_size_t(len(side)), side)]
         self._engine.call("RunCompiledModel", self._model, ctypes.c_size_t(0), *sides)
         for step in ("ResetProfiler", "StartProfiler"):
@@ -137,7 +134,6 @@ class Profiled:
 
 
 def kind_of(operator: str) -> str:
-    """What an operator is counted as."""
     last = operator.split()[-1]
     return _KINDS.get(last, "conversion to codes and back" if operator.startswith("Convert") else "the rest")
 

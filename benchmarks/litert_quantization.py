@@ -85,8 +85,6 @@ def for_input(path: Path, name: str) -> Path:
 
 
 class Renamed:
-    """A session whose only input has another name."""
-
     def __init__(self, session: LiteRtSession, name: str) -> None:
         self._session, self._name = session, name
         self._inner = session.inputs[0].name

@@ -14,7 +14,6 @@ from edgekit_runtime.errors import EdgekitError
 
 
 def main() -> None:
-    """Plan the models and print what each came to."""
     parser = make_parser(__doc__)
     parser.add_argument("--models", type=int, default=117)
     parser.add_argument("--seed", type=int, default=0)

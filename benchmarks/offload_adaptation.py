@@ -77,7 +77,6 @@ class Rule:
         return min(self._plans, key=lambda one: predict_s(self._plans[one], Conditions(self._link)))
 
     def note(self, found: Mapping[str, Any]) -> None:
-        """Take what a request took."""
         plan = self._plans[found["plan"]]
         if plan.tail is None or "error" in found:
             return
@@ -91,7 +90,6 @@ class Rule:
 
 
 def main() -> None:
-    """Measure, print and write."""
     parser = make_parser(__doc__)
     parser.add_argument("--requests", type=int, default=12, help="of each rule on each step")
     parser.add_argument("--trace", choices=list(TRACE_KINDS), help="instead of the three steps")
@@ -144,7 +142,6 @@ def make_two(images: NDArray[np.uint8]) -> bytes:
 
 
 def calibrate(bench: ProductBench) -> dict[float, dict[str, float]]:
-    """Return the median time of each plan on each link."""
     medians: dict[float, dict[str, float]] = {}
     for mbit_s in dict.fromkeys(STEPS_MBIT_S):
         bench.set_link(mbit_s, RTT_MS)
@@ -156,7 +153,6 @@ def calibrate(bench: ProductBench) -> dict[float, dict[str, float]]:
 
 
 def run_steps(bench: ProductBench, rule: Rule, requests: int) -> list[dict[str, Any]]:
-    """Return the requests of a rule over all steps."""
     bench.set_link(STEPS_MBIT_S[0], RTT_MS)
     if rule.name == EDGEKIT:
         bench.order("wait_for_server", name=ALL, seconds=START_LIMIT_S)
@@ -174,7 +170,6 @@ def run_steps(bench: ProductBench, rule: Rule, requests: int) -> list[dict[str, 
 def follow(
     bench: ProductBench, plans: Mapping[str, OffloadPlan], trace: Sequence[TraceStep]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the requests of each rule along a trace."""
     best = {
         one.up_mbit_s: min(plans, key=lambda name: predict_s(plans[name], Conditions(link)))
         for one in trace
@@ -205,7 +200,6 @@ def run_trace(bench: ProductBench, rule: Rule, trace: Sequence[TraceStep]) -> li
 
 
 def set_step(bench: ProductBench, step: TraceStep) -> None:
-    """Make the link that of a second of a trace."""
     if step.up_mbit_s:
         bench.testbed.set_link(up_mbit_s=step.up_mbit_s, down_mbit_s=step.down_mbit_s, rtt_ms=step.rtt_ms)
     else:
@@ -252,7 +246,6 @@ def show(
     rows: Mapping[str, Any],
     seconds: float,
 ) -> None:
-    """Print the tables."""
     print(f"{label}; before: {load}; after: {describe_load()}; {seconds:.0f} s")
     for mbit_s, each in medians.items():
         print(f"{mbit_s:g} Mbit/s: " + ", ".join(f"{name} {one * 1e3:.0f} ms" for name, one in each.items()))

@@ -53,7 +53,6 @@ class EmulatedBench:
 
     @property
     def url(self) -> str:
-        """Address of the server, as the device reaches it."""
         host, port = self.testbed.reach(PORT)
         return f"https://{host}:{port}"
 
@@ -80,19 +79,16 @@ class EmulatedBench:
         self._lines = self._open.enter_context(connection).makefile("rw", encoding="ascii")
 
     def begin(self, do: str, **what: Any) -> None:
-        """Give the device an order."""
         self._lines.write(f"{json.dumps({'do': do, **what})}\n")
         self._lines.flush()
 
     def end(self) -> Any:
-        """Return what came of the order."""
         line = self._lines.readline()
         if not line:
             raise SystemExit("the device ended")
         return json.loads(line)
 
     def order(self, do: str, **what: Any) -> Any:
-        """Give the device an order and return its answer."""
         self.begin(do, **what)
         return self.end()
 
@@ -135,7 +131,6 @@ class OffloadBench(EmulatedBench):
         )
 
     def start_device(self, timeout_s: float = 60.0) -> None:
-        """Start the device's process and connect it to the service."""
         self.start_program("workload_device.py")
         ca_file = str(self.folder / "server.pem")
         self.order("connect", address=self.url, token=TOKEN, ca_file=ca_file, timeout_s=timeout_s)

@@ -82,7 +82,6 @@ CASES = {
 
 
 def main() -> None:
-    """Plan, load, print and write."""
     parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--seconds", type=float, default=4.0, help="of each trial")
@@ -97,7 +96,6 @@ def main() -> None:
 
 
 def run_case(name: str, case: Case, seconds: float, rate: float) -> dict[str, Any]:
-    """Plan a case and measure it."""
     content, feeds = workload_models.efficientnet()
     grid = Grid((LINK.up_bits_per_s / 1e6,), (LINK.rtt_s * 1e3,))
     limits = {**case.limits, "objective": "capacity", "requests_per_s": rate}
@@ -132,7 +130,6 @@ def run_case(name: str, case: Case, seconds: float, rate: float) -> dict[str, An
 
 
 def time_locally(content: bytes, feeds: Sequence[Feeds], share: float) -> float:
-    """Return the time of the whole model on the device."""
     graph = RunnableGraph(content, {"threads": 1}, inputs=feeds[0])
     return time_models(Machine.parse(f"local@{share:.0%}"), [graph], seconds=2)[0].seconds
 
@@ -235,7 +232,6 @@ def fixed_s(way: PlannedWay) -> float:
 
 
 def show(found: Mapping[str, Any]) -> None:
-    """Print the table of a case."""
     print(f"\n## {found['case']}: {found['setting']}; limit {found['limit_ms']:.0f} ms")
     rows = []
     for row in found["rows"]:

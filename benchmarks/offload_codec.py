@@ -140,7 +140,6 @@ def _packaged(subject: works.Subject, folder: Path) -> Subject:
 
 
 def measure(subject: Subject) -> Iterator[Row]:
-    """Yield one row for each cut and coding of a model."""
     whole = SourceModel(subject.content)
     session = OrtSession(subject.content, dataclasses.replace(OPTIONS, weights=None))
     step = BATCH if isinstance(session.inputs[0].shape[0], str) else 1
@@ -194,8 +193,6 @@ def find_cuts(whole: SourceModel, count: int) -> list[tuple[frozenset[int], Spli
 
 
 class Halves:
-    """Head and tail of a cut, opened."""
-
     def __init__(self, split: SplitModels, weights: bytes) -> None:
         assert split.head is not None
         self._sent = [spec.name for spec in split.sent]
@@ -203,12 +200,10 @@ class Halves:
         self._input = split.head.inputs[0].name
 
     def run(self, samples: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-        """Return the outputs of the model."""
         made = self._head.run({self._input: samples})
         return self._tail.run({name: made[name] for name in self._sent})
 
     def body(self, sample: NDArray[np.float32]) -> bytes:
-        """Return what is sent for a sample."""
         made = self._head.run({self._input: sample})
         return b"".join(made[name].tobytes() for name in self._sent)
 
@@ -239,7 +234,6 @@ def _median_ms(session: OrtSession, feeds: dict[str, Any]) -> float:
 
 
 def print_row(row: Row) -> None:
-    """Print a line of the table."""
     print(
         f"{row.model:23} {row.sent[-28:]:28} {row.coding:6}"
         f" {row.change_points:+6.2f} of {100 / row.samples:4.2f} {row.expected_points:+7.3f}"
@@ -266,7 +260,6 @@ def print_summary(coding: str, rows: list[Row]) -> None:
 
 
 def main() -> None:
-    """Measure, print the table, write JSON."""
     parser = make_parser(__doc__)
     parser.add_argument("--only", default="", help="measure this model")
     parser.add_argument("--json", type=Path, help="file for the results")

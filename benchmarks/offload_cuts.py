@@ -53,7 +53,6 @@ class Peer:
     worst: float = 1.0
 
     def add(self, cost: float, best: float) -> None:
-        """Count a placement."""
         self.settings += 1
         if not np.isfinite(cost):
             self.infeasible += 1
@@ -70,7 +69,6 @@ def search(graph: KernelGraph, costs: Costs) -> float | None:
 
 
 def compare(graph: KernelGraph, costs: Costs, best: float, peers: dict[str, Peer]) -> None:
-    """Run the methods for two tiers on one graph."""
     peers["edgekit, 2 tiers"].add(Cuts(graph).cheapest(costs).cost, best)
     peers["linear split (Neurosurgeon)"].add(cut_linearly(graph, costs), best)
     peers["DADS as printed"].add(cut_by_dads(graph, costs, is_corrected=False)[0], best)
@@ -156,7 +154,6 @@ def run_real(models: list[Path]) -> tuple[list[dict[str, Any]], dict[str, Peer]]
 
 
 def show(title: str, peers: dict[str, Peer]) -> None:
-    """Print a table."""
     print()
     print_head(title, "equal to exhaustive search", "cannot run", "worst that runs, x best")
     for name, peer in peers.items():
@@ -165,7 +162,6 @@ def show(title: str, peers: dict[str, Peer]) -> None:
 
 
 def main() -> None:
-    """Run everything."""
     parser = make_parser(__doc__)
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--graphs", type=int, default=10_000)

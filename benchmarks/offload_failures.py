@@ -67,7 +67,6 @@ OVERLOADED, HEDGING = "overloaded", "hedging"
 
 
 def main() -> None:
-    """Measure, print and write."""
     parser = make_parser(__doc__)
     parser.add_argument("--trials", type=int, default=10, help="of each fault")
     kinds = (*FAULTS, OVERLOADED, HEDGING)
@@ -105,7 +104,6 @@ def main() -> None:
 
 
 def offloaded(bench: ProductBench) -> list[dict[str, Any]]:
-    """Return requests while all is well."""
     bench.order("wait_for_server", name=ALL, seconds=RECOVERY_S)
     found: list[dict[str, Any]] = bench.order("run", name=ALL, count=20)
     return found
@@ -195,7 +193,6 @@ def compare_hedging(bench: ProductBench) -> dict[str, Any]:
 def summarise(
     kind: str, records: Sequence[dict[str, Any]], local: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return a row of the table."""
     seconds = np.array([one["s"] for one in records])
     local_s = float(np.median([one["s"] for one in local]))
     limit_s = local_s * 1.3 + 0.02
@@ -222,7 +219,6 @@ def summarise(
 def show(
     label: str, load: str, rows: Sequence[dict[str, Any]], hedging: dict[str, Any], seconds: float
 ) -> None:
-    """Print the tables."""
     print(f"{label}; before: {load}; after: {describe_load()}; {seconds:.0f} s")
     keys = (
         "kind",

@@ -19,7 +19,6 @@ _LEVELS = 4  # limits that are tried on each graph, from tight to loose
 
 
 def main() -> None:
-    """Compare, and print how many settings missed a cut, cost more, or got worse by a looser limit."""
     parser = make_parser(__doc__)
     parser.add_argument("--graphs", type=int, default=110)
     parser.add_argument("--seed", type=int, default=12)

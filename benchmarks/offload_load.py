@@ -14,7 +14,6 @@ from edgekit_runtime.system.child_process import end_with_parent
 
 
 def main() -> None:
-    """Ask until the process is ended."""
     end_with_parent()
     url, token, ca_file, connections = sys.argv[1:]
     with Client(url, token=token, ca_file=ca_file) as client:

@@ -52,7 +52,6 @@ def write_planned(folder: Path) -> Path:
 
 
 def time_turn(session: Session, feeds: dict[str, Any]) -> list[float]:
-    """Return the times of the requests of one turn in seconds."""
     found = []
     for _ in range(TURN):
         began_s = time.perf_counter()
@@ -62,7 +61,6 @@ def time_turn(session: Session, feeds: dict[str, Any]) -> list[float]:
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Return the times of both sessions in microseconds."""
     os.environ["EDGEKIT_HOME"] = str(folder / "home")
     os.environ["EDGEKIT_CACHE"] = str(folder / "cache")
     package = write_planned(folder)
@@ -91,7 +89,6 @@ def measure(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print a table, and write the JSON."""
     parser = make_parser(__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     arguments = parser.parse_args()

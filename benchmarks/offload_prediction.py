@@ -71,7 +71,6 @@ GOALS: Final = {"whole-model candidates": "<= 3", "cuts": "<= 5"}
 
 
 def main() -> None:
-    """Measure, print and write."""
     parser = make_parser(__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--quick", action="store_true")
@@ -96,7 +95,6 @@ def main() -> None:
 def measure(
     models: Sequence[str], bandwidths: Sequence[float], rtts: Sequence[float], seconds: float
 ) -> dict[str, Any]:
-    """Plan models and measure all ways at all settings."""
     began_s, load = time.monotonic(), describe_load()
     cells: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
@@ -131,7 +129,6 @@ def measure(
 
 
 def probe_link(bench: ProductBench) -> LinkState:
-    """Return the link as the device measures it."""
     certificate = str(bench.folder / "server.pem")
     found = bench.order("probe", server=bench.url, token=TOKEN, ca_file=certificate)
     up, down = found["up_bits_per_s"], found["down_bits_per_s"]
@@ -248,12 +245,10 @@ def compare(row: Mapping[str, Any], other: Mapping[str, Any]) -> float:
 
 
 def error(row: Mapping[str, Any]) -> float:
-    """Return the error of a prediction."""
     return abs(float(row["predicted_ms"]) / float(row["measured_ms"]) - 1)
 
 
 def kind_of(row: Mapping[str, Any]) -> str:
-    """Return local, upload or cut."""
     if row["way"] == LOCAL:
         return LOCAL
     return CUT if row["way"].startswith(CUT) else "upload"
@@ -302,7 +297,6 @@ def find_errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 
 def show(found: Mapping[str, Any]) -> None:
-    """Print the tables."""
     cells, summary = found["cells"], found["summary"]
     print(f"{found['label']}; before: {found['load']}; after: {describe_load()}")
     print_table(

@@ -164,14 +164,12 @@ def plan_whole(name: str, content: bytes, rows: Array, folder: Path, share: floa
 
 
 def sign_plans(whole: Path, splits: Mapping[str, SplitModels], table: CutTable, folder: Path) -> Path:
-    """Sign a package with plans."""
     folder.mkdir()
     with read_package(whole, TrustStore.from_folder(find_keys_folder())) as package:
         return attach_plans(package, splits, table, folder=folder, sign=load_signer())
 
 
 def first_input(content: bytes) -> str:
-    """Return the name of the only input."""
     graph = onnx.load_from_string(content).graph
     weights = {one.name for one in graph.initializer}
     (given,) = [one.name for one in graph.input if one.name not in weights]
@@ -235,7 +233,6 @@ class ProductBench(EmulatedBench):
         self.server = self.start_server([*command, *(str(one.packages[ALL]) for one in planned)])
 
     def start_device(self) -> None:
-        """Set the server on the device, and start its application."""
         argv = [sys.executable, "-m", "edgekit_runtime.cli", "offload", "server", self.url]
         argv += ["--token-file", str(self.folder / "token"), "--ca-file", str(self.folder / "server.pem")]
         ended = run_program(argv, (), START_LIMIT_S, 1 << 16)
@@ -250,7 +247,6 @@ class ProductBench(EmulatedBench):
         self.order("load", packages=packages, local=local, rows=rows, is_exact=is_exact)
 
     def set_link(self, mbit_s: float, rtt_ms: float) -> None:
-        """Change the link."""
         self.testbed.set_link(up_mbit_s=mbit_s, down_mbit_s=mbit_s, rtt_ms=rtt_ms)
 
 
@@ -260,6 +256,5 @@ def use_folder(folder: Path) -> None:
 
 
 def describe_load() -> str:
-    """Return how loaded this machine is, which every figure depends on."""
     one, five, _ = os.getloadavg()
     return f"load average {one:.1f} (1 min), {five:.1f} (5 min) on {os.cpu_count()} cores"

@@ -160,7 +160,6 @@ def leave_network() -> None:
 
 
 def start_servers(folder: Path, stack: contextlib.ExitStack, *, with_ray: bool) -> dict[str, int]:
-    """Start all servers; return their ports."""
     peers = {PEER_NAME: (make_environment("starlette", PEER, "0.3 GB"), "serve_starlette.py")}
     if with_ray:
         peers[RAY_NAME] = make_environment("ray", RAY, "0.6 GB"), "serve_ray.py"
@@ -180,7 +179,6 @@ def start_servers(folder: Path, stack: contextlib.ExitStack, *, with_ray: bool) 
 
 
 def wait_for_answer(port: int) -> None:
-    """Return when a server answers for a model."""
     model, values = WORKS["4 kB up, 4 kB back"]
     ask, limit_s = (
         ask_by_client(port, model, np.zeros((1, values), np.float32)),
@@ -195,7 +193,6 @@ def wait_for_answer(port: int) -> None:
 
 
 def measure_work(folder: Path, ports: dict[str, int], work: str, rounds: int) -> list[dict[str, Any]]:
-    """The rows of the table for one model."""
     model, values = WORKS[work]
     row = np.random.default_rng(1).normal(size=(1, values)).astype(np.float32)
     asks: dict[tuple[str, str], Ask] = {}
@@ -229,7 +226,6 @@ def compare_turns(ours: dict[str, Any], peer: dict[str, Any], floor: dict[str, A
 
 
 def main() -> None:
-    """Print a table, and write JSON where asked to."""
     parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--ray", action="store_true")

@@ -126,7 +126,6 @@ WORKLOADS = {
 
 
 def main() -> None:
-    """Plan, measure, print and write; or merge what was written."""
     parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--seconds", type=float, default=3.0, help="of each setting")
@@ -286,7 +285,6 @@ def few_ways(ways: Sequence[PlannedWay], settings: Sequence[Conditions], per_s: 
 
 
 def is_faithful(answers_changed: float | None) -> bool:
-    """Return whether a way changes few answers."""
     return answers_changed is None or answers_changed <= FEW_CHANGED
 
 
@@ -316,7 +314,6 @@ def start(bench: OffloadBench, ways: Sequence[PlannedWay], feeds: Sequence[Feeds
 
 
 def describe(way: PlannedWay, predicted_ms: float, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the row of a way at a setting."""
     costs = way.plan.costs
     row: dict[str, Any] = {
         "way": way.name, "kind": way.kind, "predicted_ms": predicted_ms if predicted_ms < 1e9 else None,
@@ -356,7 +353,6 @@ def compare(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def by_p50(row: Mapping[str, Any]) -> float:
-    """Return the median of a row that was measured."""
     return float(row["p50_ms"])
 
 
@@ -375,7 +371,6 @@ def pays_range(result: PlanningResult, rtt_ms: float, slowdown: float) -> str:
 
 
 def show(found: Mapping[str, Any]) -> None:
-    """Print the tables of one workload."""
     print(f"\n## {found['workload']}: {found['setting']}\n{found['label']}; load {found['load']:.1f}\n")
     print_table(
         ["device", "Mbit/s", "way", "sends, B", "on device, ms", "on server, ms", "predicted, ms", "p50, ms",
@@ -418,7 +413,6 @@ def print_peers(found: Mapping[str, Any]) -> None:
 
 
 def summarise(found: Sequence[Mapping[str, Any]]) -> None:
-    """Print one row for each setting of each workload."""
     print_table(
         ["workload", "device", "Mbit/s", "best whole-model way", "ms", "best split", "ms", "ratio",
          "ratio where answers stay"],
@@ -438,7 +432,6 @@ def summarise(found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def format_figure(value: float | None) -> str:
-    """Return a figure with four digits, or a dash."""
     return "-" if value is None else f"{value:.4g}"
 
 

@@ -90,7 +90,6 @@ def save_optimised(source: Path, path: Path, level: str) -> None:
 
 
 def measure(path: Path, options: str) -> dict[str, float]:
-    """Return the figures of one fresh process."""
     command = [sys.executable, "-c", CHILD, str(path), options]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     figures: dict[str, float] = json.loads(done.stdout)
@@ -98,7 +97,6 @@ def measure(path: Path, options: str) -> dict[str, float]:
 
 
 def compare(source: Path, folder: Path) -> None:
-    """Print one row for each way to load a model."""
     ways: dict[str, tuple[Path, str]] = {
         "as it is": (source, "{}"),
         "without arena": (source, '{"arena": false}'),
@@ -123,7 +121,6 @@ def compare(source: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    """Compare the models named on the command line, or the usual ones."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         models = [Path(argument) for argument in sys.argv[1:]]

@@ -105,12 +105,10 @@ class PlannedWay:
 
     @property
     def name(self) -> str:
-        """The name of its plan."""
         return self.plan.name
 
     @property
     def tail_name(self) -> str | None:
-        """The name of the tail on the server."""
         if self.tail is None:
             return None
         content = self.tail + repr(sorted(self.plan.media.items())).encode()
@@ -217,7 +215,6 @@ class Planned:
 
 
 def one_core() -> Machine:
-    """Return the server: one core of this machine, as the emulated server has."""
     core = str(min(os.sched_getaffinity(0)))
     return Machine("local, one core", ("taskset", "-c", core, sys.executable, "-m", "edgekit_runtime.cli"))
 
@@ -225,7 +222,6 @@ def one_core() -> Machine:
 def open_way(
     way: Candidate, content: bytes, feeds: Sequence[Feeds], splits: Mapping[str, SplitModels]
 ) -> PlannedWay:
-    """Return a way with its parts."""
     if way.plan.tail is None:
         return PlannedWay(way.plan, way.kind, content, None)
     split = splits.get(way.name) or code_upload(way, content, feeds)

@@ -84,7 +84,6 @@ class PublicModel:
 
     @property
     def origin(self) -> str:
-        """Where the model is from, for the table."""
         if isinstance(self.source, Wheel):
             return f"PyPI {self.source.requirement}"
         return ORIGINS[self.source]

@@ -67,8 +67,6 @@ class Subject:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one model for one engine."""
-
     model: str
     inputs: str
     engine: str
@@ -78,7 +76,6 @@ class Row:
     verdict: Verdict | None = None
 
     def cell(self) -> str:
-        """The row in one cell of the table."""
         if self.failed:
             return f"**FAILED**: {self.result}"
         if self.verdict is None:
@@ -89,7 +86,6 @@ class Row:
 
 @contextlib.contextmanager
 def prepared(public: PublicModel) -> Iterator[Subject]:
-    """The model as a file, and its samples as files."""
     path = public.path()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -117,7 +113,6 @@ def write_samples(path: Path, feeds: Sequence[Feeds], *, stacked: bool) -> None:
 
 
 def measure(subject: Subject, engine: str, given: Sequence[str]) -> Row:
-    """Package for one engine, and judge what came of it."""
     before = digest(subject.path)
     inputs = "none" if subject.samples is None else subject.samples.kind
     with tempfile.TemporaryDirectory() as name:
@@ -175,7 +170,6 @@ def packaged(subject: Subject, engine: str, report: dict[str, Any], folder: Path
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

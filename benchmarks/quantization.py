@@ -122,7 +122,6 @@ def run_tool(tool: str, command: Command) -> tuple[Row, str]:
 
 
 def run_peer(tool: str, command: Command, model: Path) -> Made:
-    """Run a peer that writes one ONNX model."""
     row, _ = run_tool(tool, [*command, model])
     if row.note:
         return row, None
@@ -155,7 +154,6 @@ def run_edgekit(subject: Subject, work: Work, budget: str, folder: Path, *, blin
 
 
 def run_peers(model: Path, calibration: Path, folder: Path, *, quick: bool) -> list[Made]:
-    """All peers on one model."""
     ort: Command = [sys.executable, HERE / "peers" / "ort_static.py"]
     given: Command = [model, calibration]
     made = [run_peer("onnxruntime, defaults", [*ort, *given], folder / "ort.onnx")]
@@ -173,7 +171,6 @@ def run_peers(model: Path, calibration: Path, folder: Path, *, quick: bool) -> l
 
 
 def best_per_channel(rows: Sequence[Row]) -> float:
-    """The best score of per-channel PTQ; 0 where there is none."""
     return max((row.figures.get("score", 0.0) for row in rows if PER_CHANNEL in row.tool), default=0.0)
 
 
@@ -225,7 +222,6 @@ def time_together(judge: Judge, made: Sequence[Made], limits: LatencyLimits) -> 
 
 
 def markdown(results: Sequence[Result], host: Mapping[str, str | float]) -> str:
-    """The tables of docs/benchmarks/quantization.md."""
     parts = ["Taken on: " + ", ".join(f"{name} {value}" for name, value in host.items()) + "."]
     for result in results:
         lines = [f"`{result.work}`, {result.samples}; score: {result.metric}", ""]

@@ -73,7 +73,6 @@ class Question:
 
     @property
     def wire(self) -> bytes:
-        """The whole request."""
         lines = f"POST {self.path} HTTP/1.1\r\nHost: localhost\r\n{self.head}"
         return f"{lines}Content-Length: {len(self.body)}\r\n\r\n".encode() + self.body
 
@@ -95,7 +94,6 @@ def oip_binary(values: bytes) -> Question:
 
 
 def oip_json(values: list[float]) -> Question:
-    """An OIP request in JSON."""
     tensor = {"name": INPUT, "shape": SHAPE, "datatype": "FP32", "data": values}
     return Question("/v2/models/small/infer", JSON_HEAD, json.dumps({"inputs": [tensor]}).encode())
 
@@ -170,7 +168,6 @@ class Running:
         self.process.wait()
 
     def connect(self, timeout_s: float) -> socket.socket:
-        """A connection; an OSError where there is none."""
         connection = socket.create_connection(("127.0.0.1", self.port), timeout_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
@@ -185,7 +182,6 @@ class Running:
         return connection
 
     def answers(self, timeout_s: float) -> bool:
-        """Whether it answers the question with 200."""
         try:
             with self.connect(timeout_s) as connection:
                 return ask(connection, self.server.question.wire)
@@ -193,7 +189,6 @@ class Running:
             return False
 
     def processes(self) -> Iterator[int]:
-        """Ids of all its processes."""
         pending = [self.process.pid]
         while pending:
             yield (parent := pending.pop())
@@ -302,7 +297,6 @@ def measure_added(running: Running, values: NDArray[np.float32], seconds: float)
 
 
 def measure_throughput(running: Running, seconds: float, cpus: set[int]) -> tuple[float, str]:
-    """Right answers per second to 16 connections, and what went wrong."""
     question = running.server.question
     with tempfile.TemporaryDirectory() as folder:
         body, script = Path(folder, "body"), Path(folder, "post.lua")
@@ -336,7 +330,6 @@ def measure_return(running: Running) -> float | None:
 
 
 def measure(server: Server, values: NDArray[np.float32], seconds: float) -> str:
-    """A row of the table."""
     first, second = sorted(os.sched_getaffinity(0))[:2]
     everywhere = os.sched_getaffinity(0)
     with Running(server, {first}) as running:

@@ -49,19 +49,15 @@ Attack = Callable[["Target", threading.Event], None]
 
 
 class Target:
-    """The service under attack."""
-
     def __init__(self, folder: Path, service: Service) -> None:
         self.port, self.path = service.port, service.path
         self._context = ssl.create_default_context(cafile=str(folder / "cert.pem"))
 
     def connect(self) -> ssl.SSLSocket:
-        """Return a TLS connection after its handshake."""
         raw = socket.create_connection(("127.0.0.1", self.port), 10)
         return self._context.wrap_socket(raw, server_hostname="127.0.0.1")
 
     def connect_unix(self) -> socket.socket:
-        """Return a connection over the Unix socket."""
         client = socket.socket(socket.AF_UNIX)
         client.settimeout(30)
         client.connect(self.path)
@@ -82,7 +78,6 @@ class Target:
 
 
 def reset(target: Target, over: threading.Event) -> None:
-    """Reset connections right after their handshake."""
     while not over.is_set():
         for _ in range(CLIENTS):
             client = target.connect()
@@ -92,7 +87,6 @@ def reset(target: Target, over: threading.Event) -> None:
 
 
 def be_silent(target: Target, over: threading.Event) -> None:
-    """Hold 256 connections after their handshakes."""
     with contextlib.ExitStack() as stack:
         while not over.is_set():
             for _ in range(SILENT):
@@ -137,7 +131,6 @@ def ask_repeatedly(request: dict[str, Any], model: str = "wide") -> Attack:
 
 
 def read_answer(client: socket.socket) -> None:
-    """Take one answer."""
     data = b""
     while b"\r\n\r\n" not in data:
         data += client.recv(1 << 20)
@@ -160,7 +153,6 @@ LOCK_OUTS: Final = ("resets", "silent")
 
 
 def main() -> int:
-    """Measure, print, and return whether the goal was missed."""
     parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
@@ -184,7 +176,6 @@ def write_models(versions: Versions) -> None:
 
 
 def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
-    """Return the figures of all attacks."""
     versions = Versions(folder)
     versions.make(1)
     versions.publish()
@@ -233,7 +224,6 @@ def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def attacking(attack: Attack, target: Target) -> Iterator[None]:
-    """Attack during the block."""
     over = threading.Event()
     thread = threading.Thread(target=attack, args=(target, over), daemon=True)
     thread.start()
@@ -245,7 +235,6 @@ def attacking(attack: Attack, target: Target) -> Iterator[None]:
 
 
 def report(found: dict[str, Any], rounds: int) -> int:
-    """Print a table; return the exit code."""
     misses = len(found["errors"])
     print_head(
         *("attack", "p99 before, us", "during", "during / before, median (all)", "failed"),

@@ -45,7 +45,6 @@ def measure(service: Served, python: Path, arguments: list[str]) -> tuple[str, f
 
 
 def main() -> None:
-    """Print the table."""
     parser = make_parser(__doc__)
     parser.add_argument("--requests", type=int, default=256)
     count = parser.parse_args().requests

@@ -41,7 +41,6 @@ X = np.random.default_rng(0).random(SHAPE, np.float32)
 
 
 def main() -> None:
-    """Measure all and print one JSON object."""
     parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="of the comparison")
     parser.add_argument("--crashes", type=int, default=10)
@@ -87,7 +86,6 @@ def serve(folder: Path, *, standby: bool, rollout: str = "swap") -> AbstractCont
 
 
 def measure_cost(service: Service, seconds: float) -> dict[str, Any]:
-    """Latency and memory of both ways."""
     (worker,) = list_children(service.pid)
     before = os.sched_getaffinity(0)
     with Client(service.path) as one, Client(service.path) as other:
@@ -110,7 +108,6 @@ def measure_cost(service: Service, seconds: float) -> dict[str, Any]:
 def measure_returns(
     service: Service, crashes: int, workers: int, begin: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """Seconds of each return, and how the other model's clients fared."""
     done = threading.Event()
     counts: list[tuple[int, int]] = []
     askers = [threading.Thread(target=_ask_on, args=(service.path, done, counts)) for _ in range(CLIENTS)]
@@ -167,7 +164,6 @@ def _ask_on(path: str, done: threading.Event, counts: list[tuple[int, int]]) -> 
 
 
 def wait_until(condition: Any) -> None:
-    """Wait for at most a minute."""
     end_s = time.monotonic() + 60
     while not condition():
         if time.monotonic() > end_s:

@@ -49,7 +49,6 @@ STARTS = 7
 
 
 def main() -> None:
-    """Measure all and print one JSON object."""
     parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each comparison")
     parser.add_argument("--idle-seconds", type=float, default=20.0)
@@ -108,7 +107,6 @@ def take_turns(ways: dict[str, Callable[[], object]], seconds: float) -> dict[st
 
 
 def measure_small(service: Service, seconds: float) -> dict[str, Any]:
-    """Every way to run the small CNN, against the bare one."""
     bare, own = open_bare(MODEL), OrtSession(MODEL, OrtOptions(threads=1))
     name = own.inputs[0].name
     x = np.random.default_rng(1).random((1, 1, 8, 8), np.float32)
@@ -185,7 +183,6 @@ def compare(times: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def measure_idle(folder: Path, package: Path, python: str, idle_seconds: float) -> dict[str, Any]:
-    """Memory, CPU and time to ready, with the small model alone."""
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
     starts, used = [], []
     for _ in range(STARTS):

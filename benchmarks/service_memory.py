@@ -46,7 +46,6 @@ KINDS = ("Pss", "Rss", "Anonymous")
 
 
 def main() -> None:
-    """Measure all and print one JSON object, MB."""
     parser = make_parser(__doc__)
     parser.add_argument("--device-python", default=sys.executable)
     python = parser.parse_args().device_python

@@ -48,7 +48,6 @@ CONFIG = '[models.small]\nswap = "availability"\n'
 
 
 def main() -> int:
-    """Run all phases, print what was found and return whether a goal was missed."""
     parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="of the soak")
     parser.add_argument("--swaps", type=int, default=1000)
@@ -65,7 +64,6 @@ def main() -> int:
 
 
 def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return all figures."""
     versions = Versions(folder)
     soak_swaps = math.ceil(60 * arguments.minutes / arguments.swap_every)
     versions.make(1 + arguments.swaps + soak_swaps)
@@ -145,7 +143,6 @@ class Versions:
         return f"{self._count}.0.0"
 
     def make(self, count: int, model: bytes = MODEL.read_bytes()) -> None:
-        """Make `count` further versions."""
         for _ in range(count):
             self._last += 1
             feeds, version = {INPUT: self.question[1]}, f"{self._last}.0.0"
@@ -235,7 +232,6 @@ def soak(
 
 
 def report(found: dict[str, Any]) -> None:
-    """Print the findings."""
     print(f"{'phase':13} {'requests':>9} {'failed':>6} {'req/s':>7} {'p50':>8} {'p99':>8} {'max us':>9}")
     for name, phase in found["phases"].items():
         print(

@@ -53,7 +53,6 @@ def prepare(public: PublicModel, folder: Path) -> Path:
 
 
 def write(path: Path, model: bytes, tflite: bytes, feeds: Feeds) -> None:
-    """Write a package of both forms of a model."""
     contents = {"model.onnx": model, "model.tflite": tflite}
     roles = dict.fromkeys(contents, "model")
     for name, array in feeds.items():
@@ -102,12 +101,10 @@ class Measured:
     latencies: dict[str, Latency]
 
     def fastest(self) -> str:
-        """Name of the one with the lowest median."""
         return min(self.latencies, key=lambda name: self.latencies[name].median_s)
 
 
 def measure(path: Path, seconds: float) -> Measured:
-    """Hold one tournament."""
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
         result = hold_tournament(package, find_keys_folder(), seconds=seconds)
     names = dict(zip((entrant.name for entrant in result.entrants), NAMES, strict=True))

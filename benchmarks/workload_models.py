@@ -37,13 +37,11 @@ class GraphBuilder:
         self._draws = np.random.default_rng(seed)
 
     def add(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
-        """Add a node and return the name of its output."""
         name = f"{op.lower()}{len(self.nodes)}.out"
         self.nodes.append(helper.make_node(op, list(inputs), [name], **attributes))
         return name
 
     def weight(self, value: NDArray[Any]) -> str:
-        """Add a constant and return its name."""
         name = f"w{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(value, name))
         return name
@@ -201,7 +199,6 @@ def efficientnet() -> tuple[bytes, list[Feeds]]:
 
 
 def mobilenet() -> tuple[bytes, list[Feeds]]:
-    """Return MobileNet v1 of quarter width, and photographs."""
     return photographed("mobilenet_v1_025")
 
 

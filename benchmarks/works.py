@@ -63,7 +63,6 @@ class Work:
 
     @property
     def vendor_bytes(self) -> int:
-        """Size of the vendor's int8 file."""
         return _shared(f"models/{self.vendor}").stat().st_size
 
 

@@ -106,7 +106,6 @@ def npz_bytes(arrays: dict[str, NDArray[Any]]) -> bytes:
 
 
 def sha256(data: bytes) -> str:
-    """The SHA-256 of the data in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 

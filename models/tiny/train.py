@@ -137,7 +137,6 @@ def fit(name: str, x: Tensor, y: Tensor) -> nn.Sequential:
 
 
 def validate(name: str) -> None:
-    """Print the accuracy of stratified 5-fold cross-validation inside the training part."""
     split = RECIPES[name].load()
     x, y = torch.from_numpy(split.train_x), torch.from_numpy(split.train_y)
     fold = np.empty(len(y), dtype=np.int64)
