@@ -219,9 +219,7 @@ def simulate(gates: Gates, seed: int, samples: int, fault: Mapping[str, float], 
 def print_verdicts(runs: int, samples: int, alpha: float) -> None:
     gates = Gates(**GATES, alpha=alpha, max_duration_s=1e9)  # type: ignore[arg-type]
     print(f"alpha {alpha:g}, {runs} runs of up to {samples} answers each\n")
-    print_head(
-        *("candidate", "load", "promoted", "rolled back", "undecided", "answers to the verdict (median)")
-    )
+    print_head("candidate | load | promoted | rolled back | undecided | answers to the verdict (median)")
     for name, fault in CANDIDATES.items():
         for together in (False, True):
             found = [simulate(gates, seed, samples, fault, together=together) for seed in range(runs)]

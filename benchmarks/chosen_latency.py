@@ -107,10 +107,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--targets", nargs="*", default=list(BACKENDS), choices=list(BACKENDS))
     arguments = parser.parse_args()
-    print_head(
-        *("model", "target", "form", "x float32, modelled", "x float32, measured here", "warned"),
-        "decided by",
-    )
+    print_head("model | target | form | x float32, modelled | x float32, measured here | warned | decided by")
     rows = []
     for subject in list_subjects(arguments.only):
         options = [] if subject.name == "mnist8" else subject.options  # one model has no samples

@@ -69,9 +69,7 @@ def predict_latencies(
         network_s = [there[name].seconds for name in networks]
         device = f"{share:.0%} of one processor" if share < 1 else f"all {measured.machine.cores} processors"
         print(f"\n{measured.machine.engine}, {device}")
-        print_head(
-            *("model", "here, ms", "predicted, ms", "measured, ms", "times as long", "error, %", "spread, %")
-        )
+        print_head("model | here, ms | predicted, ms | measured, ms | times as long | error, % | spread, %")
         errors, fits = [], []
         for name in models:
             fits.append(fit_ratios(list(here[name].networks.values()), network_s, may_share=engine == "ort"))

@@ -73,8 +73,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of models")
     only = parser.parse_args().only
     print_head(
-        *("model (metric, samples, candidates)", "judging samples", "kept", "of them wrong", "not resolved"),
-        *("of them over 1 point", "refused", "estimate alone: ok", "of them wrong"),
+        "model (metric, samples, candidates) | judging samples | kept | of them wrong | not resolved"
+        " | of them over 1 point | refused | estimate alone: ok | of them wrong"
     )
     with tempfile.TemporaryDirectory() as folder:
         os.environ["EDGEKIT_HOME"] = folder

@@ -87,9 +87,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
     arguments = parser.parse_args()
-    print_head(
-        *("kind", "p99 before, us", "during", "ratio, median (all)", "model back, s, worst", "SIGTERM, s")
-    )
+    print_head("kind | p99 before, us | during | ratio, median (all) | model back, s, worst | SIGTERM, s")
     for title in KINDS:
         print(measure(title, arguments.rounds, arguments.seconds), flush=True)
 

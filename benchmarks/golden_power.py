@@ -257,8 +257,7 @@ def main() -> None:
         os.environ["EDGEKIT_HOME"] = folder
         signer, paths = load_signer(), []
         print_head(
-            *("model, engine", "forms", "corruptions", "lose over 5 points", "missed", "caught of all"),
-            "time ratio",
+            "model, engine | forms | corruptions | lose over 5 points | missed | caught of all | time ratio"
         )
         for source in list_subjects(arguments.only):
             if source.work is not None and source.name not in WITH_SAMPLES:

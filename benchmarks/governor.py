@@ -404,8 +404,8 @@ def main() -> None:
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     kept: list[tuple[Scenario, list[Run], list[Run]]] = []
     print_head(
-        *("simulated scenario", "run", "error, steady: over / under", "worst, over", "in time", "accuracy"),
-        *("shed", "changes"),
+        "simulated scenario | run | error, steady: over / under | worst, over | in time | accuracy | shed"
+        " | changes"
     )
     for scenario in SCENARIOS:
         if arguments.only and scenario.name not in arguments.only:

@@ -100,17 +100,8 @@ def install_plainly(kind: str, wheels: Mapping[str, Path], folder: Path) -> Inst
     """
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
     python = folder / "bin" / "python"
-    _run(
-        [
-            *PIP,
-            "--python",
-            str(python),
-            "install",
-            "--find-links",
-            str(wheels["edgekit"].parent),
-            *kind.split(),
-        ]
-    )
+    links = ["--find-links", str(wheels["edgekit"].parent)]
+    _run([*PIP, "--python", str(python), "install", *links, *kind.split()])
     return Install(python, next(folder.glob("lib/python*/site-packages")))
 
 

@@ -31,8 +31,8 @@ from results import print_head
 
 SAMPLES = 3
 HEADS = (
-    *("model", "origin", "ONNX bytes", "inputs", "result", "TFLite bytes", "operators", "transposes"),
-    *("error / range", "seconds"),
+    "model | origin | ONNX bytes | inputs | result | TFLite bytes | operators | transposes | error / range"
+    " | seconds"
 )
 
 
@@ -119,7 +119,7 @@ def compared(source: onnx.ModelProto, content: bytes, feeds: list[Feeds]) -> Par
 
 def main() -> int:
     only = make_public_parser(__doc__).parse_args().only
-    print_head(*HEADS)
+    print_head(HEADS)
     rows = []
     for row in try_models(only, measure):
         rows.append(row)

@@ -226,8 +226,8 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     print_head(
-        *("model", "file", "peak", "estimate", "open_session", "error", "model part: estimate", "measured"),
-        *("service: estimate", "measured", "error"),
+        "model | file | peak | estimate | open_session | error | model part: estimate | measured"
+        " | service: estimate | measured | error"
     )
     for case in cases(options.shared, options.ocr):
         if options.only not in case.name:

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import onnx
 from tests.free_port import free_port
 
 from edgekit_runtime.client.client import Client
@@ -37,8 +36,9 @@ from edgekit_runtime.client.requests import InferOptions, make_template
 from edgekit_runtime.errors import EdgekitError
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from environments import make_environment
+from graphs import GraphBuilder
 from results import machine, make_parser, write_json
-from serving import ROOT, make_model, write_signed
+from serving import ROOT, write_signed
 
 HERE = Path(__file__).resolve().parent
 PEER = ("starlette==0.50.0", "uvicorn[standard]==0.38.0", "onnxruntime==1.24.4", "numpy==2.4.6")
@@ -56,10 +56,12 @@ Ask: TypeAlias = Callable[[], "np.ndarray"]
 
 def write_models(folder: Path) -> None:
     """Write models y[N, 1000] = the first values of x[N, values], as ONNX files and as packages."""
-    limits = {"start": np.array([0]), "end": np.array([OUTPUTS]), "axis": np.array([1])}
-    node, sign = onnx.helper.make_node("Slice", ["x", *limits], ["y"]), load_signer(folder=folder / "keys")
+    sign = load_signer(folder=folder / "keys")
     for name, values in WORKS.values():
-        model = make_model([node], {"x": ["N", values]}, {"y": ["N", OUTPUTS]}, limits)
+        build = GraphBuilder()
+        limits = [build.weight(np.array([value])) for value in (0, OUTPUTS, 1)]  # start, end, axis
+        y = build.add("Slice", ["x", *limits], "y")
+        model = build.model({"x": ("N", values)}, {y: ("N", OUTPUTS)}).SerializeToString()
         (folder / f"{name}.onnx").write_bytes(model)
         row = np.random.default_rng(0).normal(size=(1, values)).astype(np.float32)
         write_signed(folder, name, model, {"x": row}, sign)

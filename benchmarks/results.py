@@ -18,8 +18,9 @@ def make_parser(text: str | None) -> argparse.ArgumentParser:
 
 
 def print_head(*names: str) -> None:
-    """Print the head of a table in Markdown, whose rows come one by one."""
-    print(f"| {' | '.join(names)} |\n{'|---' * len(names)}|", flush=True)
+    """Print the head of a table in Markdown, whose rows come one by one; a name may be several, with bars."""
+    head = " | ".join(names)
+    print(f"| {head} |\n{'|---' * (head.count(' | ') + 1)}|", flush=True)
 
 
 def print_row(*cells: object) -> None:

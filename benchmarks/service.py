@@ -369,8 +369,8 @@ def compare(servers: list[Server], values: NDArray[np.float32]) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         sys.exit("needs two cores: one for the server, one for its clients")
     print_head(
-        *("server", "bare p50 / p99 us", "added p50 us", "added p99 us", "requests/s, 16 clients"),
-        *("on both cores", "return s"),
+        "server | bare p50 / p99 us | added p50 us | added p99 us | requests/s, 16 clients"
+        " | on both cores | return s"
     )
     for server in servers:
         if arguments.only and server.name not in arguments.only:

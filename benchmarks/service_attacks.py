@@ -33,12 +33,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import onnx
 from tests.service.serve_parts import TOKEN, write_certificate
 
+from graphs import GraphBuilder
 from results import make_parser, print_head
 from service_soak import Versions
-from serving import Service, make_model, serving
+from serving import Service, serving
 from soak_clients import asking
 
 CLIENTS: Final = 40
@@ -164,14 +164,12 @@ def main() -> int:
 
 def write_models(versions: Versions) -> None:
     """Write `wide`, y[N, 8400] = x[N, 1] * row, and `first`, the first row of x."""
-    helper, x = onnx.helper, {"x": ["N", 1]}
+    wide, first = GraphBuilder(), GraphBuilder()
     row = np.random.default_rng(1).random((1, WIDTH), np.float32)
-    wide = make_model(
-        [helper.make_node("Mul", ["x", "row"], ["wide"])], x, {"wide": ["N", WIDTH]}, {"row": row}
-    )
-    gather = helper.make_node("Gather", ["x", "zero"], ["first"], axis=0)
-    first = make_model([gather], x, {"first": [1, 1]}, {"zero": np.array([0])})
-    for name, model in (("wide", wide), ("first", first)):
+    wide.add("Mul", ["x", wide.weight(row)], "wide")
+    first.add("Gather", ["x", first.weight(np.array([0]))], "first", axis=0)
+    for name, build, shape in (("wide", wide, ("N", WIDTH)), ("first", first, (1, 1))):
+        model = build.model({"x": ("N", 1)}, {name: shape}).SerializeToString()
         versions.write(name, model, {"x": np.ones((2, 1), np.float32)})
 
 
@@ -237,8 +235,7 @@ def attacking(attack: Attack, target: Target) -> Iterator[None]:
 def report(found: dict[str, Any], rounds: int) -> int:
     misses = len(found["errors"])
     print_head(
-        *("attack", "p99 before, us", "during", "during / before, median (all)", "failed"),
-        "40 clients answered",
+        "attack | p99 before, us | during | during / before, median (all) | failed | 40 clients answered"
     )
     for attack in ATTACKS:
         key = attack.replace(" ", "_")

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.waiting import wait_for
 
 from edgekit_runtime import Client
 from edgekit_runtime.errors import RequestError, TransportError
@@ -116,10 +117,10 @@ def measure_returns(
     returns, refused = [], 0
     with Client(service.path) as client:
         for _ in range(crashes):
-            wait_until(lambda: len(list_children(service.pid)) == workers)
+            wait_for(lambda: len(list_children(service.pid)) == workers)
             time.sleep(2.0)  # so that the one that stands by has loaded the model
             begin()
-            wait_until(lambda: len(list_children(service.pid)) == workers)  # nothing is being verified
+            wait_for(lambda: len(list_children(service.pid)) == workers)  # nothing is being verified
             client.infer("worker", {INPUT: X})
             pid = list_children(service.pid)[0]
             began_s = time.perf_counter()
@@ -161,14 +162,6 @@ def _ask_on(path: str, done: threading.Event, counts: list[tuple[int, int]]) -> 
                 lost += 1
             time.sleep(1e-3)
     counts.append((right, lost))
-
-
-def wait_until(condition: Any) -> None:
-    end_s = time.monotonic() + 60
-    while not condition():
-        if time.monotonic() > end_s:
-            raise SystemExit("the workers did not come back within a minute")
-        time.sleep(0.01)
 
 
 def pss_mb(process: int) -> float:

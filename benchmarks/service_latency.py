@@ -31,16 +31,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 
 from edgekit_runtime import Client
 from edgekit_runtime.client.requests import InferOptions, make_template
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_toolkit.packaging.signing_keys import load_signer
+from graphs import GraphBuilder
 from processes import read_cpu_s, read_memory
 from results import make_parser
-from serving import INPUT, MODEL, SHAPE, Service, make_model, serving, write_signed
+from serving import INPUT, MODEL, SHAPE, Service, serving, write_signed
 
 BLOCK = 50
 HOST = "Host: localhost\r\n"
@@ -67,9 +67,10 @@ def main() -> None:
 
 def write_packages(folder: Path) -> tuple[Path, Path]:
     """Write the packages of the small model and of one that copies a value, which is also there as a file."""
-    node = onnx.helper.make_node("Slice", ["x", "starts", "ends"], ["y"])
-    constants = {"starts": np.zeros(4, np.int64), "ends": np.ones(4, np.int64)}
-    first = make_model([node], {"x": [*LARGE]}, {"y": [1, 1, 1, 1]}, constants)
+    build = GraphBuilder()
+    ends = build.weight(np.zeros(4, np.int64)), build.weight(np.ones(4, np.int64))
+    y = build.add("Slice", ["x", *ends], "y")
+    first = build.model({"x": LARGE}, {y: (1, 1, 1, 1)}).SerializeToString()
     (folder / "first.onnx").write_bytes(first)
     sign, draws = load_signer(folder=folder / "keys"), np.random.default_rng(0)
     return (

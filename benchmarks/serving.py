@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from edgekit_runtime.package.archive import Sign, write_package
@@ -140,21 +139,3 @@ def write_signed(
     path = folder / (f"{name}.edgepkg" if version == "1.0.0" else f"{name}-{version}.edgepkg")
     write_package(path, manifest, contents, sign)
     return path
-
-
-def make_model(
-    nodes: list[onnx.NodeProto],
-    inputs: Mapping[str, list[int | str]],
-    outputs: Mapping[str, list[int | str]],
-    constants: Mapping[str, Any],
-) -> bytes:
-    """Return an ONNX model with these float32 inputs and outputs, by name and shape."""
-    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-    sides = [
-        [helper.make_tensor_value_info(name, kind, shape) for name, shape in side.items()]
-        for side in (inputs, outputs)
-    ]
-    stored = [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
-    graph = helper.make_graph(nodes, "model", *sides, stored)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    return model.SerializeToString()

@@ -6,16 +6,14 @@ Bytes and times are measured on them. Where weights or signals are made up, accu
 import telemetry_off  # noqa: F401
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 
+from graphs import GraphBuilder
 from offload_bench import Feeds
 from public_models import SHARED, TINY
 from works import WORKS
@@ -26,45 +24,6 @@ AUDIO_HZ, AUDIO_SAMPLES = 16_000, 16_000
 WINDOW, HOP, FREQUENCIES, MELS, CEPSTRA = 640, 320, 257, 40, 10  # of the model's MFCC: 40 ms, 20 ms
 HEADS, HEAD_CHANNELS, CLASSES = 8, 256, 10
 FEATURES = "Relu6__57:0"  # the last feature map of MobileNet v1: float32 [1, 256, 7, 7]
-
-
-class GraphBuilder:
-    """Nodes of a graph with random weights of the right size."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.weights: list[onnx.TensorProto] = []
-        self._draws = np.random.default_rng(seed)
-
-    def add(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
-        name = f"{op.lower()}{len(self.nodes)}.out"
-        self.nodes.append(helper.make_node(op, list(inputs), [name], **attributes))
-        return name
-
-    def weight(self, value: NDArray[Any]) -> str:
-        name = f"w{len(self.weights)}"
-        self.weights.append(numpy_helper.from_array(value, name))
-        return name
-
-    def random(self, *shape: int) -> str:
-        """Add weights that keep the variance of what they are applied to, for ReLU."""
-        deviation = np.sqrt(2 / np.prod(shape[1:]))
-        return self.weight((self._draws.standard_normal(shape) * deviation).astype(np.float32))
-
-    def causal(self, x: str, shape: tuple[int, int, int], *, stride: int = 1, dilation: int = 1) -> str:
-        """Add a causal convolution with ReLU; `shape` is [outputs, inputs, taps]."""
-        pads = [(shape[2] - 1) * dilation, 0]
-        y = self.add("Conv", [x, self.random(*shape)], strides=[stride], dilations=[dilation], pads=pads)
-        return self.add("Relu", [y])
-
-    def model(self, inputs: dict[str, list[int]], outputs: dict[str, list[int]]) -> onnx.ModelProto:
-        """Return the model with these float32 inputs and outputs; an output has the name of its tensor."""
-        given, made = (
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in one.items()]
-            for one in (inputs, outputs)
-        )
-        graph = helper.make_graph(self.nodes, "workload", given, made, self.weights)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def sensor_tcn() -> tuple[bytes, list[Feeds]]:

@@ -4,8 +4,6 @@ The ONNX graph is what a user would ship: batch normalisation folded, dropout go
 dynamic dimension `N`, and no trace of the machine that exported it.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import io

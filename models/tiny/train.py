@@ -8,8 +8,6 @@ The held-out parts decide nothing: configurations were chosen by `--validate`, w
 training part, and the number of epochs is fixed, so the last epoch's weights are the ones kept.
 """
 
-from __future__ import annotations
-
 import os
 
 # Caps the kernels at AVX2 before torch loads them, so that a CPU with wider vectors, whose sums
