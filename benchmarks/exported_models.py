@@ -45,6 +45,8 @@ from edgekit_runtime.trust.trust_store import TrustStore
 
 ENGINES: Final = ("ort", "litert")
 GOOD: Final = {"ok", "refused"}
+PACKAGING: Final = ["-t", "x86-64", "--budget", "size=10MB,drop=3%", "--search-seconds", "0", "--json"]
+PLANNING: Final = ["--device", "local", "--server", "local", "--bandwidth", "1,100", "--seconds", "0.2"]
 _LIMIT_S: Final = 600.0
 _CLEAR: Final = re.compile(r"'[^']+'|--[a-z]|node that makes")
 _MAX_ERROR: Final = 0.5  # of the outputs' norm; int8 forms of random networks stay below 0.2
@@ -153,21 +155,7 @@ class Trial:
 
     def _package(self, engine: str, out: Path) -> tuple[str, str]:
         outcome, detail = run_command(
-            "package",
-            self.path,
-            "-t",
-            "x86-64",
-            "--backend",
-            engine,
-            "--calibration",
-            self.data,
-            "--budget",
-            "size=10MB,drop=3%",
-            "--search-seconds",
-            "0",
-            "-o",
-            out,
-            "--json",
+            "package", self.path, "--backend", engine, "--calibration", self.data, "-o", out, *PACKAGING
         )
         if outcome == "ok":
             baseline = json.loads(detail)["accuracy"]["baseline"]
@@ -191,21 +179,7 @@ class Trial:
 
     def _plan(self) -> tuple[str, str]:
         return run_command(
-            "offload",
-            "plan",
-            self.path,
-            "--device",
-            "local",
-            "--server",
-            "local",
-            "--samples",
-            self.data,
-            "--bandwidth",
-            "1,100",
-            "--seconds",
-            "0.2",
-            "-o",
-            self.folder / "plan",
+            "offload", "plan", self.path, "--samples", self.data, "-o", self.folder / "plan", *PLANNING
         )
 
 

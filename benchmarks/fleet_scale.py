@@ -228,15 +228,8 @@ def storm(devices: SimulatedFleet, meter: Meter) -> dict[str, object]:
 
 
 def print_row(name: str, figures: object) -> None:
-    print(f"{name:12} {json.dumps(_round(figures))}", flush=True)
-
-
-def _round(value: object) -> object:
-    if isinstance(value, dict):
-        return {name: _round(one) for name, one in value.items()}
-    if isinstance(value, tuple):
-        return [_round(one) for one in value]
-    return round(value, 3) if isinstance(value, float) else value
+    rounded = json.loads(json.dumps(figures), parse_float=lambda text: round(float(text), 3))
+    print(f"{name:12} {json.dumps(rounded)}", flush=True)
 
 
 def main() -> None:

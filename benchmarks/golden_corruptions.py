@@ -1,7 +1,7 @@
 """Corruptions of a packaged model's constants: those of a faulty build, a wrong file, a damaged tool."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -17,8 +17,8 @@ _TFLITE_TYPES: Final = {"FLOAT32": "<f4", "FLOAT16": "<f2", "INT8": "i1", "INT32
 Array = NDArray[Any]
 
 
-class Constants(Protocol):
-    """The constants of one model, which can be changed; `K` below are the keys of the tensors.
+class OnnxConstants:
+    """Those of an ONNX model; the other class has the same methods.
 
     Attributes:
         weights: constants of several axes, in the order of the layers.
@@ -26,24 +26,6 @@ class Constants(Protocol):
         zero_points: zero points of activations.
     """
 
-    weights: list[Any]
-    biases: list[Any]
-    zero_points: list[Any]
-
-    def get(self, key: Any) -> Array: ...
-
-    def put(self, key: Any, value: Array) -> None: ...
-
-    def scale(self, key: Any, factor: float) -> None: ...
-
-    def shift_zero_point(self, key: Any, step: int) -> None: ...
-
-    def swap_scales(self, key: Any, first: int, second: int) -> None: ...
-
-    def content(self) -> bytes: ...
-
-
-class OnnxConstants:
     def __init__(self, content: bytes) -> None:
         self._model = onnx.load_from_string(content)
         graph = self._model.graph
@@ -108,13 +90,9 @@ class TfliteConstants:
             for place, operator in reversed(list(enumerate(operators)))
             for key in operator.inputs
         }
-        stored = [key for key in order if key >= 0 and self._is_stored(key)]
-        self.weights = [
-            key for key in sorted(stored, key=order.__getitem__) if _axes(self._tensors[key].shape) > 1
-        ]
-        self.biases = [
-            key for key in sorted(stored, key=order.__getitem__) if _axes(self._tensors[key].shape) == 1
-        ]
+        stored = sorted((key for key in order if key >= 0 and self._is_stored(key)), key=order.__getitem__)
+        self.weights = [key for key in stored if _axes(self._tensors[key].shape) > 1]
+        self.biases = [key for key in stored if _axes(self._tensors[key].shape) == 1]
         self.zero_points = [
             key
             for key, tensor in enumerate(self._tensors)
@@ -127,11 +105,8 @@ class TfliteConstants:
 
     def _parameters(self, key: int) -> Array:
         quantization = self._tensors[key].quantization
-        return (
-            np.zeros(0)
-            if quantization is None or quantization.scale is None
-            else np.asarray(quantization.scale)
-        )
+        scale = None if quantization is None else quantization.scale
+        return np.zeros(0) if scale is None else np.asarray(scale)
 
     def _is_stored(self, key: int) -> bool:
         kind = TYPES[self._tensors[key].type]
@@ -140,11 +115,8 @@ class TfliteConstants:
 
     def get(self, key: int) -> Array:
         tensor = self._tensors[key]
-        return (
-            np.frombuffer(self._data(key).tobytes(), _TFLITE_TYPES[TYPES[tensor.type]])
-            .reshape(tensor.shape)
-            .copy()
-        )
+        values = np.frombuffer(self._data(key).tobytes(), _TFLITE_TYPES[TYPES[tensor.type]])
+        return values.reshape(tensor.shape).copy()
 
     def put(self, key: int, value: Array) -> None:
         tensor = self._tensors[key]
@@ -169,6 +141,9 @@ class TfliteConstants:
 
     def content(self) -> bytes:
         return bytes(pack(self._model))
+
+
+Constants = OnnxConstants | TfliteConstants
 
 
 def _axes(shape: Sequence[int]) -> int:

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -47,7 +47,7 @@ from edgekit_toolkit.packaging.golden_tensors import golden_feeds, golden_output
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.samples.generated import Feeds, generate_feeds
 from peers.ort_static import quantize
-from results import make_parser, print_head
+from results import make_parser, print_head, print_row
 
 ROOT = Path(__file__).resolve().parents[1]
 MB = 10**6
@@ -182,7 +182,17 @@ def measure_opened(package: Path, feeds: Feeds) -> int:
     return int(done.stdout)
 
 
-def row(case: Case, threads: int) -> dict[str, Any]:
+class Errors(NamedTuple):
+    """How far estimates of a model are off, and the memory of its engine without a model."""
+
+    model: str
+    opened: float
+    served: float
+    engine_bytes: int
+
+
+def measure(case: Case, threads: int) -> Errors:
+    """Print the row of a model."""
     model, kind = case.model, case.model.engine
     feeds = generate_feeds(model.specs()[0], 1, 0, case.dims)[0]
     engine = measure_engine_bytes(kind)
@@ -199,20 +209,12 @@ def row(case: Case, threads: int) -> dict[str, Any]:
         package = write(Path(name), model, feeds)
         opened = measure_opened(package, feeds)
         served = serve_once(package, Path(name) / "keys", NAME, feeds)
-    return {
-        "model": case.name,
-        "file_bytes": len(model.content),
-        "peak_of": peak_of,
-        "engine_bytes": engine,
-        "estimate_bytes": figure.total_bytes,
-        "opened_bytes": opened,
-        "error": figure.total_bytes / opened - 1,
-        "model_estimate_bytes": figure.model_bytes,
-        "model_measured_bytes": opened - engine,
-        "service_estimate_bytes": service,
-        "service_bytes": served,
-        "service_error": service / served - 1,
-    }
+    errors = Errors(case.name, figure.total_bytes / opened - 1, service / served - 1, engine)
+    sizes = [figure.total_bytes, opened, figure.model_bytes, opened - engine, service, served]
+    cells = [f"{size / MB:.1f}" for size in sizes]
+    cells.insert(2, f"{errors.opened:+.1%}")
+    print_row(case.name, f"{len(model.content) / MB:.2f}", peak_of, *cells, f"{errors.served:+.1%}")
+    return errors
 
 
 def main() -> None:
@@ -233,26 +235,15 @@ def main() -> None:
         if options.only not in case.name:
             continue
         try:
-            figures = row(case, options.threads)
+            rows.append(measure(case, options.threads))
         except EdgekitError as error:
             skip(case.name, error)
-            continue
-        rows.append(figures)
-        print(
-            f"| {figures['model']} | {figures['file_bytes'] / MB:.2f} | {figures['peak_of']} |"
-            f" {figures['estimate_bytes'] / MB:.1f} | {figures['opened_bytes'] / MB:.1f} |"
-            f" {figures['error']:+.1%} | {figures['model_estimate_bytes'] / MB:.1f} |"
-            f" {figures['model_measured_bytes'] / MB:.1f} |"
-            f" {figures['service_estimate_bytes'] / MB:.1f} | {figures['service_bytes'] / MB:.1f} |"
-            f" {figures['service_error']:+.1%} |",
-            flush=True,
-        )
     if rows:
         print()
-        for what in ("error", "service_error"):
-            worst = max(rows, key=lambda figures: abs(figures[what]))
-            print(f"worst {what}: {worst[what]:+.1%}, {worst['model']}")
-        print(f"bare: {rows[0]['engine_bytes'] / MB:.1f} MB, service {measure_service_bytes() / MB:.1f} MB")
+        for place, name in ((1, "error"), (2, "service_error")):
+            worst = max(rows, key=lambda row: abs(row[place]))
+            print(f"worst {name}: {worst[place]:+.1%}, {worst.model}")
+        print(f"bare: {rows[0].engine_bytes / MB:.1f} MB, service {measure_service_bytes() / MB:.1f} MB")
 
 
 if __name__ == "__main__":

@@ -220,21 +220,7 @@ def show(
     label: str, load: str, rows: Sequence[dict[str, Any]], hedging: dict[str, Any], seconds: float
 ) -> None:
     print(f"{label}; before: {load}; after: {describe_load()}; {seconds:.0f} s")
-    keys = (
-        "kind",
-        "requests",
-        "right",
-        "p50_ms",
-        "p99_ms",
-        "worst_ms",
-        "limit_ms",
-        "local_p99_ms",
-        "added_p99_ms",
-        "may_add_ms",
-        "over_limit",
-        "hedged",
-        "remote",
-    )
+    keys = [key for key in rows[0] if key not in ("slow", "not_offloaded_before")]
     print_table(keys, [[row[key] for key in keys] for row in rows])
     if not hedging:
         return

@@ -142,15 +142,7 @@ def measure_cell(
     seconds: float,
     usual_s: float | None,
 ) -> dict[str, Any]:
-    """Measure all ways at one setting of the link.
-
-    Args:
-        bench: the device.
-        plans: name -> the plan, and the plan with the sizes of the requests.
-        link: as probed.
-        seconds: time limit.
-        usual_s: the speed of the device that counts.
-    """
+    """Measure all ways at one setting; a plan comes with one that has the sizes of the requests."""
     predicted = {name: predict_s(plan, Conditions(link)) for name, (plan, _) in plans.items()}
     as_sent = {name: predict_s(plan, Conditions(link)) for name, (_, plan) in plans.items()}
     names = {

@@ -117,13 +117,7 @@ class PlannedWay:
 
 @dataclass(frozen=True)
 class Peer:
-    """What a published method chose at one setting.
-
-    Attributes:
-        method: its name.
-        way: the name of a way; empty where its choice cannot run.
-        obstacle: why it cannot.
-    """
+    """What a published method chose at one setting: the name of a way, or the obstacle to it."""
 
     method: str
     way: str
@@ -142,16 +136,7 @@ class Planned:
     def __init__(
         self, name: str, content: bytes, feeds: Sequence[Feeds], share: float, grid: Grid, **limits: Any
     ) -> None:
-        """Profile a model on both machines and plan it.
-
-        Args:
-            name: of the model.
-            content: the ONNX model.
-            feeds: samples.
-            share: of a processor that the device has.
-            grid: links.
-            limits: further fields of `PlanInputs`.
-        """
+        """Profile a model and plan it for a device with a share of a processor."""
         machines = Machine.parse(f"local@{share:.0%}"), one_core()
         planning = plan_model(name, content, feeds, machines, grid, seconds=PROFILE_S, **limits)
         self.result, profiles, cuts = planning.result, planning.profiles, planning.measurement

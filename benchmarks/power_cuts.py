@@ -27,7 +27,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +99,8 @@ class Trial:
             except Exception as error:  # also those of the device's code are what we look for
                 problems = [f"{type(error).__name__}: {error}"]
             found.bad += [f"{self.name}: {step}: {cut}: {problem}" for problem in problems]
-        return {
-            "run": self.name,
-            "begin": begin,
-            "counts": found.counts,
-            "mended": replay.mended - mended,
-            "finished": found.finished,
-            "bad": found.bad,
-        }
+        found.mended = replay.mended - mended
+        return {"run": self.name, "begin": begin, **asdict(found)}
 
     def describe(self) -> Counter[str]:
         """Return figures of the recording, and how many different disks the cuts leave."""

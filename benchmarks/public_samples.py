@@ -52,13 +52,7 @@ def read_source(public: PublicModel) -> tuple[onnx.ModelProto, dict[str, int]]:
 
 
 def samples_of(public: PublicModel, source: onnx.ModelProto, dims: Mapping[str, int]) -> Samples:
-    """The samples of a model; where there are real ones, the last of its evaluation data are the fresh ones.
-
-    Args:
-        public: the model.
-        source: as imported.
-        dims: sizes of its free dimensions.
-    """
+    """The samples of a model; of real ones the last of its evaluation data are the fresh ones."""
     inputs, _ = tensor_specs(source)
     work = next((work for work in WORKS if work.name == REAL.get(public.name)), None)
     if work is not None:

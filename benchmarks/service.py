@@ -59,13 +59,7 @@ class MissingError(Exception):
 
 @dataclass(frozen=True)
 class Question:
-    """One inference as bytes on the wire.
-
-    Attributes:
-        path: of the request.
-        head: further header lines, each ending in CRLF.
-        body: of the request.
-    """
+    """One inference as bytes on the wire; each line of `head` ends in CRLF."""
 
     path: str
     head: str

@@ -146,8 +146,8 @@ ATTACKS: Final[dict[str, Attack]] = {
     "resets": reset,
     "silent": be_silent,
     "answer": ask_rows(ANSWER_ROWS),
-    "huge answer": ask_rows(HUGE_ROWS),
-    "long request": ask_long(),
+    "huge_answer": ask_rows(HUGE_ROWS),
+    "long_request": ask_long(),
 }
 LOCK_OUTS: Final = ("resets", "silent")
 
@@ -186,7 +186,7 @@ def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
         f"token_file = '{folder / 'token'}'\n[http]\nmax_tls_connections = {SILENT}\n"
     )
     phases = [
-        f"{attack.replace(' ', '_')}_{what} {number}"
+        f"{attack}_{what} {number}"
         for attack in ATTACKS
         for number in range(rounds)
         for what in ("before", "during")
@@ -201,10 +201,10 @@ def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
         load.begin("start", 1.0)
         for name, attack in ATTACKS.items():
             for number in range(rounds):
-                load.begin(f"{name.replace(' ', '_')}_before {number}", seconds)
+                load.begin(f"{name}_before {number}", seconds)
                 with attacking(attack, target):
                     load.begin("start", 0.3)
-                    load.begin(f"{name.replace(' ', '_')}_during {number}", seconds)
+                    load.begin(f"{name}_during {number}", seconds)
                     load.begin("start")
                     if name in LOCK_OUTS:
                         answered[name].append(target.count_answered())
@@ -213,7 +213,7 @@ def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
         "totals": {
             what: load.describe(what)
             for attack in ATTACKS
-            for what in (f"{attack.replace(' ', '_')}_before", f"{attack.replace(' ', '_')}_during")
+            for what in (f"{attack}_before", f"{attack}_during")
         },
         "answered": answered,
         "errors": load.errors,
@@ -238,11 +238,10 @@ def report(found: dict[str, Any], rounds: int) -> int:
         "attack | p99 before, us | during | during / before, median (all) | failed | 40 clients answered"
     )
     for attack in ATTACKS:
-        key = attack.replace(" ", "_")
-        before, during = (found["totals"][f"{key}_{what}"] for what in ("before", "during"))
+        before, during = (found["totals"][f"{attack}_{what}"] for what in ("before", "during"))
         ratios = [
-            found["phases"][f"{key}_during {number}"]["p99_us"]
-            / found["phases"][f"{key}_before {number}"]["p99_us"]
+            found["phases"][f"{attack}_during {number}"]["p99_us"]
+            / found["phases"][f"{attack}_before {number}"]["p99_us"]
             for number in range(rounds)
         ]
         ratio, failed = float(np.median(ratios)), before["failed"] + during["failed"]
