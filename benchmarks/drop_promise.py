@@ -40,14 +40,7 @@ Table = NDArray[np.float64]  # scores [models, samples], the source model first
 
 @dataclass(frozen=True)
 class Case:
-    """A model with its outcomes.
-
-    Attributes:
-        name: of the model.
-        metric: that scored.
-        table: outcomes on all evaluation samples.
-        measured: its candidates.
-    """
+    """A model with its outcomes."""
 
     name: str
     metric: Metric

@@ -57,12 +57,7 @@ FAST = DeviceBehaviour(figures_s=30.0, install_s=0.2, confirm_s=0.3)
 
 
 class Site:
-    """A fleet whose database and broker are elsewhere, with processes of managers.
-
-    Attributes:
-        store: of the fleet.
-        devices: simulated ones, all online.
-    """
+    """A fleet whose database and broker are elsewhere, with processes of managers."""
 
     def __init__(self, folder: FleetFolder, url: str, devices: int) -> None:
         port = free_port()

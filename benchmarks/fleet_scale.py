@@ -8,8 +8,7 @@ and the agent's decisions. Simulated: downloads, slots and services of the devic
 devices connect; one rollout offers a release to all of them in a single wave; all connections break at once,
 and a second release follows when all are back. Ends by itself after 280 s; keys and certificates are kept in
 the folder for temporary files, for the next call. With --gates, bad releases follow a good one instead, in
-waves of 1, 10, 50 and 100 %: how many devices get them, and how long the way back takes. With --trusting,
-devices do not verify the manager's signatures: real devices do that on processors of their own.
+waves of 1, 10, 50 and 100 %: how many devices get them, and how long the way back takes.
 """
 
 import contextlib
@@ -20,9 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.fleet_parts import MODEL, TARGET, limit_time, roll_out, running_fleet_up, wait_for_end
 from benchmarks.processes import list_children, read_cpu_s, read_memory
@@ -67,13 +64,6 @@ def prepare(devices: int, folder: Path) -> list[SimulatedMember]:
     return [
         SimulatedMember(device=name, target=TARGET, pem=kept / "devices" / f"{name}.pem") for name in names
     ]
-
-
-class Unchecked:
-    """Stands in for the manager's key: devices believe whatever names it, which takes no time."""
-
-    def verify(self, signature: bytes, data: bytes) -> None:
-        """Accept."""
 
 
 class Meter:
@@ -134,7 +124,7 @@ def offer(store: Store, devices: SimulatedFleet, version: str, limit_s: float) -
 
 @contextlib.contextmanager
 def running_fleet(
-    folder: FleetFolder, members: list[SimulatedMember], behaviour: DeviceBehaviour, *, trusting: bool = False
+    folder: FleetFolder, members: list[SimulatedMember], behaviour: DeviceBehaviour
 ) -> Iterator[tuple[Store, SimulatedFleet, Meter]]:
     """Start everything, and wait until all devices hold their first document."""
     settings = FleetSettings(broker_port=free_port(), web_port=free_port(), console_port=free_port())
@@ -146,9 +136,6 @@ def running_fleet(
     with running_fleet_up(folder.path) as manager, contextlib.closing(folder.open_store()) as store:
         meter = Meter(manager, list_children(manager)[0])
         access = read_access(folder, settings)
-        if trusting:
-            keys: dict[str, Any] = dict.fromkeys(access.manager_keys, Unchecked())
-            access = replace(access, manager_keys=keys)
         with SimulatedFleet(members, access, behaviours=behaviours) as devices:
             devices.wait_until(lambda device: device.is_online and device.desired is not None, 150)
             print_row("connected", meter.take())
@@ -157,9 +144,9 @@ def running_fleet(
             yield store, devices, meter
 
 
-def measure(folder: FleetFolder, members: list[SimulatedMember], *, trusting: bool) -> dict[str, object]:
+def measure(folder: FleetFolder, members: list[SimulatedMember]) -> dict[str, object]:
     found: dict[str, object] = {}
-    with running_fleet(folder, members, QUIET, trusting=trusting) as (store, devices, meter):
+    with running_fleet(folder, members, QUIET) as (store, devices, meter):
         meter.begin()
         found["wave"] = offer(store, devices, "1.0.0", 90) | {"cpu_s": meter.take()}
         print_row("wave", found["wave"])
@@ -236,22 +223,18 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--devices", type=int, default=500)
     parser.add_argument("--gates", action="store_true", help="bad releases instead of scale")
-    parser.add_argument("--trusting", action="store_true", help="devices verify no signatures")
-    parser.add_argument("--prepare", action="store_true", help="only make keys and certificates")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     allow_many_files(options.devices + 200)
     with tempfile.TemporaryDirectory(prefix="edgekit-fleet-scale-") as place:
         folder = FleetFolder(Path(place) / "fleet")
         members = prepare(options.devices, folder.path)
-        if options.prepare:
-            return
         limit_time(LIMIT_S)
-        found: dict[str, object] = {"devices": options.devices, "trusting": options.trusting}
+        found: dict[str, object] = {"devices": options.devices}
         if options.gates:
             found |= measure_gates(folder, members)
         else:
-            found |= measure(folder, members, trusting=options.trusting)
+            found |= measure(folder, members)
     write_json(options.json, found)
 
 

@@ -326,11 +326,7 @@ def show(scenario: Scenario, governed: Sequence[Run], fixed: Sequence[Run], *, e
 
 
 def draw(kept: Sequence[tuple[Any, Any, Any]]) -> str:
-    """Return the SVG.
-
-    Args:
-        kept: a scenario, the governor's run and that of the most accurate fixed setting, for each strip.
-    """
+    """Return the SVG."""
     strips = [_strip(index, *one) for index, one in enumerate(kept)]
     height = _STRIP * len(kept) + 10
     return el(

@@ -40,13 +40,7 @@ ALL: Final = (*EVENTS, *UPDATE_EVENTS)
 
 
 def run_events(names: Sequence[str], count: int, seconds: float) -> tuple[list[Outcome], list[str]]:
-    """Return the outcomes of `count` events, and the messages of those after which nothing served.
-
-    Args:
-        names: events to try, in turn.
-        count: how many events.
-        seconds: when the last one may begin.
-    """
+    """Return the outcomes of `count` events, and the messages of those after which nothing served."""
     outcomes, failures = [], []
     with contextlib.ExitStack() as held:
         bench = held.enter_context(open_bench(find_bench("arm64-booted")))

@@ -63,11 +63,7 @@ def build_wheels(folder: Path) -> dict[str, Path]:
 
 
 def start_agent(made: Install) -> str:
-    """Start the agent on a device that is in no fleet, and return what it says of that.
-
-    Raises:
-        subprocess.CalledProcessError: it says something else, such as that a library is missing.
-    """
+    """Start the agent on a device that is in no fleet, and return what it says of that."""
     with tempfile.TemporaryDirectory() as home:
         variables = {"EDGEKIT_HOME": home, "EDGEKIT_STATE": f"{home}/state", "PYTHONDONTWRITEBYTECODE": "1"}
         command = [str(made.python), "-m", "edgekit_runtime.cli", "agent"]
@@ -78,11 +74,7 @@ def start_agent(made: Install) -> str:
 
 
 def install(kind: str, wheels: Mapping[str, Path], folder: Path) -> Install:
-    """Install `requirements/<kind>.txt` and our wheels for that kind into a new environment in `folder`.
-
-    Raises:
-        subprocess.CalledProcessError: pip failed; `output` holds what it said.
-    """
+    """Install `requirements/<kind>.txt` and our wheels for that kind into a new environment in `folder`."""
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
     python = folder / "bin" / "python"
     into = [*PIP, "--python", str(python), "install", "--no-deps", "--no-compile", "--only-binary=:all:"]
@@ -93,11 +85,7 @@ def install(kind: str, wheels: Mapping[str, Path], folder: Path) -> Install:
 
 
 def install_plainly(kind: str, wheels: Mapping[str, Path], folder: Path) -> Install:
-    """Install a kind such as `edgekit[device]` (and further requirements) as a user does, with pip's choice.
-
-    Raises:
-        subprocess.CalledProcessError: pip failed; `output` holds what it said.
-    """
+    """Install a kind such as `edgekit[device]`, and further requirements, as a user does."""
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
     python = folder / "bin" / "python"
     links = ["--find-links", str(wheels["edgekit"].parent)]

@@ -26,7 +26,6 @@ of the whole model's.
 
 import telemetry_off  # noqa: F401
 
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -42,7 +41,7 @@ from tests.offload.traces import TRACE_KINDS, TraceStep, make_trace
 from edgekit_offload.demo.demo_model import make_images, make_model
 from edgekit_runtime.offload.cut_table import LOCAL, OffloadPlan
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
-from offload_product import ALL, ROWS, UINT8, ProductBench, describe_load, plan_whole, use_folder
+from offload_product import ALL, ROWS, UINT8, ProductBench, describe_load, whole_bench
 from results import make_parser, print_table, write_json
 
 SHARE: Final = 0.1
@@ -96,29 +95,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     began_s, load = time.monotonic(), describe_load()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        use_folder(folder)
-        images = make_images(ROWS)
-        planned = plan_whole("demo", make_two(images), images, folder, SHARE)
-        with ProductBench(folder, SHARE) as bench:
-            bench.serve([planned])
-            bench.start_device()
-            bench.set_link(STEPS_MBIT_S[0], RTT_MS)
-            bench.open(planned, [ALL, LOCAL, UINT8])
-            medians: dict[float, dict[str, float]] = {}
-            if arguments.trace is not None:
-                found = follow(bench, planned.plans, make_trace(arguments.trace, TRACE_S, seed=SEED))
-                rows = summarise(found)
-            else:
-                medians = calibrate(bench)
-                best = {mbit_s: min(each, key=lambda one: each[one]) for mbit_s, each in medians.items()}
-                found = {
-                    name: run_steps(bench, Rule(name, planned.plans, best), arguments.requests)
-                    for name in RULES
-                }
-                rows = summarise(found, best)
-            label = bench.testbed.label
+    images, medians = make_images(ROWS), dict[float, dict[str, float]]()
+    link = STEPS_MBIT_S[0], RTT_MS
+    with whole_bench("demo", make_two(images), images, SHARE, link) as (bench, planned):
+        if arguments.trace is not None:
+            found = follow(bench, planned.plans, make_trace(arguments.trace, TRACE_S, seed=SEED))
+            rows = summarise(found)
+        else:
+            medians = calibrate(bench)
+            best = {mbit_s: min(each, key=lambda one: each[one]) for mbit_s, each in medians.items()}
+            found = {
+                name: run_steps(bench, Rule(name, planned.plans, best), arguments.requests) for name in RULES
+            }
+            rows = summarise(found, best)
+        label = bench.testbed.label
     if arguments.trace is not None:
         label += f"; synthetic trace '{arguments.trace}'"
     seconds = time.monotonic() - began_s

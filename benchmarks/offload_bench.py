@@ -29,12 +29,7 @@ Feeds = dict[str, NDArray[Any]]
 
 
 class EmulatedBench:
-    """An emulated device and server, before anything runs there; for a `with` block.
-
-    Attributes:
-        testbed: the link.
-        folder: for files; it has the certificate and the token of the server.
-    """
+    """An emulated device and server, before anything runs there; for a `with` block."""
 
     def __init__(self, folder: Path, device_share: float | None = 0.2) -> None:
         self.folder = folder

@@ -62,14 +62,7 @@ BATCH, TIMED_RUNS = 50, 20
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model with samples.
-
-    Attributes:
-        name: for the table.
-        content: the ONNX model.
-        samples: float32 [n, ...], the model's only input.
-        labels: int [n], or None without labels.
-    """
+    """A model with samples of its only input, float32 [n, ...], and labels, int [n], if there are any."""
 
     name: str
     content: bytes

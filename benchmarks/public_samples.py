@@ -29,13 +29,7 @@ REAL = {
 
 
 class Samples(NamedTuple):
-    """Disjoint samples of one model, each a feed of the model's own shapes.
-
-    Attributes:
-        kind: `real` or `generated`.
-        calibration, evaluation: for packaging.
-        fresh: that packaging never sees.
-    """
+    """Disjoint samples of one model, each a feed of the model's own shapes."""
 
     kind: str
     calibration: list[Feeds]

@@ -83,15 +83,7 @@ class Row:
 
 @dataclass
 class Result:
-    """All rows of one work.
-
-    Attributes:
-        work: its name.
-        metric: of the scores.
-        samples: for calibration and evaluation.
-        rows: the first is the fp32 source.
-        goals: what was asked of ours: figure -> (limit, value, kept).
-    """
+    """All rows of one work."""
 
     work: str
     metric: str

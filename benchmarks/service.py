@@ -113,11 +113,7 @@ class Server:
     unix_socket: str | None = None
 
     def python(self) -> str:
-        """The interpreter that runs it.
-
-        Raises:
-            MissingError: its environment cannot be made.
-        """
+        """The interpreter that runs it."""
         if self.environment is None:
             return sys.executable
         project = self.environment[0].partition("=")[0]
@@ -197,11 +193,7 @@ class Running:
 
 
 def ask(connection: socket.socket, wire: bytes) -> bool:
-    """Send one request and read its answer whole; returns whether its status is 200.
-
-    Raises:
-        OSError: the connection broke, or nothing came in time.
-    """
+    """Send one request and read its answer whole; returns whether its status is 200."""
     connection.sendall(wire)
     received = connection.recv(65536)
     while received and b"\r\n\r\n" not in received:

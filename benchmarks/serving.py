@@ -34,14 +34,7 @@ INPUT, SHAPE = "image", (1, 1, 8, 8)  # of this model
 
 @dataclass(frozen=True)
 class Service:
-    """A service that runs.
-
-    Attributes:
-        process: it.
-        path: of its Unix socket.
-        port: of TCP.
-        ready_s: seconds until it was ready.
-    """
+    """A service that runs."""
 
     process: "subprocess.Popen[str]"
     path: str

@@ -88,13 +88,7 @@ def write(path: Path, model: bytes, tflite: bytes, feeds: Feeds) -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """One tournament.
-
-    Attributes:
-        kept: name of the winner.
-        as_fast: names of the engines that cannot be told from the fastest.
-        latencies: by name, one median a process.
-    """
+    """One tournament."""
 
     kept: str
     as_fast: list[str]

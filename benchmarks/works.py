@@ -49,11 +49,7 @@ class Work:
     vendor: str | None = None
 
     def prepare(self) -> tuple[Path, Path, Path]:
-        """Paths of the model and of the two .npz, which are written again.
-
-        Raises:
-            MissingError: the model, the data or Pillow is absent.
-        """
+        """Paths of the model and of the two .npz, which are written again."""
         model = self.find_model()
         CACHE.mkdir(exist_ok=True)
         paths = (CACHE / f"{self.name}.calibration.npz", CACHE / f"{self.name}.evaluation.npz")
