@@ -129,3 +129,9 @@ class OffloadBench(EmulatedBench):
         self.start_program("workload_device.py")
         ca_file = str(self.folder / "server.pem")
         self.order("connect", address=self.url, token=TOKEN, ca_file=ca_file, timeout_s=timeout_s)
+
+    def generate_load(self, cpu: int | str, **order: Any) -> Any:
+        """Start `load_generator` beside the server, and return its process."""
+        script = str(Path(__file__).with_name("load_generator.py"))
+        order |= {"host": self.testbed.server_host, "port": PORT, "ca_file": f"{self.folder}/server.pem"}
+        return self.testbed.spawn("server", [sys.executable, script, str(cpu), json.dumps(order)])

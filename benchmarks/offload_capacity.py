@@ -19,7 +19,6 @@ import telemetry_off  # noqa: F401
 
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -39,7 +38,7 @@ from edgekit_runtime.codecs.media import MediaCodec, encode_media
 from edgekit_runtime.offload.latency_model import LinkState, transfer_s
 from edgekit_runtime.offload.offload_server import make_tail_request
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from offload_bench import PORT, TOKEN, Feeds, OffloadBench
+from offload_bench import TOKEN, Feeds, OffloadBench
 from planned_ways import Planned, PlannedWay
 from results import make_parser, print_table, write_json
 
@@ -146,11 +145,8 @@ class Server:
         self._cpu, self._rate = cpus[-1], rate
         self._pid = bench.serve().pid
         run_command(["taskset", "-acp", str(cpus[0]), str(self._pid)], check=True, capture_output=True)
-        self._order = {
-            "host": bench.testbed.server_host, "port": PORT, "ca_file": str(folder / "server.pem"),
-            "requests": write_requests(bench, way, feeds), "requests_per_s": rate, "seconds": seconds,
-            "warm_s": WARM_S,
-        }  # fmt: skip
+        requests = write_requests(bench, way, feeds)
+        self._order = {"requests": requests, "requests_per_s": rate, "seconds": seconds, "warm_s": WARM_S}
 
     def __enter__(self) -> "Server":
         return self
@@ -178,20 +174,17 @@ class Server:
 
     def run_trial(self, devices: int, limit_s: float, local_s: float | None = None) -> dict[str, Any]:
         """Return p50 and p99 with a number of devices; with `local_s` they obey the server's load."""
-        script = str(Path(__file__).with_name("load_generator.py"))
-        order = {**self._order, "devices": devices, "local_s": local_s}
         before_s = cpu_s(self._pid)
         began_s = time.monotonic()
-        child = self._bench.testbed.spawn(
-            "server", [sys.executable, script, str(self._cpu), json.dumps(order)]
-        )
-        if child.wait(60 + 2 * order["seconds"]) != 0:
+        child = self._bench.generate_load(self._cpu, **self._order, devices=devices, local_s=local_s)
+        if child.wait(60 + 2 * self._order["seconds"]) != 0:
             raise SystemExit(f"the load generator ended {child.explain_end()}")
         found, took_s = json.loads(child.output), time.monotonic() - began_s
         good = [one + fixed_s(self._way) for one in found["remote"]] + found["local"]
         every = np.sort([*good, *(float("inf") for _ in found["errors"])] or [float("inf")])
         p50, p99 = every[len(every) // 2], every[int(np.ceil(0.99 * len(every))) - 1]  # refused is late
-        share = order["seconds"] / (order["seconds"] + WARM_S)  # the warm-up is not among the requests
+        seconds = self._order["seconds"]
+        share = seconds / (seconds + WARM_S)  # the warm-up is not among the requests
         return {
             "devices": devices, "requests": len(good) + len(found["errors"]), "errors": len(found["errors"]),
             "local": len(found["local"]), "p50_ms": float(p50) * 1e3, "p99_ms": float(p99) * 1e3,

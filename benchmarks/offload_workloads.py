@@ -24,12 +24,12 @@ import telemetry_off  # noqa: F401
 
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s, served_s
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from offload_bench import PORT, Feeds, OffloadBench
+from offload_bench import Feeds, OffloadBench
 from offload_capacity import write_requests
 from planned_ways import Planned, PlannedWay
 from results import make_parser, print_table, write_json
@@ -235,13 +235,14 @@ def measure_loaded(
     for way in ways:
         with ExitStack() as load:
             if way.tail is not None:
-                order = {
-                    "host": bench.testbed.server_host, "port": PORT, "warm_s": 0, "seconds": 60,
-                    "ca_file": str(bench.folder / "server.pem"), "devices": OTHERS,
-                    "requests_per_s": per_s / OTHERS, "requests": write_requests(bench, way, feeds),
-                }  # fmt: skip
-                script = str(Path(__file__).with_name("load_generator.py"))
-                child = bench.testbed.spawn("server", [sys.executable, script, "-", json.dumps(order)])
+                child = bench.generate_load(
+                    "-",
+                    requests=write_requests(bench, way, feeds),
+                    requests_per_s=per_s / OTHERS,
+                    devices=OTHERS,
+                    warm_s=0,
+                    seconds=60,
+                )
                 load.callback(child.close)
                 time.sleep(LOAD_START_S)
             runs = [(way.name, one.device_slowdown, LEAST_ROUNDS) for *_, one in settings]
@@ -344,16 +345,12 @@ def compare(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ("_faithful", [row for row in run if is_faithful(row["answers_changed"])]),
     ):
         for kind, kinds in (("whole", ("local", "upload")), ("split", ("cut",))):
-            best = min((row for row in pool if row["kind"] in kinds), key=by_p50, default=None)
+            best = min((row for row in pool if row["kind"] in kinds), key=itemgetter("p50_ms"), default=None)
             found[f"best_{kind}{suffix}"] = best and best["way"]
             found[f"best_{kind}{suffix}_ms"] = best and best["p50_ms"]
         whole_ms, split_ms = found[f"best_whole{suffix}_ms"], found[f"best_split{suffix}_ms"]
         found[f"ratio{suffix}"] = whole_ms / split_ms if whole_ms and split_ms else None
     return found
-
-
-def by_p50(row: Mapping[str, Any]) -> float:
-    return float(row["p50_ms"])
 
 
 def pays_range(result: PlanningResult, rtt_ms: float, slowdown: float) -> str:

@@ -60,13 +60,9 @@ def make_lane(session: Session, feed: dict[str, Any], pool: Pool, **limits: Any)
         loop=asyncio.get_running_loop(),
         metrics=LaneMetrics("model", "1"),
     )
-    for run in warm_up((session,), feed, max_batch=lane_batch(limits)):
+    for run in warm_up((session,), feed, max_batch=limits.get("max_batch", 1)):
         lane.learn(run.size_bytes, run.seconds)
     return lane
-
-
-def lane_batch(limits: Mapping[str, Any]) -> int:
-    return int(limits.get("max_batch", 1))
 
 
 def time_us(what: Callable[[], object], times: int) -> float:
