@@ -1,6 +1,6 @@
 """Flips random bytes of a real package and counts how many of the damaged ones the reader refuses.
 
-    python benchmarks/byte_flips.py [MODEL] [--flips 1000] [--seed 0] [--json]
+    python benchmarks/byte_flips.py [MODEL] [--flips 1000] [--seed 0]
 
 The package is made by the command line from a model of models/tiny. Each flip replaces one byte at a random
 place with another random value, in a fresh copy. Detected means that `read_package` raises a PackageError (or
@@ -8,7 +8,6 @@ one of its kinds); any other exception is a crash, not a detection. Exits with 1
 """
 
 import collections
-import json
 import os
 import subprocess
 import sys
@@ -16,13 +15,13 @@ import tempfile
 import time
 from pathlib import Path
 
-import click
 import numpy as np
 
 from edgekit_runtime.errors import PackageError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
+from results import make_parser
 
 TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
 
@@ -76,21 +75,17 @@ def flip_bytes(path: Path, flips: int, seed: int) -> dict[str, object]:
     }
 
 
-@click.command()
-@click.argument("model", default="digits_cnn")
-@click.option("--flips", default=1000, show_default=True, help="Damaged copies.")
-@click.option("--seed", default=0, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def main(*, model: str, flips: int, seed: int, as_json: bool) -> None:
-    """Count how many random byte flips in a package are detected."""
+def main() -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("model", nargs="?", default="digits_cnn")
+    parser.add_argument("--flips", type=int, default=1000, help="damaged copies")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = flip_bytes(make_package(model, Path(folder)), flips, seed)
-    if as_json:
-        click.echo(json.dumps(found))
-    else:
-        click.echo("\n".join(f"{name}: {value}" for name, value in found.items()))
-    sys.exit(found["detected"] != flips)
+        found = flip_bytes(make_package(options.model, Path(folder)), options.flips, options.seed)
+    print("\n".join(f"{name}: {value}" for name, value in found.items()))
+    return int(found["detected"] != options.flips)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

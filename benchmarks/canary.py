@@ -2,23 +2,16 @@
 
     python benchmarks/canary.py cost [--rounds N]
     python benchmarks/canary.py verdicts [--runs N] [--samples N] [--alpha A]
-    python benchmarks/canary.py alike [--runs N] [--samples N] [--share S]
 
 `cost` gives microseconds of processor time per call on top of a lane that answers at once, so that other work
 on the machine does not count. `verdicts` simulates candidates with fixed seeds, with latencies that are
-independent, and such that drift together, as under real load. `alike` runs two real sessions of one model as
-current version and candidate, on the clock of this machine with whatever else it does: any rollback is false.
-`canary_identical.py` does so with a whole service.
+independent, and such that drift together, as under real load. `canary_identical.py` asks a whole service.
 """
 
-import argparse
 import asyncio
-import functools
-import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,18 +19,15 @@ import numpy as np
 from edgekit_runtime.drift.monitor import Drift
 from edgekit_runtime.service.options.rollout import CanaryOptions, Gates, ShadowOptions
 from edgekit_runtime.service.rollout.canary_lane import CanaryLane
-from edgekit_runtime.service.rollout.comparison import Compare, choose_comparison
 from edgekit_runtime.service.rollout.gates import Continue, Observations, Promote, Rollback, judge
 from edgekit_runtime.service.rollout.observer import Observer
-from edgekit_runtime.service.rollout.paired_runs import Pair, TakePair, run_pair
+from edgekit_runtime.service.rollout.paired_runs import Pair, TakePair
 from edgekit_runtime.service.rollout.shadow_lane import ShadowLane
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
 from edgekit_runtime.service.scheduling.drift_lane import DriftLane
 from edgekit_runtime.service.scheduling.response_cache import CacheLane, ResponseCache
-from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import TensorSpec
-
-MODEL = Path(__file__).parents[1] / "models" / "tiny" / "digits_cnn.onnx"
+from results import make_parser, print_head
 
 IMAGE = TensorSpec("image", "float32", ("N", 3, 32, 32))
 LOGITS = TensorSpec("logits", "float32", ("N", 10))
@@ -79,20 +69,6 @@ class NoPairs:
 
     def start(self, _inputs: Any, done: TakePair) -> None:
         done(Pair(1.0, 1e-4, 1e-4))
-
-
-class RealPairs:
-    """Pairs of two sessions, each made at once on this thread."""
-
-    def __init__(self, current: OrtSession, candidate: OrtSession, compare: Compare) -> None:
-        self._sessions, self._compare = (current, candidate), compare
-        self._flip = functools.partial(random.Random(0).randrange, 2)  # noqa: S311  # the same order each time
-
-    def may_start(self) -> bool:
-        return True
-
-    def start(self, inputs: Any, done: TakePair) -> None:
-        done(run_pair(*self._sessions, inputs, self._compare, flip=self._flip))
 
 
 class Later:
@@ -164,7 +140,7 @@ def print_costs(rounds: int) -> None:
             found[name].append(measure(lane, later, known if name.endswith("known") else new))
         content += 1e-3  # other inputs for the cache
     bare = statistics.median(found["bare"])
-    print("| lane | us per call |\n|---|---:|")
+    print_head("lane", "us per call")
     for name, values in found.items():
         own = statistics.median(values) - (0 if name == "bare" else bare)
         print(f"| {name} | {own:.2f} |" if name == "bare" else f"| {name} | +{own:.2f} |")
@@ -243,8 +219,7 @@ def simulate(gates: Gates, seed: int, samples: int, fault: Mapping[str, float], 
 def print_verdicts(runs: int, samples: int, alpha: float) -> None:
     gates = Gates(**GATES, alpha=alpha, max_duration_s=1e9)  # type: ignore[arg-type]
     print(f"alpha {alpha:g}, {runs} runs of up to {samples} answers each\n")
-    print("| candidate | load | promoted | rolled back | undecided | answers to the verdict (median) |")
-    print("|---|---|---:|---:|---:|---:|")
+    print_head("candidate | load | promoted | rolled back | undecided | answers to the verdict (median)")
     for name, fault in CANDIDATES.items():
         for together in (False, True):
             found = [simulate(gates, seed, samples, fault, together=together) for seed in range(runs)]
@@ -255,64 +230,17 @@ def print_verdicts(runs: int, samples: int, alpha: float) -> None:
             print(f"| {name} | {'drifts' if together else 'even'} | {counts} | {median} |", flush=True)
 
 
-class Direct:
-    """A lane that runs its session at once, as the service does with short models."""
-
-    def __init__(self, session: OrtSession) -> None:
-        self.session = session
-
-    def submit(self, call: Call) -> None:
-        call.reply(self.session.run(call.inputs))
-
-
-def print_alike(runs: int, samples: int, share: float) -> None:
-    first, second = (OrtSession(MODEL, OrtOptions(threads=1)) for _ in range(2))
-    images = np.random.default_rng(0).random((64, 1, 1, 8, 8), np.float32)
-    name = first.inputs[0].name
-    comparison = choose_comparison([LOGITS], {})
-    pairs = RealPairs(first, second, comparison.compare)
-    gates = Gates(max_duration_s=1e9)
-    kinds: list[str] = []
-    for _ in range(runs):
-        later = Later()
-        watch = Observer(gates, lambda _verdict: None, defer=later)
-        options = CanaryOptions(share=share)
-        lane = CanaryLane(Direct(first), Direct(second), watch, pairs, options=options)
-        for place in range(samples):
-            lane.submit(Call({name: images[place & 63]}, lambda _answer: None))
-            if watch.verdict is not None:
-                break
-        verdict = watch.verdict or judge(watch.observed, gates)
-        if isinstance(verdict, Rollback):
-            kinds.append(f"rolled back by {verdict.gate}")
-        elif isinstance(verdict, Promote):
-            kinds.append("promoted")
-        else:
-            kinds.append(f"undecided: {', '.join(verdict.undecided)}")
-    print(f"{runs} runs of up to {samples} calls, share {share:g}, alpha {gates.alpha:g}:")
-    for kind in sorted(set(kinds)):
-        print(f"  {kinds.count(kind)} {kind}")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("cost").add_argument("--rounds", type=int, default=9)
     verdicts = commands.add_parser("verdicts")
     verdicts.add_argument("--runs", type=int, default=300)
     verdicts.add_argument("--samples", type=int, default=4000)
     verdicts.add_argument("--alpha", type=float, default=0.01)
-    alike = commands.add_parser("alike")
-    alike.add_argument("--runs", type=int, default=300)
-    alike.add_argument("--samples", type=int, default=8000)
-    alike.add_argument("--share", type=float, default=0.5)
     given = parser.parse_args()
     if given.command == "cost":
         print_costs(given.rounds)
-    elif given.command == "alike":
-        print_alike(given.runs, given.samples, given.share)
     else:
         print_verdicts(given.runs, given.samples, given.alpha)
 

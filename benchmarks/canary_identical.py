@@ -25,9 +25,10 @@ from typing import Any
 
 import onnx
 
-import service_soak
 from edgekit_runtime import Client
-from service_soak import MODEL, Versions, serve
+from results import make_parser
+from service_soak import Versions
+from serving import MODEL, serving
 from soak_clients import asking
 
 CONFIG = """[models.small]
@@ -40,10 +41,7 @@ SPARE_S = 60.0
 
 
 def main() -> int:
-    """Run all canaries, print what became of them, and return whether the goal was missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--negated", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=3.0, help="of a canary")
@@ -71,13 +69,11 @@ def burning(count: int) -> Iterator[None]:
 
 
 def burn() -> None:
-    """Compute for ever."""
     while True:
         sum(range(1000))
 
 
 def negate() -> bytes:
-    """Return the model with its class scores negated."""
     model = onnx.load(MODEL)
     (output,) = model.graph.output
     for node in model.graph.node:
@@ -91,17 +87,17 @@ def measure(folder: Path, arguments: argparse.Namespace) -> tuple[list[str], lis
     """Return what became of each canary, the wrong answers of each negated one, and the load."""
     versions = Versions(folder)
     versions.make(1 + arguments.runs)
-    versions.make_negated(arguments.negated, negate())
+    versions.make(arguments.negated, negate())
     versions.publish()
-    service_soak.CONFIG = CONFIG.format(
+    config = CONFIG.format(
         share=arguments.share, seconds=arguments.seconds, isolated=str(arguments.isolated).lower()
     )
     names = ("start", *(f"run {number}" for number in range(arguments.runs + arguments.negated)))
     outcomes = []
     with (
-        serve(folder) as (_, path),
-        Client(path) as control,
-        asking(path, arguments.clients, versions.question, names) as load,
+        serving(folder, versions.folder, config=config) as service,
+        Client(service.path) as control,
+        asking(service.path, arguments.clients, versions.question, names) as load,
     ):
         for name in names[1:]:
             load.begin(name)
@@ -130,7 +126,6 @@ def try_next(control: Client, versions: Versions) -> str:
 
 
 def report(arguments: argparse.Namespace, outcomes: list[str], wrong: list[int], load_average: float) -> int:
-    """Print what was found; return the exit code."""
     alike, negated = outcomes[: arguments.runs], outcomes[arguments.runs :]
     print(f"load average {load_average:.1f}, {len(os.sched_getaffinity(0))} cores, {arguments}")
     false = len(alike) - alike.count("promoted")

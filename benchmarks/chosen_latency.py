@@ -8,12 +8,10 @@ source model then run in turns in one process, with one thread. A ratio above 1.
 report's first page ends the benchmark with exit code 1.
 """
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,11 +23,10 @@ from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.selftest import read_golden_inputs
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
-from results import NONE, machine
-from works import SHARED, WORKS, MissingError
+from results import NONE, machine, make_parser, print_head
+from works import list_subjects
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = ROOT / "models" / "tiny"
 BACKENDS = {"rpi5": "ort", "jetson": "tensorrt", "android": "litert"}
 MOST = 1.05
 LIMITS = LatencyLimits(warmup_rounds=5, min_rounds=30, max_rounds=400, time_limit_s=8.0)
@@ -54,45 +51,10 @@ class Row:
         return self.measured <= MOST or self.has_warned
 
 
-def find_models(only: list[str]) -> Iterator[tuple[str, Path, list[str]]]:
-    """Yield the name, the path and the options for samples of each model."""
-    found = [
-        (
-            path.stem,
-            path,
-            ["--calibration", f"{TINY / path.stem}.calib.npz", "--eval", f"{TINY / path.stem}.eval.npz"],
-        )
-        for path in sorted(TINY.glob("*.onnx"))
-    ]
-    for name, path, options in found:
-        if not only or name in only:
-            yield name, path, options
-    for work in WORKS:
-        if only and work.name not in only:
-            continue
-        try:
-            model, calibration, evaluation = work.prepare()
-        except MissingError as error:
-            print(f"{work.name}: skipped: {error}", file=sys.stderr)
-            continue
-        yield work.name, model, ["--calibration", str(calibration), "--eval", str(evaluation)]
-    if not only or "mnist8" in only:
-        path = SHARED / "models" / "mnist8_fp32.onnx"
-        if path.exists():
-            yield "mnist8", path, []
-
-
 def run(name: str, model: Path, options: list[str], target: str, folder: Path) -> Row | None:
     """Package a model and race it against its source; None where it is refused."""
-    command = [
-        str(ROOT / "edgekit"),
-        "package",
-        str(model),
-        "--target",
-        target,
-        "--backend",
-        BACKENDS[target],
-    ]
+    command = [str(ROOT / "edgekit"), "package", str(model), "--target", target]
+    command += ["--backend", BACKENDS[target]]
     command += [*options, "--search-seconds", "10", "-o", str(folder), "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
@@ -127,7 +89,6 @@ def race(package: Path, source: Path) -> float:
 
 
 def show(row: Row) -> str:
-    """Return a row of the Markdown table."""
     modelled = NONE
     if row.modelled is not None:
         modelled = f"{row.modelled:.2f} (may be off by {row.uncertainty:.1f} x)"
@@ -142,20 +103,17 @@ def show(row: Row) -> str:
 
 
 def main() -> int:
-    """Package, race and print; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--targets", nargs="*", default=list(BACKENDS), choices=list(BACKENDS))
     arguments = parser.parse_args()
-    print("| model | target | form | x float32, modelled | x float32, measured here | warned | decided by |")
-    print("|---|---|---|--:|--:|---|---|", flush=True)
+    print_head("model | target | form | x float32, modelled | x float32, measured here | warned | decided by")
     rows = []
-    for name, model, options in find_models(arguments.only):
+    for subject in list_subjects(arguments.only):
+        options = [] if subject.name == "mnist8" else subject.options  # one model has no samples
         for target in arguments.targets:
             with tempfile.TemporaryDirectory() as folder:
-                row = run(name, model, options, target, Path(folder))
+                row = run(subject.name, subject.model, options, target, Path(folder))
             if row is not None:
                 rows.append(row)
                 print(show(row), flush=True)

@@ -16,76 +16,30 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-import click
 import numpy as np
 
 from edgekit_toolkit.targets.loader import list_targets
-from works import CACHE, HERE, WORKS, MissingError
+from public_models import CACHE
+from results import make_parser
+from works import HERE, Subject, list_subjects
 
-TINY = HERE.parent / "models" / "tiny"
 TARGETS = [target.name for target in list_targets()]
 REFUSED = 5  # exit code of a budget that no candidate keeps: docs/reference/exit-codes.md
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A model with the options of `edgekit package` that go with it, and one sample to run it on."""
-
-    name: str
-    model: Path
-    options: tuple[str | Path, ...]
-    sample: Path
-
-
-def tiny_subjects() -> list[Subject]:
-    """The models of models/tiny, judged by their labels."""
-    subjects = []
-    for model in sorted(TINY.glob("*.onnx")):
-        data = TINY / f"{model.stem}.eval.npz"
-        options = ("--calibration", TINY / f"{model.stem}.calib.npz", "--eval", data)
-        subjects.append(Subject(model.stem, model, options, first_sample(model.stem, data)))
-    return subjects
-
-
-def work_subjects() -> list[Subject]:
-    """The works of the quantization benchmark that can be done here."""
-    subjects = []
-    for work in WORKS:
-        try:
-            model, calibration, evaluation = work.prepare()
-        except MissingError as missing:
-            click.echo(f"skipped {work.name}: {missing}", err=True)
-            continue
-        metric = f"{HERE / 'metrics.py'}:{work.metric}"
-        options = (
-            "--budget",
-            "drop=5%",
-            "--calibration",
-            calibration,
-            "--eval",
-            evaluation,
-            "--metric",
-            metric,
-        )
-        subjects.append(Subject(work.name, model, options, first_sample(work.name, calibration)))
-    return subjects
-
-
-def first_sample(name: str, data: Path) -> Path:
-    """A .npz with the first sample of `data`, without its label."""
+def first_sample(subject: Subject) -> Path:
+    """A .npz with the first sample of a model, without its label."""
+    path = CACHE / f"{subject.name}.sample.npz"
     CACHE.mkdir(exist_ok=True)
-    path = CACHE / f"{name}.sample.npz"
-    with np.load(data) as arrays:
+    with np.load(subject.evaluation) as arrays:
         np.savez(path, **{key: arrays[key][:1] for key in arrays.files if key != "y"})
     return path
 
 
 def edgekit(*arguments: str | Path) -> tuple[int, dict[str, Any]]:
-    """Exit code and document of a command with --json."""
     command = [sys.executable, "-m", "edgekit_cli", *arguments, "--json"]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
@@ -95,11 +49,20 @@ def edgekit(*arguments: str | Path) -> tuple[int, dict[str, Any]]:
     return process.returncode, document
 
 
+def list_options(subject: Subject) -> list[str]:
+    """Return options of `edgekit package`: models/tiny are judged by their labels."""
+    if subject.work is None:
+        return subject.options
+    metric = f"{HERE / 'metrics.py'}:{subject.work.metric}"
+    return [*subject.options, "--budget", "drop=5%", "--metric", metric]
+
+
 def run_all(subject: Subject, target: str, search_s: float, folder: Path) -> dict[str, Any]:
     """What came of all commands for one model and target: `failed` names the first that went wrong."""
     start = time.perf_counter()
-    options = [*subject.options, "--target", target, "--search-seconds", str(search_s)]
+    options = [*list_options(subject), "--target", target, "--search-seconds", str(search_s)]
     code, report = edgekit("package", subject.model, *options, "-o", folder)
+    sample = first_sample(subject)
     row: dict[str, Any] = {"model": subject.name, "target": target, "failed": "", "refused": ""}
     row["seconds"] = time.perf_counter() - start
     if code == REFUSED:
@@ -110,7 +73,7 @@ def run_all(subject: Subject, target: str, search_s: float, folder: Path) -> dic
     package = next(folder.glob("*.edgepkg"))
     row |= {"label": f"{report['target']['backend']}: {chosen['label']}", "bytes": package.stat().st_size}
     row["drop"] = chosen["figures"]["drop"]["value"]
-    for command in (("verify", package), ("inspect", package), ("run", package, "--input", subject.sample)):
+    for command in (("verify", package), ("inspect", package), ("run", package, "--input", sample)):
         code, document = edgekit(*command)
         if code:
             return {**row, "failed": f"{command[0]} ({code}): {document['error']['message']}"}
@@ -124,7 +87,6 @@ def run_all(subject: Subject, target: str, search_s: float, folder: Path) -> dic
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """One line a model and target."""
     lines = ["| model | target | chosen | kB | drop, points | s |", "|---|---|---|---|---|---|"]
     for row in rows:
         head = f"| {row['model']} | {row['target']} | "
@@ -137,33 +99,29 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-@click.command()
-@click.option("--only", multiple=True, help="Only this model.")
-@click.option("--target", "targets", type=click.Choice(TARGETS), multiple=True, help="Only this target.")
-@click.option("--search-seconds", default=5.0, show_default=True, help="Of each package.")
-@click.option("--markdown", "markdown_file", type=click.File("w"), help="Write the table; - for stdout.")
-def main(
-    *, only: Sequence[str], targets: Sequence[str], search_seconds: float, markdown_file: TextIO | None
-) -> None:
-    """Run every command on every model for every target."""
+def main() -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("--only", action="append")
+    parser.add_argument("--target", action="append", choices=TARGETS)
+    parser.add_argument("--search-seconds", type=float, default=5.0, help="of each package")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table")
+    options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as home:
         os.environ["EDGEKIT_HOME"] = home
         edgekit("keys", "generate")
-        for subject in [*tiny_subjects(), *work_subjects()]:
-            if only and subject.name not in only:
-                continue
-            for target in targets or TARGETS:
+        for subject in list_subjects(options.only):
+            for target in options.target or TARGETS:
                 with tempfile.TemporaryDirectory() as folder:
-                    rows.append(run_all(subject, target, search_seconds, Path(folder)))
-                click.echo(markdown(rows[-1:]).splitlines()[-1], err=True)
-    if markdown_file:
-        markdown_file.write(markdown(rows) + "\n")
+                    rows.append(run_all(subject, target, options.search_seconds, Path(folder)))
+                print(markdown(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
+    if options.markdown:
+        options.markdown.write_text(markdown(rows) + "\n")
     failed = sum(1 for row in rows if row["failed"])
     refused = sum(1 for row in rows if row["refused"])
-    click.echo(f"{len(rows)} pairs, {failed} failed, {refused} refused", err=True)
-    sys.exit(1 if failed else 0)
+    print(f"{len(rows)} pairs, {failed} failed, {refused} refused", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -17,8 +17,6 @@ Three shares take about 6 minutes at rest. `--seconds` is the length of one meas
 
 import telemetry_off  # noqa: F401
 
-import argparse
-import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +35,7 @@ from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.samples.generated import generate_feeds
 from edgekit_toolkit.targets.loader import load_target
 from memory_estimate import Case, load, write
-from results import machine
+from results import machine, make_parser, print_head, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 GOAL = 0.1
@@ -71,8 +69,7 @@ def predict_latencies(
         network_s = [there[name].seconds for name in networks]
         device = f"{share:.0%} of one processor" if share < 1 else f"all {measured.machine.cores} processors"
         print(f"\n{measured.machine.engine}, {device}")
-        print("| model | here, ms | predicted, ms | measured, ms | times as long | error, % | spread, % |")
-        print("| --- | --- | --- | --- | --- | --- | --- |")
+        print_head("model | here, ms | predicted, ms | measured, ms | times as long | error, % | spread, %")
         errors, fits = [], []
         for name in models:
             fits.append(fit_ratios(list(here[name].networks.values()), network_s, may_share=engine == "ort"))
@@ -107,8 +104,8 @@ def predict_latencies(
 def predict_memory(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
     """Print a table of peak memory on the bench `constrained`; yields its rows."""
     target, errors = load_target("x86-64"), []
-    print("\n| model | stated, MB | engine's part | peak on `constrained`, MB | error, % |")
-    print("| --- | --- | --- | --- | --- |")
+    print()
+    print_head("model", "stated, MB", "engine's part", "peak on `constrained`, MB", "error, %")
     with (
         tempfile.TemporaryDirectory() as folder,
         open_bench(find_bench("constrained")) as bench,
@@ -148,7 +145,7 @@ def print_summary(what: str, errors: Sequence[float]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--folder", type=Path, action="append", default=[], help="further models")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these models alone")
     parser.add_argument("--share", type=float, nargs="*", default=[0.33, 0.2, 0.1])
@@ -163,9 +160,7 @@ def main() -> None:
     for engine in args.engine if args.share else ():
         models = {case.name: case.model for case in cases if case.model.engine == engine}
         latency += predict_latencies(models, engine, args.share, args.seconds)
-    if args.json:
-        found = {"machine": machine(), "latency": latency, "memory": memory}
-        args.json.write_text(json.dumps(found, indent=1))
+    write_json(args.json, {"machine": machine(), "latency": latency, "memory": memory})
 
 
 if __name__ == "__main__":

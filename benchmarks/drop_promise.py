@@ -7,12 +7,10 @@ the evaluation samples are drawn with replacement and held against all of them.
 Usage, with scripts/python benchmarks/drop_promise.py
 """
 
-import argparse
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +26,9 @@ from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.selection.choice import CandidateFigures, choose
 from edgekit_toolkit.selection.confirmation import AcceptedChoice, ConfirmedChoice, choose_confirmed
 from edgekit_toolkit.targets.loader import load_target
-from works import WORKS, MissingError
+from results import make_parser, print_head
+from works import Subject, list_subjects
 
-TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
 COUNTS = (20, 100, 500, 2000)
 RESAMPLINGS = 200
 LIMIT = 1.0
@@ -42,14 +40,7 @@ Table = NDArray[np.float64]  # scores [models, samples], the source model first
 
 @dataclass(frozen=True)
 class Case:
-    """A model with its outcomes.
-
-    Attributes:
-        name: of the model.
-        metric: that scored.
-        table: outcomes on all evaluation samples.
-        measured: its candidates.
-    """
+    """A model with its outcomes."""
 
     name: str
     metric: Metric
@@ -71,49 +62,34 @@ class Counts:
 
 
 def main() -> None:
-    """Print a table row for each model and number of samples."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="*", help="names of models")
     only = parser.parse_args().only
-    print(
-        "| model (metric, samples, candidates) | judging samples | kept | of them wrong | not resolved"
-        " | of them over 1 point | refused | estimate alone: ok | of them wrong |\n" + 9 * "|---" + "|"
+    print_head(
+        "model (metric, samples, candidates) | judging samples | kept | of them wrong | not resolved"
+        " | of them over 1 point | refused | estimate alone: ok | of them wrong"
     )
     with tempfile.TemporaryDirectory() as folder:
         os.environ["EDGEKIT_HOME"] = folder
-        for name, prepare in _sources():
-            if only and name not in only:
+        for subject in list_subjects(only):
+            if subject.name == "mnist8" or (subject.work and subject.work.metric not in METRICS):
                 continue
-            try:
-                case = _case(name, *prepare())
-            except MissingError as error:
-                print(f"| {name}: skipped, {error} |")
-                continue
+            case = _case(subject)
             for count in COUNTS:
                 _print_row(case, count)
 
 
-def _sources() -> Iterator[tuple[str, Callable[[], tuple[Path, Path, Path]]]]:
-    """Yield names, and functions that return model, calibration and evaluation samples."""
-    for path in sorted(TINY.glob("*.onnx")):
-        files = (path, path.with_suffix(".calib.npz"), path.with_suffix(".eval.npz"))
-        yield path.stem, lambda files=files: files
-    for work in WORKS:
-        if work.metric in METRICS:
-            yield work.name, work.prepare
-
-
-def _case(name: str, model: Path, calibration: Path, evaluation: Path) -> Case:
+def _case(subject: Subject) -> Case:
     request = Request(
-        model=model, target=load_target("x86-64"), budget=parse_budget(""), name=name, version="1",
-        calibration=calibration, evaluation=evaluation, search_s=10.0, threads=2,
+        model=subject.model, target=load_target("x86-64"), budget=parse_budget(""), name=subject.name,
+        version="1", calibration=subject.calibration, evaluation=subject.evaluation, search_s=10.0, threads=2,
     )  # fmt: skip
     run = search(request, load_signer(), lambda *_: None)
     metric = run.scores.metric
     assert isinstance(metric, Metric)
-    return Case(name, metric, _outcomes(run, metric), tuple(draft.measured for draft in run.candidates))
+    return Case(
+        subject.name, metric, _outcomes(run, metric), tuple(draft.measured for draft in run.candidates)
+    )
 
 
 def _outcomes(run: Run, metric: Metric) -> Table:

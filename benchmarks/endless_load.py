@@ -9,7 +9,6 @@ of all rounds), no failed request, every swap done, and every endless load refus
 machine and this run: compare ratios. It ends with exit code 1 where the goal is missed.
 """
 
-import argparse
 import sys
 import tempfile
 import threading
@@ -20,20 +19,19 @@ from typing import Any
 import numpy as np
 import onnx
 
-import service_soak
 from edgekit_runtime import Client
 from edgekit_runtime.errors import EdgekitError
-from service_soak import MODEL, Versions, serve, swap
+from results import make_parser
+from service_soak import CONFIG, Versions, swap
+from serving import MODEL, serving
 from soak_clients import asking
 
+OUTPUT = "logits"
 SPARE_S = 3.0  # for the rest of a load
 
 
 def main() -> int:
-    """Measure, print, and return whether the goal was missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=4.0)
     arguments = parser.parse_args()
@@ -43,7 +41,6 @@ def main() -> int:
 
 
 def make_endless() -> bytes:
-    """Return the model with a loop in front that never ends."""
     model, helper = onnx.load(MODEL), onnx.helper
     graph, kinds = model.graph, onnx.TensorProto
     given = graph.input[0].name
@@ -69,12 +66,11 @@ def make_endless() -> bytes:
 
 
 def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
-    """Return the figures of all phases."""
     versions = Versions(folder)
     versions.make(2 * rounds + 1)
     versions.publish()
-    versions.write("endless", make_endless())
-    service_soak.CONFIG += f"[models.endless]\nload_timeout_s = {seconds}\n"
+    versions.write("endless", make_endless(), expected={OUTPUT: versions.question[2]})
+    config = f"{CONFIG}[models.endless]\nload_timeout_s = {seconds}\n"
     names = ("start", *(f"{what} {number}" for number in range(rounds) for what in ("before", "during")))
     swaps: dict[str, list[float]] = {"before": [], "during": []}
     refused: list[str] = []
@@ -87,14 +83,14 @@ def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
                 refused.append(str(error))
 
     with (
-        serve(folder) as (_, path),
-        Client(path) as control,
-        asking(path, 1, versions.question, names) as load,
+        serving(folder, versions.folder, config=config) as service,
+        Client(service.path) as control,
+        asking(service.path, 1, versions.question, names) as load,
     ):
-        load.begin("start", seconds + SPARE_S)  # the endless load of the start, too
+        load.begin("start", SPARE_S)
         for number in range(rounds):
             for what in ("before", "during"):
-                loading = threading.Thread(target=load_endless, args=(path,))
+                loading = threading.Thread(target=load_endless, args=(service.path,))
                 if what == "during":
                     loading.start()
                     time.sleep(0.1 * seconds)
@@ -120,7 +116,6 @@ def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
 
 
 def report(found: dict[str, Any]) -> int:
-    """Print what was found; return the exit code."""
     for name, phase in found["phases"].items():
         swap_ms = 1e3 * np.median(found["swaps"][name])
         print(

@@ -9,7 +9,6 @@ while one runs. Goals: ratio 2 at most (median of the rounds), 5 s, 10 s. Read t
 a shared machine.
 """
 
-import argparse
 import contextlib
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from benchmarks.results import make_parser, print_head
 from tests.runtime.conftest import make_maker
 from tests.runtime.slot_cases import write_keys
 from tests.service.serve_parts import Served, served
@@ -54,7 +54,6 @@ def measure_back_s(service: Served) -> float:
 
 
 def measure(title: str, rounds: int, seconds: float) -> str:
-    """Return a row of the table."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         maker = make_maker()
@@ -84,15 +83,11 @@ def measure(title: str, rounds: int, seconds: float) -> str:
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
     arguments = parser.parse_args()
-    print("| kind | p99 before, us | during | ratio, median (all) | model back, s, worst | SIGTERM, s |")
-    print("|---|--:|--:|--:|--:|--:|")
+    print_head("kind | p99 before, us | during | ratio, median (all) | model back, s, worst | SIGTERM, s")
     for title in KINDS:
         print(measure(title, arguments.rounds, arguments.seconds), flush=True)
 

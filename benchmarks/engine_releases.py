@@ -10,7 +10,6 @@ aborts is named, and the next process goes on behind it.
 
 import telemetry_off  # noqa: F401
 
-import argparse
 import itertools
 import json
 import os
@@ -30,11 +29,11 @@ from edgekit_runtime.sessions.backends import open_session
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.sessions.selftest import run_selftest
 from edgekit_runtime.trust.dsse import KnownDigest
+from results import make_parser
 
 
 def main() -> None:
-    """Write the packages here, and have each release open them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("models", type=Path, nargs="+")
     parser.add_argument("--release", action="append", required=True, metavar="NAME=FOLDER")
     given = parser.parse_args()

@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import onnx
+from benchmarks.results import make_parser, write_json
 from tests.toolkit.exporter_kinds import KINDS, UNORDERED_ROWS, Array, build
 
 from edgekit_cli.cli import main as edgekit
@@ -44,6 +45,8 @@ from edgekit_runtime.trust.trust_store import TrustStore
 
 ENGINES: Final = ("ort", "litert")
 GOOD: Final = {"ok", "refused"}
+PACKAGING: Final = ["-t", "x86-64", "--budget", "size=10MB,drop=3%", "--search-seconds", "0", "--json"]
+PLANNING: Final = ["--device", "local", "--server", "local", "--bandwidth", "1,100", "--seconds", "0.2"]
 _LIMIT_S: Final = 600.0
 _CLEAR: Final = re.compile(r"'[^']+'|--[a-z]|node that makes")
 _MAX_ERROR: Final = 0.5  # of the outputs' norm; int8 forms of random networks stay below 0.2
@@ -73,7 +76,6 @@ def run_command(*arguments: object) -> tuple[str, str]:
 
 
 def feeds_of(samples: Mapping[str, Array], specs: Mapping[str, int], place: int) -> dict[str, Array]:
-    """Return one sample; `specs` has the rank of each input."""
     return {
         name: array[place] if array.ndim > specs[name] else array[place : place + 1]
         for name, array in samples.items()
@@ -107,7 +109,6 @@ def find_difference(
 
 
 async def serve_once(package: Path, trust: TrustStore, name: str, feeds: Mapping[str, Array]) -> Any:
-    """Return what a service answers to one request."""
     with tempfile.TemporaryDirectory() as folder:  # a socket's path must be short
         socket = f"{folder}/socket"
         config = ServiceConfig(listen=Listen(unix_socket=socket, port=0))
@@ -122,8 +123,6 @@ async def serve_once(package: Path, trust: TrustStore, name: str, feeds: Mapping
 
 
 class Trial:
-    """One model on its way through the commands."""
-
     def __init__(self, number: int, folder: Path) -> None:
         self.number, self.folder = number, folder
         self.kind, proto, self.samples = build(number)
@@ -156,21 +155,7 @@ class Trial:
 
     def _package(self, engine: str, out: Path) -> tuple[str, str]:
         outcome, detail = run_command(
-            "package",
-            self.path,
-            "-t",
-            "x86-64",
-            "--backend",
-            engine,
-            "--calibration",
-            self.data,
-            "--budget",
-            "size=10MB,drop=3%",
-            "--search-seconds",
-            "0",
-            "-o",
-            out,
-            "--json",
+            "package", self.path, "--backend", engine, "--calibration", self.data, "-o", out, *PACKAGING
         )
         if outcome == "ok":
             baseline = json.loads(detail)["accuracy"]["baseline"]
@@ -194,21 +179,7 @@ class Trial:
 
     def _plan(self) -> tuple[str, str]:
         return run_command(
-            "offload",
-            "plan",
-            self.path,
-            "--device",
-            "local",
-            "--server",
-            "local",
-            "--samples",
-            self.data,
-            "--bandwidth",
-            "1,100",
-            "--seconds",
-            "0.2",
-            "-o",
-            self.folder / "plan",
+            "offload", "plan", self.path, "--samples", self.data, "-o", self.folder / "plan", *PLANNING
         )
 
 
@@ -270,7 +241,7 @@ class Child:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--kind", choices=KINDS)
@@ -292,8 +263,7 @@ def main() -> int:
                 results.append(result)
                 if result.outcome not in GOOD:
                     print(*result, sep=" | ", flush=True)
-            if options.json:
-                options.json.write_text(json.dumps(results, indent=1))
+            write_json(options.json, results)
     show(results)
     return int(any(result.outcome not in GOOD for result in results))
 

@@ -9,9 +9,7 @@ smaller. With `--python ENV/bin/python`, an environment that nobody else uses an
 device (`requirements/device.txt`), agent and service share with each other only, as on a device. Two minutes.
 """
 
-import argparse
 import contextlib
-import json
 import logging
 import sys
 import tempfile
@@ -19,6 +17,8 @@ import threading
 import time
 from pathlib import Path
 
+from benchmarks.processes import list_children, read_memory
+from benchmarks.results import make_parser, write_json
 from tests.agent.site import Site
 from tests.fleet.conftest import Fleet
 from tests.free_port import free_port
@@ -29,23 +29,6 @@ from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 
 GOAL_MB = 30.0
 SETTLE_S, LATER_S = 5.0, 60.0
-KINDS = ("Pss", "Rss", "Private_Dirty")
-
-
-def read_memory(pid: int) -> dict[str, float]:
-    """Return the memory of a process by kind, in MB (10^6 bytes)."""
-    found = {}
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        name, _, rest = line.partition(":")
-        if name in KINDS:
-            found[name] = int(rest.split()[0]) * 1024 / 1e6
-    return found
-
-
-def list_children(pid: int) -> list[int]:
-    """Return the child processes of a process."""
-    texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    return [int(word) for text in texts for word in text.split()]
 
 
 class Peak:
@@ -69,7 +52,7 @@ class Peak:
             total = 0.0
             for pid in (self._pid, *list_children(self._pid)):
                 with contextlib.suppress(OSError, KeyError):  # it has ended
-                    total += read_memory(pid)["Pss"]
+                    total += read_memory(pid)["Pss"] / 1e6
             self.mb = max(self.mb, total)
 
 
@@ -96,7 +79,8 @@ def run(folder: Path, python: str) -> list[dict[str, object]]:
             wait_for(lambda: site.reported() != before, f"a report; {site.log()}", 30)
 
             def take(moment: str, peak_mb: float = 0.0) -> None:
-                row = {"moment": moment, **read_memory(agent.pid), "children": len(list_children(agent.pid))}
+                memory = {kind: size / 1e6 for kind, size in read_memory(agent.pid).items()}
+                row = {"moment": moment, **memory, "children": len(list_children(agent.pid))}
                 rows.append({**row, "peak_with_children": peak_mb} if peak_mb else row)
 
             time.sleep(SETTLE_S)
@@ -116,8 +100,7 @@ def run(folder: Path, python: str) -> list[dict[str, object]]:
 
 
 def main() -> int:
-    """Measure and print; exit code 1 if an idle agent takes more than the goal."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = make_parser(__doc__)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -132,8 +115,7 @@ def main() -> int:
             f"{row['moment']:22} PSS {row['Pss']:5.1f}, RSS {row['Rss']:5.1f}, private and written"
             f" {row['Private_Dirty']:5.1f}; {row['children']} children{peak}"
         )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1))
+    write_json(arguments.json, rows)
     return int(any(float(str(row["Pss"])) > GOAL_MB for row in rows))
 
 

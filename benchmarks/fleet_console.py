@@ -8,11 +8,9 @@ request to the last byte of the answer, compressed. A live update is counted fro
 the last byte of the page that an event made the client fetch.
 """
 
-import argparse
 import gzip
 import html
 import http.client
-import json
 import logging
 import random
 import re
@@ -26,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from benchmarks.results import make_parser, write_json
 from tests.fleet.console.conftest import Served
 from tests.fleet.console.rollout_sample import add_rollout
 from tests.fleet.filled_store import fill_store
@@ -236,7 +235,7 @@ def measure_live(served: Served, cookie: str, repeats: int) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = make_parser(__doc__)
     parser.add_argument("--devices", type=int, default=100_000)
     parser.add_argument("--online", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=40)
@@ -286,8 +285,7 @@ def main() -> int:
     print(
         f"live update: p50 {live['p50_ms']:.0f} ms, p95 {live['p95_ms']:.0f} ms, max {live['max_ms']:.0f} ms"
     )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1, default=str))
+    write_json(arguments.json, result)
     slow = [name for name, one in result["pages"].items() if one["p95_ms"] > GOAL_MS or one["kB"] > GOAL_KB]
     slow += [
         name for name, one in result["work"].items() if max(one["slowest_ms"], *one["beside_ms"]) > GOAL_MS

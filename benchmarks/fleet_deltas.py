@@ -20,6 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from results import write_json
+
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "models" / "tiny"
 SIZE = 0.47
@@ -67,7 +69,6 @@ def compare(folder: Path) -> None:
 
 
 def package(name: str, backend: str, models: Path, folder: Path) -> None:
-    """Package a model, and its fine-tuned versions like it."""
     folder.mkdir()
     options = ["--name", name, "-t", "x86-64", "--backend", backend, "--search-seconds", "3"]
     size_kb = SIZE * (models / f"{name}.base.onnx").stat().st_size / 1000
@@ -155,8 +156,7 @@ def main() -> None:
                         f" {row['score']:.4f} {row['source_score']:.4f}; {row['seconds']:.2f} s",
                         flush=True,
                     )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1))
+    write_json(arguments.json, found)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from edgekit_runtime.agent.artifacts.download import Downloader, DownloadLimits
 from edgekit_runtime.agent.artifacts.repository import RepositoryClient
 from edgekit_runtime.agent.membership import make_context
 from edgekit_runtime.errors import TransportError
-from edgekit_runtime.system.child_process import ChildProcess
+from results import make_parser, write_json
 
 PORT = 8443
 LIMIT_S = 280
@@ -106,17 +106,13 @@ def fetch(folder: Path, row: Row) -> dict[str, Any]:
     )
     assert offer is not None
     before, begin_s, failures, peak = read_wire(), time.monotonic(), 0, PeakRate()
-    path, came = folder / f"{row.name}.fetched", [0]
-
-    def count(received_bytes: int) -> None:
-        came[0] += received_bytes
-
+    path, received = folder / f"{row.name}.fetched", list[int]()
     while not path.exists():
         try:
             downloader.fetch(
                 *(offer.url, path, offer.size_bytes),
                 sha256=offer.sha256,
-                count=count,
+                count=received.append,
                 stop=threading.Event(),
             )
         except TransportError as error:  # noqa: PERF203  # each try takes seconds
@@ -128,7 +124,7 @@ def fetch(folder: Path, row: Row) -> dict[str, Any]:
     return {
         "took_s": took_s,
         "failures": failures,
-        "content": came[0],
+        "content": sum(received),
         "tls": used["received"] - HEADER_BYTES * used["packets"],
         **used,
         "metadata": before["received"],
@@ -138,7 +134,6 @@ def fetch(folder: Path, row: Row) -> dict[str, Any]:
 
 
 def serve(folder: Path, name: str) -> None:
-    """Serve the repository until killed."""
     fleet = FleetFolder(folder)
     settings = fleet.read_settings()
     with serve_devices(fleet.open_store(), fleet, settings, open_authority(fleet, settings)):
@@ -160,8 +155,9 @@ def run(folder: Path, row: Row) -> dict[str, Any]:
             if row.cut:
                 cuts += 1
                 cut(testbed, row)
-        found: dict[str, Any] = {"cuts": cuts, **read_result(device)}
-        return found
+        if device.wait(1.0) != 0:
+            sys.exit(f"the download ended {device.explain_end()}")
+        return {"cuts": cuts, **json.loads(device.output)}
 
 
 def set_link(testbed: Testbed, row: Row) -> None:
@@ -169,19 +165,11 @@ def set_link(testbed: Testbed, row: Row) -> None:
 
 
 def cut(testbed: Testbed, row: Row) -> None:
-    """Cut the link for 3 s."""
     testbed.block()
     if row.cut == "break":
         testbed.spawn("device", ["ss", "--kill", "dst", SERVER_HOST]).wait(10.0)
     time.sleep(CUT_S)
     set_link(testbed, row)
-
-
-def read_result(device: ChildProcess) -> dict[str, Any]:
-    if device.wait(1.0) != 0:
-        sys.exit(f"the download ended {device.explain_end()}")
-    result: dict[str, Any] = json.loads(device.output)
-    return result
 
 
 def prepare(folder: Path) -> None:
@@ -203,7 +191,6 @@ def prepare(folder: Path) -> None:
 
 
 def show(row: Row, found: dict[str, Any]) -> None:
-    """Print a row."""
     size = row.package_bytes
     shares = {name: round(found[name] / size, 4) for name in ("content", "tls", "received", "sent")}
     text = f"{row.name:12} {size:>9} bytes, {found['took_s']:6.1f} s, {found['cuts']} cuts, {shares}"
@@ -219,8 +206,7 @@ def show(row: Row, found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure, or be one of the two sides of a row."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rows", help="names of some rows, with commas")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -241,9 +227,7 @@ def main() -> None:
         results = list(threads.map(lambda row: run(Path(name), row), rows))
     for row, found in zip(rows, results, strict=True):
         show(row, found)
-    if options.json is not None:
-        table = [{**asdict(row), **found} for row, found in zip(rows, results, strict=True)]
-        options.json.write_text(json.dumps(table, indent=1) + "\n")
+    write_json(options.json, [{**asdict(row), **found} for row, found in zip(rows, results, strict=True)])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ of the device in the console has one, both read in turns: so each time includes 
 a tmpfs. Ends by itself; the exit code is 1 if a sentence is missing after a minute.
 """
 
-import argparse
 import contextlib
 import html
 import http.client
@@ -24,6 +23,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+
+from benchmarks.results import make_parser
+from tests.waiting import wait_for
 
 from edgekit_fleet.access import users
 from edgekit_fleet.access.guard import LOGIN
@@ -44,8 +46,6 @@ FAKETIME = Path(f"/usr/lib/{os.uname().machine}-linux-gnu/faketime/libfaketime.s
 
 
 class Device:
-    """A device in a folder."""
-
     def __init__(
         self, site: SimpleNamespace, name: str, folder: Path | None = None, **variables: str
     ) -> None:
@@ -79,7 +79,7 @@ class Device:
         """Enrol, start, and get a document, so that reconnects take seconds as in a fleet that works."""
         self.enrol()
         self.start()
-        wait(lambda: devices.describe(self.site.fleet.store, self.name).summary.is_online, "the hello")
+        wait_for(lambda: devices.describe(self.site.fleet.store, self.name).summary.is_online, "the hello")
         model = DesiredModel(
             model="kws",
             version="1.0.0",
@@ -95,7 +95,7 @@ class Device:
             row = {"device": self.name, "model": "kws", "rollout": "r1", "document": to_plain(model)}
             session.merge(WantedModelRow(**row))
             mark_due(session, [self.name])
-        wait(lambda: "desired 1.0.0" in self.run("fleet", "status"), "the document")
+        wait_for(lambda: "desired 1.0.0" in self.run("fleet", "status"), "the document")
         return self
 
     def page(self) -> str:
@@ -104,16 +104,6 @@ class Device:
         text = connection.getresponse().read().decode()
         found = re.search(r'<p class="lead" role="status">(.*?)</p>', text, re.DOTALL)
         return html.unescape(found[1]) if found else text
-
-
-def wait(holds: Callable[[], object], what: str) -> float:
-    """Return the seconds until something holds, at least once in 0.1 s."""
-    begin = time.monotonic()
-    while not holds():
-        if time.monotonic() - begin > LIMIT_S:
-            raise TimeoutError(f"waited {LIMIT_S:.0f} s for {what}")
-        time.sleep(0.1)
-    return time.monotonic() - begin
 
 
 def stop(site: SimpleNamespace) -> tuple[Device, str, str]:
@@ -131,7 +121,7 @@ def revoke(site: SimpleNamespace) -> tuple[Device, str, str]:
 def enrol_again(site: SimpleNamespace) -> tuple[Device, str, str]:
     device = Device(site, "again").join()
     devices.revoke(site.fleet.store, device.name, "bench", "by mistake")
-    wait(lambda: "not connected" in device.run("fleet", "status"), "the end")
+    wait_for(lambda: "not connected" in device.run("fleet", "status"), "the end")
     device.enrol()
     return device, "\n  connected since", "again: kws: it runs nothing and should run 1.0.0, but 1.0.0"
 
@@ -194,9 +184,8 @@ def running_site() -> Iterator[SimpleNamespace]:
 
 
 def main() -> int:
-    """Print a line for each situation: seconds on the device and in the console, and both sentences."""
     missing = 0
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--only", choices=SITUATIONS)
     chosen = parser.parse_args().only
     with running_site() as site:

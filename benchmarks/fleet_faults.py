@@ -16,14 +16,13 @@ Four parts, each with its share of the time; `--part NAME` runs one of them.
 Faults are tried in a random order that is always the same, until the time is over.
 """
 
-import argparse
-import json
 import logging
 import sys
 import time
 import warnings
 from pathlib import Path
 
+from benchmarks.results import make_parser, write_json
 from tests.faults import journal_faults, manager_faults, step_faults
 from tests.faults.disk_calls import KINDS
 from tests.faults.processes import Outcome
@@ -53,7 +52,7 @@ def _print(part: str, outcome: Outcome, took_s: float) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = make_parser(__doc__)
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="of all parts together")
     parser.add_argument("--part", choices=list(PARTS), help="this one only")
     parser.add_argument("--most", type=int, help="faults of a part")
@@ -71,9 +70,8 @@ def main() -> int:
     total = sum(sum(one.counts.values()) for one in outcomes.values())
     wrong = [line for one in outcomes.values() for line in one.wrong]
     print(f"\n{total} faults, {len(wrong)} with a bad end")
-    if arguments.json:
-        rows = [[part, *key, n] for part, one in outcomes.items() for key, n in sorted(one.counts.items())]
-        arguments.json.write_text(json.dumps({"faults": rows, "wrong": wrong}, indent=1))
+    rows = [[part, *key, n] for part, one in outcomes.items() for key, n in sorted(one.counts.items())]
+    write_json(arguments.json, {"faults": rows, "wrong": wrong})
     return bool(wrong)
 
 

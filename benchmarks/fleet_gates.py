@@ -7,15 +7,14 @@ Beside ours stands the rule of hawkBit 0.9 as its documentation states it: a gro
 devices* have failed to install, and is good when 95 % of them have succeeded; nothing is known of the model.
 """
 
-import argparse
 import functools
-import json
 import math
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results import make_parser, write_json
 from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN, Model, Simulation, simulate
 
 from edgekit_fleet.rollouts.progress import AnswerEntry
@@ -78,7 +77,6 @@ def run_one(seed: int, devices: int, model: Model, others: int) -> Run:
 
 
 def run_bad(pool: Executor, devices: int, name: str, seeds: int) -> dict[str, Any]:
-    """Return how rollouts of a bad model end."""
     others = 11 if name == TWELVE else 0
     model = BAD_MODELS["2 x latency" if name == TWELVE else name]
     of_seed = functools.partial(run_one, devices=devices, model=model, others=others)
@@ -100,7 +98,6 @@ def run_bad(pool: Executor, devices: int, name: str, seeds: int) -> dict[str, An
 
 
 def run_clean(pool: Executor, count: int) -> dict[str, int]:
-    """Return how rollouts of a clean release end, as counts."""
     of_seed = functools.partial(run_one, devices=CLEAN_DEVICES, model=CLEAN, others=0)
     runs = list(pool.map(of_seed, range(1_000, 1_000 + count)))
     return {
@@ -113,7 +110,7 @@ def run_clean(pool: Executor, count: int) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--clean", type=int, default=200, help="rollouts of a clean release")
     parser.add_argument("--json", type=Path)
@@ -139,8 +136,7 @@ def main() -> None:
         f"clean rollouts of {CLEAN_DEVICES} devices: {clean['aborted']} of {clean['runs']} stopped wrongly,"
         f" {clean['paused']} paused, {clean['finished']} finished; by the peer rule {clean['peer_aborted']}"
     )
-    if options.json:
-        options.json.write_text(json.dumps({"bad": rows, "clean": clean}, indent=1) + "\n")
+    write_json(options.json, {"bad": rows, "clean": clean})
 
 
 if __name__ == "__main__":

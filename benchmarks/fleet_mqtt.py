@@ -9,16 +9,17 @@ many topics, which the sender itself subscribes to. Each runs in a process of it
 import argparse
 import asyncio
 import os
-import resource
-import socket
 import ssl
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.free_port import free_port
 
 from edgekit_fleet.broker.mosquitto import Mosquitto, write_configuration
 from edgekit_fleet.identity.authority import MANAGER, Authority
@@ -26,13 +27,12 @@ from edgekit_fleet.manager.broker_link import BrokerLink, make_context
 from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_runtime.agent.documents import topic
+from results import make_parser
 
 MESSAGES, BODY, LIMIT_S = 8000, os.urandom(1500), 60.0
 
 
 class Count:
-    """Calls back when all messages have come."""
-
     def __init__(self, done: Callable[[], None]) -> None:
         self._left, self._done = MESSAGES, done
 
@@ -43,22 +43,17 @@ class Count:
         return 0
 
 
-def read_cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
 async def measure_own(port: int, context: ssl.SSLContext) -> float:
     done = asyncio.Event()
     link = BrokerLink(Count(done.set))
     await link.connect([("127.0.0.1", port)], context)
-    begin_s = read_cpu_s()
+    begin_s = time.process_time()
     for number in range(MESSAGES):
         link.publish(f"d{number}", "event", BODY, retain=False)
         if number % 100 == 99:
             await asyncio.sleep(0)
     await asyncio.wait_for(done.wait(), LIMIT_S)
-    used_s = read_cpu_s() - begin_s
+    used_s = time.process_time() - begin_s
     await link.close()
     return used_s
 
@@ -73,13 +68,13 @@ async def measure_gmqtt(port: int, context: ssl.SSLContext) -> float:
     await client.connect("127.0.0.1", port, ssl=context, version=MQTTv311)
     client.subscribe(topic("+", "event"), qos=1)
     await ready.wait()
-    begin_s = read_cpu_s()
+    begin_s = time.process_time()
     for number in range(MESSAGES):
         client.publish(topic(f"d{number}", "event"), BODY, qos=1)
         if number % 100 == 99:
             await asyncio.sleep(0)
     await asyncio.wait_for(done.wait(), LIMIT_S)
-    used_s = read_cpu_s() - begin_s
+    used_s = time.process_time() - begin_s
     await client.disconnect()
     return used_s
 
@@ -99,11 +94,11 @@ def measure_paho(port: int, context: ssl.SSLContext) -> float:
     connected.wait(LIMIT_S)
     client.subscribe(topic("+", "event"), 1)
     ready.wait(LIMIT_S)
-    begin_s = read_cpu_s()
+    begin_s = time.process_time()
     for number in range(MESSAGES):
         client.publish(topic(f"d{number}", "event"), BODY, 1)
     done.wait(LIMIT_S)
-    used_s = read_cpu_s() - begin_s
+    used_s = time.process_time() - begin_s
     client.loop_stop()
     return used_s
 
@@ -116,8 +111,7 @@ MEASURES: dict[str, Callable[[int, ssl.SSLContext], Any]] = {
 
 
 def main() -> None:
-    """Start the broker and measure, or measure one library."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -125,10 +119,8 @@ def main() -> None:
         used_s = MEASURES[library](int(port), make_context(Authority(Path(identity))))
         print(f"{library:6} {1e6 * used_s / MESSAGES:4.0f} us", flush=True)
         return
-    with tempfile.TemporaryDirectory() as name, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        folder, settings = FleetFolder(Path(name)), FleetSettings(broker_port=free.getsockname()[1])
-        free.close()
+    with tempfile.TemporaryDirectory() as name:
+        folder, settings = FleetFolder(Path(name)), FleetSettings(broker_port=free_port())
         authority = open_authority(folder, settings)
         with Mosquitto(write_configuration(folder, settings, authority), settings, authority):
             for library in [*MEASURES] * 2:

@@ -16,7 +16,6 @@ with a cluster of its own on loopback that syncs to the disk, mosquitto, TLS wit
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import signal
@@ -29,19 +28,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.fleet_scale import MODEL, TARGET, free_port
+from benchmarks.fleet_parts import MODEL, TARGET, limit_time, roll_out, start_fleet, wait_for_end
+from benchmarks.results import make_parser, write_json
 from sqlalchemy import select
 from tests.fleet.postgresql_server import PostgresqlServer, new_database
+from tests.free_port import free_port
 
 from edgekit_fleet.broker.mosquitto import Mosquitto, write_configuration
 from edgekit_fleet.identity.authority import Authority
-from edgekit_fleet.operations.rollouts import RolloutRequest, find_rollout, replay_rollout, start_rollout
+from edgekit_fleet.operations.rollouts import replay_rollout
 from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.rollouts.progress import Decision
 from edgekit_fleet.rollouts.runner import read_entries
 from edgekit_fleet.simulation.behaviour import DeviceBehaviour
-from edgekit_fleet.simulation.enrolment import add_simulated_release, enrol_simulated, read_access
+from edgekit_fleet.simulation.enrolment import enrol_simulated, read_access
 from edgekit_fleet.simulation.simulated_device import SimulatedDevice
 from edgekit_fleet.simulation.simulated_fleet import SimulatedFleet, allow_many_files
 from edgekit_fleet.store import audit
@@ -56,12 +57,7 @@ FAST = DeviceBehaviour(figures_s=30.0, install_s=0.2, confirm_s=0.3)
 
 
 class Site:
-    """A fleet whose database and broker are elsewhere, with processes of managers.
-
-    Attributes:
-        store: of the fleet.
-        devices: simulated ones, all online.
-    """
+    """A fleet whose database and broker are elsewhere, with processes of managers."""
 
     def __init__(self, folder: FleetFolder, url: str, devices: int) -> None:
         port = free_port()
@@ -77,21 +73,11 @@ class Site:
         self._releases = 0
 
     def start_manager(self) -> None:
-        """Start one more manager, and wait until it has joined."""
-        command = [sys.executable, "-m", "edgekit_cli", "fleet", "up", "--join", "--json"]
-        command += ["--console-port", str(free_port())]
-        with (self.folder.path / "managers.log").open("ab") as log:
-            process = subprocess.Popen(
-                [*command, "--folder", str(self.folder.path)], stdout=subprocess.PIPE, stderr=log
-            )
-        assert process.stdout is not None
-        if not process.stdout.readline():
-            sys.exit((self.folder.path / "managers.log").read_text()[-3000:])
-        self.managers.append(process)
+        words = ("--join", "--console-port", str(free_port()))
+        self.managers.append(start_fleet(self.folder.path, *words))
 
     @contextlib.contextmanager
     def running(self, managers: int) -> Iterator[None]:
-        """Run broker, managers and devices."""
         authority = Authority(self.folder.identity)
         configuration = write_configuration(self.folder, self.settings, authority)
         behaviours = {member.device: FAST for member in self.members}
@@ -134,27 +120,14 @@ class Site:
         """Start a rollout of a new release; returns its name and the version."""
         self._releases += 1
         version = f"{self._releases}.0.0"
-        add_simulated_release(self.store, version, model=MODEL, target=TARGET, size_bytes=100_000)
-        request = RolloutRequest(
-            release=version,
-            selector="all",
-            waves=waves,
-            minimum=minimum or len(self.members),
-            options={"soak_s": 0.5},
+        minimum = minimum or len(self.members)
+        rollout = roll_out(
+            self.store, version, size_bytes=100_000, waves=waves, minimum=minimum, options={"soak_s": 0.5}
         )
-        return start_rollout(self.store, request, "benchmark"), version
+        return rollout, version
 
-    def wait_for_end(self, rollout: str, limit_s: float = 60.0) -> float:
-        """Wait until a rollout has succeeded; returns the seconds."""
-        begin_s, state = time.monotonic(), ""
-        while time.monotonic() - begin_s < limit_s:
-            with contextlib.suppress(OutputError):
-                found = find_rollout(self.store, rollout)
-                if found.state == "succeeded":
-                    return time.monotonic() - begin_s
-                state = f"{found.state}: {found.because} {dict(found.members)}"
-            time.sleep(0.05)
-        sys.exit(f"rollout {rollout} is {state}\n{(self.folder.path / 'managers.log').read_text()[-3000:]}")
+    def wait_for_end(self, rollout: str) -> None:
+        wait_for_end(self.store, rollout, 60.0)
 
     def count_wrong(self, version: str) -> dict[str, int]:
         """Return what is wrong after all rollouts have succeeded; all should be 0."""
@@ -307,7 +280,6 @@ def measure_failover(site: Site, server: PostgresqlServer, copy: PostgresqlServe
 
 
 def measure_full(site: Site, server: PostgresqlServer, disk: Path) -> dict[str, object]:
-    """Fill the disk of the database in mid-rollout, and free it again."""
     with site.running(1):
         talk = Talk(site)
         rollout, version = site.begin_rollout()
@@ -420,7 +392,6 @@ def small_disk() -> Iterator[Path]:
 
 
 def run_part(options: argparse.Namespace, folder: FleetFolder) -> list[dict[str, object]]:
-    """Return the rows of a part."""
     count, times = options.devices, options.times
     with contextlib.ExitStack() as parts:
         if options.part == "full":
@@ -451,7 +422,7 @@ def run_part(options: argparse.Namespace, folder: FleetFolder) -> list[dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("part", choices=("restart", "failover", "full", "kill", "scale"))
     parser.add_argument("--devices", type=int, default=200)
     parser.add_argument("--times", type=int, default=50)
@@ -459,17 +430,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     allow_many_files(options.devices + 200)
-    signal.signal(signal.SIGALRM, lambda *_: sys.exit(f"stopped after {LIMIT_S} s"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
-    signal.alarm(LIMIT_S)
+    limit_time(LIMIT_S)
     with tempfile.TemporaryDirectory(prefix="edgekit-fleet-postgresql-") as place:
         rows = run_part(options, FleetFolder(Path(place) / "fleet"))
     for row in rows:
         for name, value in row.items():
             print(f"{name:30} {value:.2f}" if isinstance(value, float) else f"{name:30} {value}", flush=True)
         print()
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    write_json(options.json, rows)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,11 @@ node is killed during one release and the first during another. Two managers sha
 connects to the second node first.
 """
 
-import argparse
 import asyncio
 import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -26,18 +24,20 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from benchmarks.fleet_parts import MODEL, limit_time, roll_out, wait_for_end
+from benchmarks.results import make_parser, write_json
 from tests.fleet.postgresql_server import PostgresqlServer
+from tests.free_port import free_port
 
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.manager.control_loop import ControlLoop, ManagerParts
 from edgekit_fleet.operations.doctor import probe_broker
-from edgekit_fleet.operations.rollouts import RolloutRequest, find_rollout, start_rollout
 from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.releases.manager_key import ManagerKey
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.rollouts.runner import RolloutRunner
 from edgekit_fleet.simulation.behaviour import DeviceBehaviour
-from edgekit_fleet.simulation.enrolment import add_simulated_release, enrol_simulated, read_access
+from edgekit_fleet.simulation.enrolment import enrol_simulated, read_access
 from edgekit_fleet.simulation.simulated_fleet import SimulatedFleet
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
@@ -155,7 +155,6 @@ class Node:
             )
 
     def wait(self, limit_s: float = 60.0) -> None:
-        """Wait until it listens."""
         give_up_s = time.monotonic() + limit_s
         while time.monotonic() < give_up_s and self._process is not None and self._process.poll() is None:
             with socket.socket() as probe:
@@ -165,17 +164,9 @@ class Node:
         sys.exit(f"node {self._number} does not start:\n{self._log.read_text(errors='replace')[-3000:]}")
 
     def kill(self) -> None:
-        """Kill it and all it has started."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager
@@ -214,22 +205,10 @@ def running_manager(folder: FleetFolder, brokers: tuple[tuple[str, int], ...]) -
             thread.join(20)
 
 
-def roll_out(store: Store, version: str, devices: int) -> str:
-    """Offer a release to all devices."""
-    add_simulated_release(store, version, model="digits", target="x86-64", size_bytes=100_000)
-    request = RolloutRequest(
-        release=version, selector="all", waves="100%", minimum=devices, options={"soak_s": 1.0}
+def offer(store: Store, version: str, devices: int) -> str:
+    return roll_out(
+        store, version, size_bytes=100_000, waves="100%", minimum=devices, options={"soak_s": 1.0}
     )
-    return start_rollout(store, request, "benchmark")
-
-
-def wait_for_end(store: Store, rollout: str) -> None:
-    """Wait until a rollout has succeeded."""
-    give_up_s = time.monotonic() + 30.0
-    while (found := find_rollout(store, rollout)).state != "succeeded":
-        if time.monotonic() > give_up_s:
-            sys.exit(f"rollout {rollout} is {found.state}: {found.because}")
-        time.sleep(0.1)
 
 
 def measure(
@@ -267,13 +246,13 @@ def measure(
         SimulatedFleet(members, access, behaviours=dict.fromkeys(names, FAST)) as devices,
     ):
         note("all online, s", devices.wait_until(lambda device: device.is_online, 60))
-        rollout = roll_out(store, "1.0.0", count)
+        rollout = offer(store, "1.0.0", count)
         note("release 1 on all, s", devices.wait_until(runs("1.0.0"), 60))
         for number, version, node in ((2, "2.0.0", nodes[1]), (1, "3.0.0", nodes[0])):
-            wait_for_end(store, rollout)
+            wait_for_end(store, rollout, 30.0)
             windows = {device.desired.reconnect_s for device in devices.devices.values() if device.desired}
             note("window of reconnects, s", max(windows))
-            rollout = roll_out(store, version, count)
+            rollout = offer(store, version, count)
             node.kill()
             note(f"node {number} killed: release on all, s", devices.wait_until(runs(version), 90))
             note("  all online again, s later", devices.wait_until(lambda device: device.is_online, 60))
@@ -284,11 +263,11 @@ def measure(
 
 
 def runs(version: str) -> Callable[[object], bool]:
-    return lambda device: device.versions.get("digits") == version  # type: ignore[attr-defined]
+    return lambda device: device.versions.get(MODEL) == version  # type: ignore[attr-defined]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--devices", type=int, default=100)
     parser.add_argument("--managers", type=int, choices=(1, 2), default=1)
     parser.add_argument("--json", type=Path)
@@ -296,8 +275,7 @@ def main() -> None:
     if os.geteuid() != 0 or shutil.which("apt-get") is None or shutil.which("unshare") is None:
         sys.exit("skipped: needs root, apt-get and unshare")
     root = unpack_rabbitmq()
-    signal.signal(signal.SIGALRM, lambda *_: sys.exit(f"stopped after {LIMIT_S} s"))
-    signal.alarm(LIMIT_S)
+    limit_time(LIMIT_S)
     with tempfile.TemporaryDirectory(prefix="edgekit-rabbitmq-") as name:
         nodes = Node(root, 1), Node(root, 2)
         with contextlib.ExitStack() as parts:
@@ -306,8 +284,7 @@ def main() -> None:
             server = parts.enter_context(PostgresqlServer()) if options.managers == 2 else None
             url = "" if server is None else server.url()
             rows = measure(FleetFolder(Path(name)), nodes, options.devices, url)
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    write_json(options.json, rows)
 
 
 if __name__ == "__main__":

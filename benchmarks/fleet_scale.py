@@ -8,40 +8,35 @@ and the agent's decisions. Simulated: downloads, slots and services of the devic
 devices connect; one rollout offers a release to all of them in a single wave; all connections break at once,
 and a second release follows when all are back. Ends by itself after 280 s; keys and certificates are kept in
 the folder for temporary files, for the next call. With --gates, bad releases follow a good one instead, in
-waves of 1, 10, 50 and 100 %: how many devices get them, and how long the way back takes. With --trusting,
-devices do not verify the manager's signatures: real devices do that on processors of their own.
+waves of 1, 10, 50 and 100 %: how many devices get them, and how long the way back takes.
 """
 
-import argparse
 import contextlib
 import json
 import os
-import re
 import shutil
-import signal
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+from benchmarks.fleet_parts import MODEL, TARGET, limit_time, roll_out, running_fleet_up, wait_for_end
+from benchmarks.processes import list_children, read_cpu_s, read_memory
+from benchmarks.results import make_parser, write_json
+from tests.free_port import free_port
 
 from edgekit_fleet.identity.authority import Authority
-from edgekit_fleet.operations.rollouts import RolloutRequest, find_rollout, start_rollout
+from edgekit_fleet.operations.rollouts import find_rollout
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.simulation.behaviour import DeviceBehaviour, VersionBehaviour
-from edgekit_fleet.simulation.enrolment import add_simulated_release, enrol_simulated, read_access
+from edgekit_fleet.simulation.enrolment import enrol_simulated, read_access
 from edgekit_fleet.simulation.simulated_device import SimulatedDevice, SimulatedMember
 from edgekit_fleet.simulation.simulated_fleet import SimulatedFleet, allow_many_files
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 
 LIMIT_S = 280
-MODEL, TARGET = "digits", "x86-64"
 QUIET = DeviceBehaviour(figures_s=300.0, install_s=0.5, confirm_s=1.0)
 TALKING = DeviceBehaviour(figures_s=5.0, install_s=0.5, confirm_s=1.0)
 BAD = {
@@ -71,30 +66,6 @@ def prepare(devices: int, folder: Path) -> list[SimulatedMember]:
     ]
 
 
-@contextlib.contextmanager
-def running_manager(folder: FleetFolder) -> Iterator[tuple[int, int]]:
-    """Run `edgekit fleet up`; yields the process ids of manager and broker."""
-    command = [sys.executable, "-m", "edgekit_cli", "fleet", "up", "--folder", str(folder.path)]
-    with (folder.path / "manager.log").open("wb") as log:
-        process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=log)
-    try:
-        assert process.stdout is not None
-        if not process.stdout.readline():
-            sys.exit((folder.path / "manager.log").read_text())
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        yield process.pid, int(children[0])
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(30)
-
-
-class Unchecked:
-    """Stands in for the manager's key: devices believe whatever names it, which takes no time."""
-
-    def verify(self, signature: bytes, data: bytes) -> None:
-        """Accept."""
-
-
 class Meter:
     """Processor time and memory of manager, broker and simulator."""
 
@@ -103,30 +74,14 @@ class Meter:
         self.begin()
 
     def begin(self) -> None:
-        """Count from now."""
-        self._cpu_s = {name: self._read_cpu(pid) for name, pid in self.pids.items()}
+        self._cpu_s = {name: read_cpu_s(pid) for name, pid in self.pids.items()}
 
     def take(self) -> dict[str, float]:
-        """Return seconds of processor time since `begin`."""
-        return {name: self._read_cpu(pid) - self._cpu_s[name] for name, pid in self.pids.items()}
+        return {name: read_cpu_s(pid) - self._cpu_s[name] for name, pid in self.pids.items()}
 
     def memory(self, name: str) -> tuple[float, float]:
-        """Return RSS and PSS in MB."""
-        text = Path(f"/proc/{self.pids[name]}/smaps_rollup").read_text()
-        rss, pss = (int(re.findall(rf"^{kind}: +(\d+) kB", text, re.MULTILINE)[0]) for kind in ("Rss", "Pss"))
-        return rss / 1024, pss / 1024
-
-    @staticmethod
-    def _read_cpu(pid: int) -> float:
-        ticks = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        memory = read_memory(self.pids[name])
+        return memory["Rss"] / 2**20, memory["Pss"] / 2**20
 
 
 def holds(version: str, device: SimulatedDevice) -> bool:
@@ -136,13 +91,11 @@ def holds(version: str, device: SimulatedDevice) -> bool:
 
 def offer(store: Store, devices: SimulatedFleet, version: str, limit_s: float) -> dict[str, float]:
     """Roll a release out in one wave; returns when desired documents arrived, and all had installed it."""
-    add_simulated_release(store, version, model=MODEL, target=TARGET, size_bytes=5_000_000)
     count = len(devices.devices)
-    request = RolloutRequest(
-        release=version, selector="all", waves="100%", minimum=count, options={"soak_s": 1.0}
-    )
     asked = time.monotonic()
-    name = start_rollout(store, request, "benchmark")
+    name = roll_out(
+        store, version, size_bytes=5_000_000, waves="100%", minimum=count, options={"soak_s": 1.0}
+    )
     begin = time.monotonic()
     devices.wait_until(lambda device: holds(version, device), limit_s)
     arrivals = sorted(device.arrived_at - begin for device in devices.devices.values())
@@ -155,8 +108,7 @@ def offer(store: Store, devices: SimulatedFleet, version: str, limit_s: float) -
     )
     devices.wait_until(lambda device: device.versions.get(MODEL) == version, limit_s)
     installed_s = time.monotonic() - begin
-    while find_rollout(store, name).state != "succeeded" and time.monotonic() - begin < limit_s:
-        time.sleep(0.2)
+    wait_for_end(store, name, limit_s)
     return {
         "ordered_s": begin - asked,
         "signed_s": max(issued) - min(issued),
@@ -172,7 +124,7 @@ def offer(store: Store, devices: SimulatedFleet, version: str, limit_s: float) -
 
 @contextlib.contextmanager
 def running_fleet(
-    folder: FleetFolder, members: list[SimulatedMember], behaviour: DeviceBehaviour, *, trusting: bool = False
+    folder: FleetFolder, members: list[SimulatedMember], behaviour: DeviceBehaviour
 ) -> Iterator[tuple[Store, SimulatedFleet, Meter]]:
     """Start everything, and wait until all devices hold their first document."""
     settings = FleetSettings(broker_port=free_port(), web_port=free_port(), console_port=free_port())
@@ -181,12 +133,9 @@ def running_fleet(
     authority.make_server(("127.0.0.1", "localhost"))
     behaviours = {member.device: behaviour for member in members}
     versions = {version: bad for version, (_, bad) in BAD.items()}
-    with running_manager(folder) as (manager, broker), contextlib.closing(folder.open_store()) as store:
-        meter = Meter(manager, broker)
+    with running_fleet_up(folder.path) as manager, contextlib.closing(folder.open_store()) as store:
+        meter = Meter(manager, list_children(manager)[0])
         access = read_access(folder, settings)
-        if trusting:
-            keys: dict[str, Any] = dict.fromkeys(access.manager_keys, Unchecked())
-            access = replace(access, manager_keys=keys)
         with SimulatedFleet(members, access, behaviours=behaviours) as devices:
             devices.wait_until(lambda device: device.is_online and device.desired is not None, 150)
             print_row("connected", meter.take())
@@ -195,10 +144,9 @@ def running_fleet(
             yield store, devices, meter
 
 
-def measure(folder: FleetFolder, members: list[SimulatedMember], *, trusting: bool) -> dict[str, object]:
-    """Return the figures of scale."""
+def measure(folder: FleetFolder, members: list[SimulatedMember]) -> dict[str, object]:
     found: dict[str, object] = {}
-    with running_fleet(folder, members, QUIET, trusting=trusting) as (store, devices, meter):
+    with running_fleet(folder, members, QUIET) as (store, devices, meter):
         meter.begin()
         found["wave"] = offer(store, devices, "1.0.0", 90) | {"cpu_s": meter.take()}
         print_row("wave", found["wave"])
@@ -216,7 +164,6 @@ def measure(folder: FleetFolder, members: list[SimulatedMember], *, trusting: bo
 
 
 def measure_gates(folder: FleetFolder, members: list[SimulatedMember]) -> dict[str, object]:
-    """Return how bad releases end."""
     found: dict[str, object] = {}
     with running_fleet(folder, members, TALKING) as (store, devices, _):
         offer(store, devices, "1.0.0", 90)
@@ -229,9 +176,8 @@ def measure_gates(folder: FleetFolder, members: list[SimulatedMember]) -> dict[s
 
 def stop_bad(store: Store, devices: SimulatedFleet, version: str) -> dict[str, object]:
     """Roll a bad release out; returns how many devices got it, and when all were back."""
-    add_simulated_release(store, version, model=MODEL, target=TARGET, size_bytes=5_000_000)
-    request = RolloutRequest(release=version, selector="all", options={"soak_s": 10.0})
-    name, begin = start_rollout(store, request, "benchmark"), time.monotonic()
+    begin = time.monotonic()
+    name = roll_out(store, version, size_bytes=5_000_000, options={"soak_s": 10.0})
     left_out = find_rollout(store, name).members.get("refused", 0)  # still on the way back from the last one
     while (rollout := find_rollout(store, name)).state == "running" and time.monotonic() - begin < 60:
         time.sleep(0.05)
@@ -269,41 +215,27 @@ def storm(devices: SimulatedFleet, meter: Meter) -> dict[str, object]:
 
 
 def print_row(name: str, figures: object) -> None:
-    """Print the figures of one thing that happened."""
-    print(f"{name:12} {json.dumps(_round(figures))}", flush=True)
-
-
-def _round(value: object) -> object:
-    if isinstance(value, dict):
-        return {name: _round(one) for name, one in value.items()}
-    if isinstance(value, tuple):
-        return [_round(one) for one in value]
-    return round(value, 3) if isinstance(value, float) else value
+    rounded = json.loads(json.dumps(figures), parse_float=lambda text: round(float(text), 3))
+    print(f"{name:12} {json.dumps(rounded)}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--devices", type=int, default=500)
     parser.add_argument("--gates", action="store_true", help="bad releases instead of scale")
-    parser.add_argument("--trusting", action="store_true", help="devices verify no signatures")
-    parser.add_argument("--prepare", action="store_true", help="only make keys and certificates")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     allow_many_files(options.devices + 200)
     with tempfile.TemporaryDirectory(prefix="edgekit-fleet-scale-") as place:
         folder = FleetFolder(Path(place) / "fleet")
         members = prepare(options.devices, folder.path)
-        if options.prepare:
-            return
-        signal.signal(signal.SIGALRM, lambda *_: sys.exit(f"stopped after {LIMIT_S} s"))
-        signal.alarm(LIMIT_S)
-        found: dict[str, object] = {"devices": options.devices, "trusting": options.trusting}
+        limit_time(LIMIT_S)
+        found: dict[str, object] = {"devices": options.devices}
         if options.gates:
             found |= measure_gates(folder, members)
         else:
-            found |= measure(folder, members, trusting=options.trusting)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+            found |= measure(folder, members)
+    write_json(options.json, found)
 
 
 if __name__ == "__main__":

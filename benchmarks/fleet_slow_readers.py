@@ -8,18 +8,18 @@ ended. Meanwhile 58 others, each with an address of its own, fetch the authority
 is the resident set of the manager in 10^6 bytes: before, at most, and 20 s after. Ends by itself.
 """
 
-import argparse
 import asyncio
+import itertools
 import json
-import re
 import ssl
-import subprocess
-import sys
 import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from benchmarks.fleet_parts import running_fleet_up
+from benchmarks.processes import read_memory
+from benchmarks.results import make_parser
 from tests.free_port import free_port
 
 ATTACKERS, READERS, OTHERS = 3, 170, 58
@@ -29,7 +29,6 @@ AFTER_S = 20.0
 
 
 async def read_slowly(address: str, port: int, context: ssl.SSLContext) -> None:
-    """Take a package slowly, again and again."""
     while True:
         with suppress(OSError, asyncio.IncompleteReadError):
             reader, writer = await asyncio.open_connection(
@@ -45,7 +44,6 @@ async def read_slowly(address: str, port: int, context: ssl.SSLContext) -> None:
 
 
 async def ask(address: str, port: int, context: ssl.SSLContext) -> bool:
-    """Return True if the server answers a request."""
 
     async def fetch() -> bytes:
         reader, writer = await asyncio.open_connection(
@@ -63,9 +61,7 @@ async def ask(address: str, port: int, context: ssl.SSLContext) -> bool:
 
 
 def read_rss_mb(pid: int) -> float:
-    """Return the resident set of a process."""
-    text = Path(f"/proc/{pid}/status").read_text()
-    return int(re.findall(r"VmRSS:\s+(\d+)", text)[0]) * 1024 / 1e6
+    return read_memory(pid)["Rss"] / 1e6
 
 
 async def attack(pid: int, port: int, seconds: float) -> dict[str, float]:
@@ -102,25 +98,16 @@ async def attack(pid: int, port: int, seconds: float) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=260.0)
     seconds = parser.parse_args().seconds
-    ports = {f"--{name}-port": free_port() for name in ("broker", "web", "console")}
+    ports = {f"--{name}-port": str(free_port()) for name in ("broker", "web", "console")}
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root, "fleet")
-        command = [sys.executable, "-m", "edgekit_cli", "fleet", "up", "--json", "--folder", str(folder)]
-        for name, port in ports.items():
-            command += [name, str(port)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()
+        with running_fleet_up(folder, *itertools.chain(*ports.items())) as pid:
             with (folder / "repository" / "targets" / "large").open("wb") as file:
                 file.truncate(PACKAGE_BYTES)
-            print(json.dumps(asyncio.run(attack(process.pid, ports["--web-port"], seconds))))
-        finally:
-            process.terminate()
-            process.wait(20)
+            print(json.dumps(asyncio.run(attack(pid, int(ports["--web-port"]), seconds))))
 
 
 if __name__ == "__main__":

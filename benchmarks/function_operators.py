@@ -8,9 +8,6 @@ is not, is one that inlining would have rescued; the last line counts those. End
 or a process died.
 """
 
-import argparse
-import json
-import os
 import re
 import sys
 import tempfile
@@ -23,20 +20,20 @@ import onnx
 from onnx.backend.test.case.node import collect_testcases
 from onnx.backend.test.case.test_case import TestCase
 
-from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.sessions.litert.session import LiteRtSession
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.passes.parity import Tolerance, compare
 from edgekit_toolkit.tflite.convert import convert
+from processes import run_apart
+from results import make_parser, write_json
 
 _CLOSE = Tolerance(range_fraction=1e-3, ulps=64)  # the tests' own bound is 1e-3 of each value
 _STEPS = ("import", "litert", "costs")
 
 
 def steps_of(case: TestCase) -> dict[str, Callable[[], str]]:
-    """What is tried with one test."""
     inputs, outputs = case.data_sets[0]
     feeds = dict(zip((value.name for value in case.model.graph.input), inputs, strict=True))
     expected = dict(zip((value.name for value in case.model.graph.output), outputs, strict=True))
@@ -63,26 +60,6 @@ def steps_of(case: TestCase) -> dict[str, Callable[[], str]]:
     return dict(zip(_STEPS, (run_ort, run_litert, count), strict=True))
 
 
-def outcome(step: Callable[[], str]) -> str:
-    """The result of a step in a process of its own: nothing if it worked, else the reason."""
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            reason = step()
-        except EdgekitError as error:
-            reason = f"refused: {error}"
-        except Exception as error:  # a traceback is a fault, and is counted as one
-            reason = f"TRACEBACK: {type(error).__name__}: {error}"
-        os.write(write_end, reason.encode()[:4000])
-        os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read_end, "rb") as stream:
-        reason = stream.read().decode()
-    _, status = os.waitpid(child, 0)
-    return reason if status == 0 else f"DIED: status {status}"
-
-
 def is_plain(case: TestCase) -> bool:
     """Whether all inputs and outputs are tensors of fixed sizes, and there is an input."""
     values = (*case.model.graph.input, *case.model.graph.output)
@@ -101,17 +78,16 @@ def rescued(results: dict[str, dict[str, str]], step: str) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--only", default="", metavar="TEXT")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     results = {
-        case.name: {name: outcome(step) for name, step in steps_of(case).items()}
+        case.name: {name: run_apart(step) for name, step in steps_of(case).items()}
         for case in collect_testcases(None)
         if options.only in case.name and case.model is not None and is_plain(case)
     }
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1))
+    write_json(options.json, results)
     faults = 0
     for step in _STEPS:
         kinds = Counter(reasons[step].partition(":")[0] or "ok" for reasons in results.values())

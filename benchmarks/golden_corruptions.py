@@ -1,7 +1,7 @@
 """Corruptions of a packaged model's constants: those of a faulty build, a wrong file, a damaged tool."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -17,34 +17,14 @@ _TFLITE_TYPES: Final = {"FLOAT32": "<f4", "FLOAT16": "<f2", "INT8": "i1", "INT32
 Array = NDArray[Any]
 
 
-class Constants(Protocol):
-    """The constants of one model, which can be changed; `K` below are the keys of the tensors.
+class OnnxConstants:
+    """Those of an ONNX model; the other class has the same methods.
 
     Attributes:
         weights: constants of several axes, in the order of the layers.
         biases: constants of one axis.
         zero_points: zero points of activations.
     """
-
-    weights: list[Any]
-    biases: list[Any]
-    zero_points: list[Any]
-
-    def get(self, key: Any) -> Array: ...
-
-    def put(self, key: Any, value: Array) -> None: ...
-
-    def scale(self, key: Any, factor: float) -> None: ...
-
-    def shift_zero_point(self, key: Any, step: int) -> None: ...
-
-    def swap_scales(self, key: Any, first: int, second: int) -> None: ...
-
-    def content(self) -> bytes: ...
-
-
-class OnnxConstants:
-    """Those of an ONNX model."""
 
     def __init__(self, content: bytes) -> None:
         self._model = onnx.load_from_string(content)
@@ -71,11 +51,9 @@ class OnnxConstants:
         return self._tensors[name].data_type not in _WHOLE_NUMBERS
 
     def get(self, key: str) -> Array:
-        """Return a copy of a constant."""
         return numpy_helper.to_array(self._tensors[key]).copy()
 
     def put(self, key: str, value: Array) -> None:
-        """Replace a constant."""
         tensor = self._tensors[key]
         if tensor.data_type in _FOUR_BITS:
             values = value.astype(np.int8).reshape(-1).tolist()
@@ -84,31 +62,25 @@ class OnnxConstants:
             tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(value), key))
 
     def scale(self, key: str, factor: float) -> None:
-        """Multiply a constant, by its scale if it holds codes."""
         name = self._scales.get(key, key)
         value = self.get(name)
         self.put(name, (value * factor).astype(value.dtype))
 
     def shift_zero_point(self, key: str, step: int) -> None:
-        """Add to a zero point."""
         value = self.get(key)
         limits = np.iinfo(value.dtype)
         self.put(key, np.clip(value.astype(int) + step, limits.min, limits.max).astype(value.dtype))
 
     def swap_scales(self, key: str, first: int, second: int) -> None:
-        """Swap two scales of a constant that has one for each channel."""
         name = self._scales.get(key)
         if name is not None and self.get(name).size > max(first, second):
             self.put(name, _swapped(self.get(name), 0, first, second))
 
     def content(self) -> bytes:
-        """Return the model's file."""
         return bytes(self._model.SerializeToString())
 
 
 class TfliteConstants:
-    """Those of a `.tflite` model."""
-
     def __init__(self, content: bytes) -> None:
         self._model = parse(content)
         self._tensors = self._model.subgraphs[0].tensors
@@ -118,13 +90,9 @@ class TfliteConstants:
             for place, operator in reversed(list(enumerate(operators)))
             for key in operator.inputs
         }
-        stored = [key for key in order if key >= 0 and self._is_stored(key)]
-        self.weights = [
-            key for key in sorted(stored, key=order.__getitem__) if _axes(self._tensors[key].shape) > 1
-        ]
-        self.biases = [
-            key for key in sorted(stored, key=order.__getitem__) if _axes(self._tensors[key].shape) == 1
-        ]
+        stored = sorted((key for key in order if key >= 0 and self._is_stored(key)), key=order.__getitem__)
+        self.weights = [key for key in stored if _axes(self._tensors[key].shape) > 1]
+        self.biases = [key for key in stored if _axes(self._tensors[key].shape) == 1]
         self.zero_points = [
             key
             for key, tensor in enumerate(self._tensors)
@@ -137,11 +105,8 @@ class TfliteConstants:
 
     def _parameters(self, key: int) -> Array:
         quantization = self._tensors[key].quantization
-        return (
-            np.zeros(0)
-            if quantization is None or quantization.scale is None
-            else np.asarray(quantization.scale)
-        )
+        scale = None if quantization is None else quantization.scale
+        return np.zeros(0) if scale is None else np.asarray(scale)
 
     def _is_stored(self, key: int) -> bool:
         kind = TYPES[self._tensors[key].type]
@@ -149,22 +114,16 @@ class TfliteConstants:
         return bool(self._data(key).size) and kind in _TFLITE_TYPES and not is_shape
 
     def get(self, key: int) -> Array:
-        """Return a copy of a constant."""
         tensor = self._tensors[key]
-        return (
-            np.frombuffer(self._data(key).tobytes(), _TFLITE_TYPES[TYPES[tensor.type]])
-            .reshape(tensor.shape)
-            .copy()
-        )
+        values = np.frombuffer(self._data(key).tobytes(), _TFLITE_TYPES[TYPES[tensor.type]])
+        return values.reshape(tensor.shape).copy()
 
     def put(self, key: int, value: Array) -> None:
-        """Replace a constant."""
         tensor = self._tensors[key]
         data = np.ascontiguousarray(value).astype(_TFLITE_TYPES[TYPES[tensor.type]]).tobytes()
         self._model.buffers[tensor.buffer].data = np.frombuffer(data, np.uint8)
 
     def scale(self, key: int, factor: float) -> None:
-        """Multiply a constant, by its scale if it holds codes."""
         scales = self._parameters(key)
         if len(scales) and not TYPES[self._tensors[key].type].startswith("FLOAT"):
             self._tensors[key].quantization.scale = (scales * factor).astype(np.float32)
@@ -172,19 +131,19 @@ class TfliteConstants:
             self.put(key, self.get(key) * factor)
 
     def shift_zero_point(self, key: int, step: int) -> None:
-        """Add to a zero point."""
         quantization = self._tensors[key].quantization
         quantization.zeroPoint = np.clip(np.asarray(quantization.zeroPoint) + step, -128, 127)
 
     def swap_scales(self, key: int, first: int, second: int) -> None:
-        """Swap two scales of a constant that has one for each channel."""
         scales = self._parameters(key)
         if len(scales) > max(first, second):
             self._tensors[key].quantization.scale = _swapped(scales, 0, first, second)
 
     def content(self) -> bytes:
-        """Return the model's file."""
         return bytes(pack(self._model))
+
+
+Constants = OnnxConstants | TfliteConstants
 
 
 def _axes(shape: Sequence[int]) -> int:

@@ -9,7 +9,6 @@ then go through the self-test of other environments, in which nothing may fail.
         [--python ENVIRONMENT/bin/python ...] [--json FILE]
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -23,7 +22,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import EdgekitError
@@ -44,9 +42,9 @@ from edgekit_toolkit.samples.split import feeds_only
 from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.targets.loader import load_target
 from golden_corruptions import corruptions
-from works import CACHE, SHARED, WORKS, MissingError
+from results import make_parser, print_head, write_json
+from works import Subject, list_subjects
 
-TINY = Path(__file__).resolve().parents[1] / "models" / "tiny"
 LOSS = 0.05
 SEARCH_S = 3.0
 WITH_SAMPLES = ("resnet8", "dscnn", "vww")
@@ -86,15 +84,6 @@ print(json.dumps(outcomes))
 Samples = tuple[list[dict[str, NDArray[Any]]], NDArray[Any]]
 
 
-class Source(NamedTuple):
-    """A model with its samples."""
-
-    name: str
-    model: Path
-    calibration: Path
-    evaluation: Path
-
-
 class Trial(NamedTuple):
     """A corruption: its kind, the points it loses as a share, and whether the self-test failed."""
 
@@ -104,22 +93,7 @@ class Trial(NamedTuple):
     caught: bool
 
 
-def sources() -> Iterator[Source]:
-    """Yield the eight models."""
-    for model in sorted(TINY.glob("*.onnx")):
-        yield Source(model.stem, model, model.with_suffix(".calib.npz"), model.with_suffix(".eval.npz"))
-    for work in WORKS:
-        if work.name in WITH_SAMPLES:
-            yield Source(work.name, *work.prepare())
-    model, data = SHARED / "models" / "mnist8_fp32.onnx", np.load(SHARED / "data" / "mnist_t10k_2000.npz")
-    name = onnx.load(model).graph.input[0].name
-    paths = (CACHE / "mnist8.calibration.npz", CACHE / "mnist8.evaluation.npz")
-    for path, part in zip(paths, (slice(200), slice(200, None)), strict=True):
-        np.savez(path, **{name: data["x"][part, None].astype(np.float32), "y": data["y"][part]})
-    yield Source("mnist8", model, *paths)
-
-
-def packages(source: Source, backend: str) -> Iterator[tuple[str, PackageDraft]]:
+def packages(source: Subject, backend: str) -> Iterator[tuple[str, PackageDraft]]:
     """Yield label and package of each form that `edgekit package` builds for a model and an engine."""
     target = load_target("x86-64")
     request = Request(
@@ -171,8 +145,6 @@ def packages(source: Source, backend: str) -> Iterator[tuple[str, PackageDraft]]
 
 
 class Signed:
-    """Packages of one form, sound and corrupted, each signed."""
-
     def __init__(self, package: PackageDraft, folder: Path, signer: StatementSigner) -> None:
         self._package, self._signer = package, signer
         self._trust = TrustStore.from_folder(find_keys_folder())
@@ -221,7 +193,6 @@ class Signed:
 
 
 def accuracy(session: Session, samples: Samples) -> float:
-    """Return the share of samples whose class is right."""
     outputs = [next(iter(session.run(feeds).values())) for feeds in samples[0]]
     return float(
         np.mean(
@@ -272,10 +243,7 @@ def check_elsewhere(python: str, paths: Sequence[Path]) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    """Print a row for each model and engine, then those that were missed, then the other environments."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--engines", nargs="*", default=["ort", "litert"])
     parser.add_argument("--samples", type=int, default=150)
@@ -288,13 +256,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["EDGEKIT_HOME"] = folder
         signer, paths = load_signer(), []
-        print(
-            "| model, engine | forms | corruptions | lose over 5 points | missed | caught of all"
-            " | time ratio |"
+        print_head(
+            "model, engine | forms | corruptions | lose over 5 points | missed | caught of all | time ratio"
         )
-        print(7 * "|---" + "|")
-        for source in sources():
-            if arguments.only and source.name not in arguments.only:
+        for source in list_subjects(arguments.only):
+            if source.work is not None and source.name not in WITH_SAMPLES:
                 continue
             samples = read_samples(source.evaluation, arguments.samples)
             for backend in arguments.engines:
@@ -323,8 +289,7 @@ def main() -> None:
             print(python, {outcome: len(names) for outcome, names in outcomes.items()}, flush=True)
             for outcome in outcomes.keys() - {"passed", "other engine"}:
                 print(f"  {outcome}: {' '.join(outcomes[outcome])}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(trials, indent=1))
+    write_json(arguments.json, trials)
 
 
 def print_missed(trials: dict[str, list[Trial]]) -> None:
@@ -340,7 +305,4 @@ def print_missed(trials: dict[str, list[Trial]]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except MissingError as error:
-        raise SystemExit(str(error)) from error
+    main()

@@ -1,7 +1,7 @@
 """Does the governor hold its limits, and what does that cost? On a simulated device, not a real one.
 
     scripts/python benchmarks/governor.py [--only NAME ...] [--all]
-        [--governed] [--seeds 5] [--first-seed 0] [--json FILE] [--plot FILE.svg]
+        [--governed] [--seeds 5] [--first-seed 0] [--plot FILE.svg]
 
 Each scenario runs once a seed under the governor and under every fixed setting (of two models: every pair of
 settings without batches, and with a governor for each that knows of no other). The device is
@@ -20,29 +20,109 @@ time" are the worst, the rest is the mean:
 - accuracy: mean of the answers of each model, those of variants as stated; of two models the mean.
 """
 
-import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise, product
 from pathlib import Path
 from statistics import fmean
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from tests.runtime.power_device import IDLE_W, Device, Second, drive
+from tests.runtime.power_device import IDLE_W, Device, Second, Stream, World, drive, make_profile
 
+from edgekit_host.markup import Markup, el
+from edgekit_host.plots.axes import Axis
+from edgekit_host.plots.frame import Frame, text
 from edgekit_runtime.power.governor.governor import Governor
-from edgekit_runtime.power.governor.settings import Decision, DeviceLimits, ModelSetting, Seen
+from edgekit_runtime.power.governor.settings import BatteryLimit, Decision, DeviceLimits, ModelSetting, Seen
 from edgekit_runtime.power.sensors.readings import Readings
-from governor_plot import draw
-from governor_scenarios import SCENARIOS, Scenario
+from results import make_parser, print_head
 
 _WINDOW_S, _SETTLE_S = 30, 60
+_WIDTH, _STRIP, _LEFT, _RIGHT, _TOP = 760.0, 110.0, 60.0, 12.0, 22.0
+_INNER = _STRIP - _TOP - 22.0
+_SMOOTH_S = 30
+_EVERY_S = 5
+_STYLE = (
+    "svg{font:12px system-ui,sans-serif;background:#fff}.governor{stroke:#0b62a4;stroke-width:1.8}"
+    ".fixed{stroke:#c46a1b;stroke-width:1.2}.limit{stroke:#b00020;stroke-dasharray:5 3}"
+    ".grid{stroke:#ccc}polyline{fill:none}text{fill:#222}"
+)
 
 Decisions: TypeAlias = dict[str, Decision]
 Lived: TypeAlias = tuple[list[Second], list[Decisions]]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One thing that happens to a device; `limits` is time -> limits."""
+
+    name: str
+    world: World
+    limits: Callable[[float], DeviceLimits]
+    seconds: int = 900
+    steps_s: tuple[int, ...] = (0,)
+
+
+def one(deadline_s: float = 0.05, **stream: Any) -> dict[str, Stream]:
+    """Return the requests to the only model of a device."""
+    return {"model": Stream(make_profile(deadline_s), **stream)}
+
+
+def two(rate_hz: Callable[[float], float] = lambda _t: 12.0) -> dict[str, Stream]:
+    """Return the requests to a model that sees and to a smaller one that hears."""
+    return {
+        "ears": Stream(make_profile(0.03, scale=0.4), rate_hz=lambda _t: 20.0, poisson=True),
+        "eyes": Stream(make_profile(0.1), rate_hz=rate_hz),
+    }
+
+
+SCENARIOS = (
+    Scenario("power cap", World(), lambda _t: DeviceLimits(6.0)),
+    Scenario(
+        "power cap steps",
+        World(),
+        lambda t: DeviceLimits(8.0 if t < 300 else 5.0 if t < 600 else 7.0),
+        steps_s=(0, 300, 600),
+    ),
+    Scenario(
+        "heat wave",
+        World(ambient_c=lambda t: 25.0 if t < 300 else 45.0),
+        lambda _t: DeviceLimits(temperature_c=70.0),
+        seconds=1500,
+    ),
+    Scenario(
+        "battery floor",
+        World(battery_j=13_500.0, charge=0.6),
+        lambda _t: DeviceLimits(battery=BatteryLimit(0.2, 900.0)),
+    ),
+    Scenario("noisy sensor", World(noise=0.1, spikes=0.02), lambda _t: DeviceLimits(6.0)),
+    Scenario(
+        "sensor dropout",
+        World(dropout=lambda t: 200 <= t < 500, ambient_c=lambda t: 25.0 if t < 300 else 35.0),
+        lambda _t: DeviceLimits(6.0),
+    ),
+    Scenario(
+        "load steps, at random",
+        World(one(0.1, rate_hz=lambda t: 15.0 if t < 300 else 45.0 if t < 600 else 25.0, poisson=True)),
+        lambda _t: DeviceLimits(6.0),
+        steps_s=(0, 300, 600),
+    ),
+    Scenario(
+        "crowd, batches pay",
+        World(one(0.25, rate_hz=lambda _t: 90.0, poisson=True)),
+        lambda _t: DeviceLimits(6.5),
+    ),
+    Scenario("two models", World(two()), lambda _t: DeviceLimits(5.5)),
+    Scenario(
+        "two models, load steps",
+        World(two(lambda t: 6.0 if t < 300 else 20.0 if t < 600 else 12.0)),
+        lambda _t: DeviceLimits(5.5),
+        steps_s=(0, 300, 600),
+    ),
+    Scenario("cap under what any setting needs", World(), lambda _t: DeviceLimits(3.2)),
+)
 
 
 Way: TypeAlias = Callable[[Scenario, Device], Lived]
@@ -71,7 +151,6 @@ class Run:
 
 
 def govern(scenario: Scenario, device: Device) -> Lived:
-    """Let one governor plan for all models of a device."""
     return drive(device, Governor(scenario.limits(0.0), IDLE_W), scenario.seconds, scenario.limits)
 
 
@@ -83,7 +162,6 @@ class Apart:
     governors: dict[str, Governor]
 
     def tick(self, now_s: float, readings: Readings, seen: Mapping[str, Seen]) -> Decisions:
-        """As `Governor.tick`."""
         decisions: Decisions = {}
         for name, governor in self.governors.items():
             governor.limits = self.limits
@@ -92,7 +170,6 @@ class Apart:
 
 
 def govern_apart(scenario: Scenario, device: Device) -> Lived:
-    """Let each model have a governor of its own."""
     limits = scenario.limits(0.0)
     apart = Apart(limits, {name: Governor(limits, IDLE_W) for name in device.engines})
     return drive(device, apart, scenario.seconds, scenario.limits)
@@ -124,7 +201,6 @@ def list_fixed(scenario: Scenario) -> dict[str, Way]:
 
 
 def judge(scenario: Scenario, what: str, lived: Sequence[Second], decisions: Sequence[Decisions]) -> Run:
-    """Return the figures of one run."""
     over, under = _errors(scenario, lived, decisions)
     steady = [
         second
@@ -235,7 +311,6 @@ def line(scenario: str, name: str, run: Run) -> str:
 
 
 def show(scenario: Scenario, governed: Sequence[Run], fixed: Sequence[Run], *, everything: bool) -> None:
-    """Print the rows of one scenario."""
     held = sum(run.holds for run in fixed)
     title = f"{scenario.name} ({held} of {len(fixed)} fixed hold)" if fixed else scenario.name
     rows = [(run.what, run) for run in governed]
@@ -250,27 +325,84 @@ def show(scenario: Scenario, governed: Sequence[Run], fixed: Sequence[Run], *, e
         print(line("" if place else title, name, run), flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def draw(kept: Sequence[tuple[Any, Any, Any]]) -> str:
+    """Return the SVG."""
+    strips = [_strip(index, *one) for index, one in enumerate(kept)]
+    height = _STRIP * len(kept) + 10
+    return el(
+        "svg",
+        el("title", "The governor on a simulated device"),
+        el("style", Markup(_STYLE)),
+        *strips,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {_WIDTH:.0f} {height:.0f}",
+        width=_WIDTH,
+        height=height,
+        role="img",
     )
+
+
+def _strip(index: int, scenario: Any, governed: Any, most_accurate: Any) -> Markup:
+    of_heat = scenario.limits(0.0).temperature_c is not None
+    runs = [(run.temperature_c if of_heat else _smooth(run.power_w)) for run in (most_accurate, governed)]
+    limits = [_limit(scenario, second) for second in range(scenario.seconds)]
+    values = [value for value in (*runs[0], *runs[1], *limits) if value is not None]
+    frame = Frame(
+        x=Axis(0, scenario.seconds),
+        y=Axis(min(values), max(values)),
+        left=_LEFT,
+        right=_WIDTH - _RIGHT,
+        top=_TOP,
+        bottom=_TOP + _INNER,
+    )
+    unit = "C" if of_heat else "W, mean of 30 s"
+    ends = [(value, f"{value:.1f}") for value in (frame.y.low, frame.y.high)]
+    return el(
+        "g",
+        text(_LEFT, 14, f"{scenario.name} ({unit}); fixed: {most_accurate.what}", None),
+        *frame.grid([(scenario.seconds - 20, f"{scenario.seconds} s")], ends),
+        *(
+            frame.trace(_points(series), style)
+            for series, style in ((runs[0], "fixed"), (limits, "limit"), (runs[1], "governor"))
+        ),
+        transform=f"translate(0 {_STRIP * index:.0f})",
+    )
+
+
+def _points(series: Sequence[float | None]) -> list[tuple[float, float]]:
+    return [(second, value) for second, value in list(enumerate(series))[::_EVERY_S] if value is not None]
+
+
+def _limit(scenario: Any, second: int) -> float | None:
+    limits = scenario.limits(float(second))
+    value: float | None = limits.temperature_c if limits.power_w is None else limits.power_w
+    return value
+
+
+def _smooth(values: Sequence[float]) -> list[float | None]:
+    return [
+        None if second < _SMOOTH_S - 1 else sum(values[second - _SMOOTH_S + 1 : second + 1]) / _SMOOTH_S
+        for second in range(len(values))
+    ]
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="*", choices=[scenario.name for scenario in SCENARIOS])
     parser.add_argument("--all", action="store_true", help="print every fixed setting")
     parser.add_argument("--governed", action="store_true", help="leave the fixed settings out")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="power and temperature of all scenarios, as SVG")
     arguments = parser.parse_args()
     if arguments.governed and arguments.plot is not None:
         parser.error("--plot shows a fixed setting, which --governed leaves out")
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     kept: list[tuple[Scenario, list[Run], list[Run]]] = []
-    print(
-        "| simulated scenario | run | error, steady: over / under | worst, over | in time | accuracy |",
-        end="",
+    print_head(
+        "simulated scenario | run | error, steady: over / under | worst, over | in time | accuracy | shed"
+        " | changes"
     )
-    print(" shed | changes |\n|---|---|---|---|---|---|---|---|")
     for scenario in SCENARIOS:
         if arguments.only and scenario.name not in arguments.only:
             continue
@@ -280,11 +412,6 @@ def main() -> None:
             governed, fixed = compare(scenario, seeds)
         kept.append((scenario, governed, fixed))
         show(scenario, governed, fixed, everything=arguments.all)
-    if arguments.json is not None:
-        figures = {
-            scenario.name: [asdict(run) for run in (*governed, *fixed)] for scenario, governed, fixed in kept
-        }
-        arguments.json.write_text(json.dumps(figures))
     if arguments.plot is not None:
         arguments.plot.write_text(
             draw([(one, governed[0], choose_most_accurate(fixed)) for one, governed, fixed in kept])

@@ -8,7 +8,6 @@ batch, when the batch is full or the first request was held for long enough. Whe
 of the time or more, the governor forecasts no latency, and nothing is shown.
 """
 
-import argparse
 import math
 import random
 from collections import defaultdict
@@ -21,6 +20,7 @@ from tests.runtime.power_device import make_profile
 
 from edgekit_runtime.power.governor.forecast import Factor, Learned
 from edgekit_runtime.power.governor.settings import Load, ModelSetting, Profile
+from results import make_parser
 
 # Deadline in seconds, scale of running times, requests a second.
 _STREAMS: Final = (
@@ -44,7 +44,6 @@ class Lived:
 
 
 def live(arrivals: list[float], setting: ModelSetting, profile: Profile, chance: random.Random) -> Lived:
-    """Return how long the requests took in one setting."""
     hold_s = profile.hold_s if setting.batch > 1 else 0.0
     free_s, at, latencies, runs = 0.0, 0, [], []
     while at < len(arrivals):
@@ -91,10 +90,7 @@ def compare(seconds: float, seed: int) -> dict[tuple[bool, int, int], list[float
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=1500.0, help="simulated, of each setting")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()

@@ -8,12 +8,12 @@ shows that wheels load and compute right on the instructions of one processor; t
 About ten minutes on two cores for all engines.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
 from typing import Final
 
+from benchmarks.results import make_parser
 from labgrid import Target
 
 import edgekit_runtime
@@ -46,7 +46,6 @@ def fetch_engine(engine: str) -> Path:
 
 
 def try_package(device: Device, package: Path, backend: str) -> str:
-    """Return `yes`, or `no` with the reason."""
     remote = device.put(package, "model.edgepkg")
     try:
         checks = json.loads(device.run_python(read_program("selftest"), remote, backend, limit_s=LIMIT_S))
@@ -56,7 +55,6 @@ def try_package(device: Device, package: Path, backend: str) -> str:
 
 
 def try_engine(engine: str, cpu: str, packages: PackageMaker) -> dict[str, str]:
-    """Return what each model says on an engine, by name."""
     backend = "ort" if engine.startswith("onnxruntime") else "litert"
     folders = [str(fetch_engine(engine)), str(Path(edgekit_runtime.__file__).parents[1])]
     target = Target("engines")
@@ -72,8 +70,7 @@ def try_engine(engine: str, cpu: str, packages: PackageMaker) -> dict[str, str]:
 
 
 def main() -> int:
-    """Print a table; 0 when every model runs on every engine."""
-    parser = argparse.ArgumentParser()
+    parser = make_parser(__doc__)
     parser.add_argument("--engine", action="append", help=f"default: {', '.join(ENGINES)}")
     parser.add_argument("--cpu", default=recipe.CPU, help="as qemu names it; default: %(default)s")
     arguments = parser.parse_args()

@@ -7,9 +7,7 @@ On the bench arm64-booted (emulated; make its image first: `./edgekit hil image`
 mosquitto, for the updates by a fleet.
 """
 
-import argparse
 import contextlib
-import json
 import sys
 import tempfile
 import time
@@ -18,6 +16,8 @@ from dataclasses import asdict
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Final
+
+from benchmarks.results import make_parser, write_json
 
 from edgekit_hil.benches.bench_file import find_bench
 from edgekit_hil.benches.opening import open_bench
@@ -40,13 +40,7 @@ ALL: Final = (*EVENTS, *UPDATE_EVENTS)
 
 
 def run_events(names: Sequence[str], count: int, seconds: float) -> tuple[list[Outcome], list[str]]:
-    """Return the outcomes of `count` events, and the messages of those after which nothing served.
-
-    Args:
-        names: events to try, in turn.
-        count: how many events.
-        seconds: when the last one may begin.
-    """
+    """Return the outcomes of `count` events, and the messages of those after which nothing served."""
     outcomes, failures = [], []
     with contextlib.ExitStack() as held:
         bench = held.enter_context(open_bench(find_bench("arm64-booted")))
@@ -76,8 +70,7 @@ def run_events(names: Sequence[str], count: int, seconds: float) -> tuple[list[O
 
 
 def main() -> int:
-    """Print a table; 0 when the right version served after each event."""
-    parser = argparse.ArgumentParser()
+    parser = make_parser(__doc__)
     parser.add_argument("--count", type=int, default=200, help="events; default: %(default)s")
     parser.add_argument(
         "--seconds", type=float, default=14_400, help="begin none later; default: %(default)s"
@@ -101,8 +94,7 @@ def main() -> int:
             middle = sum(each.expected.is_interrupted for each in of_event)
             print(f"| {event} | {len(of_event)} | {right} | {middle} | {longest:.0f} | {restart} |")
     print(*failures, sep="\n")
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=1))
+    write_json(arguments.json, [asdict(each) for each in outcomes])
     return 0 if outcomes and not failures and all(each.is_right for each in outcomes) else 1
 
 

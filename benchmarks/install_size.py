@@ -25,13 +25,10 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """A fresh environment that holds edgekit."""
-
     python: Path
     site_packages: Path
 
     def packages(self) -> list[str]:
-        """Names of the installed distributions, edgekit included."""
         return sorted(info.name.split("-")[0] for info in self.site_packages.glob("*.dist-info"))
 
     def bytes_by_folder(self, within: str = "") -> Counter[str]:
@@ -66,11 +63,7 @@ def build_wheels(folder: Path) -> dict[str, Path]:
 
 
 def start_agent(made: Install) -> str:
-    """Start the agent on a device that is in no fleet, and return what it says of that.
-
-    Raises:
-        subprocess.CalledProcessError: it says something else, such as that a library is missing.
-    """
+    """Start the agent on a device that is in no fleet, and return what it says of that."""
     with tempfile.TemporaryDirectory() as home:
         variables = {"EDGEKIT_HOME": home, "EDGEKIT_STATE": f"{home}/state", "PYTHONDONTWRITEBYTECODE": "1"}
         command = [str(made.python), "-m", "edgekit_runtime.cli", "agent"]
@@ -81,11 +74,7 @@ def start_agent(made: Install) -> str:
 
 
 def install(kind: str, wheels: Mapping[str, Path], folder: Path) -> Install:
-    """Install `requirements/<kind>.txt` and our wheels for that kind into a new environment in `folder`.
-
-    Raises:
-        subprocess.CalledProcessError: pip failed; `output` holds what it said.
-    """
+    """Install `requirements/<kind>.txt` and our wheels for that kind into a new environment in `folder`."""
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
     python = folder / "bin" / "python"
     into = [*PIP, "--python", str(python), "install", "--no-deps", "--no-compile", "--only-binary=:all:"]
@@ -96,24 +85,11 @@ def install(kind: str, wheels: Mapping[str, Path], folder: Path) -> Install:
 
 
 def install_plainly(kind: str, wheels: Mapping[str, Path], folder: Path) -> Install:
-    """Install a kind such as `edgekit[device]` (and further requirements) as a user does, with pip's choice.
-
-    Raises:
-        subprocess.CalledProcessError: pip failed; `output` holds what it said.
-    """
+    """Install a kind such as `edgekit[device]`, and further requirements, as a user does."""
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
     python = folder / "bin" / "python"
-    _run(
-        [
-            *PIP,
-            "--python",
-            str(python),
-            "install",
-            "--find-links",
-            str(wheels["edgekit"].parent),
-            *kind.split(),
-        ]
-    )
+    links = ["--find-links", str(wheels["edgekit"].parent)]
+    _run([*PIP, "--python", str(python), "install", *links, *kind.split()])
     return Install(python, next(folder.glob("lib/python*/site-packages")))
 
 
@@ -137,7 +113,6 @@ def _shown(made: Install) -> str:
 
 
 def main() -> None:
-    """Measure each kind named on the command line (default: all)."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         wheels = build_wheels(folder)

@@ -8,7 +8,6 @@ the samples are copies in the rows with copies.
 Usage, with scripts/python benchmarks/judge_errors.py
 """
 
-import argparse
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from edgekit_toolkit.samples.split import choose_samples, feeds_only
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import CandidateFigures, choose
 from edgekit_toolkit.selection.confirmation import AcceptedChoice, choose_confirmed
+from results import make_parser
 
 COUNTS = (20, 40, 80, 100, 200, 250, 500, 1000)
 POWER_COUNTS = (500, 1000, 2000, 4000)
@@ -58,17 +58,14 @@ def gamma(mean: float, shape: float) -> Changes:
 
 
 def lognormal(mean: float, sigma: float) -> Changes:
-    """Return losses with a heavy tail."""
     return lambda draw, count: np.clip(mean * draw.lognormal(-(sigma**2) / 2, sigma, count), 0, 1)
 
 
 def in_pixels(changes: Changes, pixels: int = 4096) -> Changes:
-    """Return the same losses as shares of whole pixels."""
     return lambda draw, count: draw.binomial(pixels, np.clip(changes(draw, count), 0, 1)) / pixels
 
 
 def none(_draw: np.random.Generator, count: int) -> Array:
-    """Return no changes."""
     return np.zeros(count)
 
 
@@ -196,7 +193,6 @@ def mean_scores(changes: Changes, draw: np.random.Generator, count: int) -> Scor
 
 
 def judge(scores: Scores, limit: float, tally: Tally) -> None:
-    """Add what the rule makes of one draw."""
     limits = Budget({"drop": limit})
     rest = {"size": 1.0, "memory": 1.0, "energy": 1.0}
     measured = [
@@ -261,10 +257,7 @@ def run_cell(metric: str, changes: Changes, count: int, limit: float, draws: int
 
 
 def main() -> None:
-    """Print a row for each metric, shape, number of samples, without and with copies."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="*", help="metrics", choices=(*MEANS, *SETS))
     parser.add_argument("--counts", nargs="*", type=int, default=COUNTS)
     parser.add_argument("--draws", type=int, default=DRAWS)

@@ -43,7 +43,6 @@ class Judge:
             yield {name: array[index : index + 1] for name, array in self._inputs.items()}
 
     def score(self, session: Session) -> float:
-        """Mean score over the samples, 0..1."""
         scores = []
         for index, (feed, reference) in enumerate(zip(self.feeds(), self._reference, strict=True)):
             labels = None if self._labels is None else self._labels[index : index + 1]

@@ -8,7 +8,6 @@ else generated. Prints a table in Markdown; ends with 1 if a conversion that suc
 else, or if a source file changed.
 """
 
-import argparse
 import hashlib
 import sys
 import time
@@ -17,30 +16,28 @@ from dataclasses import dataclass
 
 import onnx
 
-from edgekit_runtime.errors import EdgekitError, ModelError
+from edgekit_runtime.errors import ModelError
 from edgekit_runtime.sessions.litert.session import LiteRtSession
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.passes.optimiser import optimise
 from edgekit_toolkit.passes.parity import Parity, compare, worst
-from edgekit_toolkit.samples.generated import Feeds, bind_dims
+from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.tflite.check import EQUAL
 from edgekit_toolkit.tflite.convert import convert
 from edgekit_toolkit.tflite.refusal import ConversionError
-from public_models import MODELS, MissingError, PublicModel
-from public_samples import samples_of, with_random_weights
+from public_models import PublicModel, make_public_parser, try_models
+from public_samples import read_source, samples_of
+from results import print_head
 
 SAMPLES = 3
-HEADER = (
-    "| model | origin | ONNX bytes | inputs | result | TFLite bytes | operators | transposes |"
-    " error / range | seconds |\n|---|---|---|---|---|---|---|---|---|---|"
+HEADS = (
+    "model | origin | ONNX bytes | inputs | result | TFLite bytes | operators | transposes | error / range"
+    " | seconds"
 )
 
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one model."""
-
     model: PublicModel
     source_bytes: int
     inputs: str
@@ -56,7 +53,6 @@ class Row:
         return self.parity is not None and not self.parity.ok
 
     def line(self) -> str:
-        """The row in Markdown."""
         cells = [self.model.name, self.model.origin, f"{self.source_bytes:,}", self.inputs, self.result]
         if self.content is None or self.parity is None:
             cells += ["", "", "", ""]
@@ -68,7 +64,6 @@ class Row:
 
 
 def operators(content: bytes) -> Counter[str]:
-    """How often each operator occurs in a TFLite file."""
     from ai_edge_litert import schema_py_generated as schema
 
     names = {code: name for name, code in vars(schema.BuiltinOperator).items() if isinstance(code, int)}
@@ -79,18 +74,14 @@ def operators(content: bytes) -> Counter[str]:
 
 
 def measure(public: PublicModel) -> Row:
-    """Convert one model and compare it."""
     path = public.path()
     before = hashlib.sha256(path.read_bytes()).hexdigest()
     size = path.stat().st_size
     try:
-        source = load_onnx(path).model.proto
+        source, dims = read_source(public)
     except ModelError as refused:
         reason = str(refused).removeprefix(f"{path}: ")
         return Row(public, size, "", f"refused on import: {reason}", None, None, 0, True)
-    if not public.weights:
-        source = with_random_weights(source)
-    dims = bind_dims(source, public.dims, public.ranges)
     inputs, *_, feeds = samples_of(public, source, dims)
     feeds = feeds[:SAMPLES]
     start = time.perf_counter()
@@ -127,22 +118,12 @@ def compared(source: onnx.ModelProto, content: bytes, feeds: list[Feeds]) -> Par
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[model.name for model in MODELS])
-    chosen = parser.parse_args().only
+    only = make_public_parser(__doc__).parse_args().only
+    print_head(HEADS)
     rows = []
-    print(HEADER)
-    for public in MODELS:
-        if chosen and public.name not in chosen:
-            continue
-        try:
-            rows.append(measure(public))
-        except MissingError as missing:
-            print(f"{public.name}: skipped, {missing}", file=sys.stderr)
-        except EdgekitError as error:
-            print(f"{public.name}: cannot be compared, {error}", file=sys.stderr)
-        else:
-            print(rows[-1].line(), flush=True)
+    for row in try_models(only, measure):
+        rows.append(row)
+        print(row.line(), flush=True)
     converted = sum(row.content is not None for row in rows)
     wrong, changed = sum(row.is_wrong for row in rows), sum(not row.unchanged for row in rows)
     print(

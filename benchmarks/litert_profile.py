@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import ai_edge_litert
-import click
 import numpy as np
 
 from edgekit_toolkit.tflite.flatbuffer import DTYPES, SubGraph, Tensor, expected_bytes, parsed, shape_of
-from results import machine
+from results import machine, make_parser, print_head, print_row
 
 Pointer = ctypes.c_void_p
 _CPU: Final = 1
@@ -41,8 +40,6 @@ class Layout(ctypes.Structure):
 
 
 class TensorType(ctypes.Structure):
-    """LiteRtRankedTensorType."""
-
     _fields_ = (("element", ctypes.c_int), ("layout", Layout))
 
 
@@ -63,7 +60,7 @@ class Engine:
         """Call `LiteRt` + `name`, which must succeed."""
         status = getattr(self._library, f"LiteRt{name}")(*arguments)
         if status:
-            raise click.ClickException(f"LiteRt{name} failed with status {status}")
+            raise SystemExit(f"LiteRt{name} failed with status {status}")
 
     def profiling_options(self) -> Pointer:
         """Options of a model on the CPU whose runs are recorded."""
@@ -122,7 +119,6 @@ class Profiled:
         self._engine.call("UnlockTensorBuffer", buffer)
 
     def run(self) -> list[tuple[str, float]]:
-        """Operators of one inference in order, with their microseconds."""
         sides = [one for side in (self._inputs, self._outputs) for one in (ctypes.c_size_t(len(side)), side)]
         self._engine.call("RunCompiledModel", self._model, ctypes.c_size_t(0), *sides)
         for step in ("ResetProfiler", "StartProfiler"):
@@ -138,7 +134,6 @@ class Profiled:
 
 
 def kind_of(operator: str) -> str:
-    """What an operator is counted as."""
     last = operator.split()[-1]
     return _KINDS.get(last, "conversion to codes and back" if operator.startswith("Convert") else "the rest")
 
@@ -164,27 +159,28 @@ def measure(files: Mapping[str, Callable[[], list[tuple[str, float]]]], runs: in
     }
 
 
-@click.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--runs", default=1000, show_default=True, help="Inferences of each file.")
-@click.option("--all", "every", is_flag=True, help="Each operator, and not the kinds alone.")
-def main(*, files: tuple[Path, ...], runs: int, every: bool) -> None:
-    """Show where the time of .tflite files goes."""
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--runs", type=int, default=1000, help="inferences of each file")
+    parser.add_argument("--all", action="store_true", help="each operator, and not the kinds alone")
+    options = parser.parse_args()
     engine = Engine()
-    calls = {path.name: Profiled(engine, path.read_bytes()).run for path in files}
-    found = measure(calls, runs)
-    click.echo(f"Taken on: {machine()}")
+    calls = {path.name: Profiled(engine, path.read_bytes()).run for path in options.files}
+    found = measure(calls, options.runs)
+    print(f"Taken on: {machine()}")
     kinds = [*_KINDS.values(), "conversion to codes and back", "the rest"]
-    click.echo(f"\n| microseconds | {' | '.join(found)} |\n|---|{'--:|' * len(found)}")
+    print()
+    print_head("microseconds", *found)
     for kind in kinds:
         sums = [sum(time for name, time in rows if kind_of(name) == kind) for rows in found.values()]
-        click.echo(f"| {kind} | {' | '.join(f'{one:.0f}' for one in sums)} |")
+        print_row(kind, *(f"{one:.0f}" for one in sums))
     totals = [sum(time for _, time in rows) for rows in found.values()]
-    click.echo(f"| all operators | {' | '.join(f'{one:.0f}' for one in totals)} |")
-    for file, rows in found.items() if every else ():
-        click.echo(f"\n{file}")
+    print_row("all operators", *(f"{one:.0f}" for one in totals))
+    for file, rows in found.items() if options.all else ():
+        print(f"\n{file}")
         for name, microseconds in rows:
-            click.echo(f"{microseconds:8.1f}  {name}")
+            print(f"{microseconds:8.1f}  {name}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Compares our forms of float `.tflite` models with the vendors' own int8 files: score, size, latency.
 
-    python benchmarks/litert_quantization.py [--only NAME] [--search-s 30] [--json FILE]
+    python benchmarks/litert_quantization.py [--only NAME] [--search-s 30]
 
 The search sees the calibration samples alone. Like `edgekit package`, the table's choice then sees scores: it
 is the fastest form that drops at most as much as the vendor's file and 0.3 points, and of equally fast ones
@@ -8,15 +8,12 @@ the smallest. All sessions of a model take turns in one run, once with one threa
 vendor's file is fed with floats as ours are, so its latency holds the conversion of the input.
 """
 
-import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TextIO
 
-import click
 import numpy as np
 
 from edgekit_runtime.sessions.latency import LatencyLimits, measure_latency
@@ -31,10 +28,10 @@ from edgekit_toolkit.quantize.scheme import LITERT, LITERT_AVX512
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.selection.choice import SAME_LATENCY
 from judging import Judge
-from results import machine
-from works import CACHE, WORKS, MissingError, Work
+from public_models import CACHE, SHARED
+from results import machine, make_parser
+from works import Subject, Work, list_subjects
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "models" / "models"
 FILES = {
     "resnet8": ("resnet8_cifar10_fp32.tflite", "resnet8_cifar10_int8.tflite"),
     "vww": ("mobilenetv1_025_vww_fp32.tflite", "mobilenetv1_025_vww_int8.tflite"),
@@ -88,8 +85,6 @@ def for_input(path: Path, name: str) -> Path:
 
 
 class Renamed:
-    """A session whose only input has another name."""
-
     def __init__(self, session: LiteRtSession, name: str) -> None:
         self._session, self._name = session, name
         self._inner = session.inputs[0].name
@@ -99,20 +94,15 @@ class Renamed:
         return {"scores": next(iter(outputs.values()))}
 
 
-def benchmark(work: Work, search_s: float) -> tuple[list[Row], float]:
-    """The rows of a work, the float file first and the vendor's second; and the seconds of the search.
-
-    Raises:
-        MissingError: the work cannot be done here.
-    """
-    _, calibration, evaluation = work.prepare()
-    ours, vendor = (SHARED / name for name in FILES[work.name])
+def benchmark(subject: Subject, search_s: float) -> tuple[list[Row], float]:
+    """The rows of a work, the float file first and the vendor's second; and the seconds of the search."""
+    ours, vendor = (SHARED / name for name in FILES[subject.name])
     source = load_tflite(ours)
     name = source.inputs[0].name
     start = time.perf_counter()
     found = find_candidates(
         LiteRtQuantizer(source.model.content, threads=2, scheme=SCHEME),
-        lambda: samples(calibration, name),
+        lambda: samples(subject.calibration, name),
         per_channel=True,
         kinds=frozenset(forms.KINDS),
         limit_s=search_s,
@@ -124,7 +114,7 @@ def benchmark(work: Work, search_s: float) -> tuple[list[Row], float]:
         "the vendor's int8", found.candidates[0].form, TfliteModel(vendor.read_bytes()), float("nan")
     )
     files = [found.candidates[0], rival, *found.candidates[1:]]
-    judge = Judge(for_input(evaluation, name), work.metric, open_file(source.model, name, 1))
+    judge = Judge(for_input(subject.evaluation, name), subject.work.metric, open_file(source.model, name, 1))
     scores = [judge.score(open_file(one.model, name, 1)) for one in files]
     rows = [
         Row(
@@ -185,26 +175,15 @@ def table(work: Work, rows: list[Row], seconds: float) -> str:
     return "\n".join([*lines, "", goals])
 
 
-@click.command()
-@click.option("--only", type=click.Choice(list(FILES)), multiple=True, help="Only this model.")
-@click.option("--search-s", default=30.0, show_default=True, help="Time for mixing precisions.")
-@click.option("--json", "json_file", type=click.File("w"), help="Write the rows as JSON; - for stdout.")
-def main(*, only: tuple[str, ...], search_s: float, json_file: TextIO | None) -> None:
-    """Compare our forms of float .tflite models with the vendors' int8 files."""
-    found = {}
-    click.echo(f"Taken on: {machine()}")
-    for work in WORKS:
-        if work.name not in FILES or (only and work.name not in only):
-            continue
-        try:
-            rows, seconds = benchmark(work, search_s)
-        except MissingError as missing:
-            click.echo(f"skipped {work.name}: {missing}", err=True)
-            continue
-        found[work.name] = [asdict(row) for row in rows]
-        click.echo(f"\n{table(work, rows, seconds)}")
-    if json_file:
-        json.dump(found, json_file, indent=2)
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--only", nargs="+", choices=list(FILES), default=list(FILES))
+    parser.add_argument("--search-s", type=float, default=30.0, help="time for mixing precisions")
+    options = parser.parse_args()
+    print(f"Taken on: {machine()}")
+    for subject in list_subjects(options.only):
+        rows, seconds = benchmark(subject, options.search_s)
+        print(f"\n{table(subject.work, rows, seconds)}")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,6 @@ class Device:
         self._streams: Any = None
 
     async def run(self, begin_s: float) -> None:
-        """Send requests until the time is over."""
         order, draws = self._order, self._draws
         context = ssl.create_default_context(cafile=order["ca_file"])
         self._streams = await asyncio.open_connection(order["host"], order["port"], ssl=context)
@@ -63,7 +62,6 @@ class Device:
         self._streams[1].close()
 
     async def _serve(self, due_s: float, *, is_counted: bool) -> None:
-        """Answer one request of the application."""
         local_s = self._order.get("local_s")
         status = 0
         if self._probe_s is None:
@@ -96,7 +94,6 @@ class Device:
 
 
 async def run(order: dict[str, Any]) -> dict[str, list[Any]]:
-    """Return what all devices found."""
     requests = [Path(one).read_bytes() for one in order["requests"]]
     begin_s = asyncio.get_running_loop().time() + 0.2 + order["devices"] * 0.005  # to connect
     devices = [Device(order, seed, requests) for seed in range(order["devices"])]
@@ -105,7 +102,6 @@ async def run(order: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 def main() -> None:
-    """Obey one order."""
     if sys.argv[1] != "-":
         os.sched_setaffinity(0, {int(sys.argv[1])})
     print(json.dumps(asyncio.run(run(json.loads(sys.argv[2])))), flush=True)

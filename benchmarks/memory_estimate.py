@@ -13,29 +13,22 @@ package carries. What is absent is skipped with a line.
 
 import telemetry_off  # noqa: F401
 
-import argparse
-import hashlib
-import json
-import platform
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import onnx
-import onnxruntime
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE
 from edgekit_runtime.package.golden import Golden
-from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest
+from edgekit_runtime.package.manifest import BackendChoice, Manifest
 from edgekit_runtime.system.child_process import child_environment
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate, estimate_peak_memory
@@ -49,9 +42,12 @@ from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.models.tflite import TfliteModel
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.packaging.assemble import describe_artifacts
 from edgekit_toolkit.packaging.golden_tensors import golden_feeds, golden_outputs
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.samples.generated import Feeds, generate_feeds
+from peers.ort_static import quantize
+from results import make_parser, print_head, print_row
 
 ROOT = Path(__file__).resolve().parents[1]
 MB = 10**6
@@ -86,14 +82,6 @@ class Case:
     dims: dict[str, int]
 
 
-class GeneratedData(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types
-    def __init__(self, feeds: Sequence[Feeds]) -> None:
-        self._feeds = iter(feeds)
-
-    def get_next(self) -> Feeds | None:
-        return next(self._feeds, None)
-
-
 def skip(what: object, why: object) -> None:
     print(f"skipped {what}: {why}", file=sys.stderr)
 
@@ -117,26 +105,13 @@ def load(path: Path, shape: Sequence[int] = ()) -> Case:
 def int8(case: Case, folder: Path) -> Case | None:
     """The int8 form of a model, or None where it cannot be made."""
     assert isinstance(case.model, OnnxModel)
-    # Per-channel scales need opset 13.
     model = case.model.proto
-    if max(item.version for item in model.opset_import if item.domain == "") < 13:
-        model = onnx.version_converter.convert_version(model, 13)
-    source, prepared, target = (
-        folder / f"{case.name}-{step}.onnx" for step in ("source", "prepared", "int8")
-    )
+    source, target, calibration = folder / "source.onnx", folder / "int8.onnx", folder / "calibration.npz"
     onnx.save(model, source)
+    first, second = generate_feeds(tensor_specs(model)[0], 2, 0, case.dims)
     try:
-        quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
-        feeds = generate_feeds(tensor_specs(model)[0], 2, 0, case.dims)
-        quantize_static(
-            str(prepared),
-            str(target),
-            GeneratedData(feeds),
-            quant_format=QuantFormat.QDQ,
-            per_channel=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-        )
+        np.savez(calibration, **{name: np.concatenate([first[name], second[name]]) for name in first})
+        quantize(source, calibration, target, "MinMax")
     except Exception as error:  # whatever the quantizer cannot do
         skip(f"{case.name} int8", f"cannot be made: {str(error)[:100]}")
         return None
@@ -175,6 +150,7 @@ def write(folder: Path, model: Model, feeds: Feeds) -> Path:
     given, contents, decoded = golden_feeds(inputs, {}, {}, seed=0)
     outputs = model.open_session(threads=1).run(decoded)
     expected, more = golden_outputs(outputs, outputs, integer=False)
+    roles = {**dict.fromkeys([*contents, *more], "golden"), model.file_name: "model"}
     contents = {model.file_name: model.content, **contents, **more}
     manifest = Manifest(
         name=NAME,
@@ -182,12 +158,7 @@ def write(folder: Path, model: Model, feeds: Feeds) -> Path:
         target="x86-64",
         inputs=inputs,
         outputs=tuple(TensorSpec(name, array.dtype.name, array.shape) for name, array in outputs.items()),
-        artifacts=tuple(
-            Artifact(
-                path, len(content), hashlib.sha256(content).hexdigest(), path.partition("/")[0].split(".")[0]
-            )
-            for path, content in sorted(contents.items())
-        ),
+        artifacts=describe_artifacts(contents, roles),
         backend=BackendChoice(model.engine, model.file_name, {}),
         golden=Golden(given, expected),
         # Without it, the service runs a model in a process of its own where its file names Div or Mod.
@@ -211,7 +182,17 @@ def measure_opened(package: Path, feeds: Feeds) -> int:
     return int(done.stdout)
 
 
-def row(case: Case, threads: int) -> dict[str, Any]:
+class Errors(NamedTuple):
+    """How far estimates of a model are off, and the memory of its engine without a model."""
+
+    model: str
+    opened: float
+    served: float
+    engine_bytes: int
+
+
+def measure(case: Case, threads: int) -> Errors:
+    """Print the row of a model."""
     model, kind = case.model, case.model.engine
     feeds = generate_feeds(model.specs()[0], 1, 0, case.dims)[0]
     engine = measure_engine_bytes(kind)
@@ -228,71 +209,41 @@ def row(case: Case, threads: int) -> dict[str, Any]:
         package = write(Path(name), model, feeds)
         opened = measure_opened(package, feeds)
         served = serve_once(package, Path(name) / "keys", NAME, feeds)
-    return {
-        "model": case.name,
-        "file_bytes": len(model.content),
-        "peak_of": peak_of,
-        "engine_bytes": engine,
-        "estimate_bytes": figure.total_bytes,
-        "opened_bytes": opened,
-        "error": figure.total_bytes / opened - 1,
-        "model_estimate_bytes": figure.model_bytes,
-        "model_measured_bytes": opened - engine,
-        "service_estimate_bytes": service,
-        "service_bytes": served,
-        "service_error": service / served - 1,
-    }
+    errors = Errors(case.name, figure.total_bytes / opened - 1, service / served - 1, engine)
+    sizes = [figure.total_bytes, opened, figure.model_bytes, opened - engine, service, served]
+    cells = [f"{size / MB:.1f}" for size in sizes]
+    cells.insert(2, f"{errors.opened:+.1%}")
+    print_row(case.name, f"{len(model.content) / MB:.2f}", peak_of, *cells, f"{errors.served:+.1%}")
+    return errors
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--shared", type=Path, default=ROOT.parent / "shared/models/models", help="folder of models"
     )
     parser.add_argument("--ocr", type=Path, help="folder of the PP-OCRv4 models (rapidocr-onnxruntime)")
     parser.add_argument("--only", default="", help="models whose name holds this")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args()
     rows = []
-    if not options.json:
-        print(
-            "| model | file | peak | estimate | open_session | error | model part: estimate | measured |"
-            " service: estimate | measured | error |"
-        )
-        print("|---|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|")
+    print_head(
+        "model | file | peak | estimate | open_session | error | model part: estimate | measured"
+        " | service: estimate | measured | error"
+    )
     for case in cases(options.shared, options.ocr):
         if options.only not in case.name:
             continue
         try:
-            figures = row(case, options.threads)
+            rows.append(measure(case, options.threads))
         except EdgekitError as error:
             skip(case.name, error)
-            continue
-        rows.append(figures)
-        if not options.json:
-            print(
-                f"| {figures['model']} | {figures['file_bytes'] / MB:.2f} | {figures['peak_of']} |"
-                f" {figures['estimate_bytes'] / MB:.1f} | {figures['opened_bytes'] / MB:.1f} |"
-                f" {figures['error']:+.1%} | {figures['model_estimate_bytes'] / MB:.1f} |"
-                f" {figures['model_measured_bytes'] / MB:.1f} |"
-                f" {figures['service_estimate_bytes'] / MB:.1f} | {figures['service_bytes'] / MB:.1f} |"
-                f" {figures['service_error']:+.1%} |",
-                flush=True,
-            )
-    if options.json:
-        host = {
-            "machine": platform.machine(),
-            "onnxruntime": onnxruntime.__version__,
-            "threads": options.threads,
-        }
-        print(json.dumps({"host": host, "rows": rows}, indent=1))
-    elif rows:
+    if rows:
         print()
-        for what in ("error", "service_error"):
-            worst = max(rows, key=lambda figures: abs(figures[what]))
-            print(f"worst {what}: {worst[what]:+.1%}, {worst['model']}")
-        print(f"bare: {rows[0]['engine_bytes'] / MB:.1f} MB, service {measure_service_bytes() / MB:.1f} MB")
+        for place, name in ((1, "error"), (2, "service_error")):
+            worst = max(rows, key=lambda row: abs(row[place]))
+            print(f"worst {name}: {worst[place]:+.1%}, {worst.model}")
+        print(f"bare: {rows[0].engine_bytes / MB:.1f} MB, service {measure_service_bytes() / MB:.1f} MB")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
 scripts/python -m benchmarks.odd_plans --models 117 --seed 0
 """
 
-import argparse
 import collections
 import traceback
 
+from benchmarks.results import make_parser
 from tests.offload.odd_models import odd_models
 from tests.offload.test_odd_models import check_answers, plan_model
 
@@ -14,8 +14,7 @@ from edgekit_runtime.errors import EdgekitError
 
 
 def main() -> None:
-    """Plan the models and print what each came to."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--models", type=int, default=117)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

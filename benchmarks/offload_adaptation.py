@@ -26,8 +26,6 @@ of the whole model's.
 
 import telemetry_off  # noqa: F401
 
-import argparse
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -43,8 +41,8 @@ from tests.offload.traces import TRACE_KINDS, TraceStep, make_trace
 from edgekit_offload.demo.demo_model import make_images, make_model
 from edgekit_runtime.offload.cut_table import LOCAL, OffloadPlan
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
-from offload_bench import print_table, write_json
-from offload_product import ALL, ROWS, UINT8, ProductBench, describe_load, plan_whole, use_folder
+from offload_product import ALL, ROWS, UINT8, ProductBench, describe_load, whole_bench
+from results import make_parser, print_table, write_json
 
 SHARE: Final = 0.1
 STEPS_MBIT_S: Final = (20.0, 2.0, 20.0)
@@ -78,7 +76,6 @@ class Rule:
         return min(self._plans, key=lambda one: predict_s(self._plans[one], Conditions(self._link)))
 
     def note(self, found: Mapping[str, Any]) -> None:
-        """Take what a request took."""
         plan = self._plans[found["plan"]]
         if plan.tail is None or "error" in found:
             return
@@ -92,38 +89,26 @@ class Rule:
 
 
 def main() -> None:
-    """Measure, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--requests", type=int, default=12, help="of each rule on each step")
     parser.add_argument("--trace", choices=list(TRACE_KINDS), help="instead of the three steps")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     began_s, load = time.monotonic(), describe_load()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        use_folder(folder)
-        images = make_images(ROWS)
-        planned = plan_whole("demo", make_two(images), images, folder, SHARE)
-        with ProductBench(folder, SHARE) as bench:
-            bench.serve([planned])
-            bench.start_device()
-            bench.set_link(STEPS_MBIT_S[0], RTT_MS)
-            bench.open(planned, [ALL, LOCAL, UINT8])
-            medians: dict[float, dict[str, float]] = {}
-            if arguments.trace is not None:
-                found = follow(bench, planned.plans, make_trace(arguments.trace, TRACE_S, seed=SEED))
-                rows = summarise(found)
-            else:
-                medians = calibrate(bench)
-                best = {mbit_s: min(each, key=lambda one: each[one]) for mbit_s, each in medians.items()}
-                found = {
-                    name: run_steps(bench, Rule(name, planned.plans, best), arguments.requests)
-                    for name in RULES
-                }
-                rows = summarise(found, best)
-            label = bench.testbed.label
+    images, medians = make_images(ROWS), dict[float, dict[str, float]]()
+    link = STEPS_MBIT_S[0], RTT_MS
+    with whole_bench("demo", make_two(images), images, SHARE, link) as (bench, planned):
+        if arguments.trace is not None:
+            found = follow(bench, planned.plans, make_trace(arguments.trace, TRACE_S, seed=SEED))
+            rows = summarise(found)
+        else:
+            medians = calibrate(bench)
+            best = {mbit_s: min(each, key=lambda one: each[one]) for mbit_s, each in medians.items()}
+            found = {
+                name: run_steps(bench, Rule(name, planned.plans, best), arguments.requests) for name in RULES
+            }
+            rows = summarise(found, best)
+        label = bench.testbed.label
     if arguments.trace is not None:
         label += f"; synthetic trace '{arguments.trace}'"
     seconds = time.monotonic() - began_s
@@ -147,7 +132,6 @@ def make_two(images: NDArray[np.uint8]) -> bytes:
 
 
 def calibrate(bench: ProductBench) -> dict[float, dict[str, float]]:
-    """Return the median time of each plan on each link."""
     medians: dict[float, dict[str, float]] = {}
     for mbit_s in dict.fromkeys(STEPS_MBIT_S):
         bench.set_link(mbit_s, RTT_MS)
@@ -159,7 +143,6 @@ def calibrate(bench: ProductBench) -> dict[float, dict[str, float]]:
 
 
 def run_steps(bench: ProductBench, rule: Rule, requests: int) -> list[dict[str, Any]]:
-    """Return the requests of a rule over all steps."""
     bench.set_link(STEPS_MBIT_S[0], RTT_MS)
     if rule.name == EDGEKIT:
         bench.order("wait_for_server", name=ALL, seconds=START_LIMIT_S)
@@ -177,7 +160,6 @@ def run_steps(bench: ProductBench, rule: Rule, requests: int) -> list[dict[str, 
 def follow(
     bench: ProductBench, plans: Mapping[str, OffloadPlan], trace: Sequence[TraceStep]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the requests of each rule along a trace."""
     best = {
         one.up_mbit_s: min(plans, key=lambda name: predict_s(plans[name], Conditions(link)))
         for one in trace
@@ -208,7 +190,6 @@ def run_trace(bench: ProductBench, rule: Rule, trace: Sequence[TraceStep]) -> li
 
 
 def set_step(bench: ProductBench, step: TraceStep) -> None:
-    """Make the link that of a second of a trace."""
     if step.up_mbit_s:
         bench.testbed.set_link(up_mbit_s=step.up_mbit_s, down_mbit_s=step.down_mbit_s, rtt_ms=step.rtt_ms)
     else:
@@ -255,7 +236,6 @@ def show(
     rows: Mapping[str, Any],
     seconds: float,
 ) -> None:
-    """Print the tables."""
     print(f"{label}; before: {load}; after: {describe_load()}; {seconds:.0f} s")
     for mbit_s, each in medians.items():
         print(f"{mbit_s:g} Mbit/s: " + ", ".join(f"{name} {one * 1e3:.0f} ms" for name, one in each.items()))

@@ -1,10 +1,9 @@
-"""What the offload benchmarks share: an emulated device and server, the service, ways by hand, tables.
+"""What the offload benchmarks share: an emulated device and server, the service, ways by hand.
 
 The server is our service with TLS and a token, as anybody runs it beyond loopback. The device is a process
 under a CPU quota (`workload_device`). Figures are `emulated`, of this machine and this run: compare ratios.
 """
 
-import hashlib
 import json
 import socket
 import sys
@@ -12,32 +11,16 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
-from securesystemslib.signer import CryptoSigner
 
 from edgekit_host.emulation.testbed import Testbed
 from edgekit_offload.demo.demo_package import write_certificate
 from edgekit_offload.export.service_config import service_config
-from edgekit_runtime.package.archive import write_package
-from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
-from edgekit_runtime.package.manifest import Manifest
-from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
-from edgekit_runtime.sessions.media import MediaSession
-from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_runtime.sessions.session import Session
-from edgekit_toolkit.packaging.signing_keys import StatementSigner
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from serving import write_signed
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-ROOT = Path(__file__).resolve().parents[1]
-SHARED = ROOT.parent / "shared" / "models" / "models"
 TOKEN = "token-of-an-emulated-server"  # noqa: S105  # of an emulated server
 PORT = 8443
 START_LIMIT_S = 180.0  # every tail proves itself first, on one processor
@@ -46,12 +29,7 @@ Feeds = dict[str, NDArray[Any]]
 
 
 class EmulatedBench:
-    """An emulated device and server, before anything runs there; for a `with` block.
-
-    Attributes:
-        testbed: the link.
-        folder: for files; it has the certificate and the token of the server.
-    """
+    """An emulated device and server, before anything runs there; for a `with` block."""
 
     def __init__(self, folder: Path, device_share: float | None = 0.2) -> None:
         self.folder = folder
@@ -62,17 +40,14 @@ class EmulatedBench:
         (folder / "token").chmod(0o600)
         self._lines: Any = None
 
-    def __enter__(self) -> "Self":
+    def __enter__(self) -> "EmulatedBench":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.close()
 
     @property
     def url(self) -> str:
-        """Address of the server, as the device reaches it."""
         host, port = self.testbed.reach(PORT)
         return f"https://{host}:{port}"
 
@@ -99,19 +74,16 @@ class EmulatedBench:
         self._lines = self._open.enter_context(connection).makefile("rw", encoding="ascii")
 
     def begin(self, do: str, **what: Any) -> None:
-        """Give the device an order."""
         self._lines.write(f"{json.dumps({'do': do, **what})}\n")
         self._lines.flush()
 
     def end(self) -> Any:
-        """Return what came of the order."""
         line = self._lines.readline()
         if not line:
             raise SystemExit("the device ended")
         return json.loads(line)
 
     def order(self, do: str, **what: Any) -> Any:
-        """Give the device an order and return its answer."""
         self.begin(do, **what)
         return self.end()
 
@@ -121,24 +93,16 @@ class OffloadBench(EmulatedBench):
 
     def __init__(self, folder: Path, device_share: float | None = 0.2) -> None:
         super().__init__(folder, device_share)
-        key = Ed25519PrivateKey.generate()
-        (folder / "keys").mkdir()
-        (folder / "keys" / "bench.pub.pem").write_bytes(
-            key.public_key().public_bytes(
-                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-            )
-        )
-        self._signer = StatementSigner(CryptoSigner(key))
-        self._packages: list[Path] = []
+        self._sign = load_signer(folder=folder / "keys")
+        self._names: list[str] = []
 
     def add_tail(
         self, name: str, model: bytes, feeds: Feeds, decode: Mapping[str, str] | None = None
     ) -> None:
         """Write the package of a tail; before `serve`. Inputs in `decode` arrive as files of a codec."""
-        path = self.folder / f"{name}.edgepkg"
-        if path not in self._packages:
-            write_tail(path, name, model, feeds, self._signer, decode)
-            self._packages.append(path)
+        if name not in self._names:
+            write_signed(self.folder, name, model, feeds, self._sign, decode=decode)
+            self._names.append(name)
 
     def serve(self) -> Any:
         """Start the service as `edgekit offload serve` does, wait until it is ready, return its process."""
@@ -151,9 +115,9 @@ class OffloadBench(EmulatedBench):
             "tls_key": f"{self.folder}/server.key",
             "token_file": f"{self.folder}/token",
         }
-        names = [path.stem for path in self._packages]
-        config.write_text(service_config(names, listen, devices=1024))
-        packages = [word for path in self._packages for word in ("--package", str(path))]
+        config.write_text(service_config(self._names, listen, devices=1024))
+        paths = [str(self.folder / f"{name}.edgepkg") for name in self._names]
+        packages = [word for path in paths for word in ("--package", path)]
         return self.start_server(
             [
                 *(sys.executable, "-m", "edgekit_runtime.cli", "serve", "--config", str(config)),
@@ -162,64 +126,12 @@ class OffloadBench(EmulatedBench):
         )
 
     def start_device(self, timeout_s: float = 60.0) -> None:
-        """Start the device's process and connect it to the service."""
         self.start_program("workload_device.py")
         ca_file = str(self.folder / "server.pem")
         self.order("connect", address=self.url, token=TOKEN, ca_file=ca_file, timeout_s=timeout_s)
 
-
-def write_tail(
-    path: Path,
-    name: str,
-    model: bytes,
-    feeds: Feeds,
-    signer: StatementSigner,
-    decode: Mapping[str, str] | None = None,
-) -> None:
-    """Write the package of a model with any inputs and outputs."""
-    session: Session = OrtSession(model, OrtOptions(threads=1))
-    options: dict[str, Any] = {"threads": 1}
-    if decode:
-        session, options = MediaSession(session, dict(decode)), {**options, "decode": dict(decode)}
-    contents = {"model.onnx": model}
-    given, expected = [], []
-    for number, one in enumerate(session.inputs):
-        array = np.ascontiguousarray(feeds[one.name])
-        contents[f"golden/in{number}.bin"] = array.tobytes()
-        given.append(GoldenInput(one.name, array.dtype.name, array.shape, f"golden/in{number}.bin"))
-    for number, (key, array) in enumerate(session.run(dict(feeds)).items()):
-        contents[f"golden/out{number}.bin"] = np.ascontiguousarray(array).tobytes()
-        where = f"golden/out{number}.bin"
-        expected.append(GoldenOutput(key, array.dtype.name, array.shape, where, 1e-3, 1e-3))
-    manifest = Manifest(
-        name=name,
-        version="1.0.0",
-        target="x86-64",
-        inputs=session.inputs,
-        outputs=session.outputs,
-        artifacts=tuple(
-            Artifact(
-                where, len(data), hashlib.sha256(data).hexdigest(),
-                "model" if where == "model.onnx" else "golden",
-            )
-            for where, data in sorted(contents.items())
-        ),
-        backend=BackendChoice("ort", "model.onnx", options),
-        golden=Golden(tuple(given), tuple(expected)),
-    )  # fmt: skip
-    write_package(path, manifest, contents, signer)
-
-
-def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table in Markdown."""
-    cells = [[f"{one:.3g}" if isinstance(one, float) else str(one) for one in row] for row in (heads, *rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    cells.insert(1, ["-" * width for width in widths])
-    for row in cells:
-        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |")
-
-
-def write_json(path: Path | None, found: Mapping[str, Any]) -> None:
-    """Write the results, where asked for."""
-    if path is not None:
-        path.write_text(json.dumps(found, indent=1) + "\n")
+    def generate_load(self, cpu: int | str, **order: Any) -> Any:
+        """Start `load_generator` beside the server, and return its process."""
+        script = str(Path(__file__).with_name("load_generator.py"))
+        order |= {"host": self.testbed.server_host, "port": PORT, "ca_file": f"{self.folder}/server.pem"}
+        return self.testbed.spawn("server", [sys.executable, script, str(cpu), json.dumps(order)])

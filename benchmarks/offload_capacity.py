@@ -17,10 +17,8 @@ not, at multiples of what the server carries. All figures are emulated.
 
 import telemetry_off  # noqa: F401
 
-import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -40,8 +38,9 @@ from edgekit_runtime.codecs.media import MediaCodec, encode_media
 from edgekit_runtime.offload.latency_model import LinkState, transfer_s
 from edgekit_runtime.offload.offload_server import make_tail_request
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from offload_bench import PORT, TOKEN, Feeds, OffloadBench, print_table, write_json
+from offload_bench import TOKEN, Feeds, OffloadBench
 from planned_ways import Planned, PlannedWay
+from results import make_parser, print_table, write_json
 
 LINK = LinkState(50e6, 50e6, 0.01)  # an office; a connection that idles for 0.5 s starts slowly again
 GENERATED = 8  # different requests
@@ -82,10 +81,7 @@ CASES = {
 
 
 def main() -> None:
-    """Plan, load, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--seconds", type=float, default=4.0, help="of each trial")
     parser.add_argument("--rate", type=float, default=2.0, help="requests per second of one device")
@@ -99,7 +95,6 @@ def main() -> None:
 
 
 def run_case(name: str, case: Case, seconds: float, rate: float) -> dict[str, Any]:
-    """Plan a case and measure it."""
     content, feeds = workload_models.efficientnet()
     grid = Grid((LINK.up_bits_per_s / 1e6,), (LINK.rtt_s * 1e3,))
     limits = {**case.limits, "objective": "capacity", "requests_per_s": rate}
@@ -134,7 +129,6 @@ def run_case(name: str, case: Case, seconds: float, rate: float) -> dict[str, An
 
 
 def time_locally(content: bytes, feeds: Sequence[Feeds], share: float) -> float:
-    """Return the time of the whole model on the device."""
     graph = RunnableGraph(content, {"threads": 1}, inputs=feeds[0])
     return time_models(Machine.parse(f"local@{share:.0%}"), [graph], seconds=2)[0].seconds
 
@@ -151,11 +145,8 @@ class Server:
         self._cpu, self._rate = cpus[-1], rate
         self._pid = bench.serve().pid
         run_command(["taskset", "-acp", str(cpus[0]), str(self._pid)], check=True, capture_output=True)
-        self._order = {
-            "host": bench.testbed.server_host, "port": PORT, "ca_file": str(folder / "server.pem"),
-            "requests": write_requests(bench, way, feeds), "requests_per_s": rate, "seconds": seconds,
-            "warm_s": WARM_S,
-        }  # fmt: skip
+        requests = write_requests(bench, way, feeds)
+        self._order = {"requests": requests, "requests_per_s": rate, "seconds": seconds, "warm_s": WARM_S}
 
     def __enter__(self) -> "Server":
         return self
@@ -183,20 +174,17 @@ class Server:
 
     def run_trial(self, devices: int, limit_s: float, local_s: float | None = None) -> dict[str, Any]:
         """Return p50 and p99 with a number of devices; with `local_s` they obey the server's load."""
-        script = str(Path(__file__).with_name("load_generator.py"))
-        order = {**self._order, "devices": devices, "local_s": local_s}
         before_s = cpu_s(self._pid)
         began_s = time.monotonic()
-        child = self._bench.testbed.spawn(
-            "server", [sys.executable, script, str(self._cpu), json.dumps(order)]
-        )
-        if child.wait(60 + 2 * order["seconds"]) != 0:
+        child = self._bench.generate_load(self._cpu, **self._order, devices=devices, local_s=local_s)
+        if child.wait(60 + 2 * self._order["seconds"]) != 0:
             raise SystemExit(f"the load generator ended {child.explain_end()}")
         found, took_s = json.loads(child.output), time.monotonic() - began_s
         good = [one + fixed_s(self._way) for one in found["remote"]] + found["local"]
         every = np.sort([*good, *(float("inf") for _ in found["errors"])] or [float("inf")])
         p50, p99 = every[len(every) // 2], every[int(np.ceil(0.99 * len(every))) - 1]  # refused is late
-        share = order["seconds"] / (order["seconds"] + WARM_S)  # the warm-up is not among the requests
+        seconds = self._order["seconds"]
+        share = seconds / (seconds + WARM_S)  # the warm-up is not among the requests
         return {
             "devices": devices, "requests": len(good) + len(found["errors"]), "errors": len(found["errors"]),
             "local": len(found["local"]), "p50_ms": float(p50) * 1e3, "p99_ms": float(p99) * 1e3,
@@ -237,7 +225,6 @@ def fixed_s(way: PlannedWay) -> float:
 
 
 def show(found: Mapping[str, Any]) -> None:
-    """Print the table of a case."""
     print(f"\n## {found['case']}: {found['setting']}; limit {found['limit_ms']:.0f} ms")
     rows = []
     for row in found["rows"]:

@@ -19,17 +19,14 @@ Times are of one row: head and tail with coding less those without.
 
 import telemetry_off  # noqa: F401
 
-import argparse
 import dataclasses
-import functools
-import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +35,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+import works
 from edgekit_offload.partition.coding import RAW, Coding
 from edgekit_offload.partition.source_model import SourceModel
 from edgekit_offload.partition.split import Part, SplitModels, split_model
@@ -49,10 +47,9 @@ from edgekit_runtime.errors import CutError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.trust.trust_store import TrustStore
-from works import SHARED, WORKS, MissingError
+from results import make_parser, write_json
+from works import list_subjects
 
-ROOT = Path(__file__).resolve().parents[1]
-TINY = ROOT / "models" / "tiny"
 CODINGS = {"int8": Coding("int8"), "int4": Coding("int4")}
 OPTIONS = OrtOptions(threads=2, weights="model.onnx")
 LAYERS = frozenset({"Conv", "Gemm", "MatMul"})
@@ -65,14 +62,7 @@ BATCH, TIMED_RUNS = 50, 20
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model with samples.
-
-    Attributes:
-        name: for the table.
-        content: the ONNX model.
-        samples: float32 [n, ...], the model's only input.
-        labels: int [n], or None without labels.
-    """
+    """A model with samples of its only input, float32 [n, ...], and labels, int [n], if there are any."""
 
     name: str
     content: bytes
@@ -108,76 +98,41 @@ class Row:
     decode_ms: float
 
 
-def find_subjects(folder: Path) -> Iterator[tuple[str, Callable[[], Subject]]]:
-    """Yield the name of each model and what loads it; `folder` is for packages.
-
-    Raises:
-        MissingError: by what is yielded: a model, its data or Pillow is absent.
-    """
-    for path in sorted(TINY.glob("*.onnx")):
-        yield path.stem, functools.partial(_tiny, path)
-    if not SHARED.is_dir():
-        print(f"skipped: there is no {SHARED}, so only models/tiny are measured")
-        return
-    yield "mnist8", _mnist8
-    for work in WORKS:
-        if work.name != "ppocr_det":
-            yield work.name, functools.partial(_work, work)
-        if work.name in PACKAGED:
-            yield f"{work.name} packaged", functools.partial(_packaged, work, folder)
+def find_subjects(only: str, folder: Path) -> Iterator[Subject]:
+    """Yield models that are there, and int8 forms of some; `folder` is for packages."""
+    for model in list_subjects([only.removesuffix(" packaged")] if only else None):
+        if model.name != "ppocr_det" and only in ("", model.name):
+            yield _load(model)
+        if model.name in PACKAGED and only in ("", f"{model.name} packaged"):
+            yield _packaged(model, folder)
 
 
-def _tiny(path: Path) -> Subject:
-    content = path.read_bytes()
-    data = np.load(path.with_suffix("").with_suffix(".eval.npz"))
-    return Subject(path.stem, content, data[SourceModel(content).inputs[0]], data["y"])
-
-
-def _mnist8() -> Subject:
-    data = np.load(SHARED / "data" / "mnist_t10k_2000.npz")
-    content = (SHARED / "models" / "mnist8_fp32.onnx").read_bytes()
-    return Subject("mnist8", content, data["x"].astype(np.float32)[:, np.newaxis], data["y"])
-
-
-def _work(work: Any) -> Subject:
-    calibration, evaluation = (dict(one) for one in work.load())
-    # Nothing is calibrated here, so all samples can judge; only CIFAR-10 has further ones for calibration.
-    parts = [evaluation] if work.name == "resnet8" else [calibration, evaluation]
-    joined = {name: np.concatenate([one[name] for one in parts]) for name in evaluation}
+def _load(model: works.Subject) -> Subject:
+    parts = [dict(np.load(path)) for path in (model.calibration, model.evaluation)]
+    # Nothing is calibrated here, so all samples can judge, where both parts have labels or none has; CIFAR-10
+    # alone has further ones for calibration.
+    if parts[0].keys() != parts[1].keys() or model.name == "resnet8":
+        del parts[0]
+    joined = {name: np.concatenate([one[name] for one in parts]) for name in parts[0]}
     labels = joined.pop("y", None)
     (samples,) = joined.values()
-    return Subject(work.name, work.find_model().read_bytes(), samples, labels)
+    return Subject(model.name, model.model.read_bytes(), samples, labels)
 
 
-def _packaged(work: Any, folder: Path) -> Subject:
+def _packaged(subject: works.Subject, folder: Path) -> Subject:
     """The int8 form that `edgekit package` chooses; it is not in the float model's package."""
-    model, calibration, evaluation = work.prepare()
-    command = [sys.executable, "-m", "edgekit_cli", "package", model, "--target", "x86-64"]
-    command += [
-        "--backend",
-        "ort",
-        "--budget",
-        f"size={PACKAGED[work.name]},drop=5%",
-        "--search-seconds",
-        "0",
-    ]
-    command += ["--calibration", calibration, "--eval", evaluation, "--out", folder]
-    environment = {**os.environ, "EDGEKIT_HOME": str(folder)}
-    done = subprocess.run(
-        list(map(str, command)), env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise MissingError(f"edgekit package: {done.stderr.strip()[-300:]}")
-    path = next(folder.glob(f"{model.stem}*.edgepkg"))
+    command = [sys.executable, "-m", "edgekit_cli", "package", str(subject.model), "--target", "x86-64"]
+    command += ["--backend", "ort", "--budget", f"size={PACKAGED[subject.name]},drop=5%"]
+    command += ["--search-seconds", "0", *subject.options, "--out", str(folder)]
+    subprocess.run(command, env={**os.environ, "EDGEKIT_HOME": str(folder)}, capture_output=True, check=True)
+    path = next(folder.glob(f"{subject.model.stem}*.edgepkg"))
     with read_package(path, TrustStore.from_folder(folder / "keys")) as package:
         content = bytes(package.read(package.manifest.backend.artifact))
-    if not any(node.op_type == "DequantizeLinear" for node in onnx.load_from_string(content).graph.node):
-        raise MissingError(f"edgekit package made no int8 form of {work.name}")
-    return dataclasses.replace(_work(work), name=f"{work.name} packaged", content=content)
+    assert any(node.op_type == "DequantizeLinear" for node in onnx.load_from_string(content).graph.node)
+    return dataclasses.replace(_load(subject), name=f"{subject.name} packaged", content=content)
 
 
 def measure(subject: Subject) -> Iterator[Row]:
-    """Yield one row for each cut and coding of a model."""
     whole = SourceModel(subject.content)
     session = OrtSession(subject.content, dataclasses.replace(OPTIONS, weights=None))
     step = BATCH if isinstance(session.inputs[0].shape[0], str) else 1
@@ -231,8 +186,6 @@ def find_cuts(whole: SourceModel, count: int) -> list[tuple[frozenset[int], Spli
 
 
 class Halves:
-    """Head and tail of a cut, opened."""
-
     def __init__(self, split: SplitModels, weights: bytes) -> None:
         assert split.head is not None
         self._sent = [spec.name for spec in split.sent]
@@ -240,12 +193,10 @@ class Halves:
         self._input = split.head.inputs[0].name
 
     def run(self, samples: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-        """Return the outputs of the model."""
         made = self._head.run({self._input: samples})
         return self._tail.run({name: made[name] for name in self._sent})
 
     def body(self, sample: NDArray[np.float32]) -> bytes:
-        """Return what is sent for a sample."""
         made = self._head.run({self._input: sample})
         return b"".join(made[name].tobytes() for name in self._sent)
 
@@ -276,7 +227,6 @@ def _median_ms(session: OrtSession, feeds: dict[str, Any]) -> float:
 
 
 def print_row(row: Row) -> None:
-    """Print a line of the table."""
     print(
         f"{row.model:23} {row.sent[-28:]:28} {row.coding:6}"
         f" {row.change_points:+6.2f} of {100 / row.samples:4.2f} {row.expected_points:+7.3f}"
@@ -303,9 +253,8 @@ def print_summary(coding: str, rows: list[Row]) -> None:
 
 
 def main() -> None:
-    """Measure, print the table, write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", default="", help="measure models whose name contains this")
+    parser = make_parser(__doc__)
+    parser.add_argument("--only", default="", help="measure this model")
     parser.add_argument("--json", type=Path, help="file for the results")
     arguments = parser.parse_args()
     print(
@@ -314,21 +263,13 @@ def main() -> None:
     )
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, load in find_subjects(Path(folder)):
-            if arguments.only not in name:
-                continue
-            try:
-                subject = load()
-            except MissingError as cause:
-                print(f"skipped: {name}: {cause}")
-                continue
+        for subject in find_subjects(arguments.only, Path(folder)):
             for row in measure(subject):
                 print_row(row)
                 rows.append(row)
     for coding in CODINGS:
         print_summary(coding, [row for row in rows if row.coding == coding])
-    if arguments.json:
-        arguments.json.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
+    write_json(arguments.json, [dataclasses.asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

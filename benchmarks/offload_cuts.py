@@ -8,8 +8,6 @@ measured on this machine; the device is modelled as this machine slowed down, th
 trip. DADS as printed has neither a set-up cost nor a way back, so its cuts are dear on short models.
 """
 
-import argparse
-import json
 import random
 import statistics
 import time
@@ -26,6 +24,8 @@ from edgekit_offload.cuts.solver import MAX_ENUMERATED, Cuts
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_offload.profiling.planning_graph import PlanningGraph, join_profiles
 from peers.published_cuts import cut_by_dads, cut_linearly
+from public_models import TINY
+from results import make_parser, print_head, write_json
 
 RELATIVE = 1e-9
 SLOWDOWNS = (2, 8)  # of the device, against the server
@@ -34,7 +34,6 @@ RTT_S = 0.02
 LARGE_KERNELS = 324
 LARGER_KERNELS = 16
 LARGER_GRAPHS = 500
-TINY = Path(__file__).parents[1] / "models/tiny"
 
 
 @dataclass
@@ -54,7 +53,6 @@ class Peer:
     worst: float = 1.0
 
     def add(self, cost: float, best: float) -> None:
-        """Count a placement."""
         self.settings += 1
         if not np.isfinite(cost):
             self.infeasible += 1
@@ -71,7 +69,6 @@ def search(graph: KernelGraph, costs: Costs) -> float | None:
 
 
 def compare(graph: KernelGraph, costs: Costs, best: float, peers: dict[str, Peer]) -> None:
-    """Run the methods for two tiers on one graph."""
     peers["edgekit, 2 tiers"].add(Cuts(graph).cheapest(costs).cost, best)
     peers["linear split (Neurosurgeon)"].add(cut_linearly(graph, costs), best)
     peers["DADS as printed"].add(cut_by_dads(graph, costs, is_corrected=False)[0], best)
@@ -157,17 +154,15 @@ def run_real(models: list[Path]) -> tuple[list[dict[str, Any]], dict[str, Peer]]
 
 
 def show(title: str, peers: dict[str, Peer]) -> None:
-    """Print a table."""
-    print(f"\n| {title} | equal to exhaustive search | cannot run | worst that runs, x best |")
-    print("|---|---|---|---|")
+    print()
+    print_head(title, "equal to exhaustive search", "cannot run", "worst that runs, x best")
     for name, peer in peers.items():
         share = peer.infeasible / max(peer.settings, 1)
         print(f"| {name} | {peer.equal} of {peer.settings} | {share:.1%} | {peer.worst:.2f} |")
 
 
 def main() -> None:
-    """Run everything."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--graphs", type=int, default=10_000)
     parser.add_argument("--json", type=Path)
@@ -186,15 +181,9 @@ def main() -> None:
         print(f"{row['model']}: {row['kernels']} kernels, {row['settings']} settings{reason}")
     show("real models, device modelled", real)
     print(f"\n{time.perf_counter() - started:.0f} s")
-    if options.json is not None:
-        tables = {"random": peers, "real": real}
-        plain = {
-            title: {name: asdict(peer) for name, peer in table.items()} for title, table in tables.items()
-        }
-        options.json.write_text(
-            json.dumps({**plain, "dads_infeasible_larger": share, "large": large, "models": rows}, indent=2)
-            + "\n"
-        )
+    tables = {"random": peers, "real": real}
+    plain = {title: {name: asdict(peer) for name, peer in table.items()} for title, table in tables.items()}
+    write_json(options.json, {**plain, "dads_infeasible_larger": share, "large": large, "models": rows})
 
 
 if __name__ == "__main__":

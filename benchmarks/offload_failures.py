@@ -24,14 +24,12 @@ server with its pixels as bytes.
 
 import telemetry_off  # noqa: F401
 
-import argparse
 import itertools
 import math
 import os
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,21 +37,18 @@ from typing import Any
 
 import numpy as np
 
-from edgekit_runtime.offload.cut_table import LOCAL, read_cut_table
-from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.system.paths import find_keys_folder
-from edgekit_runtime.trust.trust_store import TrustStore
-from offload_bench import PORT, SHARED, TOKEN, print_table, write_json
+from edgekit_runtime.offload.cut_table import LOCAL
+from offload_bench import PORT, TOKEN
 from offload_product import (
     MODELS,
-    UINT8,
     Planned,
     ProductBench,
     describe_load,
-    plan_whole,
     read_rows,
-    use_folder,
+    whole_bench,
 )
+from public_models import SHARED
+from results import make_parser, print_table, write_json
 
 MODEL, SHARE = "efficientnet_lite0", 0.1
 MBIT_S, RTT_MS = 100.0, 5.0
@@ -69,10 +64,7 @@ OVERLOADED, HEDGING = "overloaded", "hedging"
 
 
 def main() -> None:
-    """Measure, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--trials", type=int, default=10, help="of each fault")
     kinds = (*FAULTS, OVERLOADED, HEDGING)
     parser.add_argument("--only", nargs="+", choices=kinds, default=kinds, help="measure these alone")
@@ -80,27 +72,19 @@ def main() -> None:
     arguments = parser.parse_args()
     began_s, load = time.monotonic(), describe_load()
     hedging: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        use_folder(folder)
-        content = (SHARED / MODELS[MODEL]).read_bytes()
-        planned = plan_whole(MODEL, content, read_rows(MODEL), folder, SHARE)
-        with ProductBench(folder, SHARE) as bench:
-            bench.serve([planned])
-            bench.start_device()
-            bench.set_link(MBIT_S, RTT_MS)
-            bench.open(planned, [ALL, LOCAL, UINT8])
-            local = bench.order("run", name=LOCAL, count=LOCAL_RUNS)
-            rows = [summarise(LOCAL, local, local), summarise("offloaded", offloaded(bench), local)]
-            for kind in arguments.only:
-                print(f"{time.monotonic() - began_s:.0f} s: {kind}", file=sys.stderr, flush=True)
-                if kind in FAULTS:
-                    rows.append(summarise(kind, *run_trials(bench, planned, kind, arguments.trials)))
-                elif kind == OVERLOADED:
-                    rows.append(summarise(kind, *run_overload(bench, planned)))
-                else:
-                    hedging = compare_hedging(bench)
-            label = bench.testbed.label
+    content = (SHARED / MODELS[MODEL]).read_bytes()
+    with whole_bench(MODEL, content, read_rows(MODEL), SHARE, (MBIT_S, RTT_MS)) as (bench, planned):
+        local = bench.order("run", name=LOCAL, count=LOCAL_RUNS)
+        rows = [summarise(LOCAL, local, local), summarise("offloaded", offloaded(bench), local)]
+        for kind in arguments.only:
+            print(f"{time.monotonic() - began_s:.0f} s: {kind}", file=sys.stderr, flush=True)
+            if kind in FAULTS:
+                rows.append(summarise(kind, *run_trials(bench, planned, kind, arguments.trials)))
+            elif kind == OVERLOADED:
+                rows.append(summarise(kind, *run_overload(bench)))
+            else:
+                hedging = compare_hedging(bench)
+        label = bench.testbed.label
     seconds = time.monotonic() - began_s
     show(label, load, rows, hedging, seconds)
     write_json(
@@ -109,7 +93,6 @@ def main() -> None:
 
 
 def offloaded(bench: ProductBench) -> list[dict[str, Any]]:
-    """Return requests while all is well."""
     bench.order("wait_for_server", name=ALL, seconds=RECOVERY_S)
     found: list[dict[str, Any]] = bench.order("run", name=ALL, count=20)
     return found
@@ -122,7 +105,7 @@ def run_trials(
     chance = random.Random(kind)  # noqa: S311  # of moments
     found, local = [], []
     for _ in range(trials):
-        is_offloaded = bench.order("wait_for_server", name=ALL, seconds=RECOVERY_S)
+        bench.order("wait_for_server", name=ALL, seconds=RECOVERY_S)
         bench.begin("alternate", names=[ALL, LOCAL], seconds=WINDOW_S)
         time.sleep(chance.uniform(0.1, 0.4))
         break_it, mend = faults(bench, planned)[kind]
@@ -133,7 +116,7 @@ def run_trials(
         after = {
             name: [one for one in each if one["at_s"] + one["s"] > at_s] for name, each in records.items()
         }
-        found += [{**one, "was_offloaded": is_offloaded} for one in after[ALL]]
+        found += after[ALL]
         local += after[LOCAL]
     return found, local
 
@@ -153,27 +136,12 @@ def faults(bench: ProductBench, planned: Planned) -> dict[str, tuple[Callable[[]
     }
 
 
-def run_overload(bench: ProductBench, planned: Planned) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def run_overload(bench: ProductBench) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return requests while other devices ask for more than the server can do, and local alone in turn."""
-    with read_package(planned.packages[ALL], TrustStore.from_folder(find_keys_folder())) as package:
-        table = read_cut_table(package)
-        assert table is not None
-        (tail,) = [one.tail for one in table.plans if one.tail]
-        (view,) = [
-            one
-            for one in (package.manifest.select_submodel(each.name) for each in package.manifest.submodels)
-            if one.name == tail
-        ]
-        feeds = {
-            one.name: np.zeros([n if isinstance(n, int) else 1 for n in one.shape], one.dtype)
-            for one in view.inputs
-        }
-    path = bench.folder / "load.npz"
-    np.savez(path, **feeds)  # type: ignore[arg-type]  # names of inputs
     bench.order("wait_for_server", name=ALL, seconds=RECOVERY_S)
     script = str(Path(__file__).with_name("offload_load.py"))
     near = f"https://{bench.testbed.server_host}:{PORT}"
-    words = [near, TOKEN, str(bench.folder / "server.pem"), tail, str(path), str(CONNECTIONS)]
+    words = [near, TOKEN, str(bench.folder / "server.pem"), str(CONNECTIONS)]
     child = bench.testbed.spawn("server", [sys.executable, script, *words])
     records = bench.order("alternate", names=[ALL, LOCAL], seconds=OVERLOAD_S)
     child.close()
@@ -214,7 +182,6 @@ def compare_hedging(bench: ProductBench) -> dict[str, Any]:
 def summarise(
     kind: str, records: Sequence[dict[str, Any]], local: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return a row of the table."""
     seconds = np.array([one["s"] for one in records])
     local_s = float(np.median([one["s"] for one in local]))
     limit_s = local_s * 1.3 + 0.02
@@ -233,32 +200,14 @@ def summarise(
         "over_limit": float(np.mean(seconds > limit_s)),
         "hedged": sum(one.get("is_hedged", False) for one in records),
         "remote": float(np.mean([one["plan"] != LOCAL for one in records])),
-        "not_offloaded_before": sum(not one.get("was_offloaded", True) for one in records),
-        "slow": [one for one in records if one["s"] > limit_s],
     }
 
 
 def show(
     label: str, load: str, rows: Sequence[dict[str, Any]], hedging: dict[str, Any], seconds: float
 ) -> None:
-    """Print the tables."""
     print(f"{label}; before: {load}; after: {describe_load()}; {seconds:.0f} s")
-    keys = (
-        "kind",
-        "requests",
-        "right",
-        "p50_ms",
-        "p99_ms",
-        "worst_ms",
-        "limit_ms",
-        "local_p99_ms",
-        "added_p99_ms",
-        "may_add_ms",
-        "over_limit",
-        "hedged",
-        "remote",
-    )
-    print_table(keys, [[row[key] for key in keys] for row in rows])
+    print_table(list(rows[0]), [list(row.values()) for row in rows])
     if not hedging:
         return
     print(

@@ -3,11 +3,11 @@
 scripts/python -m benchmarks.offload_limits --graphs 110 --seed 12
 """
 
-import argparse
 import random
 from dataclasses import replace
 
 import numpy as np
+from benchmarks.results import make_parser
 from tests.offload.random_graphs import random_graph
 from tests.offload.test_planning import costs_of, link, need_of
 
@@ -19,8 +19,7 @@ _LEVELS = 4  # limits that are tried on each graph, from tight to loose
 
 
 def main() -> None:
-    """Compare, and print how many settings missed a cut, cost more, or got worse by a looser limit."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--graphs", type=int, default=110)
     parser.add_argument("--seed", type=int, default=12)
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Other devices that keep a server busy: `offload_load URL TOKEN CA_FILE MODEL FEEDS.npz CONNECTIONS`."""
+"""Other devices that keep the only model of a server busy: `offload_load URL TOKEN CA_FILE CONNECTIONS`."""
 
 import contextlib
 import sys
@@ -9,15 +9,19 @@ import numpy as np
 
 from edgekit_runtime import Client
 from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.protocol.datatypes import DTYPE_OF_DATATYPE
 from edgekit_runtime.system.child_process import end_with_parent
 
 
 def main() -> None:
-    """Ask until the process is ended."""
     end_with_parent()
-    url, token, ca_file, model, path, connections = sys.argv[1:]
-    with np.load(path) as found:
-        feeds = dict(found)
+    url, token, ca_file, connections = sys.argv[1:]
+    with Client(url, token=token, ca_file=ca_file) as client:
+        model = client.index()[0]["name"]
+        inputs = client.metadata(model)["inputs"]
+    feeds = {
+        one["name"]: np.zeros(np.abs(one["shape"]), DTYPE_OF_DATATYPE[one["datatype"]]) for one in inputs
+    }
 
     def ask() -> None:
         client = Client(url, token=token, ca_file=ca_file, timeout_s=30)

@@ -9,16 +9,9 @@ turns of 200 requests. On a busy machine the p10 says more.
 
 import telemetry_off  # noqa: F401
 
-import argparse
-import contextlib
-import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +28,9 @@ from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
-from results import machine
+from results import machine, make_parser, write_json
+from serving import MODEL, serving
 
-ROOT = Path(__file__).resolve().parent.parent
-MODEL = ROOT / "models" / "tiny" / "digits_cnn.onnx"
 TURN, TURNS = 200, 40
 
 
@@ -59,23 +51,7 @@ def write_planned(folder: Path) -> Path:
         return attach_plans(package, splits, CutTable(plans), folder=made, sign=sign)
 
 
-@contextlib.contextmanager
-def serving(folder: Path, package: Path) -> Iterator[str]:
-    """Serve the tails of a package; yield the address."""
-    command = [sys.executable, "-m", "edgekit_runtime.cli", "serve", "--port", "0", "--tails", str(package)]
-    command += ["--unix-socket", str(folder / "s.sock"), "--keys", str(folder / "keys")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        ready = next(line for line in process.stderr if "ready at" in line)
-        yield f"127.0.0.1:{ready.rsplit(':', 1)[1].strip()}"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
-
-
 def time_turn(session: Session, feeds: dict[str, Any]) -> list[float]:
-    """Return the times of the requests of one turn in seconds."""
     found = []
     for _ in range(TURN):
         began_s = time.perf_counter()
@@ -85,14 +61,13 @@ def time_turn(session: Session, feeds: dict[str, Any]) -> list[float]:
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Return the times of both sessions in microseconds."""
     os.environ["EDGEKIT_HOME"] = str(folder / "home")
     os.environ["EDGEKIT_CACHE"] = str(folder / "cache")
     package = write_planned(folder)
     trust = TrustStore.from_folder(folder / "keys")
     plain = open_session(package, trust=trust)
-    with serving(folder, package) as server:
-        write_offload_options(OffloadOptions(server))
+    with serving(folder, words=("--tails", str(package))) as service:
+        write_offload_options(OffloadOptions(f"127.0.0.1:{service.port}"))
         offloading = open_session(package, trust=trust)
         assert isinstance(offloading, RemoteSession)
         offloading.wait_for_probe(10)
@@ -114,8 +89,7 @@ def measure(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print a table, and write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -124,8 +98,7 @@ def main() -> None:
     for name, row in found["rows"].items():
         print(f"{name:16}" + "".join(f"{value:10.1f}" for value in row.values()))
     print(f"added at p10: {found['added_p10_us']:.1f} us")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2))
+    write_json(arguments.json, found)
 
 
 if __name__ == "__main__":

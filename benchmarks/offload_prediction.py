@@ -35,7 +35,6 @@ and ../shared/models.
 
 import telemetry_off  # noqa: F401
 
-import argparse
 import itertools
 import json
 import math
@@ -52,8 +51,9 @@ from edgekit_runtime.offload.cut_table import LOCAL, OffloadPlan
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
 from edgekit_runtime.offload.measurement.job_runner import PAUSE_S
 from edgekit_runtime.offload.measurement.request_cost import average_middle
-from offload_bench import TOKEN, print_table, write_json
+from offload_bench import TOKEN
 from offload_product import ALL, MODELS, ROWS, ProductBench, describe_load, plan_product, use_folder
+from results import make_parser, print_table, write_json
 
 SHARE: Final = 0.2
 BANDWIDTHS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
@@ -71,10 +71,7 @@ GOALS: Final = {"whole-model candidates": "<= 3", "cuts": "<= 5"}
 
 
 def main() -> None:
-    """Measure, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seconds", type=float, default=6.0, help="at each setting")
@@ -98,7 +95,6 @@ def main() -> None:
 def measure(
     models: Sequence[str], bandwidths: Sequence[float], rtts: Sequence[float], seconds: float
 ) -> dict[str, Any]:
-    """Plan models and measure all ways at all settings."""
     began_s, load = time.monotonic(), describe_load()
     cells: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
@@ -133,7 +129,6 @@ def measure(
 
 
 def probe_link(bench: ProductBench) -> LinkState:
-    """Return the link as the device measures it."""
     certificate = str(bench.folder / "server.pem")
     found = bench.order("probe", server=bench.url, token=TOKEN, ca_file=certificate)
     up, down = found["up_bits_per_s"], found["down_bits_per_s"]
@@ -147,15 +142,7 @@ def measure_cell(
     seconds: float,
     usual_s: float | None,
 ) -> dict[str, Any]:
-    """Measure all ways at one setting of the link.
-
-    Args:
-        bench: the device.
-        plans: name -> the plan, and the plan with the sizes of the requests.
-        link: as probed.
-        seconds: time limit.
-        usual_s: the speed of the device that counts.
-    """
+    """Measure all ways at one setting; a plan comes with one that has the sizes of the requests."""
     predicted = {name: predict_s(plan, Conditions(link)) for name, (plan, _) in plans.items()}
     as_sent = {name: predict_s(plan, Conditions(link)) for name, (_, plan) in plans.items()}
     names = {
@@ -250,12 +237,10 @@ def compare(row: Mapping[str, Any], other: Mapping[str, Any]) -> float:
 
 
 def error(row: Mapping[str, Any]) -> float:
-    """Return the error of a prediction."""
     return abs(float(row["predicted_ms"]) / float(row["measured_ms"]) - 1)
 
 
 def kind_of(row: Mapping[str, Any]) -> str:
-    """Return local, upload or cut."""
     if row["way"] == LOCAL:
         return LOCAL
     return CUT if row["way"].startswith(CUT) else "upload"
@@ -304,7 +289,6 @@ def find_errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 
 def show(found: Mapping[str, Any]) -> None:
-    """Print the tables."""
     cells, summary = found["cells"], found["summary"]
     print(f"{found['label']}; before: {found['load']}; after: {describe_load()}")
     print_table(

@@ -8,26 +8,24 @@ All of it is the product: the planner measures and signs, `edgekit offload serve
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import onnx
-from PIL import Image
 
 from edgekit_offload.packaging.plan_package import attach
 from edgekit_offload.packaging.submodels import attach_plans
 from edgekit_offload.partition.calibrate import find_bytes
 from edgekit_offload.partition.coding import Coding
-from edgekit_offload.partition.opened_model import OpenedModel
 from edgekit_offload.partition.split import WEIGHTS_PATH, SplitModels, whole_upload
 from edgekit_offload.planning.costs import reply_bytes, request_bytes
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.measurement import CutMeasurement
-from edgekit_offload.planning.plan_inputs import PlanInputs
-from edgekit_offload.planning.planner import plan
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels, time_models
 from edgekit_offload.profiling.model_profile import ModelProfile
 from edgekit_runtime.offload.cut_table import LOCAL, CutTable, OffloadPlan, PlanCosts
@@ -37,7 +35,12 @@ from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.signing_keys import load_signer
-from offload_bench import PORT, SHARED, START_LIMIT_S, EmulatedBench, write_tail
+from offload_bench import PORT, START_LIMIT_S, EmulatedBench
+from planned_ways import GRAPH as SESSION
+from planned_ways import plan_model
+from public_models import SHARED
+from serving import write_signed
+from works import WORKS
 
 ROWS = 4  # different requests, so that an answer to another one is seen
 PLANNED_ROWS = 16  # as many samples as sizes are measured on
@@ -45,12 +48,10 @@ CLASSES = 1000  # at most, in an answer
 PLAN_S, WHOLE_PLAN_S = 6.0, 3.0
 UINT8 = "uint8"
 ALL = "all"
-SESSION = {"threads": 1}  # what `write_tail` signs, so what every session runs
-DATA = SHARED.parent / "data"
 MODELS = {
     "resnet8": "resnet8_cifar10_fp32.onnx",
     "vww": "mobilenetv1_025_vww_fp32.onnx",
-    "mobilenet_v1": "mobilenet_v1_025_224_fp32.onnx",
+    "mobilenet_v1_025": "mobilenet_v1_025_224_fp32.onnx",
     "efficientnet_lite0": "efficientnet_lite0_fp32.onnx",
 }
 
@@ -81,27 +82,11 @@ class Planned:
 
 def read_rows(name: str, count: int = ROWS) -> Array:
     """Return requests for a model, real images as it takes them, float32 [count, ...]."""
-    if name == "resnet8":
-        with np.load(DATA / "cifar10_jpeg.npz") as data:
-            return data["x"][:count].astype(np.float32)
-    if name == "vww":
-        with np.load(DATA / "vww_coco_train128.npz") as data:
-            return data["x"][:count].astype(np.float32) / np.float32(255)
-    with np.load(DATA / "photos128_224.npz") as data:
-        ends = [*data["offset"], len(data["jpeg"])]
-        files = [bytes(data["jpeg"][ends[n] : ends[n + 1]]) for n in range(count)]
-    pixels = np.stack([decode(one) for one in files]).astype(np.float32)
-    if name == "mobilenet_v1":
-        return pixels / np.float32(127.5) - 1
-    return np.ascontiguousarray(((pixels - 127) / np.float32(128)).transpose(0, 3, 1, 2))
-
-
-def decode(content: bytes) -> Array:
-    """Return the pixels of a JPEG, uint8 [H, W, 3]."""
-    import io
-
-    with Image.open(io.BytesIO(content)) as image:
-        return np.asarray(image.convert("RGB"))
+    calibration, evaluation = next(work for work in WORKS if work.name == name).load()
+    (rows,) = (
+        array for key, array in (evaluation if name == "resnet8" else calibration).items() if key != "y"
+    )
+    return rows[:count]
 
 
 def plan_product(
@@ -113,44 +98,17 @@ def plan_product(
     """
     began_s = time.monotonic()
     content, images = (SHARED / MODELS[name]).read_bytes(), read_rows(name, PLANNED_ROWS + ROWS)
-    held_out = images[PLANNED_ROWS:]
     given = first_input(content)
-    feeds = [{given: images[n : n + 1]} for n in range(PLANNED_ROWS)]
+    feeds = [{given: image[np.newaxis]} for image in images]
     folder = folder / name
     folder.mkdir()
-    whole = folder / f"{name}-whole.edgepkg"
-    write_tail(whole, name, content, feeds[0], load_signer())
-    np.savez(folder / "rows.npz", **{given: held_out})
-    device = Machine.parse(f"local@{share:.0%}")
-    server = server_machine()
-    profiles = [
-        profile_kernels(one, RunnableGraph(content, SESSION, inputs=feeds[0]), name=name, seconds=PLAN_S)
-        for one in (device, server)
-    ]
-    device, server = device.at_speed_of(profiles[0]), server.at_speed_of(profiles[1])
-    model = OpenedModel(content)
-    measurement = CutMeasurement(
-        model=model,
-        feeds=feeds,
-        device=device,
-        server=server,
-        seconds=PLAN_S,
-        options=SESSION,
-        classes=classes_of(content),
-    )
+    whole = write_signed(folder, name, content, feeds[0], load_signer())
+    np.savez(folder / "rows.npz", **{given: images[PLANNED_ROWS:]})
+    machines = Machine.parse(f"local@{share:.0%}"), server_machine()
     grid = Grid(tuple(bandwidths), tuple(rtts))
-    result = plan(
-        PlanInputs(
-            name=name,
-            model=model,
-            device=profiles[0],
-            server=profiles[1],
-            grid=grid,
-            feeds=feeds,
-            measure=measurement,
-            max_loss=1.0,
-        )
-    )
+    samples = feeds[:PLANNED_ROWS]
+    planning = plan_model(name, content, samples, machines, grid, seconds=PLAN_S, max_loss=1.0)
+    result, measurement = planning.result, planning.measurement
     plans = {
         way.name: way.plan
         for way in result.candidates
@@ -162,8 +120,7 @@ def plan_product(
         own.mkdir()
         shown = replace(result, table=replace(result.table, plans=kept))
         packages[key] = attach(whole, shown, measurement.splits, own, "default")
-    rows = [{given: held_out[n : n + 1]} for n in range(ROWS)]
-    sizes = CutMeasurement(model=model, feeds=rows, device=device, server=server, seconds=PLAN_S)
+    sizes = replace(measurement, feeds=feeds[PLANNED_ROWS:], splits={})
     as_sent = {key: resize(one, sizes, measurement.splits.get(key)) for key, one in plans.items()}
     spent_s = time.monotonic() - began_s
     return Planned(name, packages, plans, folder / "rows.npz", spent_s, measurement.usual_s, as_sent)
@@ -190,8 +147,7 @@ def plan_whole(name: str, content: bytes, rows: Array, folder: Path, share: floa
     given = first_input(content)
     folder = folder / name
     folder.mkdir()
-    whole = folder / f"{name}-whole.edgepkg"
-    write_tail(whole, name, content, {given: rows[:1]}, load_signer())
+    whole = write_signed(folder, name, content, {given: rows[:1]}, load_signer())
     np.savez(folder / "rows.npz", **{given: rows})
     device, server = Machine.parse(f"local@{share:.0%}"), server_machine()
     profile = profile_kernels(
@@ -210,19 +166,12 @@ def plan_whole(name: str, content: bytes, rows: Array, folder: Path, share: floa
 
 
 def sign_plans(whole: Path, splits: Mapping[str, SplitModels], table: CutTable, folder: Path) -> Path:
-    """Sign a package with plans."""
     folder.mkdir()
     with read_package(whole, TrustStore.from_folder(find_keys_folder())) as package:
         return attach_plans(package, splits, table, folder=folder, sign=load_signer())
 
 
-def classes_of(content: bytes) -> tuple[str, ...]:
-    """Return the outputs: all models are classifiers."""
-    return tuple(one.name for one in onnx.load_from_string(content).graph.output)
-
-
 def first_input(content: bytes) -> str:
-    """Return the name of the only input."""
     graph = onnx.load_from_string(content).graph
     weights = {one.name for one in graph.initializer}
     (given,) = [one.name for one in graph.input if one.name not in weights]
@@ -286,7 +235,6 @@ class ProductBench(EmulatedBench):
         self.server = self.start_server([*command, *(str(one.packages[ALL]) for one in planned)])
 
     def start_device(self) -> None:
-        """Set the server on the device, and start its application."""
         argv = [sys.executable, "-m", "edgekit_runtime.cli", "offload", "server", self.url]
         argv += ["--token-file", str(self.folder / "token"), "--ca-file", str(self.folder / "server.pem")]
         ended = run_program(argv, (), START_LIMIT_S, 1 << 16)
@@ -301,8 +249,23 @@ class ProductBench(EmulatedBench):
         self.order("load", packages=packages, local=local, rows=rows, is_exact=is_exact)
 
     def set_link(self, mbit_s: float, rtt_ms: float) -> None:
-        """Change the link."""
         self.testbed.set_link(up_mbit_s=mbit_s, down_mbit_s=mbit_s, rtt_ms=rtt_ms)
+
+
+@contextmanager
+def whole_bench(
+    name: str, content: bytes, rows: Array, share: float, link: tuple[float, float]
+) -> Iterator[tuple[ProductBench, Planned]]:
+    """Yield a device that has local runs, the upload of 8-bit inputs and both, on a link of Mbit/s and ms."""
+    with TemporaryDirectory() as folder:
+        use_folder(Path(folder))
+        planned = plan_whole(name, content, rows, Path(folder), share)
+        with ProductBench(Path(folder), share) as bench:
+            bench.serve([planned])
+            bench.start_device()
+            bench.set_link(*link)
+            bench.open(planned, [ALL, LOCAL, UINT8])
+            yield bench, planned
 
 
 def use_folder(folder: Path) -> None:
@@ -311,6 +274,5 @@ def use_folder(folder: Path) -> None:
 
 
 def describe_load() -> str:
-    """Return how loaded this machine is, which every figure depends on."""
     one, five, _ = os.getloadavg()
     return f"load average {one:.1f} (1 min), {five:.1f} (5 min) on {os.cpu_count()} cores"

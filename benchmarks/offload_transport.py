@@ -14,11 +14,8 @@ these counts: a processor that is now fast and now slow makes the ratio of two m
 
 import telemetry_off  # noqa: F401
 
-import argparse
 import contextlib
 import ctypes
-import hashlib
-import json
 import os
 import signal
 import socket
@@ -31,26 +28,19 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import onnx
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from securesystemslib.signer import CryptoSigner
+from tests.free_port import free_port
 
 from edgekit_runtime.client.client import Client
 from edgekit_runtime.client.link import Address, open_connection
 from edgekit_runtime.client.requests import InferOptions, make_template
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.package.archive import write_package
-from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
-from edgekit_runtime.package.manifest import Manifest
-from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
-from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.packaging.signing_keys import StatementSigner
+from edgekit_toolkit.packaging.signing_keys import load_signer
 from environments import make_environment
-from results import machine
+from graphs import GraphBuilder
+from results import machine, make_parser, write_json
+from serving import ROOT, write_signed
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
 PEER = ("starlette==0.50.0", "uvicorn[standard]==0.38.0", "onnxruntime==1.24.4", "numpy==2.4.6")
 RAY = ("ray[serve]==2.60.0", "onnxruntime==1.24.4", "numpy==2.4.6")
 OUTPUTS = 1000
@@ -64,67 +54,18 @@ NEW_NETWORK = 0x40000000  # CLONE_NEWNET of sched.h
 Ask: TypeAlias = Callable[[], "np.ndarray"]
 
 
-def make_model(values: int) -> bytes:
-    """y[N, 1000] = the first values of x[N, values]."""
-    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-    limits = {"start": [0], "end": [OUTPUTS], "axis": [1]}
-    graph = helper.make_graph(
-        [helper.make_node("Slice", ["x", *limits], ["y"])],
-        "first",
-        [helper.make_tensor_value_info("x", kind, ["N", values])],
-        [helper.make_tensor_value_info("y", kind, ["N", OUTPUTS])],
-        [onnx.numpy_helper.from_array(np.array(value), name) for name, value in limits.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    return model.SerializeToString()
-
-
 def write_models(folder: Path) -> None:
-    """Both models, as ONNX files and as packages, and the key that signs them."""
-    key = Ed25519PrivateKey.generate()
-    (folder / "keys").mkdir()
-    public = key.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    (folder / "keys" / "benchmark.pub.pem").write_bytes(public)
+    """Write models y[N, 1000] = the first values of x[N, values], as ONNX files and as packages."""
+    sign = load_signer(folder=folder / "keys")
     for name, values in WORKS.values():
+        build = GraphBuilder()
+        limits = [build.weight(np.array([value])) for value in (0, OUTPUTS, 1)]  # start, end, axis
+        y = build.add("Slice", ["x", *limits], "y")
+        model = build.model({"x": ("N", values)}, {y: ("N", OUTPUTS)}).SerializeToString()
+        (folder / f"{name}.onnx").write_bytes(model)
         row = np.random.default_rng(0).normal(size=(1, values)).astype(np.float32)
-        contents = {
-            "golden/x.bin": row.tobytes(),
-            "golden/y.bin": row[:, :OUTPUTS].tobytes(),
-            "model.onnx": make_model(values),
-        }
-        (folder / f"{name}.onnx").write_bytes(contents["model.onnx"])
-        manifest = Manifest(
-            name=name,
-            version="1.0.0",
-            target="x86-64",
-            inputs=(TensorSpec("x", "float32", ("N", values)),),
-            outputs=(TensorSpec("y", "float32", ("N", OUTPUTS)),),
-            artifacts=tuple(
-                Artifact(
-                    path,
-                    len(data),
-                    hashlib.sha256(data).hexdigest(),
-                    path.partition("/")[0].partition(".")[0],
-                )
-                for path, data in contents.items()
-            ),
-            backend=BackendChoice("ort", "model.onnx", {"threads": 1}),
-            golden=Golden(
-                (GoldenInput("x", "float32", (1, values), "golden/x.bin"),),
-                (GoldenOutput("y", "float32", (1, OUTPUTS), "golden/y.bin", 0.0, 0.0),),
-            ),
-        )
-        write_package(folder / f"{name}.edgepkg", manifest, contents, StatementSigner(CryptoSigner(key)))
+        write_signed(folder, name, model, {"x": row}, sign)
     (folder / "service.toml").write_text('[listen]\nunix_socket = ""\n[http]\nserver_timing = true\n')
-
-
-def free_port() -> int:
-    """A TCP port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -221,7 +162,6 @@ def leave_network() -> None:
 
 
 def start_servers(folder: Path, stack: contextlib.ExitStack, *, with_ray: bool) -> dict[str, int]:
-    """Start all servers; return their ports."""
     peers = {PEER_NAME: (make_environment("starlette", PEER, "0.3 GB"), "serve_starlette.py")}
     if with_ray:
         peers[RAY_NAME] = make_environment("ray", RAY, "0.6 GB"), "serve_ray.py"
@@ -241,7 +181,6 @@ def start_servers(folder: Path, stack: contextlib.ExitStack, *, with_ray: bool) 
 
 
 def wait_for_answer(port: int) -> None:
-    """Return when a server answers for a model."""
     model, values = WORKS["4 kB up, 4 kB back"]
     ask, limit_s = (
         ask_by_client(port, model, np.zeros((1, values), np.float32)),
@@ -256,7 +195,6 @@ def wait_for_answer(port: int) -> None:
 
 
 def measure_work(folder: Path, ports: dict[str, int], work: str, rounds: int) -> list[dict[str, Any]]:
-    """The rows of the table for one model."""
     model, values = WORKS[work]
     row = np.random.default_rng(1).normal(size=(1, values)).astype(np.float32)
     asks: dict[tuple[str, str], Ask] = {}
@@ -290,8 +228,7 @@ def compare_turns(ours: dict[str, Any], peer: dict[str, Any], floor: dict[str, A
 
 
 def main() -> None:
-    """Print a table, and write JSON where asked to."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--ray", action="store_true")
     parser.add_argument("--json", type=Path)
@@ -319,9 +256,7 @@ def main() -> None:
             + f" (goal {GOAL_RATIO}); of the p50: {ratios[client]['of_p50']:.2f};"
             + f" above the floor: {ratios[client]['above_floor']:.2f}"
         )
-    if arguments.json is not None:
-        document = {"machine": machine(), "rows": rows, "ratios": ratios}
-        arguments.json.write_text(json.dumps(document, indent=2))
+    write_json(arguments.json, {"machine": machine(), "rows": rows, "ratios": ratios})
 
 
 if __name__ == "__main__":

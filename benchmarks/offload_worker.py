@@ -81,13 +81,10 @@ class LocalClock:
         remote_session._await_reply = time_wait
 
     def reset(self) -> None:
-        """Begin at 0."""
         self.seconds = self.cpu_s = self.wait_s = self.wait_cpu_s = 0.0
 
 
 class Application:
-    """Sessions, requests and right answers."""
-
     def __init__(self) -> None:
         self.send_clock, self.local_clock = SendClock(), LocalClock()
         self.sessions: dict[str, Session] = {}
@@ -228,7 +225,6 @@ class Application:
         return found
 
     def alternate(self, names: list[str], seconds: float) -> dict[str, list[dict[str, Any]]]:
-        """Run requests of several sessions in turn."""
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
@@ -269,7 +265,6 @@ class Application:
         return True
 
     def cpu_s(self) -> float:
-        """Return the processor time of this process so far."""
         return time.process_time()
 
 

@@ -22,15 +22,14 @@ Ratio: median of the best whole-model way / median of the best split. All figure
 
 import telemetry_off  # noqa: F401
 
-import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +41,10 @@ from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s, served_s
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from offload_bench import PORT, Feeds, OffloadBench, print_table, write_json
+from offload_bench import Feeds, OffloadBench
 from offload_capacity import write_requests
 from planned_ways import Planned, PlannedWay
+from results import make_parser, print_table, write_json
 
 LONGEST_MS = 4_000.0
 SLOW_MS = 1_000.0  # runs once
@@ -126,10 +126,7 @@ WORKLOADS = {
 
 
 def main() -> None:
-    """Plan, measure, print and write; or merge what was written."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--seconds", type=float, default=3.0, help="of each setting")
     parser.add_argument("--merge", nargs="+", type=Path, help="files of `--json`")
@@ -238,13 +235,14 @@ def measure_loaded(
     for way in ways:
         with ExitStack() as load:
             if way.tail is not None:
-                order = {
-                    "host": bench.testbed.server_host, "port": PORT, "warm_s": 0, "seconds": 60,
-                    "ca_file": str(bench.folder / "server.pem"), "devices": OTHERS,
-                    "requests_per_s": per_s / OTHERS, "requests": write_requests(bench, way, feeds),
-                }  # fmt: skip
-                script = str(Path(__file__).with_name("load_generator.py"))
-                child = bench.testbed.spawn("server", [sys.executable, script, "-", json.dumps(order)])
+                child = bench.generate_load(
+                    "-",
+                    requests=write_requests(bench, way, feeds),
+                    requests_per_s=per_s / OTHERS,
+                    devices=OTHERS,
+                    warm_s=0,
+                    seconds=60,
+                )
                 load.callback(child.close)
                 time.sleep(LOAD_START_S)
             runs = [(way.name, one.device_slowdown, LEAST_ROUNDS) for *_, one in settings]
@@ -288,7 +286,6 @@ def few_ways(ways: Sequence[PlannedWay], settings: Sequence[Conditions], per_s: 
 
 
 def is_faithful(answers_changed: float | None) -> bool:
-    """Return whether a way changes few answers."""
     return answers_changed is None or answers_changed <= FEW_CHANGED
 
 
@@ -318,7 +315,6 @@ def start(bench: OffloadBench, ways: Sequence[PlannedWay], feeds: Sequence[Feeds
 
 
 def describe(way: PlannedWay, predicted_ms: float, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the row of a way at a setting."""
     costs = way.plan.costs
     row: dict[str, Any] = {
         "way": way.name, "kind": way.kind, "predicted_ms": predicted_ms if predicted_ms < 1e9 else None,
@@ -349,17 +345,12 @@ def compare(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ("_faithful", [row for row in run if is_faithful(row["answers_changed"])]),
     ):
         for kind, kinds in (("whole", ("local", "upload")), ("split", ("cut",))):
-            best = min((row for row in pool if row["kind"] in kinds), key=by_p50, default=None)
+            best = min((row for row in pool if row["kind"] in kinds), key=itemgetter("p50_ms"), default=None)
             found[f"best_{kind}{suffix}"] = best and best["way"]
             found[f"best_{kind}{suffix}_ms"] = best and best["p50_ms"]
         whole_ms, split_ms = found[f"best_whole{suffix}_ms"], found[f"best_split{suffix}_ms"]
         found[f"ratio{suffix}"] = whole_ms / split_ms if whole_ms and split_ms else None
     return found
-
-
-def by_p50(row: Mapping[str, Any]) -> float:
-    """Return the median of a row that was measured."""
-    return float(row["p50_ms"])
 
 
 def pays_range(result: PlanningResult, rtt_ms: float, slowdown: float) -> str:
@@ -377,7 +368,6 @@ def pays_range(result: PlanningResult, rtt_ms: float, slowdown: float) -> str:
 
 
 def show(found: Mapping[str, Any]) -> None:
-    """Print the tables of one workload."""
     print(f"\n## {found['workload']}: {found['setting']}\n{found['label']}; load {found['load']:.1f}\n")
     print_table(
         ["device", "Mbit/s", "way", "sends, B", "on device, ms", "on server, ms", "predicted, ms", "p50, ms",
@@ -420,7 +410,6 @@ def print_peers(found: Mapping[str, Any]) -> None:
 
 
 def summarise(found: Sequence[Mapping[str, Any]]) -> None:
-    """Print one row for each setting of each workload."""
     print_table(
         ["workload", "device", "Mbit/s", "best whole-model way", "ms", "best split", "ms", "ratio",
          "ratio where answers stay"],
@@ -440,7 +429,6 @@ def summarise(found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def format_figure(value: float | None) -> str:
-    """Return a figure with four digits, or a dash."""
     return "-" if value is None else f"{value:.4g}"
 
 

@@ -9,18 +9,13 @@ most; models of one are left out, two at once cannot help them. A model whose ra
 
 import telemetry_off  # noqa: F401
 
-import argparse
-import sys
-
 import onnx
 import onnxruntime
 
-from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.sessions.latency import LatencyLimits, measure_latency
-from edgekit_toolkit.importers.onnx import load_onnx
-from edgekit_toolkit.samples.generated import bind_dims
-from public_models import MODELS, MissingError, PublicModel
-from public_samples import samples_of, with_random_weights
+from public_models import PublicModel, make_public_parser, try_models
+from public_samples import read_source, samples_of
+from results import print_head
 
 HEAVY = {"Conv", "ConvTranspose", "MatMul", "Gemm", "LSTM", "GRU"}
 LIMITS = LatencyLimits(min_rounds=10, max_rounds=60, time_limit_s=10.0)
@@ -54,13 +49,11 @@ def open_way(model: bytes, operators: int, threads: int) -> onnxruntime.Inferenc
 
 def measure(public: PublicModel) -> str | None:
     """One row, or None for a model without branches."""
-    source = load_onnx(public.path()).model.proto
+    source, dims = read_source(public)
     count = heavy_at_once(source.graph)
     if count < 2:
         return None
-    if not public.weights:
-        source = with_random_weights(source)
-    feeds = samples_of(public, source, bind_dims(source, public.dims, public.ranges)).fresh[0]
+    feeds = samples_of(public, source, dims).fresh[0]
     model = source.SerializeToString()
     sessions = {name: open_way(model, *way) for name, way in WAYS.items()}
     calls = {name: lambda one=one: one.run(None, dict(feeds)) for name, one in sessions.items()}
@@ -74,22 +67,10 @@ def measure(public: PublicModel) -> str | None:
 
 
 def main() -> None:
-    """Print one row a model with branches."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[model.name for model in MODELS])
-    only = parser.parse_args().only
-    print(f"| model | heavy at once | {' | '.join(WAYS)} (ms) | best at once / best of one |")
-    print("|---|" + "--:|" * (len(WAYS) + 2))
-    for public in MODELS:
-        if only and public.name not in only:
-            continue
-        try:
-            row = measure(public)
-        except (MissingError, EdgekitError) as error:
-            print(f"{public.name}: skipped, {error}", file=sys.stderr)
-        else:
-            if row is not None:
-                print(row, flush=True)
+    only = make_public_parser(__doc__).parse_args().only
+    print_head("model", "heavy at once", *(f"{way} (ms)" for way in WAYS), "best at once / best of one")
+    for row in filter(None, try_models(only, measure)):
+        print(row, flush=True)
 
 
 if __name__ == "__main__":

@@ -56,26 +56,15 @@ print(json.dumps({
 
 def make_large(path: Path) -> None:
     """Write 24 matrix products of 1024 x 1024 with bias and ReLU: 100 MB of weights."""
-    from onnx import TensorProto, helper, numpy_helper, save_model
+    from graphs import GraphBuilder
 
-    rng = np.random.default_rng(0)
-    nodes, tensors, last = [], [], "x"
-    for index in range(24):
+    rng, build, x = np.random.default_rng(0), GraphBuilder(), "x"
+    for _ in range(24):
         weight = rng.normal(0, 0.03, (1024, 1024)).astype(np.float32)
-        tensors += [
-            numpy_helper.from_array(weight, f"w{index}"),
-            numpy_helper.from_array(np.zeros(1024, np.float32), f"b{index}"),
-        ]
-        nodes += [
-            helper.make_node("MatMul", [last, f"w{index}"], [f"m{index}"]),
-            helper.make_node("Add", [f"m{index}", f"b{index}"], [f"a{index}"]),
-            helper.make_node("Relu", [f"a{index}"], [f"r{index}"]),
-        ]
-        last = f"r{index}"
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1024])
-    y = helper.make_tensor_value_info(last, TensorProto.FLOAT, None)
-    graph = helper.make_graph(nodes, "large", [x], [y], tensors)
-    save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+        x = build.add("MatMul", [x, build.weight(weight)])
+        x = build.add("Add", [x, build.weight(np.zeros(1024, np.float32))])
+        x = build.add("Relu", [x])
+    path.write_bytes(build.model({"x": [1, 1024]}, {x: None}).SerializeToString())
 
 
 def save_optimised(source: Path, path: Path, level: str) -> None:
@@ -90,7 +79,6 @@ def save_optimised(source: Path, path: Path, level: str) -> None:
 
 
 def measure(path: Path, options: str) -> dict[str, float]:
-    """Return the figures of one fresh process."""
     command = [sys.executable, "-c", CHILD, str(path), options]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     figures: dict[str, float] = json.loads(done.stdout)
@@ -98,7 +86,6 @@ def measure(path: Path, options: str) -> dict[str, float]:
 
 
 def compare(source: Path, folder: Path) -> None:
-    """Print one row for each way to load a model."""
     ways: dict[str, tuple[Path, str]] = {
         "as it is": (source, "{}"),
         "without arena": (source, '{"arena": false}'),
@@ -123,7 +110,6 @@ def compare(source: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    """Compare the models named on the command line, or the usual ones."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         models = [Path(argument) for argument in sys.argv[1:]]

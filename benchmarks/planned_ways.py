@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -19,8 +19,9 @@ from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.measurement import CutMeasurement
 from edgekit_offload.planning.plan_inputs import PlanInputs
 from edgekit_offload.planning.planner import plan
-from edgekit_offload.planning.result import Candidate
+from edgekit_offload.planning.result import Candidate, PlanningResult
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
+from edgekit_offload.profiling.model_profile import ModelProfile
 from edgekit_offload.profiling.planning_graph import join_profiles
 from edgekit_runtime.codecs.media import MediaCodec, encode_media
 from edgekit_runtime.offload.cut_table import OffloadPlan
@@ -29,8 +30,53 @@ from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from offload_bench import Feeds
 from peers.published_cuts import place_by_dads, place_linearly
 
-PROFILE_S, REALISE_S = 1.5, 1.0
-GRAPH = {"threads": 1}
+PROFILE_S = 1.5
+GRAPH = {"threads": 1}  # what `write_signed` signs, so what every session runs
+
+
+class Planning(NamedTuple):
+    """What planning a model gave: profiles of device and server, measured candidates, and the result."""
+
+    profiles: list[ModelProfile]
+    measurement: CutMeasurement
+    result: PlanningResult
+
+
+def plan_model(
+    name: str,
+    content: bytes,
+    feeds: Sequence[Feeds],
+    machines: tuple[Machine, Machine],
+    grid: Grid,
+    *,
+    seconds: float,
+    **limits: Any,
+) -> Planning:
+    """Profile a model on a device and a server and plan it; `limits` are further fields of `PlanInputs`."""
+    graph = RunnableGraph(content, GRAPH, inputs=feeds[0])
+    profiles = [profile_kernels(machine, graph, name=name, seconds=seconds) for machine in machines]
+    model = OpenedModel(content)
+    classes = [output.name for output in onnx.load_from_string(content).graph.output]  # all are classifiers
+    measurement = CutMeasurement(
+        model=model,
+        feeds=feeds,
+        device=machines[0].at_speed_of(profiles[0]),
+        server=machines[1].at_speed_of(profiles[1]),
+        seconds=seconds,
+        options=GRAPH,
+        classes=classes,
+    )
+    inputs = PlanInputs(
+        name=name,
+        model=model,
+        device=profiles[0],
+        server=profiles[1],
+        grid=grid,
+        feeds=feeds,
+        measure=measurement,
+        **limits,
+    )
+    return Planning(profiles, measurement, plan(inputs))
 
 
 @dataclass(frozen=True)
@@ -59,12 +105,10 @@ class PlannedWay:
 
     @property
     def name(self) -> str:
-        """The name of its plan."""
         return self.plan.name
 
     @property
     def tail_name(self) -> str | None:
-        """The name of the tail on the server."""
         if self.tail is None:
             return None
         content = self.tail + repr(sorted(self.plan.media.items())).encode()
@@ -73,13 +117,7 @@ class PlannedWay:
 
 @dataclass(frozen=True)
 class Peer:
-    """What a published method chose at one setting.
-
-    Attributes:
-        method: its name.
-        way: the name of a way; empty where its choice cannot run.
-        obstacle: why it cannot.
-    """
+    """What a published method chose at one setting: the name of a way, or the obstacle to it."""
 
     method: str
     way: str
@@ -98,38 +136,10 @@ class Planned:
     def __init__(
         self, name: str, content: bytes, feeds: Sequence[Feeds], share: float, grid: Grid, **limits: Any
     ) -> None:
-        """Profile a model on both machines and plan it.
-
-        Args:
-            name: of the model.
-            content: the ONNX model.
-            feeds: samples.
-            share: of a processor that the device has.
-            grid: links.
-            limits: further fields of `PlanInputs`.
-        """
-        device, server = Machine.parse(f"local@{share:.0%}"), one_core()
-        profiles = [
-            profile_kernels(one, RunnableGraph(content, GRAPH, inputs=feeds[0]), name=name, seconds=PROFILE_S)
-            for one in (device, server)
-        ]
-        classes = [one.name for one in onnx.load_from_string(content).graph.output]  # all are classifiers
-        model = OpenedModel(content)
-        cuts = CutMeasurement(
-            model=model, feeds=feeds, device=device, server=server, seconds=REALISE_S, classes=classes
-        )
-        self.result = plan(
-            PlanInputs(
-                name=name,
-                model=model,
-                device=profiles[0],
-                server=profiles[1],
-                grid=grid,
-                feeds=feeds,
-                measure=cuts,
-                **limits,
-            )
-        )
+        """Profile a model and plan it for a device with a share of a processor."""
+        machines = Machine.parse(f"local@{share:.0%}"), one_core()
+        planning = plan_model(name, content, feeds, machines, grid, seconds=PROFILE_S, **limits)
+        self.result, profiles, cuts = planning.result, planning.profiles, planning.measurement
         self.ways = [open_way(way, content, feeds, cuts.splits) for way in self.result.candidates]
         self._content, self._feeds = content, feeds
         self._memory_bytes = limits.get("limits", NO_LIMITS).memory_bytes
@@ -190,7 +200,6 @@ class Planned:
 
 
 def one_core() -> Machine:
-    """Return the server: one core of this machine, as the emulated server has."""
     core = str(min(os.sched_getaffinity(0)))
     return Machine("local, one core", ("taskset", "-c", core, sys.executable, "-m", "edgekit_runtime.cli"))
 
@@ -198,7 +207,6 @@ def one_core() -> Machine:
 def open_way(
     way: Candidate, content: bytes, feeds: Sequence[Feeds], splits: Mapping[str, SplitModels]
 ) -> PlannedWay:
-    """Return a way with its parts."""
     if way.plan.tail is None:
         return PlannedWay(way.plan, way.kind, content, None)
     split = splits.get(way.name) or code_upload(way, content, feeds)

@@ -27,10 +27,11 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results import make_parser, write_json
 from tests.faults.processes import end_with
 from tests.hil.power_cut_runs import LEFT_OUT, Run, leave_out, make_runs
 from tests.hil.power_cuts.cuts import KINDS, Cut, find_flushes, pick_writes, plan_cuts
@@ -68,13 +69,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Trial:
-    """The cuts of one run.
-
-    Attributes:
-        name: of the run.
-        cuts: in the order of time.
-        finish_every: one device in so many must reach the newest version.
-    """
+    """The cuts of one run."""
 
     name: str
     run: Run
@@ -98,14 +93,8 @@ class Trial:
             except Exception as error:  # also those of the device's code are what we look for
                 problems = [f"{type(error).__name__}: {error}"]
             found.bad += [f"{self.name}: {step}: {cut}: {problem}" for problem in problems]
-        return {
-            "run": self.name,
-            "begin": begin,
-            "counts": found.counts,
-            "mended": replay.mended - mended,
-            "finished": found.finished,
-            "bad": found.bad,
-        }
+        found.mended = replay.mended - mended
+        return {"run": self.name, "begin": begin, **asdict(found)}
 
     def describe(self) -> Counter[str]:
         """Return figures of the recording, and how many different disks the cuts leave."""
@@ -176,7 +165,7 @@ def print_table(found: dict[str, Found], figures: dict[str, Counter[str]]) -> No
 
 
 def read_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--cuts", type=int, default=20_000, help="of all runs; those at flushes are never fewer"
     )
@@ -257,14 +246,13 @@ def main() -> int:
     print_table(found, figures)
     cuts, bad = sum(one.counts.total() for one in found.values()), sum(len(one.bad) for one in found.values())
     print(f"\n{cuts} power cuts in {took_s:.0f} s, {bad} bad; seed {arguments.seed}")
-    if arguments.json:
-        runs_found = {
-            name: {**figures[name], "counts": one.counts, "mended": one.mended, "finished": one.finished}
-            for name, one in found.items()
-        }
-        lines = [line for one in found.values() for line in one.bad]
-        body = {"cuts": cuts, "seconds": took_s, "seed": arguments.seed, "runs": runs_found, "bad": lines}
-        arguments.json.write_text(json.dumps(body, indent=1))
+    runs_found = {
+        name: {**figures[name], "counts": one.counts, "mended": one.mended, "finished": one.finished}
+        for name, one in found.items()
+    }
+    lines = [line for one in found.values() for line in one.bad]
+    body = {"cuts": cuts, "seconds": took_s, "seed": arguments.seed, "runs": runs_found, "bad": lines}
+    write_json(arguments.json, body)
     return bool(bad)
 
 

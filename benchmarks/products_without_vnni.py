@@ -30,7 +30,6 @@ _ROUNDS: Final = 200
 
 
 def main() -> None:
-    """Make the int8 form here, and measure it on a processor without VNNI."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("samples", type=Path, nargs="?")
@@ -136,7 +135,6 @@ def open_session(path: Path, *, exact: bool) -> onnxruntime.InferenceSession:
 
 
 def run(session: onnxruntime.InferenceSession, x: NDArray[Any]) -> NDArray[Any]:
-    """Return the first output for one sample."""
     output: NDArray[Any] = session.run(None, {session.get_inputs()[0].name: x})[0]
     return output
 

@@ -7,11 +7,16 @@ import hashlib
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import onnx
+
+from edgekit_runtime.errors import EdgekitError
+from results import make_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / "benchmarks" / ".cache"
@@ -22,29 +27,19 @@ ORIGINS = {SHARED: "../shared/models", LIGHT: f"PyPI onnx=={onnx.__version__}", 
 
 
 class MissingError(Exception):
-    """A model cannot be had here; the message says why."""
+    """A model, its samples or a library cannot be had here; the message says why."""
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel with models inside.
-
-    Attributes:
-        requirement: for pip.
-        file: name of the wheel.
-        sha256: of the wheel.
-    """
+    """A wheel with models inside."""
 
     requirement: str
     file: str
     sha256: str
 
     def path(self) -> Path:
-        """Path of the wheel, fetched on first use.
-
-        Raises:
-            MissingError: pip cannot fetch it, or it is another file.
-        """
+        """Path of the wheel, fetched on first use."""
         wheel = CACHE / self.file
         if not wheel.is_file():
             CACHE.mkdir(exist_ok=True)
@@ -79,17 +74,12 @@ class PublicModel:
 
     @property
     def origin(self) -> str:
-        """Where the model is from, for the table."""
         if isinstance(self.source, Wheel):
             return f"PyPI {self.source.requirement}"
         return ORIGINS[self.source]
 
     def path(self) -> Path:
-        """Path of the model as a file.
-
-        Raises:
-            MissingError: it is absent, or cannot be fetched.
-        """
+        """Path of the model as a file."""
         if isinstance(self.source, Path):
             if not (self.source / self.member).is_file():
                 raise MissingError(f"there is no {self.source / self.member}")
@@ -257,3 +247,26 @@ MODELS = (
         for name in ("mnist5k_dscnn", "digits_cnn", "japanese_vowels_tcn", "italy_power_mlp")
     ),
 )
+
+
+def make_public_parser(text: str | None) -> ArgumentParser:
+    """Return a parser with the option --only for `try_models`."""
+    parser = make_parser(text)
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[model.name for model in MODELS])
+    return parser
+
+
+T = TypeVar("T")
+
+
+def try_models(only: Sequence[str] | None, measure: Callable[[PublicModel], T]) -> Iterator[T]:
+    """Yield what `measure` returns for each model, or for those in `only`; name those that cannot be had."""
+    for public in MODELS:
+        if only and public.name not in only:
+            continue
+        try:
+            measured = measure(public)
+        except (MissingError, EdgekitError) as error:
+            print(f"{public.name}: skipped, {error}", file=sys.stderr)
+        else:
+            yield measured

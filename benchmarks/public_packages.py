@@ -4,7 +4,7 @@
 
 Each model goes through the command `edgekit package` for onnxruntime, TensorRT and LiteRT. A package must
 open, and its outputs on inputs that packaging never saw are compared with what onnxruntime, without
-optimisations, makes of the file as it came (`public_verdicts.py`). TensorRT's parser and builder are those of
+optimisations, makes of the file as it came. TensorRT's parser and builder are those of
 TensorRT-RTX (requirements/tensorrt.txt); what they accept runs on the package's fallback here. A refusal must
 name operator and node, or the limit that stands in the way, and leave no package.
 Prints a table in Markdown: the form that was chosen; in brackets the largest error as a share of the output's
@@ -13,18 +13,21 @@ if a package is wrong, a refusal is not as it must be, or a source file changed.
 `edgekit package`; --metric similarity --budget size=1GB,drop=0.01% gives the exact forms.
 """
 
-import argparse
+import telemetry_off  # noqa: F401
+
 import contextlib
 import hashlib
 import json
+import logging
 import multiprocessing
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -33,16 +36,27 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import EdgekitError, ModelError
-from edgekit_toolkit.importers.onnx import load_onnx
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.sessions import open_session
+from edgekit_runtime.system.paths import find_keys_folder
+from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_toolkit.evaluation.metrics import class_scores, find_metric
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
-from edgekit_toolkit.samples.generated import Feeds, bind_dims
+from edgekit_toolkit.packaging.evidence import evidence_path, read_evidence
+from edgekit_toolkit.packaging.recipe import read_recipe
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from edgekit_toolkit.passes.optimiser import EQUAL as EXACT
+from edgekit_toolkit.passes.parity import Tolerance, compare, worst
+from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.shards import Batching
-from public_models import MODELS, MissingError, PublicModel
-from public_samples import Samples, samples_of, with_random_weights
-from public_verdicts import Verdict, verify
+from edgekit_toolkit.tflite.check import EQUAL as LITERT_EXACT
+from public_models import PublicModel, make_public_parser, try_models
+from public_samples import Samples, read_source, samples_of
+from results import print_head, print_row
 
 ENGINES = {
     "ort": ("--target", "x86-64", "--backend", "ort"),
@@ -53,6 +67,10 @@ ENGINES = {
 LIMITS = ("--budget", "size=1GB,drop=5%", "--search-seconds", "2")
 NAMED = re.compile(r"operator '[^']+'.* at (node '|the node)|operator '[^']+' of the custom domain")
 REFUSED_MODEL, REFUSED_BUDGET = 3, 5  # docs/reference/exit-codes.md
+
+ANY_SIZE = Tolerance(range_fraction=1e30)  # of a quantized model; its error is reported
+# Below this neither outputs nor classes have anything to do with the source's.
+LEAST_LIKENESS = 0.5
 
 
 @dataclass(frozen=True)
@@ -66,9 +84,24 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Row:
-    """What became of one model for one engine."""
+class Verdict:
+    """How a package compares with its source.
 
+    Attributes:
+        problem: why it is wrong; empty if it is not.
+        error: largest difference, as a share of the output's range.
+        similarity: 1 - |error| / |reference|, the mean over outputs and samples.
+        same_class: share of samples whose largest score is at the same place; None for other outputs.
+    """
+
+    problem: str = ""
+    error: float = float("nan")
+    similarity: float = float("nan")
+    same_class: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
     model: str
     inputs: str
     engine: str
@@ -78,7 +111,6 @@ class Row:
     verdict: Verdict | None = None
 
     def cell(self) -> str:
-        """The row in one cell of the table."""
         if self.failed:
             return f"**FAILED**: {self.result}"
         if self.verdict is None:
@@ -89,19 +121,18 @@ class Row:
 
 @contextlib.contextmanager
 def prepared(public: PublicModel) -> Iterator[Subject]:
-    """The model as a file, and its samples as files."""
     path = public.path()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
-            source = load_onnx(path).model.proto
+            source, dims = read_source(public)
         except ModelError:
             yield Subject(public, path, None, ())
             return
         if not public.weights:
-            source, path = with_random_weights(source), folder / f"{public.name}.onnx"
+            path = folder / f"{public.name}.onnx"
             onnx.save(source, path)
-        samples = samples_of(public, source, bind_dims(source, public.dims, public.ranges))
+        samples = samples_of(public, source, dims)
         calibration, evaluation = folder / "calibration.npz", folder / "evaluation.npz"
         stacked = Batching.of(tensor_specs(source)[0]).stacked
         write_samples(calibration, samples.calibration, stacked=stacked)
@@ -117,7 +148,6 @@ def write_samples(path: Path, feeds: Sequence[Feeds], *, stacked: bool) -> None:
 
 
 def measure(subject: Subject, engine: str, given: Sequence[str]) -> Row:
-    """Package for one engine, and judge what came of it."""
     before = digest(subject.path)
     inputs = "none" if subject.samples is None else subject.samples.kind
     with tempfile.TemporaryDirectory() as name:
@@ -175,39 +205,126 @@ def packaged(subject: Subject, engine: str, report: dict[str, Any], folder: Path
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[model.name for model in MODELS])
-    parser.add_argument("--engine", nargs="+", choices=ENGINES, default=list(ENGINES))
-    return parser.parse_known_args()
+def verify(package: Path, source: Path, fresh: Sequence[Feeds], engine: str) -> Verdict:
+    """Open a package as a device does, run it on fresh inputs, and hold it against its source."""
+    logging.disable(logging.WARNING)  # of a fallback: there is no TensorRT here
+    trust = TrustStore.from_folder(find_keys_folder())
+    with read_package(package, trust) as opened:
+        manifest = opened.manifest
+    session = open_session(package, trust=trust)
+    got = [session.run(feed) for feed in fresh]
+    want = run_source(source, fresh)
+    stated = [spec.name for spec in manifest.outputs]
+    if stated != list(want[0]):
+        return Verdict(f"the manifest's outputs are {stated}, the source's {list(want[0])}")
+    if any(set(one) != set(stated) for one in got):
+        return Verdict(f"the session's outputs are {list(got[0])}, the source's {stated}")
+    verdict = compared(want, [{name: one[name] for name in stated} for one in got], form(package), engine)
+    if engine == "jetson" and not verdict.problem:
+        check = read_evidence(evidence_path(package), package, trust).predicate["tensorrt_check"]
+        if not isinstance(check, Mapping) or not check["accepted"]:
+            return Verdict(f"TensorRT did not accept it: {check}")
+    return verdict
+
+
+def form(package: Path) -> str:
+    """How weights and arithmetic of a package are stored."""
+    recipe = next(package.parent.glob("*.recipe.json"))
+    return read_recipe(recipe).form.kind
+
+
+def run_source(path: Path, feeds: Sequence[Feeds]) -> list[dict[str, NDArray[Any]]]:
+    """Outputs of the file as it came, in onnxruntime without optimisations."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return [dict(zip(names, session.run(names, dict(feed)), strict=True)) for feed in feeds]
+
+
+def compared(want: Sequence[Feeds], got: Sequence[Feeds], kind: str, engine: str) -> Verdict:
+    """The verdict on outputs of a package of one form."""
+    allowed = ANY_SIZE if kind != "float32" else LITERT_EXACT if engine == "litert" else EXACT
+    parity = worst(
+        [compare(floats(one), floats(other), allowed) for one, other in zip(want, got, strict=True)]
+    )
+    pairs = list(zip(got, want, strict=True))
+    if not np.isfinite(parity.max_abs_error):
+        return Verdict(parity.reason, parity.relative_to_range)
+    scores, same = class_scores(want[0]), None
+    if scores is not None:
+        agreement = find_metric("agreement", want[0], labelled=False)
+        same = statistics.fmean(float(agreement.score(one, other, None).mean()) for one, other in pairs)
+    alike = {
+        name: similarity([({name: one[name]}, {name: other[name]}) for one, other in pairs])
+        for name in want[0]
+    }
+    problem = parity.reason or frozen(want, got)
+    strange = [
+        name
+        for name, likeness in alike.items()
+        if likeness < LEAST_LIKENESS and (name != scores or same is None or same < LEAST_LIKENESS)
+    ]
+    if not problem and strange:
+        problem = f"outputs {strange} have nothing to do with the source's"
+    return Verdict(problem, parity.relative_to_range, statistics.fmean(alike.values()), same)
+
+
+def similarity(pairs: Sequence[tuple[Feeds, Feeds]]) -> float:
+    """The mean over samples of outputs and what they should be."""
+    metric = find_metric("similarity", pairs[0][1], labelled=False)
+    return statistics.fmean(float(metric.score(got, want, None)[0]) for got, want in pairs)
+
+
+def floats(outputs: Feeds) -> Feeds:
+    """Outputs whose values may move; integers (places, classes) count as well, as numbers."""
+    return {
+        name: value if value.dtype.kind == "f" else value.astype(np.float64)
+        for name, value in outputs.items()
+    }
+
+
+def frozen(want: Sequence[Feeds], got: Sequence[Feeds]) -> str:
+    """Why outputs are constant, or do not follow the inputs, where the source's do; empty if they do."""
+    for name in want[0]:
+        expected, found = ([np.asarray(one[name], np.float64) for one in part] for part in (want, got))
+        if spread(expected) > 0 and spread(found) == 0:
+            return f"output '{name}' is constant, the source's is not"
+        apart = max((float(np.abs(one - expected[0]).max()) for one in expected[1:] if one.size), default=0.0)
+        still = all(np.array_equal(one, found[0]) for one in found[1:])
+        if still and apart > 0.1 * spread(expected):
+            return f"output '{name}' does not follow the inputs"
+    return ""
+
+
+def spread(arrays: Sequence[NDArray[np.float64]]) -> float:
+    """Largest less smallest value of all arrays, 0 where rounding explains it."""
+    values = np.concatenate([one.ravel() for one in arrays])
+    span = float(np.ptp(values)) if values.size else 0.0
+    return span if span > 1e-5 * float(np.abs(values).max(initial=0.0)) else 0.0
 
 
 def main() -> int:
-    chosen, given = parse_arguments()
+    parser = make_public_parser(__doc__)
+    parser.add_argument("--engine", nargs="+", choices=ENGINES, default=list(ENGINES))
+    chosen, given = parser.parse_known_args()
+    print_head("model", "inputs", *chosen.engine)
+
+    def try_engines(public: PublicModel) -> list[Row]:
+        with prepared(public) as subject:
+            return [measure(subject, engine, given) for engine in chosen.engine]
+
     rows: list[Row] = []
-    print(f"| model | inputs | {' | '.join(chosen.engine)} |\n|{'---|' * (2 + len(chosen.engine))}")
     with tempfile.TemporaryDirectory() as home:
         os.environ["EDGEKIT_HOME"] = os.environ["EDGEKIT_CACHE"] = home
-        command = [sys.executable, "-m", "edgekit_cli", "keys", "generate", "--json"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        for public in MODELS:
-            if chosen.only and public.name not in chosen.only:
-                continue
-            try:
-                with prepared(public) as subject:
-                    made = [measure(subject, engine, given) for engine in chosen.engine]
-            except MissingError as missing:
-                print(f"{public.name}: skipped, {missing}", file=sys.stderr)
-            else:
-                print(
-                    f"| {' | '.join([public.name, made[0].inputs, *(row.cell() for row in made)])} |",
-                    flush=True,
-                )
-                rows += made
+        load_signer()
+        for made in try_models(chosen.only, try_engines):
+            print_row(made[0].model, made[0].inputs, *(row.cell() for row in made))
+            rows += made
     print()
     for row in rows:
         if row.verdict is None:

@@ -8,10 +8,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
-from edgekit_toolkit.samples.generated import Feeds, generate_feeds
-from public_models import PublicModel
-from works import WORKS, MissingError
+from edgekit_toolkit.samples.generated import Feeds, bind_dims, generate_feeds
+from public_models import MissingError, PublicModel
+from works import WORKS
 
 CALIBRATION = EVALUATION = 8
 FRESH = 4
@@ -28,13 +29,7 @@ REAL = {
 
 
 class Samples(NamedTuple):
-    """Disjoint samples of one model, each a feed of the model's own shapes.
-
-    Attributes:
-        kind: `real` or `generated`.
-        calibration, evaluation: for packaging.
-        fresh: that packaging never sees.
-    """
+    """Disjoint samples of one model, each a feed of the model's own shapes."""
 
     kind: str
     calibration: list[Feeds]
@@ -42,14 +37,16 @@ class Samples(NamedTuple):
     fresh: list[Feeds]
 
 
-def samples_of(public: PublicModel, source: onnx.ModelProto, dims: Mapping[str, int]) -> Samples:
-    """The samples of a model; where there are real ones, the last of its evaluation data are the fresh ones.
+def read_source(public: PublicModel) -> tuple[onnx.ModelProto, dict[str, int]]:
+    """Return a model as imported, with random weights where it has none, and sizes of its free dimensions."""
+    source = load_onnx(public.path()).model.proto
+    if not public.weights:
+        source = with_random_weights(source)
+    return source, bind_dims(source, public.dims, public.ranges)
 
-    Args:
-        public: the model.
-        source: as imported.
-        dims: sizes of its free dimensions.
-    """
+
+def samples_of(public: PublicModel, source: onnx.ModelProto, dims: Mapping[str, int]) -> Samples:
+    """The samples of a model; of real ones the last of its evaluation data are the fresh ones."""
     inputs, _ = tensor_specs(source)
     work = next((work for work in WORKS if work.name == REAL.get(public.name)), None)
     if work is not None:

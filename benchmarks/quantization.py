@@ -10,34 +10,95 @@ best of them. Works whose model or data is absent are skipped with a line.
 
 import telemetry_off  # noqa: F401
 
-import dataclasses
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from argparse import FileType
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-import click
 import numpy as np
+import onnxruntime
 
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.latency import LatencyLimits
+from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from environments import make_environment
 from judging import THREADS, Judge, Open, open_model
-from olive_environment import olive_python
-from results import Result, Row, judge_goals, machine, markdown
-from works import HERE, WORKS, MissingError, Work
+from results import NONE, machine, make_parser, write_json
+from works import HERE, WORKS, Subject, Work, list_subjects
 
 METHODS = ("MinMax", "Entropy", "Percentile")
+# An environment of its own: Olive brings torch (several GB with its GPU libraries).
+OLIVE = (
+    "olive-ai==0.13.*",
+    "pydantic<2.12",  # Olive 0.13 fails to import with newer ones
+    "requests",  # Olive imports it without declaring it
+    f"onnxruntime=={onnxruntime.__version__}",  # the quantizer that Olive calls: the same for both
+)
 PER_CHANNEL = "per channel"  # in the names of the tools that count as per-channel PTQ
+# Slack of a comparison with a goal: scores are shares of a few hundred samples in floating point.
+EPSILON = 1e-9
+# How the tables call what was asked of ours.
+_GOALS = {
+    "package_bytes": "package bytes",
+    "drop_points": "drop, points",
+    "latency_ratio": "latency x fp32, 2 threads",
+    "one_thread_ratio": "latency x fp32, 1 thread",
+    "seconds": "seconds",
+    "behind_points": "points behind the best per-channel PTQ",
+    "vendor_share": "package x the vendor's file",
+}
 Command = list[str | Path]
+
+
+@dataclass
+class Row:
+    """What one tool made of a model.
+
+    Attributes:
+        tool: which, with its settings.
+        note: why there is no model, or which candidate edgekit chose; empty if there is nothing to say.
+        figures: `model_bytes`, `package_bytes` (edgekit only), `score` (0..1), `drop_points` (below fp32),
+            `latency_ms`, `latency_ratio` (to fp32; median of the rounds, with the quartiles `ratio_low` and
+            `ratio_high`), `one_thread_ratio` (likewise, with one thread), `seconds` (to make it), and against
+            others `behind_points` (below the best per-channel PTQ), `vendor_share` (package to the vendor's
+            file).
+    """
+
+    tool: str
+    note: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Result:
+    """All rows of one work."""
+
+    work: str
+    metric: str
+    samples: str
+    rows: list[Row]
+    goals: dict[str, tuple[float, float, bool]] = field(default_factory=dict)
+
+
+def judge_goals(goals: Mapping[str, float], row: Row) -> dict[str, tuple[float, float, bool]]:
+    """Each goal with its limit, our value and whether it is kept; without a package none is."""
+    figures = row.figures if "score" in row.figures else {}
+    values = {name: figures.get(name, float("inf")) for name in goals}
+    return {name: (most, values[name], values[name] <= most + EPSILON) for name, most in goals.items()}
+
+
 Made = tuple[Row, Open | None]
 
 
@@ -53,7 +114,6 @@ def run_tool(tool: str, command: Command) -> tuple[Row, str]:
 
 
 def run_peer(tool: str, command: Command, model: Path) -> Made:
-    """Run a peer that writes one ONNX model."""
     row, _ = run_tool(tool, [*command, model])
     if row.note:
         return row, None
@@ -66,28 +126,18 @@ def run_peer(tool: str, command: Command, model: Path) -> Made:
     return row, partial(open_model, model)
 
 
-def run_edgekit(work: Work, budget: str, data: Command, folder: Path, *, blind: bool) -> Made:
-    """Package with the command line; judged as a device opens it.
-
-    Args:
-        work: gives the metric.
-        budget: for --budget.
-        data: paths of the model, the calibration and the evaluation samples.
-        folder: for the package.
-        blind: whether the evaluation samples are withheld.
-    """
-    model, calibration, evaluation = data
+def run_edgekit(subject: Subject, work: Work, budget: str, folder: Path, *, blind: bool) -> Made:
+    """Package with the command line; judged as a device opens it. `blind` withholds evaluation samples."""
     metric = work.metric if work.metric != "mask_iou" else f"{HERE / 'metrics.py'}:mask_iou"
-    command: Command = [sys.executable, "-m", "edgekit_cli", "package", model, "--target", "x86-64"]
+    command: Command = [sys.executable, "-m", "edgekit_cli", "package", subject.model, "--target", "x86-64"]
     command += ["--backend", "ort"]  # the peers make models for onnxruntime
-    command += ["--budget", budget, "--calibration", calibration, "--metric", metric]
-    command += [] if blind else ["--eval", evaluation]
+    command += ["--budget", budget, "--metric", metric, *subject.options[: 2 if blind else 4]]
     row, printed = run_tool(f"edgekit, {budget}", [*command, "-o", folder, "--json"])
     if row.note:
         return row, None
     report: dict[str, Any] = json.loads(printed)
     row.note = next(one["label"] for one in report["candidates"] if one["chosen"])
-    path, trust = next(folder.glob("*.edgepkg")), TrustStore.from_folder(keys_folder())
+    path, trust = next(folder.glob("*.edgepkg")), TrustStore.from_folder(find_keys_folder())
     with read_package(path, trust) as package:
         artifact = package.manifest.backend.artifact
         row.figures["model_bytes"] = len(package.read(artifact))
@@ -95,20 +145,14 @@ def run_edgekit(work: Work, budget: str, data: Command, folder: Path, *, blind: 
     return row, lambda threads: open_session(path, trust=trust, threads=threads)
 
 
-def keys_folder() -> Path:
-    """Where the command line keeps keys in this run."""
-    return Path(os.environ["EDGEKIT_HOME"], "keys")
-
-
 def run_peers(model: Path, calibration: Path, folder: Path, *, quick: bool) -> list[Made]:
-    """All peers on one model."""
     ort: Command = [sys.executable, HERE / "peers" / "ort_static.py"]
     given: Command = [model, calibration]
     made = [run_peer("onnxruntime, defaults", [*ort, *given], folder / "ort.onnx")]
     for method in METHODS[: 1 if quick else None]:
         name = f"onnxruntime, {PER_CHANNEL}, {method}"
         made.append(run_peer(name, [*ort, "--per-channel", method, *given], folder / f"ort_{method}.onnx"))
-    python = None if quick else olive_python()
+    python = None if quick else make_environment("olive", OLIVE, "6 GB")
     if python is None:
         return made
     olive: Command = [python, HERE / "peers" / "olive_static.py"]
@@ -119,31 +163,26 @@ def run_peers(model: Path, calibration: Path, folder: Path, *, quick: bool) -> l
 
 
 def best_per_channel(rows: Sequence[Row]) -> float:
-    """The best score of per-channel PTQ; 0 where there is none."""
     return max((row.figures.get("score", 0.0) for row in rows if PER_CHANNEL in row.tool), default=0.0)
 
 
-def benchmark(work: Work, limits: LatencyLimits, *, quick: bool, blind: bool) -> Result:
-    """Run all tools on one work and judge what they made.
-
-    Raises:
-        MissingError: the work cannot be done here.
-    """
-    data = work.prepare()
-    model, calibration, evaluation = data
+def benchmark(subject: Subject, limits: LatencyLimits, *, quick: bool, blind: bool) -> Result:
+    """Run all tools on one work and judge what they made."""
+    name, model, calibration, evaluation, work = subject
+    assert work is not None
     fp32 = Row("fp32 source", figures={"model_bytes": model.stat().st_size})
     judge = Judge(evaluation, work.metric, open_model(model))
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as folder:
         made: list[Made] = [
             (fp32, partial(open_model, model)),
-            *run_peers(model, calibration, Path(name), quick=quick),
+            *run_peers(model, calibration, Path(folder), quick=quick),
         ]
         for row, opener in made:
             if opener is not None:
                 row.figures["score"] = judge.score(opener(THREADS))
         best = best_per_channel([row for row, _ in made])
         budget = work.budget(100 * (fp32.figures["score"] - best))
-        ours, opener = run_edgekit(work, budget, [*data], Path(name, "edgekit"), blind=blind)
+        ours, opener = run_edgekit(subject, work, budget, Path(folder, "edgekit"), blind=blind)
         if opener is not None:
             ours.figures["score"] = judge.score(opener(THREADS))
             ours.figures["behind_points"] = 100 * (best - ours.figures["score"])
@@ -155,7 +194,7 @@ def benchmark(work: Work, limits: LatencyLimits, *, quick: bool, blind: bool) ->
         rows.append(Row(f"the vendor's {work.vendor}", figures={"model_bytes": vendor_bytes}))
         if "package_bytes" in ours.figures:
             ours.figures["vendor_share"] = ours.figures["package_bytes"] / vendor_bytes
-    return Result(work.name, work.metric, work.samples, rows, judge_goals(work.goals, ours))
+    return Result(name, work.metric, work.samples, rows, judge_goals(work.goals, ours))
 
 
 def time_together(judge: Judge, made: Sequence[Made], limits: LatencyLimits) -> None:
@@ -174,45 +213,66 @@ def time_together(judge: Judge, made: Sequence[Made], limits: LatencyLimits) -> 
         row.figures["one_thread_ratio"] = latency.ratio_to(latencies[0])
 
 
-def prepare_process() -> None:
-    """Keep this process and its children on two cores, with a signing key of this run only."""
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
-    command = [sys.executable, "-m", "edgekit_cli", "keys", "generate"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+def markdown(results: Sequence[Result], host: Mapping[str, str | float]) -> str:
+    parts = ["Taken on: " + ", ".join(f"{name} {value}" for name, value in host.items()) + "."]
+    for result in results:
+        lines = [f"`{result.work}`, {result.samples}; score: {result.metric}", ""]
+        lines += [
+            "| tool | size | score | drop | latency | x fp32 | one thread | time to make |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        lines += [_line(row) for row in result.rows]
+        if result.goals:
+            lines += ["", "| goal | limit | edgekit | kept |", "|---|---|---|---|"]
+        for name, (most, value, kept) in result.goals.items():
+            limit, figure = (f"{round(number, 2):,.10g}" for number in (most, value))
+            lines.append(f"| {_GOALS[name]} | {limit} | {figure} | {'yes' if kept else '**no**'} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
 
 
-@click.command()
-@click.option(
-    "--only", type=click.Choice([work.name for work in WORKS]), multiple=True, help="Only this work."
-)
-@click.option("--quick", is_flag=True, help="One per-channel method, no Olive, short timing.")
-@click.option("--blind", is_flag=True, help="Give edgekit no evaluation samples to choose by.")
-@click.option("--json", "json_file", type=click.File("w"), help="Write the results as JSON; - for stdout.")
-@click.option("--markdown", "markdown_file", type=click.File("w"), help="Write the tables; - for stdout.")
-def main(
-    *, only: Sequence[str], quick: bool, blind: bool, json_file: TextIO | None, markdown_file: TextIO | None
-) -> None:
-    """Compare packages with what other quantizers make of the same models and samples."""
-    limits = LatencyLimits(min_rounds=15, max_rounds=300, time_limit_s=5 if quick else 60, precision=0.01)
+def _line(row: Row) -> str:
+    figures = row.figures
+    size = f"{figures['model_bytes'] / 1e3:,.1f} kB" if "model_bytes" in figures else NONE
+    if "package_bytes" in figures:
+        size += f" (package {figures['package_bytes'] / 1e3:,.1f} kB)"
+    shown = {
+        "score": "{score:.4f}",
+        "drop_points": "{drop_points:+.2f}",
+        "latency_ms": "{latency_ms:.3f} ms",
+        "latency_ratio": "{latency_ratio:.2f} ({ratio_low:.2f} to {ratio_high:.2f})",
+        "one_thread_ratio": "{one_thread_ratio:.2f}",
+    }
+    cells = [text.format(**figures) if name in figures else NONE for name, text in shown.items()]
+    seconds = f"{figures['seconds']:.1f} s" if "seconds" in figures else NONE
+    tool = f"{row.tool}: {row.note}" if row.note else row.tool
+    return "| " + " | ".join([tool, size, *cells, seconds]) + " |"
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--only", action="append", choices=[work.name for work in WORKS])
+    parser.add_argument("--quick", action="store_true", help="one per-channel method, no Olive, short timing")
+    parser.add_argument(
+        "--blind", action="store_true", help="give edgekit no evaluation samples to choose by"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--markdown", type=FileType("w"), metavar="FILE", help="- for stdout")
+    options = parser.parse_args()
+    limit_s = 5 if options.quick else 60
+    limits = LatencyLimits(min_rounds=15, max_rounds=300, time_limit_s=limit_s, precision=0.01)
     results = []
     with tempfile.TemporaryDirectory() as home:
         os.environ["EDGEKIT_HOME"] = home
-        prepare_process()
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])  # with the children
+        load_signer()  # makes a key of this run only
         host = machine()
-        for work in WORKS:
-            if only and work.name not in only:
-                continue
-            try:
-                results.append(benchmark(work, limits, quick=quick, blind=blind))
-            except MissingError as missing:
-                click.echo(f"skipped {work.name}: {missing}", err=True)
-                continue
-            click.echo(markdown(results[-1:], host), err=True)
-    if json_file:
-        body = {"machine": host, "results": [dataclasses.asdict(result) for result in results]}
-        json.dump(body, json_file, indent=2)
-    if markdown_file:
-        markdown_file.write(markdown(results, host) + "\n")
+        for subject in list_subjects(options.only or [work.name for work in WORKS]):
+            results.append(benchmark(subject, limits, quick=options.quick, blind=options.blind))
+            print(markdown(results[-1:], host), file=sys.stderr)
+    write_json(options.json, {"machine": host, "results": [asdict(result) for result in results]})
+    if options.markdown:
+        options.markdown.write(markdown(results, host) + "\n")
 
 
 if __name__ == "__main__":

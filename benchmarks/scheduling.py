@@ -3,7 +3,6 @@
 Ratios within one run; interleaved, medians. It needs nothing but the checkout.
 """
 
-import argparse
 import asyncio
 import queue
 import statistics
@@ -23,6 +22,7 @@ from edgekit_runtime.service.scheduling.scheduler import Scheduler
 from edgekit_runtime.sessions.instances import warm_up
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.session import Session
+from results import make_parser
 
 TINY = Path(__file__).parents[1] / "models" / "tiny"
 OUTSTANDING = 16
@@ -60,13 +60,9 @@ def make_lane(session: Session, feed: dict[str, Any], pool: Pool, **limits: Any)
         loop=asyncio.get_running_loop(),
         metrics=LaneMetrics("model", "1"),
     )
-    for run in warm_up((session,), feed, max_batch=lane_batch(limits)):
+    for run in warm_up((session,), feed, max_batch=limits.get("max_batch", 1)):
         lane.learn(run.size_bytes, run.seconds)
     return lane
-
-
-def lane_batch(limits: Mapping[str, Any]) -> int:
-    return int(limits.get("max_batch", 1))
 
 
 def time_us(what: Callable[[], object], times: int) -> float:
@@ -205,7 +201,7 @@ async def main(seconds: float, models: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each of five measurements of each way")
     parser.add_argument("--models", nargs="+", default=["digits_cnn", "mnist5k_dscnn"])
     arguments = parser.parse_args()

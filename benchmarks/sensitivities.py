@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-import click
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC
 from edgekit_toolkit.quantize.sensitivity import Fidelity, measure_blocks
-from results import machine
+from results import machine, make_parser
 
 T = TypeVar("T")
 
@@ -33,19 +32,23 @@ def timed(name: str, call: Callable[[], T]) -> T:
     wall_s, processor_s = time.perf_counter(), time.process_time()
     result = call()
     wall_s, processor_s = time.perf_counter() - wall_s, time.process_time() - processor_s
-    click.echo(f"{name}: {processor_s:.1f} s of processor time, {wall_s:.1f} s on the clock")
+    print(f"{name}: {processor_s:.1f} s of processor time, {wall_s:.1f} s on the clock")
     return result
 
 
-@click.command()
-@click.argument("model", type=click.Path(exists=True, path_type=Path))
-@click.argument("data", type=click.Path(exists=True, path_type=Path))
-@click.option("--samples", "count", default=16, show_default=True)
-@click.option("--propagated", type=int, help="Samples to propagate; all unless given. The search takes 16.")
-@click.option("--every", default=1, show_default=True, help="Measure every nth layer alone.")
-@click.option("--threads", default=2, show_default=True)
-def main(*, model: Path, data: Path, count: int, propagated: int | None, every: int, threads: int) -> None:
-    click.echo(machine())
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument(
+        "--propagated", type=int, help="samples to propagate; default: all. The search takes 16"
+    )
+    parser.add_argument("--every", type=int, default=1, help="measure every nth layer alone")
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    model, data, count, threads = options.model, options.data, options.samples, options.threads
+    print(machine())
     source = load_onnx(model)
     (spec,) = source.inputs
     samples = [{spec.name: row[None]} for row in islice(np.load(data)[spec.name], count)]
@@ -66,18 +69,18 @@ def main(*, model: Path, data: Path, count: int, propagated: int | None, every: 
             parts=quantizer.output_parts(samples[0]),
         )
 
-    few, all_samples = compared_with(samples[:propagated]), compared_with(samples)
+    few, all_samples = compared_with(samples[: options.propagated]), compared_with(samples)
     noises = timed(
-        f"all layers, {len(samples[:propagated])} samples propagated",
+        f"all layers, {len(samples[: options.propagated])} samples propagated",
         lambda: list(quantizer.block_noises(plan, {}, few, lambda: False)),
-    )[::every]
+    )[:: options.every]
     parts, write = [item.block for item in noises], quantizer.writer({})
     measured = timed(
         f"{len(parts)} layers, one at a time, {len(samples)} samples",
         lambda: list(measure_blocks(write, plan, parts, all_samples, lambda: False)),
     )
     pairs = [(block.noise, alone.noise) for block, alone in zip(noises, measured, strict=True)]
-    click.echo(f"rank correlation {spearmanr(*zip(*pairs, strict=True)).statistic:.3f}")
+    print(f"rank correlation {spearmanr(*zip(*pairs, strict=True)).statistic:.3f}")
 
 
 if __name__ == "__main__":

@@ -18,41 +18,204 @@ Every figure is of this machine and this run: compare ratios.
 
 import telemetry_off  # noqa: F401
 
-import argparse
+import contextlib
 import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
+from tests.free_port import free_port
 
-from service_latency import make_packages
-from service_servers import (
-    INPUT,
-    JSON_HEAD,
-    MODEL,
-    SHAPE,
-    MissingError,
-    Question,
-    Running,
-    Server,
-    ask,
-    oip_binary,
-    oip_json,
-)
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from environments import make_environment
+from processes import list_children
+from results import make_parser, print_head
+from serving import INPUT, MODEL, ROOT, SHAPE, write_signed
 
+HERE = Path(__file__).resolve().parent
+ENGINE = ("onnxruntime==1.24.4", "numpy==2.4.6")  # what requirements/device.txt has for Python 3.11
+START_LIMIT_S = 90.0
 BLOCK = 50  # requests in turn with as many bare runs
 CLIENTS = 16
 RETURN_LIMIT_S = 30.0
 SETTLE_S = 2.0  # after the first answer, for the processes that start later
+
+
+class MissingError(Exception):
+    """A server cannot be had here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One inference as bytes on the wire; each line of `head` ends in CRLF."""
+
+    path: str
+    head: str
+    body: bytes
+
+    @property
+    def wire(self) -> bytes:
+        lines = f"POST {self.path} HTTP/1.1\r\nHost: localhost\r\n{self.head}"
+        return f"{lines}Content-Length: {len(self.body)}\r\n\r\n".encode() + self.body
+
+
+JSON_HEAD = "Content-Type: application/json\r\n"
+
+
+def oip_binary(values: bytes) -> Question:
+    """An OIP request with the binary tensor extension in both directions."""
+    tensor = {
+        "name": INPUT,
+        "shape": SHAPE,
+        "datatype": "FP32",
+        "parameters": {"binary_data_size": len(values)},
+    }
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    lines = f"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: {len(head)}\r\n"
+    return Question("/v2/models/small/infer", lines, head + values)
+
+
+def oip_json(values: list[float]) -> Question:
+    tensor = {"name": INPUT, "shape": SHAPE, "datatype": "FP32", "data": values}
+    return Question("/v2/models/small/infer", JSON_HEAD, json.dumps({"inputs": [tensor]}).encode())
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server with its setting.
+
+    Attributes:
+        name: for --only and the tables.
+        command: of its start; `{port}` is replaced.
+        question: what it is asked.
+        environment: requirements of its environment, or None for that of this project.
+        isolated: whether another process than the listening one runs the model.
+        unix_socket: path of its Unix socket, `{port}` replaced, which latency is measured over; None for TCP.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    question: Question
+    environment: tuple[str, ...] | None = None
+    isolated: bool = False
+    unix_socket: str | None = None
+
+    def python(self) -> str:
+        """The interpreter that runs it."""
+        if self.environment is None:
+            return sys.executable
+        project = self.environment[0].partition("=")[0]
+        python = make_environment(project, (*self.environment, *ENGINE), "0.5 GB")
+        if python is None:
+            raise MissingError(f"pip cannot install {' '.join(self.environment)}")
+        return str(python)
+
+
+class Running:
+    """A started server; leaving the block ends it with all its processes."""
+
+    def __init__(self, server: Server, cpus: set[int]) -> None:
+        self.server, self.cpus = server, cpus
+
+    def __enter__(self) -> "Running":
+        self.port = free_port()
+        command = [self.server.python(), *(word.format(port=self.port) for word in self.server.command)]
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'device_runtime'}:{HERE / 'peers'}"}
+        self.process = subprocess.Popen(
+            ["taskset", "--cpu-list", ",".join(map(str, sorted(self.cpus))), *command],
+            env=environment,
+            cwd=HERE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        limit = time.monotonic() + START_LIMIT_S
+        while self.process.poll() is None and time.monotonic() < limit:
+            if self.answers(timeout_s=5):
+                return self
+            time.sleep(0.05)
+        self.__exit__()
+        raise MissingError(f"{self.server.name} did not answer within {START_LIMIT_S:.0f} s")
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
+            os.killpg(self.process.pid, signal.SIGKILL)  # what outlives its parent
+        self.process.wait()
+
+    def connect(self, timeout_s: float) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def connect_near(self, timeout_s: float) -> socket.socket:
+        """A connection over its Unix socket where it has one, else TCP; an OSError where there is none."""
+        if self.server.unix_socket is None:
+            return self.connect(timeout_s)
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(timeout_s)
+        connection.connect(self.server.unix_socket.format(port=self.port))
+        return connection
+
+    def answers(self, timeout_s: float) -> bool:
+        try:
+            with self.connect(timeout_s) as connection:
+                return ask(connection, self.server.question.wire)
+        except OSError:
+            return False
+
+    def processes(self) -> Iterator[int]:
+        pending = [self.process.pid]
+        while pending:
+            yield (parent := pending.pop())
+            pending += list_children(parent)
+
+    def model_processes(self) -> list[int]:
+        """Ids of the processes that have onnxruntime loaded, youngest first."""
+        ids = [
+            pid for pid in self.processes() if "onnxruntime_pybind" in Path(f"/proc/{pid}/maps").read_text()
+        ]
+        return sorted(ids, reverse=True)
+
+
+def ask(connection: socket.socket, wire: bytes) -> bool:
+    """Send one request and read its answer whole; returns whether its status is 200."""
+    connection.sendall(wire)
+    received = connection.recv(65536)
+    while received and b"\r\n\r\n" not in received:
+        received += _more(connection)
+    head, _, body = received.partition(b"\r\n\r\n")
+    lowered = head.lower()
+    place = lowered.find(b"content-length:")
+    if place >= 0:
+        missing = int(lowered[place + 15 :].split(b"\r\n", 1)[0]) - len(body)
+        while missing > 0:
+            missing -= len(_more(connection))
+    elif b"chunked" in lowered:
+        while not body.endswith(b"0\r\n\r\n"):
+            body += _more(connection)
+    return head.startswith(b"HTTP/1.1 200")
+
+
+def _more(connection: socket.socket) -> bytes:
+    data = connection.recv(65536)
+    if not data:
+        raise ConnectionResetError("the server closed the connection")
+    return data
 
 
 def peers(values: NDArray[np.float32]) -> list[Server]:
@@ -75,17 +238,11 @@ def peers(values: NDArray[np.float32]) -> list[Server]:
 
 def ours(values: NDArray[np.float32], folder: Path) -> list[Server]:
     """The service with the model in itself, in a process of its own, and in two."""
-    make_packages(folder)
-    unix_socket = f"{folder}/edgekit-{{port}}.sock"
-    command = (
-        "-m",
-        "edgekit_runtime.cli",
-        "serve",
-        "--package",
-        str(folder / "small.edgepkg"),
-        "--port",
-        "{port}",
+    package = write_signed(
+        folder, "small", MODEL.read_bytes(), {INPUT: values}, load_signer(folder=folder / "keys")
     )
+    unix_socket = f"{folder}/edgekit-{{port}}.sock"
+    command = ("-m", "edgekit_runtime.cli", "serve", "--package", str(package), "--port", "{port}")
     command += ("--keys", str(folder / "keys"), "--unix-socket", unix_socket)
     question = oip_binary(values.tobytes())
     two = folder / "two.toml"
@@ -126,7 +283,6 @@ def measure_added(running: Running, values: NDArray[np.float32], seconds: float)
 
 
 def measure_throughput(running: Running, seconds: float, cpus: set[int]) -> tuple[float, str]:
-    """Right answers per second to 16 connections, and what went wrong."""
     question = running.server.question
     with tempfile.TemporaryDirectory() as folder:
         body, script = Path(folder, "body"), Path(folder, "post.lua")
@@ -136,16 +292,8 @@ def measure_throughput(running: Running, seconds: float, cpus: set[int]) -> tupl
         script.write_text(
             f'wrk.method = "POST"\nwrk.body = io.open("{body}", "rb"):read("*a")\n' + "\n".join(lines)
         )
-        command = [
-            "taskset",
-            "--cpu-list",
-            ",".join(map(str, sorted(cpus))),
-            "wrk",
-            "--threads",
-            "1",
-            "--connections",
-            str(CLIENTS),
-        ]
+        command = ["taskset", "--cpu-list", ",".join(map(str, sorted(cpus))), "wrk", "--threads", "1"]
+        command += ["--connections", str(CLIENTS)]
         command += ["--duration", f"{max(1, round(seconds))}s", "--script", str(script)]
         command += [f"http://127.0.0.1:{running.port}{question.path}"]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -168,7 +316,6 @@ def measure_return(running: Running) -> float | None:
 
 
 def measure(server: Server, values: NDArray[np.float32], seconds: float) -> str:
-    """A row of the table."""
     first, second = sorted(os.sched_getaffinity(0))[:2]
     everywhere = os.sched_getaffinity(0)
     with Running(server, {first}) as running:
@@ -191,16 +338,15 @@ def measure(server: Server, values: NDArray[np.float32], seconds: float) -> str:
     return f"| {' | '.join(cells)} |" + (f" ({wrong})" if wrong else "")
 
 
-def main() -> int:
-    """Print the table."""
+def main() -> None:
     values = np.random.default_rng(0).uniform(0, 1, SHAPE).astype(np.float32)
     with tempfile.TemporaryDirectory() as folder:
-        return compare([*ours(values, Path(folder)), *peers(values)], values)
+        compare([*ours(values, Path(folder)), *peers(values)], values)
 
 
-def compare(servers: list[Server], values: NDArray[np.float32]) -> int:
+def compare(servers: list[Server], values: NDArray[np.float32]) -> None:
     """Print the table of the servers that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[server.name for server in servers])
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     arguments = parser.parse_args()
@@ -208,11 +354,10 @@ def compare(servers: list[Server], values: NDArray[np.float32]) -> int:
         sys.exit("wrk is missing: apt-get install wrk")
     if len(os.sched_getaffinity(0)) < 2:
         sys.exit("needs two cores: one for the server, one for its clients")
-    print(
-        "| server | bare p50 / p99 us | added p50 us | added p99 us | requests/s, 16 clients | on both cores"
-        " | return s |"
+    print_head(
+        "server | bare p50 / p99 us | added p50 us | added p99 us | requests/s, 16 clients"
+        " | on both cores | return s"
     )
-    print("|---|---|---|---|---|---|---|")
     for server in servers:
         if arguments.only and server.name not in arguments.only:
             continue
@@ -220,8 +365,7 @@ def compare(servers: list[Server], values: NDArray[np.float32]) -> int:
             print(measure(server, values, arguments.seconds), flush=True)
         except (MissingError, OSError) as missing:
             print(f"{server.name}: skipped, {missing}", file=sys.stderr)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -19,7 +19,6 @@ token, each with a handshake and a request. Figures are of this machine and this
 with exit code 1 where the goal is missed.
 """
 
-import argparse
 import contextlib
 import json
 import re
@@ -34,12 +33,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import onnx
 from tests.service.serve_parts import TOKEN, write_certificate
 
-import service_soak
-from service_latency import write
-from service_soak import Versions, serve
+from graphs import GraphBuilder
+from results import make_parser, print_head
+from service_soak import Versions
+from serving import Service, serving
 from soak_clients import asking
 
 CLIENTS: Final = 40
@@ -50,23 +49,15 @@ Attack = Callable[["Target", threading.Event], None]
 
 
 class Target:
-    """The service under attack."""
-
-    def __init__(self, folder: Path, path: str) -> None:
-        said = (folder / "log").read_text()
-        found = re.search(r"https://127\.0\.0\.1:(\d+)", said)
-        if found is None:
-            raise SystemExit(f"the service does not say where it listens: {said}")
-        self.port, self.path = int(found[1]), path
+    def __init__(self, folder: Path, service: Service) -> None:
+        self.port, self.path = service.port, service.path
         self._context = ssl.create_default_context(cafile=str(folder / "cert.pem"))
 
     def connect(self) -> ssl.SSLSocket:
-        """Return a TLS connection after its handshake."""
         raw = socket.create_connection(("127.0.0.1", self.port), 10)
         return self._context.wrap_socket(raw, server_hostname="127.0.0.1")
 
     def connect_unix(self) -> socket.socket:
-        """Return a connection over the Unix socket."""
         client = socket.socket(socket.AF_UNIX)
         client.settimeout(30)
         client.connect(self.path)
@@ -87,7 +78,6 @@ class Target:
 
 
 def reset(target: Target, over: threading.Event) -> None:
-    """Reset connections right after their handshake."""
     while not over.is_set():
         for _ in range(CLIENTS):
             client = target.connect()
@@ -97,7 +87,6 @@ def reset(target: Target, over: threading.Event) -> None:
 
 
 def be_silent(target: Target, over: threading.Event) -> None:
-    """Hold 256 connections after their handshakes."""
     with contextlib.ExitStack() as stack:
         while not over.is_set():
             for _ in range(SILENT):
@@ -142,7 +131,6 @@ def ask_repeatedly(request: dict[str, Any], model: str = "wide") -> Attack:
 
 
 def read_answer(client: socket.socket) -> None:
-    """Take one answer."""
     data = b""
     while b"\r\n\r\n" not in data:
         data += client.recv(1 << 20)
@@ -158,17 +146,14 @@ ATTACKS: Final[dict[str, Attack]] = {
     "resets": reset,
     "silent": be_silent,
     "answer": ask_rows(ANSWER_ROWS),
-    "huge answer": ask_rows(HUGE_ROWS),
-    "long request": ask_long(),
+    "huge_answer": ask_rows(HUGE_ROWS),
+    "long_request": ask_long(),
 }
 LOCK_OUTS: Final = ("resets", "silent")
 
 
 def main() -> int:
-    """Measure, print, and return whether the goal was missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
     arguments = parser.parse_args()
@@ -177,59 +162,49 @@ def main() -> int:
     return report(found, arguments.rounds)
 
 
-def make_models() -> Iterator[tuple[str, bytes]]:
-    """Return names and contents: `wide`, y[N, 8400] = x[N, 1] * row, and `first`, the first row of x."""
-    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+def write_models(versions: Versions) -> None:
+    """Write `wide`, y[N, 8400] = x[N, 1] * row, and `first`, the first row of x."""
+    wide, first = GraphBuilder(), GraphBuilder()
     row = np.random.default_rng(1).random((1, WIDTH), np.float32)
-    given = helper.make_tensor_value_info("x", kind, ["N", 1])
-    stored = {
-        "wide": [onnx.numpy_helper.from_array(row, "row")],
-        "first": [onnx.numpy_helper.from_array(np.array([0]), "zero")],
-    }
-    nodes = {
-        "wide": helper.make_node("Mul", ["x", "row"], ["wide"]),
-        "first": helper.make_node("Gather", ["x", "zero"], ["first"], axis=0),
-    }
-    shapes = {"wide": ["N", WIDTH], "first": [1, 1]}
-    for name, node in nodes.items():
-        got = helper.make_tensor_value_info(name, kind, shapes[name])
-        graph = helper.make_graph([node], name, [given], [got], stored[name])
-        opsets = [helper.make_opsetid("", 13)]
-        data = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
-        yield name, data
+    wide.add("Mul", ["x", wide.weight(row)], "wide")
+    first.add("Gather", ["x", first.weight(np.array([0]))], "first", axis=0)
+    for name, build, shape in (("wide", wide, ("N", WIDTH)), ("first", first, (1, 1))):
+        model = build.model({"x": ("N", 1)}, {name: shape}).SerializeToString()
+        versions.write(name, model, {"x": np.ones((2, 1), np.float32)})
 
 
 def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
-    """Return the figures of all attacks."""
     versions = Versions(folder)
     versions.make(1)
     versions.publish()
-    for name, model in make_models():
-        write(folder / "packages", name, model, (2, 1), versions.signer)
+    write_models(versions)
     certificate, key = write_certificate(folder)
     (folder / "token").write_text(TOKEN)
     (folder / "token").chmod(0o600)
-    service_soak.CONFIG = (
+    config = (
         f"[listen]\ntls_certificate = '{certificate}'\ntls_key = '{key}'\n"
         f"token_file = '{folder / 'token'}'\n[http]\nmax_tls_connections = {SILENT}\n"
     )
     phases = [
-        f"{attack.replace(' ', '_')}_{what} {number}"
+        f"{attack}_{what} {number}"
         for attack in ATTACKS
         for number in range(rounds)
         for what in ("before", "during")
     ]
     names = ("start", *phases)
     answered: dict[str, list[int]] = {attack: [] for attack in LOCK_OUTS}
-    with serve(folder) as (_, path), asking(path, 1, versions.question, names) as load:
-        target = Target(folder, path)
+    with (
+        serving(folder, versions.folder, config=config) as service,
+        asking(service.path, 1, versions.question, names) as load,
+    ):
+        target = Target(folder, service)
         load.begin("start", 1.0)
         for name, attack in ATTACKS.items():
             for number in range(rounds):
-                load.begin(f"{name.replace(' ', '_')}_before {number}", seconds)
+                load.begin(f"{name}_before {number}", seconds)
                 with attacking(attack, target):
                     load.begin("start", 0.3)
-                    load.begin(f"{name.replace(' ', '_')}_during {number}", seconds)
+                    load.begin(f"{name}_during {number}", seconds)
                     load.begin("start")
                     if name in LOCK_OUTS:
                         answered[name].append(target.count_answered())
@@ -238,7 +213,7 @@ def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
         "totals": {
             what: load.describe(what)
             for attack in ATTACKS
-            for what in (f"{attack.replace(' ', '_')}_before", f"{attack.replace(' ', '_')}_during")
+            for what in (f"{attack}_before", f"{attack}_during")
         },
         "answered": answered,
         "errors": load.errors,
@@ -247,7 +222,6 @@ def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def attacking(attack: Attack, target: Target) -> Iterator[None]:
-    """Attack during the block."""
     over = threading.Event()
     thread = threading.Thread(target=attack, args=(target, over), daemon=True)
     thread.start()
@@ -259,18 +233,15 @@ def attacking(attack: Attack, target: Target) -> Iterator[None]:
 
 
 def report(found: dict[str, Any], rounds: int) -> int:
-    """Print a table; return the exit code."""
     misses = len(found["errors"])
-    print(
-        "| attack | p99 before, us | during | during / before, median (all) | failed | 40 clients answered |"
+    print_head(
+        "attack | p99 before, us | during | during / before, median (all) | failed | 40 clients answered"
     )
-    print("|---|--:|--:|--:|--:|--:|")
     for attack in ATTACKS:
-        key = attack.replace(" ", "_")
-        before, during = (found["totals"][f"{key}_{what}"] for what in ("before", "during"))
+        before, during = (found["totals"][f"{attack}_{what}"] for what in ("before", "during"))
         ratios = [
-            found["phases"][f"{key}_during {number}"]["p99_us"]
-            / found["phases"][f"{key}_before {number}"]["p99_us"]
+            found["phases"][f"{attack}_during {number}"]["p99_us"]
+            / found["phases"][f"{attack}_before {number}"]["p99_us"]
             for number in range(rounds)
         ]
         ratio, failed = float(np.median(ratios)), before["failed"] + during["failed"]

@@ -8,7 +8,6 @@ before. Goals: no request is refused; a bomb is refused with 413, and 64 of them
 the largest body. Read counts and memory; the time is that of a shared machine.
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.environments import make_environment
+from benchmarks.results import make_parser, print_head
 from tests.runtime.conftest import make_maker
 from tests.runtime.slot_cases import write_keys
 from tests.service.serve_parts import Served, served
@@ -45,10 +45,7 @@ def measure(service: Served, python: Path, arguments: list[str]) -> tuple[str, f
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--requests", type=int, default=256)
     count = parser.parse_args().requests
     python = make_environment("tritonclient", PACKAGES, "0.1 GB")
@@ -58,7 +55,7 @@ def main() -> None:
         folder = Path(name)
         make_maker().write(folder / "linear.edgepkg")
         write_keys(folder / "keys")
-        print("| body | coding | outcomes | s | memory, MiB |\n|---|---|---|--:|--:|")
+        print_head("body", "coding", "outcomes", "s", "memory, MiB")
         for title, rows in ROWS.items():
             for coding in ("gzip", "deflate"):
                 with served(folder) as service:

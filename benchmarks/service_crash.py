@@ -12,143 +12,86 @@
 Every figure is of this machine and this run.
 """
 
-import argparse
 import itertools
 import json
 import os
 import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from securesystemslib.signer import CryptoSigner
+from tests.waiting import wait_for
 
 from edgekit_runtime import Client
 from edgekit_runtime.errors import RequestError, TransportError
-from edgekit_toolkit.packaging.signing_keys import StatementSigner
-from service_latency import MODEL, ROOT, pin, take_turns, write
+from edgekit_runtime.package.archive import Sign
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from processes import list_children, read_memory
+from results import make_parser
+from service_latency import pin, take_turns
+from serving import INPUT, MODEL, SHAPE, Service, serving, write_signed
 
 CLIENTS = 4
-X = np.random.default_rng(0).random((1, 1, 8, 8), np.float32)
+X = np.random.default_rng(0).random(SHAPE, np.float32)
 
 
 def main() -> None:
-    """Measure all and print one JSON object."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="of the comparison")
     parser.add_argument("--crashes", type=int, default=10)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        signer = make_packages(folder)
-        with serve(folder, standby=False) as (process, path):
-            result: dict[str, Any] = measure_cost(process, path, arguments.seconds)
+        sign = load_signer(folder=folder / "keys")
+        for model in ("inside", "worker"):  # the same one; the second is to be isolated
+            write_signed(folder, model, MODEL.read_bytes(), {INPUT: X}, sign)
+        with serve(folder, standby=False) as service:
+            result: dict[str, Any] = measure_cost(service, arguments.seconds)
         for standby in (False, True):
-            with serve(folder, standby=standby) as (process, path):
+            with serve(folder, standby=standby) as service:
                 key = "return with standby" if standby else "return"
-                workers = 1 + standby
-                result[key] = measure_returns(process, path, arguments.crashes, workers)
-        with serve(folder, standby=False, rollout="canary") as (process, path):
-            begin = begin_trials(folder, path, signer)
-            result["return in a canary"] = measure_returns(process, path, arguments.crashes, 1, begin)
+                result[key] = measure_returns(service, arguments.crashes, 1 + standby)
+        with serve(folder, standby=False, rollout="canary") as service:
+            begin = begin_trials(folder, service, sign)
+            result["return in a canary"] = measure_returns(service, arguments.crashes, 1, begin)
     print(json.dumps(result, indent=2))
 
 
-def make_packages(folder: Path) -> StatementSigner:
-    """Write the small model twice: as `inside`, and as `worker` to be isolated; return who signs."""
-    key = Ed25519PrivateKey.generate()
-    (folder / "keys").mkdir()
-    (folder / "keys" / "bench.pub.pem").write_bytes(
-        key.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-    )
-    signer = StatementSigner(CryptoSigner(key))
-    for name in ("inside", "worker"):
-        write(folder, name, MODEL.read_bytes(), X.shape, signer)
-    return signer
-
-
-def begin_trials(folder: Path, path: str, signer: StatementSigner) -> Callable[[], None]:
+def begin_trials(folder: Path, service: Service, sign: Sign) -> Callable[[], None]:
     """Return what puts a new version on trial, each time another one."""
     numbers = itertools.count(2)
 
     def begin() -> None:
-        write(folder, "worker", MODEL.read_bytes(), X.shape, signer, f"{next(numbers)}.0.0")
-        with Client(path) as client:
+        version = f"{next(numbers)}.0.0"
+        write_signed(folder, "worker", MODEL.read_bytes(), {INPUT: X}, sign, version=version)
+        with Client(service.path) as client:
             client.load("worker")
             for _ in range(100):
-                client.infer("worker", {"image": X})
+                client.infer("worker", {INPUT: X})
 
     return begin
 
 
-@contextmanager
-def serve(
-    folder: Path, *, standby: bool, rollout: str = "swap"
-) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """Run the service; yields its process and its Unix socket."""
-    path, config = str(folder / "bench.sock"), folder / "config.toml"
-    config.write_text(
+def serve(folder: Path, *, standby: bool, rollout: str = "swap") -> AbstractContextManager[Service]:
+    config = (
         f"[models.worker]\nisolated = true\nrollout = '{rollout}'\n[models.worker.isolation]\n"
         f"standby = {str(standby).lower()}\nmax_crashes = 1000\nmax_delay_s = 1e-3\n"
     )
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "edgekit_runtime.cli", "serve", "--package", str(folder)),
-            *("--config", str(config)),
-            *("--keys", str(folder / "keys"), "--unix-socket", path, "--port", "0"),
-        ],
-        env={
-            **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
-            "PYTHONPATH": str(ROOT / "device_runtime"),
-            "PYTHONPYCACHEPREFIX": str(folder / "compiled"),  # as what pip installed is
-        },
-        cwd=folder,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "ready at" in line:
-                break
-        threading.Thread(target=process.stderr.read, daemon=True).start()
-        yield process, path
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
+    return serving(folder, folder, config=config)
 
 
-def workers_of(process: "subprocess.Popen[str]") -> list[int]:
-    """Process ids of the workers, the oldest first."""
-    return [
-        int(pid)
-        for thread in Path(f"/proc/{process.pid}/task").iterdir()
-        for pid in (thread / "children").read_text().split()
-    ]
-
-
-def measure_cost(process: "subprocess.Popen[str]", path: str, seconds: float) -> dict[str, Any]:
-    """Latency and memory of both ways."""
-    (worker,) = workers_of(process)
+def measure_cost(service: Service, seconds: float) -> dict[str, Any]:
+    (worker,) = list_children(service.pid)
     before = os.sched_getaffinity(0)
-    with Client(path) as one, Client(path) as other:
-        ask_inside, ask_worker = one.bind("inside", {"image": X}), other.bind("worker", {"image": X})
-        for pid in (process.pid, worker):
+    with Client(service.path) as one, Client(service.path) as other:
+        ask_inside, ask_worker = one.bind("inside", {INPUT: X}), other.bind("worker", {INPUT: X})
+        for pid in (service.pid, worker):
             pin(pid)
         times = take_turns({"inside": ask_inside, "worker": ask_worker}, seconds)
         os.sched_setaffinity(0, before)
@@ -159,39 +102,34 @@ def measure_cost(process: "subprocess.Popen[str]", path: str, seconds: float) ->
             }
             for way, taken in times.items()
         }
-    result["pss_mb"] = {"service": pss_mb(process.pid), "worker": pss_mb(worker)}
+    result["pss_mb"] = {"service": pss_mb(service.pid), "worker": pss_mb(worker)}
     return result
 
 
 def measure_returns(
-    process: "subprocess.Popen[str]",
-    path: str,
-    crashes: int,
-    workers: int,
-    begin: Callable[[], None] = lambda: None,
+    service: Service, crashes: int, workers: int, begin: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """Seconds of each return, and how the other model's clients fared."""
     done = threading.Event()
     counts: list[tuple[int, int]] = []
-    askers = [threading.Thread(target=_ask_on, args=(path, done, counts)) for _ in range(CLIENTS)]
+    askers = [threading.Thread(target=_ask_on, args=(service.path, done, counts)) for _ in range(CLIENTS)]
     for asker in askers:
         asker.start()
     returns, refused = [], 0
-    with Client(path) as client:
+    with Client(service.path) as client:
         for _ in range(crashes):
-            wait_until(lambda: len(workers_of(process)) == workers)
+            wait_for(lambda: len(list_children(service.pid)) == workers)
             time.sleep(2.0)  # so that the one that stands by has loaded the model
             begin()
-            wait_until(lambda: len(workers_of(process)) == workers)  # nothing is being verified
-            client.infer("worker", {"image": X})
-            pid = workers_of(process)[0]
+            wait_for(lambda: len(list_children(service.pid)) == workers)  # nothing is being verified
+            client.infer("worker", {INPUT: X})
+            pid = list_children(service.pid)[0]
             began_s = time.perf_counter()
             os.kill(pid, signal.SIGSEGV)
             while Path(f"/proc/{pid}").exists():
                 time.sleep(1e-3)
             while True:
                 try:
-                    client.infer("worker", {"image": X})
+                    client.infer("worker", {INPUT: X})
                     break
                 except (RequestError, TransportError):
                     refused += 1
@@ -214,10 +152,10 @@ def measure_returns(
 def _ask_on(path: str, done: threading.Event, counts: list[tuple[int, int]]) -> None:
     right = lost = 0
     with Client(path) as client:
-        expected = client.infer("inside", {"image": X})
+        expected = client.infer("inside", {INPUT: X})
         while not done.is_set():
             try:
-                found = client.infer("inside", {"image": X})
+                found = client.infer("inside", {INPUT: X})
                 same = all(np.array_equal(found[name], expected[name]) for name in expected)
                 right, lost = right + same, lost + (not same)
             except (RequestError, TransportError):
@@ -226,20 +164,9 @@ def _ask_on(path: str, done: threading.Event, counts: list[tuple[int, int]]) -> 
     counts.append((right, lost))
 
 
-def wait_until(condition: Any) -> None:
-    """Wait for at most a minute."""
-    end_s = time.monotonic() + 60
-    while not condition():
-        if time.monotonic() > end_s:
-            raise SystemExit("the workers did not come back within a minute")
-        time.sleep(0.01)
-
-
 def pss_mb(process: int) -> float:
     """Memory that a process answers for: its own, and its share of what it shares."""
-    text = Path(f"/proc/{process}/smaps_rollup").read_text()
-    (kilobytes,) = (int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
-    return round(kilobytes / 1024, 1)
+    return round(read_memory(process)["Pss"] / 2**20, 1)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ this machine); RSS does not, so it is what PSS would be for the only Python of a
 
 import telemetry_off  # noqa: F401
 
-import argparse
 import json
 import subprocess
 import sys
@@ -19,7 +18,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from service_latency import MODEL, make_packages, serve
+import numpy as np
+
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from processes import read_memory
+from results import make_parser
+from serving import INPUT, MODEL, SHAPE, serving, write_signed
 
 SESSION = f"""
 import numpy, onnxruntime
@@ -42,20 +46,18 @@ KINDS = ("Pss", "Rss", "Anonymous")
 
 
 def main() -> None:
-    """Measure all and print one JSON object, MB."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--device-python", default=sys.executable)
     python = parser.parse_args().device_python
     found = {name: measure_floor(python, code) for name, code in FLOOR.items()}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_packages(folder)
-        with serve(folder, python, "small") as (process, _, _):
+        sign, feeds = load_signer(folder=folder / "keys"), {INPUT: np.zeros(SHAPE, np.float32)}
+        package = write_signed(folder, "small", MODEL.read_bytes(), feeds, sign)
+        with serving(folder, package, python=python) as service:
             time.sleep(3)  # after the first look for sensors
-            found["service"] = read_memory(process.pid)
-            largest = read_mappings(process.pid)
+            found["service"] = read_kinds(service.pid)
+            largest = read_mappings(service.pid)
     print(json.dumps({"python": python, "mb": found, "service_largest_mappings_rss_mb": largest}, indent=2))
 
 
@@ -66,16 +68,15 @@ def measure_floor(python: str, code: str) -> dict[str, float]:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdout.readline()
-        found = read_memory(process.pid)
+        found = read_kinds(process.pid)
         process.stdin.close()
     return found
 
 
-def read_memory(process: int) -> dict[str, float]:
+def read_kinds(process: int) -> dict[str, float]:
     """Return PSS, RSS and what of them is no page of a file, MB."""
-    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-    kibibytes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith("kB")}
-    return {kind.lower(): round(kibibytes[kind] * 1024 / 1e6, 1) for kind in KINDS}
+    memory = read_memory(process)
+    return {kind.lower(): round(memory[kind] / 1e6, 1) for kind in KINDS}
 
 
 def read_mappings(process: int) -> dict[str, float]:

@@ -20,40 +20,26 @@ are of this machine and this run: compare ratios. It ends with exit code 1 where
 """
 
 import argparse
-import hashlib
-import json
 import math
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
-from securesystemslib.signer import CryptoSigner
 
 from edgekit_runtime import Client
-from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.package.archive import write_package
-from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
-from edgekit_runtime.package.manifest import Manifest
-from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_toolkit.packaging.signing_keys import StatementSigner
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from processes import read_memory
+from results import make_parser, write_json
+from serving import INPUT, MODEL, SHAPE, serving, write_signed
 from soak_clients import Load, Question, asking
 
-ROOT = Path(__file__).resolve().parents[1]
-MODEL = ROOT / "models" / "tiny" / "digits_cnn.onnx"
-SHAPE = (1, 1, 8, 8)
+Feeds = dict[str, NDArray[Any]]
 BLOCK_SWAPS = 20
 MEMORY_SWAPS = 100
 LEAST_MINUTES = 5.0  # under it, one allocation decides the slope
@@ -62,10 +48,7 @@ CONFIG = '[models.small]\nswap = "availability"\n'
 
 
 def main() -> int:
-    """Run all phases, print what was found and return whether a goal was missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="of the soak")
     parser.add_argument("--swaps", type=int, default=1000)
     parser.add_argument("--clients", type=int, default=16)
@@ -76,13 +59,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         found = measure(Path(name), arguments)
     report(found)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(arguments.json, found)
     return 0 if all(found["goals"].values()) else 1
 
 
 def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return all figures."""
     versions = Versions(folder)
     soak_swaps = math.ceil(60 * arguments.minutes / arguments.swap_every)
     versions.make(1 + arguments.swaps + soak_swaps)
@@ -92,14 +73,14 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     names = ("fresh", *pairs, f"steady {blocks}", "soak")
     found: dict[str, Any] = {"load_average": os.getloadavg()[0], "cores": len(os.sched_getaffinity(0))}
     with (
-        serve(folder) as (process, path),
-        Client(path) as control,
-        asking(path, arguments.clients, versions.question, names) as load,
+        serving(folder, versions.folder, config=CONFIG) as service,
+        Client(service.path) as control,
+        asking(service.path, arguments.clients, versions.question, names) as load,
     ):
         load.begin("fresh", 2.0)
-        found["fresh_own_kib"] = own_kib(process)
-        found["swaps"] = swap_often(control, process, versions, load, arguments)
-        found["soak"] = soak(control, process, versions, load, arguments)
+        found["fresh_own_kib"] = own_kib(service.pid)
+        found["swaps"] = swap_often(control, service.pid, versions, load, arguments)
+        found["soak"] = soak(control, service.pid, versions, load, arguments)
     found["phases"] = {what: load.describe(what) for what in ("fresh", "steady", "swaps", "soak")}
     found["errors"] = load.errors
     return judge(found, load, arguments)
@@ -138,137 +119,48 @@ class Versions:
     """Packages of one model under growing versions, of which the service finds the last two.
 
     Attributes:
-        signer: of all packages.
-        values, expected: what clients send, and the right answer.
+        folder: where the service looks.
+        sign: makes the envelopes of all packages.
+        question: what clients ask, and the right answer.
     """
 
     def __init__(self, folder: Path) -> None:
-        key = Ed25519PrivateKey.generate()
-        keys = folder / "keys"
-        keys.mkdir()
-        public = key.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-        (keys / "bench.pub.pem").write_bytes(public)
-        self.signer = StatementSigner(CryptoSigner(key))
-        self._folder, self._made = folder / "packages", folder / "made"
-        self._folder.mkdir()
+        self.sign = load_signer(folder=folder / "keys")
+        self.folder, self._made = folder / "packages", folder / "made"
+        self.folder.mkdir()
         self._made.mkdir()
         self._count = self._last = 0
-        self.values = np.random.default_rng(0).random(SHAPE, np.float32)
-        with_session = OrtSession(MODEL.read_bytes(), OrtOptions(threads=1))
-        (self._given,), (self._got,) = with_session.inputs, with_session.outputs
-        self.expected = with_session.run({self._given.name: self.values})[self._got.name]
-        with_session.close()
-
-    @property
-    def question(self) -> Question:
-        """What clients ask, and the right answer."""
-        return self._given.name, self.values, self.expected
+        values = np.random.default_rng(0).random(SHAPE, np.float32)
+        (expected,) = OrtSession(MODEL, OrtOptions(threads=1)).run({INPUT: values}).values()
+        self.question: Question = INPUT, values, expected
 
     def publish(self) -> str:
         """Put the next version where the service looks, drop the one before the last, and return it."""
         self._count += 1
         name = f"small-{self._count}.edgepkg"
-        (self._made / name).rename(self._folder / name)
-        (self._folder / f"small-{self._count - 2}.edgepkg").unlink(missing_ok=True)
+        (self._made / name).rename(self.folder / name)
+        (self.folder / f"small-{self._count - 2}.edgepkg").unlink(missing_ok=True)
         return f"{self._count}.0.0"
 
-    def make(self, count: int) -> None:
-        """Make the versions from 1 to `count`."""
-        self._make(count, *self._describe("small", MODEL.read_bytes(), self.expected))
+    def make(self, count: int, model: bytes = MODEL.read_bytes()) -> None:
+        for _ in range(count):
+            self._last += 1
+            feeds, version = {INPUT: self.question[1]}, f"{self._last}.0.0"
+            path = write_signed(self._made, "small", model, feeds, self.sign, version=version)
+            path.rename(self._made / f"small-{self._last}.edgepkg")
 
-    def make_negated(self, count: int, model: bytes) -> None:
-        """Make `count` further versions, whose model answers the opposite."""
-        self._make(count, *self._describe("small", model, -self.expected))
-
-    def _make(self, count: int, manifest: Manifest, contents: dict[str, bytes]) -> None:
-        for number in range(self._last + 1, self._last + count + 1):
-            path = self._made / f"small-{number}.edgepkg"
-            write_package(path, replace(manifest, version=f"{number}.0.0"), contents, self.signer)
-        self._last += count
-
-    def write(self, name: str, model: bytes) -> None:
-        """Put a package of another model with the same inputs and outputs where the service looks."""
-        described = self._describe(name, model, self.expected)
-        write_package(self._folder / f"{name}.edgepkg", *described, self.signer)
-
-    def _describe(self, name: str, model: bytes, expected: NDArray[Any]) -> tuple[Manifest, dict[str, bytes]]:
-        """Return the manifest of a model and the artifacts that it names."""
-        contents = {
-            "model.onnx": model,
-            "golden/in.bin": self.values.tobytes(),
-            "golden/out.bin": expected.tobytes(),
-        }
-        manifest = Manifest(
-            name=name,
-            version="1.0.0",
-            target="x86-64",
-            inputs=(self._given,),
-            outputs=(self._got,),
-            artifacts=tuple(
-                Artifact(
-                    path,
-                    len(data),
-                    hashlib.sha256(data).hexdigest(),
-                    "model" if path == "model.onnx" else "golden",
-                )
-                for path, data in sorted(contents.items())
-            ),
-            backend=BackendChoice("ort", "model.onnx", {"threads": 1}),
-            golden=Golden(
-                (GoldenInput(self._given.name, "float32", SHAPE, "golden/in.bin"),),
-                (GoldenOutput(self._got.name, "float32", self.expected.shape, "golden/out.bin", 1e-4, 1e-4),),
-            ),
+    def write(
+        self, name: str, model: bytes, feeds: Feeds | None = None, expected: Feeds | None = None
+    ) -> None:
+        """Put a package of another model where the service looks; by default one with the same input."""
+        write_signed(
+            self.folder, name, model, feeds or {INPUT: self.question[1]}, self.sign, expected=expected
         )
-        return manifest, contents
-
-
-@contextmanager
-def serve(folder: Path) -> Iterator[tuple[int, str]]:
-    """Run the service; yields its process id and its Unix socket."""
-    path = str(folder / "soak.sock")
-    (folder / "service.toml").write_text(CONFIG)
-    command = [sys.executable, "-m", "edgekit_runtime.cli", "serve", "--package", str(folder / "packages")]
-    command += ["--keys", str(folder / "keys"), "--config", str(folder / "service.toml")]
-    log = (folder / "log").open("w+")
-    process = subprocess.Popen(
-        [*command, "--unix-socket", path, "--port", "0"],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "device_runtime")},
-        cwd=folder,
-        stderr=log,
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        wait_until_ready(process, path, folder / "log")
-        yield process.pid, path
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        log.close()
-
-
-def wait_until_ready(process: "subprocess.Popen[bytes]", path: str, log: Path) -> None:
-    end_s = time.monotonic() + 60
-    while time.monotonic() < end_s and process.poll() is None:
-        try:
-            with Client(path) as client:
-                if client.ready("small"):
-                    return
-        except EdgekitError:  # noqa: PERF203  # not yet
-            time.sleep(0.05)
-    raise SystemExit(f"the service did not start: {log.read_text()[-2000:]}")
 
 
 def own_kib(process: int) -> int:
     """Return the memory of a process in KiB that is its own, and so does not hang on what else runs here."""
-    for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Anonymous:"):
-            return int(line.split()[1])
-    raise SystemExit("no Anonymous in smaps_rollup")
+    return read_memory(process)["Anonymous"] // 1024
 
 
 # The phases
@@ -340,7 +232,6 @@ def soak(
 
 
 def report(found: dict[str, Any]) -> None:
-    """Print the findings."""
     print(f"{'phase':13} {'requests':>9} {'failed':>6} {'req/s':>7} {'p50':>8} {'p99':>8} {'max us':>9}")
     for name, phase in found["phases"].items():
         print(

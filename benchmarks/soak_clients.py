@@ -50,7 +50,6 @@ class Load:
         time.sleep(seconds)
 
     def end(self) -> None:
-        """Note how long the phase took that is over now."""
         now_s = time.monotonic()
         self.seconds[self.names[self.phase.value]] = now_s - self._since_s
         self._since_s = now_s
@@ -157,7 +156,6 @@ def check(answer: NDArray[Any], expected: NDArray[Any]) -> None:
 
 
 def describe(counts: NDArray[np.int64], failed: int, seconds: float) -> dict[str, Any]:
-    """Return the figures of one phase."""
     total = int(counts.sum())
     cumulative = np.cumsum(counts)
 

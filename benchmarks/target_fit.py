@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from edgekit_toolkit.costs.onnx_operators import node_costs
 from edgekit_toolkit.costs.target_model import NodeCost
 from edgekit_toolkit.targets.spec import Precision
+from graphs import GraphBuilder
 
 # MobileNet v1, table 1: stride and output channels of each depthwise separable block.
 _V1 = [(1, 64), (2, 128), (1, 128), (2, 256), (1, 256), (2, 512), *[(1, 512)] * 5, (2, 1024), (1, 1024)]
@@ -50,67 +50,46 @@ PUBLISHED = [
 ]
 
 
-class Network:
-    """Adds convolutions one after another; weights are zero, since only shapes count."""
+def conv(
+    build: GraphBuilder, x: str, ins: int, outs: int, kernel: int, stride: int = 1, *, group: int = 1
+) -> str:
+    """Add a convolution; its weights are zero, since only shapes count."""
+    weight = build.weight(np.zeros((outs, ins // group, kernel, kernel), np.float32))
+    return build.add("Conv", [x, weight], group=group, strides=[stride] * 2, pads=[kernel // 2] * 4)
 
-    def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.weights: list[onnx.TensorProto] = []
-        self.last = "x"
 
-    def conv(
-        self, ins: int, outs: int, kernel: int, stride: int = 1, *, group: int = 1, act: bool = True
-    ) -> str:
-        name = f"c{len(self.nodes)}"
-        weight = np.zeros((outs, ins // group, kernel, kernel), np.float32)
-        self.weights.append(numpy_helper.from_array(weight, f"{name}_w"))
-        pads = [kernel // 2] * 4
-        self.nodes.append(
-            helper.make_node(
-                "Conv", [self.last, f"{name}_w"], [name], group=group, strides=[stride] * 2, pads=pads
-            )
-        )
-        self.last = name
-        if act:
-            self.nodes.append(helper.make_node("Relu", [name], [f"{name}_r"]))
-            self.last = f"{name}_r"
-        return self.last
+def clipped(build: GraphBuilder, x: str, *sizes: int, group: int = 1) -> str:
+    return build.add("Relu", [conv(build, x, *sizes, group=group)])
 
-    def model(self) -> onnx.ModelProto:
-        self.nodes.append(helper.make_node("GlobalAveragePool", [self.last], ["y"]))
-        value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x", "y")]
-        value[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 224, 224]))
-        return helper.make_model(helper.make_graph(self.nodes, "g", value[:1], value[1:], self.weights))
+
+def pooled(build: GraphBuilder, x: str) -> onnx.ModelProto:
+    return build.model({"x": [1, 3, 224, 224]}, {build.add("GlobalAveragePool", [x]): None})
 
 
 def mobilenet_v1() -> onnx.ModelProto:
-    net = Network()
-    net.conv(3, 32, 3, 2)
-    ins = 32
+    build, ins = GraphBuilder(), 32
+    x = clipped(build, "x", 3, ins, 3, 2)
     for stride, outs in _V1:
-        net.conv(ins, ins, 3, stride, group=ins)
-        net.conv(ins, outs, 1)
+        x = clipped(build, x, ins, ins, 3, stride, group=ins)
+        x = clipped(build, x, ins, outs, 1)
         ins = outs
-    return net.model()
+    return pooled(build, x)
 
 
 def mobilenet_v2() -> onnx.ModelProto:
-    net = Network()
-    net.conv(3, 32, 3, 2)
-    ins = 32
+    build, ins = GraphBuilder(), 32
+    x = clipped(build, "x", 3, ins, 3, 2)
     for expansion, outs, repeats, first_stride in _V2:
         for repeat in range(repeats):
-            shortcut, stride = net.last, first_stride if repeat == 0 else 1
+            shortcut, stride, width = x, 1 if repeat else first_stride, ins * expansion
             if expansion > 1:
-                net.conv(ins, ins * expansion, 1)
-            net.conv(ins * expansion, ins * expansion, 3, stride, group=ins * expansion)
-            net.conv(ins * expansion, outs, 1, act=False)
+                x = clipped(build, x, ins, width, 1)
+            x = clipped(build, x, width, width, 3, stride, group=width)
+            x = conv(build, x, width, outs, 1)
             if repeat:
-                net.nodes.append(helper.make_node("Add", [shortcut, net.last], [f"a{len(net.nodes)}"]))
-                net.last = net.nodes[-1].output[0]
+                x = build.add("Add", [shortcut, x])
             ins = outs
-    net.conv(ins, 1280, 1)
-    return net.model()
+    return pooled(build, clipped(build, x, ins, 1280, 1))
 
 
 def quantized(nodes: Sequence[NodeCost]) -> list[NodeCost]:

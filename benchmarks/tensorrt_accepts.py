@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:
-    """Check all models; 1 if any candidate is refused."""
     folders = (ROOT / "models" / "tiny", ROOT.parent / "shared" / "models" / "models")
     paths = [Path(name) for name in sys.argv[1:]] or [
         path for folder in folders for path in sorted(folder.glob("*.onnx"))

@@ -10,10 +10,7 @@ be told from that one, and "processes" the single processes of the further ones 
 Packages that are in the folder already are taken from there: `--again 0` only makes them.
 """
 
-import argparse
-import hashlib
 import os
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,19 +21,20 @@ from edgekit_runtime.autotune.tournament import hold_tournament
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.package.archive import read_package, write_package
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
-from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest, Variant
+from edgekit_runtime.package.manifest import BackendChoice, Manifest, Variant
 from edgekit_runtime.sessions.latency import Latency
 from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.importers.onnx import load_onnx
+from edgekit_toolkit.packaging.assemble import describe_artifacts
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.passes.optimiser import optimise
-from edgekit_toolkit.samples.generated import Feeds, bind_dims
+from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.tflite.convert import convert
-from public_models import MODELS, MissingError, PublicModel
-from public_samples import samples_of, with_random_weights
+from public_models import PublicModel, make_public_parser, try_models
+from public_samples import read_source, samples_of
+from results import print_head
 
 LITERT = ({"threads": 1}, {"threads": 2}, {"threads": 1, "xnnpack": False})
 NAMES = ("ort 1", "ort 2", "litert 1", "litert 2", "plain")
@@ -47,10 +45,7 @@ def prepare(public: PublicModel, folder: Path) -> Path:
     path = folder / f"{public.name}.edgepkg"
     if path.exists():
         return path
-    source = load_onnx(public.path()).model.proto
-    if not public.weights:
-        source = with_random_weights(source)
-    dims = bind_dims(source, public.dims, public.ranges)
+    source, dims = read_source(public)
     *_, feeds = samples_of(public, source, dims)
     optimised = optimise(source, batch=None, feeds=feeds[:1]).model
     write(path, optimised.SerializeToString(), convert(optimised, dims), feeds[0])
@@ -58,8 +53,8 @@ def prepare(public: PublicModel, folder: Path) -> Path:
 
 
 def write(path: Path, model: bytes, tflite: bytes, feeds: Feeds) -> None:
-    """Write a package of both forms of a model."""
     contents = {"model.onnx": model, "model.tflite": tflite}
+    roles = dict.fromkeys(contents, "model")
     for name, array in feeds.items():
         contents[f"golden/{name}.bin"] = array.tobytes()
     outputs = OrtSession(model).run(feeds)
@@ -70,6 +65,7 @@ def write(path: Path, model: bytes, tflite: bytes, feeds: Feeds) -> None:
         tolerance = 1e-3 * float(np.ptp(array.astype(np.float64))) + 1e-5
         golden_outputs.append(GoldenOutput(name, array.dtype.name, array.shape, golden, tolerance, 1e-3))
     inputs = (GoldenInput(name, a.dtype.name, a.shape, f"golden/{name}.bin") for name, a in feeds.items())
+    roles = dict.fromkeys(contents, "golden") | roles
     golden = Golden(tuple(inputs), tuple(golden_outputs))
     litert = None
     for options in reversed(LITERT):
@@ -80,10 +76,7 @@ def write(path: Path, model: bytes, tflite: bytes, feeds: Feeds) -> None:
         target="x86-64",
         inputs=tuple(TensorSpec(name, a.dtype.name, a.shape) for name, a in feeds.items()),
         outputs=tuple(TensorSpec(name, a.dtype.name, a.shape) for name, a in outputs.items()),
-        artifacts=tuple(
-            Artifact(name, len(c), hashlib.sha256(c).hexdigest(), "model" if "." in name[:6] else "golden")
-            for name, c in sorted(contents.items())
-        ),
+        artifacts=describe_artifacts(contents, roles),
         backend=BackendChoice(
             "ort", "model.onnx", {"threads": 1}, BackendChoice("ort", "model.onnx", {"threads": 2})
         ),
@@ -95,25 +88,17 @@ def write(path: Path, model: bytes, tflite: bytes, feeds: Feeds) -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """One tournament.
-
-    Attributes:
-        kept: name of the winner.
-        as_fast: names of the engines that cannot be told from the fastest.
-        latencies: by name, one median a process.
-    """
+    """One tournament."""
 
     kept: str
     as_fast: list[str]
     latencies: dict[str, Latency]
 
     def fastest(self) -> str:
-        """Name of the one with the lowest median."""
         return min(self.latencies, key=lambda name: self.latencies[name].median_s)
 
 
 def measure(path: Path, seconds: float) -> Measured:
-    """Hold one tournament."""
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
         result = hold_tournament(package, find_keys_folder(), seconds=seconds)
     names = dict(zip((entrant.name for entrant in result.entrants), NAMES, strict=True))
@@ -145,28 +130,21 @@ def contest(path: Path, again: int, seconds: float) -> tuple[int, int, int, int]
 
 
 def main() -> None:
-    """Print one row a model, and the sums."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[model.name for model in MODELS])
+    parser = make_public_parser(__doc__)
     parser.add_argument("--again", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=6.0, help="of a tournament, nearly")
     parser.add_argument("--folder", type=Path, help="where packages are kept (default: nowhere)")
     arguments = parser.parse_args()
-    counts = []
-    print(f"| model | {' | '.join(NAMES)} | kept | again | as fast | processes | behind |")
-    print("|---|" + "--:|" * len(NAMES) + "---|--:|--:|--:|--:|")
+    print_head("model", *NAMES, "kept", "again", "as fast", "processes", "behind")
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         os.environ["EDGEKIT_HOME"] = str(folder / "home")
-        for public in MODELS:
-            if arguments.only and public.name not in arguments.only:
-                continue
-            try:
-                path = prepare(public, folder)
-                if arguments.again:
-                    counts.append(contest(path, arguments.again, arguments.seconds))
-            except (MissingError, EdgekitError) as error:
-                print(f"{public.name}: skipped, {error}", file=sys.stderr)
+
+        def try_model(public: PublicModel) -> tuple[int, int, int, int] | None:
+            path = prepare(public, folder)
+            return contest(path, arguments.again, arguments.seconds) if arguments.again else None
+
+        counts = list(filter(None, try_models(arguments.only, try_model)))
     if counts:
         fastest, as_fast, won, processes = (sum(column) for column in zip(*counts, strict=True))
         mostly = sum(2 * one[0] > arguments.again for one in counts)

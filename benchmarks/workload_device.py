@@ -27,8 +27,6 @@ PAUSE_S = 0.03  # a device idles between requests, and its caches are cold then
 
 @dataclass
 class OpenWay:
-    """A way that is ready to run."""
-
     head: OrtSession | None
     tail: str | None
     sent: list[str]
@@ -38,8 +36,6 @@ class OpenWay:
 
 
 class Runner:
-    """Runs requests, each on the next sample."""
-
     def __init__(self) -> None:
         self.server: OffloadServer | None = None
         self.timeout_s = 60.0
@@ -134,7 +130,6 @@ class Pace:
         self._factor, self._cpu_s = wait_per_cpu_s, time.process_time()
 
     def wait(self) -> None:
-        """Wait for the work since the last call."""
         cpu_s = time.process_time()
         time.sleep(self._factor * (cpu_s - self._cpu_s))
         self._cpu_s = cpu_s

@@ -5,19 +5,18 @@ Bytes and times are measured on them. Where weights or signals are made up, accu
 
 import telemetry_off  # noqa: F401
 
-import io
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 
-from offload_bench import ROOT, SHARED, Feeds
+from graphs import GraphBuilder
+from offload_bench import Feeds
+from public_models import SHARED, TINY
+from works import WORKS
 
 SAMPLES = 16
 EEG_HZ, EEG_CHANNELS, EEG_STEPS = 256, 16, 4096
@@ -25,47 +24,6 @@ AUDIO_HZ, AUDIO_SAMPLES = 16_000, 16_000
 WINDOW, HOP, FREQUENCIES, MELS, CEPSTRA = 640, 320, 257, 40, 10  # of the model's MFCC: 40 ms, 20 ms
 HEADS, HEAD_CHANNELS, CLASSES = 8, 256, 10
 FEATURES = "Relu6__57:0"  # the last feature map of MobileNet v1: float32 [1, 256, 7, 7]
-
-
-class GraphBuilder:
-    """Nodes of a graph with random weights of the right size."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.weights: list[onnx.TensorProto] = []
-        self._draws = np.random.default_rng(seed)
-
-    def add(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
-        """Add a node and return the name of its output."""
-        name = f"{op.lower()}{len(self.nodes)}.out"
-        self.nodes.append(helper.make_node(op, list(inputs), [name], **attributes))
-        return name
-
-    def weight(self, value: NDArray[Any]) -> str:
-        """Add a constant and return its name."""
-        name = f"w{len(self.weights)}"
-        self.weights.append(numpy_helper.from_array(value, name))
-        return name
-
-    def random(self, *shape: int) -> str:
-        """Add weights that keep the variance of what they are applied to, for ReLU."""
-        deviation = np.sqrt(2 / np.prod(shape[1:]))
-        return self.weight((self._draws.standard_normal(shape) * deviation).astype(np.float32))
-
-    def causal(self, x: str, shape: tuple[int, int, int], *, stride: int = 1, dilation: int = 1) -> str:
-        """Add a causal convolution with ReLU; `shape` is [outputs, inputs, taps]."""
-        pads = [(shape[2] - 1) * dilation, 0]
-        y = self.add("Conv", [x, self.random(*shape)], strides=[stride], dilations=[dilation], pads=pads)
-        return self.add("Relu", [y])
-
-    def model(self, inputs: dict[str, list[int]], outputs: dict[str, list[int]]) -> onnx.ModelProto:
-        """Return the model with these float32 inputs and outputs; an output has the name of its tensor."""
-        given, made = (
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in one.items()]
-            for one in (inputs, outputs)
-        )
-        graph = helper.make_graph(self.nodes, "workload", given, made, self.weights)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def sensor_tcn() -> tuple[bytes, list[Feeds]]:
@@ -103,7 +61,7 @@ def _record_series(draws: np.random.Generator) -> NDArray[np.float32]:
 
 def tiny_tcn() -> tuple[bytes, list[Feeds]]:
     """Return the project's TCN of spoken vowels, with its own samples."""
-    path = ROOT / "models" / "tiny" / "japanese_vowels_tcn.onnx"
+    path = TINY / "japanese_vowels_tcn.onnx"
     with np.load(path.with_suffix(".eval.npz")) as found:
         series = found["cepstra"][:SAMPLES]
     return fix_batch(onnx.load(path)), [{"cepstra": one[np.newaxis]} for one in series]
@@ -196,15 +154,17 @@ def _record_sound(draws: np.random.Generator) -> NDArray[np.float32]:
 
 def efficientnet() -> tuple[bytes, list[Feeds]]:
     """Return EfficientNet-Lite0, 18.6 MB, and photographs."""
-    model = fix_batch(onnx.load(SHARED / "efficientnet_lite0_fp32.onnx"))
-    images = [(one.transpose(2, 0, 1)[np.newaxis] - np.float32(127)) / np.float32(128) for one in photos()]
-    return model, [{"input": np.ascontiguousarray(one)} for one in images]
+    return photographed("efficientnet_lite0")
 
 
 def mobilenet() -> tuple[bytes, list[Feeds]]:
-    """Return MobileNet v1 of quarter width, and photographs."""
-    model = fix_batch(onnx.load(SHARED / "mobilenet_v1_025_224_fp32.onnx"))
-    return model, [{"input": one[np.newaxis] / np.float32(127.5) - np.float32(1)} for one in photos()]
+    return photographed("mobilenet_v1_025")
+
+
+def photographed(name: str) -> tuple[bytes, list[Feeds]]:
+    work = next(work for work in WORKS if work.name == name)
+    images = work.load()[0]["input"][:SAMPLES]
+    return fix_batch(onnx.load(work.find_model())), [{"input": one[np.newaxis]} for one in images]
 
 
 def many_heads() -> tuple[bytes, list[Feeds]]:
@@ -230,16 +190,6 @@ def many_heads() -> tuple[bytes, list[Feeds]]:
     del model.graph.output[:]
     model.graph.output.extend(heads.graph.output)
     return model.SerializeToString(), feeds
-
-
-def photos() -> list[NDArray[np.uint8]]:
-    """Return photographs, uint8 [224, 224, 3] each."""
-    from PIL import Image
-
-    with np.load(SHARED.parent / "data" / "photos128_224.npz") as found:
-        data, offsets = found["jpeg"].tobytes(), found["offset"]
-    files = [data[offsets[n] : offsets[n + 1]] for n in range(SAMPLES)]
-    return [np.asarray(Image.open(io.BytesIO(one)).convert("RGB")) for one in files]
 
 
 def fix_batch(model: onnx.ModelProto) -> bytes:

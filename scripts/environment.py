@@ -60,7 +60,6 @@ class Ticker:
             print(f"\r\033[K  {seconds:3.0f} s  {text[:68]}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Remove the line."""
         if self.live:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 

@@ -29,7 +29,6 @@ _MESSAGES: dict[Kind, tuple[type[Any], str, bool, str]] = {
 
 
 def make_document() -> dict[str, Any]:
-    """Return the AsyncAPI document."""
     return {
         "asyncapi": "3.0.0",
         "info": {

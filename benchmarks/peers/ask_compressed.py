@@ -20,7 +20,6 @@ LIMIT = 64 << 20
 
 
 async def ask(port: str, coding: str, rows: int, count: int) -> Counter[str]:
-    """Return how often each outcome came."""
     outcomes: Counter[str] = Counter()
     values = np.random.default_rng(0).standard_normal((rows, 4)).astype(np.float32)
     tensor = triton.InferInput("x", list(values.shape), "FP32")
@@ -54,7 +53,6 @@ async def attack(port: str, coding: str) -> Counter[str]:
 
 
 def main() -> None:
-    """Print the outcomes."""
     port, coding, rows, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     work = ask(port, coding, rows, count) if rows else attack(port, coding)
     print(", ".join(f"{number} {outcome}" for outcome, number in asyncio.run(work).most_common()))

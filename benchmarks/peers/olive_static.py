@@ -2,7 +2,7 @@
 
     PYTHON-OF-OLIVE olive_static.py MODEL CALIBRATION.npz OUTPUT [--per-channel]
 
-Runs in the environment that `olive_environment.py` makes.
+Runs in the environment that `quantization.py` makes.
 """
 
 import argparse

@@ -43,7 +43,6 @@ class Samples(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has n
         self._feeds = self._all(start_index, end_index)
 
     def get_next(self) -> dict[str, NDArray[Any]] | None:
-        """The next feed; None after the last."""
         return next(self._feeds, None)
 
 

@@ -24,7 +24,6 @@ class Small:
 
     @bentoml.api
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """Run it."""
         return self._session.run(None, {self._name: x.astype(np.float32, copy=False)})[0]
 
 

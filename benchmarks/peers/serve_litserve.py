@@ -14,7 +14,6 @@ class OrtApi(litserve.LitAPI):  # type: ignore[misc]  # LitServe is not installe
     """The model of the command line, with one thread."""
 
     def setup(self, device: str) -> None:  # noqa: ARG002  # LitServe passes it by name
-        """Open it."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(sys.argv[1], options)
@@ -22,15 +21,12 @@ class OrtApi(litserve.LitAPI):  # type: ignore[misc]  # LitServe is not installe
         self._shape = [int(size) for size in sys.argv[3].split(",")]
 
     def decode_request(self, request: dict[str, list[float]]) -> np.ndarray:
-        """The list as an array."""
         return np.asarray(request["x"], np.float32).reshape(self._shape)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """Run the model."""
         return self._session.run(None, {self._name: x})[0]
 
     def encode_response(self, output: np.ndarray) -> dict[str, list[float]]:
-        """The array as a list."""
         return {"y": output.ravel().tolist()}
 
 

@@ -21,7 +21,6 @@ class OrtModel(MLModel):  # type: ignore[misc]  # MLServer is not installed wher
     """The model of `parameters.uri`, with one thread."""
 
     async def load(self) -> bool:
-        """Open it."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(self.settings.parameters.uri, options)

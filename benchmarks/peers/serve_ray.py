@@ -25,8 +25,6 @@ JSON_BYTES = "Inference-Header-Content-Length"
 
 @serve.deployment(num_replicas=1, max_ongoing_requests=16, ray_actor_options={"num_cpus": 0})
 class Models:
-    """The models of a folder."""
-
     def __init__(self, folder: str) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1

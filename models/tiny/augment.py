@@ -1,7 +1,5 @@
 """Random changes of a training batch that keep its labels; all randomness comes from the generator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

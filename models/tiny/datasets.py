@@ -4,8 +4,6 @@ None of the wheels is imported: only their data files are opened, so they can be
 their dependencies. Every array comes out ready for its model (float32, scaled, padded).
 """
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable
 from dataclasses import dataclass

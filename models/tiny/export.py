@@ -4,8 +4,6 @@ The ONNX graph is what a user would ship: batch normalisation folded, dropout go
 dynamic dimension `N`, and no trace of the machine that exported it.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import io
@@ -106,7 +104,6 @@ def npz_bytes(arrays: dict[str, NDArray[Any]]) -> bytes:
 
 
 def sha256(data: bytes) -> str:
-    """The SHA-256 of the data in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 

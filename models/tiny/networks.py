@@ -3,8 +3,6 @@
 Every network maps one float32 batch to logits [N, classes]; softmax is left to the caller.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import cast
 

@@ -8,8 +8,6 @@ The held-out parts decide nothing: configurations were chosen by `--validate`, w
 training part, and the number of epochs is fixed, so the last epoch's weights are the ones kept.
 """
 
-from __future__ import annotations
-
 import os
 
 # Caps the kernels at AVX2 before torch loads them, so that a CPU with wider vectors, whose sums
@@ -137,7 +135,6 @@ def fit(name: str, x: Tensor, y: Tensor) -> nn.Sequential:
 
 
 def validate(name: str) -> None:
-    """Print the accuracy of stratified 5-fold cross-validation inside the training part."""
     split = RECIPES[name].load()
     x, y = torch.from_numpy(split.train_x), torch.from_numpy(split.train_y)
     fold = np.empty(len(y), dtype=np.int64)

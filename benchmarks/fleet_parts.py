@@ -1,0 +1,67 @@
+"""What benchmarks of fleets share: `edgekit fleet up` as a process, rollouts, a limit on time."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from edgekit_fleet.operations.rollouts import RolloutRequest, find_rollout, start_rollout
+from edgekit_fleet.simulation.enrolment import add_simulated_release
+from edgekit_fleet.store.database import Store
+from edgekit_runtime.errors import OutputError
+
+MODEL, TARGET = "digits", "x86-64"
+
+
+def start_fleet(folder: Path, *words: str) -> "subprocess.Popen[bytes]":
+    """Start `edgekit fleet up` on a folder, and wait until it runs; its log is `managers.log` there."""
+    command = [sys.executable, "-m", "edgekit_cli", "fleet", "up", "--json", "--folder", str(folder), *words]
+    folder.mkdir(exist_ok=True)
+    with (folder / "managers.log").open("ab") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+    assert process.stdout is not None
+    if not process.stdout.readline():
+        sys.exit((folder / "managers.log").read_text()[-3000:])
+    return process
+
+
+@contextlib.contextmanager
+def running_fleet_up(folder: Path, *words: str) -> Iterator[int]:
+    """Run `edgekit fleet up`; yields its process id."""
+    process = start_fleet(folder, *words)
+    try:
+        yield process.pid
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+
+
+def roll_out(store: Store, version: str, *, size_bytes: int, **request: Any) -> str:
+    """Start a rollout of a new release, by default to all devices; returns its name."""
+    add_simulated_release(store, version, model=MODEL, target=TARGET, size_bytes=size_bytes)
+    return start_rollout(
+        store, RolloutRequest(**{"release": version, "selector": "all"} | request), "benchmark"
+    )
+
+
+def wait_for_end(store: Store, rollout: str, limit_s: float) -> float:
+    """Wait until a rollout has succeeded; returns the seconds."""
+    begin_s, state = time.monotonic(), ""
+    while time.monotonic() - begin_s < limit_s:
+        with contextlib.suppress(OutputError):  # the database is away
+            found = find_rollout(store, rollout)
+            if found.state == "succeeded":
+                return time.monotonic() - begin_s
+            state = f"{found.state}: {found.because} {dict(found.members)}"
+        time.sleep(0.05)
+    sys.exit(f"rollout {rollout} is {state}")
+
+
+def limit_time(seconds: int) -> None:
+    """End this process after some seconds."""
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit(f"stopped after {seconds} s"))
+    signal.alarm(seconds)

@@ -1,0 +1,134 @@
+"""`edgekit-device serve` as a process of benchmarks, and the packages that it serves."""
+
+import telemetry_off  # noqa: F401
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.package.archive import Sign, write_package
+from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.package.manifest import Manifest
+from edgekit_runtime.package.manifest_entries import BackendChoice
+from edgekit_runtime.sessions.media import MediaSession
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.sessions.session import Session
+from edgekit_toolkit.packaging.assemble import describe_artifacts
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = ROOT / "models" / "tiny"
+MODEL = TINY / "digits_cnn.onnx"
+INPUT, SHAPE = "image", (1, 1, 8, 8)  # of this model
+
+
+@dataclass(frozen=True)
+class Service:
+    """A service that runs."""
+
+    process: "subprocess.Popen[str]"
+    path: str
+    port: int
+    ready_s: float
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+
+@contextmanager
+def serving(
+    folder: Path, *packages: Path, words: tuple[str, ...] = (), python: str = sys.executable, config: str = ""
+) -> Iterator[Service]:
+    """Run the service with packages, or folders of them, and the keys in `folder`; yields it once ready."""
+    path, began_s = f"{folder}/serve.sock", time.perf_counter()
+    (folder / "service.toml").write_text(config)
+    command = [python, "-m", "edgekit_runtime.cli", "serve", "--config", f"{folder}/service.toml"]
+    command += [word for package in packages for word in ("--package", str(package))]
+    process = subprocess.Popen(
+        [*command, "--keys", f"{folder}/keys", "--unix-socket", path, "--port", "0", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "device_runtime")},
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:  # what loads slowly lets others speak first
+            lines.append(line)
+            if "ready at" in line:
+                break
+        else:
+            raise SystemExit("".join(lines))
+        ready_s = time.perf_counter() - began_s
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        yield Service(process, path, int(line.rsplit(":", 1)[1]), ready_s)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def write_signed(
+    folder: Path,
+    name: str,
+    model: bytes,
+    feeds: Mapping[str, NDArray[Any]],
+    sign: Sign,
+    *,
+    version: str = "1.0.0",
+    decode: Mapping[str, str] | None = None,
+    expected: Mapping[str, NDArray[Any]] | None = None,
+) -> Path:
+    """Write a package, and return its path.
+
+    Args:
+        folder: for the package, under the name of the model.
+        name: of the model.
+        model: ONNX, with any inputs and outputs.
+        feeds: golden inputs.
+        sign: makes the envelope.
+        version: of the package; in the file's name unless it is the first.
+        decode: codec of each input that arrives as a file of a codec.
+        expected: golden outputs; by default what onnxruntime computes here.
+    """
+    session: Session = OrtSession(model, OrtOptions(threads=1))
+    options: dict[str, Any] = {"threads": 1}
+    if decode:
+        session, options = MediaSession(session, dict(decode)), {**options, "decode": dict(decode)}
+    contents, inputs, outputs = {"model.onnx": model}, [], []
+    for spec in session.inputs:
+        array, path = np.ascontiguousarray(feeds[spec.name]), f"golden/in{len(inputs)}.bin"
+        contents[path] = array.tobytes()
+        inputs.append(GoldenInput(spec.name, array.dtype.name, array.shape, path))
+    for key, array in (expected or session.run(dict(feeds))).items():
+        path = f"golden/out{len(outputs)}.bin"
+        contents[path] = np.ascontiguousarray(array).tobytes()
+        outputs.append(GoldenOutput(key, array.dtype.name, array.shape, path, 1e-3, 1e-3))
+    manifest = Manifest(
+        name=name,
+        version=version,
+        target="x86-64",
+        inputs=session.inputs,
+        outputs=session.outputs,
+        artifacts=describe_artifacts(contents, dict.fromkeys(contents, "golden") | {"model.onnx": "model"}),
+        backend=BackendChoice("ort", "model.onnx", options),
+        golden=Golden(tuple(inputs), tuple(outputs)),
+    )
+    path = folder / (f"{name}.edgepkg" if version == "1.0.0" else f"{name}-{version}.edgepkg")
+    write_package(path, manifest, contents, sign)
+    return path
