@@ -230,7 +230,7 @@ def test_model_that_a_client_can_end_or_occupy_has_a_hazard(
         hazard = find_hazard(package)
     assert hazard is not None
     assert reason in hazard.reason
-    assert hazard.takes_memory is takes_memory
+    assert (hazard.max_data_bytes is not None) is takes_memory
 
 
 def ask_zeros(service: Running, count: int) -> Reply:

@@ -149,7 +149,7 @@ def _held_out(judging: DataSource, calibrating: DataSource, notes: list[str]) ->
         fresh.append(not (digest in calibration_digests or digest in labels))
         labels.setdefault(digest, set()).add(label)
     copies = len(fresh) - sum(fresh) - shared
-    contradicting = sum(len(given) > 1 for given in labels.values())
+    contradicting = sum(len(classes) > 1 for classes in labels.values())
     reasons = {"calibration samples too": shared, "copies of others": copies}
     parts = [f"{count} evaluation samples are {reason}" for reason, count in reasons.items() if count]
     if not parts:

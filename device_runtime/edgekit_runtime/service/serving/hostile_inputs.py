@@ -19,11 +19,13 @@ from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE
 from edgekit_runtime.package.fixed_work import LOOPS, Graph, has_free_sizes, read_graph
 from edgekit_runtime.package.model_encodings import DAMAGED
 from edgekit_runtime.package.variants import Variant
+from edgekit_runtime.service.scheduling.run_memory import allowed_run_bytes
 from edgekit_runtime.system.engines import Engine, get_engine
 
 _TRAPPING_MACHINES: Final = frozenset({"x86_64", "amd64", "i386", "i486", "i586", "i686"})
 # The operator of a node in an ONNX file: field 4 of NodeProto, three bytes long.
 _OPERATORS: Final = re.compile(rb"\x22\x03(?:Div|Mod)")
+_WORKER_BYTES: Final = 1 << 30  # as RLIMIT_DATA counts, of a worker before its first run
 # Operator -> the word that one of its attributes must have (empty: none). Values of its inputs after the
 # first ended the process, or kept it busy for ever, in onnxruntime 1.24.4 or 1.31.1, or LiteRT 2.3.
 _UNCHECKED: Final = {
@@ -38,11 +40,11 @@ class Hazard(NamedTuple):
 
     Attributes:
         reason: what the model does, after its name.
-        takes_memory: whether a limit on the memory of that process helps.
+        max_data_bytes: limit on the memory of that process, if it may take any.
     """
 
     reason: str
-    takes_memory: bool = False
+    max_data_bytes: int | None = None
 
 
 def find_hazard(package: OpenedPackage) -> Hazard | None:
@@ -74,7 +76,8 @@ def _find_hazard(graph: Graph, *, can_stop: bool) -> Hazard | None:
         if is_unchecked and any(position > 0 for position in positions):
             return Hazard(f"takes positions for {operation.name} from its inputs, which engines do not check")
     if has_free_sizes(graph):
-        return Hazard("takes sizes of tensors from values of its inputs, so a run may take any memory", True)
+        reason = "takes sizes of tensors from values of its inputs, so a run may take any memory"
+        return Hazard(reason, _WORKER_BYTES + allowed_run_bytes(None, None))
     return None
 
 

@@ -19,7 +19,6 @@ from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.variants import DEFAULT_VARIANT
 from edgekit_runtime.service.observability.crash_names import name_frame
 from edgekit_runtime.service.options.model import GovernorOptions, Isolation, ModelOptions, SchedulingLimits
-from edgekit_runtime.service.scheduling.run_memory import allowed_run_bytes
 from edgekit_runtime.service.serving.hostile_inputs import find_hazard
 from edgekit_runtime.service.serving.load_deadline import LoadAttempt
 from edgekit_runtime.service.serving.memory_estimate import count_sessions, model_bytes
@@ -36,7 +35,6 @@ from edgekit_runtime.system.resource_errors import check_descriptors, check_lack
 from edgekit_runtime.tensors import TensorSpec
 
 _LOAD_TIMEOUT_S: Final = 120.0
-_WORKER_BYTES: Final = 1 << 30  # as RLIMIT_DATA counts, of a worker before its first run
 _NO_LIMIT: Final = 2**31 - 1
 
 _logger = logging.getLogger(__name__)
@@ -187,9 +185,8 @@ def _isolate_hostile(package: OpenedPackage, options: ModelOptions) -> ModelOpti
         "%s: %s, so it runs in a process of its own; isolated = false for this model keeps it here",
         *(package.path, hazard.reason),
     )
-    limit = _WORKER_BYTES + allowed_run_bytes(None, None) if hazard.takes_memory else None
     # Its clients can end it, so no number of crashes says that the version is bad.
-    isolation = Isolation(max_data_bytes=limit, max_crashes=_NO_LIMIT)
+    isolation = Isolation(max_data_bytes=hazard.max_data_bytes, max_crashes=_NO_LIMIT)
     if options.load_timeout_s is not None:  # a process starts, too, and loads in a part of its time
         start_s = max(isolation.start_timeout_s, 2 * options.load_timeout_s)
         isolation = dataclasses.replace(isolation, start_timeout_s=start_s)
