@@ -34,6 +34,7 @@ _START_S: Final = 10.0
 _STOP_S: Final = 5.0
 _MAX_CONNECTIONS = 500
 _MAX_HANDSHAKES = 200  # at a time; an honest one takes as long as three packets
+_MAX_BURST: Final = 64  # connections that are accepted in a turn of the loop: each takes 256 kB for TLS
 _IDLE_S: Final = 10
 _HEAD_S = 20.0
 _WINDOW_S = 60.0
@@ -59,8 +60,13 @@ class _Listener(socket.socket):
         super().__init__(fileno=listening.detach())
         self.handshakes: dict[Any, tuple[str, socket.socket]] = {}
         self.ended = 0
+        self._burst = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
+        self._burst += 1
+        if self._burst > _MAX_BURST:  # asyncio takes as many as wait, and closes none meanwhile
+            self._burst = 0
+            raise BlockingIOError("others have their turn")
         connection, address = super().accept()
         self.handshakes[address] = find_network(address[0]), connection
         if len(self.handshakes) > _MAX_HANDSHAKES:
