@@ -177,6 +177,17 @@ def test_speed_that_became_rare_is_replaced_by_the_most_frequent_one(monkeypatch
     assert not gate.follow()
 
 
+def test_speeds_of_which_none_is_frequent_are_followed_once_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = iter([1.0] * 60 + [float(2 ** (number % 6)) for number in range(60)])
+    monkeypatch.setattr(processor_speed, "time_fixed_work", lambda: next(speeds))
+    gate = processor_speed.SpeedGate()
+    followed = 0
+    for _ in range(60):
+        gate.check()
+        followed += gate.follow()
+    assert followed <= 1
+
+
 @pytest.mark.parametrize(
     ("count", "spread", "expected"), [(19, 0.0, False), (20, 0.01, True), (20, 0.2, False)]
 )

@@ -9,7 +9,12 @@ import onnx
 import pytest
 from tests.service.endless_parts import make_loop_model, make_while_model
 
-from edgekit_runtime.package.fixed_work import has_fixed_work_onnx, has_free_sizes, read_graph
+from edgekit_runtime.package.fixed_work import (
+    has_endless_loop,
+    has_fixed_work_onnx,
+    has_free_sizes,
+    read_graph,
+)
 from edgekit_runtime.package.model_encodings import DAMAGED
 
 helper, kinds = onnx.helper, onnx.TensorProto
@@ -141,3 +146,71 @@ def test_bodies_nested_too_deeply_are_refused() -> None:
 def test_graphs_of_either_format_are_read() -> None:
     assert "WHILE" in [operation.name for operation in read_graph(make_while_model()).operations]
     assert "Loop" in [operation.name for operation in read_graph(make_loop_model()).operations]
+
+
+def make_trips(trips: str, goes_on: str) -> bytes:
+    """y = x after a loop that runs `trips` times, as long as the tensor `goes_on` of its body is true."""
+    value = helper.make_tensor_value_info
+    inputs = [value("i", kinds.INT64, []), value("before", kinds.BOOL, []), value("z", kinds.FLOAT, ["N"])]
+    nodes = [
+        helper.make_node("Identity", ["before"], ["same"]),
+        helper.make_node("Not", ["before"], ["computed"]),
+    ]
+    outputs = [value(goes_on, kinds.BOOL, []), value("z", kinds.FLOAT, ["N"])]
+    body = helper.make_graph(nodes, "body", inputs, outputs)
+    return make_model(
+        [
+            helper.make_node("Size", ["x"], ["size"]),
+            helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
+            helper.make_node("Cast", ["total"], ["asked"], to=kinds.INT64),
+            helper.make_node("Loop", [trips, "", "x"], ["y"], body=body),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("trips", "goes_on", "is_endless"),
+    [
+        ("size", "same", False),
+        ("zero", "before", False),
+        ("asked", "same", True),
+        ("zero", "computed", True),  # the number may be the largest that there is
+        ("", "computed", True),
+    ],
+)
+def test_loop_whose_rounds_a_client_sets_has_no_end(trips: str, goes_on: str, is_endless: bool) -> None:
+    assert has_endless_loop(read_graph(make_trips(trips, goes_on))) is is_endless
+
+
+def test_sizes_in_functions_of_a_model_are_found() -> None:
+    opsets = [helper.make_opsetid("own", 1), helper.make_opsetid("", 18)]
+    node = helper.make_node("ConstantOfShape", ["a"], ["b"])
+    own = helper.make_function("own", "F", ["a"], ["b"], [node], opsets[1:])
+    called = helper.make_node("F", ["x"], ["y"], domain="own")
+    assert has_free_sizes(read_graph(make_model([called], functions=[own], opset_imports=opsets)))
+
+
+def test_loops_in_other_graphs_of_a_tflite_file_are_found() -> None:
+    from ai_edge_litert import schema_py_generated as schema
+
+    whole = make_while_model()
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(whole, 0))
+    first, *others = model.subgraphs
+    entry = schema.SubGraphT()
+    entry.tensors, entry.inputs, entry.outputs, entry.operators = first.tensors, [], [], []
+    model.subgraphs = [entry, *others, first]
+    import flatbuffers
+
+    builder = flatbuffers.Builder(0)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    graph = read_graph(bytes(builder.Output()))
+    assert "WHILE" not in [operation.name for operation in graph.operations]
+    assert has_endless_loop(graph)
+
+
+def test_output_without_a_name_hands_no_values_on() -> None:
+    nodes = [
+        helper.make_node("Split", ["x"], ["", "part"], axis=0, num_outputs=2),
+        helper.make_node("Resize", ["part", "", "two"], ["y"]),
+    ]
+    assert not has_free_sizes(read_graph(make_model(nodes)))

@@ -18,6 +18,7 @@ from edgekit_runtime.errors import (
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.options.model import SchedulingLimits
 from edgekit_runtime.service.scheduling.call import Call
+from edgekit_runtime.sessions.instances import find_shapes
 
 SHORT = {"short_s": 200e-6}
 
@@ -169,6 +170,12 @@ def test_short_model_with_as_many_values_in_another_shape_is_not_on_the_loop() -
     assert not bench.threads.jobs
     bench.lane.submit(bench.client.call(2, rows=2, width=1))
     assert len(bench.threads.jobs) == 1
+
+
+def test_order_in_which_a_client_sends_its_inputs_says_nothing_of_their_shapes() -> None:
+    first, second = np.ones((1, 9)), np.ones((9, 1))
+    assert find_shapes({"a": first, "b": second}) == find_shapes({"b": second, "a": first})
+    assert find_shapes({"a": first, "b": second}) != find_shapes({"a": second, "b": first})
 
 
 def test_shapes_that_never_end_are_forgotten_and_learnt_again() -> None:

@@ -220,7 +220,11 @@ def write_hostile(maker: PackageMaker, path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "reason", "takes_memory"),
-    [("sizes", "any memory", True), ("loop", "around nothing", False), ("grid", "for GridSample", False)],
+    [
+        ("sizes", "sizes of tensors", True),
+        ("loop", "runs a loop as often", True),
+        ("grid", "GridSample", False),
+    ],
 )
 def test_model_that_a_client_can_end_or_occupy_has_a_hazard(
     maker: PackageMaker, tmp_path: Path, name: str, reason: str, takes_memory: bool
@@ -231,6 +235,42 @@ def test_model_that_a_client_can_end_or_occupy_has_a_hazard(
     assert hazard is not None
     assert reason in hazard.reason
     assert (hazard.max_data_bytes is not None) is takes_memory
+
+
+def test_model_that_divides_and_takes_sizes_has_the_limit_on_memory_too(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    model, inputs, expected = make_hostile("sizes")
+    model.graph.node.insert(0, onnx.helper.make_node("Div", ["x", "x"], ["unused"]))
+    sketch = Manifest_("sizes", "1.0.0", {}, inputs)
+    write_signed(maker, tmp_path / "sizes.edgepkg", sketch, expected, model.SerializeToString(), {})
+    with read_package(tmp_path / "sizes.edgepkg", maker.trust) as package:
+        hazard = find_hazard(package)
+    assert hazard is not None
+    assert hazard.max_data_bytes is not None
+
+
+def test_isolation_of_the_user_keeps_its_settings_and_gets_the_limits_of_a_hazard(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    write_hostile(maker, tmp_path / "sizes.edgepkg", "sizes")
+    taken: list[ModelOptions] = []
+
+    def open_remote(_: OpenedPackage, options: ModelOptions, __: object) -> Any:
+        taken.append(options)
+        raise BackendError("seen")
+
+    for isolation in (Isolation(niceness=3), Isolation(max_crashes=7, max_data_bytes=9)):
+        with (
+            read_package(tmp_path / "sizes.edgepkg", maker.trust) as package,
+            pytest.raises(BackendError, match="seen"),
+        ):
+            options = ModelOptions(isolated=True, isolation=isolation)
+            loader.load(package, options, open_remote)
+    first, second = (options.isolation for options in taken)
+    assert (first.niceness, first.max_data_bytes is None) == (3, False)
+    assert first.max_crashes > 1_000_000
+    assert (second.max_crashes, second.max_data_bytes) == (7, 9)
 
 
 def ask_zeros(service: Running, count: int) -> Reply:

@@ -66,7 +66,7 @@ def test_copies_among_the_samples_that_judge_count_once_and_are_told(tmp_path: P
     assert chosen.warnings == (
         "1 evaluation samples are calibration samples too, and were left out of judging",
         "3 evaluation samples are copies of others, and were left out of judging",
-        "2 evaluation samples have copies with another label; the first label counts",
+        "2 evaluation samples have copies with another label; of those that judge, the first counts",
     )
 
 

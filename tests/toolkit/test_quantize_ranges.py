@@ -3,6 +3,7 @@ from collections.abc import Iterator
 from unittest import mock
 
 import numpy as np
+import onnx
 import pytest
 from tests.toolkit.small_models import model_of, node, random_weight
 
@@ -168,6 +169,15 @@ def test_tensor_whose_name_we_would_have_made_up_is_measured_too(rng: np.random.
     model = model_of(nodes, {}, {"x": (1, 3, "H", "W")})
     found = collect(model, ["r", "r_size", "r__size"], lambda: images(rng, 2), threads=1)
     assert found.keys() == {"r", "r_size", "r__size"}
+
+
+def test_vectors_behind_an_operator_that_onnx_does_not_define_have_ranges() -> None:
+    model = model_of([node("Relu", ["x"], ["g"]), node("Neg", ["g"], ["y"])], {}, {"x": (1, 8)})
+    model.graph.node[0].op_type, model.graph.node[0].domain = "Gelu", "com.microsoft"
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    del model.graph.value_info[:]
+    ranges = collect(model, ["x", "g"], lambda: [{"x": np.ones((1, 8), np.float32)}], threads=1)
+    assert ranges.keys() == {"x", "g"}
 
 
 def test_vector_whose_length_depends_on_the_data_has_no_range() -> None:

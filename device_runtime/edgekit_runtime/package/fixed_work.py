@@ -36,10 +36,14 @@ _SIZE_INPUTS: Final[Mapping[str, slice]] = {
         ),
         _ALL,
     ),
-    **dict.fromkeys(("TRANSPOSE_CONV", "CONV_3D_TRANSPOSE"), slice(1)),
+    **dict.fromkeys(("TRANSPOSE_CONV", "CONV_3D_TRANSPOSE", "SPLIT"), slice(1)),
+    "SPARSE_TO_DENSE": slice(1, 2),
+    "SCATTER_ND": slice(2, 3),
+    **dict.fromkeys([f"UNSORTED_SEGMENT_{name}" for name in ("MAX", "MIN", "PROD", "SUM")], slice(2, 3)),
     # These compute as much whatever values their inputs have.
     **dict.fromkeys(
         (
+            *("CastLike", "SwiGLU", "CumProd", "StringConcat", "MaxRoiPool", "ASSIGN_VARIABLE"),
             *("Add", "Sub", "Mul", "Div", "Mod", "Pow", "Min", "Max", "Mean", "Sum", "PRelu", "Where"),
             *("Clip", "And", "Or", "Xor", "Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual"),
             *("BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "MatMul", "Gemm", "Einsum", "Conv"),
@@ -64,7 +68,7 @@ _SIZE_INPUTS: Final[Mapping[str, slice]] = {
         _NONE,
     ),
 }
-_DATA_PREFIXES: Final = ("QLinear", "Fused")  # of onnxruntime's own operators, all of whose inputs are data
+_DATA_PREFIXES: Final = ("QLinear", "Fused", "STABLEHLO_")  # all of whose inputs are data
 # Where these inputs state a size, nothing bounds it; elsewhere the sizes of the other inputs do.
 _FREE_SIZES: Final = frozenset(
     {
@@ -86,17 +90,16 @@ _LITERT_NAMES: Final[Mapping[int, str]] = {
     34: "PAD",
     60: "PADV2",
     67: "TRANSPOSE_CONV",
-    69: "TILE",
     68: "SPARSE_TO_DENSE",
+    69: "TILE",
     77: "SHAPE",
     85: "ONE_HOT",
     94: "FILL",
     96: "RANGE",
-    100: "MIRROR_PAD",
     97: "RESIZE_NEAREST_NEIGHBOR",
+    100: "MIRROR_PAD",
     110: "RANK",
     112: "REVERSE_SEQUENCE",
-    118: "IF",
     119: "WHILE",
     122: "SCATTER_ND",
     130: "BROADCAST_TO",
@@ -125,7 +128,7 @@ class Operation:
         name: operator, in the words of its format.
         inputs, outputs: tensors, by name or number.
         bodies: other graphs that it runs, any number of times or one of several.
-        words: values of its attributes that are texts.
+        words: values of its attributes that are strings.
     """
 
     name: str
@@ -137,10 +140,16 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Operations in the order in which they run, and the tensors that a caller gives."""
+    """Operations in the order in which they run.
+
+    Attributes:
+        inputs: tensors that a caller gives.
+        outputs: tensors that it gets.
+    """
 
     operations: Sequence[Operation]
-    inputs: Collection[Hashable]
+    inputs: Sequence[Hashable]
+    outputs: Sequence[Hashable] = ()
 
     def follow_values(self, outer: Collection[Hashable] = ()) -> Iterator[tuple[Operation, Sequence[int]]]:
         """Yield each operation with the positions of its inputs that depend on values of the inputs.
@@ -157,7 +166,7 @@ class Graph:
             for body in operation.bodies:
                 yield from body.follow_values(dependent)
             if (positions or operation.bodies) and operation.name not in _SHAPES:
-                dependent.update(operation.outputs)
+                dependent.update(output for output in operation.outputs if output != "")
 
 
 def has_fixed_work(graph: Graph) -> bool:
@@ -176,6 +185,27 @@ def has_free_sizes(graph: Graph) -> bool:
     )
 
 
+def has_endless_loop(graph: Graph) -> bool:
+    """Return whether values of inputs may set how often a loop runs; its tensors may grow in each round."""
+    return any(
+        operation.name in LOOPS and not _is_bounded(operation, positions)
+        for operation, positions in graph.follow_values()
+    )
+
+
+def _is_bounded(loop: Operation, positions: Sequence[int]) -> bool:
+    """Return whether a constant or the size of a tensor says how often a loop runs."""
+    if loop.name == "Scan":
+        return True
+    if loop.name != "Loop" or not loop.inputs[0] or 0 in positions or len(loop.bodies) != 1:
+        return False
+    (body,) = loop.bodies  # exporters of `while` state the largest number, and a condition
+    goes_on = body.outputs[0]
+    source = next((operation for operation in body.operations if goes_on in operation.outputs), None)
+    is_passed = source is not None and source.name == "Identity" and list(source.inputs) == [body.inputs[1]]
+    return goes_on == body.inputs[1] or is_passed or (source is not None and not source.inputs)
+
+
 def _sets_size(operation: Operation, positions: Sequence[int]) -> bool:
     """Return whether one of these inputs of an operation may set how much it computes."""
     default = _NONE if operation.name.startswith(_DATA_PREFIXES) else _AFTER_FIRST
@@ -184,7 +214,7 @@ def _sets_size(operation: Operation, positions: Sequence[int]) -> bool:
 
 
 def has_fixed_work_onnx(model: bytes | memoryview) -> bool:
-    """Return `has_fixed_work` of an ONNX model; False if it cannot be read, or has functions of its own."""
+    """Return `has_fixed_work` of an ONNX model; False if it cannot be read."""
     try:
         return has_fixed_work(read_graph(model))
     except DAMAGED:
@@ -194,27 +224,40 @@ def has_fixed_work_onnx(model: bytes | memoryview) -> bool:
 def read_graph(model: bytes | memoryview) -> Graph:
     """Return the graph of an ONNX or `.tflite` file.
 
+    Its last operation, without a name, has as its bodies the functions and graphs that the file names.
+
     Raises:
-        ValueError: it cannot be read, or has functions of its own (others of `DAMAGED` as well).
+        ValueError: it cannot be read (others of `DAMAGED` as well).
     """
     data = memoryview(model)
     if bytes(data[4:8]) == _LITERT_MARK:
-        return _read_litert(data)
-    messages = list(read_messages(data))
-    if any(number == 25 for number, _ in messages):
-        raise ValueError("the model has functions of its own")
-    # A file may hold the graph in parts.
-    graph = [field for number, part in messages if number == 7 for field in read_messages(part)]
-    if not graph:
-        raise ValueError("the file has no graph")
-    return _read_onnx(graph)
+        first, *others = _read_litert(data)
+    else:
+        messages = list(read_messages(data))
+        # A file may hold the graph in parts.
+        fields = [field for number, part in messages if number == 7 for field in read_messages(part)]
+        if not fields:
+            raise ValueError("the file has no graph")
+        first = _read_onnx(fields)
+        others = [_read_function(part) for number, part in messages if number == 25]
+    if not others:
+        return first
+    return Graph([*first.operations, Operation("", (), (), others)], first.inputs, first.outputs)
 
 
 def _read_onnx(fields: Sequence[tuple[int, memoryview]], depth: int = 0) -> Graph:
     if depth > _MAX_DEPTH:
         raise ValueError("bodies are nested too deeply")
     operations = [_read_node(node, depth) for number, node in fields if number == 1]
-    return Graph(operations, _read_names(fields, 11, 1) - _read_names(fields, 5, 8))
+    weights = set(_read_names(fields, 5, 8))
+    inputs = [name for name in _read_names(fields, 11, 1) if name not in weights]
+    return Graph(operations, inputs, _read_names(fields, 12, 1))
+
+
+def _read_function(function: memoryview) -> Graph:
+    fields = list(read_messages(function))
+    inputs, outputs = ([str(value, "utf-8") for number, value in fields if number == kind] for kind in (4, 5))
+    return Graph([_read_node(node, 0) for number, node in fields if number == 7], inputs, outputs)
 
 
 def _read_node(node: memoryview, depth: int) -> Operation:
@@ -239,27 +282,32 @@ def _read_node(node: memoryview, depth: int) -> Operation:
     return Operation(name, inputs, outputs, bodies, words)
 
 
-def _read_names(graph: Sequence[tuple[int, memoryview]], kind: int, name: int) -> set[str]:
+def _read_names(graph: Sequence[tuple[int, memoryview]], kind: int, name: int) -> list[str]:
     """Return the names, in field `name`, of what the fields `kind` of a graph hold."""
     messages = [dict(read_messages(message)) for number, message in graph if number == kind]
-    return {str(message.get(name, b""), "utf-8") for message in messages}
+    return [str(message.get(name, b""), "utf-8") for message in messages]
 
 
-def _read_litert(data: memoryview) -> Graph:
-    """Return the first graph of a `.tflite` file; operators of no concern here go by their numbers."""
+def _read_litert(data: memoryview) -> list[Graph]:
+    """Return the graphs of a `.tflite` file; operators of no concern here go by their numbers."""
     root = unpack(data, "<I", 0)
     numbers = [_read_operator(data, table) for table in read_tables(data, read_field(data, root, 1))]
     names = [_LITERT_NAMES.get(number, str(number)) for number in numbers]
-    graph = next(read_tables(data, read_field(data, root, 2)), None)
-    if graph is None:
+    graphs = []
+    for place, graph in enumerate(read_tables(data, read_field(data, root, 2))):
+
+        def read_tensors(table: int, field: int, place: int = place) -> list[Hashable]:
+            return [(place, number) for number in read_numbers(data, read_field(data, table, field))]
+
+        operations = []
+        for table in read_tables(data, read_field(data, graph, 3)):
+            index = read_field(data, table, 0)
+            name = names[0 if index is None else unpack(data, "<I", index)]
+            operations.append(Operation(name, read_tensors(table, 1), read_tensors(table, 2)))
+        graphs.append(Graph(operations, read_tensors(graph, 1), read_tensors(graph, 2)))
+    if not graphs:
         raise ValueError("the file has no graph")
-    operations = []
-    for table in read_tables(data, read_field(data, graph, 3)):
-        index = read_field(data, table, 0)
-        name = names[0 if index is None else unpack(data, "<I", index)]
-        inputs, outputs = (read_numbers(data, read_field(data, table, field)) for field in (1, 2))
-        operations.append(Operation(name, inputs, outputs))
-    return Graph(operations, read_numbers(data, read_field(data, graph, 1)))
+    return graphs
 
 
 def _read_operator(data: memoryview, table: int) -> int:

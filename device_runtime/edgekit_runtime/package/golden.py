@@ -43,9 +43,9 @@ def resample(
 ) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
     """Return a further row of golden inputs: blocks of values drawn from the first row, on a background.
 
-    So whatever range, type or lattice the first row keeps to, the others keep to. Integers are drawn from all
-    between the smallest and the largest, as each may choose a row of a table. The arithmetic is that of
-    integers, and gives the same on every machine.
+    The others keep to the range and type of the first row, and floats to its values, so to its lattice.
+    Integers are drawn from all between the smallest and the largest, as each may choose a row of a table. The
+    arithmetic is that of integers, and gives the same on every machine.
 
     Args:
         inputs: the first row, in the order of the manifest.

@@ -44,6 +44,11 @@ def open_instances(open_one: Callable[[], Session], count: int) -> tuple[Session
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
+def find_shapes(inputs: Mapping[str, Array]) -> Shapes:
+    """Return the shapes of inputs in the order of their names: a client may send them in any."""
+    return tuple([inputs[name].shape for name in sorted(inputs)])
+
+
 @dataclass(frozen=True, slots=True)
 class WarmRun:
     """A run before there was traffic."""
@@ -82,8 +87,7 @@ def warm_up(
                 began_s = time.perf_counter()
                 session.run(batch)
                 seconds.append(time.perf_counter() - began_s)
-            shapes = tuple(array.shape for array in batch.values())
-            warm_runs += [WarmRun(shapes, input_bytes(batch), s) for s in seconds[1:] or seconds]
+            warm_runs += [WarmRun(find_shapes(batch), input_bytes(batch), s) for s in seconds[1:] or seconds]
     return warm_runs
 
 

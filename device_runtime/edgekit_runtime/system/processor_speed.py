@@ -55,14 +55,21 @@ class SpeedGate:
         """Return whether the speed is the usual one, and was so at the last call."""
         before_s, self.now_s = self.now_s, time_fixed_work()
         self._speeds.append(self.now_s)
-        return _is_near(before_s, self.usual_s) and _is_near(self.now_s, self.usual_s)
+        return self.is_usual(before_s, self.now_s)
+
+    def is_usual(self, *speeds: float) -> bool:
+        """Return whether these are all the usual speed."""
+        return all(_is_near(speed_s, self.usual_s) for speed_s in speeds)
 
     def follow(self) -> bool:
-        """If the usual speed was rare, take the most frequent one of all checks; return True if so."""
-        usual = sum(_is_near(speed_s, self.usual_s) for speed_s in self._speeds)
+        """Take the most frequent speed if the usual one was rare; return True if it is another."""
+        usual = sum(self.is_usual(speed_s) for speed_s in self._speeds)
         if len(self._speeds) < _ENOUGH_CHECKS or usual >= _RARE_SHARE * len(self._speeds):
             return False
-        self.usual_s = _most_frequent(self._speeds)
+        frequent_s = _most_frequent(self._speeds)
+        if self.is_usual(frequent_s):
+            return False
+        self.usual_s = frequent_s
         return True
 
 

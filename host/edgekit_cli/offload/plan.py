@@ -90,7 +90,7 @@ _NO_PACKAGE: Final = (
 )  # fmt: skip
 @click.option("--key", default="default", show_default=True, help="Signing key of `edgekit keys`.")
 @click.option("--seconds", type=NumberRange(min=0.1), default=10.0, show_default=True,
-              help="Most time of a measurement; it ends once its times are known within 1 %.")  # fmt: skip
+              help="Most time of a measurement; it ends at a standard error of 1 %.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(model: Path, *, output: Path, as_json: bool, key: str, **options: Any) -> None:
     """Compare every way to run MODEL (.onnx or .edgepkg) between a device and a server.

@@ -37,10 +37,10 @@ _numbers = itertools.count(1)
 def can_limit_processor(mounts: Path = _MOUNTS) -> bool:
     """Return whether this user may give processes a share of a processor of this machine."""
     try:
-        _find_cpuset(mounts)
+        root, _ = _find_cpuset(mounts)
     except ConfigError:
         return False
-    return os.geteuid() == 0
+    return os.geteuid() == 0 and os.access(root, os.W_OK)  # a container often mounts it to be read only
 
 
 class CpuQuota(contextlib.AbstractContextManager["CpuQuota"]):

@@ -257,13 +257,21 @@ class _SubmodelWriter:
 
 
 def fill_weights(content: bytes, weights: bytes | memoryview) -> tuple[onnx.ModelProto, int]:
-    """Return a graph with its weights in place, and how many bytes it reads of the whole model's file."""
+    """Return a graph with its weights in place, and how many bytes it reads of the whole model's file.
+
+    Raises:
+        CutError: a weight lies outside the file.
+    """
     model = onnx.load_model_from_string(content)
     locations = set()
     for tensor in model.graph.initializer:
         if tensor.external_data:
             external = {entry.key: entry.value for entry in tensor.external_data}
             start, size_bytes = int(external["offset"]), int(external["length"])
+            if not 0 <= start <= start + size_bytes <= len(weights):
+                raise CutError(
+                    f"weight '{tensor.name}' lies outside the model's file; package the model again"
+                )
             locations.add((start, size_bytes))
             tensor.raw_data = bytes(weights[start : start + size_bytes])
             tensor.ClearField("external_data")

@@ -87,7 +87,10 @@ def collect(
 
 
 def _find_unsized(model: onnx.ModelProto, names: Sequence[str], feeds: Feeds) -> set[str]:
-    """Return the activations whose shape does not follow from the shapes of the inputs."""
+    """Return the activations whose shape depends on the data, as far as inference shows it.
+
+    It knows no shape behind operators that ONNX does not define; nothing is said of these.
+    """
     dims = {
         name: size
         for value in real_inputs(model.graph)
@@ -97,8 +100,12 @@ def _find_unsized(model: onnx.ModelProto, names: Sequence[str], feeds: Feeds) ->
     try:
         shapes = recorded_shapes(with_shapes(model, dims).graph)
     except ModelError:  # inference contradicts what the engine runs
-        return {*names}
-    return {name for name in names if None in shapes.get(name, (None,))}
+        return set()
+    undefined: set[str] = set()
+    for node in model.graph.node:
+        if node.domain not in {"", "ai.onnx"} or not undefined.isdisjoint(node.input):
+            undefined.update(node.output)
+    return {name for name in names if None in shapes.get(name, (None,)) and name not in undefined}
 
 
 def activation_reader(
@@ -173,11 +180,14 @@ def gather(
     """
     extremes: dict[str, Range] = {}
     without_range: set[str] = set()
+    lengths: dict[tuple[object, ...], int] = {}
     feeds = None
     for feeds in samples():
+        shapes = tuple(value.shape for value in feeds.values())
         for name, value in read(feeds):
             is_vector = sum(size != 1 for size in value.shape) <= 1
-            if (is_vector and name in unsized) or not (np.abs(value) <= _MAX_CODED).all():  # NaN too
+            varies = name in unsized or lengths.setdefault((name, shapes), value.size) != value.size
+            if (is_vector and varies) or not (np.abs(value) <= _MAX_CODED).all():  # NaN too
                 without_range.add(name)
             elif value.size:
                 _update(extremes, name, value, axis)

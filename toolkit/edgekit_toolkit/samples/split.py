@@ -162,7 +162,8 @@ def _held_out(judging: DataSource, calibrating: DataSource, notes: list[str]) ->
     notes += [f"{part}, and were left out of judging" for part in parts]
     if contradicting:
         notes.append(
-            f"{contradicting} evaluation samples have copies with another label; the first label counts"
+            f"{contradicting} evaluation samples have copies with another label; of those that judge,"
+            " the first counts"
         )
     return judging.selected(np.array(fresh))
 

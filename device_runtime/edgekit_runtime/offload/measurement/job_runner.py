@@ -132,7 +132,7 @@ def _profile(
     while _lacks_rounds([clock], job.seconds, until_s):
         clock.time()
         if job.usual_s is None and gate.follow():
-            clock.start_again()
+            clock.sort_again()
         if session is not None and clock.rounds <= most:
             begin_s = time.monotonic()
             time.sleep(PAUSE_S)
@@ -362,7 +362,6 @@ class _Clock:
         seconds: times of the runs at the usual speed of the processor.
         others: time and speed of the other runs.
         spent_s: time of the runs at the usual speed and of profiled runs between them, with their pauses.
-        rounds: number of runs.
     """
 
     def __init__(self, run: Callable[[], object], gate: SpeedGate, quota: float | None) -> None:
@@ -371,24 +370,36 @@ class _Clock:
         self.seconds: list[float] = []
         self.others: list[tuple[float, float]] = []
         self.spent_s = 0.0
-        self.rounds = 0
+        self._runs: list[tuple[float, float, float]] = []  # time, speed before and after
+
+    @property
+    def rounds(self) -> int:
+        return len(self._runs)
 
     def time(self) -> None:
         time.sleep(PAUSE_S)
         begin_anywhere(self._draws, self._share)
+        before_s = self._gate.now_s
         begin = time.perf_counter()
         self.run()
         took_s = time.perf_counter() - begin
-        self.rounds += 1
         if self._gate.check():
-            self.seconds.append(took_s)
             self.spent_s += PAUSE_S + took_s
-        else:
-            self.others.append((took_s, self._gate.now_s))
+        self._runs.append((took_s, before_s, self._gate.now_s))
+        self._sort(self._runs[-1])
 
-    def start_again(self) -> None:
-        """Forget the times of runs, but not their number, after another speed has become the usual one."""
+    def sort_again(self) -> None:
+        """Sort all runs anew, after another speed has become the usual one."""
         self.seconds, self.others = [], []
+        for timed in self._runs:
+            self._sort(timed)
+
+    def _sort(self, timed: tuple[float, float, float]) -> None:
+        took_s, *speeds = timed
+        if self._gate.is_usual(*speeds):
+            self.seconds.append(took_s)
+        else:
+            self.others.append((took_s, speeds[-1]))
 
 
 def _time_batches(job: Job, blobs: Sequence[memoryview]) -> JobResult:

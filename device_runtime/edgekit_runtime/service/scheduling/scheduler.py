@@ -25,7 +25,7 @@ from edgekit_runtime.service.scheduling.placement import Placement, move_mean
 from edgekit_runtime.service.scheduling.priority_queue import PriorityQueue, Queued
 from edgekit_runtime.service.scheduling.run_memory import RunMemory
 from edgekit_runtime.service.scheduling.timer import TIMER_S, Alarm
-from edgekit_runtime.sessions.instances import Shapes
+from edgekit_runtime.sessions.instances import Shapes, find_shapes
 from edgekit_runtime.sessions.row_independence import has_free_rows
 from edgekit_runtime.sessions.session import Session, share_session
 from edgekit_runtime.tensors import Array, input_bytes
@@ -134,7 +134,7 @@ class Scheduler(Lane):
         """Return the answer of a short model if no call waits for it, else None."""
         if self._is_replying or self._waiting.rows or self._is_held or not (self._idle and self._is_open):
             return None
-        placement = self._find_placement(tuple([array.shape for array in inputs.values()]))
+        placement = self._find_placement(find_shapes(inputs))
         if not placement.short:
             return None
         began_s = self._clock()
@@ -417,11 +417,11 @@ class Scheduler(Lane):
 
 def _merge_shapes(queued: Sequence[Queued]) -> Shapes:
     """Return the shapes of the inputs of calls that run together."""
-    arrays = queued[0].call.inputs.values()
+    shapes = find_shapes(queued[0].call.inputs)
     if len(queued) == 1:
-        return tuple([array.shape for array in arrays])
+        return shapes
     rows = sum(call.rows for call in queued)
-    return tuple([(rows, *array.shape[1:]) for array in arrays])
+    return tuple([(rows, *shape[1:]) for shape in shapes])
 
 
 def _share(instances: Sequence[Session]) -> list[Session]:

@@ -5,8 +5,8 @@
   toolkit records whether a model may do that. A package without the record is searched for the operators.
 - **Positions and sizes** that kernels of some releases of an engine do not check (`_UNCHECKED`).
 - **Sizes without a bound**: 8 bytes make `ConstantOfShape` take all memory.
-- **Loops** in an engine that has no way to end a run, or whose body has nothing between whose parts
-  onnxruntime would look whether it is to end.
+- **Loops** in an engine that has no way to end a run, and loops that run as often as a client says: tensors
+  may grow in each round, and onnxruntime cannot end a loop around nothing.
 """
 
 import platform
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE
-from edgekit_runtime.package.fixed_work import LOOPS, Graph, has_free_sizes, read_graph
+from edgekit_runtime.package.fixed_work import LOOPS, has_endless_loop, has_free_sizes, read_graph
 from edgekit_runtime.package.model_encodings import DAMAGED
 from edgekit_runtime.package.variants import Variant
 from edgekit_runtime.service.scheduling.run_memory import allowed_run_bytes
@@ -25,7 +25,9 @@ from edgekit_runtime.system.engines import Engine, get_engine
 _TRAPPING_MACHINES: Final = frozenset({"x86_64", "amd64", "i386", "i486", "i586", "i686"})
 # The operator of a node in an ONNX file: field 4 of NodeProto, three bytes long.
 _OPERATORS: Final = re.compile(rb"\x22\x03(?:Div|Mod)")
-_WORKER_BYTES: Final = 1 << 30  # as RLIMIT_DATA counts, of a worker before its first run
+_FORMATS: Final = frozenset({"onnx", "tflite"})
+_WORKER_BYTES: Final = 1 << 30  # as RLIMIT_DATA counts, of a worker before it opens a model
+_SESSION_FACTOR: Final = 3  # memory of a session over the size of its file: the file, weights, packed weights
 # Operator -> the word that one of its attributes must have (empty: none). Values of its inputs after the
 # first ended the process, or kept it busy for ever, in onnxruntime 1.24.4 or 1.31.1, or LiteRT 2.3.
 _UNCHECKED: Final = {
@@ -47,38 +49,54 @@ class Hazard(NamedTuple):
     max_data_bytes: int | None = None
 
 
-def find_hazard(package: OpenedPackage) -> Hazard | None:
-    """Return why a model should run in a process of its own, or None."""
+def find_hazard(package: OpenedPackage, sessions: int = 1) -> Hazard | None:
+    """Return why a model should run in a process of its own, or None.
+
+    Args:
+        package: verified.
+        sessions: number of its sessions in that process.
+    """
+    reasons = []
+    limit = None
     if can_trap(package):
-        return Hazard("divides integers by values of its inputs, which can end the process that does it")
+        reasons.append("divides integers by values of its inputs, which can end the process that does it")
     endless = _list_models(package.manifest.all_variants, lambda engine: not engine.can_stop_runs)
-    for model in sorted(_list_models(package.manifest.all_variants, lambda _: True)):
-        try:
-            graph = read_graph(package.read(model))
-        except DAMAGED:
-            if model in endless:
-                return Hazard("may have a loop, in which its engine cannot be stopped")
-            continue
-        if hazard := _find_hazard(graph, can_stop=model not in endless):
-            return hazard
-    return None
+    readable = _list_models(package.manifest.all_variants, lambda engine: engine.file_format in _FORMATS)
+    for model in sorted(readable | endless):
+        content = package.read(model)
+        found, takes_memory = _examine(content, can_stop=model not in endless)
+        reasons += found
+        if takes_memory:
+            own_bytes = _WORKER_BYTES + _SESSION_FACTOR * sessions * len(content)
+            limit = max(limit or 0, own_bytes + allowed_run_bytes(None, None))
+    return Hazard(reasons[0], limit) if reasons else None
 
 
-def _find_hazard(graph: Graph, *, can_stop: bool) -> Hazard | None:
-    for operation, positions in graph.follow_values():
-        has_bodies = operation.bodies or operation.name in LOOPS
-        if has_bodies and not can_stop:
-            return Hazard("has a loop, in which its engine cannot be stopped")
-        if operation.name in LOOPS and not all(body.operations for body in operation.bodies):
-            return Hazard("has a loop around nothing, in which its engine cannot be stopped")
+def _examine(content: memoryview, *, can_stop: bool) -> tuple[list[str], bool]:
+    """Return the reasons against a model file, and whether a run may take any memory."""
+    try:
+        graph = read_graph(content)
+    except DAMAGED:
+        return ["cannot be read, so a run may have no end or take any memory"], True
+    reasons = []
+    operations = list(graph.follow_values())
+    has_loop = any(
+        operation.name in LOOPS or (operation.name and operation.bodies) for operation, _ in operations
+    )
+    if has_loop and not can_stop:
+        reasons.append("has a loop, in which its engine cannot be stopped")
+    for operation, positions in operations:
         word = _UNCHECKED.get(operation.name)
         is_unchecked = word is not None and (not word or word in operation.words)
         if is_unchecked and any(position > 0 for position in positions):
-            return Hazard(f"takes positions for {operation.name} from its inputs, which engines do not check")
-    if has_free_sizes(graph):
-        reason = "takes sizes of tensors from values of its inputs, so a run may take any memory"
-        return Hazard(reason, _WORKER_BYTES + allowed_run_bytes(None, None))
-    return None
+            name = operation.name
+            reasons.append(f"takes positions for {name} from its inputs, which engines do not check")
+    takes_memory = has_free_sizes(graph) or has_endless_loop(graph)
+    if has_endless_loop(graph):
+        reasons.append("runs a loop as often as values of its inputs say, so a run may take any memory")
+    elif takes_memory:
+        reasons.append("takes sizes of tensors from values of its inputs, so a run may take any memory")
+    return reasons, takes_memory
 
 
 def can_trap(package: OpenedPackage, machine: str | None = None) -> bool:

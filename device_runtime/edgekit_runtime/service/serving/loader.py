@@ -176,18 +176,24 @@ def load(
 
 def _isolate_hostile(package: OpenedPackage, options: ModelOptions) -> ModelOptions:
     """Return options that isolate a package whose inputs may end or occupy the process that runs it."""
-    if options.isolated is not None:
+    if options.isolated is False:
         return options
-    hazard = find_hazard(package)
+    hazard = find_hazard(package, options.instances)
     if hazard is None:
         return options
-    _logger.warning(
-        "%s: %s, so it runs in a process of its own; isolated = false for this model keeps it here",
-        *(package.path, hazard.reason),
-    )
+    isolation, usual = options.isolation, Isolation()
+    if options.isolated is None:
+        _logger.warning(
+            "%s: %s, so it runs in a process of its own; isolated = false for this model keeps it here",
+            *(package.path, hazard.reason),
+        )
+        isolation = usual
     # Its clients can end it, so no number of crashes says that the version is bad.
-    isolation = Isolation(max_data_bytes=hazard.max_data_bytes, max_crashes=_NO_LIMIT)
-    if options.load_timeout_s is not None:  # a process starts, too, and loads in a part of its time
+    crashes = _NO_LIMIT if isolation.max_crashes == usual.max_crashes else isolation.max_crashes
+    limit = isolation.max_data_bytes or hazard.max_data_bytes
+    isolation = dataclasses.replace(isolation, max_data_bytes=limit, max_crashes=crashes)
+    if options.isolated is None and options.load_timeout_s is not None:
+        # A process starts, too, and loads in a part of its time.
         start_s = max(isolation.start_timeout_s, 2 * options.load_timeout_s)
         isolation = dataclasses.replace(isolation, start_timeout_s=start_s)
     return dataclasses.replace(options, isolated=True, isolation=isolation)
