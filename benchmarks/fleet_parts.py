@@ -17,15 +17,18 @@ from edgekit_runtime.errors import OutputError
 MODEL, TARGET = "digits", "x86-64"
 
 
+def find_log(folder: Path) -> Path:
+    return folder.with_suffix(".log")
+
+
 def start_fleet(folder: Path, *words: str) -> "subprocess.Popen[bytes]":
-    """Start `edgekit fleet up` on a folder, and wait until it runs; its log is `managers.log` there."""
+    """Start `edgekit fleet up` on a folder, and wait until it runs; its log stands beside the folder."""
     command = [sys.executable, "-m", "edgekit_cli", "fleet", "up", "--json", "--folder", str(folder), *words]
-    folder.mkdir(exist_ok=True)
-    with (folder / "managers.log").open("ab") as log:
+    with find_log(folder).open("ab") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
     assert process.stdout is not None
     if not process.stdout.readline():
-        sys.exit((folder / "managers.log").read_text()[-3000:])
+        sys.exit(find_log(folder).read_text()[-3000:])
     return process
 
 

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.fleet_parts import MODEL, TARGET, limit_time, roll_out, start_fleet, wait_for_end
+from benchmarks.fleet_parts import MODEL, TARGET, find_log, limit_time, roll_out, start_fleet, wait_for_end
 from benchmarks.results import make_parser, write_json
 from sqlalchemy import select
 from tests.fleet.postgresql_server import PostgresqlServer, new_database
@@ -108,7 +108,7 @@ class Site:
             ):
                 return time.monotonic() - begin_s
             time.sleep(0.05)
-        sys.exit(f"the managers hold {shares}\n{(self.folder.path / 'managers.log').read_text()[-3000:]}")
+        sys.exit(f"the managers hold {shares}\n{find_log(self.folder.path).read_text()[-3000:]}")
 
     def read_shares(self) -> Counter[str]:
         """Return holder -> number of shards that it holds, of managers that are there."""
@@ -246,7 +246,7 @@ def measure_restart(site: Site, server: PostgresqlServer, times: int, seed: int)
         return {
             "restarts": times,
             "database away, median s": sorted(away)[len(away) // 2],
-            "manager joined again": (site.folder.path / "managers.log").read_text().count("joining again"),
+            "manager joined again": find_log(site.folder.path).read_text().count("joining again"),
             **site.count_events(talk.stated),
             **site.count_wrong(version),
         }
@@ -307,7 +307,7 @@ def measure_full(site: Site, server: PostgresqlServer, disk: Path) -> dict[str, 
         site.wait_for_end(rollout)
         ended_s = time.monotonic()
         time.sleep(2.0)
-        log = (site.folder.path / "managers.log").read_text()
+        log = find_log(site.folder.path).read_text()
         return {
             "orders refused while full": refused,
             "server ended itself": has_ended,

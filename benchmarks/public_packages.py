@@ -44,7 +44,7 @@ from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.evaluation.metrics import class_scores, find_metric
+from edgekit_toolkit.evaluation.metrics import Probes, class_scores, find_metric
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
 from edgekit_toolkit.packaging.evidence import evidence_path, read_evidence
 from edgekit_toolkit.packaging.recipe import read_recipe
@@ -255,7 +255,7 @@ def compared(want: Sequence[Feeds], got: Sequence[Feeds], kind: str, engine: str
     pairs = list(zip(got, want, strict=True))
     if not np.isfinite(parity.max_abs_error):
         return Verdict(parity.reason, parity.relative_to_range)
-    scores, same = class_scores(want[0]), None
+    scores, same = class_scores(Probes([want[0]])), None
     if scores is not None:
         agreement = find_metric("agreement", want[0], labelled=False)
         same = statistics.fmean(float(agreement.score(one, other, None).mean()) for one, other in pairs)
