@@ -113,6 +113,14 @@ def _fits(actual: tuple[int, ...], expected: tuple[int | str, ...]) -> bool:
     return True
 
 
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+def find_shapes(inputs: Mapping[str, Array]) -> Shapes:
+    """Return the shapes of inputs in the order of their names: a client may send them in any."""
+    return tuple([inputs[name].shape for name in sorted(inputs)])
+
+
 def input_bytes(inputs: Mapping[str, Array]) -> int:
     """Return the size of all inputs together."""
     size = 0

@@ -18,7 +18,7 @@ from edgekit_runtime.errors import (
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.options.model import SchedulingLimits
 from edgekit_runtime.service.scheduling.call import Call
-from edgekit_runtime.sessions.instances import find_shapes
+from edgekit_runtime.tensors import find_shapes
 
 SHORT = {"short_s": 200e-6}
 

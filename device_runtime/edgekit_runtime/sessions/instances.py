@@ -3,14 +3,13 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.sessions.row_independence import has_free_rows
 from edgekit_runtime.sessions.session import Session
-from edgekit_runtime.tensors import Array, input_bytes
+from edgekit_runtime.tensors import Array, Shapes, find_shapes, input_bytes
 
 
 def open_instances(open_one: Callable[[], Session], count: int) -> tuple[Session, ...]:
@@ -39,14 +38,6 @@ def open_instances(open_one: Callable[[], Session], count: int) -> tuple[Session
             session.close()
         raise
     return tuple(sessions)
-
-
-Shapes: TypeAlias = tuple[tuple[int, ...], ...]
-
-
-def find_shapes(inputs: Mapping[str, Array]) -> Shapes:
-    """Return the shapes of inputs in the order of their names: a client may send them in any."""
-    return tuple([inputs[name].shape for name in sorted(inputs)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,9 @@ from edgekit_runtime.service.scheduling.placement import Placement, move_mean
 from edgekit_runtime.service.scheduling.priority_queue import PriorityQueue, Queued
 from edgekit_runtime.service.scheduling.run_memory import RunMemory
 from edgekit_runtime.service.scheduling.timer import TIMER_S, Alarm
-from edgekit_runtime.sessions.instances import Shapes, find_shapes
 from edgekit_runtime.sessions.row_independence import has_free_rows
 from edgekit_runtime.sessions.session import Session, share_session
-from edgekit_runtime.tensors import Array, input_bytes
+from edgekit_runtime.tensors import Array, Shapes, find_shapes, input_bytes
 
 _MAX_STOPS: Final = 8  # looks of the pool, thus about 2 s, for an engine to stop
 _MAX_PLACEMENTS: Final = 256  # shapes whose times are known
