@@ -61,6 +61,8 @@ def repeat_recipe(
 ) -> None:
     """Repeat a recipe: same model, same tools and same key give the same bytes.
 
+    `like`: recipe of the earlier package whose weights an update stays near to, or None.
+
     Raises:
         click.UsageError: the recipe is for another target.
         RecipeError: the recipe cannot be repeated.

@@ -28,6 +28,7 @@ class DeviceFacts:
     Attributes:
         architecture: output of `uname -m`.
         runtime: version of edgekit-runtime, or empty if it is not installed.
+        free_bytes: free space on the disk that the tests use.
         clock: governor and highest clock of the first processor, and the power mode of a Jetson, as far as
             the device reports them; or empty.
     """
@@ -54,6 +55,7 @@ class Figure:
 
     Attributes:
         name: what was measured, with the model.
+        value: the value, in `unit`.
         predicted: value that the package or the profile predicted, in `unit`, or None.
     """
 
@@ -194,6 +196,7 @@ class Checkout:
     """The source tree of the running code.
 
     Attributes:
+        commit: hash of the commit, or empty outside of a checkout.
         is_dirty: whether files differ from the commit or are in none; evidence of other runs does not count.
     """
 

@@ -76,7 +76,11 @@ def table(
     caption: str,
     style: str | None = None,
 ) -> Markup:
-    """Return a table that scrolls sideways in itself on narrow screens."""
+    """Return a table that scrolls sideways in itself on narrow screens.
+
+    `rows`: finished `tr` elements.
+    `numeric`: indices of the columns of numbers, whose headings are right-aligned.
+    """
     cells = [
         el("th", title, scope="col", class_="n" if index in numeric else None)
         for index, title in enumerate(head)

@@ -180,6 +180,9 @@ class Agent:
     def turn(self, elapsed_s: float) -> bool:
         """Take received messages, decide, begin a step, report; `run` calls it repeatedly.
 
+        Args:
+            elapsed_s: time since the last turn.
+
         Returns:
             False if it could not finish, such as on a full disk: the next turn tries again.
         """

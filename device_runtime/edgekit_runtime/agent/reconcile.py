@@ -69,6 +69,8 @@ class NextSteps:
 def accept_desired(desired: Desired, previous: Desired | None, device: str) -> bool:
     """Return whether a document with a verified signature replaces the held one.
 
+    `previous`: the newest document that was accepted before, or None.
+
     Raises:
         SignatureError: it is for another device, older, or has the same version with other content.
     """

@@ -35,6 +35,7 @@ class RunSetting:
         place: position of the backend in the variant's chain.
         options: options of the backend that differ from the package's.
         instances: number of runs at once.
+        batch: rows of a run.
     """
 
     variant: str = DEFAULT_VARIANT
@@ -173,6 +174,7 @@ class ContestLimits:
     Attributes:
         fewest: least number of processes, unless the time is over.
         most: greatest number of processes.
+        rounds: limit of rounds in each process.
         end_s: time limit on the clock, kept approximately: a process starts if at least half of it fits.
     """
 

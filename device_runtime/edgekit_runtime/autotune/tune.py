@@ -162,6 +162,10 @@ def search(
 ) -> Tuning:
     """Return the best of `settings`, the first of which is the package's own.
 
+    `settings`: settings to try, at least one.
+    `end_s`: approximate end on the clock.
+    `clock`: seconds since any moment.
+
     Raises:
         BackendError: the package's own setting does not run, or every process dies or hangs.
     """

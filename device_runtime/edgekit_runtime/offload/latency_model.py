@@ -51,6 +51,7 @@ class Conditions:
     Attributes:
         link: the connection, or None if the server cannot be used now.
         device_slowdown: time of the device's kernels as a multiple of the time measured without load.
+        server_slowdown: the same for the server.
         server_wait_s: how long a request waits on the server before it runs.
     """
 
@@ -242,6 +243,8 @@ def wire_bytes(message_bytes: float, *, is_tls: bool = True) -> float:
 
     The bandwidth of a link counts the payload of full segments. A segment that is not full, such as the last
     one of a message, has the same headers with less payload, and so costs more than its bytes.
+
+    `message_bytes`: size of head and body.
     """
     if is_tls:
         message_bytes += _SEAL_BYTES * math.ceil(message_bytes / _RECORD_BYTES)

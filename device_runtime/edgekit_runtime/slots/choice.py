@@ -75,6 +75,9 @@ def open_first(
 ) -> Choice:
     """Return the first candidate whose package is whole.
 
+    `candidates`: best first.
+    `problem`: what is wrong with the state file, or None.
+
     Raises:
         NothingToOpenError: there is none; says why for each.
         UnavailableError: it cannot be found out now whether a version is whole.

@@ -162,6 +162,8 @@ class Slots:
     def open(self, model: str, sha256: str) -> "OpenedPackage":
         """Return the verified package of an installed version, also of a rejected one, and record nothing.
 
+        `sha256`: digest of its manifest.
+
         Raises:
             SlotError: no such model or version, or its package cannot be opened; says why.
         """

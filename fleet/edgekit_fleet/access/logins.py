@@ -56,6 +56,10 @@ class LoginDesk:
     """
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+        """Make a desk.
+
+        `clock`: seconds since 1970.
+        """
         self._store = store
         self._clock = clock
 

@@ -19,7 +19,11 @@ _ABANDONED_S: Final = 600.0  # the process that worked on it has ended
 
 @dataclass(frozen=True, slots=True)
 class KeyedRequest:
-    """A request with a key."""
+    """A request with a key.
+
+    Attributes:
+        sha256: SHA-256 of method, path and body.
+    """
 
     actor: str
     key: str

@@ -25,6 +25,7 @@ class ChainCheck:
     """When the whole chain was verified last.
 
     Attributes:
+        at: seconds since 1970.
         broken_at: number of the first entry that does not follow from the one before it, or None.
     """
 

@@ -52,6 +52,7 @@ class Happening:
     """One line of a device's history.
 
     Attributes:
+        at: seconds since 1970.
         state: word with a mark, see `macros.html`.
         detail: more, or empty.
         rollout: rollout whose page tells more, or empty.

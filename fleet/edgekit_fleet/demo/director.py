@@ -94,6 +94,8 @@ class DemoStep:
 def run_demo(setup: DemoSetup, begin_s: float, on_step: Callable[[DemoStep], None]) -> None:
     """Run the demo.
 
+    `begin_s`: when the demo began, by the monotonic clock.
+
     Raises:
         EdgekitError: mosquitto is missing, a process ended, or a step took too long.
     """

@@ -97,7 +97,10 @@ class Application:
     _PAUSE_S: Final = 0.008
 
     def __init__(self, socket_path: Path, model: str, calls: Path) -> None:
-        """Read the inputs; `start` begins."""
+        """Read the inputs; `start` begins.
+
+        `calls`: .npz of one input, and `classes`.
+        """
         with np.load(calls) as arrays:
             self._classes = arrays["classes"]
             ((self._input, self._points),) = ((key, arrays[key]) for key in arrays.files if key != "classes")

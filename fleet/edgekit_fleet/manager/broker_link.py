@@ -26,7 +26,11 @@ _log = logging.getLogger(__name__)
 
 
 class BrokerLink:
-    """A connection that comes back by itself."""
+    """A connection that comes back by itself.
+
+    Attributes:
+        connections: how often the connection was made.
+    """
 
     def __init__(self, on_message: Callable[[str, bytes], None], client_id: str = MANAGER) -> None:
         """Prepare the connection.

@@ -131,6 +131,9 @@ class KnownDevice:
         """Count a message; returns whether it is over the rate and the burst of a device.
 
         Source: ITU-T I.371, generic cell rate algorithm.
+
+        Args:
+            clock: monotonic seconds.
         """
         begin = max(self.paid_until, clock)
         if begin - clock > _BURST / _MESSAGES_A_SECOND:

@@ -82,7 +82,10 @@ class Publisher:
         return is_new
 
     def make_due(self, session: Session, now: float) -> list[Outgoing]:
-        """Return new documents of devices whose wanted models have changed; commit before you publish."""
+        """Return new documents of devices whose wanted models have changed; commit before you publish.
+
+        `now`: seconds since 1970.
+        """
         statement = (
             select(
                 DesiredRow.device,

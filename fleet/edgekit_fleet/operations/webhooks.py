@@ -135,7 +135,10 @@ class WebhookSender:
     """
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
-        """Make a sender; `start` begins."""
+        """Make a sender; `start` begins.
+
+        `clock`: seconds since 1970.
+        """
         self._store = store
         self._clock = clock
         self._stop = threading.Event()

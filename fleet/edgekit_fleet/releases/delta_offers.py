@@ -74,6 +74,9 @@ def publish_deltas(
 ) -> dict[str, tuple[DeltaOffer, ...]]:
     """Make and offer deltas; returns the offers of each package by the digest of its manifest.
 
+    `packages`: path and manifest of each package, and the packages to make deltas from.
+    `now`: seconds since 1970.
+
     Raises:
         OutputError: the repository cannot be written.
         SignatureError: a key of it is missing.

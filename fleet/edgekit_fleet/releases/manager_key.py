@@ -63,6 +63,8 @@ class ManagerKey:
 def check_copies(session: Session, folder: FleetFolder, now: float) -> None:
     """Check that no other manager has a copy of the key and runs, before the key is exchanged.
 
+    `now`: seconds since 1970.
+
     Raises:
         FleetError: others run.
     """

@@ -274,6 +274,9 @@ class TufRepository:
 
         This leaves out the root, whose keys may be offline. `read_expiries` says when `rotate` is due.
 
+        Args:
+            now: seconds since 1970.
+
         Raises:
             OutputError: the folder cannot be written.
             SignatureError: a key is missing.
@@ -302,6 +305,9 @@ class TufRepository:
         These are files of withdrawn releases, metadata that newer one has replaced, and what a killed process
         left. The root stays: a device may be any number of versions behind. What only the storage has stays,
         too: after a backup was restored, these are files of newer releases.
+
+        Args:
+            now: seconds since 1970.
 
         Returns:
             How many files were deleted here.

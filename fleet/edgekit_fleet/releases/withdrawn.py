@@ -7,7 +7,10 @@ from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow
 
 
 def list_withdrawn(session: Session, before: float) -> set[str]:
-    """Return packages and deltas of releases withdrawn before a time, unless another release has them."""
+    """Return packages and deltas of releases withdrawn before a time, unless another release has them.
+
+    `before`: seconds since 1970.
+    """
     statement = select(ReleaseRow.withdrawn_at, ReleasePackageRow.path, ReleasePackageRow.deltas)
     files: dict[bool, set[str]] = {True: set(), False: set()}
     for withdrawn_at, path, deltas in session.execute(statement.join_from(ReleasePackageRow, ReleaseRow)):

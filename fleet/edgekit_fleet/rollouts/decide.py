@@ -44,7 +44,10 @@ _SMALL_FLEET: Final = 10
 
 
 def decide(progress: Progress, now: float) -> Decision | None:
-    """Return the next decision; None if the rollout has ended, or devices are on their way back."""
+    """Return the next decision; None if the rollout has ended, or devices are on their way back.
+
+    `now`: seconds since 1970.
+    """
     if progress.state == "aborted":
         return _return_again(progress, now)
     if progress.wants_abort is not None:  # also after a rollout that has ended well
@@ -84,7 +87,10 @@ def is_judged(member: Member, settings: RolloutSettings, now: float) -> bool:
 
 
 def is_returning(progress: Progress, now: float) -> bool:
-    """Return whether devices are on their way back, or will be told again to go back."""
+    """Return whether devices are on their way back, or will be told again to go back.
+
+    `now`: seconds since 1970.
+    """
     return any(
         _will_return_again(member)
         or (member.state == "returning" and now - member.started_at < _RETURN_PATIENCE_S)

@@ -174,6 +174,7 @@ class SampleGroup:
 
     Attributes:
         where: empty for all, else ` of class NAME`.
+        members: which of all samples are in the group: bool [number of samples].
         alpha: its share of the chance of a wrong stop.
     """
 
@@ -249,7 +250,10 @@ def read_evidence(
 
 
 def judge_samples(samples: Iterable[Sample], limits: Mapping[str, float], models: Sequence[str]) -> Judgement:
-    """Return the judgement of the samples about a release."""
+    """Return the judgement of the samples about a release.
+
+    `samples`: samples of all devices that have answered, in any order.
+    """
     answered = list(samples)
     groups = list_groups(answered)
     leaning, suspicion = 0.0, ""

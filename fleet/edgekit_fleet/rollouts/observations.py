@@ -290,7 +290,10 @@ def _read_before(session: Session, row: FigureRow) -> list[_Report]:
 
 
 def _choose_period(before: Sequence[_Report], min_requests: float) -> tuple[_Report | None, _Report]:
-    """Return begin and end of the newest period with enough calls; begin is None for the opening."""
+    """Return begin and end of the newest period with enough calls; begin is None for the opening.
+
+    `before`: reports of the version before, the newest first.
+    """
     end = before[0]
     begins = [report for report in before[1:] if end.at - report.at <= _DAY_S]
     for begin in begins:

@@ -119,7 +119,10 @@ class RolloutRunner:
         self._shards = shards
 
     def turn(self, session: Session, now: float) -> bool:
-        """Decide on each open rollout and carry out its next batch; returns whether a batch is left."""
+        """Decide on each open rollout and carry out its next batch; returns whether a batch is left.
+
+        `now`: seconds since 1970.
+        """
         rows = self._lock_rollouts(session)
         for name in self._memories.keys() - {row.name for row in rows}:
             del self._memories[name]

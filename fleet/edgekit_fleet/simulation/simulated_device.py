@@ -46,7 +46,11 @@ _WAIT_S: Final = 1.0  # between looks while an execution waits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedMember:
-    """A device that is enrolled."""
+    """A device that is enrolled.
+
+    Attributes:
+        pem: file with its certificate and its key.
+    """
 
     device: str
     target: str

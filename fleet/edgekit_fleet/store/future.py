@@ -29,6 +29,8 @@ def forget_future(session: Session, now: float) -> None:
 
     Figures, one-time codes, logins and failed attempts with such times are removed: they would count as the
     newest, or be valid for too long.
+
+    `now`: seconds since 1970.
     """
     limit = now + CLOCK_STEP_S
     newest = session.scalar(select(func.max(DeviceRow.last_seen_at)))

@@ -78,6 +78,8 @@ class Shards:
     def join(self, session: Session, now: float) -> None:
         """Join the managers, at first without shards.
 
+        `now`: seconds since 1970.
+
         Raises:
             UnavailableError: the store allows no further manager.
         """
@@ -128,6 +130,8 @@ class Shards:
         A manager that was late itself, for example since the database was down, gives others time to come
         back. Its shards are those that the store names: an earlier balance may have been committed without an
         answer.
+
+        `now`: seconds since 1970.
 
         Raises:
             UnavailableError: another manager has taken over.
@@ -195,7 +199,10 @@ def check_free(session: Session, now: float) -> None:
 
 
 def count_living(session: Session, now: float) -> int:
-    """Return how many managers have sent a heartbeat within the lease."""
+    """Return how many managers have sent a heartbeat within the lease.
+
+    `now`: seconds since 1970.
+    """
     clock = _read_clock(session, now)
     is_living = ManagerRow.heartbeat_at.between(clock - LEASE_S, clock + LEASE_S)
     return session.scalar(select(func.count()).select_from(ManagerRow).where(is_living)) or 0

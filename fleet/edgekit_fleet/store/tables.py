@@ -173,6 +173,8 @@ class CodeRow(Table):
     Attributes:
         secret_sha256: the secret itself is not kept.
         target: target of the device, or empty where the device states it.
+        used_at: when it was used, or None.
+        created_by: who made it; empty in a store from before this column.
     """
 
     __tablename__ = "enrolment_codes"

@@ -15,6 +15,8 @@ _DISCARD_S: Final = 10.0
 async def read_body(request: Request, most_bytes: int, limit_s: float) -> bytes:
     """Return the body.
 
+    `limit_s`: time limit for the whole body.
+
     Raises:
         RequestError: 413 it is too large, 408 it comes too slowly, 400 it is cut off.
     """
@@ -30,6 +32,8 @@ async def read_body(request: Request, most_bytes: int, limit_s: float) -> bytes:
 
 async def read_pieces(request: Request, most_bytes: int, piece_s: float) -> AsyncIterator[bytes]:
     """Yield the body in pieces as they come.
+
+    `piece_s`: time limit for the next piece.
 
     Raises:
         RequestError: as from `read_body`.

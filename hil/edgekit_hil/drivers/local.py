@@ -26,7 +26,11 @@ _MAX_OUTPUT_BYTES: Final = 64 << 20
 @target_factory.reg_driver
 @attr.s(eq=False)
 class LocalDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
-    """Runs commands here, without our environment."""
+    """Runs commands here, without our environment.
+
+    Attributes:
+        home: folder that is removed at the end.
+    """
 
     def on_activate(self) -> None:
         """Make the home, with a Python that has the runtime."""

@@ -40,6 +40,8 @@ def command(device: str, tags: tuple[str, ...], *, is_sure: bool, path: Path | N
 def set_tags(fleet: FleetCaller, device: str, tags: Mapping[str, str], *, is_sure: bool) -> DeviceSummary:
     """Set tags, and return the device; asks on a terminal if this affects an open rollout.
 
+    `tags`: an empty value removes one.
+
     Raises:
         FleetError: there is no such device, or nobody can be asked.
     """

@@ -37,6 +37,9 @@ class MeteredMachine:
 def find_device(text: str) -> contextlib.AbstractContextManager[MeteredMachine]:
     """Return a machine, or the device of a bench, which is opened when the block begins.
 
+    Args:
+        text: as `Machine.parse` takes it; or the path of an environment file, or the name of a bench.
+
     Raises:
         CutError: it is none of these.
     """

@@ -132,6 +132,8 @@ def _ask(
 ) -> str:
     """Return what a person answers; without one, the default.
 
+    `default`: answer where the person enters nothing, and where nobody can be asked.
+
     Raises:
         click.UsageError: nobody can be asked, and there is no default.
     """

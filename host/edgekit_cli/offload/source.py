@@ -151,6 +151,10 @@ def read_samples(
 
     Without a path they are the golden inputs of the package, or invented.
 
+    `path`: of the samples; None if none were given.
+    `at_most`: how many, if they take 1 GB or less.
+    `least`: how many, whatever they take.
+
     Raises:
         DataError: the samples cannot be read, or none can be invented.
     """

@@ -50,6 +50,7 @@ class CpuQuota(contextlib.AbstractContextManager["CpuQuota"]):
     another processor, or waits.
 
     Attributes:
+        share: share of one processor.
         cpu: number of that processor.
         procs_file: a process that writes its id here comes under the quota, as do the children it starts
             later.

@@ -29,6 +29,7 @@ class SharedWire:
     Attributes:
         delay_s: half a round trip.
         is_open: event that is not set while the link is blocked.
+        bytes_per_s: bandwidth of payload.
     """
 
     def __init__(self) -> None:

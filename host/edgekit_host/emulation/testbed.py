@@ -37,6 +37,9 @@ class Testbed(contextlib.AbstractContextManager["Testbed"]):
     """An emulated device and server; at the end of a `with` block all their processes are killed.
 
     The thread that makes it must outlive it, because the kernel kills the processes with that thread.
+
+    Attributes:
+        quota: quota of the device's processes, or None if nothing slows them.
     """
 
     __test__ = False  # pytest would collect it as a test by its name

@@ -19,6 +19,7 @@ class Quantity:
         reaches: confidence interval of each value, or None; empty if there are none.
         limit: the budget's limit, or None.
         limit_text: the limit as the rest of the page shows it.
+        baseline: the source model's value, or None.
     """
 
     title: str

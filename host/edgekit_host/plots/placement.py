@@ -58,7 +58,10 @@ class Room:
         return None
 
     def place_line_text(self, text: str, y: float, *, below: bool) -> Spot:
-        """Return the place of a horizontal line's text: at an end of the line, below or above it."""
+        """Return the place of a horizontal line's text: at an end of the line, below or above it.
+
+        `below`: which side to try first; if nothing is free, the text is at the left end on this side.
+        """
         sides = (_BELOW, _ABOVE) if below else (_ABOVE, _BELOW)
         ends = ((self.left + 5, 2.0), (self.right - 5, -2.0), ((self.left + self.right) / 2, 0.0))
         boxes = [(_box(x, y + dy, text, dx), dy) for x, dx in ends for dy in sides]

@@ -30,7 +30,10 @@ class Mark:
 
 
 def pareto_plot(marks: Sequence[Mark], cost: Quantity, score: Quantity, *, key: str) -> Markup:
-    """Return the SVG of cost (x, less is better) against score (y, more is better)."""
+    """Return the SVG of cost (x, less is better) against score (y, more is better).
+
+    `marks`: at least one mark; `cost.values` and `score.values` hold as many.
+    """
     frame = Frame(x=scale_axis(cost), y=focus_axis(score), left=_LEFT, right=_RIGHT, top=_TOP, bottom=_BOTTOM)
     points = [
         (frame.x_at(cost_value), frame.y_at(frame.y.clamp(score_value)))

@@ -59,6 +59,7 @@ class Limit:
 
     Attributes:
         costs: the addends, such as the bytes of weights on the device or seconds of latency.
+        at_most: the bound, in the unit of `costs`.
         shared: further addends, each with its kernels: it counts once if any of them runs on the device.
         slack: what `costs` may have beyond `at_most`, for a limit that holds with one kernel alone.
     """
@@ -218,6 +219,8 @@ class Cuts:
 
     def fastest_pipeline(self, stages: Sequence[Costs], limits: Sequence[Limit] = ()) -> Placement:
         """Return the placement whose slowest stage is fastest: requests overlap, so it decides the rate.
+
+        `stages`: costs of each stage, such as the device, the link and the server, in seconds a request.
 
         Raises:
             CutError: no placement is possible; the message names the limits.

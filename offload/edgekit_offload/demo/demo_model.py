@@ -132,6 +132,8 @@ def pick_images(model: bytes, images: NDArray[np.uint8], count: int) -> NDArray[
     """Return images whose class a little noise does not change, of all classes that occur.
 
     A coding that changes scores a little then changes no class, and an answer to a wrong image is noticed.
+
+    `images`: uint8 [n, 320, 320, 3].
     """
     noise = np.random.default_rng(0).integers(-_NOISE, _NOISE + 1, images.shape)
     noisy = np.clip(images.astype(np.int16) + noise, 0, 255).astype(np.uint8)

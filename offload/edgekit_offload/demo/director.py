@@ -48,8 +48,11 @@ class DemoSetup:
         package: path of the signed package with cut table and submodels.
         serve: host and port -> command that serves the package's tails there.
         scheme: scheme that `serve` serves, `http` or `https`.
+        token_file: path of the file with the server's token; empty for none.
+        ca_file: PEM file of the authority behind the server's certificate; empty for none.
         plans: names of the plans that are measured beside edgekit, `local` first.
         requests: path of the requests, see `WorkerConfig`.
+        output: name of the tensor whose greatest value is the answer.
     """
 
     folder: Path
@@ -73,6 +76,10 @@ def run_demo(
     on_change: Callable[[Recording], None],
 ) -> Recording:
     """Run the demo and return its recording.
+
+    `seconds`: duration of all phases together.
+    `kind`: kind of the link's emulation; None for the best kind that this user may use.
+    `on_change`: called with each new state, a few times a second.
 
     Raises:
         ConfigError: the machines cannot be emulated here.

@@ -19,6 +19,12 @@ class LiveServer:
     """Serves the page of a demo while a `with` block runs."""
 
     def __init__(self, newest: Callable[[], Recording]) -> None:
+        """Listen on a free port.
+
+        Args:
+            newest: returns the state to show; called on threads of this server.
+        """
+
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:  # the base class's name
                 answers = {"/": render_live_page, "/state": render_state}

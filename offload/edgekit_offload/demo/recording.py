@@ -17,6 +17,8 @@ class Phase:
 
     Attributes:
         event: what happens at its begin.
+        mbit_s: bandwidth that the link is set to, each way.
+        share: share of the demo's duration.
     """
 
     title: str

@@ -30,7 +30,11 @@ EDGE_FOLDER: Final = "edge"  # for the packages of the edge machine
 
 @dataclass(frozen=True, slots=True)
 class PlannedTail:
-    """The tail behind the first of two cuts: a model of the edge machine, with plans of its own."""
+    """The tail behind the first of two cuts: a model of the edge machine, with plans of its own.
+
+    Attributes:
+        splits: name of a plan -> its submodels.
+    """
 
     content: bytes
     table: CutTable
@@ -135,6 +139,8 @@ def attach(
     path: Path, result: PlanningResult, splits: Mapping[str, SplitModels], folder: Path, key: str
 ) -> Path:
     """Write a package with the plans of the cut table that were extracted, and return its path.
+
+    `splits`: name of a plan -> its submodels.
 
     Raises:
         PackageError: the package cannot be trusted.

@@ -229,6 +229,8 @@ def describe(spec: TensorSpec) -> onnx.ValueInfoProto:
 def code_tensor(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | None:
     """Return how a tensor is sent, or None if it is sent as it is.
 
+    `opset`: opset of the default domain in the model.
+
     Raises:
         CutError: the coding needs a newer opset, or was not calibrated for this tensor.
     """

@@ -29,7 +29,10 @@ _SHAPES: Final = frozenset({"Shape", "Size"})  # what they make depends on no va
 
 
 def find_forms(graph: onnx.GraphProto, tensors: Iterable[str]) -> frozenset[str]:
-    """Return tensors of a model with all others that hold their values in another form."""
+    """Return tensors of a model with all others that hold their values in another form.
+
+    `graph`: the graph of a model; its nodes stand in an order in which they can run.
+    """
     constants = {tensor.name for tensor in graph.initializer}
     forms = set(tensors)
     for node in graph.node:
@@ -42,7 +45,10 @@ def find_forms(graph: onnx.GraphProto, tensors: Iterable[str]) -> frozenset[str]
 
 
 def _holds_values(node: onnx.NodeProto, read: set[str], forms: set[str]) -> bool:
-    """Return whether a node makes another form of one of these tensors."""
+    """Return whether a node makes another form of one of these tensors.
+
+    `read`: the tensors that it reads; constants are not among them.
+    """
     if node.op_type == "Concat":
         return bool(read & forms)
     if node.op_type in _MOVES or node.op_type in _RECODES:

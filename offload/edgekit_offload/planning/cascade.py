@@ -41,6 +41,7 @@ class Cascade:
         agreement: share of the confirming samples with the answer of the large model.
         least_agreement: lower bound of the true agreement, with `confidence`.
         confidence: probability that the bound holds, such as 0.95.
+        samples: number of samples that confirmed it.
     """
 
     escalation: Escalation
@@ -212,6 +213,7 @@ class CascadeInputs:
 
     Attributes:
         small: the ONNX model for the device, with the inputs and the one output of the large model.
+        agreement: share of the requests that must get the answer of the large model.
         feeds: samples, one request each, to choose and to confirm the threshold.
         classes: outputs of the large model that are known to hold scores of classes; outputs that are
             probabilities are found.
@@ -230,6 +232,8 @@ def plan_cascade(
 
     Each request runs the small model, and the coding in the same graph; only escalated requests pay for a
     file (JPEG), for compression and for the request.
+
+    `slowdown`: time of the device as a multiple of this machine's.
     """
     try:
         cascade = _confirm(large, inputs)

@@ -63,6 +63,9 @@ def compare(
 ) -> PlanningResult:
     """Return the result: scores on the grid, winners, and the table of the candidates that win somewhere.
 
+    `candidates`: the candidates, at least one.
+    `kernels`: number of kernels of the model; 0 if it cannot be cut.
+
     Raises:
         CutError: no candidate keeps the limits anywhere.
     """

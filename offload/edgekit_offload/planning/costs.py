@@ -170,6 +170,13 @@ class PowerModel:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
+    """Limits of the device's memory.
+
+    Attributes:
+        weights_bytes: limit of the weights alone; None without a limit.
+        memory_bytes: limit of weights and live activations.
+    """
+
     weights_bytes: float | None = None
     memory_bytes: float | None = None
 
@@ -203,6 +210,8 @@ def latency_costs(
     costs: GraphCosts, coding: str, conditions: Conditions, pinned: NDArray[np.bool_] | None = None
 ) -> Costs:
     """Return seconds of latency of one request on two tiers.
+
+    `pinned`: bool [tensors], whether a tensor must not leave the device.
 
     Raises:
         CutError: the link is down.

@@ -145,6 +145,7 @@ class CutSearchResult:
 
     Attributes:
         tiers: the fastest placement on three tiers at each link.
+        attacked: number of cuts that were checked against the limit on leakage.
         over: leakages of the cuts that exceed the limit, if known.
         is_ended: whether no cut is left that might keep the limit; otherwise the rounds ran out.
     """
@@ -162,7 +163,10 @@ class CutSearchResult:
 
 
 def search_cuts(search: CutSearch, base: Sequence[OffloadPlan], progress: Progress) -> CutSearchResult:
-    """Return the few cuts that lower the best score most, and the best one of each coding for the report."""
+    """Return the few cuts that lower the best score most, and the best one of each coding for the report.
+
+    `progress`: called with the name of the step, the settings done and all of them (None if unknown).
+    """
     result, cut_numbers, tier_numbers = CutSearchResult(), count(1), count(1)
     pins = dict.fromkeys(search.costs.codings, search.pinned)
     known_keys: set[_Key] = set()  # cuts of earlier rounds
@@ -217,7 +221,10 @@ def _pin(
 def _sweep(
     search: CutSearch, pins: Mapping[str, NDArray[np.bool_]], numbers: Iterator[int], progress: Progress
 ) -> tuple[list[CutCandidate], Refusal | None]:
-    """Return the cuts that are cheapest somewhere in one of the codings, and why there are no more."""
+    """Return the cuts that are cheapest somewhere in one of the codings, and why there are no more.
+
+    `pins`: coding -> the tensors that must not be sent in it.
+    """
     two = replace(search.costs, seconds=search.costs.seconds[:, :2])
     settings = tuple(
         replace(link, device_slowdown=device, server_slowdown=server)

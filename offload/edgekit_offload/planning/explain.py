@@ -53,7 +53,11 @@ def explain_candidate(candidate: Candidate, kernels: int, *, is_reserve: bool = 
 def explain_plan(
     candidates: Sequence[Candidate], bandwidths: Sequence[float], rtts: Sequence[float], unit: str
 ) -> tuple[str, ...]:
-    """Return sentences that say where offloading pays, where a cut does, and where neither does."""
+    """Return sentences that say where offloading pays, where a cut does, and where neither does.
+
+    `bandwidths`: bandwidths of the grid, Mbit/s.
+    `rtts`: round trips of the grid, ms.
+    """
     sentences = []
     too_lossy = [candidate for candidate in candidates if candidate.is_over_loss]
     candidates = [candidate for candidate in candidates if not candidate.is_over_loss]
@@ -157,7 +161,10 @@ def describe_certificate(certificate: Certificate) -> str:
 
 
 def describe_answers(candidate: Candidate, samples: int) -> str:
-    """Return the share of answers that a candidate changes, and the share it is expected to make wrong."""
+    """Return the share of answers that a candidate changes, and the share it is expected to make wrong.
+
+    `samples`: number of samples of which the shares are.
+    """
     share, parts = candidate.plan.answers_changed, []
     if share is not None:
         parts.append(f"{100 * share:.2g} % changed" if share else "none changed")

@@ -72,6 +72,7 @@ class SentSamples:
         upload_bytes, download_bytes: bytes of request and reply on the link, means over the samples.
         plain_bytes: bytes of the upload without compression.
         change: change of the answers; None if unknown, see `compare_answers`.
+        reply: outputs of the tail for the first sample.
     """
 
     tensors: Feeds
@@ -373,7 +374,10 @@ def leakage_of(
 def _record_attacked(
     model: OpenedModel, feeds: Sequence[Feeds], sent: Sequence[SentTensor], most_values: int
 ) -> tuple[list[Array], list[Array]]:
-    """Return values of each input, and of each tensor as the server decodes it: [samples, values]."""
+    """Return values of each input, and of each tensor as the server decodes it: [samples, values].
+
+    `feeds`: samples; only the first ones are used if their tensors would be too large.
+    """
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     names = [tensor.name for tensor in sent]

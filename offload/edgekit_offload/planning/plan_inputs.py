@@ -51,6 +51,7 @@ class PlanInputs:
     """The inputs of a plan.
 
     Attributes:
+        feeds: samples, one request each.
         power: power of the device, for energy; the table carries it for devices that prefer energy.
         latency_limit_s: for capacity, the limit of 99 % of requests; for energy, that of the predicted
             latency.

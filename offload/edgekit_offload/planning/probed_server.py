@@ -46,7 +46,11 @@ class ServerAccess:
 
 @dataclass(frozen=True, slots=True)
 class ProbedServer:
-    """A server, measured over its link."""
+    """A server, measured over its link.
+
+    Attributes:
+        profile: profile of this machine, scaled.
+    """
 
     profile: ModelProfile
     link: LinkProbe
@@ -71,6 +75,8 @@ def check_server(access: ServerAccess, name: str) -> None:
 
 def probe_server(access: ServerAccess, profile: ModelProfile, feeds: Feeds, seconds: float) -> ProbedServer:
     """Measure a server that serves the whole model under its name.
+
+    `feeds`: one request.
 
     Raises:
         CutError: the server does not serve this model.

@@ -39,6 +39,7 @@ class StatedLimit:
 
     Attributes:
         name: name of the limited quantity, such as `latency` or `weights on the device`.
+        at_most: value of the limit, in `unit`.
         unit: seconds or bytes.
         server_waits: wait on the server that a limited latency includes, in multiples of the server's time.
     """
@@ -200,6 +201,7 @@ class TierPlan:
         bandwidths_mbit_s, rtts_ms: bandwidths and round trips of both links, the device's first.
         kernels: number of kernels on each tier.
         total_ms: latency including both links.
+        tiers: the tier of each kernel.
     """
 
     bandwidths_mbit_s: tuple[float, ...]

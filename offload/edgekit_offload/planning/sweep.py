@@ -35,6 +35,7 @@ class OptimalCut:
 
     Attributes:
         coding: coding in which its tensors are sent.
+        tiers: the tier of each kernel; 0 is the device.
         certificate: proof for the setting at which it was found first.
     """
 
@@ -55,6 +56,8 @@ class _Setting:
         stages: one, or several of which the slowest counts.
         limits: for the solver; `stated` are the same in words.
         stated: limits that a certificate names.
+        pinned: tensors that must not leave the device.
+        unit: of the stages.
     """
 
     stages: tuple[Costs, ...]
@@ -74,6 +77,10 @@ def find_cuts(
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[OptimalCut, ...]:
     """Return the cuts that are cheapest under some of the conditions; all on the device is not among them.
+
+    `conditions`: links and loads; all must be usable.
+    `pinned`: bool [tensors], whether a tensor must not leave the device.
+    `progress`: called with the number of solved settings and the number of all.
 
     Raises:
         CutError: no placement keeps limits and pins, not even all on the device.

@@ -52,7 +52,9 @@ class WholeModel:
     """Facts that whole-model candidates have in common.
 
     Attributes:
+        output_bytes: bytes of all outputs of one request.
         device_slowdown, server_slowdown: time of that machine as a multiple of this one's, for coding.
+        outputs: number of outputs.
     """
 
     server_s: float
@@ -89,7 +91,11 @@ class _CodedInput:
 def find_uploads(
     feeds: Sequence[Feeds], whole: WholeModel, sample_rate_hz: float | None = None
 ) -> tuple[tuple[UploadCandidate, ...], tuple[Refusal, ...]]:
-    """Return every way to upload the input that suits its kind, and why the others do not."""
+    """Return every way to upload the input that suits its kind, and why the others do not.
+
+    `feeds`: samples, one request each.
+    `sample_rate_hz`: sample rate of sound; None if it is not known.
+    """
     inputs = _Inputs(feeds, whole)
     lattices = {
         name: find_bytes(_rows(feeds, name))

@@ -66,6 +66,7 @@ class RunnableGraph:
     Attributes:
         content: the ONNX model; empty for a head that only codes its inputs.
         options: how onnxruntime runs it, `OrtOptions` that differ from their defaults.
+        weights: location of external data -> content.
         inputs: name -> values to run it on; empty values are replaced by generated ones, with free dimensions
             of 1.
         coding: coding that is timed with it; None for the graph alone.
@@ -273,6 +274,8 @@ def time_batches(
     engine: str = "ort",
 ) -> JobResult:
     """Return the mean time of one of each graph's consecutive runs, and the machine's state.
+
+    `graphs`: at least one, without options, inputs or weights; for LiteRT `.tflite` files.
 
     Raises:
         CutError: the machine does not work, or refused a graph or its inputs.

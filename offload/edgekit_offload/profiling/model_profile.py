@@ -35,6 +35,7 @@ class KernelTime:
             other tensors exist only in the optimised graph.
         seconds: its time in a run; those of all kernels sum up to the whole run.
         spread: distance between the quartiles of its runs, as a share of their median.
+        weights_bytes: size of the weights that it reads, in the engine's form.
     """
 
     name: str

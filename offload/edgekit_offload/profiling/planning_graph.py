@@ -30,7 +30,9 @@ class PlanningGraph:
 
     Attributes:
         graph: kernels and tensors; the tensors have the names of the model.
+        seconds: float64 [kernels, machines], time of each kernel.
         tensor_bytes: size of every tensor of the graph.
+        weight_bytes: int64 [weights], sizes of the model's weights and constants.
         weight_readers: bool [kernels, weights], whether a kernel needs a weight.
         nodes: for each kernel the numbers of its nodes in the model. A node is in one kernel; but constants,
             and nodes that only widen their input (DequantizeLinear), are in each kernel that needs them.
@@ -48,6 +50,9 @@ def join_profiles(
     content: bytes, profiles: Sequence[ModelProfile], model: onnx.ModelProto | None = None
 ) -> PlanningGraph:
     """Return the kernels of a model that all profiles have in common.
+
+    `profiles`: profiles of all machines, the device first.
+    `model`: the model, if it is parsed already.
 
     Raises:
         CutError: a profile is of another model, or the model cannot be split.

@@ -146,7 +146,11 @@ def _ribbon(
 def ribbon_part(
     ends: tuple[float, float], top: float, names: Sequence[str], words: str, style: str
 ) -> Markup:
-    """Return a part of a ribbon with the first of the names that fits into it, or none."""
+    """Return a part of a ribbon with the first of the names that fits into it, or none.
+
+    `ends`: left and right end.
+    `names`: texts for its middle, best first.
+    """
     width = max(ends[1] - ends[0], 1.0)
     name = next((name for name in names if _CHARACTER * len(name) + 8 <= width), None)
     return el(

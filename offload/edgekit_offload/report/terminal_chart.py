@@ -24,6 +24,8 @@ def render_terminal(
 
     A digit or letter stands for each candidate; where lines cross, the chart shows the one that is faster at
     the left.
+
+    `width`: width of the terminal, in columns.
     """
     if not result.candidates or not result.rtts_ms or not result.bandwidths_mbit_s:
         return "no candidate was measured"

@@ -33,6 +33,8 @@ def activation_memory(graph: EngineGraph, threads: int = 1) -> int:
     """Return the resident bytes of the arena after a few runs: activations, scratch and outputs.
 
     Intermediate tensors whose shape depends on the data count as nothing.
+
+    `threads`: threads of one inference, at least 1.
     """
     buffers = _plan_buffers(graph)
     last_use: dict[str, int] = {}

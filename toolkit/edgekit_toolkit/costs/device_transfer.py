@@ -37,7 +37,12 @@ _LEAST_RATIO: Final = 0.1  # least ratio of a kind over the common one: no kerne
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """Time of one kernel on this machine, by one thread."""
+    """Time of one kernel on this machine, by one thread.
+
+    Attributes:
+        seconds: time of one run of it.
+        count: how often it runs in one inference.
+    """
 
     kind: KernelKind
     seconds: float

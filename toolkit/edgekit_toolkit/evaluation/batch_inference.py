@@ -33,6 +33,7 @@ class Inference:
     """The outputs for a file of samples.
 
     Attributes:
+        samples: how many there were.
         batch: how many were run at once.
         outputs: output name -> [samples, ...]; an output without a row for each sample is [runs, ...].
         first: the feeds of the first run.
@@ -157,7 +158,10 @@ def package_decoding(package: OpenedPackage) -> Decoding:
 
 
 def find_top_classes(output: NDArray[Any], classes: int) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """Return the five best classes with their scores, for each sample; nothing for other outputs."""
+    """Return the five best classes with their scores, for each sample; nothing for other outputs.
+
+    `output`: class scores are numbers [N, classes]; NaN comes last.
+    """
     if not classes or output.ndim != 2 or output.shape[1] != classes or output.dtype.kind not in "iuf":
         return ()
     scores = output.astype(np.float64)

@@ -60,7 +60,12 @@ def measure_memory_here(
     target: Target,
     limit_bytes: float,
 ) -> MemoryHere:
-    """Return the peak memory of a fresh process here that runs a model."""
+    """Return the peak memory of a fresh process here that runs a model.
+
+    `modelled`: its memory that was compared with the limit, or why it is unknown.
+    `feeds`: inputs of one inference.
+    `limit_bytes`: memory limit, infinite if there is none.
+    """
     notes = []
     peak = modelled if isinstance(modelled, PeakMemory) else None
     try:
@@ -100,6 +105,9 @@ def _describe(memory: MemoryEstimate | PeakMemory, service_bytes: int, limit_byt
 
 def estimate_service_bytes(engine: str, model_bytes: int, feeds: Feeds) -> int:
     """Return the peak memory of a service that serves one model to one client.
+
+    `model_bytes`: memory that the model adds to a process that runs it, estimated or measured.
+    `feeds`: the inputs of one call.
 
     Raises:
         BackendError: as for `measure_service_bytes`.

@@ -45,6 +45,8 @@ class Score:
     """Score of one candidate on one set of samples.
 
     Attributes:
+        value: 0..1.
+        baseline: score of the source model, 0..1.
         drop: drop from the source's score to the candidate's.
     """
 
@@ -55,6 +57,14 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class PartScores:
+    """Scores on one set of samples.
+
+    Attributes:
+        samples: how many there are.
+        baseline: score of the source model, 0..1.
+        scores: scores of each candidate, 0..1.
+    """
+
     samples: int
     baseline: float
     scores: tuple[float, ...]
@@ -169,6 +179,7 @@ class _ScoreCollector:
     Attributes:
         batch: samples at once if the model leaves that free.
         stacked: whether samples share a leading axis.
+        progress: called with samples done and their number.
         spoiled: (place of a candidate, output) -> samples.
     """
 

@@ -52,7 +52,11 @@ _RECURRENT: Final = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM")
 
 @dataclass(frozen=True, slots=True)
 class HostRuns:
-    """Runs on this machine, measured in turns."""
+    """Runs on this machine, measured in turns.
+
+    Attributes:
+        models: runs of the models, in order.
+    """
 
     networks: Mapping[str, HostRun]
     models: Sequence[HostRun]

@@ -184,7 +184,10 @@ def fresh_name(index: GraphIndex, stem: str) -> str:
 
 
 def rewrite_all(model: onnx.ModelProto, rewrite_one: Callable[[onnx.GraphProto], bool]) -> onnx.ModelProto:
-    """Return a copy of `model` in which `rewrite_one` finds nothing more, without unused initializers."""
+    """Return a copy of `model` in which `rewrite_one` finds nothing more, without unused initializers.
+
+    `rewrite_one`: changes one place of a graph; returns whether there was one.
+    """
     result = copy_model(model)
     while rewrite_one(result.graph):
         pass

@@ -21,6 +21,8 @@ def evidence_path(package_path: Path) -> Path:
 def write_evidence(path: Path, subject_path: Path, predicate: Mapping[str, JsonValue], sign: Sign) -> None:
     """Write a signed statement about the file at `subject_path` to `path`, atomically.
 
+    `subject_path`: the file that the statement is about; its sha256 is taken now.
+
     Raises:
         SignatureError: the file cannot be read, the predicate is no JSON or too large, or from `sign`.
         OutputError: the evidence cannot be written.

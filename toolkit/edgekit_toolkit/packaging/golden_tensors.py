@@ -34,7 +34,10 @@ def golden_feeds(
     ranges: Mapping[str, tuple[float, float]],
     seed: int,
 ) -> tuple[tuple[GoldenInput, ...], dict[str, bytes], Feeds]:
-    """Return golden inputs, the artifacts that hold them, and the feeds as a device decodes them."""
+    """Return golden inputs, the artifacts that hold them, and the feeds as a device decodes them.
+
+    `ranges`: input name -> smallest and largest value, as calibration saw them.
+    """
     feeds = generate_feeds(inputs, 1, seed, dims, ranges)[0]
     described: list[GoldenInput] = []
     artifacts: dict[str, bytes] = {}

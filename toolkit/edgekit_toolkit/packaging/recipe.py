@@ -62,6 +62,7 @@ class Recipe:
         disabled_optimizers: rewrites of onnxruntime that are off for the model, as `ort_options` has them.
         fixed: inputs that became constants, as for `fix_inputs`.
         written_out: operators that are written out because the engine does not run them.
+        golden_rows: seeds of the further golden rows.
         variants: further variants; `backend`, `form`, `model_sha256` and `figures` above are of the default
             one.
     """

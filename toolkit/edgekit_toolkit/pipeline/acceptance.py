@@ -25,7 +25,11 @@ _NEEDED: Final = "another --backend that the target runs, or a model that the en
 def choose_accepted(
     budget: Budget, measured: Sequence[CandidateFigures], check: Callable[[str], Acceptance], *, on_gpu: bool
 ) -> AcceptedChoice:
-    """Choose, and choose again without the candidates that the engine refuses."""
+    """Choose, and choose again without the candidates that the engine refuses.
+
+    `measured`: candidates, at least one.
+    `check`: takes a candidate's id; says whether the engine accepts it.
+    """
     remaining = list(measured)
     refused: list[str] = []
     while True:

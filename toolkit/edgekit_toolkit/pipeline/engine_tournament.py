@@ -97,6 +97,9 @@ def _race(
 ) -> tuple[dict[str, Entrant], str]:
     """Return the result of each engine's choice, and the engine to keep.
 
+    `chosen`: engine -> its choice, the preferred engine first, at least one.
+    `threads`: threads of one inference.
+
     Raises:
         BackendError: none of them runs in a process of its own, or not beside the others.
         OutputError: the package cannot be written to the folder for temporary files.

@@ -22,6 +22,7 @@ class Request:
 
     Attributes:
         metric: name as for `metrics.find_metric`.
+        batch: fixed batch, or None to leave it unchanged.
         dims: sizes of free dimensions for measuring.
         fixed: inputs that become constants, as for `fix_inputs`.
         labels: file with one class name a line, or None.

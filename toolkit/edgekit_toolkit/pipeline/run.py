@@ -64,6 +64,7 @@ class EngineResult:
     """The result of one engine in a tournament.
 
     Attributes:
+        candidate: the candidate that was chosen for it; None if none was.
         latency_ms: latency of that candidate, measured here in turns in several fresh processes; the median
             of their medians.
         kept: whether the package is for this engine.

@@ -57,7 +57,10 @@ class NarrowRange(Protocol):
     """Returns a narrower range of an activation."""
 
     def __call__(self, histogram: Histogram, *, symmetric: bool) -> tuple[float, float]:
-        """Return the lowest and the highest value that gets a code of its own."""
+        """Return the lowest and the highest value that gets a code of its own.
+
+        `symmetric`: whether codes reach equally far on both sides of 0.
+        """
 
 
 @dataclass(frozen=True, slots=True)

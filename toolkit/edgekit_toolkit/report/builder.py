@@ -19,6 +19,10 @@ from edgekit_toolkit.selection.confirmation import HeldDrop
 
 
 def describe(run: Run, command: str, published: PublishedFiles | None) -> dict[str, Any]:
+    """Return the report document.
+
+    `published`: files written, or None after a refusal.
+    """
     return {
         "schema": SCHEMA_ID,
         "edgekit": __version__,

@@ -61,7 +61,10 @@ def find_range_trap(calibration: Iterable[Feeds], evaluation: Iterable[Feeds]) -
 
 
 def find_codes_trap(codes: Mapping[str, CodeRange], samples: Iterable[Feeds]) -> list[str]:
-    """Return a warning for each quantized input whose codes are for values of another range."""
+    """Return a warning for each quantized input whose codes are for values of another range.
+
+    `samples`: later inputs of the model; the first 256 are checked.
+    """
     comparisons, count = _compare(
         {name: (code_range.low, code_range.high) for name, code_range in codes.items()}, samples
     )

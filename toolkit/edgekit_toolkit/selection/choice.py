@@ -83,6 +83,8 @@ def rank_further(candidates: Sequence[CandidateFigures], budget: Budget) -> list
     These are the candidates that keep all limits and that no other such one matches or beats in latency, size
     and drop while beating it in one; latencies within their uncertainty count as equal. The choice is the
     fastest, so the others have better accuracy or size, and a device with power to spare wants accuracy.
+
+    `candidates`: candidates of all engines, the chosen ones included.
     """
     within = [candidate for candidate in candidates if not budget.violations(candidate.figures)]
     front = [candidate for candidate in within if not any(_replaces(other, candidate) for other in within)]
@@ -268,7 +270,10 @@ class FloatRatio:
 
 
 def find_slowdown(ratio: FloatRatio, target: str) -> list[str]:
-    """Return a warning if the candidate is slower here than the float model, or nothing."""
+    """Return a warning if the candidate is slower here than the float model, or nothing.
+
+    `ratio`: latency of the chosen candidate over the float model's.
+    """
     against = {"float32": ratio.here, "the source model": ratio.here_to_source}
     slower = [f"{value:.2f} x {name}" for name, value in against.items() if value > 1 + SAME_LATENCY]
     if not slower:

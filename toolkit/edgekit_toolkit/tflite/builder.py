@@ -75,7 +75,11 @@ class Operation:
 
 
 class Builder:
-    """Collects the TFLite graph; equal constants are kept once."""
+    """Collects the TFLite graph; equal constants are kept once.
+
+    Attributes:
+        operations: operations in the order in which they run.
+    """
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []

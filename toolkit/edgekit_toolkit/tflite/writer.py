@@ -22,6 +22,9 @@ def write(
 ) -> bytes:
     """Return the file.
 
+    `inputs`: name and tensor of each input, in order.
+    `outputs`: name and tensor of each output, in order.
+
     Raises:
         ConversionError: the weights are too large for one file.
     """

@@ -84,6 +84,10 @@ class LocalSteps:
         *,
         clock: Callable[[], float],
     ) -> None:
+        """Prepare.
+
+        `clock`: seconds since 1970.
+        """
         self._installer, self._target = installer, member.enrolment.target
         self._downloads, self._disk = folder / "downloads", installer.slots.disk
         self._downloader = downloader

@@ -48,7 +48,11 @@ class Heat:
         now_s: float,
         dt_s: float,
     ) -> "Heat":
-        """Return the state after `dt_s` seconds."""
+        """Return the state after `dt_s` seconds.
+
+        `range_w`: least and greatest power that the settings can make.
+        `dt_s`: time since the last step.
+        """
         if temperature_c is None:
             return self._go_blind(range_w, now_s)
         before_c = temperature_c if self._filtered_c is None else self._filtered_c
@@ -83,7 +87,11 @@ class Charge:
     def step(
         self, limit: BatteryLimit, battery: Battery | None, used_w: float, now_s: float, dt_s: float
     ) -> "Charge":
-        """Return the state after `dt_s` seconds."""
+        """Return the state after `dt_s` seconds.
+
+        `used_w`: power since the last step.
+        `dt_s`: time since the last step.
+        """
         if battery is None:
             counted_j = None if self._above_j is None else self._above_j - used_w * dt_s
             return self if counted_j is None else Charge(_spread(counted_j, limit, now_s), counted_j)

@@ -16,6 +16,7 @@ class Resident:
     Attributes:
         name: name of the model with its version.
         size_bytes: memory that it takes.
+        used_s: when it was last used.
         is_pinned: whether it must stay.
         is_busy: whether calls wait for it or are under way.
     """

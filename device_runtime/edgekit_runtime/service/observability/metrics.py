@@ -132,7 +132,10 @@ class LaneMetrics:
         return histogram
 
     def note_lone(self, seconds: float, now_s: float, rows: int = 1) -> None:
-        """Count a call that ran at once and alone, and succeeded."""
+        """Count a call that ran at once and alone, and succeeded.
+
+        `now_s`: time on the scheduler's clock.
+        """
         index = bisect_left(LATENCY_BOUNDS_S, seconds)
         self.queue.counts[0] += 1
         compute, total = self.compute, self.total

@@ -21,7 +21,11 @@ def describe_statistics(
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
 ) -> dict[str, Any]:
-    """Return the body of `GET v2/models/MODEL/versions/VERSION/stats`."""
+    """Return the body of `GET v2/models/MODEL/versions/VERSION/stats`.
+
+    `clock`: the clock of the schedulers.
+    `wall_clock`: seconds since 1970.
+    """
     offset_s = wall_clock() - clock()
     return {"model_stats": [_describe(lane, offset_s) for lane in lanes]}
 

@@ -26,7 +26,11 @@ _logger = logging.getLogger(__name__)
 
 
 class Observer:
-    """Counts what two versions do, asks `judge`, and reports its verdict once."""
+    """Counts what two versions do, asks `judge`, and reports its verdict once.
+
+    Attributes:
+        verdict: the verdict of `judge`, or None before it.
+    """
 
     __slots__ = ("_begin_s", "_clock", "_defer", "_gates", "_report", "_until_look", "observed", "verdict")
 

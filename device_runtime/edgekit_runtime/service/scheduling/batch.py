@@ -40,6 +40,7 @@ class BatchResult:
     """The result of one run.
 
     Attributes:
+        answers: one for each call.
         began_s: when it began, on the clock given.
         merge_s, infer_s, split_s: seconds of merging the calls, of the engine, and of splitting the outputs.
         is_apart: whether the calls of a batch ran one by one, since the batch failed.

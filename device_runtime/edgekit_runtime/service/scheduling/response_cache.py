@@ -267,6 +267,7 @@ class _UnderWay:
     """The first of some equal calls, and those that wait for its answer.
 
     Attributes:
+        since_s: when it came.
         waiting: the calls that wait, each with its time of arrival.
     """
 

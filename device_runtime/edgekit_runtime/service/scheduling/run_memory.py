@@ -83,7 +83,10 @@ def estimate_run_memory(manifest: Manifest, variant: str) -> RunMemory:
 
 
 def allowed_run_bytes(stated: int | None, max_model_bytes: int | None) -> int:
-    """Return how much memory one inference may take."""
+    """Return how much memory one inference may take.
+
+    `max_model_bytes`: memory limit of all models together, or None.
+    """
     if stated is not None:
         return stated
     return min(_DEFAULT_BYTES, machine_bytes() // _DEFAULT_SHARE, max_model_bytes or _DEFAULT_BYTES)

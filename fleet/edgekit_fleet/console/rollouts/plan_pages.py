@@ -49,7 +49,9 @@ class ClassPlan:
     """The packages that devices of one class get.
 
     Attributes:
+        devices: number of them.
         packages: packages that they get, such as `digits 1.2.0`.
+        bytes: bytes that all of them download.
         minutes: minutes that the slowest one takes.
         notes: what is unknown about some devices, and for how many.
     """
@@ -72,6 +74,7 @@ class PlanView:
         others: how many matching devices get nothing.
         classes: packages of the devices, by class.
         refused: why the others get nothing.
+        bytes: bytes to download in all.
         minutes: minutes that the slowest download takes.
         waves: devices at the end of each.
         minimum: devices of the first step.

@@ -62,7 +62,10 @@ _LARGEST: Final = 1e30
 
 
 def kernel_names(model: Model, *, elementwise: bool) -> tuple[str, ...]:
-    """Return the operators that can become integer kernels, in order, by the name of their first output."""
+    """Return the operators that can become integer kernels, in order, by the name of their first output.
+
+    `elementwise`: whether all operators are included, or only matrix products.
+    """
     if len(model.subgraphs) > 1:  # control flow: a branch may never run while ranges are collected
         return ()
     kinds = COMPUTE | _OTHERS if elementwise else COMPUTE

@@ -42,6 +42,7 @@ class LiteRtQuantizer:
 
     Attributes:
         model: the `.tflite` as it was given, or as it was converted from ONNX.
+        threads: threads of one inference.
         scheme: int8 activations with a zero point, which all LiteRT kernels take: `LITERT`, or its variant
             with folded pixels for AVX-512.
     """

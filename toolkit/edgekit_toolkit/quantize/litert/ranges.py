@@ -21,7 +21,11 @@ _FLOAT_BYTES = 4
 def activation_reader(
     prepared: bytes, names: Sequence[str], *, threads: int, group_bytes: int = GROUP_BYTES
 ) -> ReadActivations:
-    """Return a call that runs a model on a sample and yields the activations `names`."""
+    """Return a call that runs a model on a sample and yields the activations `names`.
+
+    `names`: activations; inputs may be among them.
+    `group_bytes`: size of the activations that are fetched in one run.
+    """
     tensors = {tensor_name(tensor): tensor for tensor in parsed(prepared).subgraphs[0].tensors}
     sizes = {name: _FLOAT_BYTES * math.prod(shape_of(tensors[name])) for name in names}
     groups = split_by_bytes(sizes, group_bytes)

@@ -30,7 +30,10 @@ _MAX_FACTOR = 256.0
 
 
 def find_factors(model: onnx.ModelProto, ranges: Mapping[str, Range]) -> dict[str, NDArray[np.float32]]:
-    """Return the divisors for the channels of convolutions' outputs: tensor name -> float32 [channels]."""
+    """Return the divisors for the channels of convolutions' outputs: tensor name -> float32 [channels].
+
+    `ranges`: extremes of each channel of its activations; missing activations are left alone.
+    """
     index = GraphIndex(model.graph)
     factors = {}
     for node in model.graph.node:

@@ -25,6 +25,9 @@ def output_parts(model: onnx.ModelProto, feeds: Feeds, *, threads: int) -> list[
     """Return for each output the number of the tensor that each value comes from; None if it is one tensor.
 
     Where onnxruntime cannot run the moves, no output has parts.
+
+    `feeds`: a sample.
+    `threads`: threads of one inference.
     """
     program = copy_model(model)
     index = GraphIndex(program.graph)

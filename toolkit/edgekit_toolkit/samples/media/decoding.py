@@ -28,6 +28,7 @@ class Decoding:
     """How files of images and sound become samples.
 
     Attributes:
+        preprocessing: fields of the preprocessing file, or None if there is none.
         classes: names in the order of the model's outputs; empty if they are not known.
         labelled: whether to take labels from class folders or lists.
         progress: called with the numbers of decoded and of all files, during the first pass.

@@ -54,6 +54,8 @@ def is_media(path: Path) -> bool:
 def find_media(path: Path, *, labelled: bool = True) -> MediaFiles:
     """Return the files under `path`, sorted by name.
 
+    `labelled`: whether to take labels; if not, sub-folders are only folders.
+
     Raises:
         DataError: there is no file, there are both images and recordings, or a list of labels is wrong.
     """

@@ -19,7 +19,10 @@ MAX_SWEEPS: Final = 6
 
 
 def plan_forms(graph: Graph, rules: Sequence[Rule | None], views: Mapping[str, View]) -> list[Form]:
-    """Return the work form of each node."""
+    """Return the work form of each node.
+
+    `rules`: one for each node; None if a node is refused or makes only views.
+    """
     plan = _Plan(graph, rules, views)
     choices = [index for index, rule in enumerate(rules) if rule is not None and rule.allows is not None]
     for choice in choices:

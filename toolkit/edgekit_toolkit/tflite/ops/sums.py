@@ -18,7 +18,11 @@ MAX_SUMMED: Final = 1024
 def emit_reduction(
     step: Step, kind: str, tensor: Tensor, axes: Sequence[int], *, keep: bool = True
 ) -> Tensor:
-    """Add MEAN, SUM or another reduction."""
+    """Add MEAN, SUM or another reduction.
+
+    `axes`: held axes, at least one.
+    `keep`: whether the axes stay, with size 1.
+    """
     if (
         kind in {"MEAN", "SUM"}
         and len(axes) > 1
