@@ -41,7 +41,7 @@ from edgekit_runtime.slots import Slots
 
 SHORT_S = 2.0
 """Long enough for a model that is well, also on a busy machine."""
-ISOLATIONS = [None, True]
+ISOLATIONS = (False, True)
 IDS = ["inside", "isolated"]
 
 HANGING = """
