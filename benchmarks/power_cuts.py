@@ -27,7 +27,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ class Trial:
                 problems = [f"{type(error).__name__}: {error}"]
             found.bad += [f"{self.name}: {step}: {cut}: {problem}" for problem in problems]
         found.mended = replay.mended - mended
-        return {"run": self.name, "begin": begin, **asdict(found)}
+        return {"run": self.name, "begin": begin, **vars(found)}
 
     def describe(self) -> Counter[str]:
         """Return figures of the recording, and how many different disks the cuts leave."""
