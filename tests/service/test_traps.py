@@ -322,3 +322,16 @@ def test_log_names_the_model_whose_inference_ended_the_service(maker: PackageMak
         code, said = service.end_by_itself()
     assert code == -signal.SIGFPE
     assert "in inference of divider 1.0.0" in said
+
+
+def test_loop_without_inputs_is_a_hazard_like_a_file_that_cannot_be_read(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    model, inputs, expected = make_hostile("loop")
+    del model.graph.node[1].input[:]
+    sketch = Manifest_("loop", "1.0.0", {}, inputs)
+    write_signed(maker, tmp_path / "loop.edgepkg", sketch, expected, model.SerializeToString(), {})
+    with read_package(tmp_path / "loop.edgepkg", maker.trust) as package:
+        hazard = find_hazard(package)
+    assert hazard is not None
+    assert "cannot be read" in hazard.reason

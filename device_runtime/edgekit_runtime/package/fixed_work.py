@@ -294,10 +294,10 @@ def _read_litert(data: memoryview) -> list[Graph]:
     numbers = [_read_operator(data, table) for table in read_tables(data, read_field(data, root, 1))]
     names = [_LITERT_NAMES.get(number, str(number)) for number in numbers]
     graphs = []
-    for place, graph in enumerate(read_tables(data, read_field(data, root, 2))):
+    for number, graph in enumerate(read_tables(data, read_field(data, root, 2))):
 
-        def read_tensors(table: int, field: int, place: int = place) -> list[Hashable]:
-            return [(place, number) for number in read_numbers(data, read_field(data, table, field))]
+        def read_tensors(table: int, field: int, number: int = number) -> list[Hashable]:
+            return [(number, tensor) for tensor in read_numbers(data, read_field(data, table, field))]
 
         operations = []
         for table in read_tables(data, read_field(data, graph, 3)):

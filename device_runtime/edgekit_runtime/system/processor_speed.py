@@ -9,6 +9,7 @@ import math
 import platform
 import random
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,7 @@ _STEPS: Final = 5_000  # steps of the fixed work: 0.1 to 0.25 ms
 _TIMES: Final = 3  # repetitions: at first the caches hold other data, above all after a reply
 _PAUSE_S: Final = 0.02
 _ENOUGH_CHECKS: Final = 20
+_RECENT_CHECKS: Final = 100
 _RARE_SHARE: Final = 1 / 3
 _MOST_WORK_S: Final = 0.5e-3  # several slices of an evenly spread quota: a slice is 0.05 ms or more
 _TOLERANCE: Final = 0.25  # a shared core is half as fast at this work; caches cost up to a fifth
@@ -41,7 +43,7 @@ class SpeedGate:
             seconds: duration of the measurement.
         """
         self.now_s = math.inf
-        self._speeds: list[float] = []
+        self._speeds: deque[float] = deque(maxlen=_RECENT_CHECKS)
         if usual_s is not None:
             self.usual_s = usual_s
             return
@@ -62,7 +64,7 @@ class SpeedGate:
         return all(_is_near(speed_s, self.usual_s) for speed_s in speeds)
 
     def follow(self) -> bool:
-        """Take the most frequent speed if the usual one was rare; return True if it is another."""
+        """If few recent checks had the usual speed, take the most frequent; return True if it differs."""
         usual = sum(self.is_usual(speed_s) for speed_s in self._speeds)
         if len(self._speeds) < _ENOUGH_CHECKS or usual >= _RARE_SHARE * len(self._speeds):
             return False

@@ -389,7 +389,7 @@ class _Clock:
         self._sort(self._runs[-1])
 
     def sort_again(self) -> None:
-        """Sort all runs anew, after another speed has become the usual one."""
+        """Decide for all runs again whether they count: another speed is the usual one now."""
         self.seconds, self.others = [], []
         for timed in self._runs:
             self._sort(timed)

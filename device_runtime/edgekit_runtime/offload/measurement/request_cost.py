@@ -135,9 +135,8 @@ def average_middle(values: Sequence[float]) -> float:
 
 
 def is_precise(values: Sequence[float], within: float = 0.0) -> bool:
-    """Return whether enough values are known for their `average_middle` within 1 %, or within a difference.
+    """Return whether the standard error of the values' `average_middle` is at most 1 %, or at most `within`.
 
-    That is its standard error.
     The quartiles of normal values are 1.35 standard deviations apart, and the mean of the middle half of n
     values varies by 1.09 standard deviations / sqrt(n).
     """

@@ -64,8 +64,8 @@ def find_hazard(package: OpenedPackage, sessions: int = 1) -> Hazard | None:
     readable = _list_models(package.manifest.all_variants, lambda engine: engine.file_format in _FORMATS)
     for model in sorted(readable | endless):
         content = package.read(model)
-        found, takes_memory = _examine(content, can_stop=model not in endless)
-        reasons += found
+        against, takes_memory = _examine(content, can_stop=model not in endless)
+        reasons += against
         if takes_memory:
             own_bytes = _WORKER_BYTES + _SESSION_FACTOR * sessions * len(content)
             limit = max(limit or 0, own_bytes + allowed_run_bytes(None, None))
@@ -76,6 +76,7 @@ def _examine(content: memoryview, *, can_stop: bool) -> tuple[list[str], bool]:
     """Return the reasons against a model file, and whether a run may take any memory."""
     try:
         graph = read_graph(content)
+        is_endless = has_endless_loop(graph)
     except DAMAGED:
         return ["cannot be read, so a run may have no end or take any memory"], True
     reasons = []
@@ -91,12 +92,12 @@ def _examine(content: memoryview, *, can_stop: bool) -> tuple[list[str], bool]:
         if is_unchecked and any(position > 0 for position in positions):
             name = operation.name
             reasons.append(f"takes positions for {name} from its inputs, which engines do not check")
-    takes_memory = has_free_sizes(graph) or has_endless_loop(graph)
-    if has_endless_loop(graph):
+    takes_sizes = has_free_sizes(graph)
+    if is_endless:
         reasons.append("runs a loop as often as values of its inputs say, so a run may take any memory")
-    elif takes_memory:
+    elif takes_sizes:
         reasons.append("takes sizes of tensors from values of its inputs, so a run may take any memory")
-    return reasons, takes_memory
+    return reasons, is_endless or takes_sizes
 
 
 def can_trap(package: OpenedPackage, machine: str | None = None) -> bool:
