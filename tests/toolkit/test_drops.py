@@ -54,15 +54,16 @@ def test_upper_end_of_losses_alone_is_that_of_clopper_and_pearson(losses: int, c
 
 
 @pytest.mark.parametrize(("losses", "count"), [(1, 20), (10, 20), (5, 100), (20, 20)])
-def test_lower_end_without_unseen_gains_is_that_of_clopper_and_pearson(losses: int, count: int) -> None:
-    share = answers(losses, 0, count).low_without_unseen_gains(0.998) / 100
-    assert 1 - _upper_tail(losses - 1, count, share) == pytest.approx(0.001, rel=0.08)
+def test_lower_end_where_nothing_can_gain_is_that_of_clopper_and_pearson(losses: int, count: int) -> None:
+    candidate = np.arange(count)[np.newaxis] >= losses
+    (drop,) = mean_drops(np.ones(count), candidate.astype(np.float64), max_gain=0)
+    share = drop.interval(0.99).low / 100
+    assert 1 - _upper_tail(losses - 1, count, share) == pytest.approx(0.005, rel=0.08)
 
 
-def test_lower_end_without_unseen_gains_reckons_with_the_gains_that_were_seen() -> None:
-    drop = answers(9, 2, 80)
-    assert drop.low_without_unseen_gains(0.9) == drop.interval(0.9).low
-    assert answers(0, 0, 20).low_without_unseen_gains(0.998) == 0
+def test_equal_models_where_nothing_can_gain_have_a_lower_end_of_zero() -> None:
+    (drop,) = mean_drops(np.ones(20), np.ones((1, 20)), max_gain=0)
+    assert str(drop.interval().low) == "0.0"
 
 
 def test_model_that_loses_every_answer_has_an_upper_end_of_a_hundred_points() -> None:

@@ -7,7 +7,8 @@ One interval serves all metrics. Its upper end asks how high the mean change can
 lost outright, and if the weights of the samples were random (uniform over all weights that sum up to 1). So a
 rare large loss that no sample shows is reckoned with, whatever small noise all samples have: without any loss
 a limit of 1 point needs 368 samples. For changes of 0 and 1 the upper end is that of Clopper and Pearson; for
-many samples of small changes it is that of the normal distribution.
+many samples of small changes it is that of the normal distribution. The lower end reckons likewise with one
+more sample that gains all it can: nothing where the float model itself is the reference.
 """
 
 import math
@@ -59,12 +60,14 @@ class Drop:
             or a group of samples where a metric over the whole set leaves out groups.
         counts: number of units with each change.
         samples: number of samples.
+        max_gain: the most that a sample can gain, 0..1; 0 if the source model's score is 1 on all samples.
     """
 
     points: float
     changes: Floats
     counts: Floats
     samples: int
+    max_gain: float = 1.0
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
         """Return Gaffke's interval. No distribution of changes is known for which it errs more often.
@@ -74,15 +77,8 @@ class Drop:
         P. Thomas, A new confidence interval for the mean of a bounded random variable (2019).
         """
         error = (1 - confidence) / 2
-        high = self._upper_end(self.changes, error)
-        return Interval(-self._upper_end(-self.changes, error), high, confidence)
-
-    def low_without_unseen_gains(self, confidence: float) -> float:
-        """Return a lower end in points that reckons with no gain better than the best change of a unit.
-
-        For losses alone it is that of Clopper and Pearson.
-        """
-        return -self._upper_end(-self.changes, (1 - confidence) / 2, unseen=0.0)
+        low = 0.0 - self._upper_end(-self.changes, error, unseen=self.max_gain)  # never -0.0
+        return Interval(low, self._upper_end(self.changes, error), confidence)
 
     def samples_for(self, limit_points: float, confidence: float = CONFIDENCE) -> int | None:
         """Return how many samples with these shares of changes show the drop to be within a limit.
@@ -166,19 +162,28 @@ def _upper_quantile(values: Floats, counts: Floats, error: float) -> float:
     return least + mean
 
 
-def mean_drops(source: Floats, candidates: Floats) -> list[Drop]:
+def mean_drops(source: Floats, candidates: Floats, *, max_gain: float = 1.0) -> list[Drop]:
     """Return the drop of each candidate's mean score.
 
     Args:
         source: scores [samples] of the source model, 0..1.
         candidates: scores [candidates, samples] on the same samples.
+        max_gain: as of `Drop`.
     """
-    return [_drop(100 * float(changes.mean()), changes, len(source)) for changes in source - candidates]
+    return [
+        _drop(100 * float(changes.mean()), changes, len(source), max_gain) for changes in source - candidates
+    ]
 
 
-def _drop(points: float, changes: Floats, samples: int) -> Drop:
+def _drop(points: float, changes: Floats, samples: int, max_gain: float = 1.0) -> Drop:
     distinct, counts = np.unique(changes, return_counts=True)
-    return Drop(points=round(points, 4), changes=distinct, counts=counts.astype(np.float64), samples=samples)
+    return Drop(
+        points=round(points, 4),
+        changes=distinct,
+        counts=counts.astype(np.float64),
+        samples=samples,
+        max_gain=max_gain,
+    )
 
 
 def leave_out(score: Callable[[NDArray[np.int64]], float], count: int) -> Floats:

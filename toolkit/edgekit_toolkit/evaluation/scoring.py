@@ -268,12 +268,12 @@ def scores_of_table(metric: Metric, table: Floats, *, hold_back: bool) -> Scores
         hold_back: whether samples may be held back.
     """
     parts = []
+    max_gain = 0.0 if metric.against_source else 1.0
     for samples in split_evaluation(table.shape[1], hold_back=hold_back):
         part = table[:, samples]
         means = [float(mean) for mean in part.mean(axis=1)]
-        parts.append(
-            PartScores(len(samples), means[0], tuple(means[1:]), tuple(mean_drops(part[0], part[1:])))
-        )
+        drops = mean_drops(part[0], part[1:], max_gain=max_gain)
+        parts.append(PartScores(len(samples), means[0], tuple(means[1:]), tuple(drops)))
     return Scores(metric, parts[0], parts[1] if parts[1:] else None)
 
 

@@ -1,11 +1,10 @@
 """Chooses a candidate, and checks it on the held-back samples. Pure.
 
 The rule (reasons in ADR 0031): a candidate is within the limit on the drop if its estimate is. The best one
-is then checked on the held-back samples. If its lower end for 99.8 % there, which reckons with no unseen
-gain, is over the limit, the next one is checked, each time at half the error level, so that all attempts
-together err with at most 5 %. The limit is *kept* only if the whole interval on samples held back lies within
-it; else it is *not resolved*. The estimate on held-back samples rejects nothing: if it did, the estimates
-that remain would flatter.
+is then checked on the held-back samples. If its 99.5 % interval there lies over the limit, the next one is
+checked, each time at half the error level, so that all attempts together err with at most 5 %. The limit is
+*kept* only if the whole interval on samples held back lies within it; else it is *not resolved*. The estimate
+on held-back samples rejects nothing: if it did, the estimates that remain would flatter.
 """
 
 import math
@@ -22,8 +21,8 @@ from edgekit_toolkit.selection.choice import CandidateFigures, Choice
 
 State = Literal["ok", "over", "not resolved", "not checked"]
 _LIMIT: Final = "drop"
-# Two-sided. At 95 %, the estimates that are not rejected would flatter by 0.06 standard errors.
-_REJECTION_CONFIDENCE: Final = 0.998
+# At 95 %, the estimates that are not rejected would flatter by 0.06 standard errors.
+_REJECTION_CONFIDENCE: Final = 0.995
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,8 @@ class HeldDrop:
     def state(self, limit_points: float) -> State:
         """Return what the samples show about a limit; those that chose can show nothing to be kept."""
         low = self.drop.points
-        if self.held_back:  # a rejection promises nothing, so no unseen gain has to be reckoned with
-            low = self.drop.low_without_unseen_gains(_REJECTION_CONFIDENCE)
+        if self.held_back:
+            low = self.drop.interval(_REJECTION_CONFIDENCE).low
         if low > limit_points:
             return "over"
         return "ok" if self.held_back and self.interval.high <= limit_points else "not resolved"
