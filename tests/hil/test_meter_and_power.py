@@ -247,7 +247,9 @@ class EnergyTest:
             def __call__(
                 self, name: str, value: float, unit: str, method: str, predicted: Any = None
             ) -> None:
-                figures.append(Figure(name, value, unit, method, "", predicted))
+                figures.append(
+                    Figure(name=name, value=value, unit=unit, method=method, test="", predicted=predicted)
+                )
 
         with bench.open_folder("energy", "a test") as device:
             target = BenchTarget.of(bench)

@@ -62,7 +62,7 @@ def _format(value: JsonValue) -> str:
     return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureOrder:
     """An order to one process to measure settings.
 

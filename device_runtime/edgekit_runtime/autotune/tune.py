@@ -170,10 +170,12 @@ def search(
         BackendError: the package's own setting does not run, or every process dies or hangs.
     """
     trials = {setting: SettingResult(setting) for setting in settings}
-    return _Search(measure, trials, manifest, end_s, clock, report).run(objective)
+    return _Search(
+        measure=measure, trials=trials, manifest=manifest, end_s=end_s, clock=clock, report=report
+    ).run(objective)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Search:
     measure: Measure
     trials: dict[RunSetting, SettingResult]  # the package's own setting first

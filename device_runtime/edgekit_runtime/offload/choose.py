@@ -109,7 +109,7 @@ class RunnerUp:
     cost: tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChoice:
     """A plan, and the reasons.
 
@@ -203,7 +203,13 @@ def choose(
     plans, cause = _list_plans(table, preference.plan, usable, cause)
     seconds = {plan.name: predict_s(plan, conditions) for plan in plans}
     if preference.plan is not None and plans[0].name == preference.plan:
-        return PlanChoice(plans[0], seconds[plans[0].name], conditions, cause=cause, is_forced=True)
+        return PlanChoice(
+            plan=plans[0],
+            predicted_s=seconds[plans[0].name],
+            conditions=conditions,
+            cause=cause,
+            is_forced=True,
+        )
     costs = {
         plan.name: _cost(plan, conditions, seconds[plan.name], (objective, limit_s, table.radio_w or 0.0))
         for plan in plans
@@ -215,15 +221,15 @@ def choose(
     others = [plan.name for plan in plans if plan is not chosen]
     other = min(others, key=costs.__getitem__, default=None)
     return PlanChoice(
-        chosen,
-        seconds[chosen.name],
-        conditions,
-        costs[chosen.name],
-        objective,
-        limit_s,
-        None if other is None else RunnerUp(other, seconds[other], costs[other]),
-        challenges,
-        cause,
+        plan=chosen,
+        predicted_s=seconds[chosen.name],
+        conditions=conditions,
+        cost=costs[chosen.name],
+        objective=objective,
+        limit_s=limit_s,
+        other=None if other is None else RunnerUp(other, seconds[other], costs[other]),
+        challenges=challenges,
+        cause=cause,
     )
 
 

@@ -53,7 +53,7 @@ _DTYPE_OF_TYPE: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OrtOptions:
     """Options of onnxruntime for a model; the `backend.options` of a manifest.
 

@@ -68,6 +68,7 @@ def log_entries(
     actor: str,
     entries: Iterable[Entry],
     now: float,
+    *,
     on_written: Callable[[int], None] | None = None,
 ) -> None:
     """Write entries to the audit log, see `audit.append`; the transaction has locked the rollout's row."""
@@ -89,7 +90,7 @@ def read_entries(session: Session, rollout: str, after: int = 0) -> list[tuple[i
     ]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _RolloutMemory:
     """An open rollout as the runner remembers it; all of it can be read again."""
 
@@ -228,7 +229,7 @@ class RolloutRunner:
                 if not isinstance(entry, StartEntry):
                     raise TypeError(f"the log of rollout '{row.name}' does not begin with its start")
                 epoch = 0 if self._shards is None else self._shards.epoch_of(row.name)
-                memory = _RolloutMemory(begin(entry, at), number, epoch)
+                memory = _RolloutMemory(progress=begin(entry, at), last_entry=number, epoch=epoch)
             else:
                 apply(memory.progress, entry, at)
                 memory.last_entry, memory.has_news = number, True
@@ -247,7 +248,7 @@ class RolloutRunner:
     ) -> None:
         if not entries:
             return
-        log_entries(session, row.name, "manager", entries, now, memory.note_entry)
+        log_entries(session, row.name, "manager", entries, now, on_written=memory.note_entry)
         memory.has_news = True
         changed = []
         for entry in entries:

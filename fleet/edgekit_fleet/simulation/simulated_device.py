@@ -90,7 +90,7 @@ class DeviceCounts:
     reports: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _SimulatedModel:
     """A model in the simulated slots; the service runs `version` since `served_at` if it serves it."""
 

@@ -87,7 +87,7 @@ print(json.dumps({
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     """An opened bench.
 
@@ -225,7 +225,16 @@ def open_bench(file: BenchFile) -> Iterator[Bench]:
         probe = Device(target.get_active_driver("CommandProtocol"), None, home, file.settings.python)
         facts = read_facts(file, probe)
         meter, meter_text = _find_meter(target)
-        yield Bench(file, facts, target, home, _find_power(file, target), meter, meter_text, lock)
+        yield Bench(
+            file=file,
+            facts=facts,
+            target=target,
+            home=home,
+            power=_find_power(file, target),
+            meter=meter,
+            meter_text=meter_text,
+            lock=lock,
+        )
 
 
 def read_facts(file: BenchFile, device: Device) -> DeviceFacts:

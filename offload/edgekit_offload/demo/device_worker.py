@@ -40,7 +40,7 @@ _RETRY_S: Final = 0.3
 Ask: TypeAlias = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """Configuration of the worker.
 

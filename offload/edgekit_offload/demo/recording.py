@@ -28,7 +28,7 @@ class Phase:
     share: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One request, as measured on the device.
 

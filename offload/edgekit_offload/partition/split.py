@@ -50,7 +50,7 @@ class Part:
     reads_weights: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SplitModels:
     """A model in two halves.
 
@@ -129,7 +129,14 @@ def split_model(
         renamed={name: tensor.restored for name, tensor in coded.items() if tensor is not None},
     )
     codes = coding.codes_of(list(specs.values()))
-    return SplitModels(head, tail, sent, tuple(crossing), codes, _decoder(replied, outputs))
+    return SplitModels(
+        head=head,
+        tail=tail,
+        sent=sent,
+        coded=tuple(crossing),
+        codes=codes,
+        decoder=_decoder(replied, outputs),
+    )
 
 
 def _sent_specs(
@@ -204,7 +211,13 @@ def _upload_as_it_is(content: bytes, coding: Coding, weights_path: str) -> Split
         )
         sent_codes = tuple(spec for coder in coders for spec in coder.sent)
         head = Part(coding_model, tuple(coded_inputs), sent_codes, reads_weights=False)
-    return SplitModels(head, tail, sent, tuple(spec.name for spec in inputs), coding.codes_of(coded_inputs))
+    return SplitModels(
+        head=head,
+        tail=tail,
+        sent=sent,
+        coded=tuple(spec.name for spec in inputs),
+        codes=coding.codes_of(coded_inputs),
+    )
 
 
 def _read_spec(value: onnx.ValueInfoProto) -> TensorSpec:

@@ -309,5 +309,5 @@ def _make_job(kind: JobKind, graphs: Sequence[RunnableGraph], seconds: float) ->
         weights = {location: place(content) for location, content in graph.weights.items()}
         model = place(graph.content) if graph.content else None
         job_graphs.append(JobGraph(model, graph.options, weights, tuple(inputs), graph.coding))
-    job = Job(kind, tuple(job_graphs), tuple(map(len, blobs)), seconds)
+    job = Job(kind=kind, graphs=tuple(job_graphs), blob_bytes=tuple(map(len, blobs)), seconds=seconds)
     return job, blobs

@@ -47,7 +47,7 @@ class KernelTime:
     weights_bytes: Annotated[int, Range(0, 1 << 50)] = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
     """Times and sizes of a model on one machine.
 

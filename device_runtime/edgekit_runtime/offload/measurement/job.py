@@ -74,7 +74,7 @@ class JobGraph:
     coding: TransferCoding | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A measurement job.
 

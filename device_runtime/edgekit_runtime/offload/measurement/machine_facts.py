@@ -14,7 +14,7 @@ from edgekit_runtime.system.engines import EngineMissingError, find_engine
 from edgekit_runtime.system.processor_speed import find_cpu
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
     """The machine, and its state while it measured.
 

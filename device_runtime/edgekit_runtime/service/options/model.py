@@ -18,7 +18,7 @@ Rollout: TypeAlias = Literal["swap", "canary", "shadow"]
 """How a new version takes over, see `ModelOptions`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingLimits:
     """Scheduling of one model's calls.
 

@@ -34,7 +34,7 @@ class TrialView(Protocol):
         """Return what was observed, for `/v2` statistics."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Served:
     """One version of a model that accepts calls.
 

@@ -36,7 +36,7 @@ class VerifiedPackage:
     submodel: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
     """The order to a worker: JSON in a file, passed with the package and the memory of the leases.
 
