@@ -191,11 +191,7 @@ def choose(
         cause: why no server can be used now, or empty.
     """
     preference = preference or Preference(table.objective)
-    objective = preference.objective
-    if objective == "energy" and table.radio_w is None:
-        objective = "latency"  # no energy is known
-    limit_s = table.latency_limit_s if preference.deadline_s is None else preference.deadline_s
-    limit_s = math.inf if limit_s is None else limit_s
+    objective, limit_s = _find_goal(table, preference)
     if not cause and server_load >= LOADED:
         cause = f"the server says that it is loaded ({server_load:.2f})"
     if not cause and conditions.link is None:
@@ -231,6 +227,15 @@ def choose(
         challenges=challenges,
         cause=cause,
     )
+
+
+def _find_goal(table: CutTable, preference: Preference) -> tuple[Objective, float]:
+    """Return the objective, and the latency that is good enough, in seconds."""
+    objective = preference.objective
+    if objective == "energy" and table.radio_w is None:
+        objective = "latency"  # no energy is known
+    limit_s = table.latency_limit_s if preference.deadline_s is None else preference.deadline_s
+    return objective, math.inf if limit_s is None else limit_s
 
 
 def _list_plans(

@@ -438,11 +438,8 @@ def _carry_out(session: Session, row: RolloutRow, memory: _RolloutMemory, now: f
         for device, model in unwanted:
             is_it = (WantedModelRow.device == device) & (WantedModelRow.model == model)
             session.execute(delete(WantedModelRow).where(is_it))
-        insert_many(
-            session,
-            ExecutionRow,
-            [_execution(desired_row, now) for desired_row in desired_rows if not desired_row["is_removed"]],
-        )
+        executions = [_execution(desired, now) for desired in desired_rows if not desired["is_removed"]]
+        insert_many(session, ExecutionRow, executions)
         mark_due(session, devices)
         update_many(session, MemberRow, changed, keys=("rollout", "device"))
     for device in devices:

@@ -192,6 +192,17 @@ class _BoundedConnection(H11Protocol):
         victim.transport.abort()
 
 
+def _listen(host: str, port: int, option: str) -> _Listener:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return _Listener(socket.create_server((host, port), family=family))
+    except OSError as cause:
+        reason = (cause.strerror or str(cause)).partition(" (")[0]
+        raise TransportError(
+            f"the web server cannot listen on {host}:{port}: {reason}; choose another port with {option}"
+        ) from cause
+
+
 class WebServer:
     """A running web server; ends with the `with` block."""
 
@@ -219,14 +230,7 @@ class WebServer:
             TransportError: the port is taken or may not be used.
             ConfigError: certificate or key cannot be read.
         """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._socket = _Listener(socket.create_server((host, port), family=family))
-        except OSError as cause:
-            reason = (cause.strerror or str(cause)).partition(" (")[0]
-            raise TransportError(
-                f"the web server cannot listen on {host}:{port}: {reason}; choose another port with {option}"
-            ) from cause
+        self._socket = _listen(host, port, option)
         self.port: int = self._socket.getsockname()[1]
         certificate, key = pair or (None, None)
         # Of each connection under TLS, from Python 3.11 on: 500 of asyncio's own 256 KiB are 125 MiB.

@@ -109,32 +109,30 @@ def split_model(
     outputs = {name: whole.spec(name) for name in tail_outputs}
     # The coding of an upload is that of its input alone.
     replied = {name: code_reply(spec, coding, opset) if device else None for name, spec in outputs.items()}
-    _check_names(whole, [tensor for tensor in (*coded.values(), *replied.values()) if tensor is not None])
+    uploads = [tensor for tensor in coded.values() if tensor is not None]
+    replies = [tensor for tensor in replied.values() if tensor is not None]
+    _check_names(whole, [*uploads, *replies])
     sent = _sent_specs(specs, coded)
+    sent_names = {spec.name for spec in sent}
     builder = _Builder(whole, weights_path)
     head = None
-    if device or head_outputs or any(coded.values()):
-        head_specs = [
-            *sent,
-            *(whole.spec(name) for name in head_outputs if name not in {s.name for s in sent}),
-        ]
-        encoders = [tensor.encode for tensor in coded.values() if tensor is not None]
-        head = builder.build(device, head_specs, after=encoders)
+    if device or head_outputs or uploads:
+        head_specs = [*sent, *(whole.spec(name) for name in head_outputs if name not in sent_names)]
+        head = builder.build(device, head_specs, after=[tensor.encode for tensor in uploads])
     tail = builder.build(
         server,
         _sent_specs(outputs, replied),
         inputs=sent,
-        after=[tensor.encode for tensor in replied.values() if tensor is not None],
-        before=[tensor.decode for tensor in coded.values() if tensor is not None],
+        after=[tensor.encode for tensor in replies],
+        before=[tensor.decode for tensor in uploads],
         renamed={name: tensor.restored for name, tensor in coded.items() if tensor is not None},
     )
-    codes = coding.codes_of(list(specs.values()))
     return SplitModels(
         head=head,
         tail=tail,
         sent=sent,
         coded=tuple(crossing),
-        codes=codes,
+        codes=coding.codes_of(list(specs.values())),
         decoder=_decoder(replied, outputs),
     )
 
