@@ -174,6 +174,11 @@ class ModelOptions:
     isolation: Isolation = field(default_factory=Isolation)
     governor: GovernorOptions | None = None
 
+    @property
+    def trial(self) -> CanaryOptions | ShadowOptions:
+        """Options of a trial, unless `rollout` is `swap`."""
+        return self.canary if self.rollout == "canary" else self.shadow
+
     def __post_init__(self) -> None:
         if self.rollout != "swap" and (self.latest != 1 or self.specific):
             raise ValueError(
