@@ -23,7 +23,9 @@ from tests.hil.evidence_parts import FACTS
 
 @pytest.fixture(scope="session")
 def bench():
-    return Bench(find_bench("local"), FACTS, None, "/", None, None, "", None)
+    return Bench(
+        file=find_bench("local"), facts=FACTS, target=None, home="/", power=None, meter=None, meter_text="", lock=None
+    )
 
 @pytest.fixture
 def broken(bench):

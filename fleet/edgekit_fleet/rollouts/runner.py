@@ -58,7 +58,7 @@ OPEN_STATES: Final = ("running", "paused", "returning")
 LOG_ACTION: Final = "rollout.log"
 _JOIN_S: Final = 10.0
 _DEVICES_PER_S: Final = 2000
-_DEVICES_A_TURN: Final = 900  # a commit waits for the disk; a statement may have 999 parameters
+_DEVICES_PER_TURN: Final = 900  # a commit waits for the disk; a statement may have 999 parameters
 _FAULT_CODES: Final[dict[str, Fault]] = {"not-finite": "not-finite", "crash-loop": "crash-loop"}
 
 
@@ -114,10 +114,10 @@ class _RolloutMemory:
 class RolloutRunner:
     """Carries rollouts out; `turn` is what the manager's loop calls."""
 
-    def __init__(self, shards: Shards | None = None) -> None:
+    def __init__(self, shards: Shards | None = None, *, devices_per_turn: int = _DEVICES_PER_TURN) -> None:
         """Prepare to carry out the rollouts of some shards; of all by default."""
         self._memories: dict[str, _RolloutMemory] = {}
-        self._shards = shards
+        self._shards, self._devices_per_turn = shards, devices_per_turn
 
     def turn(self, session: Session, now: float) -> bool:
         """Decide on each open rollout and carry out its next batch; returns whether a batch is left.
@@ -156,7 +156,8 @@ class RolloutRunner:
             memory.decided_at = memory.joined_at = now
         self._decide(session, row, memory, now)
         if memory.backlog:
-            self._log(session, row, memory, _carry_out(session, row, memory, now), now)
+            devices = list(itertools.islice(memory.backlog, self._devices_per_turn))
+            self._log(session, row, memory, _carry_out(session, row, memory, devices, now), now)
         progress = memory.progress
         state: str = progress.state
         if progress.stop is not None:
@@ -387,9 +388,10 @@ def _join(session: Session, row: RolloutRow, memory: _RolloutMemory) -> list[Ent
     return [JoinEntry(devices=devices, classes=tuple(classes[device] for device in devices))]
 
 
-def _carry_out(session: Session, row: RolloutRow, memory: _RolloutMemory, now: float) -> list[AnswerEntry]:
+def _carry_out(
+    session: Session, row: RolloutRow, memory: _RolloutMemory, devices: Sequence[str], now: float
+) -> list[AnswerEntry]:
     """Write the wanted models of the next devices of the backlog; returns answers that need no execution."""
-    devices = list(itertools.islice(memory.backlog, _DEVICES_A_TURN))
     members = memory.progress.members
     returning = [device for device in devices if members[device].state == "returning"]
     # Parsing what each device ran takes a fifth of the time, and most waves do not need it.
