@@ -24,7 +24,8 @@ from tests.hil.evidence_parts import FACTS
 @pytest.fixture(scope="session")
 def bench():
     return Bench(
-        file=find_bench("local"), facts=FACTS, target=None, home="/", power=None, meter=None, meter_text="", lock=None
+        file=find_bench("local"), facts=FACTS, target=None, home="/",
+        power=None, meter=None, meter_text="", lock=None,
     )
 
 @pytest.fixture

@@ -163,7 +163,7 @@ def is_asked(model: Any, version: str) -> bool:
 def test_energy_that_the_service_measures_reaches_the_gates(slots: Slots) -> None:
     with serving(slots) as service:
         find = service.service.registry.models.find
-        service.call(lambda: find("linear", None).trial.running.add_energy(0.5, 0.25))
+        service.call(lambda: find("linear", None).trial.runner.add_energy(0.5, 0.25))
 
         def measured() -> bool:
             rollout = statistics(service)["rollout"]
