@@ -48,10 +48,6 @@ class SimulatedSlots:
         """Return model -> version that the slots open."""
         return {name: model.version for name, model in self._models.items()}
 
-    def list_served(self) -> list[str]:
-        """Return the models that the service serves."""
-        return [name for name, model in self._models.items() if model.served_at is not None]
-
     def list_unproven(self) -> list[tuple[str, str]]:
         """Return model and digest of the served versions that the service still has to confirm."""
         return [
