@@ -6,6 +6,7 @@ dataclass forgets it. A dataclass itself checks what is narrower, and what depen
 
 import dataclasses
 import functools
+import json
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -108,6 +109,26 @@ def from_plain(
         raise error(f"{where}.{cause}" if where else str(cause)) from cause
     except ValueError as cause:
         raise error(f"{prefix}{cause}") from cause
+
+
+def from_json(
+    kind: type[Record],
+    data: bytes | str,
+    where: str,
+    error: type[EdgekitError] = ConfigError,
+    *,
+    hint: str = "",
+) -> Record:
+    """Return the dataclass in a JSON document, see `from_plain`; `hint` says what to do if it is no JSON.
+
+    Raises:
+        error: `data` is no JSON, or as from `from_plain`.
+    """
+    try:
+        plain = json.loads(data)
+    except (ValueError, RecursionError) as cause:
+        raise error(f"{where}: is no JSON: {cause}{'; ' * bool(hint)}{hint}") from cause
+    return from_plain(kind, plain, where, error)
 
 
 def keep_known(kind: type[Any], plain: object) -> object:

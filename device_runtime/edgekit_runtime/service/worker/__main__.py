@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.dataclass_json import from_json, from_plain
 from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.protocol.rest import parse_infer_path
 from edgekit_runtime.service.http.access import check_access
@@ -116,7 +116,7 @@ class _Worker:
         elif kind is Kind.MAIN_RETIRE:
             self._retire()
         elif kind is Kind.MAIN_TRY:
-            package = from_plain(VerifiedPackage, json.loads(payload))
+            package = from_json(VerifiedPackage, payload, "the version to try")
             self._change(self._try(package, descriptors))
         elif kind is Kind.MAIN_SETTLE:
             (is_promoted,) = SETTLED.unpack_from(payload)
