@@ -214,8 +214,7 @@ def choose(
     chosen, challenges = best, 0
     if current is not None and best.name != current.plan.name and current.plan.name in costs:
         chosen, challenges = _resist(best, current, costs)
-    others = [plan.name for plan in plans if plan is not chosen]
-    other = min(others, key=costs.__getitem__, default=None)
+    other = min((plan.name for plan in plans if plan is not chosen), key=costs.__getitem__, default=None)
     return PlanChoice(
         plan=chosen,
         predicted_s=seconds[chosen.name],
