@@ -75,13 +75,13 @@ def recorded() -> Recording:
                     )
                 )
     return Recording(
-        "model </script>",
-        "machine",
-        "emulated: test",
-        ("local", "jpeg:90"),
-        tuple(begun),
-        tuple(requests),
-        True,
+        model="model </script>",
+        machine="machine",
+        label="emulated: test",
+        plans=("local", "jpeg:90"),
+        begun=tuple(begun),
+        requests=tuple(requests),
+        is_over=True,
     )
 
 
@@ -112,9 +112,7 @@ def test_wrong_and_missing_answers_are_counted_and_said() -> None:
         Request(at_s=5.1, policy=EDGEKIT, plan="local", latency_s=0.1, is_right=False),
         Request(at_s=5.2, policy=EDGEKIT, plan="", latency_s=math.inf, is_right=False),
     )
-    recording = Recording(
-        *(getattr(plain, name) for name in ("model", "machine", "label", "plans", "begun")), bad
-    )
+    recording = replace(plain, requests=bad, is_over=False)
 
     assert recording.wrong == 2
     assert "0 of 2 answers were right" in " ".join(summarize(recording))
@@ -184,7 +182,9 @@ def test_saved_page_has_no_script_and_escapes_names() -> None:
 
 @pytest.mark.parametrize("begun", [(), (PhaseTimes(PHASES[0], 0.0, 0.0),)])
 def test_page_before_the_first_request_is_well_formed(begun: tuple[PhaseTimes, ...]) -> None:
-    empty = Recording("model", "machine", "emulated", ("local",), begun, ())
+    empty = Recording(
+        model="model", machine="machine", label="emulated", plans=("local",), begun=begun, requests=()
+    )
 
     assert "No request was answered yet" in text_of(body_of(render_saved_page(empty)))
     assert render_live_page(empty).count("<script>") == 1

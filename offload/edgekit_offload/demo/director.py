@@ -93,7 +93,9 @@ def run_demo(
         config = _configure(setup, *bed.reach(port))
         home = f"EDGEKIT_HOME={setup.home}"
         device = bed.spawn("device", ["env", home, *_python(_WORKER, str(config))])
-        recording = Recording(setup.model, _describe_machine(share), bed.label, setup.plans, (), ())
+        recording = Recording(
+            model=setup.model, machine=_describe_machine(share), label=bed.label, plans=setup.plans
+        )
         course = _Course(bed, server, device, config, recording, on_change=on_change)
         course.wait_ready()
         for phase in PHASES:

@@ -64,7 +64,9 @@ class _LocalTrialRunner:
         manifest, outputs = candidate.loaded.manifest, candidate.codec.outputs
         comparison = choose_comparison(outputs, manifest.figures, name=options.trial.comparison)
         self._pairs = PairedRuns(
-            *(current.loaded.instances[0], candidate.loaded.instances[0], comparison.compare),
+            current.loaded.instances[0],
+            candidate.loaded.instances[0],
+            comparison.compare,
             loop.call_soon_threadsafe,
             is_busy=lambda: current.metrics.waiting > _LONG_QUEUE,
             defer=loop.call_later,
