@@ -118,7 +118,9 @@ def write_signed(
     for key, array in (expected or session.run(dict(feeds))).items():
         path = f"golden/out{len(outputs)}.bin"
         contents[path] = np.ascontiguousarray(array).tobytes()
-        outputs.append(GoldenOutput(key, array.dtype.name, array.shape, path, 1e-3, 1e-3))
+        outputs.append(
+            GoldenOutput(name=key, dtype=array.dtype.name, shape=array.shape, path=path, atol=1e-3, rtol=1e-3)
+        )
     manifest = Manifest(
         name=name,
         version=version,

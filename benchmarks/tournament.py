@@ -63,7 +63,11 @@ def write(path: Path, model: bytes, tflite: bytes, feeds: Feeds) -> None:
         golden = f"golden/output{number}.bin"
         contents[golden] = array.tobytes()
         tolerance = 1e-3 * float(np.ptp(array.astype(np.float64))) + 1e-5
-        golden_outputs.append(GoldenOutput(name, array.dtype.name, array.shape, golden, tolerance, 1e-3))
+        golden_outputs.append(
+            GoldenOutput(
+                name=name, dtype=array.dtype.name, shape=array.shape, path=golden, atol=tolerance, rtol=1e-3
+            )
+        )
     inputs = (GoldenInput(name, a.dtype.name, a.shape, f"golden/{name}.bin") for name, a in feeds.items())
     roles = dict.fromkeys(contents, "golden") | roles
     golden = Golden(tuple(inputs), tuple(golden_outputs))

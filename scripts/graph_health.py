@@ -32,7 +32,6 @@ MOST_FILES_OF_FOLDER = {
     "edgekit_runtime.commands": 30,
     "edgekit_runtime.power.sensors": 30,
     "edgekit_cli": 30,
-    "edgekit_cli.fleet": 30,
     "edgekit_toolkit.passes": 30,
     "edgekit_toolkit.tflite.ops": 30,
 }

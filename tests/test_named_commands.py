@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,7 +51,7 @@ def find_in_toolkit(words: list[str]) -> set[str]:
     options = {"--help", "-h"}
     while True:
         if isinstance(command, LazyCommand):
-            command = importlib.import_module(f"{command._folder}.{command.name}").command
+            command = command.load()
         options |= {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
         if not isinstance(command, click.Group) or not words or not re.fullmatch("[a-z][a-z-]*", words[0]):
             return options

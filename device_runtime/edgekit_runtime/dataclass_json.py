@@ -6,6 +6,7 @@ dataclass forgets it. A dataclass itself checks what is narrower, and what depen
 
 import dataclasses
 import functools
+import json
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -110,6 +111,26 @@ def from_plain(
         raise error(f"{prefix}{cause}") from cause
 
 
+def from_json(
+    kind: type[Record],
+    data: bytes | str,
+    where: str,
+    error: type[EdgekitError] = ConfigError,
+    *,
+    hint: str = "",
+) -> Record:
+    """Return the dataclass in a JSON document, see `from_plain`; `hint` says what to do if it is no JSON.
+
+    Raises:
+        error: `data` is no JSON, or as from `from_plain`.
+    """
+    try:
+        plain = json.loads(data)
+    except (ValueError, RecursionError) as cause:
+        raise error(f"{where}: is no JSON: {cause}{'; ' * bool(hint)}{hint}") from cause
+    return from_plain(kind, plain, where, error)
+
+
 def keep_known(kind: type[Any], plain: object) -> object:
     """Return JSON without fields that the dataclass `kind` lacks, at any depth: a newer one wrote them."""
     if not isinstance(plain, dict):
@@ -135,7 +156,7 @@ def _list_fields(kind: type[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(field.name for field in fields), tuple(needed)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
     """What the annotation of a field says.
 
@@ -173,24 +194,32 @@ def _read_shape(hint: Any, allowed: Range | None = None) -> _Shape:
         members = [member for member in get_args(hint) if member is not type(None)]
         is_optional = len(members) < len(get_args(hint))
         if len(members) > 1:
-            return _Shape("any")
+            return _Shape(form="any")
         hint = members[0]
     inner = get_args(hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return _Shape("record", hint, is_optional=is_optional)
+        return _Shape(form="record", kind=hint, is_optional=is_optional)
     if get_origin(hint) is Mapping:
-        return _Shape("mapping", members=(_read_shape(inner[1]),), is_optional=is_optional)
+        return _Shape(form="mapping", members=(_read_shape(inner[1]),), is_optional=is_optional)
     is_list = get_origin(hint) is tuple
     if is_list and inner[-1] is not Ellipsis:
-        return _Shape("fixed", members=tuple(map(_read_shape, inner)), is_optional=is_optional)
+        return _Shape(form="fixed", members=tuple(map(_read_shape, inner)), is_optional=is_optional)
     kind, choices = (inner[0] if is_list else hint), ()
     if get_origin(kind) is Literal:
         kind, choices = str, get_args(kind)
     if (kind, is_list) not in _TYPE_NAMES:
         if not is_list:
-            return _Shape("any", is_optional=is_optional)
-        return _Shape("list", members=(_read_shape(kind),), is_optional=is_optional)
-    return _Shape("value", kind, (), is_optional, is_list, allowed, choices)
+            return _Shape(form="any", is_optional=is_optional)
+        return _Shape(form="list", members=(_read_shape(kind),), is_optional=is_optional)
+    return _Shape(
+        form="value",
+        kind=kind,
+        members=(),
+        is_optional=is_optional,
+        is_list=is_list,
+        allowed=allowed,
+        choices=choices,
+    )
 
 
 def _read_value(shape: _Shape, value: Any, location: tuple[str, str], error: type[EdgekitError]) -> Any:

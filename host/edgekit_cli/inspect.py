@@ -24,7 +24,7 @@ _MAX_WHOLE = 1e15  # below this a float holds every whole number
 _MAX_SHOWN = 1e300  # JSON allows larger integers, which no float holds
 
 
-class Evidence(NamedTuple):
+class PackageEvidence(NamedTuple):
     """The evidence file beside a package; `problem` says why it is no evidence for the package, if so."""
 
     path: Path
@@ -41,7 +41,7 @@ class Inspection(NamedTuple):
     verified: bool
     key_id: str
     key_name: str | None
-    evidence: Evidence | None
+    evidence: PackageEvidence | None
 
 
 @click.command("inspect")
@@ -114,7 +114,7 @@ def _is_by_unknown_key(error: SignatureError, trust: TrustStore) -> bool:
     return error.key_id is not None and error.key_id not in trust.key_ids
 
 
-def _find_evidence(package: Path, trust: TrustStore) -> Evidence | None:
+def _find_evidence(package: Path, trust: TrustStore) -> PackageEvidence | None:
     from edgekit_runtime.errors import DigestError, SignatureError
     from edgekit_toolkit.packaging.evidence import evidence_path, read_evidence, read_unverified_evidence
 
@@ -123,13 +123,13 @@ def _find_evidence(package: Path, trust: TrustStore) -> Evidence | None:
         return None
     try:
         try:
-            return Evidence(path, True, read_evidence(path, package, trust).predicate)
+            return PackageEvidence(path, True, read_evidence(path, package, trust).predicate)
         except SignatureError as error:
             if not _is_by_unknown_key(error, trust):
                 raise
-            return Evidence(path, False, read_unverified_evidence(path, package).predicate)
+            return PackageEvidence(path, False, read_unverified_evidence(path, package).predicate)
     except (SignatureError, DigestError) as error:
-        return Evidence(path, False, {}, str(error))
+        return PackageEvidence(path, False, {}, str(error))
 
 
 def _print_json(inspection: Inspection) -> None:
@@ -172,7 +172,7 @@ def _show(inspection: Inspection) -> None:
     _show_evidence(console, inspection.evidence)
 
 
-def _show_evidence(console: Console, evidence: Evidence | None) -> None:
+def _show_evidence(console: Console, evidence: PackageEvidence | None) -> None:
     from edgekit_host.terminal import print_line, print_section
 
     if evidence is None:

@@ -11,25 +11,36 @@ import click
 class LazyCommand(click.Command):
     """Stands for a command in help and completion; the command's module is imported when it is called."""
 
-    def __init__(self, folder: str, name: str, short_help: str) -> None:
+    def __init__(self, module: str, name: str, short_help: str) -> None:
         super().__init__(name, short_help=short_help)
-        self._folder = folder
+        self._module = module
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Make the context of the real command, with which click continues."""
-        module = importlib.import_module(f"{self._folder}.{self.name}")
-        command: click.Command = module.command
-        return command.make_context(info_name, args, parent, **extra)
+        return self.load().make_context(info_name, args, parent, **extra)
+
+    def load(self) -> click.Command:
+        """Return the command: `command` of the module with its name, else the function with its name."""
+        module = importlib.import_module(self._module)
+        is_own = self._module.endswith(f".{self.name}")
+        command: click.Command = module.command if is_own else getattr(module, str(self.name))
+        return command
 
 
-def lazy_commands(names: Mapping[str, str], folder: str) -> list[click.Command]:
-    """Return the installed commands of a package, in the order of `names` (name -> short help)."""
+def lazy_commands(
+    names: Mapping[str, str], folder: str, files: Mapping[str, str] | None = None
+) -> list[click.Command]:
+    """Return the installed commands of a package, in the order of `names` (name -> short help).
+
+    `files` names the files of commands that are functions in the file of another command.
+    """
+    modules = {name: f"{folder}.{(files or {}).get(name, name)}" for name in names}
     return [
-        LazyCommand(folder, name, text)
+        LazyCommand(modules[name], name, text)
         for name, text in names.items()
-        if importlib.util.find_spec(f"{folder}.{name}")
+        if importlib.util.find_spec(modules[name])
     ]
 
 

@@ -1,7 +1,6 @@
 """The request that the options of `edgekit package` state."""
 
 import json
-import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ import click
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.system.engines import find_engine
+from edgekit_runtime.system.own_process import count_cores
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.importers.file_kind import is_tflite
 from edgekit_toolkit.packaging.attachments import read_labels, read_preprocessing
@@ -64,7 +64,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         preprocessing=None
         if options["preprocessing"] is None
         else read_preprocessing(options["preprocessing"]),
-        threads=options["threads"] or max(1, min(4, len(os.sched_getaffinity(0)))),
+        threads=options["threads"] or max(1, min(4, count_cores())),
         search_s=options["search_s"],
         backend=_backend(options["backend"] or (None if like is None else like.backend), target, model),
         variants=options["variants"],

@@ -109,7 +109,7 @@ def command(
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredProfile:
     """A profile as it was measured: facts about the device, the networks on both sides, the fit, the power.
 
@@ -185,14 +185,22 @@ def measure_profile(
     title = f"edgekit profile of {facts.cpu}, {facts.cores} cores ({label}), {facts.engine}"
     power = "" if measured_power is None else f"; power at rest and meanwhile: {power_text}"
     source = Source(
-        *(SOURCE, title),
+        SOURCE,
+        title,
         date=facts.date[:10],
         derivation=f"{len(networks)} networks ran there; ratios are fitted by relative error where a package"
         f" is made, and the worst network that was left out of the fit is the uncertainty{power}",
     )
     there = {name: timing.seconds for name, timing in zip(networks, measured.timings, strict=True)}
-    is_real = label == "measured"
-    profiled = add_times(target, facts.cpu, facts.engine, there, measured_power, source, is_real=is_real)
+    profiled = add_times(
+        target,
+        device=facts.cpu,
+        engine=facts.engine,
+        seconds=there,
+        power=measured_power,
+        source=source,
+        is_real=label == "measured",
+    )
     write_target(path, profiled)  # what follows can be repeated
     show("measuring here")
     here, times = measure_host_runs((), engine, HOST_S), profiled.device_times
@@ -201,7 +209,9 @@ def measure_profile(
     status: Status = "measured" if times.is_real else "estimated"
     times = replace(times, uncertainty=Figure(fitted.uncertainty, "1", status, SOURCE))
     write_target(path, replace(profiled, device_times=times))
-    return MeasuredProfile(facts, here, times, fitted, measured_power, power_text)
+    return MeasuredProfile(
+        machine=facts, here=here, times=times, fitted=fitted, power=measured_power, power_text=power_text
+    )
 
 
 def _measure(

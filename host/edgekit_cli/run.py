@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from edgekit_runtime.package.archive import OpenedPackage
     from edgekit_runtime.sessions import Session
     from edgekit_toolkit.evaluation.batch_inference import Inference
 
@@ -56,25 +57,16 @@ def command(
     import contextlib
 
     from edgekit_runtime.package.archive import read_package
-    from edgekit_runtime.sessions import open_preferred, open_session
-    from edgekit_runtime.sessions.opening.package_opening import check_first_opening
     from edgekit_runtime.system.atomic_files import check_target
     from edgekit_runtime.system.paths import find_keys_folder
     from edgekit_runtime.trust.trust_store import TrustStore
-    from edgekit_toolkit.openings.model_opening import PACKAGE_LIMIT_S
 
     if output_path is not None:
         check_target(output_path)
     trust = TrustStore.from_folder(find_keys_folder())
     with contextlib.ExitStack() as stack:
         opened = stack.enter_context(read_package(package, trust))
-        check_first_opening(
-            opened, variants=[variant] if variant else [], threads=threads, limit_s=PACKAGE_LIMIT_S
-        )
-        if variant is None:
-            variant, session = open_preferred(opened, threads)
-        else:
-            session = open_session(opened, variant=variant, threads=threads)
+        variant, session = _open_session(opened, variant, threads)
         stack.callback(session.close)
         # Only now, since these import engines; a missing one has been named by open_session.
         from edgekit_toolkit.evaluation.batch_inference import (
@@ -111,6 +103,18 @@ def command(
         click.echo(json.dumps(document, indent=2))
     else:
         _show(document)
+
+
+def _open_session(opened: OpenedPackage, variant: str | None, threads: int | None) -> tuple[str, Session]:
+    from edgekit_runtime.sessions import open_preferred, open_session
+    from edgekit_runtime.sessions.opening.package_opening import check_first_opening
+    from edgekit_toolkit.openings.model_opening import PACKAGE_LIMIT_S
+
+    variants = [] if variant is None else [variant]
+    check_first_opening(opened, variants=variants, threads=threads, limit_s=PACKAGE_LIMIT_S)
+    if variant is None:
+        return open_preferred(opened, threads)
+    return variant, open_session(opened, variant=variant, threads=threads)
 
 
 def _time(session: Session, result: Inference, repeat: int) -> dict[str, Any]:

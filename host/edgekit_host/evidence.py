@@ -21,7 +21,7 @@ _GIT_LIMIT_S: Final = 30
 _SOURCES: Final = ("--", ":(top)", ":(top,exclude)hil/evidence")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
     """Facts that a device reports about itself.
 
@@ -49,7 +49,7 @@ class DeviceFacts:
         return named in {f"{name.removesuffix('-gpu')} {release}" for name, release in self.engines.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """One measured value.
 
@@ -74,7 +74,7 @@ class Figure:
         return self.predicted / self.value - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     """Many measured values, for a plot.
 
@@ -141,7 +141,7 @@ class TestOutcome:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """One run on one bench.
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 from tests.agent.parts import make_enrolment
 
-from edgekit_runtime.agent.membership import Membership, explain_failure, make_context
+from edgekit_runtime.agent.membership import LINK, Membership, explain_failure, make_context, read_link_status
 
 DAY = timedelta(days=1)
 
@@ -122,3 +122,9 @@ def test_clock_that_was_never_set_keeps_no_member_out_and_is_checked_again_once_
         assert shake_hands(server, context) is None
         assert "not yet valid" in str(shake_hands(server, make_context(pem)))  # of an enrolment
     assert "not yet valid" in str(shake_hands(server, context))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000, b"[]", b'{"error": 1}'])
+def test_link_status_that_cannot_be_read_is_none(tmp_path, content):
+    (tmp_path / LINK).write_bytes(content)
+    assert read_link_status(tmp_path) is None

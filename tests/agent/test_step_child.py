@@ -86,8 +86,6 @@ SAYS = """
 def child(tmp_path, monkeypatch):
     """Let steps be carried out by the code given; returns the file with the process's id."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(step_child, "_MODULE", "child_of_test")
-    monkeypatch.setattr(step_child, "_STOP_S", 0.2)
     monkeypatch.setenv("PID_FILE", str(tmp_path / "pid"))
     monkeypatch.setenv("SAID_FILE", str(tmp_path / "said"))
 
@@ -102,9 +100,13 @@ def order_install():
     return StepOrder(step=Step("install", "kws", want()))
 
 
-def begin_step(folder, order):
+def make_steps(folder, **limits):
     places = StepPlaces(config=str(folder), state=str(folder / "state"), keys=str(folder / "keys"))
-    runner = StepRunner(folder, None, ChildSteps(places))
+    return ChildSteps(places, module="child_of_test", **limits)
+
+
+def begin_step(folder, order):
+    runner = StepRunner(folder, None, make_steps(folder, stop_s=0.2))
     runner.begin(order)
     return runner
 
@@ -126,8 +128,6 @@ def test_step_that_goes_on_after_the_agent_stops_is_killed_before_the_next_agent
 
 
 def test_step_whose_process_is_silent_for_too_long_is_killed_and_tried_again(child, tmp_path, monkeypatch):
-    monkeypatch.setattr(step_child, "_SILENCE_S", 0.3)
-    monkeypatch.setattr(step_child, "_PERIOD_S", 0.05)
     pids = []
 
     class RecordedChild(step_child.JsonChild):
@@ -137,8 +137,8 @@ def test_step_whose_process_is_silent_for_too_long_is_killed_and_tried_again(chi
 
     monkeypatch.setattr(step_child, "JsonChild", RecordedChild)
     child(SILENT)
-    places = StepPlaces(config=str(tmp_path), state=str(tmp_path / "state"), keys=str(tmp_path / "keys"))
-    result = ChildSteps(places).carry_out(order_install(), threading.Event(), pytest.fail, pytest.fail)
+    steps = make_steps(tmp_path, silence_s=0.3)
+    result = steps.carry_out(order_install(), threading.Event(), pytest.fail, pytest.fail)
     assert (result.outcome, result.code, result.max_failures) == ("retry", "internal", 3)
     assert "the process of the step 'install' hangs" in result.reason
     assert [is_running(pid) for pid in pids] == [False]
@@ -155,9 +155,8 @@ DIES = """
 
 def test_bytes_of_a_process_that_is_killed_at_once_are_counted_up_to_64_kib(child, tmp_path):
     child(DIES)
-    places = StepPlaces(config=str(tmp_path), state=str(tmp_path / "state"), keys=str(tmp_path / "keys"))
     counts = []
-    result = ChildSteps(places).carry_out(order_install(), threading.Event(), pytest.fail, counts.append)
+    result = make_steps(tmp_path).carry_out(order_install(), threading.Event(), pytest.fail, counts.append)
     assert (result.outcome, result.code) == ("retry", "internal")
     assert "ended by SIGKILL" in result.reason
     assert counts == [64 << 10]
@@ -199,9 +198,8 @@ def test_install_that_hangs_is_killed_once_its_execution_has_ended(child, tmp_pa
 def test_process_that_sends_no_news_of_a_step_is_ended_and_counts_nothing(said, child, tmp_path):
     file = child(SAYS)
     (tmp_path / "said").write_text(said)
-    places = StepPlaces(config=str(tmp_path), state=str(tmp_path / "state"), keys=str(tmp_path / "keys"))
     stop = threading.Event()
-    result = ChildSteps(places).carry_out(order_install(), stop, pytest.fail, pytest.fail)
+    result = make_steps(tmp_path).carry_out(order_install(), stop, pytest.fail, pytest.fail)
     assert (result.outcome, result.code, result.max_failures) == ("retry", "internal", 3)
     assert "the process of the step 'install' sent no news of a step: " in result.reason
     assert len(result.reason) < 1000
@@ -216,9 +214,8 @@ def test_news_of_a_step_reach_the_agent(child, tmp_path):
         {"received_bytes": 6, "result": dataclasses.asdict(result)},
     ]
     (tmp_path / "said").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    places = StepPlaces(config=str(tmp_path), state=str(tmp_path / "state"), keys=str(tmp_path / "keys"))
     notes, counts = [], []
-    found = ChildSteps(places).carry_out(
+    found = make_steps(tmp_path).carry_out(
         order_install(), threading.Event(), lambda *note: notes.append(note), counts.append
     )
     assert found == result

@@ -15,7 +15,7 @@ from edgekit_fleet.identity import enrolment
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.operations import devices, rollouts
 from edgekit_fleet.operations.rollouts import RolloutRequest
-from edgekit_fleet.rollouts import observations, runner
+from edgekit_fleet.rollouts import observations
 from edgekit_fleet.rollouts.preview import DeviceView, PackageView, Situation, preview
 from edgekit_fleet.rollouts.progress import AnswerEntry
 from edgekit_fleet.rollouts.runner import RolloutRunner, read_entries
@@ -348,19 +348,16 @@ def test_manager_that_is_killed_after_every_turn_decides_the_same(store: Store) 
 
 
 @pytest.mark.parametrize("is_return", [False, True])
-def test_manager_that_is_killed_between_batches_goes_on_with_the_next(
-    store: Store, monkeypatch: pytest.MonkeyPatch, is_return: bool
-) -> None:
+def test_manager_that_is_killed_between_batches_goes_on_with_the_next(store: Store, is_return: bool) -> None:
     add_devices(store, 40)
     add_release(store)
     fleet = start(store, waves="100%", minimum=40)
     if is_return:
         fleet.run(succeed)
         rollouts.give_order(store, fleet.name, "abort", "anna")
-    monkeypatch.setattr(runner, "_DEVICES_A_TURN", 7)
     sizes = []
     for _ in range(6):
-        fleet.runner = RolloutRunner()  # which knows only what the store holds
+        fleet.runner = RolloutRunner(devices_per_turn=7)  # which knows only what the store holds
         with store.transaction() as session:
             more = fleet.runner.turn(session, fleet.now)
         sizes.append(sum(one.is_return == is_return for one in fleet.wanted().values()))
@@ -375,13 +372,11 @@ def test_manager_that_is_killed_between_batches_goes_on_with_the_next(
     assert rollouts.replay_rollout(store, fleet.name) == []
 
 
-def test_order_to_stop_between_batches_takes_all_devices_back(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_order_to_stop_between_batches_takes_all_devices_back(store: Store) -> None:
     add_devices(store, 40)
     add_release(store)
     fleet = start(store, waves="100%", minimum=40)
-    monkeypatch.setattr(runner, "_DEVICES_A_TURN", 7)
+    fleet.runner = RolloutRunner(devices_per_turn=7)
     fleet.run(lambda row: "waiting", turns=2)
     rollouts.give_order(store, fleet.name, "abort", "anna")
     assert fleet.run(lambda row: "waiting") == "aborted"
@@ -391,17 +386,15 @@ def test_order_to_stop_between_batches_takes_all_devices_back(
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_pause_between_batches_offers_to_nobody_more_until_it_goes_on(
-    store: Store, monkeypatch: pytest.MonkeyPatch, is_killed: bool
-) -> None:
+def test_pause_between_batches_offers_to_nobody_more_until_it_goes_on(store: Store, is_killed: bool) -> None:
     add_devices(store, 40)
     add_release(store)
     fleet = start(store, waves="100%", minimum=40)
-    monkeypatch.setattr(runner, "_DEVICES_A_TURN", 7)
+    fleet.runner = RolloutRunner(devices_per_turn=7)
     fleet.run(succeed, turns=2)
     rollouts.give_order(store, fleet.name, "pause", "anna")
     if is_killed:
-        fleet.runner = RolloutRunner()
+        fleet.runner = RolloutRunner(devices_per_turn=7)
     fleet.run(succeed, turns=5)
     assert len(fleet.wanted()) == 14 and fleet.row().state == "paused"
     rollouts.give_order(store, fleet.name, "resume", "anna")
@@ -412,11 +405,11 @@ def test_pause_between_batches_offers_to_nobody_more_until_it_goes_on(
     assert rollouts.replay_rollout(store, fleet.name) == []
 
 
-def test_fault_seen_between_batches_stops_the_offers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_seen_between_batches_stops_the_offers(store: Store) -> None:
     add_devices(store, 40)
     add_release(store)
     fleet = start(store, waves="100%", minimum=40)
-    monkeypatch.setattr(runner, "_DEVICES_A_TURN", 7)
+    fleet.runner = RolloutRunner(devices_per_turn=7)
     bad = ModelFigures(model="digits", version="2", requests=50, restarts=4)
     assert fleet.run(succeed, figures=bad) == "aborted"
     wanted = fleet.wanted()

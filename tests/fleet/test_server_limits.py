@@ -6,6 +6,7 @@ import socket
 import ssl
 import struct
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,7 @@ from edgekit_fleet.broker.mosquitto import Mosquitto, write_configuration
 from edgekit_fleet.identity.authority import MANAGER, Authority
 from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
-from edgekit_fleet.web import server as web_server
-from edgekit_fleet.web.server import serve_devices
+from edgekit_fleet.web.server import ConnectionLimits, WebServer, serve_devices
 from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, topic
 
 STRONG, WEAK = "ECDHE-ECDSA-AES128-GCM-SHA256", "ECDHE-ECDSA-AES128-SHA256"
@@ -38,12 +38,18 @@ class Site:
     @contextlib.contextmanager
     def up(self):
         configuration = write_configuration(self.folder, self.settings, self.authority)
-        with (
-            Mosquitto(configuration, self.settings, self.authority),
-            serve_devices(self.store, self.folder, self.settings, self.authority),
-        ):
+        with Mosquitto(configuration, self.settings, self.authority), self.serve():
             yield self
         self.store.close()
+
+    @contextlib.contextmanager
+    def serve(self, **limits):
+        """Yield the port of a web server."""
+        settings = replace(self.settings, web_port=free_port()) if limits else self.settings
+        with serve_devices(
+            self.store, self.folder, settings, self.authority, limits=ConnectionLimits(**limits)
+        ):
+            yield settings.web_port
 
     def context(self, name="d1", *, signer=None, trusted=None):
         context = ssl.create_default_context(cafile=(trusted or self.authority).certificate_path)
@@ -148,22 +154,21 @@ def test_packet_over_the_limit_ends_the_connection_of_its_sender_alone(site):
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_head_that_drips_ends_after_a_limit_and_others_are_served(site, monkeypatch, is_first):
-    monkeypatch.setattr(web_server, "_HEAD_S", 0.5)
-    with site.shake_hands(site.settings.web_port, site.context()) as slow:
-        if not is_first:
-            assert get(slow).startswith(b"HTTP/1.1 200")
-        with pytest.raises(OSError):
-            for byte in b"GET /authority HTTP/1.1\r\nX: " + b"x" * 100:
-                slow.sendall(bytes((byte,)))
-                time.sleep(0.05)
-    with site.shake_hands(site.settings.web_port, site.context()) as other:
-        assert get(other).startswith(b"HTTP/1.1 200")
+def test_head_that_drips_ends_after_a_limit_and_others_are_served(site, is_first):
+    with site.serve(head_s=0.5) as port:
+        with site.shake_hands(port, site.context()) as slow:
+            if not is_first:
+                assert get(slow).startswith(b"HTTP/1.1 200")
+            with pytest.raises(OSError):
+                for byte in b"GET /authority HTTP/1.1\r\nX: " + b"x" * 100:
+                    slow.sendall(bytes((byte,)))
+                    time.sleep(0.05)
+        with site.shake_hands(port, site.context()) as other:
+            assert get(other).startswith(b"HTTP/1.1 200")
 
 
-def test_connection_that_asks_for_nothing_ends_after_a_limit(site, monkeypatch):
-    monkeypatch.setattr(web_server, "_HEAD_S", 0.5)
-    with site.shake_hands(site.settings.web_port, site.context()) as idle:
+def test_connection_that_asks_for_nothing_ends_after_a_limit(site):
+    with site.serve(head_s=0.5) as port, site.shake_hands(port, site.context()) as idle:
         idle.settimeout(10.0)
         with contextlib.suppress(ssl.SSLEOFError, ConnectionResetError):
             assert idle.recv(1) == b""
@@ -181,14 +186,13 @@ def is_established(own_port, other_port):
 
 
 @pytest.mark.parametrize("bytes_per_s", [0, 100])
-def test_client_that_takes_too_little_data_is_dropped(site, monkeypatch, bytes_per_s):
-    monkeypatch.setattr(web_server, "_WINDOW_S", 1.0)
+def test_client_that_takes_too_little_data_is_dropped(site, bytes_per_s):
     size_bytes = 64 << 20
     with (site.folder.repository / "targets" / "large").open("wb") as file:
         file.truncate(size_bytes)
-    with site.shake_hands(site.settings.web_port, site.context()) as lazy:
+    with site.serve(window_s=1.0) as port, site.shake_hands(port, site.context()) as lazy:
         lazy.sendall(b"GET /artifacts/targets/large HTTP/1.1\r\nHost: a\r\n\r\n")
-        ports = site.settings.web_port, lazy.getsockname()[1]
+        ports = port, lazy.getsockname()[1]
         taken_bytes, end_at = 0, time.monotonic() + 60.0
         while is_established(*ports):
             assert time.monotonic() < end_at, "the server still serves a client that takes too little"
@@ -213,11 +217,11 @@ def test_client_that_takes_its_data_is_served_for_many_windows():
             await asyncio.sleep(0)
 
     with (
-        web_server.WebServer(answer_without_end, "127.0.0.1", 0, None, option="--port") as server,
+        WebServer(answer_without_end, "127.0.0.1", 0, None, option="--port") as server,
         socket.create_connection(("127.0.0.1", server.port), 5.0) as connection,
     ):
         connection.sendall(GET)
-        while len(sent) < 10 * web_server._WINDOW_S:
+        while len(sent) < 10 * ConnectionLimits().window_s:
             assert connection.recv(1 << 16)
 
 
@@ -235,11 +239,11 @@ async def answer(scope, receive, send):
 
 
 @pytest.fixture
-def small(monkeypatch):
+def small():
     """A server of 20 connections."""
-    monkeypatch.setattr(web_server, "_MAX_CONNECTIONS", 20)
     begun.clear()
-    with web_server.WebServer(answer, "127.0.0.1", 0, None, option="--port") as server:
+    limits = ConnectionLimits(connections=20)
+    with WebServer(answer, "127.0.0.1", 0, None, option="--port", limits=limits) as server:
         yield server
 
 
@@ -295,22 +299,16 @@ def test_requests_of_many_addresses_are_not_ended_for_another_one(small):
         assert {status_of(each, b"2345") for each in held} == {200}
 
 
-def test_handshakes_that_do_not_begin_keep_nobody_out(site, monkeypatch):
-    monkeypatch.setattr(web_server, "_MAX_HANDSHAKES", 5)
-    with contextlib.ExitStack() as stack:
-        silent = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", site.settings.web_port), 5.0))
-            for _ in range(12)
-        ]
-        with site.shake_hands(site.settings.web_port, site.context()) as other:
+def test_handshakes_that_do_not_begin_keep_nobody_out(site):
+    with site.serve(handshakes=5) as port, contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 5.0)) for _ in range(12)]
+        with site.shake_hands(port, site.context()) as other:
             assert get(other).startswith(b"HTTP/1.1 200")
             assert silent[0].recv(1) == b""
 
 
-def test_handshakes_of_one_address_end_no_handshake_of_another(site, monkeypatch):
-    monkeypatch.setattr(web_server, "_MAX_HANDSHAKES", 5)
-    port = site.settings.web_port
-    with contextlib.ExitStack() as stack:
+def test_handshakes_of_one_address_end_no_handshake_of_another(site):
+    with site.serve(handshakes=5) as port, contextlib.ExitStack() as stack:
         slow = stack.enter_context(
             socket.create_connection(("127.0.0.1", port), 5.0, source_address=("127.0.0.9", 0))
         )
@@ -325,9 +323,7 @@ def test_handshakes_of_one_address_end_no_handshake_of_another(site, monkeypatch
 )
 def test_address_that_a_client_claims_counts_of_trusted_proxies_alone(trusted, address):
     with (
-        web_server.WebServer(
-            answer, "127.0.0.1", 0, None, option="--port", trusted_proxies=trusted
-        ) as server,
+        WebServer(answer, "127.0.0.1", 0, None, option="--port", trusted_proxies=trusted) as server,
         contextlib.ExitStack() as stack,
     ):
         connection = connect_from(stack, "127.0.0.1", server)

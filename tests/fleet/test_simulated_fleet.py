@@ -70,9 +70,7 @@ def test_devices_that_reboot_before_a_version_is_confirmed_confirm_it_later(site
     with site.simulate(behaviours=slow) as devices:
         devices.wait_until(lambda device: device.is_online, 20)
         site.roll_out("1.0.0", waves="100%", minimum=50)
-        devices.wait_until(
-            lambda device: "digits" in device.versions and device._models["digits"].served_at, 30
-        )
+        devices.wait_until(lambda device: any(model.served for model in device.slots.view().values()), 30)
         devices.reboot(NAMES[:20])
         devices.wait_until(lambda device: device.is_online and device.status == "converged", 20)
 

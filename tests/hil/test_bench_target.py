@@ -29,7 +29,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_bench(target: str, *engines: str, name: str = "My_desk", keeps_state: bool = True) -> Any:
     facts = dataclasses.replace(FACTS, engines=dict.fromkeys(engines, "1"))
-    settings = BenchSettings(name, "real", target, "aarch64")
+    settings = BenchSettings(name=name, kind="real", target=target, architecture="aarch64")
     return SimpleNamespace(facts=facts, file=SimpleNamespace(settings=settings, keeps_state=keeps_state))
 
 

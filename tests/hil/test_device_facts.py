@@ -8,7 +8,7 @@ import pytest
 
 import edgekit_runtime
 from edgekit_hil.benches.runtime_digest import hash_sources
-from edgekit_hil.provisioning.device_facts import HostFacts
+from edgekit_hil.provisioning.device_facts import InstallFacts
 from edgekit_hil.provisioning.ssh_host import SshHost
 from edgekit_hil.provisioning.wheelhouse import Wheelhouse, make_own_wheel
 from edgekit_runtime.errors import ConfigError, ProvisioningError
@@ -23,7 +23,7 @@ PI = {
 
 
 def make_facts(**changes):
-    return HostFacts.parse([f"{name}={value}" for name, value in {**PI, **changes}.items()])
+    return InstallFacts.parse([f"{name}={value}" for name, value in {**PI, **changes}.items()])
 
 
 def plan(facts, engine="ort"):
@@ -61,7 +61,7 @@ def test_device_that_cannot_run_edgekit_is_refused(changes, message):
 def test_default_python_is_taken_where_it_fits():
     lines = [f"{name}={value}" for name, value in PI.items() if name != "python"]
     pythons = ["/usr/bin/python3 3.9.2 CPython 0 64", "/usr/bin/python3.12 3.12.1 CPython 1 64"]
-    facts = HostFacts.parse([*lines, *(f"python={python}" for python in pythons)])
+    facts = InstallFacts.parse([*lines, *(f"python={python}" for python in pythons)])
     assert facts.choose_python().version == "3.12.1"
     assert facts.choose_python().has_tensorrt
 

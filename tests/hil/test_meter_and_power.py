@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,9 +147,8 @@ def make_switch(board: SshBoard, tmp_path: Path) -> dict[str, Any]:
 
 
 def test_after_a_power_cut_the_same_device_and_its_meter_answer_again(
-    board: SshBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    board: SshBoard, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("edgekit_hil.benches.opening._BOOT_ID", str(tmp_path / "boot_id"))
     (tmp_path / "boot_id").write_text("first\n")
     Tree(tmp_path / "sys").rail(1, "VDD_IN", 5000, 2000)
     drivers = {
@@ -161,7 +161,7 @@ def test_after_a_power_cut_the_same_device_and_its_meter_answer_again(
     ):
         device.run("echo kept >kept")
 
-        bench.cut_power()
+        replace(bench, boot_id=str(tmp_path / "boot_id")).cut_power()
 
         assert device.run("cat kept") == "kept"
         assert (tmp_path / "marks").read_text().split() == ["off", "on"]
@@ -197,15 +197,12 @@ def test_password_of_a_switch_stays_out_of_what_is_said() -> None:
     assert describe(error) == "401 for url: http://10.0.0.5/rpc/Switch.Set?id=0, see http://10.0.0.5/a@b"
 
 
-def test_device_that_stays_away_after_a_power_cut_breaks_the_bench(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edgekit_hil.benches.opening._BOOT_LIMIT_S", 1)
+def test_device_that_stays_away_after_a_power_cut_breaks_the_bench(tmp_path: Path) -> None:
     with run_ssh_board(tmp_path / "own") as board:
         power = {"cmd_off": f"kill -9 {board.server_pid}", "cmd_on": "true", "delay": 0.1}
         with opened(board, tmp_path / "bench.yaml", {"ExternalPowerDriver": power}) as bench:
             with pytest.raises(Exception, match="no answer for 1 s after the power came back"):
-                bench.cut_power()
+                replace(bench, boot_limit_s=1).cut_power()
             bench.lock.mark_broken("no answer")
 
         assert "no answer" in (BenchLock.of(bench.file).read_reason() or "")
@@ -247,7 +244,9 @@ class EnergyTest:
             def __call__(
                 self, name: str, value: float, unit: str, method: str, predicted: Any = None
             ) -> None:
-                figures.append(Figure(name, value, unit, method, "", predicted))
+                figures.append(
+                    Figure(name=name, value=value, unit=unit, method=method, test="", predicted=predicted)
+                )
 
         with bench.open_folder("energy", "a test") as device:
             target = BenchTarget.of(bench)

@@ -20,34 +20,33 @@ def refuse(*_: object, **__: object) -> object:
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
-        (lambda patch: patch.setattr("sys.platform", "darwin"), "power cuts need Linux"),
-        (lambda patch: patch.setattr(mounts, "_CAP_SYS_ADMIN", 63), "need root"),
-        (
-            lambda patch: patch.setattr(mounts, "_can_open", lambda path: path.name != "fuse"),
-            "power cuts need /dev/fuse, which is missing or not allowed here",
-        ),
-        (
-            lambda patch: patch.setattr(mounts, "_can_open", lambda path: path.name != "loop-control"),
-            "power cuts need /dev/loop-control",
-        ),
-        (lambda patch: patch.setenv("PATH", "/none"), "apt-get install qemu-utils"),
+        (lambda patch, _: patch.setattr("sys.platform", "darwin"), "power cuts need Linux"),
+        (lambda _, folder: (folder / "status").write_text("CapEff:\t0000000000000000\n"), "need root"),
+        (lambda _, folder: (folder / "fuse").unlink(), "fuse, which is missing or not allowed here"),
+        (lambda _, folder: (folder / "loop-control").unlink(), "loop-control, which is missing"),
+        (lambda _, folder: forbid(folder / "fuse"), "fuse, which is missing or not allowed here"),
+        (lambda patch, _: patch.setenv("PATH", "/none"), "apt-get install qemu-utils"),
     ],
-    ids=["system", "root", "fuse", "loop", "qemu"],
+    ids=["system", "root", "fuse", "loop", "forbidden", "qemu"],
 )
 def test_machine_without_what_power_cuts_need_says_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, prepare: Callable[[pytest.MonkeyPatch], None], message: str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    prepare: Callable[[pytest.MonkeyPatch, Path], None],
+    message: str,
 ) -> None:
-    status = "CapEff:\t000001ffffffffff\n"
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: status)
-    monkeypatch.setattr(mounts, "_can_open", lambda _: True)
-    prepare(monkeypatch)
+    (tmp_path / "status").write_text("CapEff:\t000001ffffffffff\n")
+    for name in ("fuse", "loop-control"):
+        (tmp_path / name).touch()
+    prepare(monkeypatch, tmp_path)
 
-    assert message in (mounts.find_obstacle() or "")
+    assert message in (mounts.find_obstacle(tmp_path / "status", tmp_path) or "")
 
 
-def test_file_that_this_user_may_not_open_counts_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "open", refuse)
-    assert not mounts._can_open(Path("/dev/fuse"))
+def forbid(path: Path) -> None:
+    """Make a path that root cannot open for writing either."""
+    path.unlink()
+    path.mkdir()
 
 
 def test_constrained_bench_without_root_is_not_to_be_had(

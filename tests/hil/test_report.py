@@ -53,13 +53,27 @@ def test_page_shows_kind_source_figures_and_tests() -> None:
 
 def test_page_plots_predictions_of_each_unit_and_every_curve() -> None:
     figures = [
-        Figure("latency of a", 2.0, "ms", "", "t", 1.8),
-        Figure("latency of b", 5.0, "ms", "", "t", 5.5),
-        Figure("peak memory of a", 60.0, "MB", "", "t", 63.0),
-        Figure("energy of a", 3.0, "mJ", "", "t"),
+        Figure(name="latency of a", value=2.0, unit="ms", method="", test="t", predicted=1.8),
+        Figure(name="latency of b", value=5.0, unit="ms", method="", test="t", predicted=5.5),
+        Figure(name="peak memory of a", value=60.0, unit="MB", method="", test="t", predicted=63.0),
+        Figure(name="energy of a", value=3.0, unit="mJ", method="", test="t"),
     ]
-    latency = Curve("latency of a", "ms", "share of inferences below", (1.9, 2.0), (0.1, 0.9), "t")
-    power = Curve("power over an update and a rollback", "s", "W", (0.0, 1.0, 2.0), (5.0, 9.0, 5.1), "t")
+    latency = Curve(
+        name="latency of a",
+        x_label="ms",
+        y_label="share of inferences below",
+        x=(1.9, 2.0),
+        y=(0.1, 0.9),
+        test="t",
+    )
+    power = Curve(
+        name="power over an update and a rollback",
+        x_label="s",
+        y_label="W",
+        x=(0.0, 1.0, 2.0),
+        y=(5.0, 9.0, 5.1),
+        test="t",
+    )
 
     page = make_page(dataclasses.replace(EVIDENCE, figures=tuple(figures), curves=(latency, power)))
 
@@ -75,8 +89,8 @@ def test_page_plots_predictions_of_each_unit_and_every_curve() -> None:
 
 def test_foreign_text_is_no_markup() -> None:
     facts = dataclasses.replace(EVIDENCE.device, model="<script>alert(1)</script>")
-    figure = Figure("<b>", 1.0, "<i>", "</table><img>", "t", 2.0)
-    curve = Curve("<svg>", "<x>", "<y>", (0.0, 1.0), (1.0, 2.0), "t")
+    figure = Figure(name="<b>", value=1.0, unit="<i>", method="</table><img>", test="t", predicted=2.0)
+    curve = Curve(name="<svg>", x_label="<x>", y_label="<y>", x=(0.0, 1.0), y=(1.0, 2.0), test="t")
 
     reader = read(dataclasses.replace(EVIDENCE, device=facts, figures=(figure,), curves=(curve,)))
 
@@ -88,7 +102,7 @@ def test_foreign_text_is_no_markup() -> None:
     [((0.0,), (0.0,)), ((1.0, 1.0), (5.0, 5.0)), ((0.0, 1e-9), (1e9, 0.0)), ((0.0, 1.0), (-1.0, 2.0))],
 )
 def test_curve_of_any_values_is_drawn_within_its_frame(x: tuple[float, ...], y: tuple[float, ...]) -> None:
-    drawn = draw_curve(Curve("c", "s", "W", x, y, "t"))
+    drawn = draw_curve(Curve(name="c", x_label="s", y_label="W", x=x, y=y, test="t"))
 
     points = [pair.split(",") for pair in drawn.split('points="')[1].split('"')[0].split()]
     assert len(points) == len(x)
@@ -96,14 +110,23 @@ def test_curve_of_any_values_is_drawn_within_its_frame(x: tuple[float, ...], y: 
 
 
 def test_prediction_that_holds_lies_on_the_line() -> None:
-    drawn = draw_predictions([Figure("a", 2.0, "ms", "", "t", 2.0)])
+    drawn = draw_predictions([Figure(name="a", value=2.0, unit="ms", method="", test="t", predicted=2.0)])
 
     x, y = (float(drawn.split(f'c{axis}="')[1].split('"')[0]) for axis in "xy")
     assert (x - 58) / (470 - 58) == pytest.approx((214 - y) / (214 - 30), abs=0.01)
 
 
 def test_title_of_the_y_axis_stands_above_every_line() -> None:
-    plot = draw_curve(Curve("latency", "ms", "share of inferences below", (0.0, 1.0), (0.0, 1.0), "t"))
+    plot = draw_curve(
+        Curve(
+            name="latency",
+            x_label="ms",
+            y_label="share of inferences below",
+            x=(0.0, 1.0),
+            y=(0.0, 1.0),
+            test="t",
+        )
+    )
     title_y = float(re.search(r'y="([0-9.]+)" class="axis"[^>]*>share', plot)[1])  # type: ignore[index]
     line = re.search(r'points="([^"]+)"', plot)[1]  # type: ignore[index]
     assert title_y < min(float(point.partition(",")[2]) for point in line.split()) - 8

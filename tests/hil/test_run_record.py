@@ -23,7 +23,10 @@ from tests.hil.evidence_parts import FACTS
 
 @pytest.fixture(scope="session")
 def bench():
-    return Bench(find_bench("local"), FACTS, None, "/", None, None, "", None)
+    return Bench(
+        file=find_bench("local"), facts=FACTS, target=None, home="/",
+        power=None, meter=None, meter_text="", lock=None,
+    )
 
 @pytest.fixture
 def broken(bench):
@@ -77,7 +80,16 @@ def test_test_that_fails_before_or_after_its_body_has_failed(tmp_path: Path) -> 
 def test_long_curve_keeps_its_peaks_in_a_thousand_points() -> None:
     record, points = Mock(), [(float(at), 1.0) for at in range(12_345)]
     points[7_001] = (7_001.0, 9.0)
-    bench = Bench(find_bench("local"), FACTS, None, "/", None, None, "", None)
+    bench = Bench(
+        file=find_bench("local"),
+        facts=FACTS,
+        target=None,
+        home="/",
+        power=None,
+        meter=None,
+        meter_text="",
+        lock=None,
+    )
     Recorder(record, bench, "test").curve("answers", ("s", "ms"), points)
     curve: Curve = record.add_curve.call_args.args[1]
     assert 500 < len(curve.x) == len(curve.y) <= 1000

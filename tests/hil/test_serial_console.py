@@ -1,6 +1,7 @@
 """Benches with a serial console, on a serial port of this machine or behind a server of serial lines."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,7 @@ def test_console_shows_the_boot_after_a_power_cut(
     console: SerialConsole,
     line: dict[str, Any],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("edgekit_hil.benches.opening._BOOT_ID", str(tmp_path / "boot_id"))
     (tmp_path / "boot_id").write_text("first\n")
     switch = make_switch(console, tmp_path)
     file = write_bench(board, tmp_path / "bench.yaml", line, switch, has_ssh=True)
@@ -89,7 +88,7 @@ def test_console_shows_the_boot_after_a_power_cut(
         seen.sendline("root")
         seen.expect(PROMPT, timeout=10)
 
-        bench.cut_power()
+        replace(bench, boot_id=str(tmp_path / "boot_id")).cut_power()
 
         seen.expect(BOOTING, timeout=10)
 
@@ -120,10 +119,9 @@ def test_board_with_a_console_alone_runs_commands_and_takes_files(
 
 
 def test_board_with_a_console_alone_boots_and_logs_in_again_after_a_power_cut(
-    board: SshBoard, console: SerialConsole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    board: SshBoard, console: SerialConsole, tmp_path: Path
 ) -> None:
     """With labgrid's own strategy, which also switches the board on at the begin."""
-    monkeypatch.setattr("edgekit_hil.benches.opening._BOOT_ID", str(tmp_path / "boot_id"))
     (tmp_path / "boot_id").write_text("first\n")
     drivers = {**SHELL, **make_switch(console, tmp_path), "ShellStrategy": {}}
     line = console.describe(over_network=True)
@@ -132,7 +130,7 @@ def test_board_with_a_console_alone_boots_and_logs_in_again_after_a_power_cut(
         (tmp_path / "boot_id").write_text("first\n")
         device.run("echo kept >kept")
 
-        bench.cut_power()
+        replace(bench, boot_id=str(tmp_path / "boot_id")).cut_power()
 
         assert device.run("cat kept") == "kept"
 

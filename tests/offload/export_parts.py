@@ -126,7 +126,16 @@ def _golden(
         taken.append(GoldenInput(name, "float32", array.shape, f"golden/{where}-in.bin", None))
     for name, array in outputs.items():
         contents[f"golden/{where}-out.bin"] = array.tobytes()
-        given.append(GoldenOutput(name, "float32", array.shape, f"golden/{where}-out.bin", 1e-4, 1e-4))
+        given.append(
+            GoldenOutput(
+                name=name,
+                dtype="float32",
+                shape=array.shape,
+                path=f"golden/{where}-out.bin",
+                atol=1e-4,
+                rtol=1e-4,
+            )
+        )
     return Golden(tuple(taken), tuple(given))
 
 

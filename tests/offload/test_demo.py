@@ -53,20 +53,35 @@ def recorded() -> Recording:
         for step in range(10):
             at_s = 10.0 * number + step
             plan = chosen[number]
-            requests.append(Request(at_s, EDGEKIT, plan, latencies[plan][number], True, "the link <slowed>"))
+            requests.append(
+                Request(
+                    at_s=at_s,
+                    policy=EDGEKIT,
+                    plan=plan,
+                    latency_s=latencies[plan][number],
+                    is_right=True,
+                    reason="the link <slowed>",
+                )
+            )
             for candidate, values in latencies.items():
                 latency_s = values[number]
                 requests.append(
-                    Request(at_s + 0.5, candidate, candidate, latency_s, math.isfinite(latency_s))
+                    Request(
+                        at_s=at_s + 0.5,
+                        policy=candidate,
+                        plan=candidate,
+                        latency_s=latency_s,
+                        is_right=math.isfinite(latency_s),
+                    )
                 )
     return Recording(
-        "model </script>",
-        "machine",
-        "emulated: test",
-        ("local", "jpeg:90"),
-        tuple(begun),
-        tuple(requests),
-        True,
+        model="model </script>",
+        machine="machine",
+        label="emulated: test",
+        plans=("local", "jpeg:90"),
+        begun=tuple(begun),
+        requests=tuple(requests),
+        is_over=True,
     )
 
 
@@ -94,12 +109,10 @@ def test_phase_in_which_no_way_answers_has_no_oracle() -> None:
 def test_wrong_and_missing_answers_are_counted_and_said() -> None:
     plain = recorded()
     bad = (
-        Request(5.1, EDGEKIT, "local", 0.1, False),
-        Request(5.2, EDGEKIT, "", math.inf, False),
+        Request(at_s=5.1, policy=EDGEKIT, plan="local", latency_s=0.1, is_right=False),
+        Request(at_s=5.2, policy=EDGEKIT, plan="", latency_s=math.inf, is_right=False),
     )
-    recording = Recording(
-        *(getattr(plain, name) for name in ("model", "machine", "label", "plans", "begun")), bad
-    )
+    recording = replace(plain, requests=bad, is_over=False)
 
     assert recording.wrong == 2
     assert "0 of 2 answers were right" in " ".join(summarize(recording))
@@ -119,7 +132,13 @@ def test_single_answer_of_a_way_in_a_phase_stands_in_the_table() -> None:
     plain = recorded()
     last = plain.begun[-1].begin_s
     kept = tuple(one for one in plain.requests if one.policy == EDGEKIT or one.at_s < last)
-    recording = replace(plain, requests=(*kept, Request(last + 0.5, "local", "local", 0.321, True)))
+    recording = replace(
+        plain,
+        requests=(
+            *kept,
+            Request(at_s=last + 0.5, policy="local", plan="local", latency_s=0.321, is_right=True),
+        ),
+    )
 
     assert "321 ms (1)" in text_of(section_of(body_of(render_saved_page(recording)), "phases"))
 
@@ -163,7 +182,9 @@ def test_saved_page_has_no_script_and_escapes_names() -> None:
 
 @pytest.mark.parametrize("begun", [(), (PhaseTimes(PHASES[0], 0.0, 0.0),)])
 def test_page_before_the_first_request_is_well_formed(begun: tuple[PhaseTimes, ...]) -> None:
-    empty = Recording("model", "machine", "emulated", ("local",), begun, ())
+    empty = Recording(
+        model="model", machine="machine", label="emulated", plans=("local",), begun=begun, requests=()
+    )
 
     assert "No request was answered yet" in text_of(body_of(render_saved_page(empty)))
     assert render_live_page(empty).count("<script>") == 1
@@ -243,7 +264,19 @@ def make_setup(plain: PackageMaker, folder: Path, *, weight: NDArray[np.float32]
         options = ["--host", host, "--port", str(port), "--keys", str(home / "keys")]
         return [sys.executable, "-m", "edgekit_cli", "offload", "serve", str(path), *options]
 
-    return DemoSetup(folder, path, home, serve, "http", "", "", ("local", "raw"), requests, "y", "linear")
+    return DemoSetup(
+        folder=folder,
+        package=path,
+        home=home,
+        serve=serve,
+        scheme="http",
+        token_file="",
+        ca_file="",
+        plans=("local", "raw"),
+        requests=requests,
+        output="y",
+        model="linear",
+    )
 
 
 def test_every_phase_happens_without_a_wrong_answer_and_no_process_is_left(

@@ -70,7 +70,12 @@ def make_tail(shape: tuple[int | str, ...], *, is_batched: bool = True, decode: 
     spec = TensorSpec("x", "uint8", shape)
     output = TensorSpec("y", "float16", ("N", 3))
     return Tail(
-        "m.tail.0", (spec,), (output,), {"x": decode} if decode else {}, onnx.ModelProto(), is_batched
+        name="m.tail.0",
+        inputs=(spec,),
+        outputs=(output,),
+        decode={"x": decode} if decode else {},
+        model=onnx.ModelProto(),
+        is_batched=is_batched,
     )
 
 

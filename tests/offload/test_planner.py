@@ -49,7 +49,15 @@ def _coding_as_fast_as_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def machine_facts() -> MachineFacts:
-    return MachineFacts("a processor", "Linux", 1, None, 0.0, "onnxruntime", "2026-01-01T00:00:00Z")
+    return MachineFacts(
+        cpu="a processor",
+        system="Linux",
+        cores=1,
+        quota=None,
+        load=0.0,
+        engine="onnxruntime",
+        date="2026-01-01T00:00:00Z",
+    )
 
 
 def profile_of(content: bytes, seconds: list[float], name: str) -> ModelProfile:
@@ -73,9 +81,19 @@ def profile_of(content: bytes, seconds: list[float], name: str) -> ModelProfile:
         for number, (node, s) in enumerate(zip(model.graph.node, seconds, strict=True))
     )
     return ModelProfile(
-        "model", digest_model(content), name, machine_facts(), "measured", sum(seconds), 0.0, 1.0, inputs,
-        tuple(one.name for one in model.graph.output), sizes, kernels,
-    )  # fmt: skip
+        model="model",
+        model_sha256=digest_model(content),
+        measured_on=name,
+        machine=machine_facts(),
+        label="measured",
+        whole_s=sum(seconds),
+        whole_spread=0.0,
+        scale=1.0,
+        inputs=inputs,
+        outputs=tuple(one.name for one in model.graph.output),
+        tensors=sizes,
+        kernels=kernels,
+    )
 
 
 def narrowing_model(channels: int, side: int) -> bytes:

@@ -14,7 +14,15 @@ from edgekit_offload.profiling.planning_graph import PlanningGraph, join_profile
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.offload.measurement.machine_facts import MachineFacts
 
-FACTS = MachineFacts("cpu", "Linux", 1, None, None, "onnxruntime", "2026-01-01T00:00:00Z")
+FACTS = MachineFacts(
+    cpu="cpu",
+    system="Linux",
+    cores=1,
+    quota=None,
+    load=None,
+    engine="onnxruntime",
+    date="2026-01-01T00:00:00Z",
+)
 MOST_PLACEMENTS = 200
 REPEATED = {"Constant", "Identity", "DequantizeLinear"}
 

@@ -16,7 +16,7 @@ from edgekit_runtime.tensors import TensorSpec
 X, Y = TensorSpec("x", "float32", ("N", 4)), TensorSpec("y", "float32", ("N", 2))
 GOLDEN = Golden(
     (GoldenInput("x", "float32", (1, 4), "golden/x.bin"),),
-    (GoldenOutput("y", "float32", (1, 2), "golden/y.bin", 0.1, 0.0),),
+    (GoldenOutput(name="y", dtype="float32", shape=(1, 2), path="golden/y.bin", atol=0.1, rtol=0.0),),
 )
 TAIL = Submodel(
     "cut1.tail", (X,), (Y,), BackendChoice("ort", "submodels/tail.onnx", {"weights": "model.onnx"}), GOLDEN

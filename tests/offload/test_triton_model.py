@@ -62,7 +62,20 @@ def write_model(folder: Path, *shape: int | str, codec: str) -> Path:
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "same", [x], [y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     inputs, outputs = ((TensorSpec(name, dtype, shape),) for name in "xy")
-    write_repository((Tail("same", inputs, outputs, {"x": codec}, model, False),), folder, "python")
+    write_repository(
+        (
+            Tail(
+                name="same",
+                inputs=inputs,
+                outputs=outputs,
+                decode={"x": codec},
+                model=model,
+                is_batched=False,
+            ),
+        ),
+        folder,
+        "python",
+    )
     return folder / "same"
 
 
@@ -171,6 +184,8 @@ def test_model_that_decodes_nothing_carries_nothing(tmp_path: Path) -> None:
     spec = (TensorSpec("x", "uint8", ("N", 4)),)
     x = helper.make_tensor_value_info("x", TYPES["uint8"], ("N", 4))
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "same", [x], [x])
-    tail = Tail("same", spec, spec, {}, helper.make_model(graph), True)
+    tail = Tail(
+        name="same", inputs=spec, outputs=spec, decode={}, model=helper.make_model(graph), is_batched=True
+    )
     write_repository((tail,), tmp_path, "python")
     assert {path.name for path in (tmp_path / "same/1").iterdir()} == {"model.onnx", "model.py"}

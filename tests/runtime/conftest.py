@@ -71,7 +71,17 @@ class PackageMaker:
         """Return the manifest of `sampled_artifacts`, with every field that golden tensors can have."""
         golden = Golden(
             (GoldenInput("x", "float32", (1, 4), "golden/x.bin", Codes("uint8", SCALE, OFFSET, (1, 2))),),
-            (GoldenOutput("y", "float32", (1, 2), "golden/y.bin", 1e-5, 1e-5, 2),),
+            (
+                GoldenOutput(
+                    name="y",
+                    dtype="float32",
+                    shape=(1, 2),
+                    path="golden/y.bin",
+                    atol=1e-5,
+                    rtol=1e-5,
+                    every=2,
+                ),
+            ),
         )
         return self.manifest(self.sampled_artifacts, golden=golden)
 
@@ -83,7 +93,11 @@ class PackageMaker:
         )
         golden = Golden(
             (GoldenInput("x", "float32", (1, 4), "golden/x.bin", Codes("uint8", SCALE, OFFSET)),),
-            (GoldenOutput("y", "float32", (1, 2), "golden/y.bin", 1e-5, 1e-5),),
+            (
+                GoldenOutput(
+                    name="y", dtype="float32", shape=(1, 2), path="golden/y.bin", atol=1e-5, rtol=1e-5
+                ),
+            ),
         )
         fields: dict[str, Any] = {
             "name": "linear",

@@ -78,7 +78,7 @@ def test_every_second_value_may_be_stored(maker: Any, package_path: Path) -> Non
 
 
 def test_the_manifest_states_the_rows_and_reads_them_again(maker: Any) -> None:
-    rows = RowsOutput("y", "golden/rows.bin", (1.0, 2.0, 3.0), (0.5, 0.5, 0.0))
+    rows = RowsOutput(name="y", path="golden/rows.bin", atol=(1.0, 2.0, 3.0), rtol=(0.5, 0.5, 0.0))
     manifest, _ = manifest_with(maker, rows, bytes(24))
     document = json.loads(manifest.to_bytes())
     assert document["golden"]["rows"]["seeds"] == [4, 9, 28]
@@ -122,14 +122,16 @@ def test_an_output_of_rows_that_is_malformed_is_refused(
 
 
 def test_rows_of_an_output_that_is_a_set_of_rows_are_refused(maker: Any) -> None:
-    rows = GoldenRows(SEEDS, (RowsOutput("y", "golden/rows.bin", (1e-5,) * 3),))
+    rows = GoldenRows(SEEDS, (RowsOutput(name="y", path="golden/rows.bin", atol=(1e-5,) * 3),))
     sets = tuple(replace(output, axis=0) for output in maker.manifest().golden.outputs)
     with pytest.raises(DataError, match="expected golden outputs without axis"):
         Golden(maker.manifest().golden.inputs, sets, rows).artifact_sizes()
 
 
 def check_refused(maker: Any, edit: Any, reason: str) -> None:
-    manifest, _ = manifest_with(maker, RowsOutput("y", "golden/rows.bin", (1e-5,) * 3), bytes(24))
+    manifest, _ = manifest_with(
+        maker, RowsOutput(name="y", path="golden/rows.bin", atol=(1e-5,) * 3), bytes(24)
+    )
     document = json.loads(manifest.to_bytes())
     edit(document["golden"]["rows"])
     with pytest.raises(ManifestError, match=reason):

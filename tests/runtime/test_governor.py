@@ -198,7 +198,7 @@ def test_whatever_is_read_a_decision_is_made(
     now_s = 0.0
     for passed_s, watts, degrees, charge, load in lived:
         now_s += passed_s
-        readings = Readings(now_s, watts, temperature_c=degrees, battery=charge)
+        readings = Readings(at_s=now_s, power_w=watts, temperature_c=degrees, battery=charge)
         governor.tick(now_s, readings, {"a": Seen(strict, load), "b": Seen(PAIR, load)})
         decision = governor.state.models["a"].decision
         assert decision is not None
@@ -239,7 +239,7 @@ def test_error_of_the_forecast_is_learned_of_the_model_that_makes_it() -> None:
         rates = {"a": 20.0, "b": 5.0} if second // 20 % 2 else {"a": 5.0, "b": 20.0}
         power_w = 2.0 + sum(rates[name] * energy_j[name] * factors[name] for name in rates)
         seen = {name: Seen(PAIR, Load(rate_hz=rate, burstiness=0.0)) for name, rate in rates.items()}
-        governor.tick(float(second), Readings(float(second), power_w), seen)
+        governor.tick(float(second), Readings(at_s=float(second), power_w=power_w), seen)
     for name, model in governor.state.models.items():
         assert model.learned.energy.of(ModelSetting("good")) == pytest.approx(factors[name], rel=0.1)
 

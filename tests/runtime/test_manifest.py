@@ -282,13 +282,13 @@ def test_codes_decode_with_one_rounding_an_operation() -> None:
 
 
 def test_values_are_little_endian() -> None:
-    golden = GoldenOutput("y", "int16", (2,), "y.bin", 0, 0)
+    golden = GoldenOutput(name="y", dtype="int16", shape=(2,), path="y.bin", atol=0, rtol=0)
     assert golden.decode(b"\x01\x00\x00\x01").tolist() == [1, 256]
 
 
 def test_golden_values_of_another_size_are_refused() -> None:
     with pytest.raises(DataError, match="3 bytes, expected 4"):
-        GoldenOutput("y", "int16", (2,), "y.bin", 0, 0).decode(b"123")
+        GoldenOutput(name="y", dtype="int16", shape=(2,), path="y.bin", atol=0, rtol=0).decode(b"123")
 
 
 def test_codes_for_integers_are_refused() -> None:
@@ -310,7 +310,7 @@ def test_inputs_that_are_too_large_only_together_are_refused() -> None:
     inputs = tuple(
         GoldenInput(name, "float32", (size,), "x.bin", Codes("int8", 1, 0, (size,))) for name in names
     )
-    outputs = (GoldenOutput("y", "int16", (2,), "y.bin", 0, 0),)
+    outputs = (GoldenOutput(name="y", dtype="int16", shape=(2,), path="y.bin", atol=0, rtol=0),)
     specs = tuple(TensorSpec(name, "float32", (size,)) for name in names)
     output_specs = (TensorSpec("y", "int16", (2,)),)
     Golden(inputs[:2], outputs).check(specs[:2], output_specs)
@@ -352,7 +352,7 @@ def test_repeated_codes_of_another_size_are_refused() -> None:
 def test_an_output_is_stored_from_its_first_value_on(
     shape: tuple[int, ...], every: int, stored: list[int]
 ) -> None:
-    golden = GoldenOutput("y", "int16", shape, "y.bin", 0, 0, every)
+    golden = GoldenOutput(name="y", dtype="int16", shape=shape, path="y.bin", atol=0, rtol=0, every=every)
     output = np.arange(np.prod(shape), dtype=np.int16).reshape(shape)
     picked = golden.pick(np.asfortranarray(output))  # C order counts, however the values lie in memory
     assert picked.tolist() == stored
@@ -362,7 +362,9 @@ def test_an_output_is_stored_from_its_first_value_on(
 
 def test_sampled_values_of_another_size_are_refused() -> None:
     with pytest.raises(DataError, match="6 bytes, expected 4"):
-        GoldenOutput("y", "int16", (3,), "y.bin", 0, 0, 2).decode(bytes(6))
+        GoldenOutput(name="y", dtype="int16", shape=(3,), path="y.bin", atol=0, rtol=0, every=2).decode(
+            bytes(6)
+        )
 
 
 def test_repeat_and_every_survive_the_round_trip(maker: Any) -> None:

@@ -33,7 +33,9 @@ deadlines = st.floats(5e-3, 1.0)
 
 
 def fresh(profile: Profile, load: Load, deadline_s: float | None = None) -> State:
-    return State(IDLE_W, {"m": GovernorModel(replace(profile, deadline_s=deadline_s), load=load)})
+    return State(
+        idle_w=IDLE_W, models={"m": GovernorModel(replace(profile, deadline_s=deadline_s), load=load)}
+    )
 
 
 def decide(state: State, power_w: float | None, window_s: float = 0.0) -> Decision:

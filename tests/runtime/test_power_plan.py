@@ -78,7 +78,7 @@ def model(good: float, small: float, rate_hz: float = 20.0) -> GovernorModel:
 
 
 def plan(models: dict[str, GovernorModel], power_w: float) -> dict[str, Decision]:
-    return choose(State(IDLE_W, models), DeviceLimits(power_w=power_w, window_s=0.0), 0.0)
+    return choose(State(idle_w=IDLE_W, models=models), DeviceLimits(power_w=power_w, window_s=0.0), 0.0)
 
 
 def test_model_that_would_lose_most_keeps_its_accuracy() -> None:

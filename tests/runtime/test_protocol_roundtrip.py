@@ -82,7 +82,14 @@ def receive(parts: tuple[Any, ...]) -> tuple[ResponseHead, memoryview]:
     fields = dict(line.split(": ") for line in data.decode().split("\r\n")[1:])
     assert int(fields["Content-Length"]) == len(body)
     length = fields.get("Inference-Header-Content-Length")
-    head = ResponseHead(200, len(body), length and int(length), False, None, data + b"\r\n\r\n")
+    head = ResponseHead(
+        status=200,
+        body_bytes=len(body),
+        json_bytes=length and int(length),
+        closes=False,
+        retry_after_s=None,
+        data=data + b"\r\n\r\n",
+    )
     return head, memoryview(body)
 
 

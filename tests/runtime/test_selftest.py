@@ -45,7 +45,8 @@ def write_golden(maker: Any, path: Path, expected: np.ndarray, atol: float, rtol
     artifacts = {**maker.artifacts, "golden/y.bin": expected.tobytes()}
     name, shape = str(expected.dtype), expected.shape
     golden = Golden(
-        maker.manifest().golden.inputs, (GoldenOutput("y", name, shape, "golden/y.bin", atol, rtol),)
+        maker.manifest().golden.inputs,
+        (GoldenOutput(name="y", dtype=name, shape=shape, path="golden/y.bin", atol=atol, rtol=rtol),),
     )
     outputs = (TensorSpec("y", name, shape),)
     write_package(path, maker.manifest(artifacts, golden=golden, outputs=outputs), artifacts, maker.signer)
@@ -197,7 +198,18 @@ def check_rows(
     """Whether `got` passes for `ROWS`, whose number depends on the data."""
     stored = ROWS[::every]
     artifacts = {**maker.artifacts, "golden/y.bin": stored.tobytes()}
-    output = GoldenOutput("y", "float32", ROWS.shape, "golden/y.bin", 0.1, 0.0, every, 0, loose, more)
+    output = GoldenOutput(
+        name="y",
+        dtype="float32",
+        shape=ROWS.shape,
+        path="golden/y.bin",
+        atol=0.1,
+        rtol=0.0,
+        every=every,
+        axis=0,
+        loose=loose,
+        count_atol=more,
+    )
     golden = Golden(maker.manifest().golden.inputs, (output,))
     manifest = maker.manifest(artifacts, golden=golden, outputs=(TensorSpec("y", "float32", ("K", 2)),))
     write_package(path, manifest, artifacts, maker.signer)
@@ -237,7 +249,9 @@ def test_number_of_rows_has_a_bound_of_its_own(maker: Any, tmp_path: Path) -> No
 @pytest.mark.parametrize("axis", [2, -1, True])
 def test_axis_that_cannot_be_is_refused(axis: Any) -> None:
     with pytest.raises(DataError, match="expected an axis of"):
-        GoldenOutput("y", "float32", (5, 2), "y.bin", 0.1, 0.0, 1, axis)
+        GoldenOutput(
+            name="y", dtype="float32", shape=(5, 2), path="y.bin", atol=0.1, rtol=0.0, every=1, axis=axis
+        )
 
 
 @pytest.mark.parametrize(
@@ -246,4 +260,15 @@ def test_axis_that_cannot_be_is_refused(axis: Any) -> None:
 )
 def test_bounds_with_which_every_output_could_pass_are_refused(axis: Any, loose: int, more: int) -> None:
     with pytest.raises(DataError, match="half of the rows"):
-        GoldenOutput("y", "float32", (5, 2), "y.bin", 0.1, 0.0, 2, axis, loose, more)
+        GoldenOutput(
+            name="y",
+            dtype="float32",
+            shape=(5, 2),
+            path="y.bin",
+            atol=0.1,
+            rtol=0.0,
+            every=2,
+            axis=axis,
+            loose=loose,
+            count_atol=more,
+        )

@@ -193,7 +193,7 @@ def test_wrong_options_are_a_backend_error(options: dict[str, Any], reason: str)
 
 def test_the_given_threads_override_those_of_the_manifest() -> None:
     assert read_options(OrtOptions, "ort", {"threads": 4, "spinning": True}, 1) == OrtOptions(
-        1, spinning=True
+        threads=1, spinning=True
     )
 
 

@@ -172,7 +172,16 @@ def test_a_setting_that_fails_the_self_test_is_closed_and_not_opened_again(
     path, keys = make(ORT), find_keys_folder()
     settings = (RunSetting(), RunSetting(batch=4), RunSetting(batch=16))
     with read_package(path, TrustStore.from_folder(keys)) as package:
-        order = MeasureOrder(str(path), "", str(keys), settings, None, rounds=1, end_s=0.0, seed=0)
+        order = MeasureOrder(
+            package=str(path),
+            manifest_sha256="",
+            keys=str(keys),
+            settings=settings,
+            threads=None,
+            rounds=1,
+            end_s=0.0,
+            seed=0,
+        )
         answers = contest_child.measure(package, order, lambda _: None)
     assert [str(answer).startswith("fails the self-test") for answer in answers] == [True] * 3
     assert opened == ["opened", "closed"]

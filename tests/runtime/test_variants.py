@@ -70,7 +70,9 @@ def contents(maker: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
 
 @pytest.fixture
 def double(maker: Any) -> Variant:
-    output = GoldenOutput("y", "float32", (1, 2), "variants/double/output0.bin", 1e-5, 1e-5)
+    output = GoldenOutput(
+        name="y", dtype="float32", shape=(1, 2), path="variants/double/output0.bin", atol=1e-5, rtol=1e-5
+    )
     return Variant(
         "double",
         BackendChoice("ort", "variants/double/model.onnx", {"threads": 1}),

@@ -21,7 +21,6 @@ from tests.waiting import open_when_read, wait_for
 from edgekit_runtime.errors import SignatureError, UnavailableError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.system.child_process import child_environment
-from edgekit_runtime.trust import verifier_process
 from edgekit_runtime.trust.dsse import EVIDENCE_PREDICATE_TYPE, PACKAGE_PREDICATE_TYPE, Statement
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_runtime.trust.verifier_process import VerifyingProcess
@@ -118,12 +117,8 @@ def test_processes_that_all_end_accept_nothing(
         trust.verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")
 
 
-def test_a_process_that_hangs_is_replaced_by_one_that_answers(
-    maker: Any, keys: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(verifier_process, "_ANSWER_S", 60.0)
-    monkeypatch.setattr(verifier_process, "_FIRST_SHARE", 0.01)
-    with VerifyingProcess(keys) as trust:
+def test_a_process_that_hangs_is_replaced_by_one_that_answers(maker: Any, keys: Path) -> None:
+    with VerifyingProcess(keys, answer_s=60.0, first_share=0.01) as trust:
         kill_verifiers(signal.SIGSTOP)
         trust.verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")
 
@@ -131,9 +126,8 @@ def test_a_process_that_hangs_is_replaced_by_one_that_answers(
 def test_processes_that_all_hang_are_given_up_in_the_time_of_one(
     maker: Any, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verifier_process, "_ANSWER_S", 6.0)
     start_instead("#!/bin/sh\nexec sleep 60\n", tmp_path, monkeypatch)
-    with VerifyingProcess(keys) as trust:
+    with VerifyingProcess(keys, answer_s=6.0) as trust:
         began_s = time.monotonic()
         with pytest.raises(UnavailableError, match="hangs"):
             trust.verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")

@@ -11,7 +11,7 @@ from typing import Any
 
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.worker_wire.channel import Kind
-from edgekit_runtime.service.worker_wire.messages import TrialMessage
+from edgekit_runtime.service.worker_wire.messages import TrialReport
 from edgekit_runtime.service.worker_wire.snapshots import write_snapshots
 
 ARM = {"answers": 3, "failed": 0}
@@ -33,7 +33,7 @@ def main() -> None:
         channel.send(bytes((kind,)) + payload)
 
     def tell(outcome: str) -> None:
-        word = TrialMessage(version, outcome, "gate", "reason")  # type: ignore[arg-type]
+        word = TrialReport(version, outcome, "gate", "reason")  # type: ignore[arg-type]
         say(Kind.WORKER_TRIAL, word.to_bytes())
 
     say(Kind.WORKER_READY)

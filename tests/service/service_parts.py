@@ -183,7 +183,14 @@ def write_signed(
         for name, array in sketch.golden.items()
     ]
     golden_out = [
-        GoldenOutput(name, array.dtype.name, array.shape, f"golden/{name}.bin", 0.0, 0.0)
+        GoldenOutput(
+            name=name,
+            dtype=array.dtype.name,
+            shape=array.shape,
+            path=f"golden/{name}.bin",
+            atol=0.0,
+            rtol=0.0,
+        )
         for name, array in expected.items()
     ]
     artifacts = tuple(

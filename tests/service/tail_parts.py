@@ -77,7 +77,14 @@ def write_split(maker: PackageMaker, path: Path, *parts: Part, version: str = "1
                 for name, array in part.inputs.items()
             ),
             tuple(
-                GoldenOutput(name, array.dtype.name, array.shape, f"{at}/{name}.bin", 1e-5, 1e-5)
+                GoldenOutput(
+                    name=name,
+                    dtype=array.dtype.name,
+                    shape=array.shape,
+                    path=f"{at}/{name}.bin",
+                    atol=1e-5,
+                    rtol=1e-5,
+                )
                 for name, array in part.outputs.items()
             ),
         )

@@ -26,7 +26,7 @@ from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.options.resources import DriftLimits
 from edgekit_runtime.service.options.rollout import CanaryOptions, Gates
 from edgekit_runtime.service.workers import worker_handle
-from edgekit_runtime.service.workers.isolated_model import WorkerTrial
+from edgekit_runtime.service.workers.isolated_model import WorkerTrialRunner
 from edgekit_runtime.service.workers.worker_handle import WorkerHandle
 from edgekit_runtime.slots import HEALTHY, Slots
 
@@ -163,7 +163,7 @@ def is_asked(model: Any, version: str) -> bool:
 def test_energy_that_the_service_measures_reaches_the_gates(slots: Slots) -> None:
     with serving(slots) as service:
         find = service.service.registry.models.find
-        service.call(lambda: find("linear", None).trial.running.add_energy(0.5, 0.25))
+        service.call(lambda: find("linear", None).trial.runner.add_energy(0.5, 0.25))
 
         def measured() -> bool:
             rollout = statistics(service)["rollout"]
@@ -240,7 +240,7 @@ def test_trial_that_is_over_is_not_kept_until_its_time_to_begin_has_passed(slots
         def count() -> int:
             gc.unfreeze()  # the service hides what is there after loading
             gc.collect()
-            return sum(isinstance(each, WorkerTrial) for each in gc.get_objects())
+            return sum(isinstance(each, WorkerTrialRunner) for each in gc.get_objects())
 
         wait_for(lambda: count() == 0, "the end of the trial", 5.0)
 

@@ -289,10 +289,10 @@ def test_new_version_does_not_serve_without_a_trial_where_the_one_in_use_cannot_
 def test_version_that_serves_well_is_recorded_once_there_are_descriptors(
     maker: PackageMaker, tmp_path: Path, slots: Slots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(confirmation, "_CONFIRM_AFTER_S", 0.5)
     monkeypatch.setattr(confirmation, "_RECORD_AGAIN_S", 0.5)
     slots.install(write(maker, tmp_path, "2.0.0"))
-    with serving(slots) as service:
+    source = InstalledModels(slots, confirm_after_s=0.5)
+    with running(make_config(slots.folder.parent), source) as service:
         with without_descriptors(os.getpid()):
             time.sleep(1.5)
         assert current(slots) == ("2.0.0", "unproven", 1)

@@ -61,7 +61,20 @@ def test_options_survive_a_journey_as_json(kind: type[Any]) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [CHANGED, SPEC, MeasureOrder("p", "0", "k", (RunSetting(options=(("mode", True),)),), 1, 2, 3.0, 4)],
+    [
+        CHANGED,
+        SPEC,
+        MeasureOrder(
+            package="p",
+            manifest_sha256="0",
+            keys="k",
+            settings=(RunSetting(options=(("mode", True),)),),
+            threads=1,
+            rounds=2,
+            end_s=3.0,
+            seed=4,
+        ),
+    ],
     ids=["config", "worker", "contest"],
 )
 def test_messages_survive_a_journey_as_json(options: Any) -> None:

@@ -21,7 +21,6 @@ from tests.waiting import bounded, wait_for
 from edgekit_runtime import Client
 from edgekit_runtime.errors import TransportError
 from edgekit_runtime.package.manifest_entries import BackendChoice
-from edgekit_runtime.service.models import confirmation
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.slots import HEALTHY, UNPROVEN, Slots
 from edgekit_runtime.system.atomic_files import Disk
@@ -88,9 +87,8 @@ class FullDisk(Disk):
 
 
 def test_version_that_could_not_be_recorded_as_good_is_when_the_service_ends_in_order(
-    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(confirmation, "_CONFIRM_AFTER_S", 0.5)
     disk = FullDisk()
     slots = Slots(tmp_path / "state", maker.trust, disk=disk)
     slots.install(write(maker, tmp_path, "1.0.0"))
@@ -98,15 +96,13 @@ def test_version_that_could_not_be_recorded_as_good_is_when_the_service_ends_in_
     confirm = InstalledModels.confirm
 
     def count(self: InstalledModels, name: str, version: str) -> None:
+        disk.is_full = not tried
         tried.append(version)
         confirm(self, name, version)
 
     monkeypatch.setattr(InstalledModels, "confirm", count)
-    with running(make_config(tmp_path), InstalledModels(slots)):
-        disk.is_full = True
-        wait_for(lambda: tried, "a try to record it")
-        time.sleep(0.2)
-        disk.is_full = False
+    with running(make_config(tmp_path), InstalledModels(slots, confirm_after_s=0.5)):
+        wait_for(lambda: "cannot be recorded yet" in caplog.text, "a try to record it")
     current = slots.load("linear").state.current
     assert current is not None
     assert (current.health, len(tried)) == (HEALTHY, 2)
@@ -115,7 +111,6 @@ def test_version_that_could_not_be_recorded_as_good_is_when_the_service_ends_in_
 def test_version_is_recorded_as_good_while_another_model_hangs_in_its_load(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(confirmation, "_CONFIRM_AFTER_S", 4.0)
     slots = Slots(tmp_path / "state", maker.trust)
     slots.install(write(maker, tmp_path, "1.0.0"))
     is_opening, may_open = threading.Event(), threading.Event()
@@ -132,7 +127,8 @@ def test_version_is_recorded_as_good_while_another_model_hangs_in_its_load(
         return None if current is None else current.health
 
     monkeypatch.setattr(InstalledModels, "open", open_slowly)
-    with running(make_config(tmp_path), InstalledModels(slots)) as service, service.connect() as client:
+    source = InstalledModels(slots, confirm_after_s=4.0)
+    with running(make_config(tmp_path), source) as service, service.connect() as client:
         slots.install(write(maker, tmp_path, "1.0.0", name="slow"))
         client.sendall(post_bytes("/v2/repository/models/slow/load", b""))
         assert is_opening.wait(60)

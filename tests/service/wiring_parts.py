@@ -123,7 +123,7 @@ def with_variant(
     paths = {"model": f"variants/{name}/model.onnx", "golden": f"variants/{name}/output0.bin"}
     values = _GOLDEN / np.linalg.norm(_GOLDEN) if is_normed else _GOLDEN
     golden = (values @ (WEIGHT * np.float32(factor))).astype(np.float32)
-    output = GoldenOutput("y", "float32", (1, 2), paths["golden"], 1e-5, 1e-5)
+    output = GoldenOutput(name="y", dtype="float32", shape=(1, 2), path=paths["golden"], atol=1e-5, rtol=1e-5)
     variant = Variant(
         name,
         BackendChoice("ort", paths["model"], {"threads": 1}),

@@ -71,7 +71,11 @@ def write_slow(maker: PackageMaker, path: Path) -> None:
         backend=BackendChoice("ort", "model.onnx", {"threads": 1}),
         golden=Golden(
             (GoldenInput("x", "float32", (1, _WIDTH), "golden/x.bin"),),
-            (GoldenOutput("y", "float32", (1, _WIDTH), "golden/y.bin", 0.0, 0.0),),
+            (
+                GoldenOutput(
+                    name="y", dtype="float32", shape=(1, _WIDTH), path="golden/y.bin", atol=0.0, rtol=0.0
+                ),
+            ),
         ),
         # What is assumed without it would not allow 20,000 rows.
         figures={"memory_estimate": {figures.RUN_MEMORY_FIGURE: 4.0}},

@@ -84,7 +84,14 @@ def write_model(
         contents["labels.txt"] = labels
     roles = {"labels.txt": "labels", "model.onnx": "model"}
     x = GoldenInput(inputs[0].name, golden_x.dtype.name, golden_x.shape, "golden/x.bin")
-    y = GoldenOutput(outputs[0].name, golden_y.dtype.name, golden_y.shape, "golden/y.bin", 1e-5, 1e-5)
+    y = GoldenOutput(
+        name=outputs[0].name,
+        dtype=golden_y.dtype.name,
+        shape=golden_y.shape,
+        path="golden/y.bin",
+        atol=1e-5,
+        rtol=1e-5,
+    )
     fields: dict[str, Any] = {
         "name": "linear",
         "version": "1.0.0",

@@ -199,7 +199,11 @@ def test_hostile_names_are_neither_markup_nor_commands(path: Path) -> None:
 def test_golden_tensors_are_shown_as_they_are_stored(path: Path) -> None:
     golden = Golden(
         (GoldenInput("x", "float32", (1, 4), "golden/x.bin", Codes("uint8", 0.5, -1.0, (1, 2))),),
-        (GoldenOutput("y", "float32", (1, 2), "golden/y.bin", 1e-5, 0.0, every=2),),
+        (
+            GoldenOutput(
+                name="y", dtype="float32", shape=(1, 2), path="golden/y.bin", atol=1e-5, rtol=0.0, every=2
+            ),
+        ),
     )
     model = make_model(
         [helper.make_node("MatMul", ["x", "w"], ["y"])], [tensor("x", [1, 4])], [tensor("y", [1, 2])]

@@ -36,8 +36,18 @@ def target() -> Target:
     return replace(base, costs=costs, power=power)
 
 
-COMPUTE = NodeCost("conv", "Conv", 10**9, 10**6, 10**6, 10**6, "fp32")
-TRANSFER = NodeCost("add", "Add", 0, 10**8, 10**8, 0, "fp32")
+COMPUTE = NodeCost(
+    name="conv",
+    op="Conv",
+    macs=10**9,
+    bytes_read=10**6,
+    bytes_written=10**6,
+    weight_bytes=10**6,
+    precision="fp32",
+)
+TRANSFER = NodeCost(
+    name="add", op="Add", macs=0, bytes_read=10**8, bytes_written=10**8, weight_bytes=0, precision="fp32"
+)
 
 
 def test_kernel_bound_by_arithmetic_takes_its_macs(target: Target) -> None:
@@ -96,7 +106,12 @@ def test_work_of_nothing_can_be_made(field: str) -> None:
 
 
 def test_traffic_is_what_is_read_and_written_and_the_weights() -> None:
-    assert NodeCost("n", "Conv", 0, 1, 20, 300, "fp32").traffic_bytes == 321
+    assert (
+        NodeCost(
+            name="n", op="Conv", macs=0, bytes_read=1, bytes_written=20, weight_bytes=300, precision="fp32"
+        ).traffic_bytes
+        == 321
+    )
 
 
 def test_kernel_in_a_loop_takes_its_time_as_often_as_it_runs(target: Target) -> None:

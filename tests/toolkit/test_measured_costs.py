@@ -40,7 +40,11 @@ MEASURED = dataclasses.replace(
     EVIDENCE,
     target="rpi4",
     network_times=TIMES,
-    figures=(Figure("latency of a on ort", 2.0, "ms", "median of 50", "t", 2.2),),
+    figures=(
+        Figure(
+            name="latency of a on ort", value=2.0, unit="ms", method="median of 50", test="t", predicted=2.2
+        ),
+    ),
 )
 
 METERED = dataclasses.replace(

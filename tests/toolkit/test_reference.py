@@ -23,7 +23,13 @@ def part(samples: NDArray[np.float32], *, given: bool = True) -> Part:
     def stream(_: int) -> Iterator[tuple[Feeds, None]]:
         return (({"x": sample}, None) for sample in samples)
 
-    return Part("user" if given else "generated", len(samples), "0" * 64 if given else None, False, stream)
+    return Part(
+        kind="user" if given else "generated",
+        count=len(samples),
+        sha256="0" * 64 if given else None,
+        labelled=False,
+        stream=stream,
+    )
 
 
 def copy_of(width: int) -> onnx.ModelProto:
@@ -64,7 +70,7 @@ def tiny_model(name: str, *, softmax: bool = False) -> tuple[onnx.ModelProto, Pa
     def stream(_: int) -> Iterator[tuple[Feeds, None]]:
         return (({given: row[None]}, None) for row in rows)
 
-    return model, Part("user", len(rows), "0" * 64, False, stream)
+    return model, Part(kind="user", count=len(rows), sha256="0" * 64, labelled=False, stream=stream)
 
 
 @pytest.mark.parametrize("name", TINY)

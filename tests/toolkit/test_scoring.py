@@ -44,7 +44,7 @@ def scores_of(*candidates: Any, metric: str = "similarity") -> Scores:
         return lambda feeds: [change(feeds["x"].copy()), feeds["x"]]
 
     contestants = [runner(change) for change in candidates]
-    part = Part("user", len(SAMPLES), None, False, stream)
+    part = Part(kind="user", count=len(SAMPLES), sha256=None, labelled=False, stream=stream)
     return score_candidates(
         runner(np.asarray),
         contestants,
@@ -118,7 +118,7 @@ def halves(count: int, metric: str, *, kind: str = "user") -> Scores:
     return score_candidates(
         runner(np.asarray),
         contestants,
-        Part(kind, count, None, True, stream),
+        Part(kind=kind, count=count, sha256=None, labelled=True, stream=stream),
         metric,
         inputs=INPUTS,
         outputs=OUTPUTS,
@@ -269,7 +269,7 @@ def whole_set(
     scores = score_candidates(
         runner(np.asarray),
         [runner(change) for change in changes],
-        Part("user", count * batch, None, False, stream),
+        Part(kind="user", count=count * batch, sha256=None, labelled=False, stream=stream),
         own_metric(folder, text),
         inputs=(TensorSpec("x", "float32", (batch, 1)),),
         outputs=(TensorSpec("y", "float32", (batch, 1)),),
@@ -353,7 +353,7 @@ def dense(
     scores = score_candidates(
         runner(np.asarray),
         [runner(change) for change in changes],
-        Part("user", count, None, False, stream),
+        Part(kind="user", count=count, sha256=None, labelled=False, stream=stream),
         "similarity",
         inputs=(TensorSpec("x", "float32", ("N", size)),),
         outputs=(TensorSpec("y", "float32", ("N", size)),),
@@ -396,7 +396,7 @@ def test_output_with_the_most_spoiled_samples_is_named() -> None:
     scores = score_candidates(
         runner(np.asarray, np.asarray),
         [runner(spoil, lambda x: np.where(x > 2, np.inf, x))],
-        Part("user", 3, None, False, stream),
+        Part(kind="user", count=3, sha256=None, labelled=False, stream=stream),
         "similarity",
         inputs=INPUTS,
         outputs=OUTPUTS,
@@ -424,7 +424,7 @@ def listed(counts: list[int], change: Any) -> tuple[Scores, list[tuple[int, int]
     scores = score_candidates(
         runner(np.asarray),
         [runner(change)],
-        Part("user", len(counts), None, False, stream),
+        Part(kind="user", count=len(counts), sha256=None, labelled=False, stream=stream),
         "similarity",
         inputs=(TensorSpec("x", "float32", ("M", 2)), TensorSpec("n", "float32", (3,))),
         outputs=(TensorSpec("y", "float32", ("M", 2)),),
@@ -465,7 +465,7 @@ def scored_rows(
     return score_candidates(
         runner(source),
         [runner(candidate)],
-        Part("user", count, None, labels, stream),
+        Part(kind="user", count=count, sha256=None, labelled=labels, stream=stream),
         metric,
         inputs=(TensorSpec("x", "float32", ("N", 1)),),
         outputs=tuple(TensorSpec(f"y{place}", "float32", ("K", 4)) for place in range(len(source(0)))),

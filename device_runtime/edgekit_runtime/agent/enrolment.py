@@ -50,7 +50,7 @@ from edgekit_runtime.agent.membership import (
     read_membership,
 )
 from edgekit_runtime.canonical_json import encode_json
-from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.dataclass_json import from_json, to_plain
 from edgekit_runtime.errors import ConfigError, EdgekitError, SignatureError, TransportError
 from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
 from edgekit_runtime.system.child_process import end_with_parent
@@ -175,10 +175,10 @@ def _read_certificate(pem: str) -> bytes:
 
 def _parse(answer: bytes, where: str) -> Enrolment:
     try:
-        enrolment = from_plain(Enrolment, json.loads(answer), where)
+        enrolment = from_json(Enrolment, answer, where)
         for key in enrolment.package_keys:
             check_name(key.name)
-    except (ValueError, ConfigError, SignatureError) as cause:
+    except (ConfigError, SignatureError) as cause:
         raise EnrolmentError(f"{where}: its answer is not understood: {cause}; update edgekit") from cause
     return enrolment
 

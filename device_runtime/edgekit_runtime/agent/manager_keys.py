@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from edgekit_runtime.agent.documents import Desired
 from edgekit_runtime.agent.signing import key_id, unseal
 from edgekit_runtime.canonical_json import encode_json
-from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
+from edgekit_runtime.dataclass_json import Range, from_json, to_plain
 from edgekit_runtime.errors import ConfigError, SignatureError
 from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
 
@@ -93,10 +93,10 @@ class ManagerKeys:
         """
         nobody = _KeyFile(first_root_sha256=self._first_root_sha256, version=1, keys=())
         try:
-            followed = from_plain(_KeyFile, json.loads(self._path.read_bytes()), str(self._path))
+            followed = from_json(_KeyFile, self._path.read_bytes(), str(self._path))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, ConfigError) as error:
+        except (OSError, ConfigError) as error:
             _logger.warning("%s: %s; nobody is obeyed until the metadata is verified", self._path, error)
             return nobody
         if not all(_KEY.fullmatch(key) for key in followed.keys):

@@ -6,7 +6,6 @@ the state of its link to `link.json` beside the journal, and `edgekit-device fle
 
 import base64
 import contextlib
-import json
 import re
 import ssl
 import time
@@ -18,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from edgekit_runtime.agent.documents import Enrolment
 from edgekit_runtime.canonical_json import encode_json
-from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.dataclass_json import from_json, to_plain
 from edgekit_runtime.errors import ConfigError, EdgekitError
 from edgekit_runtime.system.atomic_files import Disk, write_atomically
 
@@ -89,7 +88,7 @@ def read_membership(config: Path) -> Membership:
     folder = config / "fleet"
     stamp = read_stamp(folder)
     try:
-        enrolment = from_plain(Enrolment, json.loads((folder / ENROLMENT).read_bytes()), ENROLMENT)
+        enrolment = from_json(Enrolment, (folder / ENROLMENT).read_bytes(), ENROLMENT)
         key = _read_key((folder / KEY).read_text())
     except FileNotFoundError as cause:
         raise EnrolmentError(
@@ -270,6 +269,6 @@ def write_link_status(folder: Path, state: LinkStatus, disk: Disk) -> None:
 def read_link_status(folder: Path) -> LinkStatus | None:
     """Return the state that the agent wrote last, or None if there is none that can be read."""
     try:
-        return from_plain(LinkStatus, json.loads((folder / LINK).read_bytes()), LINK)
-    except (OSError, ValueError, ConfigError):
+        return from_json(LinkStatus, (folder / LINK).read_bytes(), LINK)
+    except (OSError, ConfigError):
         return None

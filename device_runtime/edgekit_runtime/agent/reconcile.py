@@ -46,7 +46,7 @@ class Step:
     desired_model: DesiredModel | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NextSteps:
     """The steps to run next and the status to report.
 
@@ -105,7 +105,9 @@ def reconcile(
     before = {progress.report.model: progress for progress in executions}
     if problem := _find_staleness(desired, conditions):
         models = tuple(_describe(view, None) for view in views.values())
-        return NextSteps(executions, (), (), models, "stale", problem)
+        return NextSteps(
+            executions=executions, superseded=(), steps=(), models=models, status="stale", because=problem
+        )
     assert desired is not None  # noqa: S101  # without one, `_find_staleness` explains
     after, superseded, steps = dict(before), [], []
     for desired_model in sorted(desired.models, key=lambda model: -model.priority):
@@ -132,7 +134,14 @@ def reconcile(
         _describe(view, by_model.get(view.model), after.get(view.model)) for view in views_of_models
     )
     status, because = _judge(models, [after[name] for name in by_model], steps)
-    return NextSteps(tuple(after.values()), tuple(superseded), tuple(steps), models, status, because)
+    return NextSteps(
+        executions=tuple(after.values()),
+        superseded=tuple(superseded),
+        steps=tuple(steps),
+        models=models,
+        status=status,
+        because=because,
+    )
 
 
 _NOTHING: Final = ModelView(model="")

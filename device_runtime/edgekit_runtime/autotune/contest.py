@@ -4,7 +4,6 @@ The speed of a setting depends on the place of the process's threads and memory 
 of a model of 0.03 ms), and does not change within one process. So each process counts once, with its medians.
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from edgekit_runtime.package.manifest import BackendChoice, Manifest
 from edgekit_runtime.package.variants import DEFAULT_VARIANT
 from edgekit_runtime.sessions.latency import TIE_SHARE, Latency
 from edgekit_runtime.system.child_process import JsonChild
+from edgekit_runtime.system.own_process import count_cores
 
 _MODULE: Final = "edgekit_runtime.autotune.contest_child"
 _FIRST_ANSWER_S: Final = 60.0  # limit of reading the package
@@ -62,7 +62,7 @@ def _format(value: JsonValue) -> str:
     return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureOrder:
     """An order to one process to measure settings.
 
@@ -294,7 +294,7 @@ def rank(times: Mapping[RunSetting, float], manifest: Manifest) -> list[RunSetti
         if times[setting] > limit:
             return True, times[setting]
         threads = setting.find_choice(manifest).options.get("threads")
-        stated = threads if isinstance(threads, int) else len(os.sched_getaffinity(0))
+        stated = threads if isinstance(threads, int) else count_cores()
         return False, setting.instances * stated
 
     return sorted(times, key=key)

@@ -66,7 +66,9 @@ def measure(
         answers.append(0.0)
     left_s = max(order.end_s - time.monotonic(), 1e-3)
     announce(left_s + _SLOWER * once_s + _OPENING_S)
-    limits = LatencyLimits(0, 1, order.rounds, left_s, _PRECISION)
+    limits = LatencyLimits(
+        warmup_rounds=0, min_rounds=1, max_rounds=order.rounds, time_limit_s=left_s, precision=_PRECISION
+    )
     for number, latency in take_turns(runners, limits, seed=order.seed).items():
         answers[int(number)] = latency.median_s
     return answers

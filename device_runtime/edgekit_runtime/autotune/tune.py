@@ -9,7 +9,6 @@ Source: K. Jamieson, A. Talwalkar, Non-stochastic Best Arm Identification, AISTA
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from edgekit_runtime.sessions.row_independence import rows_are_independent
 from edgekit_runtime.sessions.selftest import read_golden_inputs
 from edgekit_runtime.system.engines import find_engine
 from edgekit_runtime.system.machine import MAX_THREADS
+from edgekit_runtime.system.own_process import count_cores
 
 Objective = Literal["latency", "throughput"]
 
@@ -144,7 +144,7 @@ def tune(
         session.close()
     settings = [
         replace(setting, variant=own.variant, place=own.place)
-        for setting in list_settings(choice, objective, len(os.sched_getaffinity(0)), may_batch=may_batch)
+        for setting in list_settings(choice, objective, count_cores(), may_batch=may_batch)
     ]
     measure = measure_afresh(package, keys)
     return search(measure, settings, objective, manifest=package.manifest, end_s=end_s, report=report)
@@ -170,10 +170,12 @@ def search(
         BackendError: the package's own setting does not run, or every process dies or hangs.
     """
     trials = {setting: SettingResult(setting) for setting in settings}
-    return _Search(measure, trials, manifest, end_s, clock, report).run(objective)
+    return _Search(
+        measure=measure, trials=trials, manifest=manifest, end_s=end_s, clock=clock, report=report
+    ).run(objective)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Search:
     measure: Measure
     trials: dict[RunSetting, SettingResult]  # the package's own setting first

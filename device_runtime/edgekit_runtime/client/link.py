@@ -33,7 +33,7 @@ _RECORD_BYTES: Final = 16_384  # of a record of TLS, at most
 _DROP_UNSENT: Final = np.array((1, 0), np.intc).tobytes()  # struct linger
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
     """The address of a service.
 
@@ -97,7 +97,9 @@ class Address:
             name = name if name.isascii() else name.encode("idna").decode("ascii")
         except UnicodeError as cause:
             raise TransportError(f"address {text!r}: {host!r} can be no name of a host: {cause}") from cause
-        address = cls(None, name, int(port), scheme == "https", ca_file, prefix)
+        address = cls(
+            path=None, host=name, port=int(port), is_tls=scheme == "https", ca_file=ca_file, prefix=prefix
+        )
         if not address.is_tls and (has_token or not insecure) and not _is_loopback(address.host):
             danger, instead = "the token would go there readable for everybody on the way", "no token"
             if not has_token:

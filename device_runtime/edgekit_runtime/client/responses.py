@@ -24,7 +24,7 @@ _NO_SERVER: Final = (502, 503, 504)
 _TIMES: Final = b"\r\nServer-Timing:"  # a head that states times is never repeated
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseHead:
     """The head of a response.
 
@@ -72,12 +72,12 @@ def parse_head(data: bytes, max_body_bytes: int) -> ResponseHead:
     json_bytes = fields.get(HEADER_LENGTH.lower())
     retry = fields.get("retry-after", "")
     return ResponseHead(
-        int(words[1]),
-        body_bytes,
-        None if json_bytes is None else int(json_bytes),
-        fields.get("connection", "").lower() == "close" or words[0] == "HTTP/1.0",
-        int(retry) if retry.isdecimal() else None,
-        data,
+        status=int(words[1]),
+        body_bytes=body_bytes,
+        json_bytes=None if json_bytes is None else int(json_bytes),
+        closes=fields.get("connection", "").lower() == "close" or words[0] == "HTTP/1.0",
+        retry_after_s=int(retry) if retry.isdecimal() else None,
+        data=data,
     )
 
 

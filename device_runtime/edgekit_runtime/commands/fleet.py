@@ -102,7 +102,7 @@ def run_apply(arguments: argparse.Namespace) -> Outcome:
     folder = state / "fleet"
     with hold_journal(folder, 0.0):
         applied = apply_bundle(
-            *(arguments.bundle, results, member, folder, installer), timeout_s=arguments.timeout
+            arguments.bundle, results, member, folder, installer, timeout_s=arguments.timeout
         )
     report = applied.report
     status = "unfinished" if report is None else report.status

@@ -109,7 +109,7 @@ class RunnerUp:
     cost: tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChoice:
     """A plan, and the reasons.
 
@@ -191,11 +191,7 @@ def choose(
         cause: why no server can be used now, or empty.
     """
     preference = preference or Preference(table.objective)
-    objective = preference.objective
-    if objective == "energy" and table.radio_w is None:
-        objective = "latency"  # no energy is known
-    limit_s = table.latency_limit_s if preference.deadline_s is None else preference.deadline_s
-    limit_s = math.inf if limit_s is None else limit_s
+    objective, limit_s = _find_goal(table, preference)
     if not cause and server_load >= LOADED:
         cause = f"the server says that it is loaded ({server_load:.2f})"
     if not cause and conditions.link is None:
@@ -203,7 +199,13 @@ def choose(
     plans, cause = _list_plans(table, preference.plan, usable, cause)
     seconds = {plan.name: predict_s(plan, conditions) for plan in plans}
     if preference.plan is not None and plans[0].name == preference.plan:
-        return PlanChoice(plans[0], seconds[plans[0].name], conditions, cause=cause, is_forced=True)
+        return PlanChoice(
+            plan=plans[0],
+            predicted_s=seconds[plans[0].name],
+            conditions=conditions,
+            cause=cause,
+            is_forced=True,
+        )
     costs = {
         plan.name: _cost(plan, conditions, seconds[plan.name], (objective, limit_s, table.radio_w or 0.0))
         for plan in plans
@@ -212,19 +214,27 @@ def choose(
     chosen, challenges = best, 0
     if current is not None and best.name != current.plan.name and current.plan.name in costs:
         chosen, challenges = _resist(best, current, costs)
-    others = [plan.name for plan in plans if plan is not chosen]
-    other = min(others, key=costs.__getitem__, default=None)
+    other = min((plan.name for plan in plans if plan is not chosen), key=costs.__getitem__, default=None)
     return PlanChoice(
-        chosen,
-        seconds[chosen.name],
-        conditions,
-        costs[chosen.name],
-        objective,
-        limit_s,
-        None if other is None else RunnerUp(other, seconds[other], costs[other]),
-        challenges,
-        cause,
+        plan=chosen,
+        predicted_s=seconds[chosen.name],
+        conditions=conditions,
+        cost=costs[chosen.name],
+        objective=objective,
+        limit_s=limit_s,
+        other=None if other is None else RunnerUp(other, seconds[other], costs[other]),
+        challenges=challenges,
+        cause=cause,
     )
+
+
+def _find_goal(table: CutTable, preference: Preference) -> tuple[Objective, float]:
+    """Return the objective, and the latency that is good enough, in seconds."""
+    objective = preference.objective
+    if objective == "energy" and table.radio_w is None:
+        objective = "latency"  # no energy is known
+    limit_s = table.latency_limit_s if preference.deadline_s is None else preference.deadline_s
+    return objective, math.inf if limit_s is None else limit_s
 
 
 def _list_plans(

@@ -29,7 +29,7 @@ _IDLE_S: Final = 0.3  # after this pause TCP starts again with its first window
 _BITS: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     """One request with its reply.
 

@@ -417,7 +417,16 @@ def _exchange(link: Link, request: TailRequest, timeout_s: float, pending: Pendi
         elapsed_s = elapsed_s or time.monotonic() - began_s
         error = ReplyError(f"{link.address}: the answer cannot be read: {cause!r}")
     acked_s = pending.acked_s if error is None or download_bytes else None
-    exchange = Exchange(sent or 0, download_bytes, elapsed_s, 0.0, window, rest_bytes, rest_s, acked_s)
+    exchange = Exchange(
+        upload_bytes=sent or 0,
+        download_bytes=download_bytes,
+        elapsed_s=elapsed_s,
+        server_s=0.0,
+        window_bytes=window,
+        rest_bytes=rest_bytes,
+        rest_s=rest_s,
+        acked_s=acked_s,
+    )
     return Reply(outputs, error, exchange, times, pending.is_aborted)
 
 

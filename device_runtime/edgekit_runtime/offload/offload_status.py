@@ -40,7 +40,7 @@ class Counts:
     uncoded: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadStatus:
     """The state of one session.
 

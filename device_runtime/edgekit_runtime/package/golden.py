@@ -227,7 +227,7 @@ class GoldenInput(Record):
         return self.codes.decode(data, self.shape, self.name)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GoldenOutput(Record):
     """One expected output: right when `|got - expected| <= atol + rtol * |expected|` for each stored value.
 
@@ -320,7 +320,7 @@ def _check_golden(name: object, dtype: object, shape: tuple[int, ...], path: obj
         raise DataError(f"golden tensor '{spec.name}': path is {path!r}, expected a string")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowsOutput(Record):
     """The expected values of one output in all further rows.
 

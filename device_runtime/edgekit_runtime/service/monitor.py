@@ -165,7 +165,7 @@ class Monitor:
             if trial is not None and version is trial.candidate and key in shares:
                 current = shares.get(_key(trial.current))
                 if current is not None:
-                    trial.running.add_energy(shares[key].per_request_j, current.per_request_j)
+                    trial.runner.add_energy(shares[key].per_request_j, current.per_request_j)
 
     def _count(self, served: list[Served]) -> "dict[str, Work]":
         """Return the work of each version since the last call, by its key."""

@@ -87,14 +87,22 @@ class Service:
         )
         slicer = Slicer(loop, config.http.max_sending_bytes)
         self._router = router = Router(
-            *(self.registry, self._regions, self._write_metrics, slicer),
+            self.registry,
+            self._regions,
+            self._write_metrics,
+            slicer,
             limits=config.http,
             times=lanes.times,
         )
         self._monitor: Monitor | None = None
         self.http = HttpServer(loop, router.handle_request, self._screen, config.http)
         self.workers = Supervisor(
-            *(self.http, self._regions, config, self.registry), limits=source.limits, token=self._token
+            self.http,
+            self._regions,
+            config,
+            self.registry,
+            limits=source.limits,
+            token=self._token,
         )
         self._socket_file: SocketFile | None = None
         self._tls: TlsListener | None = None

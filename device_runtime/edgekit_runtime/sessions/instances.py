@@ -97,7 +97,7 @@ def _grow(inputs: Mapping[str, Array], max_batch: int) -> list[Mapping[str, Arra
     return batches
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LoadedWay:
     """A variant that is open with a number of threads, for a governor to choose.
 

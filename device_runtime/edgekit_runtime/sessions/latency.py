@@ -17,7 +17,7 @@ _LEAST_S: Final = 1e-6  # of an inference; a clock may stand still in one
 Name = TypeVar("Name")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyLimits:
     """Limits of `measure_latency`.
 

@@ -8,7 +8,6 @@ the package, engine releases and processor. A file that cannot be read is ignore
 import contextlib
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice, Manifest, Variant
 from edgekit_runtime.system.atomic_files import write_atomically
 from edgekit_runtime.system.engines import EngineMissingError, find_engine
+from edgekit_runtime.system.own_process import count_cores
 from edgekit_runtime.system.paths import find_cache_folder
 
 MAX_RESULTS: Final = 256
@@ -58,7 +58,7 @@ def keep_tuned(manifest: Manifest, choice: BackendChoice, tuned: Tuned) -> Path:
         "package": f"{manifest.name} {manifest.version}",
         "backend": choice.name,
         "engine": _engine_version(choice.name),
-        "processors": _processors(),
+        "processors": count_cores(),
         "label": "measured",
         "objective": tuned.objective,
         "options": dict(tuned.options),
@@ -73,7 +73,7 @@ def recall_tuned(manifest: Manifest, choice: BackendChoice) -> Tuned | None:
     """Return the stored options for a backend of a package, or None."""
     try:
         document: Any = json.loads(_find_tuned(manifest, choice).read_bytes())
-        if document["engine"] != _engine_version(choice.name) or document["processors"] != _processors():
+        if document["engine"] != _engine_version(choice.name) or document["processors"] != count_cores():
             return None
         options = document["options"]
         counts = (document["instances"], document["batch"])
@@ -215,7 +215,3 @@ def _engine_version(backend: str) -> str | None:
     with contextlib.suppress(EngineMissingError):
         return " ".join(find_engine(backend).installation.find_release())
     return None
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0))

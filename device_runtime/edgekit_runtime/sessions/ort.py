@@ -27,7 +27,7 @@ from edgekit_runtime.system.engines import EngineMissingError
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.system.machine import MAX_THREADS
 from edgekit_runtime.system.mapped_file import parts
-from edgekit_runtime.system.own_process import trim_memory
+from edgekit_runtime.system.own_process import count_cores, trim_memory
 from edgekit_runtime.system.resource_errors import check_lack
 from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 
@@ -53,7 +53,7 @@ _DTYPE_OF_TYPE: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OrtOptions:
     """Options of onnxruntime for a model; the `backend.options` of a manifest.
 
@@ -313,7 +313,7 @@ def _count_allowed() -> int:
     onnxruntime counts the cores of the machine. If a container may use one of several, its threads would wait
     for each other at each kernel: small models took 1.4 to 3 times as long.
     """
-    allowed = len(os.sched_getaffinity(0))
+    allowed = count_cores()
     return allowed if allowed < (os.cpu_count() or 1) else 0
 
 

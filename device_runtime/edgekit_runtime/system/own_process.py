@@ -36,6 +36,11 @@ def end_now(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
+def count_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def trim_memory() -> None:
     """Return free memory of the C library's heap to the system; do nothing without glibc."""
     import ctypes

@@ -22,8 +22,6 @@ from edgekit_runtime.trust.dsse import Statement, read_unverified
 from edgekit_runtime.trust.keys import KeysStamp, stamp_keys
 
 _MAX_GOOD: Final = 256  # envelopes
-_ANSWER_S: Final = 30.0  # for an answer, also of a process that starts, slowed, on a small device
-_FIRST_SHARE: Final = 2 / 3  # of that time, after which a process that hangs is replaced by another one
 _END_S: Final = 1.0  # for the exit code of a process that closed its channel
 
 _MODULE: Final = "edgekit_runtime.trust.verifier_process"
@@ -43,16 +41,21 @@ class VerifyingProcess:
     is unchanged.
     """
 
-    def __init__(self, keys: Path | None = None) -> None:
+    def __init__(
+        self, keys: Path | None = None, *, answer_s: float = 30.0, first_share: float = 2 / 3
+    ) -> None:
         """Start the first process.
 
         Args:
             keys: folder of the trusted keys; by default `find_keys_folder()`.
+            answer_s: time limit of an answer, also of a process that starts, slowed, on a small device.
+            first_share: share of that time after which a process that hangs is replaced by another one.
 
         Raises:
             UnavailableError: it cannot be started.
         """
         self._keys = (find_keys_folder() if keys is None else keys).absolute()
+        self._answer_s, self._first_share = answer_s, first_share
         self._lock = threading.Lock()
         self._good: dict[str, KeysStamp] = {}
         self._stays, self._is_over = True, False
@@ -112,13 +115,13 @@ class VerifyingProcess:
         if self._stamp != stamp:
             self._end()
         self._stamp = stamp
-        end_s = time.monotonic() + _ANSWER_S
+        end_s = time.monotonic() + self._answer_s
         try:
-            return self._ask_once(question, about, _FIRST_SHARE * _ANSWER_S)
+            return self._ask_once(question, about, self._first_share * self._answer_s)
         except UnavailableError:
             if self._is_over:
                 raise
-            left_s = max(end_s - time.monotonic(), (1 - _FIRST_SHARE) * _ANSWER_S)
+            left_s = max(end_s - time.monotonic(), (1 - self._first_share) * self._answer_s)
             return self._ask_once(question, about, left_s)
 
     def _ask_once(self, question: _Question, about: str, limit_s: float) -> _Answer:

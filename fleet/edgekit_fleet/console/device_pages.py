@@ -24,7 +24,7 @@ _SPECIAL_WORDS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TwinRow:
     """One model on a device: the version that the manager wants, and the one that the device reports.
 

@@ -54,7 +54,7 @@ class Concern:
     link_text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VersionBar:
     """How many devices run a version.
 

@@ -99,7 +99,7 @@ def show_health(console: Console, request: Request) -> Response:
         target: [
             chart
             for column, metric in enumerate(_METRICS)
-            if (chart := _draw(metric, column, target, samples, figures, hour)) is not None
+            if (chart := _draw(metric, column, target, samples, figures, hour=hour)) is not None
         ]
         for target in sorted(classes[:_CLASSES])
     }
@@ -185,6 +185,7 @@ def _draw(
     target: str,
     samples: Sequence[VersionSample],
     figures: Mapping[str, Mapping[str, Mapping[int, Sequence[float | None]]]],
+    *,
     hour: int,
 ) -> Chart | None:
     lines = []

@@ -33,8 +33,6 @@ _QUIET_S: Final = 15.0
 _LONGEST_S: Final = 600.0  # then the browser connects again, and its login is checked again
 _RETRY_S: Final = 2.0
 _KEPT_ENTRIES: Final = 1000
-_MOST_LISTENERS: Final = 200  # of the connections that the server takes
-_MOST_OF_USER: Final = 20
 _TOPICS: Final = {"rollout": "rollouts", "release": "releases", "device": "devices", "alarm": "devices"}
 _ALL: Final = frozenset((*_TOPICS.values(), "audit"))
 _log = logging.getLogger(__name__)
@@ -65,10 +63,16 @@ class EventPosition:
 
 
 class Watcher:
-    """Watches the store while somebody listens."""
+    """Watches the store while somebody listens.
 
-    def __init__(self, store: Store) -> None:
+    Attributes:
+        max_listeners: most pages that get events, of the connections that the server takes.
+        max_of_user: most of them of one user.
+    """
+
+    def __init__(self, store: Store, *, max_listeners: int = 200, max_of_user: int = 20) -> None:
         self._store = store
+        self.max_listeners, self.max_of_user = max_listeners, max_of_user
         self._current = EventPosition(0, 0)
         self._entries: deque[tuple[int, str]] = deque(maxlen=_KEPT_ENTRIES)
         self._listeners: Counter[str] = Counter()  # by user
@@ -78,7 +82,8 @@ class Watcher:
 
     def admits(self, user: str) -> bool:
         """Return whether a further page of a user may get events."""
-        return self._listeners.total() < _MOST_LISTENERS and self._listeners[user] < _MOST_OF_USER
+        is_full = self._listeners.total() >= self.max_listeners
+        return not is_full and self._listeners[user] < self.max_of_user
 
     def read_position(self) -> EventPosition:
         """Return the state for a page whose content is read after this call."""

@@ -80,7 +80,7 @@ _KINDS: Final[dict[str, type[Document]]] = {
 }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class KnownDevice:
     """A device as the manager keeps it in memory; see `DeviceRow`, `Hello`, and `_write_attributes`."""
 

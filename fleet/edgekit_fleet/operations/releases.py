@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from edgekit_fleet.operations.names import check_name, follows
 from edgekit_fleet.releases.delta_offers import find_bases, publish_deltas
 from edgekit_fleet.releases.manager_key import ManagerKey, check_copies, record_exchange
-from edgekit_fleet.releases.repository import NewTarget, PublishedTarget, open_repository
+from edgekit_fleet.releases.repository import NewTarget, PublishedTarget, TufRepository, open_repository
 from edgekit_fleet.releases.repository_keys import MANAGER_ROLE
 from edgekit_fleet.releases.withdrawn import list_withdrawn
 from edgekit_fleet.rollouts.gate_table import MIN_AGREEMENT
@@ -113,13 +113,19 @@ def make_release(
         session.add_all(rows)
         digests = {manifest.file_name: manifest.sha256 for _, manifest in manifests}
         audit.record(session, actor, "release.make", name, note=note, packages=digests)
-    # Another release that had the same file may have been withdrawn before this one was recorded. Who takes
-    # the lock later to withdraw it sees the record.
+    _offer_again(repository, targets, now)
+    return find_release(store, name)
+
+
+def _offer_again(repository: TufRepository, targets: Sequence[NewTarget], now: float) -> None:
+    """Publish targets if another release with the same file was withdrawn before theirs was recorded.
+
+    Who takes the lock later to withdraw it sees the record.
+    """
     with repository.lock():
         is_offered = repository.list_targets().keys() >= {target.path for target in targets}
     if not is_offered:
         repository.publish(targets, now)
-    return find_release(store, name)
 
 
 def _read_manifests(paths: Sequence[Path], trust: Verifier) -> list[tuple[Path, Manifest]]:

@@ -196,15 +196,7 @@ def start_rollout(store: Store, request: RolloutRequest, actor: str) -> str:
         devices = {view.name: view for view in read_devices(session, selector, packages)}
         planned, refused = preview(devices.values(), packages)
         if not planned:
-            first = {refusal.code: refusal for refusal in reversed(refused)}
-            why = (
-                "; ".join(f"{refusal.device}: {refusal.reason}" for refusal in first.values())
-                or "none matches"
-            )
-            raise FleetError(
-                f"no device gets release '{request.release}' by {request.selector!r}: {why}; see all by"
-                " `edgekit fleet rollout plan`"
-            )
+            raise _explain_empty_cohort(request, refused)
         name = request.name or propose_name(session, request.release)
         if request.name:
             check_name("rollout", name)
@@ -213,6 +205,7 @@ def start_rollout(store: Store, request: RolloutRequest, actor: str) -> str:
         settings = _make_settings(request, packages, len(planned))
         classes = {planned_device.device: planned_device.target for planned_device in planned}
         cohort = freeze_cohort(name, classes)
+        before = read_before(session, [devices[device] for device in cohort], models)
         session.add(
             RolloutRow(
                 name=name,
@@ -227,27 +220,40 @@ def start_rollout(store: Store, request: RolloutRequest, actor: str) -> str:
             )
         )
         session.flush()
-        before = read_before(session, [devices[device] for device in cohort], models)
-        refusals = {refusal.device: refusal.reason for refusal in refused}
-        waves = [bisect.bisect_right(settings.waves, rank) for rank in range(len(cohort))]
         members = [
-            {
-                "rollout": name,
-                "device": device,
-                "wave": wave,
-                "state": "waiting" if wave >= 0 else "refused",
-                "because": refusals.get(device, ""),
-                "attempts": 0,
-                "before": before.get(device, {}),
-            }
-            for device, wave in (*zip(cohort, waves, strict=True), *((device, -1) for device in refusals))
+            _make_member(name, device, bisect.bisect_right(settings.waves, rank), before=before.get(device))
+            for rank, device in enumerate(cohort)
         ]
+        members += [_make_member(name, refusal.device, -1, because=refusal.reason) for refusal in refused]
         insert_many(session, MemberRow, members)
         entry = StartEntry(
             settings=settings, devices=cohort, classes=tuple(classes[device] for device in cohort)
         )
         log_entries(session, name, actor, [entry], now)
     return name
+
+
+def _make_member(
+    rollout: str, device: str, wave: int, *, because: str = "", before: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {
+        "rollout": rollout,
+        "device": device,
+        "wave": wave,
+        "state": "waiting" if wave >= 0 else "refused",
+        "because": because,
+        "attempts": 0,
+        "before": before or {},
+    }
+
+
+def _explain_empty_cohort(request: RolloutRequest, refused: Sequence[DeviceRefusal]) -> FleetError:
+    first = {refusal.code: refusal for refusal in reversed(refused)}
+    reasons = "; ".join(f"{refusal.device}: {refusal.reason}" for refusal in first.values())
+    return FleetError(
+        f"no device gets release '{request.release}' by {request.selector!r}: {reasons or 'none matches'};"
+        " see all by `edgekit fleet rollout plan`"
+    )
 
 
 def propose_name(session: Session, release: str) -> str:

@@ -14,7 +14,7 @@ from edgekit_fleet.broker.mosquitto import Mosquitto, list_brokers, write_config
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.manager.control_loop import ControlLoop, Decide, ManagerParts
 from edgekit_fleet.releases.manager_key import ManagerKey
-from edgekit_fleet.releases.repository import open_repository
+from edgekit_fleet.releases.repository import TufRepository, open_repository
 from edgekit_fleet.rollouts.runner import RolloutRunner
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings, split_address
@@ -97,15 +97,11 @@ def start(
         if is_alone or not joins:  # else they are those of the manager that runs here
             folder.write_settings(settings)
         authority = open_authority(folder, settings)
-        repository = None if joins else open_repository(folder)
-        if repository is not None and not repository.exists:
-            repository.create(time.time(), root_folder=root_folder)
-        store = folder.open_store()
-        parts.callback(store.close)
+        repository = None if joins else _open_new_repository(folder, root_folder)
+        store = parts.enter_context(contextlib.closing(folder.open_store()))
         with store.transaction() as session:
             check_free(session, time.time())  # before it finds its own ports taken
-        broker = None
-        configuration = write_configuration(folder, settings, authority)
+        configuration, broker = write_configuration(folder, settings, authority), None
         if not settings.brokers:
             broker = parts.enter_context(Mosquitto(configuration, settings, authority))
         if not joins:
@@ -131,6 +127,13 @@ def start(
             loop=ControlLoop(manager, repository),
             is_new=is_new,
         )
+
+
+def _open_new_repository(folder: FleetFolder, root_folder: Path | None) -> TufRepository:
+    repository = open_repository(folder)
+    if not repository.exists:
+        repository.create(time.time(), root_folder=root_folder)
+    return repository
 
 
 def _check_settings(settings: FleetSettings, *, joins: bool) -> None:

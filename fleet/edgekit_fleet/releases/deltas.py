@@ -211,7 +211,9 @@ def _list_tensors(package: bytes) -> Iterator[TensorPosition]:
     for member in read_members(view, "package", DEFAULT_LIMITS.max_members):
         tensors = find_tensors(view[member.payload_offset : member.end_offset], member.name)
         if not tensors and member.size_bytes > _UNKNOWN_BYTES:
-            yield TensorPosition(member.name, member.payload_offset, member.size_bytes, 1)
+            yield TensorPosition(
+                name=member.name, offset=member.payload_offset, length=member.size_bytes, width=1
+            )
         for tensor in tensors:
             yield replace(
                 tensor,
@@ -292,7 +294,7 @@ def _choose_run(
     kind = SCALED_INT8 if tensor.is_signed else SCALED_UINT8
     tries = [plain]
     for step, channels in _list_layouts(tensor.shape, tensor.length):
-        multipliers = _fit(tensor, twin, base, new, step, channels)
+        multipliers = _fit(tensor, twin, base, new, (step, channels))
         tries.append(_Run(kind, twin.offset, tensor.offset, tensor.length, multipliers, step))
         if scales is not None and len(scales[0]) == len(scales[1]) == channels:
             with np.errstate(all="ignore"):
@@ -362,10 +364,10 @@ def _fit(
     twin: TensorPosition,
     base: NDArray[np.uint8],
     new: NDArray[np.uint8],
-    step: int,
-    channels: int,
+    layout: tuple[int, int],
 ) -> NDArray[np.int32]:
     """Return the multiplier of each channel with the least squared error."""
+    step, channels = layout
     flip = 0 if tensor.is_signed else 0x80
 
     def read(content: NDArray[np.uint8], offset: int) -> NDArray[np.float64]:

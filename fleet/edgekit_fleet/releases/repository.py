@@ -22,7 +22,7 @@ import hashlib
 import itertools
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -438,40 +438,35 @@ class TufRepository:
         with self._change():
             top, listed = self._read_targets()
             known_roles = ("root", *ONLINE_ROLES, MANAGER_ROLE, *listed)
-            unknown = sorted(set(roles) - set(known_roles))
-            if unknown:
-                role_names = ", ".join(known_roles)
-                raise ValueError(f"no role {', '.join(unknown)}, there are: {role_names}")
+            if unknown := sorted(set(roles) - set(known_roles)):
+                raise ValueError(f"no role {', '.join(unknown)}, there are: {', '.join(known_roles)}")
             root = self._read_root().signed
             signers = read_root_signers(root_folder)
             self._check_root_signers(root, signers, root_folder)
             self._finish_exchanges(root)
-            for role in listed:
-                self._keys.finish_exchange(role, frozenset(self._read_role_keys(role)))
+            self._finish_class_exchanges(listed)
             online = [role for role in ONLINE_ROLES if role in roles]
             classes = {role: listed[role] for role in roles if role.startswith(_CLASS_ROLE)}
             for role in (*online, *classes):  # not keys that an exchange left long ago: a thief may have them
                 self._keys.renew_next(role)
             self._commit({**self._delegate(top, classes, exchange=True), "targets": top}, now)
-            for role in classes:
-                self._keys.finish_exchange(role, frozenset(self._read_role_keys(role)))
+            self._finish_class_exchanges(classes)
             for role in online:
-                for key in tuple(root.roles[role].keyids):
-                    root.revoke_key(key, role)
-                root.add_key(self._keys.next(role).public_key, role)
+                _replace_keys(root, role, [self._keys.next(role)])
             if MANAGER_ROLE in roles:
                 _name_manager(root, self._keys.renew_next(MANAGER_ROLE))
             if "root" in roles:
                 fresh = make_root_keys(root_folder, root_keys, self._disk)
-                for key in tuple(root.roles["root"].keyids):
-                    root.revoke_key(key, "root")
-                for signer in fresh:
-                    root.add_key(signer.public_key, "root")
+                _replace_keys(root, "root", fresh)
                 root.roles["root"].threshold = threshold
                 signers = (*signers, *fresh)
             root.version += 1
             self._sign_root(root, signers, now)
             self._finish_exchanges(root)
+
+    def _finish_class_exchanges(self, roles: Iterable[str]) -> None:
+        for role in roles:
+            self._keys.finish_exchange(role, frozenset(self._read_role_keys(role)))
 
     def _finish_exchanges(self, root: Root) -> None:
         """Drop the old keys of the roles whose next keys the root names."""
@@ -674,6 +669,13 @@ def open_repository(folder: FleetFolder) -> TufRepository:
     return TufRepository(
         folder.repository, folder.repository_keys, storage=ArtifactStorage(url) if url else None
     )
+
+
+def _replace_keys(root: Root, role: str, signers: Iterable[CryptoSigner]) -> None:
+    for key in tuple(root.roles[role].keyids):
+        root.revoke_key(key, role)
+    for signer in signers:
+        root.add_key(signer.public_key, role)
 
 
 def _name_manager(root: Root, signer: CryptoSigner) -> None:

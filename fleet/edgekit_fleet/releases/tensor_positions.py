@@ -29,7 +29,7 @@ _TFLITE_SIGNS: Final = {9: True, 3: False}
 _MAX_DEPTH: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPosition:
     """A tensor in a file.
 
@@ -125,7 +125,14 @@ def _read_tensor(data: memoryview, begin: int, end: int, scope: str) -> Iterator
         return
     length = content[1] - content[0]
     known_shape = tuple(shape) if math.prod(shape) * width == length else ()
-    yield TensorPosition(f"{scope}{name}", content[0], length, width, known_shape, _ONNX_SIGNS.get(kind))
+    yield TensorPosition(
+        name=f"{scope}{name}",
+        offset=content[0],
+        length=length,
+        width=width,
+        shape=known_shape,
+        is_signed=_ONNX_SIGNS.get(kind),
+    )
 
 
 # TFLite
@@ -151,7 +158,7 @@ def _find_tflite(data: memoryview) -> Iterator[TensorPosition]:
                 offset, length = _read_vector(data, read_field(data, scales, 2), 4)
                 if length and offset not in names:
                     names.add(offset)
-                    yield TensorPosition(f"{name}:scale", offset, length, 4)
+                    yield TensorPosition(name=f"{name}:scale", offset=offset, length=length, width=4)
             field = read_field(data, tensor, 2)
             buffer = 0 if field is None else unpack(data, "<I", field)
             offset, length = _read_vector(data, read_field(data, buffers[buffer], 0), 1)
@@ -171,4 +178,11 @@ def _describe(data: memoryview, tensor: int, name: str, offset: int, length: int
     if length % width:
         width = 1
     known_shape = shape if math.prod(shape) * width == length else ()
-    return TensorPosition(name, offset, length, width, known_shape, _TFLITE_SIGNS.get(kind))
+    return TensorPosition(
+        name=name,
+        offset=offset,
+        length=length,
+        width=width,
+        shape=known_shape,
+        is_signed=_TFLITE_SIGNS.get(kind),
+    )

@@ -140,7 +140,7 @@ class Judgement:
     suspicion: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GateTest:
     """One test of a release: whether the mean evidence of devices is above a limit.
 
@@ -212,13 +212,13 @@ def list_tests(limits: Mapping[str, float], models: Sequence[str]) -> list[GateT
     """
     share = limits.get(ALPHA.name, ALPHA.default) / max(sum(gate.limit.name in limits for gate in GATES), 1)
     active = [(gate, limit) for gate in GATES if (limit := gate.find_limit(limits)) is not None]
-    tests = [GateTest(gate, limit, share) for gate, limit in active if gate.figure is None]
+    tests = [GateTest(gate=gate, limit=limit, alpha=share) for gate, limit in active if gate.figure is None]
     for stage, stage_share in enumerate(_STAGE_SHARES):
         for model in models:
             of_model = f" of {model}" if len(models) > 1 else ""
             alpha = share / len(models) * stage_share
             tests += [
-                GateTest(gate, limit, alpha, model, stage, of_model)
+                GateTest(gate=gate, limit=limit, alpha=alpha, model=model, stage=stage, of_model=of_model)
                 for gate, limit in active
                 if gate.figure is not None
             ]

@@ -189,7 +189,7 @@ def observe_figures(
         fresh: devices that have succeeded since; their figures may have come before.
         now: seconds since 1970; all figures that came earlier are in the store.
     """
-    of_device = _read_new(session, rollout, progress, packages, since, fresh)
+    of_device = _read_new(session, rollout, progress, packages, since=since, fresh=fresh)
     if of_device or fresh:
         cache.controls.follow(session, progress, now)
     for device, figures in of_device.items():
@@ -217,6 +217,7 @@ def _read_new(
     rollout: str,
     progress: Progress,
     packages: Mapping[tuple[str, str], ReleasePackageRow],
+    *,
     since: float,
     fresh: Sequence[str],
 ) -> dict[str, list[FigureRow]]:

@@ -220,7 +220,7 @@ def entry_from_plain(plain: Mapping[str, Any]) -> Entry:
     return entry
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Member:
     """A device of the cohort.
 
@@ -250,7 +250,7 @@ class Member:
         return self.state in ("failed", "refused") and self.code in UNTRIED_CODES
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Progress:
     """Everything known about a rollout.
 
@@ -305,7 +305,7 @@ class Progress:
 
 def begin(entry: StartEntry, at: float) -> Progress:
     """Return the progress at the start of a rollout; `at` is in seconds since 1970."""
-    progress = Progress(entry.settings, newest_at=at, step_at=at)
+    progress = Progress(settings=entry.settings, newest_at=at, step_at=at)
     _join(progress, entry)
     return progress
 
@@ -335,7 +335,7 @@ def apply(progress: Progress, entry: Entry, at: float) -> None:
 
 def _join(progress: Progress, entry: StartEntry | JoinEntry) -> None:
     for device, device_class in zip(entry.devices, entry.classes, strict=True):
-        progress.members.setdefault(device, Member(device_class))
+        progress.members.setdefault(device, Member(device_class=device_class))
 
 
 def _set_back(progress: Progress, at: float) -> None:

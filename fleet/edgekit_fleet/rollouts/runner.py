@@ -58,7 +58,7 @@ OPEN_STATES: Final = ("running", "paused", "returning")
 LOG_ACTION: Final = "rollout.log"
 _JOIN_S: Final = 10.0
 _DEVICES_PER_S: Final = 2000
-_DEVICES_A_TURN: Final = 900  # a commit waits for the disk; a statement may have 999 parameters
+_DEVICES_PER_TURN: Final = 900  # a commit waits for the disk; a statement may have 999 parameters
 _FAULT_CODES: Final[dict[str, Fault]] = {"not-finite": "not-finite", "crash-loop": "crash-loop"}
 
 
@@ -68,6 +68,7 @@ def log_entries(
     actor: str,
     entries: Iterable[Entry],
     now: float,
+    *,
     on_written: Callable[[int], None] | None = None,
 ) -> None:
     """Write entries to the audit log, see `audit.append`; the transaction has locked the rollout's row."""
@@ -89,7 +90,7 @@ def read_entries(session: Session, rollout: str, after: int = 0) -> list[tuple[i
     ]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _RolloutMemory:
     """An open rollout as the runner remembers it; all of it can be read again."""
 
@@ -113,10 +114,10 @@ class _RolloutMemory:
 class RolloutRunner:
     """Carries rollouts out; `turn` is what the manager's loop calls."""
 
-    def __init__(self, shards: Shards | None = None) -> None:
+    def __init__(self, shards: Shards | None = None, *, devices_per_turn: int = _DEVICES_PER_TURN) -> None:
         """Prepare to carry out the rollouts of some shards; of all by default."""
         self._memories: dict[str, _RolloutMemory] = {}
-        self._shards = shards
+        self._shards, self._devices_per_turn = shards, devices_per_turn
 
     def turn(self, session: Session, now: float) -> bool:
         """Decide on each open rollout and carry out its next batch; returns whether a batch is left.
@@ -155,7 +156,8 @@ class RolloutRunner:
             memory.decided_at = memory.joined_at = now
         self._decide(session, row, memory, now)
         if memory.backlog:
-            self._log(session, row, memory, _carry_out(session, row, memory, now), now)
+            devices = list(itertools.islice(memory.backlog, self._devices_per_turn))
+            self._log(session, row, memory, _carry_out(session, row, memory, devices, now), now)
         progress = memory.progress
         state: str = progress.state
         if progress.stop is not None:
@@ -228,7 +230,7 @@ class RolloutRunner:
                 if not isinstance(entry, StartEntry):
                     raise TypeError(f"the log of rollout '{row.name}' does not begin with its start")
                 epoch = 0 if self._shards is None else self._shards.epoch_of(row.name)
-                memory = _RolloutMemory(begin(entry, at), number, epoch)
+                memory = _RolloutMemory(progress=begin(entry, at), last_entry=number, epoch=epoch)
             else:
                 apply(memory.progress, entry, at)
                 memory.last_entry, memory.has_news = number, True
@@ -247,7 +249,7 @@ class RolloutRunner:
     ) -> None:
         if not entries:
             return
-        log_entries(session, row.name, "manager", entries, now, memory.note_entry)
+        log_entries(session, row.name, "manager", entries, now, on_written=memory.note_entry)
         memory.has_news = True
         changed = []
         for entry in entries:
@@ -386,9 +388,10 @@ def _join(session: Session, row: RolloutRow, memory: _RolloutMemory) -> list[Ent
     return [JoinEntry(devices=devices, classes=tuple(classes[device] for device in devices))]
 
 
-def _carry_out(session: Session, row: RolloutRow, memory: _RolloutMemory, now: float) -> list[AnswerEntry]:
+def _carry_out(
+    session: Session, row: RolloutRow, memory: _RolloutMemory, devices: Sequence[str], now: float
+) -> list[AnswerEntry]:
     """Write the wanted models of the next devices of the backlog; returns answers that need no execution."""
-    devices = list(itertools.islice(memory.backlog, _DEVICES_A_TURN))
     members = memory.progress.members
     returning = [device for device in devices if members[device].state == "returning"]
     # Parsing what each device ran takes a fifth of the time, and most waves do not need it.
@@ -437,11 +440,8 @@ def _carry_out(session: Session, row: RolloutRow, memory: _RolloutMemory, now: f
         for device, model in unwanted:
             is_it = (WantedModelRow.device == device) & (WantedModelRow.model == model)
             session.execute(delete(WantedModelRow).where(is_it))
-        insert_many(
-            session,
-            ExecutionRow,
-            [_execution(desired_row, now) for desired_row in desired_rows if not desired_row["is_removed"]],
-        )
+        executions = [_execution(desired, now) for desired in desired_rows if not desired["is_removed"]]
+        insert_many(session, ExecutionRow, executions)
         mark_due(session, devices)
         update_many(session, MemberRow, changed, keys=("rollout", "device"))
     for device in devices:

@@ -6,12 +6,10 @@ agent's journal. All happens on the loop's thread.
 
 import asyncio
 import contextlib
-import hashlib
 import random
-import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -19,25 +17,22 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from edgekit_fleet.broker.mqtt_connection import ConnectionOptions, MqttConnection
 from edgekit_fleet.simulation.behaviour import DeviceBehaviour, VersionBehaviour
+from edgekit_fleet.simulation.simulated_link import DeviceCounts, SimulatedLink
+from edgekit_fleet.simulation.simulated_slots import SimulatedSlots
 from edgekit_runtime import __version__
-from edgekit_runtime.agent.conditions import DeviceConditions, ModelView
+from edgekit_runtime.agent.conditions import DeviceConditions
 from edgekit_runtime.agent.documents import (
     Desired,
     DesiredModel,
     Event,
     Execution,
-    Hello,
-    Kind,
-    ModelFigures,
     Reported,
-    topic,
 )
 from edgekit_runtime.agent.journal import Progress
 from edgekit_runtime.agent.membership import LEAST_CLOCK_S, make_context
 from edgekit_runtime.agent.reconcile import NextSteps, Step, accept_desired, count_time, reconcile
-from edgekit_runtime.agent.signing import UnknownKeyError, seal, unseal
+from edgekit_runtime.agent.signing import UnknownKeyError, unseal
 from edgekit_runtime.errors import SignatureError
 
 _REPORT_S: Final = 0.25  # least time between two reports, as the agent's
@@ -76,32 +71,12 @@ class FleetAccess:
 
 
 @dataclass(slots=True)
-class DeviceCounts:
-    """Counts on a device.
+class _LastReport:
+    """The last report: content (None if the broker may lack it), time by the monotonic clock, number."""
 
-    Attributes:
-        connects, resumed: connections that were made, and those of them that resumed a TLS session.
-        reports: number of reports that were sent.
-    """
-
-    connects: int = 0
-    resumed: int = 0
-    refused: int = 0
-    reports: int = 0
-
-
-@dataclass(slots=True)
-class _SimulatedModel:
-    """A model in the simulated slots; the service runs `version` since `served_at` if it serves it."""
-
-    version: str = ""
-    manifest_sha256: str = ""
-    health: str = "missing"
-    previous: tuple[str, str] = ("", "")
-    rejected: list[tuple[str, str]] = field(default_factory=list)
-    served_at: float | None = None
-    on_trial: str = ""
-    remark: str = ""
+    content: object = None
+    at_s: float = 0.0
+    sequence: int = 0
 
 
 class SimulatedDevice:
@@ -136,52 +111,43 @@ class SimulatedDevice:
         self.desired: Desired | None = None
         self.arrived_at = 0.0
         self.status, self.because = "stale", ""
-        self.is_cut = False
-        self._access, self._versions, self._later, self._target = access, versions, later, member.target
+        self.is_cut, self._is_off = False, True
+        self._access, self._later, self._target = access, later, member.target
         key = load_pem_private_key(member.pem.read_bytes(), None)
         if not isinstance(key, Ed25519PrivateKey):
             raise SignatureError(f"{member.pem}: is no Ed25519 key")
-        self._key, self._manager_keys = key, access.manager_keys
-        self._context = make_context(access.authority, str(member.pem))
-        self._session: ssl.SSLSession | None = None
         self._draw = random.Random(member.device)  # noqa: S311  # no secret
-        # As a new journal, so that documents of an earlier simulation are older.
-        self._sequence = int(time.time() * 1000)
-        self._presence = self._reported = self._ends = 0
-        self._will_sha256 = ""
-        self._known_s = 0.0
+        self.link = SimulatedLink(
+            self, access.brokers, make_context(access.authority, str(member.pem)), key, self._draw
+        )
+        self.slots = SimulatedSlots(member.device, versions, self._draw)
+        self._manager_keys, self._known_s = access.manager_keys, 0.0
         self._executions: tuple[Progress, ...] = ()
         self._counted_at = time.monotonic()
-        self._models: dict[str, _SimulatedModel] = {}
-        self._downloaded: set[str] = set()
-        self._connection: MqttConnection | None = None
-        self._is_greeted = self._is_off = True
         self._step: tuple[Step, asyncio.TimerHandle, float] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._reporting: asyncio.TimerHandle | None = None
-        self._last: object = None
-        self._reported_at = 0.0
+        self._last = _LastReport()
 
-    # The link
+    # Power and network
 
     @property
     def is_online(self) -> bool:
         """Return whether the device has said hello on a connection that stands."""
-        return self._connection is not None and self._is_greeted
+        return self.link.is_online
 
     @property
     def versions(self) -> dict[str, str]:
         """Return model -> version that the slots open."""
-        return {name: model.version for name, model in self._models.items()}
+        return self.slots.versions
 
     def start(self, within_s: float) -> None:
         """Switch the device on; it connects within this time."""
         self._is_off = False
-        self._connect_within(within_s)
-        for model in self._models.values():
-            if model.served_at is not None and model.health == "unproven":  # its service proves it again
-                confirm_s = self.behaviour.confirm_s
-                asyncio.get_running_loop().call_later(confirm_s, self._judge, model, model.manifest_sha256)
+        self._open_link(within_s)
+        for model, manifest_sha256 in self.slots.list_unproven():  # the service proves it again
+            confirm_s = self.behaviour.confirm_s
+            asyncio.get_running_loop().call_later(confirm_s, self._judge, model, manifest_sha256)
         if self.behaviour.reboot_s is not None:
             wait_s = self._draw.expovariate(1 / self.behaviour.reboot_s)
             asyncio.get_running_loop().call_later(wait_s, self.reboot)
@@ -193,8 +159,7 @@ class SimulatedDevice:
         for timer in (self._timer, self._reporting):
             if timer is not None:
                 timer.cancel()
-        if self._connection is not None:
-            self._connection.abort("off")
+        self.link.close("off")
 
     def reboot(self) -> None:
         """Switch off, in the middle of any step, and on again."""
@@ -202,8 +167,7 @@ class SimulatedDevice:
             return
         self.stop()
         self._executions = count_time(self._executions, 60.0)  # as the agent adds what it may have lost
-        for model in self._models.values():
-            model.on_trial = ""
+        self.slots.reboot()
         asyncio.get_running_loop().call_later(self.behaviour.boot_s, self.start, 0.5)
 
     def cut(self) -> None:
@@ -211,120 +175,41 @@ class SimulatedDevice:
         self.is_cut = True
         if self._step is not None and self._step[0].action == "download":
             self._end_step()
-        self.drop()
+        self.link.close("cut")
 
     def restore(self, within_s: float) -> None:
         """Bring the network back."""
         self.is_cut = False
-        self._connect_within(within_s)
+        self._open_link(within_s)
 
-    def drop(self) -> None:
-        """Break the connection off."""
-        if self._connection is not None:
-            self._connection.abort("dropped")
+    def _open_link(self, within_s: float) -> None:
+        if not (self._is_off or self.is_cut):
+            self.link.open(within_s)
 
     def send_event(self, text: str) -> None:
         """State that something happened, if the device is connected."""
-        event = Event(
-            device=self.name, sequence=self._next_sequence(), kind="simulated", text=text, at=time.time()
-        )
-        self._send("event", event)
+        sequence = self.link.next_sequence()
+        event = Event(device=self.name, sequence=sequence, kind="simulated", text=text, at=time.time())
+        self.link.send("event", event)
 
-    def ping(self) -> None:
-        """Keep the connection."""
-        if self.is_online and self._connection is not None:
-            self._connection.ping()
+    # As a `LinkOwner`
 
     @property
-    def _broker(self) -> tuple[str, int]:
-        return self._access.brokers[self._ends % len(self._access.brokers)]
+    def reconnect_s(self) -> float:
+        return 30.0 if self.desired is None else self.desired.reconnect_s
 
-    def _connect_within(self, within_s: float) -> None:
-        wait_s = self._draw.uniform(0.0, within_s)
-        asyncio.get_running_loop().call_later(wait_s, self._begin_connection)
+    @property
+    def stated_versions(self) -> tuple[int, int]:
+        return 0 if self.desired is None else self.desired.version, self._last.sequence
 
-    def _begin_connection(self) -> None:
-        if self._is_off or self.is_cut or self._connection is not None:
-            return
-        self._presence = self._next_sequence()
-        will = Hello(device=self.name, sequence=self._presence, online=False, runtime=__version__)
-        envelope = seal(will, "hello", self._key)
-        self._will_sha256 = hashlib.sha256(envelope).hexdigest()
-        options = ConnectionOptions(
-            client_id=self.name,
-            context=self._context,
-            session=self._session,
-            host=self._broker[0],
-            topics=(topic(self.name, "desired"),),
-            will_topic=topic(self.name, "hello"),
-            will=envelope,
-            is_mqtt5=self.behaviour.is_mqtt5,
-        )
-        connection = MqttConnection(options, self)
-        self._connection, self._is_greeted = connection, False
-        loop = asyncio.get_running_loop()
-        opening = loop.create_connection(lambda: connection, *self._broker)
-        self._opening = loop.create_task(self._open(opening, connection))
-
-    async def _open(self, opening: object, connection: MqttConnection) -> None:
-        try:
-            await opening  # type: ignore[misc]
-        except OSError as error:
-            self.closed(connection, str(error))
-
-    def connected(self, connection: MqttConnection) -> None:
-        """Say hello; see `ConnectionOwner`."""
-        self._is_greeted = True
-        self.counts.connects += 1
-        self.counts.resumed += connection.is_resumed
-        self._session = connection.session  # a copy, which costs as much as ten messages
-        desired_version = 0 if self.desired is None else self.desired.version
-        hello = Hello(
-            device=self.name,
-            sequence=self._presence,
-            desired_version=desired_version,
-            reported=self._reported,
-            will_sha256=self._will_sha256,
-            runtime=__version__,
-        )
-        self._send("hello", hello)
+    def said_hello(self) -> None:
         self._later(self.tick)
 
-    def received(self, connection: MqttConnection, name: str, payload: bytes, at_s: float) -> None:
-        """Take a message; see `ConnectionOwner`."""
-        if self._loses():
-            connection.abort("lost")
-            return
-        if name == topic(self.name, "desired") and payload:
-            self._later(partial(self._take_desired, payload, at_s))
+    def take_desired(self, payload: bytes, at_s: float) -> None:
+        self._later(partial(self._take_desired, payload, at_s))
 
-    def closed(self, connection: MqttConnection, reason: str) -> None:
-        """Connect again in the window of the manager; see `ConnectionOwner`."""
-        if connection is not self._connection:
-            return
-        self._ends += 1  # the next broker, as the agent does
-        self._connection, self._is_greeted = None, False
-        if reason == "lost" or connection.acknowledged < connection.sent:
-            self._last = None  # the broker may not have the last report
-        if not self._is_off and not self.is_cut:
-            self._connect_within(30.0 if self.desired is None else self.desired.reconnect_s)
-
-    def _send(self, kind: Kind, document: object) -> None:
-        connection = self._connection
-        if connection is None or not self._is_greeted:
-            return
-        if self._loses():
-            connection.abort("lost")
-            return
-        payload = seal(document, kind, self._key)
-        connection.publish(topic(self.name, kind), payload, is_retained=kind in ("hello", "reported"))
-
-    def _loses(self) -> bool:
-        return self.behaviour.loss > 0 and self._draw.random() < self.behaviour.loss
-
-    def _next_sequence(self) -> int:
-        self._sequence += 1
-        return self._sequence
+    def lose_report(self) -> None:
+        self._last.content = None
 
     # What is decided, by the agent's own functions
 
@@ -346,7 +231,7 @@ class SimulatedDevice:
             return
         self.desired, self.arrived_at = desired, at_s
         self._known_s = max(self._known_s, desired.issued_at)
-        self._last = None  # the manager waits for a report that names the version
+        self._last.content = None  # the manager waits for a report that names the version
         self.tick()
 
     def tick(self) -> None:
@@ -356,8 +241,7 @@ class SimulatedDevice:
         now_s = time.monotonic()
         self._executions = count_time(self._executions, now_s - self._counted_at)
         self._counted_at = now_s
-        views = {name: self._view(name, model) for name, model in self._models.items()}
-        plan = reconcile(self.desired, self._executions, views, self._measure())
+        plan = reconcile(self.desired, self._executions, self.slots.view(), self._measure())
         self._executions = plan.executions
         self.status, self.because = plan.status, plan.because
         active = {step.desired_model.execution for step in plan.steps if step.desired_model is not None}
@@ -383,22 +267,7 @@ class SimulatedDevice:
             now_s=None if is_wrong else clock_s,
             minute_of_day=local.tm_hour * 60 + local.tm_min,
             free_bytes=self.behaviour.free_bytes,
-            downloaded=frozenset(self._downloaded),
-        )
-
-    @staticmethod
-    def _view(name: str, model: _SimulatedModel) -> ModelView:
-        served = () if model.served_at is None else (model.version,)
-        return ModelView(
-            model=name,
-            version=model.version,
-            manifest_sha256=model.manifest_sha256,
-            health=model.health,  # type: ignore[arg-type]
-            previous=model.previous[0],
-            rejected=tuple(model.rejected),
-            served=served,
-            on_trial=model.on_trial,
-            remark=model.remark,
+            downloaded=frozenset(self.slots.downloaded),
         )
 
     # What is done, by timers
@@ -445,74 +314,34 @@ class SimulatedDevice:
 
     def _finish(self, step: Step) -> None:
         self._step = None
-        model, target = self._models.setdefault(step.model, _SimulatedModel()), step.desired_model
+        target = step.desired_model
         if step.action == "remove":
-            self._models.pop(step.model)
+            self.slots.remove(step.model)
         elif step.action == "unload":
-            model.served_at = None
+            self.slots.unload(step.model)
         elif target is not None and step.action == "download":
             self._count_bytes(target, target.size_bytes)
-            self._downloaded.add(target.sha256)
+            self.slots.downloaded.add(target.sha256)
         elif target is not None and step.action == "install":
-            self._install(model, target)
+            self._install(target)
         elif target is not None:
-            self._serve(model, target)
+            is_tried = self.slots.serve(target)
+            wait_s = self.behaviour.trial_s if is_tried else self.behaviour.confirm_s
+            asyncio.get_running_loop().call_later(wait_s, self._judge, step.model, target.manifest_sha256)
         self._later(self.tick)
 
-    def _install(self, model: _SimulatedModel, target: DesiredModel) -> None:
-        self._downloaded.discard(target.sha256)
-        if self._has(target.version, "install", self._of(target.version).install_failures):
-            reason = "the self-test gives other outputs than the package states"
-            self._change(
-                target.execution, lambda execution: execution.enter("failed", code="self-test", reason=reason)
-            )
+    def _install(self, target: DesiredModel) -> None:
+        if self.slots.install(target):
+            self._change(target.execution, lambda execution: execution.enter("trying", code="load"))
             return
-        if model.version:
-            model.previous = (model.version, model.manifest_sha256)
-        model.version, model.manifest_sha256, model.health = (
-            target.version,
-            target.manifest_sha256,
-            "unproven",
+        reason = "the self-test gives other outputs than the package states"
+        self._change(
+            target.execution, lambda execution: execution.enter("failed", code="self-test", reason=reason)
         )
-        model.rejected = [rejection for rejection in model.rejected if rejection[0] != target.manifest_sha256]
-        model.served_at, model.on_trial = None, ""
-        self._change(target.execution, lambda execution: execution.enter("trying", code="load"))
 
-    def _serve(self, model: _SimulatedModel, target: DesiredModel) -> None:
-        model.served_at = time.monotonic()
-        is_tried = target.trial != "none" and bool(model.previous[0])
-        model.on_trial = target.version if is_tried else ""
-        model.remark = f"{target.trial} with {model.previous[0]}" if is_tried else ""
-        wait_s = self.behaviour.trial_s if is_tried else self.behaviour.confirm_s
-        asyncio.get_running_loop().call_later(wait_s, self._judge, model, target.manifest_sha256)
-
-    def _judge(self, model: _SimulatedModel, manifest_sha256: str) -> None:
-        """End a trial as the service does: confirm the version, or return to the old one."""
-        if self._is_off or model.manifest_sha256 != manifest_sha256 or model.served_at is None:
-            return
-        behaviour = self._of(model.version)
-        model.on_trial = model.remark = ""
-        reason = ""
-        if self._has(model.version, "crash", behaviour.crashes):
-            reason = "crash loop: 3 restarts within 60 s"
-        elif self._has(model.version, "nan", behaviour.not_finite):
-            reason = "not finite: outputs hold NaN"
-        if reason:
-            model.rejected.append((manifest_sha256, reason))
-            old = model.previous
-            model.version, model.manifest_sha256, model.previous = *old, ("", "")
-            model.health = "healthy" if old[0] else "missing"
-            model.served_at = time.monotonic() if old[0] else None
-        else:
-            model.health = "healthy"
-        self._later(self.tick)
-
-    def _of(self, version: str) -> VersionBehaviour:
-        return self._versions.get(version, _GOOD)
-
-    def _has(self, version: str, fault: str, share: float) -> bool:
-        """Return whether this device belongs to the share that has this fault; always the same answer."""
-        return random.Random(f"{self.name}/{version}/{fault}").random() < share  # noqa: S311
+    def _judge(self, model: str, manifest_sha256: str) -> None:
+        if not self._is_off and self.slots.judge(model, manifest_sha256):
+            self._later(self.tick)
 
     # What is reported
 
@@ -525,22 +354,22 @@ class SimulatedDevice:
             self._reporting.cancel()
             self._reporting = None
         loop, now_s = asyncio.get_running_loop(), time.monotonic()
-        has_changed = content != self._last
-        due_s = self._reported_at + (_REPORT_S if has_changed else self.behaviour.figures_s) - now_s
-        if not has_changed and not self._models:
+        has_changed, has_models = content != self._last.content, bool(self.versions)
+        due_s = self._last.at_s + (_REPORT_S if has_changed else self.behaviour.figures_s) - now_s
+        if not has_changed and not has_models:
             return
         if due_s > 0:
             self._reporting = loop.call_later(due_s, self._later, self.tick)
             return
         reported = Reported(
             device=self.name,
-            sequence=self._next_sequence(),
-            desired_version=0 if self.desired is None else self.desired.version,
+            sequence=self.link.next_sequence(),
+            desired_version=self.stated_versions[0],
             status=plan.status,
             because=plan.because,
             models=plan.models,
             executions=(*executions, *plan.superseded),
-            figures=self._count_figures(now_s),
+            figures=self.slots.count_figures(self.behaviour, now_s),
             facts={
                 "target": self._target,
                 "runtime": __version__,
@@ -548,38 +377,9 @@ class SimulatedDevice:
                 "clock": f"{time.time() + self.behaviour.clock_s:.0f}",
             },
         )
-        self._send("reported", reported)
-        self._reported = reported.sequence
+        # Before it is sent: a connection that is lost meanwhile clears the content again.
+        self._last = _LastReport(content, now_s, reported.sequence)
+        self.link.send("reported", reported)
         self.counts.reports += 1
-        self._last, self._reported_at = content, now_s
-        if self._models:
+        if has_models:
             self._reporting = loop.call_later(self.behaviour.figures_s, self._later, self.tick)
-
-    def _count_figures(self, now_s: float) -> tuple[ModelFigures, ...]:
-        figures = []
-        for name, model in self._models.items():
-            if model.served_at is None or not model.version:
-                continue
-            behaviour = self._of(model.version)
-            requests = int((now_s - model.served_at) * self.behaviour.requests_per_s)
-            latency_ms = self.behaviour.latency_ms * behaviour.latency
-            agreement = min(1.0, max(0.0, behaviour.agreement + self._draw.uniform(-0.02, 0.02)))
-            failed = int(requests * behaviour.errors)
-            is_compared = bool(model.previous[0]) and requests > 0
-            figures.append(
-                ModelFigures(
-                    model=name,
-                    version=model.version,
-                    requests=requests,
-                    failed=failed,
-                    answer_s=(requests - failed) * latency_ms * 1e-3,
-                    p50_ms=latency_ms if requests else None,
-                    p99_ms=3 * latency_ms if requests else None,
-                    agreement=agreement if is_compared else None,
-                    compared=requests if is_compared else 0,
-                )
-            )
-        return tuple(figures)
-
-
-_GOOD: Final = VersionBehaviour()

@@ -94,7 +94,7 @@ class SimulatedFleet:
 
     def drop(self, names: Iterable[str] | None = None) -> None:
         """Break connections off; devices connect again in the window that the manager has set."""
-        self._each(names, SimulatedDevice.drop)
+        self._each(names, lambda device: device.link.drop())
 
     def reboot(self, names: Iterable[str] | None = None) -> None:
         """Reboot devices, or all."""
@@ -150,7 +150,7 @@ class SimulatedFleet:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _PING_S)
             for device in self.devices.values():
-                device.ping()
+                device.link.ping()
         for device in self.devices.values():
             device.stop()
         await asyncio.sleep(0.05)  # transports close

@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import ipaddress
-import json
 import os
 import shlex
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Annotated, Final
 
 from edgekit_fleet.store.database import Store, open_store, sqlite_url
 from edgekit_runtime.canonical_json import encode_json
-from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
+from edgekit_runtime.dataclass_json import Range, from_json, to_plain
 from edgekit_runtime.errors import ConfigError, FleetError, OutputError
 from edgekit_runtime.system.atomic_files import make_folders, write_atomically
 from edgekit_runtime.system.paths import find_state_folder
@@ -224,12 +223,12 @@ class FleetFolder:
         path = self.path / _SETTINGS
         self._check_private()
         try:
-            plain = json.loads(path.read_bytes())
+            data = path.read_bytes()
         except FileNotFoundError as cause:
             raise ConfigError(f"{self.path} holds no fleet; `edgekit fleet up` makes one") from cause
-        except (OSError, ValueError) as cause:
+        except OSError as cause:
             raise ConfigError(f"cannot read {path}: {cause}") from cause
-        return from_plain(FleetSettings, plain, str(path))
+        return from_json(FleetSettings, data, str(path))
 
     def write_settings(self, settings: FleetSettings) -> None:
         """Keep the settings; makes the folder, and the store before its first settings.

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -32,18 +33,34 @@ if TYPE_CHECKING:
 
 _START_S: Final = 10.0
 _STOP_S: Final = 5.0
-_MAX_CONNECTIONS = 500
-_MAX_HANDSHAKES = 200  # at a time; an honest one takes as long as three packets
 _MAX_BURST: Final = 64  # connections that are accepted in a turn of the loop: each takes 256 kB for TLS
 _IDLE_S: Final = 10
-_HEAD_S = 20.0
-_WINDOW_S = 60.0
 _MIN_BYTES_PER_S: Final = 256  # at less the agent gives up by itself, see `artifacts.download`
 _BUFFER_BYTES: Final = 16 << 10  # asyncio keeps 512 KiB of an answer under TLS, and 256 KiB to read into
 _UNSENT_BYTES: Final = 128 << 10  # in the kernel, which takes megabytes for a slow client
 _TRIM_EVERY_S: Final = 1
 _TRIM_CONNECTIONS: Final = 50
 _BYTES_ACKED: Final = 120  # of 64 bits, in `struct tcp_info` of linux/tcp.h
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """What clients may use up.
+
+    Attributes:
+        connections: most connections.
+        handshakes: most TLS handshakes at a time; an honest one takes as long as three packets.
+        head_s: time until the head of a request is there.
+        window_s: period over which a client must take data fast enough.
+    """
+
+    connections: int = 500
+    handshakes: int = 200
+    head_s: float = 20.0
+    window_s: float = 60.0
+
+
+DEFAULT_LIMITS: Final = ConnectionLimits()
 
 
 class _Listener(socket.socket):
@@ -56,8 +73,9 @@ class _Listener(socket.socket):
         ended: connections that have ended since their memory was given back.
     """
 
-    def __init__(self, listening: socket.socket) -> None:
+    def __init__(self, listening: socket.socket, limits: ConnectionLimits) -> None:
         super().__init__(fileno=listening.detach())
+        self.limits = limits
         self.handshakes: dict[Any, tuple[str, socket.socket]] = {}
         self.ended = 0
         self._burst = 0
@@ -69,7 +87,7 @@ class _Listener(socket.socket):
             raise BlockingIOError("others have their turn")
         connection, address = super().accept()
         self.handshakes[address] = find_network(address[0]), connection
-        if len(self.handshakes) > _MAX_HANDSHAKES:
+        if len(self.handshakes) > self.limits.handshakes:
             ((most, _),) = Counter(network for network, _ in self.handshakes.values()).most_common(1)
             peer = next(peer for peer, (network, _) in self.handshakes.items() if network == most)
             _, oldest = self.handshakes.pop(peer)
@@ -90,7 +108,7 @@ class _BoundedConnection(H11Protocol):
 
     def __init__(self, *, listener: _Listener, **options: Any) -> None:
         super().__init__(**options)
-        self._listener = listener
+        self._listener, self._limits = listener, listener.limits
         self._begin_s = 0.0
         self._address = ""
 
@@ -108,7 +126,7 @@ class _BoundedConnection(H11Protocol):
         self._begin_s = self.loop.time()
         self._address = find_network(self.client[0] if self.client else "")
         self._time_head()
-        if len(self.connections) >= _MAX_CONNECTIONS:
+        if len(self.connections) >= self._limits.connections:
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
@@ -134,14 +152,14 @@ class _BoundedConnection(H11Protocol):
 
     def _time_head(self) -> None:
         if self._head_timer is None and not self._has_head:
-            self._head_timer = self.loop.call_later(_HEAD_S, self.transport.abort)
+            self._head_timer = self.loop.call_later(self._limits.head_s, self.transport.abort)
         elif self._head_timer is not None and self._has_head:
             self._head_timer.cancel()
             self._head_timer = None
 
     def _time_answer(self) -> None:
         """Look after each window how much the client has acknowledged, as long as data waits for it."""
-        connection = self.transport.get_extra_info("socket")
+        connection, window_s = self.transport.get_extra_info("socket"), self._limits.window_s
 
         def read_acknowledged() -> int:
             information = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
@@ -152,12 +170,12 @@ class _BoundedConnection(H11Protocol):
             if not self.flow.write_paused or connection.fileno() < 0:  # TLS is told later of the end
                 return
             acknowledged = read_acknowledged()
-            if acknowledged - previous < _MIN_BYTES_PER_S * _WINDOW_S:
+            if acknowledged - previous < _MIN_BYTES_PER_S * window_s:
                 self.transport.abort()
             else:
-                self._rate_timer = self.loop.call_later(_WINDOW_S, check, acknowledged)
+                self._rate_timer = self.loop.call_later(window_s, check, acknowledged)
 
-        self._rate_timer = self.loop.call_later(_WINDOW_S, check, read_acknowledged())
+        self._rate_timer = self.loop.call_later(window_s, check, read_acknowledged())
 
     def _make_room(self) -> None:
         """End a connection of the address that has most: the oldest without a request, or else the oldest.
@@ -192,6 +210,17 @@ class _BoundedConnection(H11Protocol):
         victim.transport.abort()
 
 
+def _listen(host: str, port: int, option: str, limits: ConnectionLimits) -> _Listener:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return _Listener(socket.create_server((host, port), family=family), limits)
+    except OSError as cause:
+        reason = (cause.strerror or str(cause)).partition(" (")[0]
+        raise TransportError(
+            f"the web server cannot listen on {host}:{port}: {reason}; choose another port with {option}"
+        ) from cause
+
+
 class WebServer:
     """A running web server; ends with the `with` block."""
 
@@ -204,6 +233,7 @@ class WebServer:
         *,
         option: str,
         trusted_proxies: Sequence[str] = (),
+        limits: ConnectionLimits = DEFAULT_LIMITS,
     ) -> None:
         """Start the server.
 
@@ -214,19 +244,13 @@ class WebServer:
             pair: certificate and key, or None for plain HTTP.
             option: option of the command that sets the port, for messages.
             trusted_proxies: see `FleetSettings`.
+            limits: what clients may use up.
 
         Raises:
             TransportError: the port is taken or may not be used.
             ConfigError: certificate or key cannot be read.
         """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._socket = _Listener(socket.create_server((host, port), family=family))
-        except OSError as cause:
-            reason = (cause.strerror or str(cause)).partition(" (")[0]
-            raise TransportError(
-                f"the web server cannot listen on {host}:{port}: {reason}; choose another port with {option}"
-            ) from cause
+        self._socket = _listen(host, port, option, limits)
         self.port: int = self._socket.getsockname()[1]
         certificate, key = pair or (None, None)
         # Of each connection under TLS, from Python 3.11 on: 500 of asyncio's own 256 KiB are 125 MiB.
@@ -295,7 +319,12 @@ class WebServer:
 
 
 def serve_devices(
-    store: Store, folder: FleetFolder, settings: FleetSettings, authority: Authority
+    store: Store,
+    folder: FleetFolder,
+    settings: FleetSettings,
+    authority: Authority,
+    *,
+    limits: ConnectionLimits = DEFAULT_LIMITS,
 ) -> WebServer:
     """Return the running server of devices: enrolment, renewal, and the files that they fetch.
 
@@ -310,4 +339,5 @@ def serve_devices(
         authority.pair("server"),
         option="--web-port",
         trusted_proxies=settings.trusted_proxies,
+        limits=limits,
     )

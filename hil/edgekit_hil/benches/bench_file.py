@@ -23,7 +23,7 @@ _SERIAL_SHELL: Final = "ShellDriver"
 _MAKES_DEVICE: Final = {"BootedMachineDriver", "QEMUDriver"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSettings:
     """The section `edgekit:`.
 

@@ -26,9 +26,7 @@ from edgekit_runtime.errors import BenchError, BenchUnavailableError, EdgekitErr
 from edgekit_runtime.system.engines import list_registered
 
 LEAST_FREE_BYTES: Final = 200 << 20  # for packages in two slots, with their caches
-_BOOT_LIMIT_S: Final = 300
 _CONNECT_LIMIT_S: Final = 10.0
-_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"  # another one after each boot
 # Prints the folder of all tests, after the programs have ended that a killed run has left there.
 _HOME: Final = """
 mkdir -p "$HOME/.edgekit-bench" && cd "$HOME/.edgekit-bench" && home=$(pwd -P) && cd / &&
@@ -87,7 +85,7 @@ print(json.dumps({
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     """An opened bench.
 
@@ -98,6 +96,8 @@ class Bench:
         meter: the active driver with `MeterProtocol`, or None.
         meter_text: what the meter measures, or why there is none.
         lock: lock of the bench, which can mark it as broken.
+        boot_id: file on the device whose content differs after each boot.
+        boot_limit_s: time until the device answers after its power came back.
     """
 
     file: BenchFile
@@ -108,6 +108,8 @@ class Bench:
     meter: Any
     meter_text: str
     lock: BenchLock
+    boot_id: str = "/proc/sys/kernel/random/boot_id"
+    boot_limit_s: float = 300
 
     def cut_power(self) -> None:
         """Cut the device's power, restore it, and wait until the device has booted and answers.
@@ -119,20 +121,22 @@ class Bench:
         if command is self.power:  # a device without a boot
             command.cycle()
             return
-        before = _run(self.target, f"cat {_BOOT_ID}")
+        before = _run(self.target, f"cat {self.boot_id}")
         try:
             self.power.cycle()
         except BaseException:  # also Ctrl-C between off and on
             with contextlib.suppress(Exception):
                 self.power.on()
             raise
-        deadline = time.monotonic() + _BOOT_LIMIT_S
+        deadline = time.monotonic() + self.boot_limit_s
         stopped = self.target.deactivate(command)  # also the drivers that use it, such as the meter's
         for driver in stopped:
             while (fault := _try_activate(self.target, driver)) is not None:
                 if time.monotonic() > deadline:
-                    raise BenchError(f"no answer for {_BOOT_LIMIT_S} s after the power came back: {fault}")
-        if _run(self.target, f"cat {_BOOT_ID}") == before:
+                    raise BenchError(
+                        f"no answer for {self.boot_limit_s:g} s after the power came back: {fault}"
+                    )
+        if _run(self.target, f"cat {self.boot_id}") == before:
             raise BenchError(
                 f"the power switch of bench '{self.file.settings.name}' did not cut the device's power: it"
                 " has not booted. Is it the right outlet; can the hub switch its ports (`uhubctl`)?"
@@ -225,7 +229,16 @@ def open_bench(file: BenchFile) -> Iterator[Bench]:
         probe = Device(target.get_active_driver("CommandProtocol"), None, home, file.settings.python)
         facts = read_facts(file, probe)
         meter, meter_text = _find_meter(target)
-        yield Bench(file, facts, target, home, _find_power(file, target), meter, meter_text, lock)
+        yield Bench(
+            file=file,
+            facts=facts,
+            target=target,
+            home=home,
+            power=_find_power(file, target),
+            meter=meter,
+            meter_text=meter_text,
+            lock=lock,
+        )
 
 
 def read_facts(file: BenchFile, device: Device) -> DeviceFacts:

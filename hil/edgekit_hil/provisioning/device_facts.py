@@ -47,7 +47,7 @@ class DevicePython:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostFacts:
+class InstallFacts:
     """The facts that the device reported.
 
     Attributes:
@@ -81,7 +81,7 @@ class HostFacts:
     models: str
 
     @classmethod
-    def parse(cls, lines: Sequence[str]) -> "HostFacts":
+    def parse(cls, lines: Sequence[str]) -> "InstallFacts":
         """Read lines of `NAME=VALUE`.
 
         Raises:

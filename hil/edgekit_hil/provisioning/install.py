@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from edgekit_hil.provisioning.device_facts import HostFacts
+from edgekit_hil.provisioning.device_facts import InstallFacts
 from edgekit_hil.provisioning.ssh_host import SshHost
 from edgekit_hil.provisioning.wheelhouse import Wheelhouse, pack
 from edgekit_runtime.errors import ProvisioningError
@@ -52,22 +52,22 @@ class InstallReport:
         changed: changes in their order; empty if everything was in place.
     """
 
-    facts: HostFacts
+    facts: InstallFacts
     release: str
     changed: tuple[str, ...]
     notes: tuple[str, ...]
 
 
-def probe(host: SshHost) -> HostFacts:
+def probe(host: SshHost) -> InstallFacts:
     """Return the facts about a device.
 
     Raises:
         TransportError: it cannot be reached.
         ProvisioningError: it does not accept us, or is no device.
     """
-    facts = HostFacts.parse(_run(host, "none", "status", limit_s=_PROBE_LIMIT_S))
+    facts = InstallFacts.parse(_run(host, "none", "status", limit_s=_PROBE_LIMIT_S))
     if facts.rights == "sudo":  # facts that only root may read; by sudo it reports the rights of root
-        facts = HostFacts.parse(_run(host, "sudo", "status", limit_s=_PROBE_LIMIT_S))
+        facts = InstallFacts.parse(_run(host, "sudo", "status", limit_s=_PROBE_LIMIT_S))
         facts = replace(facts, rights="sudo")
     return facts
 
@@ -138,7 +138,7 @@ def uninstall(host: SshHost, *, purge: bool) -> tuple[str, ...]:
     return _pick(lines, "changed")
 
 
-def _find_new(keys: Sequence[Path], facts: HostFacts) -> list[Path]:
+def _find_new(keys: Sequence[Path], facts: InstallFacts) -> list[Path]:
     """Return the keys that the device does not trust yet.
 
     Raises:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 import edgekit_runtime
-from edgekit_hil.provisioning.device_facts import DevicePython, HostFacts
+from edgekit_hil.provisioning.device_facts import DevicePython, InstallFacts
 from edgekit_host.pinned_packages import read_pinned
 from edgekit_runtime import __version__
 from edgekit_runtime.errors import OutputError, ProvisioningError
@@ -52,7 +52,7 @@ class Wheelhouse:
     tags: tuple[str, ...]
 
     @classmethod
-    def plan(cls, facts: HostFacts, python: DevicePython, engine: str) -> "Wheelhouse":
+    def plan(cls, facts: InstallFacts, python: DevicePython, engine: str) -> "Wheelhouse":
         """Return the packages for this device, without a network.
 
         Raises:
@@ -177,7 +177,7 @@ def _pack_pip() -> bytes:
     return _zip({str(path.relative_to(root.parent)): path.read_bytes() for path in paths})
 
 
-def _list_platforms(facts: HostFacts) -> list[str]:
+def _list_platforms(facts: InstallFacts) -> list[str]:
     """Return the tags of platforms whose wheels the device takes, the newest first."""
     major, minor = facts.glibc
     if (major, minor) < _OLDEST_GLIBC:

@@ -36,7 +36,10 @@ class Recorder:
         """Record a figure, see `Figure`; times are recorded only on benches where they mean anything."""
         if unit in _OF_TIME and not self.bench.file.settings.has_time:
             return
-        self.record.add_figure(self.bench, Figure(name, value, unit, method, self.test, predicted))
+        self.record.add_figure(
+            self.bench,
+            Figure(name=name, value=value, unit=unit, method=method, test=self.test, predicted=predicted),
+        )
 
     def curve(self, name: str, labels: tuple[str, str], points: Sequence[tuple[float, float]]) -> None:
         """Record a curve, see `Curve`: of many points in turn only the one with the greatest y.
@@ -51,7 +54,9 @@ class Recorder:
         width = -(-len(points) // _MOST_POINTS)
         groups = (points[begin : begin + width] for begin in range(0, len(points), width))
         x, y = zip(*(max(group, key=itemgetter(1)) for group in groups), strict=True)
-        self.record.add_curve(self.bench, Curve(name, *labels, x, y, self.test))
+        x_label, y_label = labels
+        curve = Curve(name=name, x_label=x_label, y_label=y_label, x=x, y=y, test=self.test)
+        self.record.add_curve(self.bench, curve)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import fcntl
 import hashlib
+import itertools
 import json
 import secrets
 import sys
@@ -95,11 +96,15 @@ class PackageMaker:
             if model == large_model.NAME:
                 source = ["--budget", "size=100MB,drop=5%", f"{new_folder}/{model}.onnx"]
                 large_model.write_large_model(new_folder / f"{model}.onnx")
-            self._edgekit(
-                *("package", *source, "--target", str(file) if own else target, "--backend", backend),
-                *("--version", version, "--search-seconds", "0", "--out", str(new_folder)),
-                *(("--variants", "2") if backend == "auto" else ()),
-            )
+            options = {
+                "--target": str(file) if own else target,
+                "--backend": backend,
+                "--version": version,
+                "--search-seconds": "0",
+                "--out": str(new_folder),
+                **({"--variants": "2"} if backend == "auto" else {}),
+            }
+            self._edgekit("package", *source, *itertools.chain.from_iterable(options.items()))
             (new_folder / f"{model}.onnx").unlink(missing_ok=True)
 
         self._keep(cache_folder, make)

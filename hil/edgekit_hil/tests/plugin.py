@@ -130,16 +130,16 @@ class RunRecord:
         for name, tests in self._tests.items():
             bench = self._benches[name]
             evidence = Evidence(
-                name,
-                bench.file.settings.kind,
-                bench.file.settings.target,
-                self._begun.isoformat(timespec="seconds"),
-                self._checkout.commit,
-                self._checkout.is_dirty,
-                bench.facts,
-                tuple(tests.values()),
-                tuple(self._figures.get(name, ())),
-                tuple(self._curves.get(name, ())),
+                bench=name,
+                kind=bench.file.settings.kind,
+                target=bench.file.settings.target,
+                date=self._begun.isoformat(timespec="seconds"),
+                commit=self._checkout.commit,
+                is_dirty=self._checkout.is_dirty,
+                device=bench.facts,
+                tests=tuple(tests.values()),
+                figures=tuple(self._figures.get(name, ())),
+                curves=tuple(self._curves.get(name, ())),
                 left_out=self._left_out[name],
                 network_times=self._network_times.get(name),
             )

@@ -59,7 +59,12 @@ def test_memory_is_near_the_estimate_and_latency_is_recorded(
     measurement = measure(device, package, request.config.getoption("--measure-seconds"))
 
     record_latency(
-        bench, target, evidence, model, measurement["seconds"], packages.read_promise(package, "latency_ms")
+        bench,
+        target,
+        evidence,
+        model=model,
+        seconds=measurement["seconds"],
+        promise=packages.read_promise(package, "latency_ms"),
     )
     memory = packages.read_promise(package, "memory_bytes")
     # TensorRT's memory is estimated by nobody: a package states that of its fallback.
@@ -78,6 +83,7 @@ def record_latency(
     bench: Bench,
     target: BenchTarget,
     evidence: Recorder,
+    *,
     model: str,
     seconds: list[float],
     promise: Promise,

@@ -1,4 +1,4 @@
-"""`edgekit fleet`: manage devices and what they run. Each command is one file of this folder."""
+"""`edgekit fleet`: manage devices and what they run. Each command, or a few of one idea, is one file here."""
 
 from pathlib import Path
 
@@ -32,9 +32,19 @@ COMMANDS = {
     "webhook": "Call a URL when something happens.",
 }
 
+# Commands in the file of another one.
+_FILES = {
+    "withdraw": "release",
+    "rollback": "rollout",
+    "tag": "device",
+    "why": "device",
+    "collect": "bundle",
+    "restore": "backup",
+}
+
 command = OrderedGroup(
     "fleet",
-    commands=lazy_commands(COMMANDS, __name__),
+    commands=lazy_commands(COMMANDS, __name__, _FILES),
     help="Manage devices: who they are, what they run, and what they should run.",
     callback=keep_server,
     params=[

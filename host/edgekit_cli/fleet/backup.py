@@ -1,4 +1,4 @@
-"""`edgekit fleet backup`: all of a fleet in one file."""
+"""`edgekit fleet backup` and `restore`: all of a fleet in one file."""
 
 from __future__ import annotations
 
@@ -25,3 +25,30 @@ def command(file: Path, *, path: Path | None, as_json: bool) -> None:
         print_json({"file": str(file), "size_bytes": file.stat().st_size})
     else:
         click.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB. It holds private keys: keep it safe.")
+
+
+@click.command("restore")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--database",
+    default="",
+    metavar="URL",
+    help="PostgreSQL for the store from now on: a store in FILE is copied into it, else it must hold the"
+    " fleet.  [default: as before]",
+)
+@folder_and_json_options
+def restore(file: Path, *, database: str, path: Path | None, as_json: bool) -> None:
+    """Restore a fleet from the backup FILE into an empty folder. Never run the old and the new one at once.
+
+    With --database this is the way from SQLite to PostgreSQL.
+
+    Devices that have moved on since keep what they have; the manager takes their numbers over.
+    """
+    folder = find_folder(path)
+    from edgekit_fleet.operations import records
+
+    records.restore(folder, file, database)
+    if as_json:
+        print_json({"folder": str(folder.path)})
+    else:
+        click.echo(f"Restored to {folder.path}. Next: edgekit fleet up")

@@ -1,4 +1,4 @@
-"""`edgekit fleet bundle`: a release in one file, for devices without a network."""
+"""`edgekit fleet bundle` and `collect`: files for devices without a network, and their results."""
 
 from __future__ import annotations
 
@@ -45,3 +45,24 @@ def command(release: str, *, selector: str, out: Path, path: Path | None, as_jso
     click.echo(clean(f"  for {len(bundle.devices)} devices: {', '.join(bundle.devices[:10])}"))
     for name, reason in bundle.refused:
         click.echo(clean(f"  not for {name}: {reason}"))
+
+
+@click.command("collect")
+@click.argument(
+    "results", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@folder_and_json_options
+def collect(results: tuple[Path, ...], *, path: Path | None, as_json: bool) -> None:
+    """Take in RESULTS, which `edgekit-device fleet apply` has written, as if they came over the network."""
+    with open_fleet(path) as (_folder, store):
+        from edgekit_fleet.operations.bundles import collect_results
+
+        collected = collect_results(store, results, actor=find_actor())
+    if as_json:
+        print_json(collected)
+        return
+    from edgekit_runtime.system.shown_text import clean
+
+    for result in collected:
+        refused = "".join(f", {count} refused ({reason})" for reason, count in result.refused.items())
+        click.echo(clean(f"{result.path}: {result.device}, {result.accepted} messages taken in{refused}"))

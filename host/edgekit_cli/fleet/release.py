@@ -11,6 +11,7 @@ import click
 from edgekit_cli.fleet.fleet_options import (
     as_json_option,
     find_actor,
+    folder_and_json_options,
     folder_option,
     open_fleet,
     print_json,
@@ -136,3 +137,23 @@ def _make_here(
 
         trust = TrustStore.from_folder(keys_folder or find_keys_folder())
         return releases.make_release(folder, store, trust, packages, actor=find_actor(), **settings)
+
+
+@click.command("withdraw")
+@click.argument("release")
+@folder_and_json_options
+def withdraw(release: str, path: Path | None, as_json: bool) -> None:
+    """Withdraw RELEASE: no rollout can use it, and no device can fetch it. Those that run it keep it."""
+    from edgekit_runtime.system.shown_text import clean
+
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.endpoint import Named
+        from edgekit_fleet.api.endpoints.releases import withdraw_release
+
+        withdrawal = fleet.call(withdraw_release, Named(name=release))
+    if as_json:
+        print_json(withdrawal)
+    else:
+        click.echo(
+            clean(f"{withdrawal.name} is withdrawn; to take devices back: edgekit fleet rollback ROLLOUT")
+        )

@@ -349,3 +349,12 @@ def _describe(summary: RolloutSummary) -> str:
     devices = ", ".join(f"{count} {state}" for state, count in sorted(summary.members.items()))
     wave = f"wave {summary.wave} of {len(summary.waves)}"
     return clean(f"{summary.name}: {summary.state}, {wave}; {devices}; {summary.because}")
+
+
+@click.command("rollback")
+@click.argument("rollout")
+@click.option("--note", default="", help="A note for the audit log.")
+@folder_and_json_options
+def rollback(rollout: str, note: str, path: Path | None, as_json: bool) -> None:
+    """Stop ROLLOUT, or undo it after its end: every device that it updated goes back."""
+    give_order(rollout, "abort", note, path=path, as_json=as_json)

@@ -63,7 +63,7 @@ def command(seconds: float, *, output: Path, proxy: bool, no_browser: bool, as_j
     check_target(output)
     begin_s = time.monotonic()
     console = open_console(stderr=as_json)
-    states = [Recording("a network is made and planned", "", "", (), (), ())]
+    states = [Recording(model="a network is made and planned")]
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgekit-demo-")))
         live = stack.enter_context(LiveServer(lambda: states[-1]))

@@ -17,7 +17,7 @@ import numpy as np
 from edgekit_offload.demo.recording import EDGEKIT
 from edgekit_runtime.client.link import Address
 from edgekit_runtime.codecs.media import MediaCodec, encode_media
-from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.dataclass_json import from_json
 from edgekit_runtime.errors import ConfigError, EdgekitError, TransportError
 from edgekit_runtime.offload.choose import PlanChoice
 from edgekit_runtime.offload.cut_table import LOCAL, OffloadPlan, read_cut_table
@@ -40,7 +40,7 @@ _RETRY_S: Final = 0.3
 Ask: TypeAlias = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """Configuration of the worker.
 
@@ -227,8 +227,7 @@ class Worker:
 def main() -> None:
     """Read the configuration and send requests until the process is ended."""
     end_with_parent()
-    text = Path(sys.argv[1]).read_text(encoding="utf-8")
-    Worker(from_plain(WorkerConfig, json.loads(text), sys.argv[1], ConfigError)).run()
+    Worker(from_json(WorkerConfig, Path(sys.argv[1]).read_bytes(), sys.argv[1])).run()
 
 
 if __name__ == "__main__":

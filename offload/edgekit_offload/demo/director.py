@@ -39,7 +39,7 @@ _DEFAULT_PORT: Final = 8000  # in the server's own namespace every port is free
 _LOAD: Final = "edgekit_offload.demo.load_worker"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSetup:
     """Everything that a demo needs.
 
@@ -93,7 +93,9 @@ def run_demo(
         config = _configure(setup, *bed.reach(port))
         home = f"EDGEKIT_HOME={setup.home}"
         device = bed.spawn("device", ["env", home, *_python(_WORKER, str(config))])
-        recording = Recording(setup.model, _describe_machine(share), bed.label, setup.plans, (), ())
+        recording = Recording(
+            model=setup.model, machine=_describe_machine(share), label=bed.label, plans=setup.plans
+        )
         course = _Course(bed, server, device, config, recording, on_change=on_change)
         course.wait_ready()
         for phase in PHASES:
@@ -115,14 +117,14 @@ def _python(module: str, *arguments: str) -> list[str]:
 def _configure(setup: DemoSetup, host: str, port: int) -> Path:
     """Write the configuration of the device's process; return its path."""
     config = WorkerConfig(
-        str(setup.package),
-        str(setup.home),
-        f"{setup.scheme}://{host}:{port}",
-        setup.token_file,
-        setup.ca_file,
-        setup.plans,
-        str(setup.requests),
-        setup.output,
+        package=str(setup.package),
+        home=str(setup.home),
+        server=f"{setup.scheme}://{host}:{port}",
+        token_file=setup.token_file,
+        ca_file=setup.ca_file,
+        plans=setup.plans,
+        requests=str(setup.requests),
+        output=setup.output,
     )
     path = setup.folder / "device.json"
     path.write_text(json.dumps(to_plain(config)), encoding="utf-8")
@@ -224,10 +226,10 @@ class _Course:
 
 def _read_request(plain: dict[str, Any], begin_s: float) -> Request:
     return Request(
-        plain["at_s"] - begin_s,
-        plain["policy"],
-        plain["plan"],
-        plain.get("latency_s", math.inf),
-        plain["is_right"],
-        plain["reason"],
+        at_s=plain["at_s"] - begin_s,
+        policy=plain["policy"],
+        plan=plain["plan"],
+        latency_s=plain.get("latency_s", math.inf),
+        is_right=plain["is_right"],
+        reason=plain["reason"],
     )

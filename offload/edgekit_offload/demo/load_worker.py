@@ -5,7 +5,6 @@ for the tail that costs the server most.
 """
 
 import contextlib
-import json
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ import numpy as np
 
 from edgekit_offload.demo.device_worker import WorkerConfig
 from edgekit_runtime.client.client import Client
-from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.dataclass_json import from_json
 from edgekit_runtime.errors import ConfigError, EdgekitError
 from edgekit_runtime.offload.cut_table import read_cut_table
 from edgekit_runtime.package.archive import read_package
@@ -71,8 +70,7 @@ def _ask_forever(config: WorkerConfig, address: str, name: str, inputs: Mapping[
 def main() -> None:
     """Send requests over several connections until the process is ended."""
     end_with_parent()
-    plain = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    config = from_plain(WorkerConfig, plain, sys.argv[1], ConfigError)
+    config = from_json(WorkerConfig, Path(sys.argv[1]).read_bytes(), sys.argv[1])
     name, inputs = find_costliest(config)
     threads = [
         threading.Thread(target=_ask_forever, args=(config, sys.argv[2], name, inputs), daemon=True)

@@ -28,7 +28,7 @@ class Phase:
     share: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One request, as measured on the device.
 
@@ -66,7 +66,7 @@ class Switch:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
     """The demo so far.
 
@@ -78,11 +78,11 @@ class Recording:
     """
 
     model: str
-    machine: str
-    label: str
-    plans: tuple[str, ...]
-    begun: tuple[PhaseTimes, ...]
-    requests: tuple[Request, ...]
+    machine: str = ""
+    label: str = ""
+    plans: tuple[str, ...] = ()
+    begun: tuple[PhaseTimes, ...] = ()
+    requests: tuple[Request, ...] = ()
     is_over: bool = False
 
     @property

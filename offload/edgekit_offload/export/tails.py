@@ -25,7 +25,7 @@ _LARGEST_MODEL_BYTES: Final = 1_900_000_000  # protobuf's limit is 2 GiB; a file
 _WEIGHTS_FILE: Final = "weights.bin"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
     """A model that a server serves.
 
@@ -102,7 +102,14 @@ def _open_tail(package: OpenedPackage, manifest: Manifest) -> Tail:
     decode = choice.options.get("decode")
     media = {str(name): str(codec) for name, codec in decode.items()} if isinstance(decode, dict) else {}
     is_batched = not media and _can_batch(package)
-    return Tail(manifest.name, manifest.inputs, manifest.outputs, media, model, is_batched)
+    return Tail(
+        name=manifest.name,
+        inputs=manifest.inputs,
+        outputs=manifest.outputs,
+        decode=media,
+        model=model,
+        is_batched=is_batched,
+    )
 
 
 def _can_batch(package: OpenedPackage) -> bool:

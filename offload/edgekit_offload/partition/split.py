@@ -50,7 +50,7 @@ class Part:
     reads_weights: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SplitModels:
     """A model in two halves.
 
@@ -109,27 +109,32 @@ def split_model(
     outputs = {name: whole.spec(name) for name in tail_outputs}
     # The coding of an upload is that of its input alone.
     replied = {name: code_reply(spec, coding, opset) if device else None for name, spec in outputs.items()}
-    _check_names(whole, [tensor for tensor in (*coded.values(), *replied.values()) if tensor is not None])
+    uploads = [tensor for tensor in coded.values() if tensor is not None]
+    replies = [tensor for tensor in replied.values() if tensor is not None]
+    _check_names(whole, [*uploads, *replies])
     sent = _sent_specs(specs, coded)
+    sent_names = {spec.name for spec in sent}
     builder = _Builder(whole, weights_path)
     head = None
-    if device or head_outputs or any(coded.values()):
-        head_specs = [
-            *sent,
-            *(whole.spec(name) for name in head_outputs if name not in {s.name for s in sent}),
-        ]
-        encoders = [tensor.encode for tensor in coded.values() if tensor is not None]
-        head = builder.build(device, head_specs, after=encoders)
+    if device or head_outputs or uploads:
+        head_specs = [*sent, *(whole.spec(name) for name in head_outputs if name not in sent_names)]
+        head = builder.build(device, head_specs, after=[tensor.encode for tensor in uploads])
     tail = builder.build(
         server,
         _sent_specs(outputs, replied),
         inputs=sent,
-        after=[tensor.encode for tensor in replied.values() if tensor is not None],
-        before=[tensor.decode for tensor in coded.values() if tensor is not None],
+        after=[tensor.encode for tensor in replies],
+        before=[tensor.decode for tensor in uploads],
         renamed={name: tensor.restored for name, tensor in coded.items() if tensor is not None},
     )
-    codes = coding.codes_of(list(specs.values()))
-    return SplitModels(head, tail, sent, tuple(crossing), codes, _decoder(replied, outputs))
+    return SplitModels(
+        head=head,
+        tail=tail,
+        sent=sent,
+        coded=tuple(crossing),
+        codes=coding.codes_of(list(specs.values())),
+        decoder=_decoder(replied, outputs),
+    )
 
 
 def _sent_specs(
@@ -204,7 +209,13 @@ def _upload_as_it_is(content: bytes, coding: Coding, weights_path: str) -> Split
         )
         sent_codes = tuple(spec for coder in coders for spec in coder.sent)
         head = Part(coding_model, tuple(coded_inputs), sent_codes, reads_weights=False)
-    return SplitModels(head, tail, sent, tuple(spec.name for spec in inputs), coding.codes_of(coded_inputs))
+    return SplitModels(
+        head=head,
+        tail=tail,
+        sent=sent,
+        coded=tuple(spec.name for spec in inputs),
+        codes=coding.codes_of(coded_inputs),
+    )
 
 
 def _read_spec(value: onnx.ValueInfoProto) -> TensorSpec:

@@ -336,4 +336,4 @@ def cascade_split(small: bytes, output: str, upload: SplitModels) -> SplitModels
         model.graph.output.extend(coding.graph.output)
         outputs += upload.head.outputs
     head = Part(model.SerializeToString(), inputs, outputs, reads_weights=False)
-    return SplitModels(head, upload.tail, upload.sent, upload.coded, upload.codes)
+    return SplitModels(head=head, tail=upload.tail, sent=upload.sent, coded=upload.coded, codes=upload.codes)

@@ -139,7 +139,7 @@ class CutSearch:
     leakage: LeakageMeter | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class CutSearchResult:
     """The result of the search.
 

@@ -32,7 +32,7 @@ from edgekit_offload.profiling.model_profile import (
     digest_model,
 )
 from edgekit_runtime.canonical_json import JsonValue
-from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.dataclass_json import from_json, to_plain
 from edgekit_runtime.errors import ConfigError, CutError
 from edgekit_runtime.offload.measurement.job import (
     Job,
@@ -154,12 +154,8 @@ class Machine:
             raise CutError(f"machine {self.text}: no result after {limit_s:.0f} s; measure a smaller model")
         if ended.exit_code != 0:
             raise CutError(f"machine {self.text}: {self._explain(ended.exit_code, ended.last_line)}")
-        try:
-            return from_plain(JobResult, json.loads(ended.output), f"result of {self.text}", CutError)
-        except (ValueError, RecursionError) as cause:
-            raise CutError(
-                f"machine {self.text}: its result is no JSON: {cause}; install the same release there"
-            ) from cause
+        where, hint = f"result of {self.text}", "install the same release there"
+        return from_json(JobResult, ended.output, where, CutError, hint=hint)
 
     def _explain(self, exit_code: int, last_line: str) -> str:
         """Return why there is no result, and what to do about it."""
@@ -309,5 +305,5 @@ def _make_job(kind: JobKind, graphs: Sequence[RunnableGraph], seconds: float) ->
         weights = {location: place(content) for location, content in graph.weights.items()}
         model = place(graph.content) if graph.content else None
         job_graphs.append(JobGraph(model, graph.options, weights, tuple(inputs), graph.coding))
-    job = Job(kind, tuple(job_graphs), tuple(map(len, blobs)), seconds)
+    job = Job(kind=kind, graphs=tuple(job_graphs), blob_bytes=tuple(map(len, blobs)), seconds=seconds)
     return job, blobs

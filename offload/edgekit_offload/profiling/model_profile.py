@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias
 
-from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
+from edgekit_runtime.dataclass_json import Range, from_json, to_plain
 from edgekit_runtime.errors import CutError, EdgekitError
 from edgekit_runtime.offload.measurement.machine_facts import MachineFacts
 from edgekit_runtime.offload.measurement.request_cost import RequestCost
@@ -47,7 +47,7 @@ class KernelTime:
     weights_bytes: Annotated[int, Range(0, 1 << 50)] = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
     """Times and sizes of a model on one machine.
 
@@ -129,9 +129,7 @@ def read_profile(path: Path) -> ModelProfile:
         CutError: the file is missing or is no profile.
     """
     try:
-        plain = json.loads(path.read_bytes())
+        data = path.read_bytes()
     except OSError as cause:
         raise CutError(f"{path}: {cause.strerror}; measure one by `edgekit offload profile`") from cause
-    except (ValueError, RecursionError) as cause:
-        raise CutError(f"{path}: no JSON: {cause}; measure it by `edgekit offload profile`") from cause
-    return from_plain(ModelProfile, plain, str(path), CutError)
+    return from_json(ModelProfile, data, str(path), CutError, hint="measure it by `edgekit offload profile`")

@@ -108,7 +108,7 @@ def check_model(profile: ModelProfile, content: bytes) -> None:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Dataflow:
     """The dependencies between the nodes of a model.
 
@@ -167,7 +167,7 @@ class _Dataflow:
         maker = {tensor: number for tensor, number in maker.items() if number in reads}
         # The device has constants, also those that are outputs.
         outputs = tuple(tensor for tensor in outputs if tensor in maker or tensor in inputs)
-        return cls(reads, repeated, maker, common, inputs, outputs)
+        return cls(reads=reads, repeated=repeated, maker=maker, common=common, inputs=inputs, outputs=outputs)
 
     def group(self) -> list[list[int]]:
         """Return groups of nodes with only common tensors between them, in an order in which they can run."""

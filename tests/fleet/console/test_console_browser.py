@@ -18,7 +18,6 @@ from tests.fleet.console.rollout_sample import add_rollout
 from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN
 
 from edgekit_fleet.access.guard import LOGIN
-from edgekit_fleet.console import live
 from edgekit_fleet.store.tables import DeviceRow, LoginRow
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on PATH")
@@ -211,8 +210,8 @@ def test_hidden_tab_learns_what_it_missed(tab, served):
     tab.wait("td", "while-hidden")
 
 
-def test_page_that_gets_no_events_says_so(tab, served, monkeypatch):
-    monkeypatch.setattr(live, "_MOST_LISTENERS", 0)
+def test_page_that_gets_no_events_says_so(tab, served):
+    served.console.watcher.max_listeners = 0
     tab.open(served.address + "/audit")
     tab.wait("#live-word", "Not live: reload the page")
 

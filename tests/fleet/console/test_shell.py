@@ -13,7 +13,6 @@ from sqlalchemy import select, update
 from tests.fleet.console.conftest import PASSWORD, Client
 
 import edgekit_fleet.console
-from edgekit_fleet.console import live
 from edgekit_fleet.console.app import make_app
 from edgekit_fleet.console.live import EventPosition, Watcher
 from edgekit_fleet.operations import records
@@ -187,17 +186,15 @@ def test_pages_that_open_at_once_share_one_watcher(served):
     assert not left
 
 
-def test_pages_over_the_limit_do_without_events(client, served, monkeypatch):
-    monkeypatch.setattr(live, "_MOST_LISTENERS", 0)
+def test_pages_over_the_limit_do_without_events(client, served):
+    served.console.watcher.max_listeners = 0
     assert client.get("/live").status == 503
     assert client.get("/").status == 200
 
 
-def test_one_user_does_not_take_the_events_of_others(served, monkeypatch):
-    monkeypatch.setattr(live, "_MOST_OF_USER", 3)
-
+def test_one_user_does_not_take_the_events_of_others(served):
     async def run():
-        watcher = Watcher(served.store)
+        watcher = Watcher(served.store, max_of_user=3)
         pages = [watcher.listen(EventPosition(0, 0), "vic") for _ in range(5)]
         opened = [await anext(page, None) is not None for page in pages]
         admitted = watcher.admits("vic"), watcher.admits("ann")

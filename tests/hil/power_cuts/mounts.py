@@ -30,16 +30,16 @@ _BLKFLSBUF: Final = 0x1261
 _LOOP_TRIES: Final = 20  # another process may take the free device first
 
 
-def find_obstacle() -> str | None:
+def find_obstacle(status: Path = Path("/proc/self/status"), devices: Path = Path("/dev")) -> str | None:
     """Return why power cuts cannot be tried on this machine, or None."""
     if sys.platform != "linux":
         return "power cuts need Linux"
-    status = Path("/proc/self/status").read_text().splitlines()
-    (effective,) = (int(line.split()[1], 16) for line in status if line.startswith("CapEff"))
+    lines = status.read_text().splitlines()
+    (effective,) = (int(line.split()[1], 16) for line in lines if line.startswith("CapEff"))
     if not effective >> _CAP_SYS_ADMIN & 1:
         return "power cuts need root (CAP_SYS_ADMIN), to mount file systems"
-    devices = (Path("/dev/fuse"), Path("/dev/loop-control"))
-    if refused := next((path for path in devices if not _can_open(path)), None):
+    paths = (devices / "fuse", devices / "loop-control")
+    if refused := next((path for path in paths if not _can_open(path)), None):
         return f"power cuts need {refused}, which is missing or not allowed here"
     for program, package in _PROGRAMS.items():
         if shutil.which(program) is None:

@@ -75,7 +75,7 @@ def make_splits(model: bytes) -> dict[str, SplitModels]:
     assert lattices["image"] is not None
     coded: Any = lattices
     whole = whole_upload(model)
-    cascade = SplitModels(_as_part(model), whole.tail, whole.sent, whole.coded)
+    cascade = SplitModels(head=_as_part(model), tail=whole.tail, sent=whole.sent, coded=whole.coded)
     return {
         "raw": whole,
         "cut3-int8": split_model(model, range(3), Coding("int8")),

@@ -40,7 +40,13 @@ def link(mbit_s: float, rtt_s: float = 0.005) -> Conditions:
 
 
 def exchange(mbit_s: float, size_bytes: float = 100_000, rtt_s: float = 0.01) -> Exchange:
-    return Exchange(size_bytes, 0, rtt_s + size_bytes * 8 / mbit_s / 1e6, 0.0, 1e9)
+    return Exchange(
+        upload_bytes=size_bytes,
+        download_bytes=0,
+        elapsed_s=rtt_s + size_bytes * 8 / mbit_s / 1e6,
+        server_s=0.0,
+        window_bytes=1e9,
+    )
 
 
 def estimate_of(*samples: float) -> LinkEstimate:
@@ -129,14 +135,14 @@ def test_bandwidth_falls_at_once_and_rises_with_a_second_sample() -> None:
 
 def test_small_body_or_lying_server_time_says_nothing_of_bandwidth() -> None:
     estimate = estimate_of(20, 20)
-    estimate.note(3.0, Exchange(100, 10, 0.0101, 0.0))
-    estimate.note(4.0, Exchange(100_000, 10, 0.05, 1e9))
+    estimate.note(3.0, Exchange(upload_bytes=100, download_bytes=10, elapsed_s=0.0101, server_s=0.0))
+    estimate.note(4.0, Exchange(upload_bytes=100_000, download_bytes=10, elapsed_s=0.05, server_s=1e9))
     assert estimate.up_bits_per_s == pytest.approx(20e6, rel=1e-3)
 
 
 def test_one_late_small_reply_is_a_hiccup_and_two_are_a_slow_link() -> None:
     estimate = estimate_of(20, 20)
-    late = Exchange(1_000, 100, 0.07, 0.0, 1e9)
+    late = Exchange(upload_bytes=1_000, download_bytes=100, elapsed_s=0.07, server_s=0.0, window_bytes=1e9)
     estimate.note(3.0, late)
     assert estimate.up_bits_per_s == pytest.approx(20e6, rel=1e-3)
     estimate.note(4.0, late)
@@ -197,7 +203,7 @@ def test_limit_of_probes_is_kept_in_bytes(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_link_is_only_known_to_be_so_fast_until_a_body_takes_time() -> None:
     estimate = estimate_of()
-    estimate.note(1.0, Exchange(4000, 10, 0.0101, 0.0))
+    estimate.note(1.0, Exchange(upload_bytes=4000, download_bytes=10, elapsed_s=0.0101, server_s=0.0))
     assert estimate.is_bound
     estimate.note(2.0, exchange(200, 1_000_000))
     estimate.note(3.0, exchange(200, 1_000_000))
@@ -210,7 +216,18 @@ def test_long_reply_tells_the_bandwidth_from_the_server_apart() -> None:
     # 1 MB at 100 Mbit/s after its first part, behind 100 kB at 20 Mbit/s and a round trip of 10 ms; the first
     # window of TCP costs five more round trips.
     rest_s = 0.08 + 5 * 0.01
-    estimate.note(3.0, Exchange(100_000, 1_010_000, 0.05 + rest_s, 0.0, 1e9, 1_000_000, rest_s))
+    estimate.note(
+        3.0,
+        Exchange(
+            upload_bytes=100_000,
+            download_bytes=1_010_000,
+            elapsed_s=0.05 + rest_s,
+            server_s=0.0,
+            window_bytes=1e9,
+            rest_bytes=1_000_000,
+            rest_s=rest_s,
+        ),
+    )
     state = estimate.state(3.0)
     assert state is not None
     assert state.up_bits_per_s == pytest.approx(20e6, rel=0.1)
@@ -221,13 +238,24 @@ def test_work_of_both_machines_for_a_small_exchange_is_no_matter_of_the_link() -
     estimate = LinkEstimate()
     estimate.note_round_trip(0.01)
     estimate.overhead_s = 0.004
-    estimate.note(1.0, Exchange(100_000, 0, 0.01 + 0.004 + 0.04, 0.0, 1e9))
+    estimate.note(
+        1.0,
+        Exchange(
+            upload_bytes=100_000,
+            download_bytes=0,
+            elapsed_s=0.01 + 0.004 + 0.04,
+            server_s=0.0,
+            window_bytes=1e9,
+        ),
+    )
     assert estimate.up_bits_per_s == pytest.approx(20e6, rel=1e-3)
 
 
 def test_longer_round_trip_is_not_taken_for_a_slow_link() -> None:
     estimate = estimate_of(20, 20)
-    slow = Exchange(1_000, 500, 0.06 + 0.0006, 0.0, 1e9)  # the round trip has become 60 ms
+    slow = Exchange(
+        upload_bytes=1_000, download_bytes=500, elapsed_s=0.06 + 0.0006, server_s=0.0, window_bytes=1e9
+    )  # the round trip has become 60 ms
     estimate.note(3.0, slow)
     estimate.note(4.0, slow)
     assert estimate.is_suspect
@@ -257,7 +285,7 @@ def test_slow_link_stays_slow_once_the_round_trip_is_known_to_be_the_same() -> N
 def test_request_that_was_given_up_measures_what_arrived() -> None:
     estimate = estimate_of(20, 20)
     for _ in range(2):
-        estimate.note_cut_off(Exchange(20_000, 0, 0.17, 0.0))
+        estimate.note_cut_off(Exchange(upload_bytes=20_000, download_bytes=0, elapsed_s=0.17, server_s=0.0))
         assert estimate.up_bits_per_s == pytest.approx(1e6, rel=1e-3)
 
 

@@ -44,10 +44,10 @@ def test_coding_runs_with_the_half() -> None:
     inputs = (JobInput("x", "float32", (1, 1), 0),)
     graph = JobGraph(None, inputs=inputs, coding=TransferCoding(("x",), "encode", {"x": "jpeg:90"}))
     with pytest.raises(DataError, match="expected uint8"):
-        measure(Job("time", (graph,), (4,), 0.1), [memoryview(bytes(4))])
+        measure(Job(kind="time", graphs=(graph,), blob_bytes=(4,), seconds=0.1), [memoryview(bytes(4))])
 
 
 def test_tensor_that_the_graph_has_not_is_refused() -> None:
     graph = JobGraph(None, coding=TransferCoding(("x",), "encode"))
     with pytest.raises(CutError, match="no tensor 'x'"):
-        measure(Job("time", (graph,), (), 0.1), [])
+        measure(Job(kind="time", graphs=(graph,), blob_bytes=(), seconds=0.1), [])

@@ -57,11 +57,21 @@ def start(table: CutTable) -> OffloadState:
 
 def reply(compute_s: float) -> Reply:
     times = ServerTimes(0.0, compute_s, 0.1)
-    return Reply({"y": np.zeros(1, np.float32)}, None, Exchange(4000, 100, 0.02, 0.0), times)
+    return Reply(
+        {"y": np.zeros(1, np.float32)},
+        None,
+        Exchange(upload_bytes=4000, download_bytes=100, elapsed_s=0.02, server_s=0.0),
+        times,
+    )
 
 
 def refuse(error: EdgekitError) -> Reply:
-    return Reply(None, error, Exchange(4000, 100, 0.02, 0.0), ServerTimes())
+    return Reply(
+        None,
+        error,
+        Exchange(upload_bytes=4000, download_bytes=100, elapsed_s=0.02, server_s=0.0),
+        ServerTimes(),
+    )
 
 
 def test_one_slow_run_does_not_make_the_device_pass_for_slow() -> None:
@@ -121,13 +131,21 @@ def test_longer_round_trip_is_measured_once_the_bandwidth_seems_to_fall(
     state.estimate.note_round_trip(0.02)
     state.estimate.overhead_s = 0.004
     for at in (1.0, 2.0):
-        state.estimate.note(at, Exchange(100_000, 0, 0.064, 0.0, 1e9))  # 20 Mbit/s
+        state.estimate.note(
+            at,
+            Exchange(upload_bytes=100_000, download_bytes=0, elapsed_s=0.064, server_s=0.0, window_bytes=1e9),
+        )  # 20 Mbit/s
     # TCP's average has not reached the new round trip of 60 ms yet.
     server = SimpleNamespace(measure_round_trip=lambda _: (0.036, 0.064))
     prober = ServerProber(state, cast(OffloadServer, server), "m", has_rows=False, timeout_s=10.0)
     try:
         for at in (3.0, 4.0):
-            state.estimate.note(at, Exchange(1_000, 500, 0.065, 0.0, 1e9))
+            state.estimate.note(
+                at,
+                Exchange(
+                    upload_bytes=1_000, download_bytes=500, elapsed_s=0.065, server_s=0.0, window_bytes=1e9
+                ),
+            )
         wait_until(lambda: not state.estimate.is_suspect, "the round trip is not measured")
     finally:
         prober.stop()
@@ -144,7 +162,10 @@ def test_choice_made_with_the_window_of_a_busy_link_does_not_outlive_it(
     raw = OffloadPlan("raw", PlanCosts(0.0, 0.015, 150_000.0, 100.0), tail="raw")
     state = make_state(raw, OffloadPlan("local", PlanCosts(0.2)))
     state.estimate.note_round_trip(0.06)
-    state.estimate.note(now[0], Exchange(150_000, 0, 0.12, 0.0, 1e6))  # 20 Mbit/s
+    state.estimate.note(
+        now[0],
+        Exchange(upload_bytes=150_000, download_bytes=0, elapsed_s=0.12, server_s=0.0, window_bytes=1e6),
+    )  # 20 Mbit/s
     assert state.decision().plan.name == "raw"
     now[0] += 5
     assert state.preview().plan.name == "local"  # the first window of TCP takes four round trips more
@@ -157,7 +178,9 @@ def test_looking_at_the_choice_does_not_make_it() -> None:
     state.decision()
     state.breaker.succeed()
     state.estimate.note_round_trip(0.001)
-    state.estimate.note(1.0, Exchange(100_000, 0, 0.01, 0.0, 1e9))
+    state.estimate.note(
+        1.0, Exchange(upload_bytes=100_000, download_bytes=0, elapsed_s=0.01, server_s=0.0, window_bytes=1e9)
+    )
     state.reconsider()
     switches = list(state.switches)
     for _ in range(20):
@@ -168,7 +191,9 @@ def test_looking_at_the_choice_does_not_make_it() -> None:
 def test_choice_counts_the_time_to_connect_where_no_connection_is_open() -> None:
     state = make_state()
     state.estimate.note_round_trip(0.001)
-    state.estimate.note(1.0, Exchange(100_000, 0, 0.01, 0.0, 1e9))
+    state.estimate.note(
+        1.0, Exchange(upload_bytes=100_000, download_bytes=0, elapsed_s=0.01, server_s=0.0, window_bytes=1e9)
+    )
     assert state.decision().plan.name == "cut3"
     state.connect_s = 0.5  # the server closed the idle connection
     assert state.decision().plan.name == "local"
@@ -182,7 +207,16 @@ def test_what_a_server_said_of_itself_counts_for_two_minutes(monkeypatch: pytest
     state = make_state()
     state.estimate.note_round_trip(0.001)
     times = ServerTimes(0.5, 0.03, 0.99)
-    state.note_reply(CUT, Reply({}, None, Exchange(100_000, 100, 0.6, 0.0, 1e9), times), is_late=False)
+    state.note_reply(
+        CUT,
+        Reply(
+            {},
+            None,
+            Exchange(upload_bytes=100_000, download_bytes=100, elapsed_s=0.6, server_s=0.0, window_bytes=1e9),
+            times,
+        ),
+        is_late=False,
+    )
     assert "loaded (0.99)" in state.decision().reason
     state.note_load(None)  # a reply that does not state it
     assert "loaded (0.99)" in state.preview().reason
@@ -202,7 +236,9 @@ def test_probe_is_sent_while_another_plan_would_be_better_on_a_good_link(objecti
     cut = OffloadPlan("cut3", PlanCosts(0.002, 0.008, 4000.0, 100.0, device_j=0.02), tail="cut3.tail")
     state = make_state(cut, local, objective)
     state.estimate.note_round_trip(1e-6)
-    state.estimate.note(1.0, Exchange(100_000, 0, 1.0, 0.0, 1e9))  # 0.8 Mbit/s
+    state.estimate.note(
+        1.0, Exchange(upload_bytes=100_000, download_bytes=0, elapsed_s=1.0, server_s=0.0, window_bytes=1e9)
+    )  # 0.8 Mbit/s
     assert state.decision().plan.name == "local"
     assert (state.find_better(2.0) is not None) == (objective != "capacity")  # there local is best anywhere
 
@@ -272,7 +308,10 @@ def test_plan_that_fails_the_application_keeps_no_other_plan_from_the_server() -
     slower = dataclasses.replace(CUT, name="cut5", costs=dataclasses.replace(CUT.costs, server_s=0.02))
     state = start(CutTable((LOCAL, CUT, slower)))
     state.estimate.note_round_trip(0.001)
-    state.estimate.note(time.monotonic(), Exchange(100_000, 0, 0.01, 0.0, 1e9))
+    state.estimate.note(
+        time.monotonic(),
+        Exchange(upload_bytes=100_000, download_bytes=0, elapsed_s=0.01, server_s=0.0, window_bytes=1e9),
+    )
     assert state.decision().plan.name == "cut3"
     state.note_reply(CUT, refuse(TOO_LARGE), is_late=False)
     assert state.decision().plan.name == "local"

@@ -22,7 +22,11 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write_status(model: str) -> StatusFile:
     file = StatusFile(1)
-    file.write(OffloadStatus(model, os.getpid(), "https://edge:8443", "raw", "it is faster"))
+    file.write(
+        OffloadStatus(
+            model=model, process=os.getpid(), server="https://edge:8443", plan="raw", reason="it is faster"
+        )
+    )
     return file
 
 

@@ -19,7 +19,13 @@ TABLE = CutTable((LOCAL, UPLOAD))
 
 
 def exchange(mbit_s: float, size_bytes: float, late_s: float = 0.0) -> Exchange:
-    return Exchange(size_bytes, 0, RTT_S + size_bytes * 8 / mbit_s / 1e6 + late_s, 0.0, 1e9)
+    return Exchange(
+        upload_bytes=size_bytes,
+        download_bytes=0,
+        elapsed_s=RTT_S + size_bytes * 8 / mbit_s / 1e6 + late_s,
+        server_s=0.0,
+        window_bytes=1e9,
+    )
 
 
 def estimate_of(mbit_s: float) -> LinkEstimate:

@@ -60,7 +60,7 @@ def test_server_is_proved_by_a_package_with_several_golden_rows(
     first = {"x": plain.inputs[0].decode(maker.artifacts["golden/x.bin"])}
     expected = np.concatenate([resample(first, seed)["x"] @ WEIGHT for seed in seeds])
     maker.artifacts["golden/rows.bin"], maker.roles["golden/rows.bin"] = expected.tobytes(), "golden"
-    output = RowsOutput("y", "golden/rows.bin", (1e-5, 1e-5))
+    output = RowsOutput(name="y", path="golden/rows.bin", atol=(1e-5, 1e-5))
     golden = dataclasses.replace(plain, rows=GoldenRows(seeds, (output,)))
     monkeypatch.setattr(maker, "manifest", functools.partial(maker.manifest, golden=golden))
     write_offloaded(maker, path, LOCAL, RAW)

@@ -33,7 +33,7 @@ _COPIES_TO_BLOCK: Final = 4
 _PACKED_BESIDE_ORIGINAL: Final = frozenset({"QGemm"})  # keeps its plain weights too, for their shape
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
     """Parts of the peak resident memory of a process, in bytes.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from edgekit_toolkit.targets.spec import PowerMode, Precision, Target
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCost:
     """Arithmetic and memory traffic of one kernel, on any device.
 

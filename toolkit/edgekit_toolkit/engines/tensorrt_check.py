@@ -37,7 +37,7 @@ _IMPORT_ERRORS: Final = ("ImportError: ", "ModuleNotFoundError: ")
 _INTERNAL: Final = "Internal Error"  # errors of TensorRT's builder, in passes that know no node names
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRtCheck:
     """TensorRT's verdict on a model.
 
@@ -98,12 +98,12 @@ def check_tensorrt(
             error = (
                 f"TensorRT gave no answer within {time_limit_s:g} s; raise the time limit or shrink the model"
             )
-            return TensorRtCheck((error,))
+            return TensorRtCheck(errors=(error,))
         if code and last_line.startswith(_IMPORT_ERRORS):
             error = f"TensorRT is not installed ({last_line}); install it with: {INSTALL_COMMAND}"
-            return TensorRtCheck((error,), available=False)
+            return TensorRtCheck(errors=(error,), available=False)
         if code:
-            return TensorRtCheck((f"TensorRT ended {end}",))
+            return TensorRtCheck(errors=(f"TensorRT ended {end}",))
         answer: dict[str, Any] = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
         plan = folder / f"{_AS_IT_IS}.plan"
         engine_bytes = plan.stat().st_size if plan.exists() else None
@@ -112,7 +112,7 @@ def check_tensorrt(
         model = onnx.load_model_from_string(content)
         errors = _with_suspects(errors, model) if errors else tuple(_misread_quantizers(model))
     return TensorRtCheck(
-        errors,
+        errors=errors,
         parsed=parsed,
         built=engine_bytes is not None,
         engine_bytes=engine_bytes,

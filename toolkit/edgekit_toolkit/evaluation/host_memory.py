@@ -146,7 +146,7 @@ def _write_package(folder: Path, engine: str) -> Path:
         backend=BackendChoice(engine, "model", {}),
         golden=Golden(
             (GoldenInput("x", "float32", (1,), "golden/x.bin"),),
-            (GoldenOutput("y", "float32", (1,), "golden/y.bin", 0.0, 0.0),),
+            (GoldenOutput(name="y", dtype="float32", shape=(1,), path="golden/y.bin", atol=0.0, rtol=0.0),),
         ),
     )
     path = folder / manifest.file_name

@@ -49,7 +49,7 @@ def measure_processor_ratios(runs: Sequence[Runner], feeds: Feeds) -> list[float
     return [latency[number].quartiles_s[0] / first_s for number in calls]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetCosts:
     """Latency and energy on the target, modelled.
 
@@ -93,12 +93,12 @@ def model_on_target(
     source = target.source(next(iter(times.seconds.values())).source)
     return [
         TargetCosts(
-            latency_s * 1e3,
-            active.value * latency_s * 1e3,
-            fitted.uncertainty,
-            f"{source.title}, {source.date}",
-            "calibrated" if times.is_real else "modelled",
-            "calibrated" if times.is_real and active.source == SOURCE else "modelled",
+            latency_ms=latency_s * 1e3,
+            energy_mj=active.value * latency_s * 1e3,
+            uncertainty=fitted.uncertainty,
+            source=f"{source.title}, {source.date}",
+            latency_label="calibrated" if times.is_real else "modelled",
+            energy_label="calibrated" if times.is_real and active.source == SOURCE else "modelled",
         )
         for latency_s in latencies
     ]
@@ -109,9 +109,16 @@ def _model_by_coefficients(model: Model, target: Target, dims: Mapping[str, int]
     try:
         work = model.node_costs(dims, float_outputs=target.backend.on_gpu)
     except ModelError:
-        return TargetCosts(None, None, ratio_uncertainty, coefficients)
+        return TargetCosts(
+            latency_ms=None, energy_mj=None, uncertainty=ratio_uncertainty, source=coefficients
+        )
     cost = model_cost(work, target)
-    return TargetCosts(cost.latency_s * 1e3, cost.energy_j * 1e3, ratio_uncertainty, coefficients)
+    return TargetCosts(
+        latency_ms=cost.latency_s * 1e3,
+        energy_mj=cost.energy_j * 1e3,
+        uncertainty=ratio_uncertainty,
+        source=coefficients,
+    )
 
 
 def cost_of_nodes(model: Model, dims: Mapping[str, int]) -> list[NodeCost]:

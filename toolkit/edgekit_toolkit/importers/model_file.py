@@ -19,7 +19,7 @@ MAX_MODEL_BYTES: Final = 2_000_000_000
 M_co = TypeVar("M_co", bound=Model, covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceModel(Generic[M_co]):
     """A model as it was given, external data included.
 

@@ -80,7 +80,15 @@ def _load(path: Path, max_bytes: int) -> SourceModel[OnnxModel]:
     original = None if loadable is model else model
     correct_outputs(loadable, unstated)
     inputs, outputs = tensor_specs(loadable)
-    return SourceModel(path, digest, total_bytes, OnnxModel(loadable), inputs, outputs, original)
+    return SourceModel(
+        path=path,
+        sha256=digest,
+        size_bytes=total_bytes,
+        model=OnnxModel(loadable),
+        inputs=inputs,
+        outputs=outputs,
+        original=original,
+    )
 
 
 def check_inference(content: bytes) -> None:

@@ -83,7 +83,7 @@ def digest_calibration_networks() -> str:
     return digest_networks(make_calibration_networks())
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Builder:
     """A network under construction: a chain of nodes.
 

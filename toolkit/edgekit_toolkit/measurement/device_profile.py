@@ -31,12 +31,12 @@ HOST_S: Final = 4.0
 
 def add_times(
     target: Target,
+    *,
     device: str,
     engine: str,
     seconds: Mapping[str, float],
     power: MeasuredPower | None,
     source: Source,
-    *,
     is_real: bool,
 ) -> Target:
     """Return a target with times of this release's calibration networks on a device, and its power.

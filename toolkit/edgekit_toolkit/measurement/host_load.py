@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from edgekit_runtime.offload.measurement.machine_facts import read_load_average
 from edgekit_runtime.sessions.latency import Latency
+from edgekit_runtime.system.own_process import count_cores
 
 # Shares beyond which a latency needs a warning; an idle machine stays well below each.
 MOST_OTHERS: Final = 0.10
@@ -92,7 +94,7 @@ class LoadMeter:
             busy = total - (end.idle_s - self._begin.idle_s) - (end.own_s - self._begin.own_s)
             others = min(1.0, max(0.0, busy / total))
         low, high = latency.quartiles_s
-        return HostLoad(_cores(), _load_average(), others, stolen, (high - low) / latency.median_s)
+        return HostLoad(count_cores(), read_load_average(), others, stolen, (high - low) / latency.median_s)
 
     def _read(self) -> _Reading | None:
         own_s = self._own_s()
@@ -115,14 +117,3 @@ class LoadMeter:
 def _process_s() -> float:
     times = os.times()
     return times.user + times.system
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _load_average() -> float | None:
-    try:
-        return os.getloadavg()[0]
-    except OSError:
-        return None

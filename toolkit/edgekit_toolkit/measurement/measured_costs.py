@@ -47,7 +47,14 @@ def take_measured_costs(target: Target) -> Target:
         derivation=f"networks measured by bench {evidence.bench}",
     )
     try:
-        device, engine = evidence.device.model, times.engine
-        return add_times(target, device, engine, times.seconds, times.power, source, is_real=True)
+        return add_times(
+            target,
+            device=evidence.device.model,
+            engine=times.engine,
+            seconds=times.seconds,
+            power=times.power,
+            source=source,
+            is_real=True,
+        )
     except TargetError as error:
         raise TargetError(f"evidence {evidence.file_name}: {error}") from error

@@ -50,7 +50,7 @@ class EngineTensor:
         return 0 if self.shape is None else math.prod(self.shape) * self.item_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineGraph:
     """An optimised graph.
 

@@ -47,7 +47,7 @@ class PackageDraft:
     artifacts: Mapping[str, bytes]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
     """Golden inputs, and the float model's outputs for them; the same for all forms of one model.
 
@@ -101,7 +101,9 @@ def golden_reference(
     if rows is None:
         rows = choose_seeds(fixed, feeds, macs=macs) if len(axes) < len(names) else ()
     drawn = {row: fixed(resample(feeds, row)) for row in rows}
-    return Reference(golden, artifacts, feeds, first, drawn, macs, axes)
+    return Reference(
+        inputs=golden, artifacts=artifacts, feeds=feeds, outputs=first, rows=drawn, macs=macs, axes=axes
+    )
 
 
 def _row_axes(run: Runner, first: Feeds, names: Sequence[str]) -> dict[str, int]:

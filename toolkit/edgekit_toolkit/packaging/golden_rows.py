@@ -120,7 +120,9 @@ def golden_rows(
             for value, other in zip(values, others, strict=True)
         ]
         atol, rtol = zip(*tolerances, strict=True)
-        outputs.append(RowsOutput(name, path, atol, rtol if any(rtol) else (), every))
+        outputs.append(
+            RowsOutput(name=name, path=path, atol=atol, rtol=rtol if any(rtol) else (), every=every)
+        )
     return GoldenRows(tuple(outputs_by_seed), tuple(outputs)), artifacts
 
 

@@ -140,12 +140,12 @@ def golden_outputs(
         path, axis = f"golden/output{position}.bin", axes.get(name)
         atol = _atol(aligned.get(name, value), floats[name], integer=integer)
         golden = GoldenOutput(
-            name,
-            value.dtype.name,
-            value.shape,
-            path,
-            atol,
-            0.0,
+            name=name,
+            dtype=value.dtype.name,
+            shape=value.shape,
+            path=path,
+            atol=atol,
+            rtol=0.0,
             every=max(1, -(-value.size // _MAX_ELEMENTS)),
             axis=axis,
         )

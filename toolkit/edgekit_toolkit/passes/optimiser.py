@@ -41,7 +41,7 @@ _FACTORS: Final = (-2, 16, -16)
 NOTHING_TO_CHANGE: Final = "nothing to change"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PassResult:
     """The result of one pass.
 
@@ -181,7 +181,7 @@ def _step(
             break
     result = attempts[-1].model or model
     step = PassResult(
-        name,
+        name=name,
         applied=attempts[-1].model is not None,
         reason=attempts[0].reason,
         max_error=attempts[-1].max_error,

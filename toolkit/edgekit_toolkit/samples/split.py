@@ -28,7 +28,7 @@ _RANGE_FEEDS = 16
 Ranges = Mapping[str, tuple[float, float]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """Samples with one purpose.
 
@@ -184,7 +184,15 @@ def _thinned(source: DataSource) -> DataSource:
 
 def _part(kind: str, source: DataSource) -> Part:
     group = source.batching.size or 1
-    return Part(kind, len(source), source.sha256, source.labelled, source.stream, source.in_front, group)
+    return Part(
+        kind=kind,
+        count=len(source),
+        sha256=source.sha256,
+        labelled=source.labelled,
+        stream=source.stream,
+        in_front=source.in_front,
+        group=group,
+    )
 
 
 def _generated(
@@ -195,7 +203,9 @@ def _generated(
             yield generate(seed * 1000 + number)[0], None
 
     group = Batching.of(inputs).size or 1
-    return Part("generated", count * group, None, False, stream, group=group)
+    return Part(
+        kind="generated", count=count * group, sha256=None, labelled=False, stream=stream, group=group
+    )
 
 
 def feeds_only(part: Part) -> Iterator[Feeds]:

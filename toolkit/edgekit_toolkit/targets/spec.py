@@ -142,7 +142,7 @@ class Release:
             raise TargetError(f"python: expected 3.N or none, got {self.python!r}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
     """The form of int8 that the target's default backend runs fast.
 
@@ -197,7 +197,7 @@ class Backend:
         return find_engine(self.default).on_gpu
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """Coefficients of the latency model, for the default backend in the power mode with both scales at 1.
 
@@ -276,7 +276,7 @@ class DeviceTimes:
         return all(figure.status == "measured" for figure in self.seconds.values())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """What a model is compiled for: architecture, backend and device class, with the figures of the class."""
 

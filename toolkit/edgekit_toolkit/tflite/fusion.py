@@ -189,13 +189,15 @@ def _gelu(node: Node, graph: Graph) -> _NodeChain | None:
 def _joined_gelu(x: str, factors: set[str], chain: list[Node]) -> _NodeChain | None:
     last = chain[-1]
     if factors == {"x", "half"}:
-        return _NodeChain((Node("Gelu", (x,), last.outputs, name=last.name),), tuple(chain))
+        return _NodeChain(
+            (Node(op_type="Gelu", inputs=(x,), outputs=last.outputs, name=last.name),), tuple(chain)
+        )
     if factors != {"x"}:
         return None
     half, two = f"{last.outputs[0]};half", f"{last.outputs[0]};two"
     new = (
-        Node("Gelu", (x,), (half,), name=last.name),
-        Node("Mul", (half, two), last.outputs, name=last.name),
+        Node(op_type="Gelu", inputs=(x,), outputs=(half,), name=last.name),
+        Node(op_type="Mul", inputs=(half, two), outputs=last.outputs, name=last.name),
     )
     return _NodeChain(new, tuple(chain), {two: np.array(2, np.float32)}, {half: last.outputs[0]})
 

@@ -60,7 +60,7 @@ class InterfaceTensor:
     zero_point: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TfliteSummary:
     """Summary of a model.
 

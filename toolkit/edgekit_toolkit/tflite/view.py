@@ -18,7 +18,7 @@ from edgekit_toolkit.tflite.refusal import UnknownTensorError
 NO_ACTIVATION: Final = "NONE"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """One operator of the graph.
 
@@ -55,7 +55,7 @@ class Node:
         return self.inputs[number] if number < len(self.inputs) else ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Graph:
     """A model as the writer sees it.
 

@@ -164,7 +164,9 @@ class LocalSteps:
 
     def _fetch(self, job: _Job, offer: Offer, path: Path) -> None:
         self._downloader.fetch(
-            *(offer.url, path, offer.size_bytes),
+            offer.url,
+            path,
+            offer.size_bytes,
             count=job.meter,
             stop=job.stop,
             most_bytes=job.meter.left_bytes,
@@ -208,7 +210,9 @@ class LocalSteps:
         try:
             with self._installer.slots.open(desired_model.model, delta.from_sha256) as base:
                 apply_delta(
-                    *(source, base.path, path),
+                    source,
+                    base.path,
+                    path,
                     size_bytes=desired_model.size_bytes,
                     sha256=desired_model.sha256,
                     stop=job.stop,

@@ -29,11 +29,9 @@ from edgekit_runtime.system.shown_text import log_lines
 _MODULE: Final = "edgekit_runtime.agent.execution.step_child"
 _PERIOD_S: Final = 0.5
 _PIECE_BYTES: Final = 64 << 10  # reported at once: a process that is killed loses at most the report of these
-_SILENCE_S: Final = 60.0  # after this, the process or its disk hangs
 _SEND_S: Final = 10.0
 MAX_FAILURES: Final = 3
 _END_S: Final = 1.0  # wait for the exit code of a process that closed its channel
-_STOP_S: Final = 3.0  # wait for a process that was told to stop, before it is killed
 _MAX_NEWS_BYTES: Final = 1 << 16
 _MAX_TEXT: Final = 1000  # characters of an event
 
@@ -75,9 +73,24 @@ class StepNews:
 class ChildSteps:
     """A `StepCarrier` that starts a process for each step."""
 
-    def __init__(self, folders: StepPlaces) -> None:
-        """Use the paths and limits in `places`."""
-        self._folders = folders
+    def __init__(
+        self,
+        folders: StepPlaces,
+        *,
+        module: str = _MODULE,
+        silence_s: float = 60.0,
+        stop_s: float = 3.0,
+    ) -> None:
+        """Use the paths and limits in `folders`.
+
+        Args:
+            folders: paths and limits of steps.
+            module: module that carries a step out.
+            silence_s: time without news after which the process or its disk hangs.
+            stop_s: wait for a process that was told to stop, before it is killed.
+        """
+        self._folders, self._module = folders, module
+        self._silence_s, self._stop_s = silence_s, stop_s
 
     def carry_out(
         self,
@@ -88,13 +101,13 @@ class ChildSteps:
     ) -> StepResult:
         """Carry out a step, see `StepCarrier`; a process that ends too early is replaced a few times."""
         try:
-            with JsonChild(_MODULE, own_session=True) as child:
+            with JsonChild(self._module, own_session=True) as child:
                 child.lower_priority()
                 try:
                     child.send([to_plain(self._folders), to_plain(order)], _SEND_S)
-                    return _follow(child, stop, note, count)
+                    return self._follow(child, stop, note, count)
                 except TimeoutError:
-                    how = f"hangs ({_SILENCE_S:.0f} s)"
+                    how = f"hangs ({self._silence_s:.0f} s)"
                 except (ValueError, ConfigError, RecursionError) as error:
                     how = f"sent no news of a step: {error}"
                 except (OSError, EOFError):
@@ -105,42 +118,42 @@ class ChildSteps:
         reason = f"the process of the step '{order.step.action}' {how}"
         return StepResult(outcome="retry", code="internal", reason=reason, max_failures=MAX_FAILURES)
 
+    def _follow(
+        self,
+        child: JsonChild,
+        stop: threading.Event,
+        note: Callable[[NoteKind, str], None],
+        count: Callable[[int], None],
+    ) -> StepResult:
+        """Return the result of the process, and pass on its reports.
 
-def _follow(
-    child: JsonChild,
-    stop: threading.Event,
-    note: Callable[[NoteKind, str], None],
-    count: Callable[[int], None],
-) -> StepResult:
-    """Return the result of the process, and pass on its reports.
+        A process that continues after it was told to stop is left without a result; the caller ends it.
 
-    A process that continues after it was told to stop is left without a result; the caller ends it.
-
-    Raises:
-        TimeoutError: the process is silent for too long.
-        OSError, EOFError: it has ended.
-        ValueError, ConfigError, RecursionError: it sent something other than `StepNews`.
-    """
-    heard_s, give_up_s = time.monotonic(), math.inf
-    while time.monotonic() < give_up_s:
-        if stop.is_set() and give_up_s == math.inf:
-            give_up_s = time.monotonic() + _STOP_S
-            with contextlib.suppress(OSError):  # it may have ended; earlier messages count
-                child.send("stop", _PERIOD_S)
-        try:
-            sent = child.receive(_PERIOD_S, _MAX_NEWS_BYTES)
-        except TimeoutError:
-            if time.monotonic() - heard_s > _SILENCE_S:
-                raise
-            continue
-        heard_s = time.monotonic()
-        news = from_plain(StepNews, sent, "news of a step")
-        count(news.received_bytes)
-        for kind, text in news.notes:
-            note(kind, text)
-        if news.result is not None:
-            return news.result
-    return StepResult()
+        Raises:
+            TimeoutError: the process is silent for too long.
+            OSError, EOFError: it has ended.
+            ValueError, ConfigError, RecursionError: it sent something other than `StepNews`.
+        """
+        heard_s, give_up_s = time.monotonic(), math.inf
+        while time.monotonic() < give_up_s:
+            if stop.is_set() and give_up_s == math.inf:
+                give_up_s = time.monotonic() + self._stop_s
+                with contextlib.suppress(OSError):  # it may have ended; earlier messages count
+                    child.send("stop", _PERIOD_S)
+            try:
+                sent = child.receive(_PERIOD_S, _MAX_NEWS_BYTES)
+            except TimeoutError:
+                if time.monotonic() - heard_s > self._silence_s:
+                    raise
+                continue
+            heard_s = time.monotonic()
+            news = from_plain(StepNews, sent, "news of a step")
+            count(news.received_bytes)
+            for kind, text in news.notes:
+                note(kind, text)
+            if news.result is not None:
+                return news.result
+        return StepResult()
 
 
 class _Reporter:

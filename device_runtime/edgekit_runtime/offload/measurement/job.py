@@ -3,13 +3,12 @@
 This module runs nothing (`job_runner` does).
 """
 
-import json
 from collections.abc import Mapping, Sequence  # noqa: F401  # `from_plain` looks up names of JsonValue here
 from dataclasses import dataclass, field
 from typing import IO, Annotated, Final, Literal, TypeAlias
 
 from edgekit_runtime.canonical_json import JsonValue
-from edgekit_runtime.dataclass_json import Range, from_plain
+from edgekit_runtime.dataclass_json import Range, from_json
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.offload.cut_table import Compression
 from edgekit_runtime.offload.measurement.machine_facts import MachineFacts
@@ -74,7 +73,7 @@ class JobGraph:
     coding: TransferCoding | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A measurement job.
 
@@ -164,10 +163,7 @@ def read_job(stream: IO[bytes]) -> tuple[Job, list[memoryview]]:
         CutError: the job is malformed, too large, or ends too soon.
     """
     line = stream.readline(MAX_HEADER_BYTES)
-    try:
-        job = from_plain(Job, json.loads(line), "job", CutError)
-    except (ValueError, RecursionError) as cause:
-        raise CutError(f"job: its first line is no JSON: {cause}; send it by `edgekit offload`") from cause
+    job = from_json(Job, line, "job", CutError, hint="send it by `edgekit offload`")
     if sum(job.blob_bytes) > MAX_BLOBS_BYTES:
         raise CutError(f"job: blobs of {sum(job.blob_bytes)} bytes, expected at most {MAX_BLOBS_BYTES}")
     if not job.graphs or (job.kind == "profile" and len(job.graphs) > 1):

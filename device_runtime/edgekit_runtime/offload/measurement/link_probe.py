@@ -55,7 +55,7 @@ _MIN_RTT_AT: Final = 148  # offset in struct tcp_info of linux/tcp.h; microsecon
 _Rate = Annotated[float, Range(0, 1e12)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkProbe:
     """Measurements of a link.
 
@@ -122,7 +122,12 @@ def probe_link(
     except (OSError, ValueError) as cause:
         raise TransportError(f"{address}: {cause}; is this an inference server?") from cause
     return LinkProbe(
-        str(address), rtt_s, (upper - lower) / ping_s, up_bits_per_s, down_bits_per_s, sent_bytes
+        server=str(address),
+        rtt_s=rtt_s,
+        rtt_spread=(upper - lower) / ping_s,
+        up_bits_per_s=up_bits_per_s,
+        down_bits_per_s=down_bits_per_s,
+        sent_bytes=sent_bytes,
     )
 
 

@@ -11,10 +11,11 @@ from typing import Annotated
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.system.engines import EngineMissingError, find_engine
+from edgekit_runtime.system.own_process import count_cores
 from edgekit_runtime.system.processor_speed import find_cpu
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
     """The machine, and its state while it measured.
 
@@ -49,18 +50,22 @@ def describe_machine(quota: float | None = None, engine: str = "ort") -> Machine
     Raises:
         BackendError: the engine is not installed.
     """
-    load = None
-    with contextlib.suppress(OSError, AttributeError):
-        load = os.getloadavg()[0]
     return MachineFacts(
         cpu=find_cpu(),
         system=f"{platform.system()} {platform.machine()}",
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=count_cores(),
         quota=_find_quota() if quota is None else quota,
-        load=load,
+        load=read_load_average(),
         engine=describe_engine(engine),
         date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
+
+
+def read_load_average() -> float | None:
+    """Return the load average of the last minute; None if the system has none."""
+    with contextlib.suppress(OSError, AttributeError):
+        return os.getloadavg()[0]
+    return None
 
 
 def describe_engine(engine: str) -> str:

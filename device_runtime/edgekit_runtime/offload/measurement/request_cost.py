@@ -264,7 +264,7 @@ def _make_package() -> OpenedPackage:
         backend=BackendChoice("offload", "model"),
         golden=Golden(
             (GoldenInput("x", "uint8", (1,), "golden/x"),),
-            (GoldenOutput("y", "float32", (1,), "golden/y", 0.0, 0.0),),
+            (GoldenOutput(name="y", dtype="float32", shape=(1,), path="golden/y", atol=0.0, rtol=0.0),),
         ),
     )
     members = {path: Member(path, 0, offsets[path], len(data), 0) for path, data in contents.items()}

@@ -271,17 +271,17 @@ class ServerProber:
             return
         self._status.write(
             OffloadStatus(
-                self._model,
-                os.getpid(),
-                str(self._server),
-                decision.plan.name,
-                decision.reason,
-                up,
-                rtt_s,
-                down,
-                self._explain_costs(),
-                dataclasses.replace(state.counts),
-                switches,
+                model=self._model,
+                process=os.getpid(),
+                server=str(self._server),
+                plan=decision.plan.name,
+                reason=decision.reason,
+                up_bits_per_s=up,
+                rtt_s=rtt_s,
+                down_bits_per_s=down,
+                device=self._explain_costs(),
+                counts=dataclasses.replace(state.counts),
+                switches=switches,
             )
         )
 

@@ -64,7 +64,7 @@ class GovernorModel:
         return forecast.latency_s <= self.profile.deadline_s * share
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """The state of the governor.
 

@@ -61,7 +61,7 @@ class Governor:
     _logged: tuple[float, bool] = field(default=(-math.inf, True), init=False)  # time, whether limits held
 
     def __post_init__(self) -> None:
-        self.state = State(self.idle_w)
+        self.state = State(idle_w=self.idle_w)
 
     def tick(self, now_s: float, readings: Readings, observations: Mapping[str, Seen]) -> dict[str, Decision]:
         """Return the decisions that change; called about once a second.

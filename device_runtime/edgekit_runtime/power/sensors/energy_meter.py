@@ -42,7 +42,7 @@ class EnergyShare:
         return self.joules / self.requests
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class EnergyMeter:
     """Divides measured energy.
 

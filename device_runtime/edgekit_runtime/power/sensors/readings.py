@@ -19,7 +19,7 @@ class Battery:
     capacity_j: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
     """The readings of all sensors.
 

@@ -11,7 +11,7 @@ from edgekit_runtime.service.observability.prometheus import (
     write_exposition,
 )
 from edgekit_runtime.service.serving.load_deadline import count_hung
-from edgekit_runtime.service.serving.served_version import Served, TrialView
+from edgekit_runtime.service.serving.served_version import Served, Trial
 
 _DISTANCES: Final = ("psi", "confidence_psi", "classes_psi")  # as drift statistics name them
 
@@ -65,7 +65,7 @@ def write_metrics(
     )
 
 
-def _trial_families(trials: Iterable[TrialView]) -> list[MetricFamily]:
+def _trial_families(trials: Iterable[Trial]) -> list[MetricFamily]:
     answers, failed, agreement = [], [], []
     for trial in trials:
         report: Mapping[str, Any] = trial.to_json()

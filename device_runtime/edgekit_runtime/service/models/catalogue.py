@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
-from edgekit_runtime.service.rollout.trial import Trial
-from edgekit_runtime.service.serving.served_version import Served
+from edgekit_runtime.service.serving.served_version import Served, Trial
 
 SWAP_RETRY_S: Final = 1
 
@@ -170,7 +169,7 @@ class Catalogue:
         """Judge all trials now; called every second, since a verdict may depend on time alone."""
         for model in self.by_name.values():
             if model.trial is not None:
-                model.trial.running.look()
+                model.trial.runner.look()
 
     def _explain(self, name: str, version: str | None) -> EdgekitError:
         model = self.by_name.get(name)

@@ -15,7 +15,6 @@ from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.serving.served_version import Served
 
-_CONFIRM_AFTER_S: Final = 10.0
 _RECORD_AGAIN_S: Final = 60.0  # after a record that failed
 
 _logger = logging.getLogger(__name__)
@@ -34,13 +33,13 @@ class Confirmations:
     def schedule(self, fresh: Iterable[Served]) -> None:
         """Confirm versions once they have served for a while."""
         for served in fresh:
-            self._confirm_after(served.loaded.manifest.name, served.version, _CONFIRM_AFTER_S)
+            self._confirm_after(served.loaded.manifest.name, served.version, self._source.confirm_after_s)
 
     def postpone(self, name: str, version: str) -> None:
         """Begin the wait of a version again: it has crashed."""
         if (name, version) in self._timers:
             self._timers[name, version].cancel()
-            self._confirm_after(name, version, _CONFIRM_AFTER_S)
+            self._confirm_after(name, version, self._source.confirm_after_s)
             self._crashed.add((name, version))
 
     def cancel(self, old: Iterable[Served]) -> None:

@@ -43,8 +43,8 @@ class Lifecycle:
         make_served: MakeServed,
         open_remote: OpenRemote | None,
         metrics: ServiceMetrics,
-        drain_timeout_s: float,
         *,
+        drain_timeout_s: float,
         tries_in_child: bool = False,
     ) -> None:
         """Begin without versions.

@@ -66,7 +66,12 @@ class Registry:
         self._source = source
         self.metrics = metrics or ServiceMetrics()
         self._lifecycle = Lifecycle(
-            *(source, make_served, open_remote, self.metrics, drain_timeout_s), tries_in_child=tries_in_child
+            source,
+            make_served,
+            open_remote,
+            self.metrics,
+            drain_timeout_s=drain_timeout_s,
+            tries_in_child=tries_in_child,
         )
         self._options = options
         self._memory = memory or ModelMemory()

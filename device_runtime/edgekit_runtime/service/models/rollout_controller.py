@@ -14,8 +14,8 @@ from edgekit_runtime.service.models.version_policy import Servable, VersionPolic
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.rollout.gates import Promote, Rollback
-from edgekit_runtime.service.rollout.trial import Trial
-from edgekit_runtime.service.serving.served_version import Served
+from edgekit_runtime.service.rollout.trial import begin_trial
+from edgekit_runtime.service.serving.served_version import Served, Trial
 from edgekit_runtime.slots.versions import sort_key
 
 Report: TypeAlias = Callable[[ModelEntry, Trial, Promote | Rollback], None]
@@ -91,7 +91,7 @@ class RolloutController:
             candidate = self._remake(fresh, short_s=0.0)
         settle = functools.partial(self.report, model)
         try:
-            model.trial = Trial(current, candidate, options, settle)
+            model.trial = begin_trial(current, candidate, options, settle)
         except EdgekitError:
             await self._lifecycle.retire([fresh])
             raise
@@ -113,7 +113,7 @@ class RolloutController:
             if model.trial is not trial:  # something else was loaded or unloaded meanwhile
                 return
             if isinstance(verdict, Promote):
-                if trial.running.take_over():
+                if trial.runner.take_over():
                     await self.promote(model, trial)
             else:
                 await self._roll_back(model, trial, verdict)

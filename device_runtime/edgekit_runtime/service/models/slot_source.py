@@ -26,10 +26,10 @@ _logger = logging.getLogger(__name__)
 class InstalledModels(Source):
     """A `Source` of the packages in the slots of this device."""
 
-    __slots__ = ("_begun", "_slots", "_slow_openings", "limits")
+    __slots__ = ("_begun", "_slots", "_slow_openings", "confirm_after_s", "limits")
 
-    def __init__(self, slots: Slots) -> None:
-        self._slots = slots
+    def __init__(self, slots: Slots, *, confirm_after_s: float = Source.confirm_after_s) -> None:
+        self._slots, self.confirm_after_s = slots, confirm_after_s
         self._begun: set[str] = set()
         self._slow_openings: Counter[str] = Counter()  # by sha256, in this process
         self.limits = DEFAULT_LIMITS

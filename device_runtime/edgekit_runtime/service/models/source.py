@@ -18,11 +18,13 @@ class Source(Protocol):
 
     Attributes:
         limits: limits of reading packages.
+        confirm_after_s: how long a version serves before `confirm`.
     """
 
     __slots__ = ()
 
     limits: Limits
+    confirm_after_s: float = 10.0
 
     def names(self) -> Sequence[str]:
         """Return the names of all installed models; on any thread.

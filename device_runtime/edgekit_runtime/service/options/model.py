@@ -18,7 +18,7 @@ Rollout: TypeAlias = Literal["swap", "canary", "shadow"]
 """How a new version takes over, see `ModelOptions`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingLimits:
     """Scheduling of one model's calls.
 
@@ -173,6 +173,11 @@ class ModelOptions:
     scheduling: SchedulingLimits = field(default_factory=SchedulingLimits)
     isolation: Isolation = field(default_factory=Isolation)
     governor: GovernorOptions | None = None
+
+    @property
+    def trial(self) -> CanaryOptions | ShadowOptions:
+        """Options of a trial, unless `rollout` is `swap`."""
+        return self.canary if self.rollout == "canary" else self.shadow
 
     def __post_init__(self) -> None:
         if self.rollout != "swap" and (self.latest != 1 or self.specific):

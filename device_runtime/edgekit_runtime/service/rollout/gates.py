@@ -74,7 +74,7 @@ class PairedLatency:
         self.ratio.add(candidate_s / max(current_s, 1e-9))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Observations:
     """All observations since the trial began; a few kilobytes, however long it lasts.
 

@@ -9,109 +9,64 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import SlotError
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.service.options.model import ModelOptions
-from edgekit_runtime.service.options.rollout import CanaryOptions, ShadowOptions
 from edgekit_runtime.service.rollout.canary_lane import CanaryLane
 from edgekit_runtime.service.rollout.comparison import choose_comparison
 from edgekit_runtime.service.rollout.gates import Promote, Rollback
 from edgekit_runtime.service.rollout.observer import Observer, Report
 from edgekit_runtime.service.rollout.paired_runs import PairedRuns
 from edgekit_runtime.service.rollout.shadow_lane import ShadowLane
-from edgekit_runtime.service.serving.remote import RunningTrial
-from edgekit_runtime.service.serving.served_version import Served
+from edgekit_runtime.service.serving.served_version import Served, Trial
 from edgekit_runtime.tensors import TensorSpec
 
 _LONG_QUEUE: Final = 16  # calls that wait for the version in use: real ones come first
 
-Settle: TypeAlias = Callable[["Trial", Promote | Rollback], None]
+Settle: TypeAlias = Callable[[Trial, Promote | Rollback], None]
 
 
-class Trial:
-    """A candidate and the version that it may replace.
+def begin_trial(current: Served, candidate: Served, options: ModelOptions, settle: Settle) -> Trial:
+    """Return a trial that has begun: from now on calls for `current` reach the candidate.
 
-    Attributes:
-        current: the version in use; its calls go through the trial until `end`.
-        options: options of the model, with those of the trial.
-        running: the running comparison of the two, here or in a worker.
+    Args:
+        current: the version in use.
+        candidate: the one on trial.
+        options: options of the model, which say how it is tried.
+        settle: takes the verdict, on the thread of the loop.
+
+    Raises:
+        SlotError: the two differ in their inputs or outputs.
     """
-
-    __slots__ = ("candidate", "current", "options", "running")
-
-    def __init__(self, current: Served, candidate: Served, options: ModelOptions, settle: Settle) -> None:
-        """Begin the trial: from now on calls for `current` reach the candidate.
-
-        Args:
-            current: the version in use.
-            candidate: the one on trial.
-            options: options of the model, which say how it is tried.
-            settle: takes the verdict, on the thread of the loop.
-
-        Raises:
-            SlotError: the two differ in their inputs or outputs.
-        """
-        difference = find_difference(current.loaded.manifest, candidate.loaded.manifest)
-        if difference is not None:
-            raise SlotError(
-                f"{candidate.loaded.manifest.name} {candidate.version} has {difference} of version"
-                f" {current.version} that is in use: the two cannot be tried side by side; set rollout ="
-                " 'swap' for this change"
-            )
-        self.current, self.candidate, self.options = current, candidate, options
-        report = functools.partial(settle, self)
-        remote = None if candidate.loaded.remote is None else candidate.loaded.remote.trial
-        self.running: RunningTrial
-        if remote is not None:
-            self.running = remote
-            remote.begin(report)
-        else:
-            self.running = _LocalTrial(current, candidate, options, report)
-        current.trial = candidate.trial = self
-
-    def end(self) -> None:
-        """Send the candidate no more calls of the version in use; those under way are still answered."""
-        self.running.end()
-        self.current.trial = self.candidate.trial = None
-
-    def describe(self) -> str:
-        """Return one line for the index of models."""
-        share = _parts(self.options).share
-        status = self.to_json()
-        candidate, comparison = status["candidate"], status.get("comparison")
-        answers = candidate["answers"] if isinstance(candidate, Mapping) else 0
-        line = f"{self.options.rollout} with {share:.0%} of the calls, {answers} answers so far"
-        if not isinstance(comparison, Mapping):  # a worker has not reported yet
-            return line
-        how = "a guess: " if comparison["guessed"] else ""
-        return f"{line}, compared by {comparison['name']} ({how}{comparison['reason']})"
-
-    @property
-    def is_guessing(self) -> bool:
-        """Whether the way to compare answers was chosen by the shape of an output alone."""
-        comparison = self.to_json().get("comparison")
-        return isinstance(comparison, Mapping) and comparison["guessed"] is True
-
-    def to_json(self) -> dict[str, JsonValue]:
-        """Return the figures for the `/v2` statistics."""
-        return {
-            **self.running.to_json(),
-            "kind": self.options.rollout,
-            "current_version": self.current.version,
-            "candidate_version": self.candidate.version,
-        }
+    difference = find_difference(current.loaded.manifest, candidate.loaded.manifest)
+    if difference is not None:
+        raise SlotError(
+            f"{candidate.loaded.manifest.name} {candidate.version} has {difference} of version"
+            f" {current.version} that is in use: the two cannot be tried side by side; set rollout ="
+            " 'swap' for this change"
+        )
+    remote = None if candidate.loaded.remote is None else candidate.loaded.remote.trial
+    trial = Trial(current, candidate, options, remote or _LocalTrialRunner(current, candidate, options))
+    trial.runner.begin(functools.partial(settle, trial))
+    current.trial = candidate.trial = trial
+    return trial
 
 
-class _LocalTrial:
+class _LocalTrialRunner:
     """A lane in front of both versions, and its observer."""
 
-    __slots__ = ("_comparison", "_current", "_lane", "_observer", "_pairs")
+    __slots__ = ("_candidate", "_comparison", "_current", "_lane", "_observer", "_options", "_pairs")
 
-    def __init__(self, current: Served, candidate: Served, options: ModelOptions, report: Report) -> None:
+    def __init__(self, current: Served, candidate: Served, options: ModelOptions) -> None:
+        self._current, self._candidate, self._options = current, candidate, options
+
+    def begin(self, report: Report) -> None:
+        current, candidate, options = self._current, self._candidate, self._options
         loop = asyncio.get_running_loop()
-        observer = Observer(options.gates, report, defer=loop.call_later)
-        self._current, self._observer = current, observer
+        observer = self._observer = Observer(options.gates, report, defer=loop.call_later)
         manifest, outputs = candidate.loaded.manifest, candidate.codec.outputs
-        comparison = choose_comparison(outputs, manifest.figures, name=_parts(options).comparison)
+        comparison = choose_comparison(outputs, manifest.figures, name=options.trial.comparison)
         self._pairs = PairedRuns(
-            *(current.loaded.instances[0], candidate.loaded.instances[0], comparison.compare),
+            current.loaded.instances[0],
+            candidate.loaded.instances[0],
+            comparison.compare,
             loop.call_soon_threadsafe,
             is_busy=lambda: current.metrics.waiting > _LONG_QUEUE,
             defer=loop.call_later,
@@ -141,10 +96,6 @@ class _LocalTrial:
 
     def to_json(self) -> Mapping[str, JsonValue]:
         return {**self._lane.to_json(), "comparison": self._comparison.to_json()}
-
-
-def _parts(options: ModelOptions) -> CanaryOptions | ShadowOptions:
-    return options.canary if options.rollout == "canary" else options.shadow
 
 
 def find_difference(current: Manifest, candidate: Manifest) -> str | None:

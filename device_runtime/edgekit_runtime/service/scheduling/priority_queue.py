@@ -15,7 +15,7 @@ from edgekit_runtime.service.scheduling.call import Call
 _NEVER: Final = float("inf")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Queued:
     """A call that waits.
 

@@ -196,7 +196,16 @@ class Scheduler(Lane):
             if displaced is None:
                 shed(call, self.metrics, self.metrics.waiting, self._wait_s())
                 return
-        self._waiting.push(Queued(call, now_s, level, rows, input_bytes(call.inputs), kind))
+        self._waiting.push(
+            Queued(
+                call=call,
+                since_s=now_s,
+                level=level,
+                rows=rows,
+                size_bytes=input_bytes(call.inputs),
+                kind=kind,
+            )
+        )
         self._pump()
         if displaced is not None:
             shed(displaced.call, self.metrics, self.metrics.waiting, self._wait_s())

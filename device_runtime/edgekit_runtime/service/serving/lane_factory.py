@@ -64,7 +64,9 @@ class LaneFactory:
             may_be_empty=[tensor.name for tensor in manifest.golden.inputs if 0 in tensor.shape],
         )
         if remote is not None:  # the rest is in its processes
-            return Served(loaded, codec, metrics, remote, remote, remote)
+            return Served(
+                loaded=loaded, codec=codec, metrics=metrics, own_lane=remote, stack=remote, lane=remote
+            )
         own_lane: DrainingLane
         governed = None
         if options.governor is not None:
@@ -80,12 +82,12 @@ class LaneFactory:
         drift = self._make_drift(loaded, codec) if options.drift else None
         stack = stack if drift is None else DriftLane(drift, stack, budget_s=self._config.drift.budget_s)
         return Served(
-            loaded,
-            codec,
-            metrics,
-            own_lane,
-            stack,
-            stack,
+            loaded=loaded,
+            codec=codec,
+            metrics=metrics,
+            own_lane=own_lane,
+            stack=stack,
+            lane=stack,
             drift=drift,
             cache=cache,
             governed=governed,

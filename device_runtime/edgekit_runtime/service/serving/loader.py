@@ -44,7 +44,7 @@ OpenRemote: TypeAlias = Callable[[OpenedPackage, ModelOptions, "Loaded | None"],
 """Opens a package in a worker of its own, or in that of the version given; see `Supervisor.open`."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Loaded:
     """A version whose sessions are open, tested and warm, in this process or in workers.
 
@@ -157,7 +157,9 @@ def load(
         with map_exceptions(description):
             if open_remote is not None:
                 remote = open_remote(package, options, beside)
-                loaded = Loaded(manifest, package.path, options.scheduling, remote=remote)
+                loaded = Loaded(
+                    manifest=manifest, path=package.path, scheduling=options.scheduling, remote=remote
+                )
                 sessions = count_sessions(manifest, options)
             else:
                 load_here = name_frame(_load_here, f"load of {manifest.name} {manifest.version}")
@@ -227,7 +229,7 @@ def _load_here(package: OpenedPackage, options: ModelOptions, attempt: LoadAttem
     except BaseException:
         unload([session for way in settings for session in way.instances])
         raise
-    return Loaded(package.manifest, package.path, scheduling, tuple(settings))
+    return Loaded(manifest=package.manifest, path=package.path, scheduling=scheduling, ways=tuple(settings))
 
 
 def trim_after_start() -> None:
@@ -276,7 +278,14 @@ def _prove(
     except BaseException:
         unload(instances)
         raise
-    return LoadedWay(variant, threads, instances, tuple(warm_runs), selected.manifest.figures, max_batch)
+    return LoadedWay(
+        variant=variant,
+        threads=threads,
+        instances=instances,
+        warm_runs=tuple(warm_runs),
+        figures=selected.manifest.figures,
+        max_batch=max_batch,
+    )
 
 
 def _apply_tuned(package: OpenedPackage, variant: str, options: ModelOptions) -> ModelOptions:

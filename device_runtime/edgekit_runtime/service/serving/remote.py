@@ -9,8 +9,11 @@ from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.scheduling.call import DrainingLane
 
 
-class RunningTrial(Protocol):
-    """Two versions that are being compared, in this process or in a worker."""
+class TrialRunner(Protocol):
+    """Runs two versions side by side, in this process or in the worker of the version in use."""
+
+    def begin(self, report: Callable[[Any], None]) -> None:
+        """Pass the verdict (`Promote` or `Rollback`) to `report`, at once if it has fallen already."""
 
     def look(self) -> None:
         """Judge now; a verdict may depend on time alone."""
@@ -28,13 +31,6 @@ class RunningTrial(Protocol):
         """Return what was observed, for `/v2` statistics."""
 
 
-class IsolatedTrial(RunningTrial, Protocol):
-    """A trial in the worker of the version in use."""
-
-    def begin(self, report: Callable[[Any], None]) -> None:
-        """Pass the verdict (`Promote` or `Rollback`) to `report`, at once if it has fallen already."""
-
-
 class IsolatedVersion(DrainingLane, Protocol):
     """A version in worker processes; as a lane it answers the calls that no worker can take.
 
@@ -45,7 +41,7 @@ class IsolatedVersion(DrainingLane, Protocol):
     metrics: LaneMetrics
 
     @property
-    def trial(self) -> IsolatedTrial | None:
+    def trial(self) -> TrialRunner | None:
         """The trial in which this version is the candidate, or None."""
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:

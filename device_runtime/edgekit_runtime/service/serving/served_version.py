@@ -3,38 +3,23 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.drift.monitor import Drift
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.oip.codec import Codec
+from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.scheduling.call import DrainingLane, Lane
 from edgekit_runtime.service.scheduling.response_cache import CacheLane
 from edgekit_runtime.service.serving.loader import Loaded
-from edgekit_runtime.service.serving.remote import RunningTrial
+from edgekit_runtime.service.serving.remote import TrialRunner
 
 if TYPE_CHECKING:
     from edgekit_runtime.service.governor.profile import GovernedModel
 
 
-class TrialView(Protocol):
-    """A trial as the versions in it show it.
-
-    Attributes:
-        current: the version in use.
-        running: the running comparison of the two.
-    """
-
-    current: "Served"
-    candidate: "Served"
-    running: RunningTrial
-
-    def to_json(self) -> Mapping[str, JsonValue]:
-        """Return what was observed, for `/v2` statistics."""
-
-
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Served:
     """One version of a model that accepts calls.
 
@@ -58,7 +43,7 @@ class Served:
     drift: Drift | None = None
     cache: CacheLane | None = None
     governed: "GovernedModel | None" = None
-    trial: TrialView | None = None
+    trial: "Trial | None" = None
 
     @property
     def version(self) -> str:
@@ -103,3 +88,51 @@ class Served:
         if self.trial is not None:
             stated["rollout"] = self.trial.to_json()
         return stated
+
+
+@dataclass(slots=True, eq=False)
+class Trial:
+    """A new version beside the one in use, until its gates decide which of the two stays.
+
+    Attributes:
+        current: the version in use; its calls go through the trial until `end`.
+        options: options of the model, with those of the trial.
+        runner: compares the two, here or in a worker.
+    """
+
+    current: Served
+    candidate: Served
+    options: ModelOptions
+    runner: TrialRunner
+
+    def end(self) -> None:
+        """Send the candidate no more calls of the version in use; those under way are still answered."""
+        self.runner.end()
+        self.current.trial = self.candidate.trial = None
+
+    def describe(self) -> str:
+        """Return one line for the index of models."""
+        share = self.options.trial.share
+        status = self.to_json()
+        candidate, comparison = status["candidate"], status.get("comparison")
+        answers = candidate["answers"] if isinstance(candidate, Mapping) else 0
+        line = f"{self.options.rollout} with {share:.0%} of the calls, {answers} answers so far"
+        if not isinstance(comparison, Mapping):  # a worker has not reported yet
+            return line
+        how = "a guess: " if comparison["guessed"] else ""
+        return f"{line}, compared by {comparison['name']} ({how}{comparison['reason']})"
+
+    @property
+    def is_guessing(self) -> bool:
+        """Whether the way to compare answers was chosen by the shape of an output alone."""
+        comparison = self.to_json().get("comparison")
+        return isinstance(comparison, Mapping) and comparison["guessed"] is True
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the figures for the `/v2` statistics."""
+        return {
+            **self.runner.to_json(),
+            "kind": self.options.rollout,
+            "current_version": self.current.version,
+            "candidate_version": self.candidate.version,
+        }

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.dataclass_json import from_json, from_plain
 from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.protocol.rest import parse_infer_path
 from edgekit_runtime.service.http.access import check_access
@@ -25,8 +25,8 @@ from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.models.catalogue import ModelEntry
 from edgekit_runtime.service.observability.traceback_limiter import log_limited
 from edgekit_runtime.service.rollout.gates import Promote, Rollback
-from edgekit_runtime.service.rollout.trial import Trial
 from edgekit_runtime.service.server import Service
+from edgekit_runtime.service.serving.served_version import Trial
 from edgekit_runtime.service.worker.confinement import confine
 from edgekit_runtime.service.worker.package_source import ReceivedPackages
 from edgekit_runtime.service.worker.shared_memory import ForwardedRegions
@@ -39,8 +39,8 @@ from edgekit_runtime.service.worker_wire.messages import (
     MAX_REASON,
     SETTLED,
     STUCK_EXIT_CODE,
-    TrialMessage,
     TrialOutcome,
+    TrialReport,
     VerifiedPackage,
     WorkerSpec,
 )
@@ -116,7 +116,7 @@ class _Worker:
         elif kind is Kind.MAIN_RETIRE:
             self._retire()
         elif kind is Kind.MAIN_TRY:
-            package = from_plain(VerifiedPackage, json.loads(payload))
+            package = from_json(VerifiedPackage, payload, "the version to try")
             self._change(self._try(package, descriptors))
         elif kind is Kind.MAIN_SETTLE:
             (is_promoted,) = SETTLED.unpack_from(payload)
@@ -125,7 +125,7 @@ class _Worker:
         elif kind is Kind.MAIN_ENERGY:
             for served in self._registry.models.served()[1:]:
                 if served.trial is not None:
-                    served.trial.running.add_energy(*ENERGY.unpack(payload))
+                    served.trial.runner.add_energy(*ENERGY.unpack(payload))
 
     def _adopt(self, payload: bytes, descriptors: list[int]) -> None:
         index, is_local, is_default = LENT.unpack_from(payload)
@@ -218,9 +218,9 @@ class _Worker:
             self._source.remove([package.version])
             is_lacking = isinstance(error, UnavailableError | EngineMissingError)
             outcome: TrialOutcome = "unavailable" if is_lacking else "refused"
-            message = TrialMessage(package.version, outcome, reason=str(error)[:MAX_REASON])
+            message = TrialReport(package.version, outcome, reason=str(error)[:MAX_REASON])
         else:
-            message = TrialMessage(package.version, "tried")
+            message = TrialReport(package.version, "tried")
             self._send_snapshots()
         self._channel.send(Kind.WORKER_TRIAL, message.to_bytes())
 
@@ -236,9 +236,9 @@ class _Worker:
     def _send_verdict(self, _model: ModelEntry, trial: Trial, verdict: Promote | Rollback) -> None:
         version = trial.candidate.version
         if isinstance(verdict, Promote):
-            message = TrialMessage(version, "promote")
+            message = TrialReport(version, "promote")
         else:
-            message = TrialMessage(version, "rollback", verdict.gate, verdict.reason[:MAX_REASON])
+            message = TrialReport(version, "rollback", verdict.gate, verdict.reason[:MAX_REASON])
         self._send_snapshots()  # the service compares the verdict with them
         self._channel.send(Kind.WORKER_TRIAL, message.to_bytes())
 

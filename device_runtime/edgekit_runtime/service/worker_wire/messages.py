@@ -36,7 +36,7 @@ class VerifiedPackage:
     submodel: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
     """The order to a worker: JSON in a file, passed with the package and the memory of the leases.
 
@@ -61,7 +61,7 @@ TrialOutcome: TypeAlias = Literal["tried", "refused", "unavailable", "promote", 
 
 
 @dataclass(frozen=True, slots=True)
-class TrialMessage:
+class TrialReport:
     """A worker's report on a version that it tries.
 
     Attributes:
@@ -80,14 +80,14 @@ class TrialMessage:
         return json.dumps(dataclasses.asdict(self)).encode("ascii")
 
 
-def read_trial_message(payload: bytes) -> TrialMessage:
-    """Return what `TrialMessage.to_bytes` wrote.
+def read_trial_report(payload: bytes) -> TrialReport:
+    """Return what `TrialReport.to_bytes` wrote.
 
     Raises:
         ChannelError: the payload has another form.
     """
     try:
-        message = TrialMessage(**json.loads(payload))
+        message = TrialReport(**json.loads(payload))
     except (ValueError, TypeError, RecursionError) as cause:
         raise ChannelError(f"it sent a trial message that cannot be read: {cause!r}"[:300]) from cause
     texts = (message.version, message.outcome, message.gate, message.reason)

@@ -20,12 +20,12 @@ from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.rollout.gates import Arm, Promote, Rollback, may_be_promoted
 from edgekit_runtime.service.scheduling.call import Call
-from edgekit_runtime.service.serving.remote import IsolatedTrial, IsolatedVersion
+from edgekit_runtime.service.serving.remote import IsolatedVersion, TrialRunner
 from edgekit_runtime.service.worker_wire.channel import ChannelError, Kind
 from edgekit_runtime.service.worker_wire.messages import (
     ENERGY,
     HEARTBEAT_S,
-    TrialMessage,
+    TrialReport,
     VerifiedPackage,
     WorkerSpec,
 )
@@ -83,8 +83,8 @@ class IsolatedModel(IsolatedVersion):
         self._package, self._report_crash = package, report_crash
         self._loop = http.loop
         self.opened: asyncio.Future[None] = self._loop.create_future()
-        self._trial: WorkerTrial | None = None
-        self.hosted: WorkerTrial | None = None
+        self._trial: WorkerTrialRunner | None = None
+        self.hosted: WorkerTrialRunner | None = None
         self.workers: list[WorkerHandle] = []
         self.restarts = 0
         self._policy = RestartPolicy(spec.isolation)
@@ -131,7 +131,7 @@ class IsolatedModel(IsolatedVersion):
         if host._is_draining:
             self.end()
             return
-        self._trial = host.hosted = WorkerTrial(self, host)
+        self._trial = host.hosted = WorkerTrialRunner(self, host)
         if ready := host.ready:
             self._trial.start(ready[0])
 
@@ -158,7 +158,7 @@ class IsolatedModel(IsolatedVersion):
     # As a `IsolatedVersion`
 
     @property
-    def trial(self) -> "WorkerTrial | None":
+    def trial(self) -> "WorkerTrialRunner | None":
         return self._trial
 
     @property
@@ -230,10 +230,10 @@ class IsolatedModel(IsolatedVersion):
             if version == self.manifest.version:
                 self.add_snapshot(worker, snapshot)
             elif trial is not None and trial.worker is worker and trial.version == version:
-                trial.found = snapshot.rollout or trial.found
+                trial.figures = snapshot.rollout or trial.figures
                 trial.model.add_snapshot(worker, snapshot)
 
-    def on_trial_message(self, worker: WorkerHandle, message: TrialMessage) -> None:
+    def on_trial_message(self, worker: WorkerHandle, message: TrialReport) -> None:
         """Act on a worker's report on a trial, unless the trial is over.
 
         Raises:
@@ -262,7 +262,7 @@ class IsolatedModel(IsolatedVersion):
 
     # As the host of a trial
 
-    def promote(self, trial: "WorkerTrial") -> bool:
+    def promote(self, trial: "WorkerTrialRunner") -> bool:
         """Put the candidate in use if its worker still runs; that worker then serves it alone."""
         if self.hosted is not trial or trial.worker is None:
             return False
@@ -273,7 +273,7 @@ class IsolatedModel(IsolatedVersion):
         self.end()  # also the other workers, which have the old version
         return True
 
-    def drop(self, trial: "WorkerTrial") -> None:
+    def drop(self, trial: "WorkerTrialRunner") -> None:
         """End the trial without the candidate; does nothing if it is over."""
         if self.hosted is not trial:
             return
@@ -281,7 +281,7 @@ class IsolatedModel(IsolatedVersion):
             trial.worker.end_trial(trial.version, is_promoted=False)
         self.end_trial(trial)
 
-    def end_trial(self, trial: "WorkerTrial") -> None:
+    def end_trial(self, trial: "WorkerTrialRunner") -> None:
         """End the trial, if there is one; its worker knows already."""
         self.hosted = trial.report = None
         trial.model.end()
@@ -352,7 +352,7 @@ class IsolatedModel(IsolatedVersion):
         add_up(self.metrics, [self._past, *(snapshot.counted for snapshot in self._snapshots.values())])
 
 
-class WorkerTrial(IsolatedTrial):
+class WorkerTrialRunner(TrialRunner):
     """The trial of a candidate in a worker of the version in use; it ends with that worker.
 
     The worker judges the candidate, the service decides. The candidate gets calls once it is `opened`.
@@ -361,7 +361,7 @@ class WorkerTrial(IsolatedTrial):
         host: the version in use.
         deadline_s: time by which the candidate must be open, on the clock of the loop.
         worker: the worker that tries it; None until one is ready.
-        found: the rollout's statistics in the worker; empty until the first report arrives.
+        figures: the rollout's statistics in the worker; empty until the first report arrives.
         report: gets the verdict; None before `begin` and after the end.
     """
 
@@ -369,7 +369,7 @@ class WorkerTrial(IsolatedTrial):
         self.model, self.host = model, host
         self.deadline_s = asyncio.get_running_loop().time() + model.spec.isolation.start_timeout_s
         self.worker: WorkerHandle | None = None
-        self.found: dict[str, JsonValue] = {}
+        self.figures: dict[str, JsonValue] = {}
         self.report: Callable[[Any], None] | None = None
         self._verdict: Promote | Rollback | None = None
 
@@ -387,7 +387,7 @@ class WorkerTrial(IsolatedTrial):
         else:
             self.worker = worker
 
-    def handle_message(self, message: TrialMessage) -> None:
+    def handle_message(self, message: TrialReport) -> None:
         """Act on the worker's report on the candidate.
 
         Raises:
@@ -398,11 +398,11 @@ class WorkerTrial(IsolatedTrial):
             self._fail(BackendError(message.reason))
         elif outcome == "unavailable" and not is_open:
             self._fail(UnavailableError(message.reason, _RESTART_S))
-        elif outcome == "tried" and not is_open and self.found:
+        elif outcome == "tried" and not is_open and self.figures:
             self.model.opened.set_result(None)
         elif outcome == "promote" and is_open and not self._may_be_promoted():
             raise ChannelError(
-                f"it promotes version {message.version} against its own counts: {self.found}"[:300]
+                f"it promotes version {message.version} against its own counts: {self.figures}"[:300]
             )
         elif outcome in ("promote", "rollback") and is_open and self._verdict is None:
             self._decide(Promote() if outcome == "promote" else Rollback(message.gate, message.reason))
@@ -424,7 +424,7 @@ class WorkerTrial(IsolatedTrial):
         else:
             self._fail(BackendError(f"{name} {self.version}, in its worker: {reason}"))
 
-    # As a `IsolatedTrial`
+    # As a `TrialRunner`
 
     def begin(self, report: Callable[[Any], None]) -> None:
         """Pass the verdict to `report`, at once if it has fallen already."""
@@ -443,7 +443,7 @@ class WorkerTrial(IsolatedTrial):
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return what the worker sent last."""
-        return self.found
+        return self.figures
 
     def take_over(self) -> bool:
         """Go on with the candidate alone; returns False if it is lost, which is reported, too."""
@@ -459,7 +459,7 @@ class WorkerTrial(IsolatedTrial):
 
     def _may_be_promoted(self) -> bool:
         """Return whether the counts that the worker sent allow a promotion."""
-        arms: dict[str, Any] = self.found
+        arms: dict[str, Any] = self.figures
         current, candidate = (
             Arm(arms[name]["answers"], arms[name]["failed"]) for name in ("current", "candidate")
         )

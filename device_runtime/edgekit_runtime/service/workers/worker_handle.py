@@ -29,10 +29,10 @@ from edgekit_runtime.service.worker_wire.messages import (
     REGION,
     SETTLED,
     STUCK_EXIT_CODE,
-    TrialMessage,
+    TrialReport,
     VerifiedPackage,
     WorkerSpec,
-    read_trial_message,
+    read_trial_report,
 )
 from edgekit_runtime.service.workers.restart_policy import End
 from edgekit_runtime.system.child_process import ChildProcess, describe_end
@@ -62,7 +62,7 @@ class WorkerOwner(Protocol):
             ChannelError: the statistics cannot be read; this ends the worker.
         """
 
-    def on_trial_message(self, worker: "WorkerHandle", message: TrialMessage) -> None:
+    def on_trial_message(self, worker: "WorkerHandle", message: TrialReport) -> None:
         """Receive a report about a version on trial.
 
         Raises:
@@ -220,7 +220,7 @@ class WorkerHandle:
         elif kind is Kind.WORKER_CLOSED:
             self._on_closed(*self._pop_lent(payload))
         elif kind is Kind.WORKER_TRIAL:
-            self._on_trial_message(read_trial_message(payload))
+            self._on_trial_message(read_trial_report(payload))
         elif kind is Kind.WORKER_READY and not self.is_ready:
             self.is_ready, self._ready_s = True, self._loop.time()
             if not self._is_killed:
@@ -231,7 +231,7 @@ class WorkerHandle:
         else:
             raise ChannelError(f"it sent a message {kind.name} at the wrong time")
 
-    def _on_trial_message(self, message: TrialMessage) -> None:
+    def _on_trial_message(self, message: TrialReport) -> None:
         if message.version not in self._tried:
             raise ChannelError(f"it sent a verdict of version {message.version[:80]}, which it does not try")
         if not self._is_killed:

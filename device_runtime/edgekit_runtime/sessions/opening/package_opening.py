@@ -96,23 +96,22 @@ def test_in_child(
         raise BackendError(f"{label}: cannot be tested in a process of its own: {cause}") from cause
     with child:
         child.lower_priority()
-        code = child.wait(limit_s)
-        if code is None:
-            raise SlowOpeningError(
-                f"{label}: was not opened and tested within {limit_s:g} s: the machine is busy, or its engine"
-                " hangs; try again",
-                _RETRY_AFTER_S,
-            )
-        if code == -signal.SIGKILL:
-            raise UnavailableError(
-                f"{label}: the process that tested it was killed, as by a lack of memory; load it again"
-                " later",
-                _RETRY_AFTER_S,
-            )
-        if code not in (0, _FAULT):
-            raise BackendError(
-                f"{label}: its engine ended the process that opened and tested it, {describe_end(code)}"
-                f" ({child.last_line or 'without a message'}); package it again, or install another release"
-                " of the engine"
-            )
-        return child.last_line if code else ""
+        code, last_line = child.wait(limit_s), child.last_line
+    if code is None:
+        raise SlowOpeningError(
+            f"{label}: was not opened and tested within {limit_s:g} s: the machine is busy, or its engine"
+            " hangs; try again",
+            _RETRY_AFTER_S,
+        )
+    if code == -signal.SIGKILL:
+        raise UnavailableError(
+            f"{label}: the process that tested it was killed, as by a lack of memory; load it again later",
+            _RETRY_AFTER_S,
+        )
+    if code not in (0, _FAULT):
+        raise BackendError(
+            f"{label}: its engine ended the process that opened and tested it, {describe_end(code)}"
+            f" ({last_line or 'without a message'}); package it again, or install another release of"
+            " the engine"
+        )
+    return last_line if code else ""

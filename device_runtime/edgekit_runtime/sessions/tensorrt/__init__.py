@@ -75,7 +75,15 @@ def open_on(
     )
     timings = () if options.timing_cache is None else (bytes(package.read(options.timing_cache)),)
     manifest = package.manifest
-    job = BuildJob(key, model, options, read_golden(package), manifest.inputs, manifest.outputs, timings)
+    job = BuildJob(
+        key=key,
+        model=model,
+        options=options,
+        golden=read_golden(package),
+        inputs=manifest.inputs,
+        outputs=manifest.outputs,
+        timings=timings,
+    )
     fallback = None
     if choice.fallback is not None:
         try:

@@ -34,7 +34,7 @@ class StoppedError(Exception):
     """The session was closed before its engine was ready."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineKey:
     """Everything on which an engine depends.
 

@@ -51,7 +51,7 @@ class Machine:
     load: Callable[[bytes], RunnableEngine]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class BuildJob:
     """The engine to build; the job outlives the package.
 

@@ -1,9 +1,9 @@
 """Endpoints of packages, releases and rollouts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from edgekit_fleet.access.principal import Principal
 from edgekit_fleet.api.endpoints.endpoint import DEFAULT_LIMIT, Fleet, Named, PageLimit, WaitSeconds, endpoint
@@ -15,6 +15,7 @@ from edgekit_fleet.rollouts.progress import Approval, LoadOrder, Order
 from edgekit_fleet.rollouts.replay import Difference
 from edgekit_fleet.rollouts.runner import OPEN_STATES
 from edgekit_fleet.rollouts.waves import DEFAULT_WAVES
+from edgekit_fleet.store.database import Store
 from edgekit_fleet.web.uploads import remove_old_uploads
 from edgekit_runtime.dataclass_json import Range, to_plain
 from edgekit_runtime.errors import FleetError
@@ -23,6 +24,7 @@ from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 
 _Priority = Range(0, 1_000_000)
+Page = TypeVar("Page", "ReleaseList", "RolloutList")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +133,7 @@ class PlanRollout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartRollout:
+class StartRollout(PlanRollout):
     """A rollout to start; a field that is left out has the default of `RolloutSettings`.
 
     Attributes:
@@ -146,10 +148,6 @@ class StartRollout:
         orders, priorities: model -> its own order or priority.
     """
 
-    release: str
-    selector: str
-    waves: str = DEFAULT_WAVES
-    minimum: Annotated[int | None, Range(1, 1_000_000_000)] = None
     name: str = ""
     limits: RolloutLimits = field(default_factory=RolloutLimits)  # type: ignore[valid-type]
     soak_s: float | None = None
@@ -221,6 +219,12 @@ class Replay:
     differences: tuple[Difference, ...]
 
 
+def _make_page(kind: type[Page], read: Callable[..., Sequence[Any]], store: Store, request: ListPage) -> Page:
+    summaries = read(store, after=request.after, limit=request.limit + 1)
+    items = summaries[: request.limit]
+    return kind(items=tuple(items), next=items[-1].name if len(summaries) > request.limit else None)
+
+
 @endpoint(
     "PUT",
     "/packages/{sha256}",
@@ -246,9 +250,7 @@ def upload_package(fleet: Fleet, _principal: Principal, request: UploadPackage) 
 
 @endpoint("GET", "/releases", scope="read", summary="List the releases, the newest first.")
 def list_releases(fleet: Fleet, _principal: Principal, request: ListPage) -> ReleaseList:
-    summaries = releases.list_releases(fleet.store, after=request.after, limit=request.limit + 1)
-    items = summaries[: request.limit]
-    return ReleaseList(items=tuple(items), next=items[-1].name if len(summaries) > request.limit else None)
+    return _make_page(ReleaseList, releases.list_releases, fleet.store, request)
 
 
 @endpoint(
@@ -297,22 +299,12 @@ def withdraw_release(fleet: Fleet, principal: Principal, request: Named) -> Rele
 
 @endpoint("POST", "/rollouts/plan", scope="read", summary="Show what a rollout would do; changes nothing.")
 def plan_rollout(fleet: Fleet, _principal: Principal, request: PlanRollout) -> RolloutPlan:
-    return rollouts.plan_rollout(
-        fleet.store,
-        RolloutRequest(
-            release=request.release,
-            selector=request.selector,
-            waves=request.waves,
-            minimum=request.minimum,
-        ),
-    )
+    return rollouts.plan_rollout(fleet.store, RolloutRequest(**to_plain(request)))
 
 
 @endpoint("GET", "/rollouts", scope="read", summary="List the rollouts, the newest first.")
 def list_rollouts(fleet: Fleet, _principal: Principal, request: ListPage) -> RolloutList:
-    summaries = rollouts.list_rollouts(fleet.store, after=request.after, limit=request.limit + 1)
-    items = summaries[: request.limit]
-    return RolloutList(items=tuple(items), next=items[-1].name if len(summaries) > request.limit else None)
+    return _make_page(RolloutList, rollouts.list_rollouts, fleet.store, request)
 
 
 @endpoint(

@@ -44,7 +44,7 @@ FIELDS: Final[Mapping[str, str]] = {
 _OPTIONS: Final = ("trial", "approval", "window", "soak_min", *(limit.name for limit in LIMITS))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClassPlan:
     """The packages that devices of one class get.
 
@@ -64,7 +64,7 @@ class ClassPlan:
     notes: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
     """A plan as the page shows it.
 

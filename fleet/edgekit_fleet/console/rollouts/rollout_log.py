@@ -81,7 +81,7 @@ class LogView:
     faults: Mapping[Fault, tuple[int, Sequence[str]]]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class RolloutLog:
     """The log of one rollout as read so far.
 

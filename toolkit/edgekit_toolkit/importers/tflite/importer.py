@@ -51,7 +51,9 @@ def load_tflite(path: Path, *, time_limit_s: float = _TIME_LIMIT_S) -> SourceMod
             content = pack(model)
         imported = TfliteModel(content)
         inputs, outputs = _specs(imported)
-    return SourceModel(path, digest, len(content), imported, inputs, outputs)
+    return SourceModel(
+        path=path, sha256=digest, size_bytes=len(content), model=imported, inputs=inputs, outputs=outputs
+    )
 
 
 def read_model(content: bytes) -> Model:

@@ -17,7 +17,7 @@ from edgekit_runtime.tensors import DTYPES
 SUFFIXES: Final = frozenset({".wav"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AudioRules:
     """The preprocessing of a recording.
 

@@ -28,7 +28,7 @@ LAYOUTS: Final = ("NCHW", "NHWC")
 INTERPOLATIONS: Final = ("bilinear", "nearest", "bicubic", "lanczos")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRules:
     """The preprocessing of a photograph, in this order.
 

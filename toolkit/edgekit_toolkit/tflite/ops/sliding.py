@@ -25,12 +25,12 @@ def windows_of(step: Step, kernel: Sequence[int]) -> Windows:
     if len(sliding.sizes) != 1:
         return sliding
     return Windows(
-        (1, *sliding.sizes),
-        (1, *sliding.kernel),
-        (1, *sliding.strides),
-        (1, *sliding.dilations),
-        (1, *sliding.outputs),
-        ((0, 0), *sliding.pads),
+        sizes=(1, *sliding.sizes),
+        kernel=(1, *sliding.kernel),
+        strides=(1, *sliding.strides),
+        dilations=(1, *sliding.dilations),
+        outputs=(1, *sliding.outputs),
+        pads=((0, 0), *sliding.pads),
     )
 
 

@@ -9,7 +9,7 @@ from edgekit_toolkit.tflite.refusal import RefusedError
 Pads: TypeAlias = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
     """The windows of a convolution or pooling, one entry for each spatial axis.
 
@@ -95,7 +95,14 @@ def windows(
                 )
             # Padding that no window reaches is left out, so that more windows match SAME or VALID.
             pads.append((before, max(reach - sizes[axis] - before, 0)))
-    return Windows(tuple(sizes), tuple(kernel), strides, dilations, tuple(outputs), tuple(pads))
+    return Windows(
+        sizes=tuple(sizes),
+        kernel=tuple(kernel),
+        strides=strides,
+        dilations=dilations,
+        outputs=tuple(outputs),
+        pads=tuple(pads),
+    )
 
 
 @dataclass(frozen=True, slots=True)
