@@ -1,11 +1,12 @@
-"""Packages of every static form of models, opened and self-tested by several releases of onnxruntime.
+"""Packages of every static form of models, opened and self-tested by several releases of an engine.
 
-    scripts/python benchmarks/engine_releases.py MODEL.onnx... --release 1.24.4=FOLDER...
+    scripts/python benchmarks/engine_releases.py MODEL.onnx... [--engine litert] --release 1.24.4=FOLDER...
 
-FOLDER is where `pip install --no-deps --target FOLDER onnxruntime==1.24.4` put a release. Forms: each scheme
-for onnxruntime and TensorRT x scales a channel or a tensor x all layers or matrix products only, calibrated
-on 8 generated samples. One process for each model and release opens all packages; a form over which it
-aborts is named, and the next process goes on behind it.
+FOLDER is where `pip install --no-deps --target FOLDER onnxruntime==1.24.4` (or `ai-edge-litert`) put it;
+tflite-runtime also needs "numpy<2" there, and a file `ai_edge_litert.py` that hides the newer engine. Forms:
+each scheme of the engine (onnxruntime: TensorRT's too) x scales a channel or a tensor x all layers or matrix
+products only, calibrated on 8 generated samples. One process for each model and release opens all packages; a
+form over which it aborts is named, and the next process goes on behind it.
 """
 
 import telemetry_off  # noqa: F401
@@ -21,8 +22,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.package.archive import read_package, read_unverified_manifest
 from edgekit_runtime.sessions.backends import open_session
@@ -35,13 +34,14 @@ from results import make_parser
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("models", type=Path, nargs="+")
+    parser.add_argument("--engine", choices=("ort", "litert"), default="ort")
     parser.add_argument("--release", action="append", required=True, metavar="NAME=FOLDER")
     given = parser.parse_args()
     releases = dict(one.split("=", 1) for one in given.release)
     outcomes: dict[str, Counter[str]] = {name: Counter() for name in releases}
     with tempfile.TemporaryDirectory() as folder:
         for model in given.models:
-            packages = list(write_forms(model, Path(folder)))
+            packages = list(write_forms(model, given.engine, Path(folder)))
             print(f"{model.stem}: {len(packages)} forms", flush=True)
             for name, place in releases.items():
                 for form, outcome in open_all(packages, place):
@@ -53,8 +53,10 @@ def main() -> None:
         print(f"  {name}: {', '.join(f'{count} {outcome}' for outcome, count in sorted(counts.items()))}")
 
 
-def write_forms(path: Path, folder: Path) -> Iterator[tuple[str, str, str]]:
+def write_forms(path: Path, engine: str, folder: Path) -> Iterator[tuple[str, str, str]]:
     """Yield the form, path and digest of each package that was written."""
+    import onnx
+
     from edgekit_toolkit.importers.onnx import load_onnx
     from edgekit_toolkit.onnx_graph.specs import free_dims
     from edgekit_toolkit.packaging.plain_package import write_plain_package
@@ -62,10 +64,19 @@ def write_forms(path: Path, folder: Path) -> Iterator[tuple[str, str, str]]:
     from edgekit_toolkit.passes.chain import replay
     from edgekit_toolkit.quantize import forms
     from edgekit_toolkit.quantize.forms import Form
+    from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
     from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
     from edgekit_toolkit.quantize.plan import Plan
-    from edgekit_toolkit.quantize.scheme import ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC
+    from edgekit_toolkit.quantize.quantizer import Quantizer
+    from edgekit_toolkit.quantize.scheme import (
+        ASYMMETRIC,
+        ASYMMETRIC_7BIT,
+        LITERT,
+        LITERT_AVX512,
+        SYMMETRIC,
+    )
     from edgekit_toolkit.samples.generated import generate_feeds
+    from edgekit_toolkit.tflite.convert import convert
 
     source = load_onnx(path)
     signer = load_signer(folder=folder / "keys")
@@ -75,8 +86,16 @@ def write_forms(path: Path, folder: Path) -> Iterator[tuple[str, str, str]]:
     ]
     floats = onnx.shape_inference.infer_shapes(replay(source.model.proto, batch=None, applied=steps))
     feeds = generate_feeds(source.inputs, 8, 0, dims, {})
-    for scheme in (ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC):
-        quantizer = OnnxQuantizer(floats, scheme, threads=2)
+    quantizers: list[Quantizer] = (
+        [OnnxQuantizer(floats, scheme, threads=2) for scheme in (ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC)]
+        if engine == "ort"
+        else [
+            LiteRtQuantizer(convert(floats, dims), threads=2, scheme=scheme)
+            for scheme in (LITERT, LITERT_AVX512)
+        ]
+    )
+    for quantizer in quantizers:
+        scheme = quantizer.scheme
         every, products = (quantizer.kernels(elementwise=flag) for flag in (True, False))
         found = quantizer.ranges(every, lambda: iter(feeds), lambda: None)
         ranges = {name: one.whole() for name, one in found.items()}
@@ -86,11 +105,10 @@ def write_forms(path: Path, folder: Path) -> Iterator[tuple[str, str, str]]:
             model = quantizer.build(form)
             if model is None:
                 continue
-            onnx.save(model.proto, folder / "form.onnx")
+            file = folder / model.file_name
+            file.write_bytes(model.content)
             name = f"{path.stem}-{title}".replace(" ", "-").replace("_", "-").lower()
-            written = write_plain_package(
-                folder / "form.onnx", name=name, target="x86-64", folder=folder, sign=signer
-            )
+            written = write_plain_package(file, name=name, target="x86-64", folder=folder, sign=signer)
             yield title, str(written), read_unverified_manifest(written).manifest.sha256
 
 

@@ -69,6 +69,21 @@ class FixedSession:
         return {"y": self._value}
 
 
+def test_engine_that_rounds_otherwise_passes_where_rounding_moves_an_output_far() -> None:
+    value = np.linspace(0, 1, 8, dtype=np.float32)
+    elsewhere = value + np.float32([0, 0.4, 0, 0, 0, 0, 0, 0])
+
+    def passes(*jittered: np.ndarray[Any, Any]) -> bool:
+        noisy = [{"y": output} for output in jittered]
+        (output,), artifacts = golden_outputs({"y": value}, {"y": value}, integer=True, jittered=noisy)
+        case = GoldenCase({}, ((output, output.decode(artifacts[output.path])),))
+        return case.check(FixedSession(elsewhere)).passed  # type: ignore[arg-type]
+
+    assert passes(value - np.float32(0.2))
+    assert not passes(value - np.float32(0.1))
+    assert not passes()
+
+
 @pytest.mark.parametrize("noisy", [0, 640, 6000])
 def test_set_of_sampled_rows_is_held_to_a_quarter_of_what_is_stored(noisy: int) -> None:
     rows = np.random.default_rng(0).uniform(1, 100, (6000, 4)).astype(np.float32)

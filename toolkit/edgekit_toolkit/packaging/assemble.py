@@ -24,6 +24,7 @@ from edgekit_runtime.trust.dsse import PACKAGE_PREDICATE_TYPE, Statement
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.models.model import Model, Runner
 from edgekit_toolkit.onnx_graph.specs import common_specs
+from edgekit_toolkit.packaging.golden_branches import open_conditions
 from edgekit_toolkit.packaging.golden_rows import (
     JITTERS,
     add_steps,
@@ -98,9 +99,9 @@ def golden_reference(
     check_outputs(first)
     axes = {} if all(spec.size_bytes is not None for spec in outputs) else _row_axes(run, feeds, names)
     fixed, macs = _without(run, names, axes), _macs(floats, dims)
-    if rows is None:
-        rows = choose_seeds(fixed, feeds, macs=macs) if len(axes) < len(names) else ()
-    drawn = {row: fixed(resample(feeds, row)) for row in rows}
+    if rows is None and len(axes) < len(names):
+        rows = choose_seeds(fixed, feeds, macs=macs, conditions=open_conditions(floats))
+    drawn = {row: fixed(resample(feeds, row)) for row in rows or ()}
     return Reference(
         inputs=golden, artifacts=artifacts, feeds=feeds, outputs=first, rows=drawn, macs=macs, axes=axes
     )
@@ -197,7 +198,7 @@ def _golden(
     first = dict(zip(names, run(feeds), strict=True))
     axes = {**reference.axes, **row_axes([{}, {}], [first, floats])}
     jittered = []
-    for turn in range(JITTERS if integer and axes else 0):
+    for turn in range(JITTERS if integer else 0):
         with suppress(BackendError):  # the model may refuse such values
             shifted = run(add_steps(feeds, off_by_codes(feeds, turn)))
             jittered.append(dict(zip(names, shifted, strict=True)))

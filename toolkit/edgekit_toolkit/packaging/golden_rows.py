@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.golden import GoldenRows, RowsOutput, resample
 from edgekit_toolkit.models.model import Runner
+from edgekit_toolkit.packaging.golden_branches import Conditions
 from edgekit_toolkit.samples.generated import Feeds
 
 _CANDIDATES_A_ROW: Final = 20
@@ -30,7 +31,7 @@ _ENOUGH: Final = 1000.0
 # a score of 1e-6 shows what is wrong. Measured: docs/benchmarks.md, `benchmarks/golden_power.py`.
 _SHARE: Final = {"float": 0.005, "int8": 0.01}
 _SCORE_SHARE: Final = {"float": 0.05, "int8": 0.1}
-_NOISE_FACTOR: Final = 2.0
+NOISE_FACTOR: Final = 2.0
 _LEAST_SCORE: Final = 1e-9
 _FLOORS: Final = (1e-6, 1e-4, 1e-2)  # where rounding moves small scores too far
 _MIN_ROWS: Final = 2
@@ -51,17 +52,22 @@ def count_rows(macs: float, cheap_row_macs: float = _CHEAP_ROW_MACS) -> int:
     return int(np.clip(_MAX_ROWS * cheap_row_macs / max(macs, 1.0), _MIN_ROWS, _MAX_ROWS))
 
 
-def choose_seeds(run: Runner, first: Feeds, *, macs: float) -> tuple[int, ...]:
+def choose_seeds(
+    run: Runner, first: Feeds, *, macs: float, conditions: Conditions = lambda _: {}
+) -> tuple[int, ...]:
     """Return the seeds of the rows that tell wrong models best, the best first.
 
     Args:
         run: the float model.
         first: the first row.
         macs: multiply-adds of one inference; of costly models few rows are tried, or none but those taken.
+        conditions: reads which branches a row takes. Those that the first row does not take come before all
+            else that a row can show.
     """
     count, reference = count_rows(macs), run(first)
     jitters = [off_by_codes(first, turn) for turn in range(2)]
-    affordable = _MAX_CHOOSING / max(macs * (1 + len(jitters)), 1.0)
+    branches = conditions(first)
+    affordable = _MAX_CHOOSING / max(macs * (1 + len(jitters) + bool(branches)), 1.0)
     if affordable < count:  # nothing to compare
         jitters = []
     rows, seeds = [], []
@@ -70,10 +76,13 @@ def choose_seeds(run: Runner, first: Feeds, *, macs: float) -> tuple[int, ...]:
         try:
             outputs = run(feeds)
             noisy = [run(add_steps(feeds, jitter)) for jitter in jitters]
+            taken = conditions(feeds)
         except BackendError:  # values that the model does not take together
             continue
         if all(_comparable(row, reference) for row in (outputs, *noisy)):
-            rows.append(_contrasts(outputs, reference, noisy))
+            contrasts = _contrasts(outputs, reference, noisy)
+            others = [np.log1p(_ENOUGH) * (taken[name] != branch) for name, branch in branches.items()]
+            rows.append(np.concatenate([contrasts, np.repeat(others, contrasts.size)]))
             seeds.append(seed)
     return tuple(seeds[position] for position in _cover(np.asarray(rows), count)) if rows else ()
 
@@ -138,16 +147,16 @@ def _tolerance(
         least_score: the smallest score that is compared, or None for an output that holds no scores.
     """
     if value.dtype.kind != "f" or not value.size:
-        return float(max((_distance(value, other).max() for other in jittered), default=0.0)), 0.0
+        return float(max((distance(value, other).max() for other in jittered), default=0.0)), 0.0
     size = _size(value)
     extent = max(float(np.ptp(value[np.isfinite(value)])), float(size.max()), 1e-6) if size.any() else 1.0
-    share = _SHARE[kind] + _NOISE_FACTOR * _noise(value, jittered, np.asarray(extent))
+    share = _SHARE[kind] + NOISE_FACTOR * _noise(value, jittered, np.asarray(extent))
     choices = [(_short(share * extent), 0.0)]
     floors = (
         () if least_score is None else (least_score, *(floor for floor in _FLOORS if floor > least_score))
     )
     for floor in floors:
-        share = _SCORE_SHARE[kind] + _NOISE_FACTOR * _noise(value, jittered, size + floor)
+        share = _SCORE_SHARE[kind] + NOISE_FACTOR * _noise(value, jittered, size + floor)
         choices.append((_short(share * floor), _short(share)))
     return min(choices, key=lambda choice: float(np.log(choice[0] + choice[1] * size).mean()))
 
@@ -158,7 +167,7 @@ def _short(value: float) -> float:
 
 
 def _noise(value: NDArray[Any], jittered: Outputs, unit: NDArray[np.float64]) -> float:
-    return max((float((_distance(value, other) / unit).max()) for other in jittered), default=0.0)
+    return max((float((distance(value, other) / unit).max()) for other in jittered), default=0.0)
 
 
 def _holds_scores(value: NDArray[Any]) -> bool:
@@ -182,7 +191,7 @@ def _size(value: NDArray[Any]) -> NDArray[np.float64]:
     return np.abs(np.where(np.isfinite(value), value, 0.0).astype(np.float64))
 
 
-def _distance(value: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
+def distance(value: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
     """Return the distance of finite values, and 0 of others, at least one number."""
     if value.shape != other.shape or not value.size:
         return np.zeros(1)
@@ -227,11 +236,11 @@ def _contrasts(outputs: Outputs, reference: Outputs, noisy: Sequence[Outputs]) -
         atol, rtol = _tolerance(value, [other[index] for other in noisy], "int8", least_score)
         allowed = atol + rtol * _size(value)
         every = -(-value.size // _MAX_VALUES)
-        contrasts.append((_distance(value, reference[index]) / allowed).reshape(-1)[::every])
+        contrasts.append((distance(value, reference[index]) / allowed).reshape(-1)[::every])
         if value.ndim and 1 < value.shape[-1] <= _MAX_PAIRS_OF:
             first, right = np.triu_indices(value.shape[-1], 1)
             lines, limits = (array.reshape(-1, value.shape[-1])[:_MAX_VALUES] for array in (value, allowed))
-            swapped = _distance(lines[:, first], lines[:, right])
+            swapped = distance(lines[:, first], lines[:, right])
             contrasts.append((swapped / np.minimum(limits[:, first], limits[:, right])).max(axis=0))
     return np.log1p(np.minimum(np.concatenate(contrasts), _ENOUGH))
 

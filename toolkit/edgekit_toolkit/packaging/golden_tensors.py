@@ -16,6 +16,7 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.package.golden import Codes, GoldenInput, GoldenOutput
 from edgekit_runtime.package.row_sets import AlignedRows, align_rows
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.packaging.golden_rows import NOISE_FACTOR, distance
 from edgekit_toolkit.samples.generated import Feeds, generate_feeds
 
 Array = NDArray[Any]
@@ -124,8 +125,8 @@ def golden_outputs(
         floats: outputs of the float model for them; the distance of the two is part of the tolerance.
         integer: whether the packaged model computes in int8.
         axes: outputs whose number of rows depends on the data, with the axis of the rows.
-        jittered: outputs of the packaged model for inputs that are off by codes: the rows that they change,
-            twice, are those that may differ.
+        jittered: outputs of the packaged model for inputs that are off by codes. Twice their noise is part
+            of the tolerance; of a set, twice the rows that they change may differ.
 
     Raises:
         DataError: as for `check_outputs`.
@@ -138,7 +139,8 @@ def golden_outputs(
     moved = [align_rows(noisy, outputs, axes) for noisy in jittered]
     for position, (name, value) in enumerate(outputs.items()):
         path, axis = f"golden/output{position}.bin", axes.get(name)
-        atol = _atol(aligned.get(name, value), floats[name], integer=integer)
+        noisy = [other[name] for other in jittered] if axis is None else []
+        atol = _atol(aligned.get(name, value), floats[name], noisy, integer=integer)
         golden = GoldenOutput(
             name=name,
             dtype=value.dtype.name,
@@ -174,7 +176,7 @@ def _allow(noise: float, rows: int) -> int:
     return min(max(1, math.ceil(2 * noise)), -(-rows // 4), rows // 2)
 
 
-def _atol(value: NDArray[Any], reference: NDArray[Any], *, integer: bool) -> float:
+def _atol(value: Array, reference: Array, jittered: Sequence[Array], *, integer: bool) -> float:
     if value.dtype.kind != "f":
         return 0.0
     finite = np.isfinite(value) & np.isfinite(reference)
@@ -183,5 +185,6 @@ def _atol(value: NDArray[Any], reference: NDArray[Any], *, integer: bool) -> flo
     apart = float(np.abs(value[finite] - values).max(initial=0.0))
     share = _TOLERANCE["int8" if integer else "float"]
     own = share * max(scale, 1e-6)
-    # A form that is far from float must not get a large tolerance for that: twice its own share at most.
-    return float(np.float32(own + (min(apart, own) if integer else 0.0)))
+    noise = max((float(distance(value, other).max()) for other in jittered), default=0.0)
+    # A form that is far from float must not get a large tolerance for that, but for what rounding moves.
+    return float(np.float32(own + (max(min(apart, own), NOISE_FACTOR * noise) if integer else 0.0)))

@@ -6,7 +6,7 @@ from pathlib import Path
 from edgekit_runtime.errors import ModelError
 from edgekit_runtime.package.archive import Sign, write_package
 from edgekit_toolkit.importers.model_file import errors_with_path
-from edgekit_toolkit.importers.onnx import load_onnx
+from edgekit_toolkit.importers.source import load_model
 from edgekit_toolkit.onnx_graph.specs import batch_dims, free_dims
 from edgekit_toolkit.packaging.assemble import (
     GOLDEN_SEED,
@@ -22,14 +22,14 @@ from edgekit_toolkit.quantize.forms import FLOAT32, Form
 def write_plain_package(
     model: Path, *, name: str, target: str, folder: Path, sign: Sign, version: str = FIRST_VERSION
 ) -> Path:
-    """Write a package of an ONNX model that is not optimised, and return its path.
+    """Write a package of a model that is not optimised, for the engine of its format, and return its path.
 
     Raises:
         ModelError: the model cannot be used, or has free dimensions other than the batch.
         BackendError: it does not run on generated inputs.
         OutputError: the package cannot be written.
     """
-    source = load_onnx(model)
+    source = load_model(model)
     with errors_with_path(model):
         check_provable(source.model)
     batch = batch_dims(source.inputs)
@@ -41,7 +41,7 @@ def write_plain_package(
         name=name,
         version=version,
         target=target,
-        backend="ort",
+        backend=source.model.engine,
         source_sha256=source.sha256,
         batch=None,
         dims=dims,
@@ -55,7 +55,7 @@ def write_plain_package(
         figures={},
         labels=None,
         preprocessing=None,
-        tools=tool_versions("ort"),
+        tools=tool_versions(source.model.engine),
     )
     package = assemble(recipe, golden, source.model)
     path = folder / package.manifest.file_name

@@ -4,6 +4,7 @@ import platform
 from collections.abc import Iterator
 
 from edgekit_runtime.offload.measurement.machine_facts import describe_engine
+from edgekit_runtime.package.golden import resample
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.engines import find_engine, parse_engine
 from edgekit_runtime.system.install_hint import install_command
@@ -18,6 +19,7 @@ from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.index import attribute
 from edgekit_toolkit.onnx_graph.traversal import nodes
 from edgekit_toolkit.packaging.attachments import class_names, find_labels_problem
+from edgekit_toolkit.packaging.golden_branches import find_untested
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.pipeline.run import Run
 from edgekit_toolkit.samples.media.classes import numbering_note
@@ -69,6 +71,7 @@ def find_warnings(run: Run) -> list[str]:
             f"figures modelled for {request.target.name} are those of {request.target.backend.default}, the"
             f" engine that it prefers; {request.backend} may be faster or slower"
         )
+    notes.extend(_find_untested(run))
     notes.extend(find_support(request.backend).notes)
     if (profile_problem := _find_profile_problem(request)) is not None:
         notes.append(profile_problem)
@@ -100,6 +103,14 @@ def _find_single_steps(model: Model) -> Iterator[str]:
                 f"the first axis of '{name}' [{shape}] is time for {node.op_type}, and each sample is"
                 f" a single step of it: give sequences as [N, {shape}], with an axis for N samples in front"
             )
+
+
+def _find_untested(run: Run) -> list[str]:
+    """Return warnings about branches of `If` that no golden row of the package takes."""
+    first, candidate = run.prepared.golden.feeds, run.chosen or run.candidates[0]
+    rows = candidate.package.manifest.golden.rows
+    seeds = () if rows is None else rows.seeds
+    return find_untested(run.prepared.floats, [first, *(resample(first, seed) for seed in seeds)])
 
 
 def _find_profile_problem(request: Request) -> str | None:

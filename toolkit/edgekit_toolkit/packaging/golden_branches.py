@@ -1,0 +1,72 @@
+"""The branches of `If` that golden rows take: a self-test does not check a branch that none of them takes."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import onnx
+
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.onnx_graph.traversal import nodes
+from edgekit_toolkit.samples.generated import Feeds
+
+# For the inputs of a row: name of each `If` -> whether it takes the then branch.
+Conditions = Callable[[Feeds], Mapping[str, bool]]
+
+
+def open_conditions(model: Model) -> Conditions:
+    """Return a call that reads the conditions of a model, without those inside bodies and of a `.tflite`.
+
+    Raises:
+        BackendError: the engine refuses the model.
+    """
+    graph = model.proto.graph if isinstance(model, OnnxModel) else onnx.GraphProto()
+    tensors = {_name(node): node.input[0] for node in graph.node if node.op_type == "If"}
+    if not isinstance(model, OnnxModel) or not tensors:
+        return lambda _: {}
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model.proto)
+    del probe.graph.output[:]
+    names = list(dict.fromkeys(tensors.values()))
+    probe.graph.output.extend(
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.BOOL, None) for name in names
+    )
+    run = OnnxModel(probe).open(names, threads=1)
+
+    def read(feeds: Feeds) -> Mapping[str, bool]:
+        values = dict(zip(names, run(feeds), strict=True))
+        return {name: bool(values[tensor].all()) for name, tensor in tensors.items()}
+
+    return read
+
+
+def find_untested(model: Model, rows: Iterable[Feeds]) -> list[str]:
+    """Return a sentence about branches that no row takes, and one about branches that cannot be followed."""
+    read = open_conditions(model)
+    taken = [read(feeds) for feeds in rows]
+    untaken = [
+        f"{branch} branch of If '{name}'"
+        for name in taken[0]
+        for branch, condition in (("then", True), ("else", False))
+        if all(row[name] != condition for row in taken)
+    ]
+    inner = [
+        f"'{_name(node)}'"
+        for node in (nodes(model.proto) if isinstance(model, OnnxModel) else ())
+        if node.op_type == "If" and _name(node) not in taken[0]
+    ]
+    notes = []
+    if untaken:
+        notes.append(
+            f"no golden input takes the {', nor the '.join(untaken)}: the self-test on a device does not"
+            " check what is computed there"
+        )
+    if inner:
+        notes.append(
+            f"whether golden inputs take both branches of If {', '.join(inner)} is not known, since it lies"
+            " inside another body: the self-test on a device may not check all that is computed there"
+        )
+    return notes
+
+
+def _name(node: onnx.NodeProto) -> str:
+    return node.name or node.output[0]
