@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import gc
 import socket
 import ssl
 import struct
+import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -318,6 +321,39 @@ def test_handshakes_of_one_address_end_no_handshake_of_another(site, monkeypatch
         assert silent[0].recv(1) == b""
         honest = stack.enter_context(site.context().wrap_socket(slow, server_hostname="127.0.0.1"))
         assert get(honest).startswith(b"HTTP/1.1 200")
+
+
+def test_memory_of_requests_that_end_after_their_connections_is_given_back(monkeypatch):
+    monkeypatch.setattr(web_server, "_TRIM_CONNECTIONS", 5)
+    monkeypatch.setattr(web_server, "_SETTLE_S", 2)
+    begun, ended, garbage = [], [], []
+
+    def make_garbage():
+        cycle = threading.Event()
+        cycle.itself = cycle
+        garbage.append(weakref.ref(cycle))
+
+    async def answer_late(_scope, receive, _send):
+        begun.append(1)
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        make_garbage()
+        while garbage[0]() is not None:  # the first collection came too early for this request
+            await asyncio.sleep(0.01)
+        make_garbage()
+        ended.append(1)
+
+    gc.disable()
+    try:
+        with web_server.WebServer(answer_late, "127.0.0.1", 0, None, option="--port") as server:
+            with contextlib.ExitStack() as stack:
+                for _ in range(5):
+                    connect_from(stack, "127.0.0.1", server, GET)
+                wait_for(lambda: len(begun) == 5)
+            wait_for(lambda: len(ended) == 5)
+            wait_for(lambda: not any(reference() for reference in garbage))
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
+from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -43,6 +44,7 @@ _BUFFER_BYTES: Final = 16 << 10  # asyncio keeps 512 KiB of an answer under TLS,
 _UNSENT_BYTES: Final = 128 << 10  # in the kernel, which takes megabytes for a slow client
 _TRIM_EVERY_S: Final = 1
 _TRIM_CONNECTIONS: Final = 50
+_SETTLE_S: Final = 15  # after its connection a request still ends, and anyio's threads are idle for 10 s
 _BYTES_ACKED: Final = 120  # of 64 bits, in `struct tcp_info` of linux/tcp.h
 
 
@@ -53,7 +55,7 @@ class _Listener(socket.socket):
 
     Attributes:
         handshakes: address and port -> network and connection that is not ready yet.
-        ended: connections that have ended since their memory was given back.
+        ended: connections that have ended since memory was given back.
     """
 
     def __init__(self, listening: socket.socket) -> None:
@@ -61,6 +63,9 @@ class _Listener(socket.socket):
         self.handshakes: dict[Any, tuple[str, socket.socket]] = {}
         self.ended = 0
         self._burst = 0
+
+    def count_end(self) -> None:
+        self.ended += 1
 
     def accept(self) -> tuple[socket.socket, Any]:
         self._burst += 1
@@ -123,7 +128,8 @@ class _BoundedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._listener.ended += 1
+        self._listener.count_end()
+        self.loop.call_later(_SETTLE_S, self._listener.count_end)
         for timer in (self._head_timer, self._rate_timer):
             if timer is not None:
                 timer.cancel()
@@ -278,8 +284,9 @@ class WebServer:
         """Give the memory of many connections that have ended back to the system."""
         if self._socket.ended >= _TRIM_CONNECTIONS:
             self._socket.ended = 0
-            gc.collect()  # a connection is a cycle of objects
-            trim_memory()
+            await run_in_threadpool(
+                _give_memory_back
+            )  # anyio ends its idle threads: objects of each keep arenas
 
     def _run(self) -> None:
         self._server.run(sockets=[self._socket])
@@ -292,6 +299,11 @@ class WebServer:
             self._thread.join(0.02)
         self.close()
         raise TransportError(f"the web server does not start on {address}")
+
+
+def _give_memory_back() -> None:
+    gc.collect()  # a connection is a cycle of objects
+    trim_memory()
 
 
 def serve_devices(
