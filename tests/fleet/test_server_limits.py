@@ -271,6 +271,31 @@ def test_idle_connections_of_one_address_keep_nobody_out(small, address):
         assert status_of(idle[-1]) == 200
 
 
+def test_connections_of_one_address_that_wait_do_not_delay_another(monkeypatch):
+    monkeypatch.setattr(web_server, "_MAX_WAITING", 20)
+    is_busy, is_free, served = threading.Event(), threading.Event(), []
+
+    async def answer_late(scope, receive, send):
+        if scope["path"] == "/busy":  # the loop accepts nothing meanwhile
+            is_busy.set()
+            is_free.wait(60.0)
+        served.append(scope["client"][0])
+        await answer(scope, receive, send)
+
+    with (
+        web_server.WebServer(answer_late, "127.0.0.1", 0, None, option="--port") as server,
+        contextlib.ExitStack() as stack,
+    ):
+        connect_from(stack, "127.0.0.3", server, GET.replace(b"/", b"/busy", 1))
+        assert is_busy.wait(60.0)
+        for _ in range(100):
+            connect_from(stack, "127.0.0.1", server, GET)
+        other = connect_from(stack, "127.0.0.2", server, GET)
+        is_free.set()
+        assert other.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        assert served.count("127.0.0.1") <= 1
+
+
 def test_requests_of_one_address_that_do_not_end_keep_no_other_address_out(small):
     with contextlib.ExitStack() as stack:
         for _ in range(19):

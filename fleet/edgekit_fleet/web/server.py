@@ -5,6 +5,7 @@ import asyncio.sslproto
 import contextlib
 import functools
 import gc
+import random
 import socket
 import struct
 import threading
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 _START_S: Final = 10.0
 _STOP_S: Final = 5.0
 _MAX_CONNECTIONS = 500
-_MAX_HANDSHAKES = 200  # at a time; an honest one takes as long as three packets
+_MAX_HANDSHAKES = 500  # at a time; an honest one takes as long as three packets
+_MAX_WAITING = 500  # connections that wait to be accepted
 _MAX_BURST: Final = 64  # connections that are accepted in a turn of the loop: each takes 256 kB for TLS
 _IDLE_S: Final = 10
 _HEAD_S = 20.0
@@ -45,13 +47,15 @@ _UNSENT_BYTES: Final = 128 << 10  # in the kernel, which takes megabytes for a s
 _TRIM_EVERY_S: Final = 1
 _TRIM_CONNECTIONS: Final = 50
 _SETTLE_S: Final = 15  # after its connection a request still ends, and anyio's threads are idle for 10 s
-_BYTES_ACKED: Final = 120  # of 64 bits, in `struct tcp_info` of linux/tcp.h
+_UNACKED, _BYTES_ACKED = 24, 120  # of 32 and 64 bits, in `struct tcp_info` of linux/tcp.h
 
 
 class _Listener(socket.socket):
     """Accepts connections. Too many TLS handshakes end the oldest one of the address that has most.
 
-    So silent clients use up no descriptors, and one address does not shut out others.
+    So silent clients use up no descriptors, and one address does not shut out others. When too many wait to
+    be accepted, it accepts the newest of each address, and ends the others before they cost a handshake: a
+    device would wait behind a flood for longer than its timeout.
 
     Attributes:
         handshakes: address and port -> network and connection that is not ready yet.
@@ -63,16 +67,24 @@ class _Listener(socket.socket):
         self.handshakes: dict[Any, tuple[str, socket.socket]] = {}
         self.ended = 0
         self._burst = 0
+        self._accepted: list[tuple[socket.socket, Any]] = []
 
     def count_end(self) -> None:
         self.ended += 1
 
     def accept(self) -> tuple[socket.socket, Any]:
+        if not self._burst:
+            self._thin_out()
         self._burst += 1
-        if self._burst > _MAX_BURST:  # asyncio takes as many as wait, and closes none meanwhile
+        try:
+            if self._burst > _MAX_BURST and not self._accepted:
+                raise BlockingIOError(
+                    "others have their turn"
+                )  # asyncio takes all, and closes none meanwhile
+            connection, address = self._accepted.pop() if self._accepted else super().accept()
+        except OSError:
             self._burst = 0
-            raise BlockingIOError("others have their turn")
-        connection, address = super().accept()
+            raise
         self.handshakes[address] = find_network(address[0]), connection
         if len(self.handshakes) > _MAX_HANDSHAKES:
             ((most, _),) = Counter(network for network, _ in self.handshakes.values()).most_common(1)
@@ -81,6 +93,28 @@ class _Listener(socket.socket):
             with contextlib.suppress(OSError):  # it has been closed already
                 oldest.shutdown(socket.SHUT_RDWR)
         return connection, address
+
+    def _thin_out(self) -> None:
+        """If too many connections wait, accept the newest of each network, and end the others."""
+        # Of a socket that listens, the kernel counts here those that wait to be accepted.
+        (waiting,) = struct.unpack(
+            "=I", self.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACKED + 4)[-4:]
+        )
+        if waiting <= _MAX_WAITING:
+            return
+        newest: dict[str, tuple[socket.socket, Any]] = {}
+        with contextlib.suppress(OSError):  # some have gone meanwhile, or no descriptor is free
+            for _ in range(waiting):
+                connection, address = super().accept()
+                network = find_network(address[0])
+                if network in newest:
+                    newest[network][0].close()
+                newest[network] = connection, address
+        accepted = list(newest.values())
+        random.shuffle(accepted)
+        for connection, _ in accepted[_MAX_HANDSHAKES:]:
+            connection.close()
+        self._accepted = accepted[:_MAX_HANDSHAKES]
 
 
 class _BoundedConnection(H11Protocol):
@@ -284,9 +318,7 @@ class WebServer:
         """Give the memory of many connections that have ended back to the system."""
         if self._socket.ended >= _TRIM_CONNECTIONS:
             self._socket.ended = 0
-            await run_in_threadpool(
-                _give_memory_back
-            )  # anyio ends its idle threads: objects of each keep arenas
+            await run_in_threadpool(_give_memory_back)  # anyio ends idle threads, whose objects hold arenas
 
     def _run(self) -> None:
         self._server.run(sockets=[self._socket])
