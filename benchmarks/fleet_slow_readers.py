@@ -5,8 +5,8 @@
 Three addresses of loopback hold 170 TLS connections each to the web server of `edgekit fleet up`. Each asks
 for a package of 64 MiB and takes 1 kB a second, four times the least rate; it connects again when it was
 ended. Meanwhile 58 others, each with an address of its own, fetch the authority's certificate in turn. Memory
-is the resident set of the manager in 10^6 bytes: at rest; before the attacks, when the 58 have fetched 1 MiB
-of the package at once; at most during each attack, and 30 s after it. Ends by itself.
+is the resident set of the manager in 10^6 bytes: at rest; before the attacks, when the 58 have fetched
+128 KiB of the package at once; at most during each attack, and 30 s after it. Ends by itself.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ ATTACKERS, READERS, OTHERS = 3, 170, 58
 PACKAGE_BYTES = 64 << 20
 PIECE_BYTES, PACE_S = 1000, 1.0
 CERTIFICATE = "/authority HTTP/1.1"
-FIRST_MIB = "/artifacts/targets/large HTTP/1.1\r\nRange: bytes=0-1048575"
+FIRST_BYTES = "/artifacts/targets/large HTTP/1.1\r\nRange: bytes=0-131071"
 AFTER_S = 30.0
 
 
@@ -99,7 +99,7 @@ async def run(pid: int, port: int, seconds: float, attacks: int) -> None:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     rest_mb = read_rss_mb(pid)
-    asked = await asyncio.gather(*(ask(FIRST_MIB, number, port, context) for number in range(OTHERS)))
+    asked = await asyncio.gather(*(ask(FIRST_BYTES, number, port, context) for number in range(OTHERS)))
     await asyncio.sleep(AFTER_S)
     before = {"refused": asked.count(False), "rest_mb": round(rest_mb), "before_mb": round(read_rss_mb(pid))}
     print(json.dumps(before), flush=True)
