@@ -5,8 +5,8 @@
 Clients guess the password of one user at the console of `edgekit fleet up`, all from the user's address:
 first twenty without a pause, then, after a minute of rest, one that guesses once in 4 s. After 10 s the user
 logs in with the browser that was used before the guesses, and in a new browser, which repeats the right
-password each second. Prints the seconds until each is in (null: not within `--seconds`), the guesses that were
-checked a minute, and the cores that the manager took before and during the guesses.
+password each second. Prints the seconds until each is in (null: not within `--seconds`), the guesses that
+were checked a minute, and the cores that the manager took before and during the guesses.
 """
 
 import http.client

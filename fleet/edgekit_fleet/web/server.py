@@ -36,7 +36,7 @@ _START_S: Final = 10.0
 _STOP_S: Final = 5.0
 _MAX_CONNECTIONS = 500
 _MAX_HANDSHAKES = 500  # at a time; an honest one takes as long as three packets
-_MAX_WAITING = 500  # connections that wait to be accepted
+_MAX_WAITING = 1000  # connections that wait to be accepted: seconds of handshakes
 _MAX_BURST: Final = 64  # connections that are accepted in a turn of the loop: each takes 256 kB for TLS
 _IDLE_S: Final = 10
 _HEAD_S = 20.0
@@ -47,7 +47,9 @@ _UNSENT_BYTES: Final = 128 << 10  # in the kernel, which takes megabytes for a s
 _TRIM_EVERY_S: Final = 1
 _TRIM_CONNECTIONS: Final = 50
 _SETTLE_S: Final = 15  # after its connection a request still ends, and anyio's threads are idle for 10 s
-_UNACKED, _BYTES_ACKED = 24, 120  # of 32 and 64 bits, in `struct tcp_info` of linux/tcp.h
+# Of 32 and 64 bits, in `struct tcp_info` of linux/tcp.h; of a socket that listens, `tcpi_unacked` counts the
+# connections that wait to be accepted.
+_UNACKED, _BYTES_ACKED = 24, 120
 
 
 class _Listener(socket.socket):
@@ -77,10 +79,9 @@ class _Listener(socket.socket):
             self._thin_out()
         self._burst += 1
         try:
+            # asyncio takes as many as wait, and closes none meanwhile.
             if self._burst > _MAX_BURST and not self._accepted:
-                raise BlockingIOError(
-                    "others have their turn"
-                )  # asyncio takes all, and closes none meanwhile
+                raise BlockingIOError("others have their turn")
             connection, address = self._accepted.pop() if self._accepted else super().accept()
         except OSError:
             self._burst = 0
@@ -96,10 +97,8 @@ class _Listener(socket.socket):
 
     def _thin_out(self) -> None:
         """If too many connections wait, accept the newest of each network, and end the others."""
-        # Of a socket that listens, the kernel counts here those that wait to be accepted.
-        (waiting,) = struct.unpack(
-            "=I", self.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACKED + 4)[-4:]
-        )
+        information = self.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACKED + 4)
+        (waiting,) = struct.unpack_from("=I", information, _UNACKED)
         if waiting <= _MAX_WAITING:
             return
         newest: dict[str, tuple[socket.socket, Any]] = {}
