@@ -1,11 +1,12 @@
 """Whether slow readers of downloads keep devices out, and what memory they cost the manager.
 
-    scripts/python -m benchmarks.fleet_slow_readers [--seconds N]
+    scripts/python -m benchmarks.fleet_slow_readers [--seconds N] [--attacks N]
 
 Three addresses of loopback hold 170 TLS connections each to the web server of `edgekit fleet up`. Each asks
 for a package of 64 MiB and takes 1 kB a second, four times the least rate; it connects again when it was
 ended. Meanwhile 58 others, each with an address of its own, fetch the authority's certificate in turn. Memory
-is the resident set of the manager in 10^6 bytes: before, at most, and 20 s after. Ends by itself.
+is the resident set of the manager in 10^6 bytes: at rest; before the attacks, when the 58 have fetched
+128 KiB of the package at once; at most during each attack, and 30 s after it. Ends by itself.
 """
 
 import asyncio
@@ -25,7 +26,9 @@ from tests.free_port import free_port
 ATTACKERS, READERS, OTHERS = 3, 170, 58
 PACKAGE_BYTES = 64 << 20
 PIECE_BYTES, PACE_S = 1000, 1.0
-AFTER_S = 20.0
+CERTIFICATE = "/authority HTTP/1.1"
+FIRST_BYTES = "/artifacts/targets/large HTTP/1.1\r\nRange: bytes=0-131071"
+AFTER_S = 30.0
 
 
 async def read_slowly(address: str, port: int, context: ssl.SSLContext) -> None:
@@ -43,19 +46,19 @@ async def read_slowly(address: str, port: int, context: ssl.SSLContext) -> None:
         await asyncio.sleep(PACE_S)
 
 
-async def ask(address: str, port: int, context: ssl.SSLContext) -> bool:
+async def ask(request: str, number: int, port: int, context: ssl.SSLContext) -> bool:
 
     async def fetch() -> bytes:
         reader, writer = await asyncio.open_connection(
-            "127.0.0.1", port, ssl=context, local_addr=(address, 0)
+            "127.0.0.1", port, ssl=context, local_addr=(f"127.0.2.{number + 1}", 0)
         )
-        writer.write(b"GET /authority HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        writer.write(f"GET {request}\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
         answer = await reader.read(-1)
         writer.close()
         return answer
 
     try:
-        return (await asyncio.wait_for(fetch(), 10.0)).startswith(b"HTTP/1.1 200")
+        return (await asyncio.wait_for(fetch(), 10.0)).startswith(b"HTTP/1.1 20")
     except (OSError, asyncio.TimeoutError):
         return False
 
@@ -64,22 +67,18 @@ def read_rss_mb(pid: int) -> float:
     return read_memory(pid)["Rss"] / 1e6
 
 
-async def attack(pid: int, port: int, seconds: float) -> dict[str, float]:
+async def attack(pid: int, port: int, context: ssl.SSLContext, seconds: float) -> dict[str, float]:
     """Attack the manager; returns what others and its memory went through."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    asked = [await ask(f"127.0.2.{number + 1}", port, context) for number in range(OTHERS)]
-    before_mb = peak_mb = read_rss_mb(pid)
     readers = [
         asyncio.create_task(read_slowly(f"127.0.1.{attacker + 1}", port, context))
         for attacker in range(ATTACKERS)
         for _ in range(READERS)
     ]
     await asyncio.sleep(20.0)
-    answers, end_s, slowest_s = [], time.monotonic() + seconds, 0.0
+    answers, end_s, slowest_s, peak_mb = [], time.monotonic() + seconds, 0.0, 0.0
     for number in range(OTHERS):
         begin_s = time.monotonic()
-        answers.append(await ask(f"127.0.2.{number + 1}", port, context))
+        answers.append(await ask(CERTIFICATE, number, port, context))
         slowest_s = max(slowest_s, time.monotonic() - begin_s)
         peak_mb = max(peak_mb, read_rss_mb(pid))
         await asyncio.sleep(max(0.0, (end_s - time.monotonic()) / (OTHERS - number)))
@@ -88,26 +87,38 @@ async def attack(pid: int, port: int, seconds: float) -> dict[str, float]:
     await asyncio.gather(*readers, return_exceptions=True)
     await asyncio.sleep(AFTER_S)
     return {
-        "refused_before": asked.count(False),
         "refused": answers.count(False),
         "slowest_answer_s": round(slowest_s, 2),
-        "before_mb": round(before_mb),
         "peak_mb": round(peak_mb),
         "after_mb": round(read_rss_mb(pid)),
     }
 
 
+async def run(pid: int, port: int, seconds: float, attacks: int) -> None:
+    """Print the memory before attacks, and each attack."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    rest_mb = read_rss_mb(pid)
+    asked = await asyncio.gather(*(ask(FIRST_BYTES, number, port, context) for number in range(OTHERS)))
+    await asyncio.sleep(AFTER_S)
+    before = {"refused": asked.count(False), "rest_mb": round(rest_mb), "before_mb": round(read_rss_mb(pid))}
+    print(json.dumps(before), flush=True)
+    for _ in range(attacks):
+        print(json.dumps(await attack(pid, port, context, seconds)), flush=True)
+
+
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=260.0)
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--attacks", type=int, default=1)
+    options = parser.parse_args()
     ports = {f"--{name}-port": str(free_port()) for name in ("broker", "web", "console")}
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root, "fleet")
         with running_fleet_up(folder, *itertools.chain(*ports.items())) as pid:
             with (folder / "repository" / "targets" / "large").open("wb") as file:
                 file.truncate(PACKAGE_BYTES)
-            print(json.dumps(asyncio.run(attack(pid, int(ports["--web-port"]), seconds))))
+            asyncio.run(run(pid, int(ports["--web-port"]), options.seconds, options.attacks))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import gc
 import socket
 import ssl
 import struct
+import threading
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -272,6 +275,32 @@ def test_idle_connections_of_one_address_keep_nobody_out(small, address):
         assert status_of(idle[-1]) == 200
 
 
+def test_connections_of_one_address_that_wait_do_not_delay_another():
+    is_busy, is_free, served = threading.Event(), threading.Event(), []
+
+    async def answer_late(scope, receive, send):
+        if scope["path"] == "/busy":  # the loop accepts nothing meanwhile
+            is_busy.set()
+            is_free.wait(60.0)
+        served.append(scope["client"][0])
+        await answer(scope, receive, send)
+
+    with (
+        WebServer(
+            answer_late, "127.0.0.1", 0, None, option="--port", limits=ConnectionLimits(waiting=20)
+        ) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        connect_from(stack, "127.0.0.3", server, GET.replace(b"/", b"/busy", 1))
+        assert is_busy.wait(60.0)
+        for _ in range(100):
+            connect_from(stack, "127.0.0.1", server, GET)
+        other = connect_from(stack, "127.0.0.2", server, GET)
+        is_free.set()
+        assert other.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        assert served.count("127.0.0.1") <= 1
+
+
 def test_requests_of_one_address_that_do_not_end_keep_no_other_address_out(small):
     with contextlib.ExitStack() as stack:
         for _ in range(19):
@@ -316,6 +345,38 @@ def test_handshakes_of_one_address_end_no_handshake_of_another(site):
         assert silent[0].recv(1) == b""
         honest = stack.enter_context(site.context().wrap_socket(slow, server_hostname="127.0.0.1"))
         assert get(honest).startswith(b"HTTP/1.1 200")
+
+
+def test_memory_of_requests_that_end_after_their_connections_is_given_back():
+    limits = ConnectionLimits(trim_connections=5, settle_s=2.0)
+    begun, ended, garbage = [], [], []
+
+    def make_garbage():
+        cycle = threading.Event()
+        cycle.itself = cycle
+        garbage.append(weakref.ref(cycle))
+
+    async def answer_late(_scope, receive, _send):
+        begun.append(1)
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        make_garbage()
+        while garbage[0]() is not None:  # the first collection came too early for this request
+            await asyncio.sleep(0.01)
+        make_garbage()
+        ended.append(1)
+
+    gc.disable()
+    try:
+        with WebServer(answer_late, "127.0.0.1", 0, None, option="--port", limits=limits) as server:
+            with contextlib.ExitStack() as stack:
+                for _ in range(5):
+                    connect_from(stack, "127.0.0.1", server, GET)
+                wait_for(lambda: len(begun) == 5)
+            wait_for(lambda: len(ended) == 5)
+            wait_for(lambda: not any(reference() for reference in garbage))
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """A limit of failed attempts, so that nobody guesses passwords or codes.
 
-It is in the store, so that all managers count together, and a restart forgets nothing.
+Failures are forgiven one after another, as many a minute as the limit says: after 20 failures with a limit of
+20 the next attempt is checked 3 s later.
+
+The counts are in the store, so that all managers count together, and a restart forgets nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,9 +14,16 @@ from sqlalchemy.orm import Session
 
 from edgekit_fleet.access.digests import digest
 from edgekit_fleet.store.tables import FailureRow
+from edgekit_runtime.errors import RequestError
 
-PAUSE_S: Final = 60
+_MINUTE_S: Final = 60
 MAX_FAILURES: Final = 20
+_PAUSE_S: Final = _MINUTE_S // MAX_FAILURES  # until an attempt is checked again
+
+
+def too_many(attempts: str) -> RequestError:
+    """Return the refusal of an attempt that is not checked."""
+    return RequestError(429, f"too many {attempts}; wait {_PAUSE_S} s", retry_after_s=_PAUSE_S)
 
 
 def allows(session: Session, limits: Mapping[str, int], now: float) -> bool:
@@ -25,21 +35,27 @@ def allows(session: Session, limits: Mapping[str, int], now: float) -> bool:
         now: seconds since 1970.
     """
     rows = ((session.get(FailureRow, digest(key)), limit) for key, limit in limits.items())
-    return all(row is None or row.count < limit or now - row.begun_at >= PAUSE_S for row, limit in rows)
+    return all(row is None or row.count - _count_forgiven(row, limit, now) < limit for row, limit in rows)
 
 
 def take(session: Session, limits: Mapping[str, int], now: float) -> bool:
     """Count an attempt as failed; returns False, without counting it, if it should not be checked at all."""
     if not allows(session, limits, now):
         return False
-    session.execute(delete(FailureRow).where(FailureRow.begun_at <= now - PAUSE_S))
-    for key in limits:
+    session.execute(delete(FailureRow).where(FailureRow.begun_at <= now - _MINUTE_S))
+    for key, limit in limits.items():
         row = session.get(FailureRow, digest(key), populate_existing=True)
         if row is None:
             session.add(FailureRow(key_sha256=digest(key), begun_at=now, count=1))
         else:
-            row.count += 1
+            forgiven = _count_forgiven(row, limit, now)
+            row.count += 1 - forgiven
+            row.begun_at = now if row.count == 1 else row.begun_at + forgiven * _MINUTE_S / limit
     return True
+
+
+def _count_forgiven(row: FailureRow, limit: int, now: float) -> int:
+    return min(row.count, int((now - row.begun_at) * limit / _MINUTE_S))
 
 
 def forgive(session: Session, keys: Iterable[str]) -> None:

@@ -12,6 +12,7 @@ from edgekit_fleet.access.tokens import PREFIX, principal_of_token
 from edgekit_fleet.store.database import Store
 
 LOGIN: Final = "edgekit_login"
+BROWSER: Final = "edgekit_browser"  # stays after the login, see `LoginDesk`
 _OWN_HOST: Final = "__Host-"  # a browser takes such a cookie only from this host, and only over TLS
 _MAX_PORT_DIGITS: Final = 5
 

@@ -23,8 +23,9 @@ from edgekit_runtime.system.shown_text import clean_line
 
 LIFE_S: Final = 12 * 3600.0
 IDLE_S: Final = 3600.0
-_KNOWN_S: Final = 90 * 86_400.0
+KNOWN_S: Final = 90 * 86_400
 _MAX_SPREAD: Final = 100  # failures a minute, of a name at many addresses, or an address with many names
+_MAX_TOTAL: Final = 200  # failures a minute of all: each takes a core for about 0.1 s
 _MAX_ALARMS: Final = 60  # a minute
 _NOTE_S: Final = 60.0  # precision of `seen_at`; otherwise each page would write to the store
 
@@ -49,10 +50,15 @@ class Login:
 class LoginDesk:
     """Lets users in by name and password, and slows down those who guess.
 
-    Failures count by name and address together, so that who fails shuts out neither others of a shared
+    A browser in which a user has logged in before holds a cookie for that user. Attempts with the cookie
+    count by themselves, so nobody without it can shut the user out there.
+
+    Other failures count by name and address together, so that who fails shuts out neither others of a shared
     address nor the user at another one. Many names or many addresses have a wider limit, from which a user is
     exempt at an address where they have logged in before. Failures are in the audit log, an alarm for each
     address and minute.
+
+    Source: OWASP, *Slow Down Online Guessing Attacks with Device Cookies*.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
@@ -63,16 +69,23 @@ class LoginDesk:
         self._store = store
         self._clock = clock
 
-    def log_in(self, name: str, password: str, address: str) -> str:
+    def log_in(self, name: str, password: str, address: str, browser: str = "") -> str:
         """Return the secret for the cookie of a new login. It takes about 0.1 s.
+
+        Args:
+            name: who somebody claims to be.
+            password: password to check.
+            address: IP address of the client.
+            browser: secret of the browser's cookie, see `browser_of`; empty if it has none.
 
         Raises:
             RequestError: 401 name or password is wrong; 429 too many failures.
         """
         name, password = name.replace("\0", ""), password.replace("\0", "")
         now, address = self._clock(), find_network(address)
+        browser = _browser_key(browser)
         with self._store.snapshot() as session:
-            limits = _list_limits(session, name, address)
+            limits = _list_limits(session, name, address, browser)
             is_allowed = failure_limit.allows(session, limits, now)  # a flood of guesses writes nothing
         if is_allowed:
             with self._store.transaction() as session:
@@ -81,7 +94,7 @@ class LoginDesk:
                 row = session.get(UserRow, name)
                 digest = None if row is None else row.password_digest
         if not is_allowed:
-            raise RequestError(429, "too many failures; wait a minute", retry_after_s=failure_limit.PAUSE_S)
+            raise failure_limit.too_many("failures")
         is_right, newer = users.check_password(digest, password)
         if not is_right:
             self._alarm(name, address, now)
@@ -92,7 +105,11 @@ class LoginDesk:
                 raise RequestError(401, "name or password is wrong")
             row.password_digest = newer or row.password_digest
             failure_limit.forgive(session, limits)
-            session.execute(delete(KnownAddressRow).where(KnownAddressRow.seen_at < now - _KNOWN_S))
+            session.execute(
+                delete(KnownAddressRow).where(
+                    (KnownAddressRow.seen_at < now - KNOWN_S) | (KnownAddressRow.address == browser)
+                )
+            )
             session.merge(KnownAddressRow(user=name, address=address, seen_at=now))
             return open_login(session, name, now)
 
@@ -106,16 +123,32 @@ class LoginDesk:
                 audit.record(session, "console", "alarm.login", address, text=text)
 
 
-def _list_limits(session: Session, name: str, address: str) -> dict[str, int]:
+def _list_limits(session: Session, name: str, address: str, browser: str) -> dict[str, int]:
+    if session.get(KnownAddressRow, (name, browser)) is not None:
+        return {f"login {name} by {browser}": failure_limit.MAX_FAILURES}
     limits = {f"login {name} at {address}": failure_limit.MAX_FAILURES}
     if session.get(KnownAddressRow, (name, address)) is None:
-        limits |= {f"login name {name}": _MAX_SPREAD, f"login address {address}": _MAX_SPREAD}
+        limits |= {
+            f"login name {name}": _MAX_SPREAD,
+            f"login address {address}": _MAX_SPREAD,
+            "logins": _MAX_TOTAL,
+        }
     return limits
+
+
+def browser_of(secret: str) -> str:
+    """Return the secret that stays in the browser of a login, so that the user is known there later."""
+    return digest(f"browser {secret}")
+
+
+def _browser_key(browser: str) -> str:
+    return f"browser {digest(browser)}"
 
 
 def open_login(session: Session, user: str, now: float) -> str:
     """Return the secret of a new login of a user; ends those that have expired."""
     secret = make_secret()
+    session.add(KnownAddressRow(user=user, address=_browser_key(browser_of(secret)), seen_at=now))
     session.execute(delete(LoginRow).where((LoginRow.expires_at < now) | (LoginRow.seen_at < now - IDLE_S)))
     session.add(
         LoginRow(

@@ -5,8 +5,8 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edgekit_fleet.access.guard import LOGIN, read_cookie, set_cookie
-from edgekit_fleet.access.logins import close_login, find_login, open_login
+from edgekit_fleet.access.guard import BROWSER, LOGIN, read_cookie, set_cookie
+from edgekit_fleet.access.logins import KNOWN_S, browser_of, close_login, find_login, open_login
 from edgekit_fleet.console.shell import Console, local_address
 from edgekit_runtime.errors import EdgekitError, RequestError
 
@@ -23,7 +23,7 @@ def log_in(console: Console, request: Request) -> Response:
     order = form.get("order_before", "")
     address = request.client.host if request.client else ""
     try:
-        secret = console.desk.log_in(name, form.get("password", ""), address)
+        secret = console.desk.log_in(name, form.get("password", ""), address, read_cookie(request, BROWSER))
     except RequestError as error:
         status = error.status
         return console.render(
@@ -34,9 +34,7 @@ def log_in(console: Console, request: Request) -> Response:
     login = find_login(console.store, secret, time.time())
     if login is not None:
         request.state.principal, request.state.csrf = login.principal, login.csrf_token
-    response = console.ask_to_confirm(request, order)
-    set_cookie(request, response, LOGIN, secret)
-    return response
+    return _set_cookies(request, console.ask_to_confirm(request, order), secret)
 
 
 def log_out(console: Console, request: Request) -> Response:
@@ -71,6 +69,10 @@ def make_first(console: Console, request: Request) -> Response:
 
 
 def _enter(console: Console, request: Request, secret: str, target: str) -> Response:
-    response = console.redirect(request, target)
+    return _set_cookies(request, console.redirect(request, target), secret)
+
+
+def _set_cookies(request: Request, response: Response, secret: str) -> Response:
     set_cookie(request, response, LOGIN, secret)
+    set_cookie(request, response, BROWSER, browser_of(secret), KNOWN_S)
     return response

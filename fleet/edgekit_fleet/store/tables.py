@@ -431,9 +431,10 @@ class LoginRow(Table):
 
 
 class KnownAddressRow(Table):
-    """An address from which a user has logged in.
+    """An address or a browser from which a user has logged in.
 
     Attributes:
+        address: IPv4 address, /64 network, or `browser` with the SHA-256 of the secret in its cookie.
         seen_at: time of the newest login.
     """
 
@@ -449,7 +450,7 @@ class FailureRow(Table):
 
     Attributes:
         key_sha256: SHA-256 of the address or name.
-        begun_at: when the first one came; a minute later all are forgiven.
+        begun_at: when `count` was right; since then some are forgiven, and after a minute all.
         count: number of failed attempts.
     """
 

@@ -130,7 +130,7 @@ class EnrolmentPages:
         limits = {f"enrolment address {find_network(address)}": failure_limit.MAX_FAILURES}
         with self._store.snapshot() as session:
             is_allowed = failure_limit.allows(session, limits, time.time())
-        too_many = RequestError(429, "too many failures; wait a minute", retry_after_s=failure_limit.PAUSE_S)
+        too_many = failure_limit.too_many("failures")
         try:
             request = from_plain(kind, json.loads(data), "request", SignatureError)
             if not is_allowed:  # others of a shared address have failed
@@ -190,7 +190,7 @@ def _count_certificate(session: Session, device: str) -> None:
     if not failure_limit.take(
         session, {f"certificates of {device}": failure_limit.MAX_FAILURES}, time.time()
     ):
-        raise RequestError(429, "too many certificates; wait a minute", retry_after_s=failure_limit.PAUSE_S)
+        raise failure_limit.too_many("certificates")
 
 
 def make_app(store: Store, folder: FleetFolder, settings: FleetSettings, authority: Authority) -> Starlette:

@@ -5,6 +5,7 @@ import asyncio.sslproto
 import contextlib
 import functools
 import gc
+import random
 import socket
 import struct
 import threading
@@ -17,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
+from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -39,8 +41,9 @@ _MIN_BYTES_PER_S: Final = 256  # at less the agent gives up by itself, see `arti
 _BUFFER_BYTES: Final = 16 << 10  # asyncio keeps 512 KiB of an answer under TLS, and 256 KiB to read into
 _UNSENT_BYTES: Final = 128 << 10  # in the kernel, which takes megabytes for a slow client
 _TRIM_EVERY_S: Final = 1
-_TRIM_CONNECTIONS: Final = 50
-_BYTES_ACKED: Final = 120  # of 64 bits, in `struct tcp_info` of linux/tcp.h
+# Of 32 and 64 bits, in `struct tcp_info` of linux/tcp.h; of a socket that listens, `tcpi_unacked` counts the
+# connections that wait to be accepted.
+_UNACKED, _BYTES_ACKED = 24, 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +55,19 @@ class ConnectionLimits:
         handshakes: most TLS handshakes at a time; an honest one takes as long as three packets.
         head_s: time until the head of a request is there.
         window_s: period over which a client must take data fast enough.
+        waiting: connections that wait to be accepted, which is seconds of handshakes.
+        trim_connections: ended connections after which their memory is given back.
+        settle_s: time after which it is given back again: requests still end after their connections, and
+            anyio's threads are idle for 10 s.
     """
 
     connections: int = 500
-    handshakes: int = 200
+    handshakes: int = 500
     head_s: float = 20.0
     window_s: float = 60.0
+    waiting: int = 1000
+    trim_connections: int = 50
+    settle_s: float = 15.0
 
 
 DEFAULT_LIMITS: Final = ConnectionLimits()
@@ -66,11 +76,13 @@ DEFAULT_LIMITS: Final = ConnectionLimits()
 class _Listener(socket.socket):
     """Accepts connections. Too many TLS handshakes end the oldest one of the address that has most.
 
-    So silent clients use up no descriptors, and one address does not shut out others.
+    So silent clients use up no descriptors, and one address does not shut out others. When too many wait to
+    be accepted, it accepts the newest of each address, and ends the others before they cost a handshake: a
+    device would wait behind a flood for longer than its timeout.
 
     Attributes:
         handshakes: address and port -> network and connection that is not ready yet.
-        ended: connections that have ended since their memory was given back.
+        ended: connections that have ended since memory was given back.
     """
 
     def __init__(self, listening: socket.socket, limits: ConnectionLimits) -> None:
@@ -79,13 +91,23 @@ class _Listener(socket.socket):
         self.handshakes: dict[Any, tuple[str, socket.socket]] = {}
         self.ended = 0
         self._burst = 0
+        self._accepted: list[tuple[socket.socket, Any]] = []
+
+    def count_end(self) -> None:
+        self.ended += 1
 
     def accept(self) -> tuple[socket.socket, Any]:
+        if not self._burst:
+            self._thin_out()
         self._burst += 1
-        if self._burst > _MAX_BURST:  # asyncio takes as many as wait, and closes none meanwhile
+        try:
+            # asyncio takes as many as wait, and closes none meanwhile.
+            if self._burst > _MAX_BURST and not self._accepted:
+                raise BlockingIOError("others have their turn")
+            connection, address = self._accepted.pop() if self._accepted else super().accept()
+        except OSError:
             self._burst = 0
-            raise BlockingIOError("others have their turn")
-        connection, address = super().accept()
+            raise
         self.handshakes[address] = find_network(address[0]), connection
         if len(self.handshakes) > self.limits.handshakes:
             ((most, _),) = Counter(network for network, _ in self.handshakes.values()).most_common(1)
@@ -94,6 +116,26 @@ class _Listener(socket.socket):
             with contextlib.suppress(OSError):  # it has been closed already
                 oldest.shutdown(socket.SHUT_RDWR)
         return connection, address
+
+    def _thin_out(self) -> None:
+        """If too many connections wait, accept the newest of each network, and end the others."""
+        information = self.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACKED + 4)
+        (waiting,) = struct.unpack_from("=I", information, _UNACKED)
+        if waiting <= self.limits.waiting:
+            return
+        newest: dict[str, tuple[socket.socket, Any]] = {}
+        with contextlib.suppress(OSError):  # some have gone meanwhile, or no descriptor is free
+            for _ in range(waiting):
+                connection, address = super().accept()
+                network = find_network(address[0])
+                if network in newest:
+                    newest[network][0].close()
+                newest[network] = connection, address
+        accepted = list(newest.values())
+        random.shuffle(accepted)
+        for connection, _ in accepted[self.limits.handshakes :]:
+            connection.close()
+        self._accepted = accepted[: self.limits.handshakes]
 
 
 class _BoundedConnection(H11Protocol):
@@ -141,7 +183,8 @@ class _BoundedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._listener.ended += 1
+        self._listener.count_end()
+        self.loop.call_later(self._listener.limits.settle_s, self._listener.count_end)
         for timer in (self._head_timer, self._rate_timer):
             if timer is not None:
                 timer.cancel()
@@ -300,10 +343,9 @@ class WebServer:
 
     async def _trim_memory(self) -> None:
         """Give the memory of many connections that have ended back to the system."""
-        if self._socket.ended >= _TRIM_CONNECTIONS:
+        if self._socket.ended >= self._socket.limits.trim_connections:
             self._socket.ended = 0
-            gc.collect()  # a connection is a cycle of objects
-            trim_memory()
+            await run_in_threadpool(_give_memory_back)  # anyio ends idle threads, whose objects hold arenas
 
     def _run(self) -> None:
         self._server.run(sockets=[self._socket])
@@ -316,6 +358,11 @@ class WebServer:
             self._thread.join(0.02)
         self.close()
         raise TransportError(f"the web server does not start on {address}")
+
+
+def _give_memory_back() -> None:
+    gc.collect()  # a connection is a cycle of objects
+    trim_memory()
 
 
 def serve_devices(

@@ -24,6 +24,7 @@ PASSWORD = "correct horse battery"  # noqa: S105
 def quick_digests(monkeypatch):
     monkeypatch.setattr(users, "_hasher", PasswordHasher(1, 64, 1))
     monkeypatch.setattr(logins, "_MAX_SPREAD", 25)
+    monkeypatch.setattr(logins, "_MAX_TOTAL", 30)
 
 
 @pytest.fixture
@@ -74,15 +75,70 @@ def fail(desk, count, *, name="ann", address="10.0.0.1"):
         (25, {"name": lambda number: f"u{number}"}, ("ann", "10.0.0.1")),
         (25, {"address": lambda number: f"10.0.0.{number}"}, ("ann", "10.0.1.1")),
         (25, {"name": lambda n: f"u{n}", "address": lambda n: f"2001:db8::{n:x}:1"}, ("u0", "2001:db8::a")),
+        (30, {"name": lambda n: f"u{n}", "address": lambda n: f"10.0.{n}.1"}, ("ann", "10.0.0.99")),
     ],
-    ids=["name at an address", "names at an address", "name at addresses", "addresses of a network"],
+    ids=["name at an address", "names at an address", "name at addresses", "addresses of a network", "all"],
 )
-def test_failures_are_limited(desk, count, spread, attempt):
+def test_right_password_is_admitted_3_s_after_too_many_failures(desk, clock, count, spread, attempt):
     fail(desk, count, **spread)
     name, address = attempt
     with pytest.raises(RequestError) as refusal:
         desk.log_in(name, PASSWORD, address)
-    assert (refusal.value.status, refusal.value.retry_after_s) == (429, 60)
+    assert (refusal.value.status, refusal.value.retry_after_s) == (429, 3)
+    clock.now += 3
+    if name == "ann":
+        assert desk.log_in(name, PASSWORD, address)
+    else:
+        fail(desk, 1, name=name, address=address)
+
+
+def test_right_password_is_admitted_in_a_browser_of_its_user_whatever_others_try(desk):
+    browser = logins.browser_of(desk.log_in("ann", PASSWORD, "10.0.0.1"))
+    fail(desk, 20)
+    with pytest.raises(RequestError, match="too many"):
+        desk.log_in("ann", PASSWORD, "10.0.0.1")
+    assert desk.log_in("ann", PASSWORD, "10.0.0.1", browser)
+
+
+@pytest.mark.parametrize("case", ["of another user", "used", "90 days old", "of a removed user", "none"])
+def test_browser_that_is_not_of_the_user_is_like_any_other(store, desk, clock, case):
+    if case == "of a removed user":
+        with store.transaction() as session:
+            users.add_user(session, "eve", PASSWORD, "admin", actor="ann")
+    secret = desk.log_in(
+        {"of another user": "vic", "of a removed user": "eve"}.get(case, "ann"), PASSWORD, "::"
+    )
+    browser = "" if case == "none" else logins.browser_of(secret)
+    if case == "used":  # each login gives the browser a new secret
+        desk.log_in("ann", PASSWORD, "::", browser)
+    elif case == "90 days old":
+        clock.now += logins.KNOWN_S + 1
+        desk.log_in("vic", PASSWORD, "::")
+    elif case == "of a removed user":
+        with store.transaction() as session:
+            users.remove_user(session, "eve", actor="ann")
+        with store.transaction() as session:
+            users.add_user(session, "eve", PASSWORD, "admin", actor="ann")
+    name = "eve" if case == "of a removed user" else "ann"
+    fail(desk, 20, name=name)
+    with pytest.raises(RequestError, match="too many"):
+        desk.log_in(name, PASSWORD, "10.0.0.1", browser)
+
+
+@pytest.mark.parametrize(
+    ("address", "has_browser", "limit"),
+    [("10.0.0.2", False, 20), ("10.0.0.{}", False, 25), ("10.0.0.2", True, 20)],
+    ids=["address", "name", "browser"],
+)
+def test_checked_guesses_a_minute_are_bounded(desk, clock, address, has_browser, limit):
+    browser = logins.browser_of(desk.log_in("ann", PASSWORD, "10.0.1.1")) if has_browser else ""
+    minutes, checked = 2, 0
+    for number in range(200 * minutes):
+        clock.now += 60 / 200
+        with pytest.raises(RequestError) as refusal:
+            desk.log_in("ann", "guess", address.format(number % 256), browser)
+        checked += refusal.value.status == 401
+    assert checked <= limit * (minutes + 1)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +211,7 @@ def test_failures_at_one_manager_count_at_the_others(store, desk, clock):
     for each in (desk, other):
         with pytest.raises(RequestError, match="too many"):
             each.log_in("ann", PASSWORD, "10.0.0.1")
-    clock.now += 60
+    clock.now += 3
     assert desk.log_in("ann", PASSWORD, "10.0.0.1")
 
 

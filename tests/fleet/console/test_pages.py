@@ -8,6 +8,7 @@ from sqlalchemy import event
 from sqlalchemy import text as sql
 from tests.fleet.console.conftest import DEVICES, PASSWORD, Client, log_in
 
+from edgekit_fleet.access import failure_limit
 from edgekit_fleet.console import fleet_page
 from edgekit_fleet.manager.expiry import Expiry, alarm_expiries
 from edgekit_fleet.operations import devices
@@ -282,6 +283,22 @@ def test_login_opens_the_page_that_was_asked_for(served):
     assert client.follow(right).status == 200
     client.follow(client.post("/logout"))
     assert client.get("/audit").status == 303
+
+
+def test_browser_of_a_user_is_let_in_while_others_guess(served, monkeypatch):
+    monkeypatch.setattr(failure_limit, "MAX_FAILURES", 2)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+
+    def try_to_log_in(client, password):
+        csrf = re.search(r'name="csrf" value="([^"]+)"', client.get("/login").text)[1]
+        return client.post("/login", name="vera", password=password, csrf=csrf).status
+
+    own, foreign = Client(served.port), Client(served.port)
+    assert try_to_log_in(own, PASSWORD) == 303
+    own.post("/logout")
+    assert [try_to_log_in(foreign, "guess") for _ in range(3)] == [401, 401, 429]
+    assert try_to_log_in(own, PASSWORD) == 303
 
 
 def test_part_of_an_open_page_leads_to_no_login_as_a_form_may_be_filled_in(served):
