@@ -3,6 +3,9 @@
 import os
 from collections import Counter
 
+# Before numpy is imported: threads of BLAS wait in a busy loop, which takes the processor from other tests.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
 from hypothesis import HealthCheck, settings
 
