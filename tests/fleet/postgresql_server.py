@@ -24,12 +24,13 @@ listen_addresses = '127.0.0.1'
 port = {port}
 unix_socket_directories = ''
 fsync = {fsync}
+full_page_writes = {fsync}
 wal_level = replica
 max_wal_senders = 4
 max_connections = 60
 shared_buffers = 32MB
 max_wal_size = 256MB
-autovacuum_naptime = 10s
+autovacuum = off
 logging_collector = off
 {more}
 """
