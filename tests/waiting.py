@@ -13,12 +13,12 @@ from typing import Any, AnyStr, BinaryIO
 
 
 def wait_for(condition: Callable[[], Any], what: str = "it to hold", limit_s: float = 60.0) -> Any:
-    """Return what `condition` returns once that is true; it is asked at most for a sixth of the time."""
+    """Return what `condition` returns once that is true; it is asked for a tenth of the time at most."""
     begin_s = asked_s = time.monotonic()
     while not (found := condition()):
         now_s = time.monotonic()
         assert now_s < begin_s + limit_s, f"waited {limit_s} s for: {what}"
-        time.sleep(min(max(5 * (now_s - asked_s), 0.01), 0.1))
+        time.sleep(min(max(10 * (now_s - asked_s), 0.01), 0.25))
         asked_s = time.monotonic()
     return found
 
