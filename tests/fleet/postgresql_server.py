@@ -222,11 +222,15 @@ class PostgresqlServer:
 @contextlib.contextmanager
 def new_database(server: PostgresqlServer, template: str = "template1") -> Iterator[str]:
     """Yield the URL of a new database, which is dropped at the end."""
+    import psycopg
+
     name = f"fleet_{secrets.token_hex(6)}"
     # A copy of files takes a tenth of the processor time of the log of all pages, which version 15 writes.
     strategy = "STRATEGY FILE_COPY" if server.version >= _FIRST_WITH_STRATEGIES else ""
-    server.sql(f"CREATE DATABASE {name} TEMPLATE {template} {strategy}")
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} {strategy}")
     try:
         yield server.url(name)
     finally:
-        server.sql(f"DROP DATABASE {name} WITH (FORCE)")
+        with psycopg.connect(server.url(), autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")

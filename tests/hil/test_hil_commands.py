@@ -27,7 +27,6 @@ from edgekit_offload.profiling.machine import Machine, RunnableGraph, time_batch
 from edgekit_runtime.errors import BenchError, CutError
 from edgekit_runtime.offload.measurement.job import JobResult, Timing
 from edgekit_runtime.offload.measurement.machine_facts import describe_machine
-from edgekit_toolkit.measurement import device_profile
 from edgekit_toolkit.measurement.calibration_networks import (
     digest_calibration_models,
     make_calibration_networks,
@@ -90,7 +89,6 @@ def test_device_of_a_bench_is_profiled_over_its_own_connection(
             meter.show("4")
 
     monkeypatch.setattr(machine, "time_batches", draw_and_time)
-    monkeypatch.setattr(device_profile, "HOST_S", 0.0)
     assert init(board, "--name", "desk", "--meter", f"command:{meter.command}") == 0
     file = folder / "bench.yaml"
     file.write_text(
@@ -98,7 +96,7 @@ def test_device_of_a_bench_is_profiled_over_its_own_connection(
     )
     capsys.readouterr()
 
-    code = main(["profile", "--on", "bench.yaml", "--seconds", "5", "--json"])
+    code = main(["profile", "--on", "bench.yaml", "--seconds", "1", "--json"])
 
     found = json.loads(capsys.readouterr().out)
     assert (code, found["label"], found["target"]) == (0, "measured", "x86-64-desk")
@@ -143,13 +141,12 @@ def test_meter_that_does_not_show_the_power_of_the_device_leaves_that_of_the_tar
         return JobResult(describe_machine(), tuple(Timing(1e-3, 0.0, 5) for _ in graphs))
 
     monkeypatch.setattr(machine, "time_batches", time_nothing)
-    monkeypatch.setattr(device_profile, "HOST_S", 0.0)
     Tree(folder / "sys").rail(1, "VDD_CPU", 5000, 300)
     sensors = {"SensorsDriver": {"python": str(board.python), "sysfs": str(folder / "sys")}}
     drivers = {"CommandMeterDriver": {"interval_s": 0.05, **meter}} if meter else sensors
     board.write_bench(folder / "bench.yaml", name="desk", kind="real", drivers=drivers)
 
-    assert main(["profile", "--on", "bench.yaml", "--seconds", "5"]) == 0
+    assert main(["profile", "--on", "bench.yaml", "--seconds", "1"]) == 0
 
     shown = " ".join(capsys.readouterr().out.split())
     assert "Power: that of the target, not measured; " in shown
@@ -168,7 +165,7 @@ def test_profile_that_fails_does_not_break_a_bench(
     board: SshBoard, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert init(board, "--name", "desk") == 0
-    arguments = ["profile", "--on", "bench.yaml", "--seconds", "5"]
+    arguments = ["profile", "--on", "bench.yaml", "--seconds", "1"]
     with monkeypatch.context() as failing:
         failing.setattr("edgekit_offload.profiling.machine._MEASURE", ("no", "such", "command"))
         assert main(arguments) == CutError.exit_code
@@ -308,7 +305,7 @@ def test_run_on_a_real_device_profiles_it_once_and_keeps_the_times(board: SshBoa
     read = f"echo >>{folder}/read; wc -l <{folder}/read"  # more and more watts
     rising = {"CommandMeterDriver": {"command": read, "interval_s": 0.05}}
     board.write_bench(folder / "bench.yaml", name="desk", kind="real", drivers=rising)
-    options = ["--profile-seconds", "5", "--evidence", "seen"]
+    options = ["--profile-seconds", "1", "--evidence", "seen"]
 
     done = run_hil("run", "-k", "memory_is_near and italy", *options)
     profile = find_user_targets() / "x86-64-desk.toml"
@@ -363,7 +360,7 @@ def test_profile_that_does_not_hold_for_the_device_is_measured_again(
     )
     write_target(path, target)
 
-    done = run_hil("run", "-k", "italy and tensorrt", "--evidence", "seen", "--profile-seconds", "5")
+    done = run_hil("run", "-k", "italy and tensorrt", "--evidence", "seen", "--profile-seconds", "1")
 
     assert "profile of bench 'desk'" in done.stdout, done.stdout + done.stderr
     found = load_target(str(path)).device_times
@@ -389,7 +386,7 @@ def test_bench_whose_target_is_a_profile_is_not_profiled(board: SshBoard, folder
     write_target(find_user_targets() / "x86-64-other.toml", target)
     board.write_bench(folder / "bench.yaml", name="desk", kind="real", target="x86-64-other")
 
-    done = run_hil("run", "-k", "italy and tensorrt", "--evidence", "seen", "--profile-seconds", "5")
+    done = run_hil("run", "-k", "italy and tensorrt", "--evidence", "seen", "--profile-seconds", "1")
 
     assert "is not profiled: x86-64-other is a profile" in done.stderr, done.stdout + done.stderr
     assert [path.name for path in find_user_targets().iterdir()] == ["x86-64-other.toml"]

@@ -39,7 +39,7 @@ _OWN_FILE = Path("bench.yaml")
 )
 @click.option(
     "--profile-seconds",
-    type=click.IntRange(5),
+    type=click.IntRange(1),
     default=60,
     show_default=True,
     help="Length of the measurement of a real device for which packages are predicted by its own profile, if"
