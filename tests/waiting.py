@@ -12,7 +12,7 @@ from subprocess import Popen
 from typing import Any, AnyStr, BinaryIO
 
 
-def wait_for(condition: Callable[[], Any], what: str = "it to hold", limit_s: float = 60.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str = "it to hold", limit_s: float = 120.0) -> Any:
     """Return what `condition` returns once that is true; it is asked for a tenth of the time at most."""
     begin_s = asked_s = time.monotonic()
     while not (found := condition()):
