@@ -2,7 +2,7 @@
 
     scripts/python -m benchmarks.fleet_faults [--limit-s 270]
 
-Four parts, each with its share of the time; `--part NAME` runs one of them.
+Four parts, each with its share of the time; `--part NAME...` runs some of them.
 
 - `journal`: the agent's journal and slots, in this process: a kill, a full disk, a failed call, and every
   state that a power cut may leave, at every step that changes the disk. Then a fresh process must start a
@@ -16,6 +16,7 @@ Four parts, each with its share of the time; `--part NAME` runs one of them.
 Faults are tried in a random order that is always the same, until the time is over.
 """
 
+import contextlib
 import logging
 import sys
 import time
@@ -29,11 +30,11 @@ from tests.faults.processes import Outcome
 from tests.runtime.conftest import maker as make_maker
 
 PARTS = {
-    # name -> what runs it, and its share of the time
-    "journal": (journal_faults.run, 0.4),
-    "steps": (step_faults.run, 0.15),
-    "manager": (manager_faults.run, 0.4),
-    "torn": (manager_faults.run_torn, 0.05),
+    # name -> what opens its bench, which parts may share; what runs it there, and its share of the time
+    "journal": (contextlib.nullcontext, journal_faults.run, 0.4),
+    "steps": (contextlib.nullcontext, step_faults.run, 0.15),
+    "manager": (manager_faults.open_bench, manager_faults.run, 0.4),
+    "torn": (manager_faults.open_bench, manager_faults.run_torn, 0.05),
 }
 LIMIT_S = 900.0
 
@@ -54,18 +55,21 @@ def _print(part: str, outcome: Outcome, took_s: float) -> None:
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="of all parts together")
-    parser.add_argument("--part", choices=list(PARTS), help="this one only")
+    parser.add_argument("--part", choices=list(PARTS), nargs="+", default=list(PARTS), help="these only")
     parser.add_argument("--most", type=int, help="faults of a part")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
-    limit_s = arguments.limit_s
-    maker, outcomes = make_maker.__wrapped__(), {}
-    for part, (run, share) in PARTS.items():
-        if arguments.part in (part, None):
+    maker, benches, outcomes = make_maker.__wrapped__(), {}, {}
+    s_per_share = arguments.limit_s / sum(PARTS[part][-1] for part in arguments.part)
+    with contextlib.ExitStack() as opened:
+        for part in arguments.part:
+            open_bench, run, share = PARTS[part]
             begin_s = time.monotonic()
-            outcomes[part] = run(maker, limit_s * (share if arguments.part is None else 1.0), arguments.most)
+            if open_bench not in benches:
+                benches[open_bench] = opened.enter_context(open_bench(maker))
+            outcomes[part] = run(benches[open_bench], s_per_share * share, arguments.most)
             _print(part, outcomes[part], time.monotonic() - begin_s)
     total = sum(sum(one.counts.values()) for one in outcomes.values())
     wrong = [line for one in outcomes.values() for line in one.wrong]

@@ -239,7 +239,7 @@ def main() -> int:
     memory, begin_s = enter_private_memory(MEMORY_BYTES), time.monotonic()
     names = [arguments.run] if arguments.run else list(SHARES)
     found, figures = {}, {}
-    with make_runs(memory) as runs:
+    with make_runs(memory, with_agent=names != ["slots"]) as runs:
         for name in names:
             found[name], figures[name] = try_run(name, runs[name], memory, arguments)
     took_s = time.monotonic() - begin_s

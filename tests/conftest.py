@@ -1,7 +1,11 @@
 """What holds for every test: no telemetry, no engine is fetched, and time decides nothing."""
 
+import gc
 import os
 from collections import Counter
+
+# Before numpy is imported: threads of BLAS wait in a busy loop, which takes the processor from other tests.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,3 +36,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=long)
     counts = Counter(item.path for item in items)
     items.sort(key=lambda item: counts[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported from the garbage collector: it would visit half a million objects each time."""
+    gc.collect()
+    gc.freeze()

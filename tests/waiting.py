@@ -12,12 +12,14 @@ from subprocess import Popen
 from typing import Any, AnyStr, BinaryIO
 
 
-def wait_for(condition: Callable[[], Any], what: str = "it to hold", limit_s: float = 60.0) -> Any:
-    """Return what `condition` returns once that is true."""
-    end_s = time.monotonic() + limit_s
+def wait_for(condition: Callable[[], Any], what: str = "it to hold", limit_s: float = 120.0) -> Any:
+    """Return what `condition` returns once that is true; it is asked for a tenth of the time at most."""
+    begin_s = asked_s = time.monotonic()
     while not (found := condition()):
-        assert time.monotonic() < end_s, f"waited {limit_s} s for: {what}"
-        time.sleep(0.01)
+        now_s = time.monotonic()
+        assert now_s < begin_s + limit_s, f"waited {limit_s} s for: {what}"
+        time.sleep(min(max(10 * (now_s - asked_s), 0.01), 0.25))
+        asked_s = time.monotonic()
     return found
 
 

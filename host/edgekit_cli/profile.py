@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 _REST_SHARE = 6  # of the measurement: so much time the device rests before, if there is a meter
+_MIN_REST_S = 1.0
 
 
 @click.command("profile")
@@ -48,7 +49,7 @@ _REST_SHARE = 6  # of the measurement: so much time the device rests before, if 
 )
 @click.option(
     "--seconds",
-    type=NumberRange(5, 3600),
+    type=NumberRange(1, 3600),
     default=60.0,
     show_default=True,
     help="How long to measure on the device.",
@@ -203,7 +204,7 @@ def measure_profile(
     )
     write_target(path, profiled)  # what follows can be repeated
     show("measuring here")
-    here, times = measure_host_runs((), engine, HOST_S), profiled.device_times
+    here, times = measure_host_runs((), engine, min(seconds, HOST_S)), profiled.device_times
     assert times is not None  # noqa: S101  # for the type checker
     fitted = fit_here(times, here)
     status: Status = "measured" if times.is_real else "estimated"
@@ -244,7 +245,7 @@ def _measure(
         if meter is not None:
             show("reading the meter at rest")
             with meter.measure() as idle:
-                time.sleep(seconds / _REST_SHARE)
+                time.sleep(max(seconds / _REST_SHARE, _MIN_REST_S))
             with meter.measure() as active:
                 show(text)
                 measured = time_batches(device.machine, graphs, seconds=seconds, engine=engine)

@@ -74,7 +74,7 @@ class Site:
     def serve(self):
         """Start the service and wait until it listens."""
         process = self.start("serve", "--port", "0")
-        wait_for(lambda: is_listening(self.socket_path), f"the service; {self.log()}", 40)
+        wait_for(lambda: is_listening(self.socket_path), f"the service; {self.log()}")
         return process
 
     def end(self):
@@ -138,8 +138,8 @@ class Site:
         found = self.reported()
         return None if found is None else (found.status, [one.state for one in found.executions])
 
-    def wait_status(self, *expected, limit_s=40):
-        return wait_for(lambda: self.status() == expected, f"{expected}; {self.log()}", limit_s)
+    def wait_status(self, *expected):
+        return wait_for(lambda: self.status() == expected, f"{expected}; {self.log()}")
 
     def served(self, model="linear"):
         """Return version and state of what the service serves."""

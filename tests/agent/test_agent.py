@@ -23,16 +23,16 @@ pytest.importorskip("onnxruntime")
 def test_device_installs_what_the_fleet_wants_and_shows_what_is_done_by_hand(site):  # noqa: F811
     site.enrol()
     agent = site.start("agent")
-    wait_for(site.status, f"a report; {site.log()}", 30)
+    wait_for(site.status, f"a report; {site.log()}")
     site.want("1.0.0")
     site.wait_status("converged", ["succeeded"])
     site.want("2.0.0")
-    wait_for(lambda: [one.version for one in site.reported().models] == ["2.0.0"], "2.0.0", 40)
+    wait_for(lambda: [one.version for one in site.reported().models] == ["2.0.0"], "2.0.0")
     shown = json.loads(site.run("fleet", "status", "--json"))
     assert [(one["version"], one["state"]) for one in shown["executions"]] == [("2.0.0", "succeeded")]
     assert "d1, target x86-64" in site.run("fleet", "status")
     site.slots().rollback("linear")
-    wait_for(lambda: site.reported().status == "diverged", "the rollback to show", 10)
+    wait_for(lambda: site.reported().status == "diverged", "the rollback to show")
     assert "rolled back by hand" in site.reported().because
     text = Path(f"/proc/{agent.pid}/smaps_rollup").read_text()
     (pss,) = re.findall(r"^Pss: +(\d+) kB", text, re.MULTILINE)
@@ -61,7 +61,7 @@ def test_package_that_cannot_run_here_is_refused_before_its_download(site, custo
 def test_agent_that_is_killed_goes_on_where_it_was(site):  # noqa: F811
     site.enrol()
     agent = site.start("agent")
-    wait_for(site.status, "a report", 30)
+    wait_for(site.status, "a report")
     os.kill(agent.pid, signal.SIGKILL)
     agent.wait()
     site.want("1.0.0")
@@ -87,4 +87,4 @@ def test_running_agent_follows_the_exchange_of_the_managers_key(site):  # noqa: 
         events = session.scalars(select(AuditRow.action).where(AuditRow.subject == site.name)).all()
     assert [each for each in events if "event" in each or "alarm" in each] == []
     site.want("2.0.0")
-    wait_for(lambda: [one.version for one in site.reported().models] == ["2.0.0"], "2.0.0", 40)
+    wait_for(lambda: [one.version for one in site.reported().models] == ["2.0.0"], "2.0.0")

@@ -72,7 +72,7 @@ def test_device_fetches_from_a_bucket_whose_public_certificate_it_trusts(
                 site.wait_status("converged", ["succeeded"])
                 assert any(path.startswith("/targets/x86-64/") for path in cdn.paths)
             else:
-                wait_for(lambda: "CERTIFICATE_VERIFY_FAILED" in site.run("fleet", "status"), site.log(), 20)
+                wait_for(lambda: "CERTIFICATE_VERIFY_FAILED" in site.run("fleet", "status"), site.log())
                 assert cdn.paths == []
         finally:
             site.end()

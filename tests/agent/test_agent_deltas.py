@@ -20,7 +20,7 @@ def test_delta_saves_bytes_and_a_wrong_one_costs_only_its_own(site, is_good):  #
     site.enrol()
     site.start("agent")
     site.want("1.0.0")
-    wait_for(lambda: status(site) == ("converged", ["succeeded"]), f"1.0.0; {site.log()}", 40)
+    wait_for(lambda: status(site) == ("converged", ["succeeded"]), f"1.0.0; {site.log()}")
     found, _ = site.publish("2.0.0")
     old, new = (site.path / f"linear-{version}-x86-64.edgepkg" for version in ("1.0.0", "2.0.0"))
     suffix, content = make_delta(old, new)
@@ -32,8 +32,8 @@ def test_delta_saves_bytes_and_a_wrong_one_costs_only_its_own(site, is_good):  #
     base = site.slots().load("linear").state.current.sha256
     offer = DeltaOffer(from_sha256=base, path=delta.path, size_bytes=delta.size_bytes, sha256=delta.sha256)
     site.want("2.0.0", deltas=(offer,))
-    wait_for(lambda: [one.version for one in site.reported().models] == ["2.0.0"], f"2.0.0; {site.log()}", 40)
-    wait_for(lambda: site.reported().executions[0].sent_bytes, "its bytes", 20)
+    wait_for(lambda: [one.version for one in site.reported().models] == ["2.0.0"], f"2.0.0; {site.log()}")
+    wait_for(lambda: site.reported().executions[0].sent_bytes, "its bytes")
     sent_bytes = site.reported().executions[0].sent_bytes
     # Beside the metadata, which is under 2.5 kB: the delta, and the whole file only after a wrong delta.
     whole_bytes = 0 if is_good else found.size_bytes

@@ -24,7 +24,7 @@ def test_pinned_model_is_left_alone_until_it_is_unpinned(site):  # noqa: F811
     site.enrol()
     site.install("1.0.0")
     site.start("agent")
-    wait_for(site.status, f"a report; {site.log()}", 30)
+    wait_for(site.status, f"a report; {site.log()}")
     site.run("pin", "linear")
     site.want("2.0.0")
     site.wait_status("diverged", ["refused"])
@@ -41,10 +41,10 @@ def test_model_that_is_not_wanted_any_more_is_removed_and_another_one_stays(site
     site.install("1.0.0")
     site.install("1.0.0", "other")
     site.start("agent")
-    wait_for(site.status, f"a report; {site.log()}", 30)
+    wait_for(site.status, f"a report; {site.log()}")
     site.want_removed()
-    wait_for(lambda: site.slots().models() == ("other",), f"the removal; {site.log()}", 20)
-    wait_for(lambda: [one.model for one in site.reported().models] == ["other"], "the report", 20)
+    wait_for(lambda: site.slots().models() == ("other",), f"the removal; {site.log()}")
+    wait_for(lambda: [one.model for one in site.reported().models] == ["other"], "the report")
 
 
 def test_model_of_higher_priority_is_updated_first(site):  # noqa: F811
@@ -96,7 +96,7 @@ def test_agent_connects_again_when_its_certificate_was_renewed(is_due, simulated
 def test_bundle_is_not_applied_while_the_agent_runs(site):  # noqa: F811
     site.enrol()
     site.start("agent")
-    wait_for(site.status, f"a report; {site.log()}", 30)
+    wait_for(site.status, f"a report; {site.log()}")
     words = site.command("fleet", "apply", str(site.path / "a.bundle"))
     done = subprocess.run(words, env=site.variables, capture_output=True, text=True, check=False)
     assert done.returncode != 0

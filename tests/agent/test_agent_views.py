@@ -91,8 +91,8 @@ def test_package_whose_state_is_not_written_yet_is_not_read_by_the_agent(maker, 
         carrier=half,
     )
     agent.connect()
-    wait_for(lambda: agent.turn(0.01) and half.is_written.is_set(), "the package to be written", 20)
+    wait_for(lambda: agent.turn(0.01) and half.is_written.is_set(), "the package to be written")
     agent.turn(0.01)
     assert trust.count == 0
     half.goes_on.set()
-    wait_for(lambda: agent.turn(0.01) and trust.count, "the package to be found after the step", 20)
+    wait_for(lambda: agent.turn(0.01) and trust.count, "the package to be found after the step")

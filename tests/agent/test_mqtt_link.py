@@ -65,7 +65,7 @@ def test_only_a_broker_that_names_the_device_refuses_it(tmp_path, answer, words,
         broker = f"127.0.0.1:{listener.getsockname()[1]}"
         link = MqttLink("d1", [broker], make_context(authority.certificate_path.read_text()), b"gone")
         link.start()
-        wait_for(lambda: link.problem is not None, "the answer of the broker", 10)
+        wait_for(lambda: link.problem is not None, "the answer of the broker")
         problem = link.problem
         thread.join()
     link.stop()
@@ -82,7 +82,7 @@ def test_packet_without_end_is_not_read_and_is_reported(tmp_path):
         broker = f"127.0.0.1:{listener.getsockname()[1]}"
         link = MqttLink("d1", [broker], make_context(authority.certificate_path.read_text()), b"gone")
         link.start()
-        wait_for(lambda: not link.received.empty(), "the event", 10)
+        wait_for(lambda: not link.received.empty(), "the event")
         link.stop()
         thread.join()
     received = link.received.get()

@@ -29,7 +29,7 @@ def sites(fleet, maker, tmp_path):  # noqa: F811
             list(pool.map(Site.enrol, sites))
         for site in sites:
             site.start("agent")
-        wait_for(lambda: all(site.reported() for site in sites), "the first reports", 30)
+        wait_for(lambda: all(site.reported() for site in sites), "the first reports")
         yield sites
     finally:
         for site in sites:
@@ -64,18 +64,18 @@ def test_good_release_reaches_all_and_bad_one_stops_and_goes_back(fleet, maker, 
     good = release(fleet, maker, tmp_path, "1.0.0")
     found = wait_ended(fleet, good)
     assert (found.state, found.members, found.wave) == ("succeeded", {"succeeded": DEVICES}, 3)
-    wait_for(lambda: versions(sites) == [["1.0.0"]] * DEVICES, f"1.0.0 on all; {versions(sites)}", 10)
+    wait_for(lambda: versions(sites) == [["1.0.0"]] * DEVICES, f"1.0.0 on all; {versions(sites)}")
 
     wrong = np.frombuffer(maker.artifacts["golden/y.bin"], np.float32) + 1
     broken = dataclasses.replace(maker, artifacts={**maker.artifacts, "golden/y.bin": wrong.tobytes()})
     found = wait_ended(fleet, release(fleet, broken, tmp_path, "2.0.0"))
     assert found.state == "aborted" and "failed to install it" in found.because
     assert found.members == {"returned": 1, "waiting": 3}
-    wait_for(lambda: sum(map(has_returned, sites)) == 1, "the first device to go back", 20)
+    wait_for(lambda: sum(map(has_returned, sites)) == 1, "the first device to go back")
     assert versions(sites) == [["1.0.0"]] * DEVICES
 
     rollouts.give_order(fleet.store, good, "abort", "test", "customers complain")
-    wait_for(lambda: versions(sites) == [[]] * DEVICES, f"no model; {versions(sites)}", 20)
+    wait_for(lambda: versions(sites) == [[]] * DEVICES, f"no model; {versions(sites)}")
 
 
 def has_returned(site):

@@ -1,8 +1,10 @@
 """Faults at every step of the manager's transitions: each in a process of its own, and what came of it."""
 
+import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -187,40 +189,43 @@ class Bench:
         return problems
 
 
-def run(maker: PackageMaker, limit_s: float, most: int | None = None) -> Outcome:
+@contextlib.contextmanager
+def open_bench(maker: PackageMaker) -> Iterator[Bench]:
+    """Yield a bench that is prepared."""
+    with memory_folder() as folder:
+        bench = Bench(folder, maker)
+        bench.prepare()
+        yield bench
+
+
+def run(bench: Bench, limit_s: float, most: int | None = None) -> Outcome:
     """Return what came of the faults that could be tried in this time."""
-    with memory_folder() as folder:
-        bench = Bench(folder, maker)
-        bench.prepare()
-        return try_all(
-            bench.list_faults(),
-            lambda number, fault: bench.try_fault(folder / f"worker-{number}", fault),
-            lambda fault: (TRANSITIONS[fault.transition].name, fault.kind),
-            limit_s,
-            most,
-        )
+    return try_all(
+        bench.list_faults(),
+        lambda number, fault: bench.try_fault(bench.folder / f"worker-{number}", fault),
+        lambda fault: (TRANSITIONS[fault.transition].name, fault.kind),
+        limit_s,
+        most,
+    )
 
 
-def run_torn(maker: PackageMaker, limit_s: float, most: int | None = None) -> Outcome:
+def run_torn(bench: Bench, limit_s: float, most: int | None = None) -> Outcome:
     """Return what comes of files that are cut to half, or emptied."""
-    with memory_folder() as folder:
-        bench = Bench(folder, maker)
-        bench.prepare()
-        cases = [
-            (number, path.relative_to(before), kind)
-            for number in range(1, len(TRANSITIONS))
-            for before in [folder / f"before-{number}" / "disk" / "fleet"]
-            for path in sorted(before.rglob("*"))
-            for kind in ("half", "empty")
-            if path.is_file() and path.stat().st_size and path.suffix != ".db-shm"  # which is not read
-        ]
-        return try_all(
-            cases,
-            lambda number, case: bench.try_torn(folder / f"worker-{number}", *case),
-            lambda case: (_describe(case[1]), case[2]),
-            limit_s,
-            most,
-        )
+    cases = [
+        (number, path.relative_to(before), kind)
+        for number in range(1, len(TRANSITIONS))
+        for before in [bench.folder / f"before-{number}" / "disk" / "fleet"]
+        for path in sorted(before.rglob("*"))
+        for kind in ("half", "empty")
+        if path.is_file() and path.stat().st_size and path.suffix != ".db-shm"  # which is not read
+    ]
+    return try_all(
+        cases,
+        lambda number, case: bench.try_torn(bench.folder / f"worker-{number}", *case),
+        lambda case: (_describe(case[1]), case[2]),
+        limit_s,
+        most,
+    )
 
 
 def _describe(path: Path) -> str:

@@ -133,7 +133,7 @@ class FleetDevice:
         return 0
 
 
-async def eventually(check, limit_s=15.0):
+async def eventually(check, limit_s=60.0):
     limit = time.monotonic() + limit_s
     while time.monotonic() < limit:
         found = check()

@@ -64,7 +64,7 @@ def two(shared):
 
 
 async def is_shared(*managers):
-    await eventually(lambda: all(len(one.loop.shards.epochs) == SHARDS // 2 for one in managers), 20)
+    await eventually(lambda: all(len(one.loop.shards.epochs) == SHARDS // 2 for one in managers))
 
 
 def test_device_gets_its_documents_from_whoever_has_its_shard(two):
@@ -107,7 +107,7 @@ def test_manager_that_was_taken_for_dead_joins_anew(two):
         number = second.loop.shards.number
         with first.store.transaction() as session:
             session.execute(delete(ManagerRow).where(ManagerRow.number == number))
-        await eventually(lambda: len(holders()) == 2 and holders() != before, 20)
+        await eventually(lambda: len(holders()) == 2 and holders() != before)
         await is_shared(first, second)
 
     asyncio.run(run())

@@ -60,21 +60,23 @@ class LargePackageMaker(PackageMaker):
 
 
 @contextlib.contextmanager
-def make_runs(folder: Path) -> Iterator[dict[str, Run]]:
-    """Yield all runs by name, with a server of the fleet."""
+def make_runs(folder: Path, *, with_agent: bool) -> Iterator[dict[str, Run]]:
+    """Yield runs by name: that of the slots, and those of an agent, with a server of its fleet."""
     small = make_maker.__wrapped__()
     maker = LargePackageMaker(small.signer, small.trust, small.artifacts, small.roles)
     packages = folder / "packages"
     packages.mkdir()
     for version in (*VERSIONS, _NEXT):
         maker.write(packages / f"{version}.edgepkg", version=version)
+    slots_run = {"slots": _make_slots_run(packages, maker)}
+    if not with_agent:
+        yield slots_run
+        return
     (folder / "fleet").mkdir()
     bench = StepBench(folder / "fleet", maker)
     bench.prepare()
     with bench.serve():
-        yield {"slots": _make_slots_run(packages, maker)} | {
-            name: _make_agent_run(bench, name) for name in bench.desired
-        }
+        yield slots_run | {name: _make_agent_run(bench, name) for name in bench.desired}
 
 
 @contextlib.contextmanager

@@ -192,11 +192,12 @@ def test_version_that_does_not_start_leaves_the_units_of_the_old_one(device, mon
     assert "WatchdogSec=11s" in device.run(f"cat {units}")
 
 
-def test_interrupted_installation_is_mended_by_the_next_one(device, key, monkeypatch):
+def test_interrupted_installation_is_mended_by_the_next_one(device, key, monkeypatch, is_long):
+    cuts = ("lock", "make_release", "make_user", "trust_keys", "write_units", "activate", "remove_old")
     set_up(device)
     real = installing.read_script()
     begin = real.index("install_release() {")
-    for last in ("lock", "make_release", "make_user", "trust_keys", "write_units", "activate", "remove_old"):
+    for last in cuts if is_long else ("make_release", "trust_keys", "activate"):
         device.run("rm -f /etc/edgekit/keys/*")
         change_runtime(monkeypatch, {"edgekit_runtime/added.py": f"# {last}"})
         line = next(each for each in real[begin:].splitlines() if each.split()[:1] == [last])

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from edgekit_hil.benches.bench_lock import BenchLock
 from edgekit_hil.benches.bench_writer import SshBench
 from edgekit_host.evidence import MeasuredPower, read_evidence, write_evidence
 from edgekit_offload.profiling import machine
-from edgekit_offload.profiling.machine import time_batches
+from edgekit_offload.profiling.machine import Machine, RunnableGraph, time_batches
 from edgekit_runtime.errors import BenchError, CutError
+from edgekit_runtime.offload.measurement.job import JobResult, Timing
 from edgekit_runtime.offload.measurement.machine_facts import describe_machine
 from edgekit_toolkit.measurement.calibration_networks import (
     digest_calibration_models,
@@ -94,7 +96,7 @@ def test_device_of_a_bench_is_profiled_over_its_own_connection(
     )
     capsys.readouterr()
 
-    code = main(["profile", "--on", "bench.yaml", "--seconds", "5", "--json"])
+    code = main(["profile", "--on", "bench.yaml", "--seconds", "1", "--json"])
 
     found = json.loads(capsys.readouterr().out)
     assert (code, found["label"], found["target"]) == (0, "measured", "x86-64-desk")
@@ -127,14 +129,24 @@ def test_device_of_a_bench_is_profiled_over_its_own_connection(
     ids=["sensors", "part", "nothing", "once", "fails"],
 )
 def test_meter_that_does_not_show_the_power_of_the_device_leaves_that_of_the_target(
-    board: SshBoard, folder: Path, capsys: pytest.CaptureFixture[str], meter: dict[str, Any], reason: str
+    board: SshBoard,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    meter: dict[str, Any],
+    reason: str,
 ) -> None:
+    def time_nothing(_machine: Machine, graphs: list[RunnableGraph], **_options: Any) -> JobResult:
+        time.sleep(1)  # while the meter is read
+        return JobResult(describe_machine(), tuple(Timing(1e-3, 0.0, 5) for _ in graphs))
+
+    monkeypatch.setattr(machine, "time_batches", time_nothing)
     Tree(folder / "sys").rail(1, "VDD_CPU", 5000, 300)
     sensors = {"SensorsDriver": {"python": str(board.python), "sysfs": str(folder / "sys")}}
     drivers = {"CommandMeterDriver": {"interval_s": 0.05, **meter}} if meter else sensors
     board.write_bench(folder / "bench.yaml", name="desk", kind="real", drivers=drivers)
 
-    assert main(["profile", "--on", "bench.yaml", "--seconds", "5"]) == 0
+    assert main(["profile", "--on", "bench.yaml", "--seconds", "1"]) == 0
 
     shown = " ".join(capsys.readouterr().out.split())
     assert "Power: that of the target, not measured; " in shown
@@ -153,7 +165,7 @@ def test_profile_that_fails_does_not_break_a_bench(
     board: SshBoard, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert init(board, "--name", "desk") == 0
-    arguments = ["profile", "--on", "bench.yaml", "--seconds", "5"]
+    arguments = ["profile", "--on", "bench.yaml", "--seconds", "1"]
     with monkeypatch.context() as failing:
         failing.setattr("edgekit_offload.profiling.machine._MEASURE", ("no", "such", "command"))
         assert main(arguments) == CutError.exit_code
@@ -293,7 +305,7 @@ def test_run_on_a_real_device_profiles_it_once_and_keeps_the_times(board: SshBoa
     read = f"echo >>{folder}/read; wc -l <{folder}/read"  # more and more watts
     rising = {"CommandMeterDriver": {"command": read, "interval_s": 0.05}}
     board.write_bench(folder / "bench.yaml", name="desk", kind="real", drivers=rising)
-    options = ["--profile-seconds", "5", "--evidence", "seen"]
+    options = ["--profile-seconds", "1", "--evidence", "seen"]
 
     done = run_hil("run", "-k", "memory_is_near and italy", *options)
     profile = find_user_targets() / "x86-64-desk.toml"
@@ -348,7 +360,7 @@ def test_profile_that_does_not_hold_for_the_device_is_measured_again(
     )
     write_target(path, target)
 
-    done = run_hil("run", "-k", "italy and tensorrt", "--evidence", "seen", "--profile-seconds", "5")
+    done = run_hil("run", "-k", "italy and tensorrt", "--evidence", "seen", "--profile-seconds", "1")
 
     assert "profile of bench 'desk'" in done.stdout, done.stdout + done.stderr
     found = load_target(str(path)).device_times
@@ -374,7 +386,7 @@ def test_bench_whose_target_is_a_profile_is_not_profiled(board: SshBoard, folder
     write_target(find_user_targets() / "x86-64-other.toml", target)
     board.write_bench(folder / "bench.yaml", name="desk", kind="real", target="x86-64-other")
 
-    done = run_hil("run", "-k", "italy and tensorrt", "--evidence", "seen", "--profile-seconds", "5")
+    done = run_hil("run", "-k", "italy and tensorrt", "--evidence", "seen", "--profile-seconds", "1")
 
     assert "is not profiled: x86-64-other is a profile" in done.stderr, done.stdout + done.stderr
     assert [path.name for path in find_user_targets().iterdir()] == ["x86-64-other.toml"]

@@ -53,7 +53,7 @@ def test_of_no_bench():
 
 def test_test_that_fails_before_or_after_its_body_has_failed(tmp_path: Path) -> None:
     (tmp_path / "test_parts.py").write_text(TESTS)
-    plugins = ["-p", "no:labgrid", "-p", "no:cacheprovider", "-p", "edgekit_hil.tests.plugin"]
+    plugins = ["--disable-plugin-autoload", "-p", "no:cacheprovider", "-p", "edgekit_hil.tests.plugin"]
     command = [sys.executable, "-m", "pytest", "-c", "/dev/null", f"--rootdir={tmp_path}", *plugins]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
 

@@ -101,7 +101,8 @@ def test_bench_that_breaks_in_a_run_skips_the_rest_and_stays_broken(folder: Path
         file = read_bench(own.write_bench(folder / "bench.yaml"))
         (folder / "test_own.py").write_text(TESTS.format(server=own.server_pid))
         command = [sys.executable, "-m", "pytest", "-c", "/dev/null", f"--rootdir={folder}", "test_own.py"]
-        for plugin in ("no:labgrid", "no:cacheprovider", *PLUGINS):
+        command.append("--disable-plugin-autoload")
+        for plugin in ("no:cacheprovider", *PLUGINS):
             command += ["-p", plugin]
         done = subprocess.run(
             [*command, "--bench=bench.yaml", "--evidence=seen"],

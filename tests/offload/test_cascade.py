@@ -41,7 +41,7 @@ def test_threshold_keeps_the_agreement_on_new_samples() -> None:
             assert "did not stand its test" in found.reason
             continue
         plans += 1
-        true, share = agreement(*two_models(50_000, 1000 + seed), found.escalation.least_margin)
+        true, share = agreement(*two_models(20_000, 1000 + seed), found.escalation.least_margin)
         assert found.least_agreement >= 0.95
         kept += true >= found.least_agreement
         assert share == pytest.approx(found.escalation.share, abs=0.08)  # 5 deviations of 1,000 samples

@@ -24,7 +24,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_profiled_machine_becomes_a_target_that_predicts() -> None:
-    result = invoke("--on", "local", "--target", "rpi5", "--seconds", "5", "--json")
+    result = invoke("--on", "local", "--target", "rpi5", "--seconds", "1", "--json")
     document = json.loads(result.stdout)
     assert document["target"] == "rpi5-profiled"
     target = load_target("rpi5-profiled", [find_user_targets()])
@@ -72,7 +72,7 @@ def test_a_name_that_is_no_name_of_a_target_is_refused_before_anything_is_measur
 
 
 def test_targets_say_whether_a_profile_is_used() -> None:
-    invoke("--on", "local", "--target", "rpi5", "--seconds", "5")
+    invoke("--on", "local", "--target", "rpi5", "--seconds", "1")
     with pytest.raises(TargetError, match="rpi5-profiled is a profile; name the target that it was made of"):
         invoke("--on", "local", "--target", "rpi5-profiled")
     path = find_user_targets() / "rpi5-profiled.toml"

@@ -22,10 +22,6 @@ _MIN_CHARS: Final = 10
 _MAX_BYTES: Final = 1024
 _hasher: Final = PasswordHasher()  # RFC 9106, section 4: 3 passes over 64 MiB
 _one_at_a_time: Final = threading.Lock()  # many logins at once must not fill the memory
-# Digest of no password, so that an unknown name takes as much time as a wrong password.
-_DIGEST_OF_NOBODY: Final = (
-    "$argon2id$v=19$m=65536,t=3,p=4$ZNrrtQPiHk42dI/hFWhoag$900l4lHIRtOCxiOiggfJmD2EzZ1r6Zptd3e860OXH8I"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,11 +134,17 @@ def check_password(digest: str | None, password: str) -> tuple[bool, str]:
     """
     with _one_at_a_time:
         try:
-            _hasher.verify(digest or _DIGEST_OF_NOBODY, _encode(password)[:_MAX_BYTES])
+            _hasher.verify(digest or _digest_of_nobody(), _encode(password)[:_MAX_BYTES])
         except (VerificationError, InvalidHashError):
             return False, ""
         is_old = digest is not None and _hasher.check_needs_rehash(digest)
         return digest is not None, _hasher.hash(_encode(password)) if is_old else ""
+
+
+def _digest_of_nobody() -> str:
+    """Return a digest of no password, with which an unknown name takes as much time as a wrong password."""
+    cost = f"m={_hasher.memory_cost},t={_hasher.time_cost},p={_hasher.parallelism}"
+    return f"$argon2id$v=19${cost}$ZNrrtQPiHk42dI/hFWhoag$900l4lHIRtOCxiOiggfJmD2EzZ1r6Zptd3e860OXH8I"
 
 
 def principal_of_user(row: UserRow) -> Principal:

@@ -34,7 +34,7 @@ _ACTOR: Final = "demo"
 _WAVES: Final = "10%,25%,50%,100%"
 _CUT: Final = 8  # devices
 _LIMIT_S: Final = 60.0  # without any news
-_POLL_S: Final = 0.05
+_POLL_S: Final = 0.25
 _SERVERS: Final = "127.0.0.1"
 _NEAR: Final = "127.0.0.2"  # where the real device finds them: behind a network that can be cut
 _SIMULATED: Final = DeviceBehaviour(figures_s=1.0, trial_s=1.0, requests_per_s=100.0)

@@ -39,7 +39,7 @@ _OWN_FILE = Path("bench.yaml")
 )
 @click.option(
     "--profile-seconds",
-    type=click.IntRange(5),
+    type=click.IntRange(1),
     default=60,
     show_default=True,
     help="Length of the measurement of a real device for which packages are predicted by its own profile, if"
@@ -90,7 +90,7 @@ def command(
         "--tb=short",
     ]
     arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # labgrid, which is imported by now
-    arguments += ["-p", "no:labgrid", "-p", "no:cacheprovider", "-p", "edgekit_hil.tests.plugin"]
+    arguments += ["--disable-plugin-autoload", "-p", "no:cacheprovider", "-p", "edgekit_hil.tests.plugin"]
     arguments += [f"--bench={Path(name).absolute() if Path(name).exists() else name}" for name in named]
     arguments += [f"--soak-seconds={soak_seconds}"]
     for option, value in (("-k", expression), ("--evidence", evidence), ("--junitxml", junit)):

@@ -205,7 +205,7 @@ class Operator:
     def stay(self):
         self.page.run("window.isSame = true")  # gone with the next page
 
-    def watch(self, state, limit_s=40.0):
+    def watch(self, state, limit_s=120.0):
         """Wait until the open page shows that state, by its own live updates."""
         self.page.wait(".head .state", state, limit_s)
         assert self.page.run("window.isSame === true")

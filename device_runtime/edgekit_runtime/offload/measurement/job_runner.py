@@ -409,9 +409,10 @@ def _time_batches(job: Job, blobs: Sequence[memoryview]) -> JobResult:
     """
     facts, repeats = describe_machine(job.quota, job.engine), []
     runs = [_open_session(blobs[graph.model or 0], job.engine) for graph in job.graphs]
+    batch_s = min(_BATCH_S, job.seconds / len(runs) / (_MIN_ROUNDS + 1))
     for run in runs:
         begin, count = time.perf_counter(), 0
-        while not count or time.perf_counter() - begin < _BATCH_S:
+        while not count or time.perf_counter() - begin < batch_s:
             run()
             count += 1
         repeats.append(count)
