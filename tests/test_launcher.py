@@ -120,6 +120,13 @@ def prepared(first_run: "tuple[Checkout, subprocess.CompletedProcess[str]]") -> 
         assert checkout.run().returncode == 7
 
 
+@pytest.fixture
+def copied(first_run: "tuple[Checkout, subprocess.CompletedProcess[str]]", tmp_path: Path) -> Checkout:
+    """A copy of that checkout for a test that leaves it otherwise."""
+    shutil.copytree(first_run[0].root.parent, tmp_path, symlinks=True, dirs_exist_ok=True)
+    return Checkout(tmp_path)
+
+
 def test_first_run_makes_the_environment_and_says_so(
     first_run: "tuple[Checkout, subprocess.CompletedProcess[str]]",
 ) -> None:
@@ -198,21 +205,21 @@ def test_environment_of_the_tests_serves_the_launcher(prepared: Checkout) -> Non
 
 
 @pytest.mark.parametrize("part", ["fleet", "hil"])
-def test_part_installs_what_it_needs_and_serves_the_other_commands(checkout: Checkout, part: str) -> None:
-    assert checkout.run("inspect").stdout.startswith("1.0|")
+def test_part_installs_what_it_needs_and_serves_the_other_commands(copied: Checkout, part: str) -> None:
+    assert copied.run("inspect").stdout.startswith("1.0|")
     # Tests on a bench run a fleet too.
     for name in ("fleet", part):
-        (checkout.root / "requirements" / f"{name}.txt").write_text(add_wheel(checkout.wheels, "2.0"))
-    assert checkout.run(part, "up").stdout.startswith("2.0|")
-    checkout.wipe_stamp()
-    result = checkout.run("inspect")
+        (copied.root / "requirements" / f"{name}.txt").write_text(add_wheel(copied.wheels, "2.0"))
+    assert copied.run(part, "up").stdout.startswith("2.0|")
+    copied.wipe_stamp()
+    result = copied.run("inspect")
     assert result.stdout.startswith("2.0|") and result.stderr == ""
 
 
-def test_bench_installs_the_packages_of_the_fleet_that_its_tests_run(checkout: Checkout) -> None:
-    (checkout.root / "requirements" / "fleet.txt").write_text(add_wheel(checkout.wheels, "2.0"))
-    (checkout.root / "requirements" / "hil.txt").write_text("")
-    assert checkout.run("hil", "run").stdout.startswith("2.0|")
+def test_bench_installs_the_packages_of_the_fleet_that_its_tests_run(copied: Checkout) -> None:
+    (copied.root / "requirements" / "fleet.txt").write_text(add_wheel(copied.wheels, "2.0"))
+    (copied.root / "requirements" / "hil.txt").write_text("")
+    assert copied.run("hil", "run").stdout.startswith("2.0|")
 
 
 def test_changed_requirements_are_installed_on_the_next_run(prepared: Checkout) -> None:

@@ -111,7 +111,7 @@ class Home:
 def used(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """A home after package, install and serve."""
     home = Home(tmp_path_factory.mktemp("used"))
-    home.run(TOOLKIT, "package", str(MODEL), "--target", "rpi5", "--search-seconds", "1", "-o", "out")
+    home.run(TOOLKIT, "package", str(MODEL), "--target", "rpi5", "--search-seconds", "0", "-o", "out")
     (package,) = (home.folder / "work/out").glob("*.edgepkg")
     home.run(DEVICE, "install", str(package))
     home.serve()
