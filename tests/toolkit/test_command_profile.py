@@ -29,7 +29,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A home with the profile of this machine, and what was printed as it was made."""
     folder = tmp_path_factory.mktemp("profiled")
     with isolated_home(folder):
-        return folder, invoke("--on", "local", "--target", "rpi5", "--seconds", "1", "--json").stdout
+        return folder, invoke("--on", "local", "--target", "rpi5", "--seconds", "5", "--json").stdout
 
 
 def test_a_profiled_machine_becomes_a_target_that_predicts(profile: tuple[Path, str], home: Path) -> None:
