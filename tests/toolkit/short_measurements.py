@@ -4,12 +4,11 @@ Few and short rounds measure times, and no process is started to measure the mem
 `python -m tests.toolkit.short_measurements ARGUMENTS` is `edgekit ARGUMENTS` that does so.
 """
 
-import sys
+import runpy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from edgekit_cli.cli import main
 from edgekit_toolkit.evaluation import host_memory, judge
 from edgekit_toolkit.measurement import device_profile
 from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_engine_bytes
@@ -41,4 +40,4 @@ def measure_briefly(*, with_memory: bool = False) -> None:
 
 if __name__ == "__main__":
     measure_briefly()
-    sys.exit(main(sys.argv[1:]))
+    runpy.run_module("edgekit_cli", run_name="__main__")
