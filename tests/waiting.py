@@ -12,7 +12,7 @@ from subprocess import Popen
 from typing import Any, AnyStr, BinaryIO
 
 
-def wait_for(condition: Callable[[], Any], what: str = "it to hold", limit_s: float = 60.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str = "it to hold", limit_s: float = 120.0) -> Any:
     """Return what `condition` returns once that is true."""
     end_s = time.monotonic() + limit_s
     while not (found := condition()):
