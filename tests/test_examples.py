@@ -26,10 +26,18 @@ def run(environment: dict[str, str], *command: str) -> subprocess.CompletedProce
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
-@pytest.fixture(scope="module")
-def packaged(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((), id="whole", marks=pytest.mark.long),
+        pytest.param(("--search-seconds", "0", "--backend", "ort"), id="short"),
+    ],
+)
+def packaged(
+    request: pytest.FixtureRequest, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, str]:
     out = tmp_path_factory.mktemp("packages")
-    done = run(environment, str(ROOT / "examples" / "package_under_budget.sh"), str(out))
+    done = run(environment, str(ROOT / "examples" / "package_under_budget.sh"), str(out), *request.param)
     assert done.returncode == 0, done.stdout + done.stderr
     return out, done.stdout
 

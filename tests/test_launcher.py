@@ -100,18 +100,21 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 @pytest.fixture(scope="module")
-def first_run(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> "tuple[Checkout, subprocess.CompletedProcess[str]]":
+def first_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkout, list[tuple[int, str, str]]]:
+    """A checkout after two first runs at once; exit code, stdout and stderr of each."""
     checkout = Checkout(tmp_path_factory.mktemp("prepared"))
     checkout.create()
-    return checkout, checkout.run("inspect", "two words")
+    with contextlib.ExitStack() as stack:
+        started = [checkout.start("inspect", "two words", str(number)) for number in range(2)]
+        runs = [stack.enter_context(bounded(run)) for run in started]
+        printed = [run.communicate() for run in runs]
+    return checkout, [(run.returncode, *texts) for run, texts in zip(runs, printed, strict=True)]
 
 
 @pytest.fixture
-def prepared(first_run: "tuple[Checkout, subprocess.CompletedProcess[str]]") -> Iterator[Checkout]:
+def prepared(first_runs: tuple[Checkout, list[tuple[int, str, str]]]) -> Iterator[Checkout]:
     """A checkout whose environment is complete; shared, because making one takes seconds."""
-    checkout, _ = first_run
+    checkout, _ = first_runs
     requirements = checkout.root / "requirements" / "host.txt"
     before = requirements.read_text()
     yield checkout
@@ -120,14 +123,23 @@ def prepared(first_run: "tuple[Checkout, subprocess.CompletedProcess[str]]") -> 
         assert checkout.run().returncode == 7
 
 
-def test_first_run_makes_the_environment_and_says_so(
-    first_run: "tuple[Checkout, subprocess.CompletedProcess[str]]",
+@pytest.fixture
+def copied(first_runs: tuple[Checkout, list[tuple[int, str, str]]], tmp_path: Path) -> Checkout:
+    """A copy of that checkout for a test that leaves it otherwise."""
+    shutil.copytree(first_runs[0].root.parent, tmp_path, symlinks=True, dirs_exist_ok=True)
+    return Checkout(tmp_path)
+
+
+def test_two_first_runs_at_once_succeed_and_one_makes_the_environment_and_says_so(
+    first_runs: tuple[Checkout, list[tuple[int, str, str]]],
 ) -> None:
-    checkout, result = first_run
-    assert result.stdout == f"1.0|{checkout.root}|inspect|two words\n"
-    assert result.returncode == 7
+    checkout, runs = first_runs
+    assert [(code, stdout) for code, stdout, _ in runs] == [
+        (7, f"1.0|{checkout.root}|inspect|two words|{number}\n") for number in range(2)
+    ]
+    (said,) = (stderr for _, _, stderr in runs if "making .venv" in stderr)
     for text in ("making .venv with Python", "installing the packages", "ready in", "1 packages"):
-        assert text in result.stderr
+        assert text in said
 
 
 def test_second_run_prepares_nothing(prepared: Checkout) -> None:
@@ -198,21 +210,21 @@ def test_environment_of_the_tests_serves_the_launcher(prepared: Checkout) -> Non
 
 
 @pytest.mark.parametrize("part", ["fleet", "hil"])
-def test_part_installs_what_it_needs_and_serves_the_other_commands(checkout: Checkout, part: str) -> None:
-    assert checkout.run("inspect").stdout.startswith("1.0|")
+def test_part_installs_what_it_needs_and_serves_the_other_commands(copied: Checkout, part: str) -> None:
+    assert copied.run("inspect").stdout.startswith("1.0|")
     # Tests on a bench run a fleet too.
     for name in ("fleet", part):
-        (checkout.root / "requirements" / f"{name}.txt").write_text(add_wheel(checkout.wheels, "2.0"))
-    assert checkout.run(part, "up").stdout.startswith("2.0|")
-    checkout.wipe_stamp()
-    result = checkout.run("inspect")
+        (copied.root / "requirements" / f"{name}.txt").write_text(add_wheel(copied.wheels, "2.0"))
+    assert copied.run(part, "up").stdout.startswith("2.0|")
+    copied.wipe_stamp()
+    result = copied.run("inspect")
     assert result.stdout.startswith("2.0|") and result.stderr == ""
 
 
-def test_bench_installs_the_packages_of_the_fleet_that_its_tests_run(checkout: Checkout) -> None:
-    (checkout.root / "requirements" / "fleet.txt").write_text(add_wheel(checkout.wheels, "2.0"))
-    (checkout.root / "requirements" / "hil.txt").write_text("")
-    assert checkout.run("hil", "run").stdout.startswith("2.0|")
+def test_bench_installs_the_packages_of_the_fleet_that_its_tests_run(copied: Checkout) -> None:
+    (copied.root / "requirements" / "fleet.txt").write_text(add_wheel(copied.wheels, "2.0"))
+    (copied.root / "requirements" / "hil.txt").write_text("")
+    assert copied.run("hil", "run").stdout.startswith("2.0|")
 
 
 def test_changed_requirements_are_installed_on_the_next_run(prepared: Checkout) -> None:
@@ -244,14 +256,6 @@ def test_environment_cut_short_is_repaired_by_the_next_run(checkout: Checkout) -
     # What a killed `python -m venv` leaves behind: an interpreter without pip.
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", checkout.root / ".venv"], check=True)
     assert checkout.run().stdout.startswith("1.0|")
-
-
-def test_two_first_runs_at_once_both_succeed(checkout: Checkout) -> None:
-    runs = [checkout.start(str(number)) for number in range(2)]
-    with contextlib.ExitStack() as stack:
-        outputs = [stack.enter_context(bounded(run)).communicate() for run in runs]
-    assert [stdout for stdout, _ in outputs] == [f"1.0|{checkout.root}|{number}\n" for number in range(2)]
-    assert sum("making .venv" in stderr for _, stderr in outputs) == 1
 
 
 def test_no_python_named_or_found_says_which_versions_work(checkout: Checkout) -> None:

@@ -22,7 +22,12 @@ OURS = {
     "work/out",  # what `package` was told to write
 }
 
-TOOLKIT = "from edgekit_cli.cli import main; main()"
+TOOLKIT = """
+from edgekit_cli.cli import main
+from tests.toolkit.short_measurements import measure_briefly
+measure_briefly(with_memory=True)
+main()
+"""
 DEVICE = "import sys; from edgekit_runtime.cli import main; sys.exit(main())"
 BARE = f"import onnxruntime; onnxruntime.InferenceSession({str(MODEL)!r})"
 
@@ -73,7 +78,7 @@ class Home:
                 "TMPDIR": str(folder / "tmp"),
                 "PATH": os.environ["PATH"],
                 "EDGEKIT_STATE": str(folder / "home/.local/state/edgekit"),  # as for all users but root
-                "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in packages),
+                "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in (*packages, "")),
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "EDGEKIT_DEVICE_ENGINES": "off",  # else pip fetches one, as docs/reference/commands.md says
             },
@@ -111,7 +116,7 @@ class Home:
 def used(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """A home after package, install and serve."""
     home = Home(tmp_path_factory.mktemp("used"))
-    home.run(TOOLKIT, "package", str(MODEL), "--target", "rpi5", "--search-seconds", "1", "-o", "out")
+    home.run(TOOLKIT, "package", str(MODEL), "--target", "rpi5", "--search-seconds", "0", "-o", "out")
     (package,) = (home.folder / "work/out").glob("*.edgepkg")
     home.run(DEVICE, "install", str(package))
     home.serve()

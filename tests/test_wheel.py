@@ -78,22 +78,24 @@ def wheels(install_size: ModuleType, tmp_path_factory: pytest.TempPathFactory) -
     return built
 
 
-@pytest.fixture(scope="module", params=["device", "device-litert"])
-def any_device(
-    request: pytest.FixtureRequest,
-    install_size: ModuleType,
-    wheels: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Any:
-    """A bare device install with onnxruntime as its engine, and one with LiteRT."""
-    return make_install(install_size, request.param, wheels, tmp_path_factory)
-
-
 @pytest.fixture(scope="module")
 def device(
     install_size: ModuleType, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Any:
     return make_install(install_size, "device", wheels, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def device_litert(
+    install_size: ModuleType, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Any:
+    return make_install(install_size, "device-litert", wheels, tmp_path_factory)
+
+
+@pytest.fixture(scope="module", params=["device", "device_litert"])
+def any_device(request: pytest.FixtureRequest) -> Any:
+    """A bare device install with onnxruntime as its engine, and one with LiteRT."""
+    return request.getfixturevalue(request.param)
 
 
 def make_install(
@@ -165,7 +167,7 @@ def test_host_wheel_has_the_data_of_the_toolkit(wheels: dict[str, Path]) -> None
     ("extra", "ours"),
     [
         ("device", {"edgekit"}),
-        ("host", {"edgekit", "edgekit-host"}),
+        pytest.param("host", {"edgekit", "edgekit-host"}, marks=pytest.mark.long),  # fleet has all of it
         ("fleet", {"edgekit", "edgekit-host"}),
     ],
 )
@@ -254,7 +256,7 @@ def test_package_made_on_the_host_passes_its_self_test_in_a_device_install(
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
     tiny = ROOT / "models" / "tiny" / "digits_cnn"
     arguments = ["package", f"{tiny}.onnx", "--target", "x86-64", "--out", str(tmp_path)]
-    arguments += ["--backend", "ort"]
+    arguments += ["--backend", "ort", "--search-seconds", "0"]
     assert main([*arguments, "--calibration", f"{tiny}.calib.npz", "--eval", f"{tiny}.eval.npz"]) == 0
     package = next(tmp_path.glob("*.edgepkg"))
     result = subprocess.run(

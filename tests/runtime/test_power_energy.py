@@ -1,5 +1,4 @@
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.runtime.power_tree import Tree
+from tests.waiting import wait_for
 
 from edgekit_runtime.power.governor.loads import LoadMeter
 from edgekit_runtime.power.governor.settings import Load
@@ -124,12 +124,13 @@ def test_sampling_reads_on_its_own_thread(tmp_path: Path) -> None:
     tree.zone(0, "cpu-thermal", 50_000)
     sampling = Sampling(discover(Sysfs(tmp_path)), period_s=0.001)
     sampling.start()
-    begun_s = time.monotonic()
-    while sampling.latest.temperature_c is None and time.monotonic() - begun_s < 30:
-        time.sleep(0.001)
+    wait_for(lambda: sampling.latest.temperature_c is not None, "a reading")
     assert sampling.latest.temperature_c == pytest.approx(50.0)
     sampling.stop()
-    assert not any(thread.name == "edgekit-sensors" for thread in threading.enumerate())
+    wait_for(
+        lambda: all(thread.name != "edgekit-sensors" for thread in threading.enumerate()),
+        "the end of the thread",
+    )
 
 
 def test_even_arrivals_have_no_bursts_and_random_ones_have_some() -> None:

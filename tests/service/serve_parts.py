@@ -88,7 +88,7 @@ class Served:
 
     def connect(self) -> socket.socket:
         client = socket.socket(socket.AF_UNIX)
-        client.settimeout(20)
+        client.settimeout(60)
         try:
             client.connect(str(self.socket_path))
         except OSError:

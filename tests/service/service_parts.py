@@ -88,12 +88,12 @@ class Running:
 
     def connect(self) -> socket.socket:
         client = socket.socket(socket.AF_UNIX)
-        client.settimeout(20)
+        client.settimeout(60)
         client.connect(self.socket_path)
         return client
 
     def connect_tcp(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), 20)
+        return socket.create_connection(("127.0.0.1", self.port), 60)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.runtime.conftest import PackageMaker
+from tests.runtime.slot_cases import write_keys
 from tests.service.endless_parts import HOSTILE, with_loop, write_while
 from tests.service.serve_parts import Served, served
 from tests.service.service_parts import Replies, X, Y, get_bytes, infer_bytes
@@ -64,9 +65,17 @@ def check_others(service: Served) -> None:
     assert ask(service, infer_bytes(X)).binary == Y
 
 
-@pytest.fixture(params=KINDS)
-def attacked(request: pytest.FixtureRequest, maker: PackageMaker, folder: Path) -> Iterator[Served]:
-    """A service with a model that a request may keep busy for ever, its time limit two seconds."""
+@pytest.fixture(scope="module", params=KINDS)
+def attacked(
+    request: pytest.FixtureRequest, maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """A service with a model that a request may keep busy for ever, its time limit two seconds.
+
+    Each test leaves it well, and the last one ends it.
+    """
+    folder = tmp_path_factory.mktemp("s")
+    maker.write(folder / "linear.edgepkg")
+    write_keys(folder / "keys")
     limits = configure(folder, "[models.endless.scheduling]\nmax_run_s = 2\nmax_batch = 4\n")
     with served(folder, *write(maker, folder, request.param), *limits) as service:
         assert ask(service, infer_bytes(CALM, path=PATH)).status == 200

@@ -148,12 +148,13 @@ def test_service_that_ends_late_leaves_the_socket_of_its_successor(folder: Path)
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(served(folder, "--config", str(config)))
         with first.connect() as client:
-            client.sendall(infer_bytes(X)[:-1])  # the first service waits for the rest
-            time.sleep(0.2)
+            head, _, body = infer_bytes(X, fields="Expect: 100-continue\r\n").partition(b"\r\n\r\n")
+            client.sendall(head + b"\r\n\r\n")
+            assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"  # the first service waits for it
             first.process.send_signal(signal.SIGTERM)
             time.sleep(0.3)
             second = stack.enter_context(served(folder))
-            client.sendall(infer_bytes(X)[-1:])
+            client.sendall(body)
             assert Replies(client).next().binary == Y
         assert first.end(0)[0] == 0
         with second.connect() as client:

@@ -366,7 +366,7 @@ def test_large_body_in_chunks_is_refused(strict: Running) -> None:
 def test_bodies_that_are_too_large_together_are_turned_away_for_a_while(strict: Running) -> None:
     with strict.connect() as first, strict.connect() as second:
         first.sendall(post_like("Content-Length: 90000\r\n") + b"a" * 80_000)
-        time.sleep(0.2)
+        wait_for(lambda: strict.call(lambda: strict.service.http.receiving_bytes) >= 80_000, "the first body")
         second.sendall(post_like("Content-Length: 90000\r\n") + b"a" * 80_000)
         reply = Replies(second).next()
         assert (reply.status, reply.fields["retry-after"]) == (503, "1")

@@ -45,6 +45,6 @@ def test_triton_session_runs_the_model(service: Running) -> None:
 
 
 def test_camera_loop_gets_its_frames_answered(service: Running) -> None:
-    printed = run(sys.executable, str(EXAMPLES / "camera_loop.py"), service.socket_path, "linear", "20")
-    assert "of 20 frames answered" in printed
+    printed = run(sys.executable, str(EXAMPLES / "camera_loop.py"), service.socket_path, "linear", "60")
+    assert "of 60 frames answered" in printed
     assert not printed.startswith("0 of")

@@ -1,23 +1,30 @@
 """What tests of several commands start from: a folder of keys of their own, and a terminal of 80 columns."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.toolkit.package_run import isolated_home
+from tests.toolkit.short_measurements import list_replacements
 
-from edgekit_toolkit.evaluation import judge
+from edgekit_toolkit.evaluation import host_memory, judge
+from edgekit_toolkit.measurement.peak_memory import measure_model_memory
 
 
 @pytest.fixture(scope="session", autouse=True)
 def short_measurements() -> Iterator[None]:
-    """Time candidates in the fewest rounds: no test depends on the speed of the machine it runs on."""
+    """Measure candidates briefly; tests of memory ask for `measured_memory`."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("LATENCY_LIMITS", "PROCESSOR_LIMITS"):
-            limits = getattr(judge, name)
-            patch.setattr(judge, name, replace(limits, max_rounds=limits.min_rounds))
+        for module, name, value in list_replacements():
+            patch.setattr(module, name, value)
         yield
+
+
+@pytest.fixture
+def measured_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure the memory of candidates."""
+    for module in (judge, host_memory):
+        monkeypatch.setattr(module, "measure_model_memory", measure_model_memory)
 
 
 @pytest.fixture(scope="module")

@@ -91,6 +91,14 @@ def tiny(name: str) -> tuple[Path, tuple[object, ...]]:
     return TINY / f"{name}.onnx", data
 
 
+def tiny_scored_on(count: int, name: str, folder: Path) -> tuple[Path, tuple[object, ...]]:
+    """The same with its first `count` samples to score on, for models that take long on all."""
+    source, (_, calibration, option, evaluation) = tiny(name)
+    with np.load(str(evaluation)) as arrays:
+        part = stored(folder / "eval.npz", {key: values[:count] for key, values in arrays.items()})
+    return source, ("--calibration", calibration, option, part)
+
+
 def read_only(folder: Path) -> OpenedPackage:
     """The one package in a folder, verified with the keys of `EDGEKIT_HOME`."""
     (path,) = folder.glob("*.edgepkg")

@@ -40,10 +40,18 @@ def invoke(*arguments: object) -> Result:
 
 
 @pytest.fixture(scope="module")
-def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+def few_samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("samples") / "few.npz"
+    with np.load(SAMPLES) as arrays:
+        np.savez(path, **{name: values[:100] for name, values in arrays.items()})
+    return path
+
+
+@pytest.fixture(scope="module")
+def planned(few_samples: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
     folder = tmp_path_factory.mktemp("plan")
     machines = ("--device", "local", "--server", "local", "--seconds", "0.2")
-    return invoke(MODEL, *machines, "--samples", SAMPLES, "-o", folder, "--rtt", "5,20"), folder
+    return invoke(MODEL, *machines, "--samples", few_samples, "-o", folder, "--rtt", "5,20"), folder
 
 
 def test_plan_prints_every_way_and_where_it_is_best(planned: tuple[Result, Path]) -> None:
@@ -153,15 +161,15 @@ def test_loss_is_a_percentage() -> None:
 
 
 def test_package_that_was_planned_carries_the_cut_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    few_samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    options = ("-t", "x86-64", "--backend", "ort", "--calibration", SAMPLES, "--search-seconds", 0)
+    options = ("-t", "x86-64", "--backend", "ort", "--calibration", few_samples, "--search-seconds", 0)
     arguments = ["package", MODEL, *options, "-o", tmp_path / "packages"]
     CliRunner().invoke(cli, [str(one) for one in arguments], catch_exceptions=False, standalone_mode=False)
     (package,) = (tmp_path / "packages").glob("*.edgepkg")
     machines = ("--device", "local", "--server", "local", "--seconds", "0.1")
-    invoke(package, *machines, "--samples", SAMPLES, "-o", tmp_path / "plans")
+    invoke(package, *machines, "--samples", few_samples, "--bandwidth", "10", "-o", tmp_path / "plans")
     (planned,) = (tmp_path / "plans").glob("*.edgepkg")
     trust = TrustStore.from_folder(find_keys_folder())
     with read_package(planned, trust) as opened:

@@ -1,10 +1,11 @@
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.toolkit.command_run import invoker
-from tests.toolkit.package_run import edgekit
+from tests.toolkit.package_run import edgekit, isolated_home
 
 from edgekit_cli.profile import command
 from edgekit_runtime.errors import CutError, OutputError, TargetError
@@ -23,9 +24,17 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def test_a_profiled_machine_becomes_a_target_that_predicts() -> None:
-    result = invoke("--on", "local", "--target", "rpi5", "--seconds", "1", "--json")
-    document = json.loads(result.stdout)
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A home with the profile of this machine, and what was printed as it was made."""
+    folder = tmp_path_factory.mktemp("profiled")
+    with isolated_home(folder):
+        return folder, invoke("--on", "local", "--target", "rpi5", "--seconds", "1", "--json").stdout
+
+
+def test_a_profiled_machine_becomes_a_target_that_predicts(profile: tuple[Path, str], home: Path) -> None:
+    shutil.copytree(profile[0], home)
+    document = json.loads(profile[1])
     assert document["target"] == "rpi5-profiled"
     target = load_target("rpi5-profiled", [find_user_targets()])
     assert target.device_times is not None
@@ -71,8 +80,8 @@ def test_a_name_that_is_no_name_of_a_target_is_refused_before_anything_is_measur
     assert not home.exists()
 
 
-def test_targets_say_whether_a_profile_is_used() -> None:
-    invoke("--on", "local", "--target", "rpi5", "--seconds", "1")
+def test_targets_say_whether_a_profile_is_used(profile: tuple[Path, str], home: Path) -> None:
+    shutil.copytree(profile[0], home)
     with pytest.raises(TargetError, match="rpi5-profiled is a profile; name the target that it was made of"):
         invoke("--on", "local", "--target", "rpi5-profiled")
     path = find_user_targets() / "rpi5-profiled.toml"

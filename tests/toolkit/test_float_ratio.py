@@ -1,5 +1,6 @@
 """What a report says of a choice that is faster or slower than the float model."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,10 @@ def test_choice_that_is_as_fast_needs_no_warning(ratio: float):
 
 
 def test_report_and_terminal_state_both_ratios(tmp_path: Path):
-    model, data = tiny("mnist5k_dscnn")
+    model, data = tiny("digits_cnn")
     with isolated_home(tmp_path / "home"):
-        told = package(model, tmp_path / "told", *data, target="rpi5")
-        report = package(model, tmp_path / "out", *data, "--json", target="rpi5").json
+        told = package(model, tmp_path / "out", *data, target="rpi5")
+    report = json.loads(next((tmp_path / "out").glob("*.report.json")).read_text(encoding="utf-8"))
     outcome = report["outcome"]["latency_to_float"]
     figures = {one["id"]: one["figures"] for one in report["candidates"]}
     chosen, floats = figures[report["outcome"]["chosen"]], figures["C0"]

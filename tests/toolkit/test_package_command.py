@@ -126,7 +126,14 @@ def test_the_evidence_is_signed_and_about_this_package(case: Case) -> None:
     predicate = read_evidence(evidence_path(case.path), case.path, trust).predicate
     latency = predicate["latency_here"]
     assert 0 < latency["quartiles_ms"][0] <= latency["median_ms"] <= latency["quartiles_ms"][1]
-    memory = predicate["memory_here"]
+
+
+@pytest.mark.usefixtures("measured_memory")
+def test_the_evidence_has_the_measured_memory(tmp_path: Path) -> None:
+    assert package(saved(mlp(), tmp_path / "net.onnx"), tmp_path / "out").code == 0
+    (path,) = (tmp_path / "out").glob("*.edgepkg")
+    trust = TrustStore.from_folder(find_keys_folder())
+    memory = read_evidence(evidence_path(path), path, trust).predicate["memory_here"]
     # A tiny model adds less than two bare processes differ by, about 1 MiB.
     assert memory["peak_bytes"] > 0.9 * memory["engine_bytes"] > 1 << 20
 

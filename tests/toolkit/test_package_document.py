@@ -23,6 +23,7 @@ from tests.toolkit.package_run import (
     saved,
     stored,
     tiny,
+    tiny_scored_on,
 )
 
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
@@ -49,13 +50,9 @@ def report_of(folder: Path) -> Report:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on a model with ten layers, with limits on everything and measured layers."""
     out = tmp_path_factory.mktemp("out")
-    source, data = tiny("mnist5k_dscnn")
-    evaluation = out / "in" / "e.npz"
-    evaluation.parent.mkdir()
-    with np.load(str(data[3])) as arrays:
-        stored(evaluation, {name: values[:200] for name, values in arrays.items()})
+    source, data = tiny_scored_on(200, "mnist5k_dscnn", out)
     limits = "size=40kB,drop=2%,latency=1s,memory=1GB,energy=1J"
-    options = ("--calibration", data[1], "--eval", evaluation, "--budget", limits, "--search-seconds", 20)
+    options = (*data, "--budget", limits, "--search-seconds", 20)
     assert package(source, out / "run", *options, target="rpi4").code == 0
     return out / "run"
 

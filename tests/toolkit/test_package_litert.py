@@ -26,6 +26,7 @@ from tests.toolkit.package_run import (
     stored,
     tensor,
     tiny,
+    tiny_scored_on,
 )
 from tests.toolkit.small_tflite import computed_shape, small_cnn
 
@@ -52,7 +53,7 @@ def for_litert(model: Path, out: Path, *options: object, target: str = "rpi5") -
 
 @pytest.mark.parametrize("model", TINY_MODELS)
 def test_every_tiny_model_is_packaged_for_litert(model: str, tmp_path: Path) -> None:
-    source, data = tiny(model)
+    source, data = tiny_scored_on(200, model, tmp_path) if model == "mnist5k_dscnn" else tiny(model)
     outcome = for_litert(source, tmp_path, *data, "--search-seconds", 2, "--json")
     assert (outcome.code, outcome.json["target"]["backend"]) == (0, "litert")
     assert not [layer["name"] for layer in outcome.json["layers"] if ";" in layer["name"]]
@@ -67,6 +68,7 @@ def test_every_tiny_model_is_packaged_for_litert(model: str, tmp_path: Path) -> 
         session.close()
 
 
+@pytest.mark.usefixtures("measured_memory")
 @pytest.mark.parametrize(
     ("target", "budget", "warns"), [("rpi5", "memory=1GB", True), ("rpi5", "size=1MB", False)]
 )
@@ -126,9 +128,10 @@ def test_recipe_that_gives_a_tflite_model_to_another_engine_is_refused(tmp_path:
     )
 
 
+@pytest.mark.usefixtures("measured_memory")
 def test_layers_of_the_report_are_those_of_the_file(tmp_path: Path) -> None:
-    source, data = tiny("mnist5k_dscnn")
-    report = for_litert(source, tmp_path, *data, "--search-seconds", 2, "--json").json
+    source, data = tiny_scored_on(200, "mnist5k_dscnn", tmp_path)
+    report = for_litert(source, tmp_path, *data, "--json").json
     assert {layer["op"] for layer in report["layers"]} <= {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"}
     assert all(layer["macs"] > 0 for layer in report["layers"])
     assert any("are those of ort" in warning for warning in report["warnings"])
@@ -177,6 +180,8 @@ def version(name):
         raise metadata.PackageNotFoundError(name)
     return known(name)
 metadata.version = version
+from tests.toolkit.short_measurements import measure_briefly
+measure_briefly()
 sys.exit(main(sys.argv[1:]))
 """
 

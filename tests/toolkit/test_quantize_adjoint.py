@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from scipy.stats import spearmanr
 from tests.toolkit.small_models import Array, model_of, node, random_weight, run
 
 from edgekit_runtime.errors import BackendError
@@ -145,6 +144,11 @@ def network(rng: np.random.Generator, layers: int = 12) -> onnx.ModelProto:
     return model_of(nodes, weights, {"x": (1, 8, 10, 10)})
 
 
+def correlate_ranks(*noises: Sequence[float]) -> float:
+    """Return the rank correlation of two lists."""
+    return float(np.corrcoef(np.argsort(np.argsort(noises)))[0, 1])
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("scheme", [ASYMMETRIC, SYMMETRIC], ids=lambda scheme: str(scheme.name))
 def test_propagated_noises_have_the_order_of_one_layer_at_a_time(seed: int, scheme: Scheme) -> None:
@@ -160,7 +164,7 @@ def test_propagated_noises_have_the_order_of_one_layer_at_a_time(seed: int, sche
     parts = [item.block for item in propagated]
     measured = list(measure_blocks(quantizer.writer({}), plan, parts, fidelity, lambda: False))
     ratios = [one.noise / other.noise for one, other in zip(propagated, measured, strict=True) if other.noise]
-    assert spearmanr([one.noise for one in propagated], [one.noise for one in measured]).statistic > 0.9
+    assert correlate_ranks([one.noise for one in propagated], [one.noise for one in measured]) > 0.9
     assert 0.5 < np.median(ratios) < 2
 
 
@@ -174,7 +178,7 @@ def test_propagated_noises_of_weights_have_the_order_of_one_layer_at_a_time() ->
     assert FLOAT16_WEIGHTS in quantizer.labels
     propagated = [cost.noise for cost in quantizer.weight_costs(layers, fidelity, lambda: False)]
     measured = [cost.noise for cost in measure_weights(quantizer.build, layers, fidelity, lambda: False)]
-    assert spearmanr(propagated, measured).statistic > 0.9
+    assert correlate_ranks(propagated, measured) > 0.9
 
 
 def test_propagated_noise_of_tables_is_that_of_one_layer_at_a_time() -> None:

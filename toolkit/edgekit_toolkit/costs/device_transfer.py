@@ -196,28 +196,28 @@ def _sum_squares(fitted: FittedRatios) -> float:
 
 def _errors_left_out(parts: npt.NDArray[np.float64], pull: float) -> npt.NDArray[np.float64]:
     """Return the relative error of each network from a fit to all others."""
-    networks = range(len(parts))
-    return np.array(
-        [parts[network] @ _solve(np.delete(parts, network, axis=0), pull) - 1 for network in networks]
-    )
+    others = np.stack([np.delete(parts, network, axis=0) for network in range(len(parts))])
+    predicted: npt.NDArray[np.float64] = (parts * _solve(others, pull)).sum(axis=1)
+    return predicted - 1
 
 
 def _solve(parts: npt.NDArray[np.float64], pull: float) -> npt.NDArray[np.float64]:
     """Return factors f that bring `parts @ f` near 1: ratios near one common ratio, then the spill's, near 0.
 
     Args:
-        parts: float64 [networks, kinds + 1], times here over the time there; the last one is that of spilled
-            bytes.
+        parts: float64 [..., networks, kinds + 1], times here over the time there; the last one is that of
+            spilled bytes.
         pull: weight of the ratios' second aim.
     """
-    common = 1 / np.median(parts[:, :-1].sum(axis=1))
-    kinds = parts.shape[1] - 1
+    common = 1 / np.median(parts[..., :-1].sum(axis=-1), axis=-1)[..., None]
+    kinds = parts.shape[-1] - 1
     # In units of the common ratio, so that the pulls mean the same on every device.
-    aims = np.append(np.full(kinds, np.sqrt(pull)), 0.0)
-    pulls = np.append(np.full(kinds, np.sqrt(pull)), np.sqrt(_SPILL_PULL))
-    system = np.vstack([parts * common, np.diag(pulls)])
-    right = np.concatenate([np.ones(len(parts)), aims])
-    solved: npt.NDArray[np.float64] = np.linalg.lstsq(system, right, rcond=None)[0]
+    scaled = parts * common[..., None]
+    pulls = np.append(np.full(kinds, pull), _SPILL_PULL)
+    aims = np.append(np.full(kinds, pull), 0.0)
+    # The pulls keep the normal equations well conditioned.
+    squares = np.swapaxes(scaled, -1, -2) @ scaled + np.diag(pulls)
+    solved = np.linalg.solve(squares, (scaled.sum(axis=-2) + aims)[..., None])[..., 0]
     least = np.append(np.full(kinds, _LEAST_RATIO), 0.0)
     factors: npt.NDArray[np.float64] = np.maximum(solved, least) * common
     return factors

@@ -17,14 +17,13 @@ def find_costs(target: Target) -> tuple[Evidence, NetworkTimes] | None:
     """
     if target.device_times is not None or target.backend.on_gpu or len(target.power.modes) > 1:
         return None
-    costs = read_measured_costs(target.name)
-    if not costs or measures_here(target):
-        return None  # the usual case, without the networks
+    if measures_here(target):
+        return None
     engine = target.backend.default
     return next(
         (
             (evidence, times)
-            for evidence, times in costs
+            for evidence, times in read_measured_costs(target.name)
             if parse_engine(times.engine).name == engine and is_current(times)
         ),
         None,

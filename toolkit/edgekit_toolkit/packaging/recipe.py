@@ -6,6 +6,7 @@ own, which finds damage and accidental edits; it is no signature.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -122,13 +123,16 @@ class Recipe:
         write_text_atomically(path, f"{text}\n")
 
 
+_read_version = functools.cache(metadata.version)  # each candidate has a recipe
+
+
 def tool_versions(*backends: str) -> dict[str, str]:
     """Return versions of the tools that decide the bytes of a package for these backends."""
     names = dict.fromkeys((*_TOOLS, *(tool for name in backends for tool in find_support(name).tools)))
     versions = {"edgekit": __version__}
     for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):  # then it made no form of the model
-            versions[name] = metadata.version(name)
+            versions[name] = _read_version(name)
     return versions
 
 
