@@ -292,9 +292,11 @@ def _backend(recipe: Recipe, path: str, model: Model) -> BackendChoice:
     return BackendChoice(recipe.backend, path, {}, BackendChoice(fallback, path, model.options))
 
 
-def package_bytes(assembled: PackageDraft, sign: Sign) -> int:
-    """Size of the package file, by writing it to memory."""
+def package_file(assembled: PackageDraft, sign: Sign) -> bytes:
+    """Return the package file."""
     manifest = assembled.manifest.to_bytes()
     statement = Statement("manifest.json", hashlib.sha256(manifest).hexdigest(), PACKAGE_PREDICATE_TYPE, {})
     head = [("manifest.json", manifest), ("signature.dsse.json", sign(statement.to_bytes()))]
-    return write_archive(io.BytesIO(), [*head, *assembled.artifacts.items()])
+    file = io.BytesIO()
+    write_archive(file, [*head, *assembled.artifacts.items()])
+    return file.getvalue()

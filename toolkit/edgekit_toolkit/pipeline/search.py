@@ -15,23 +15,29 @@ Each phase is a function of the ones before; this is the only place that knows t
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from edgekit_host.transport.package_encoder import coded_size
+from edgekit_runtime.sessions.latency import Latency
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.evaluation.host_memory import measure_memory_here
 from edgekit_toolkit.evaluation.judge import measure_latencies, measure_processor_ratios
 from edgekit_toolkit.evaluation.scoring import Scores, score_candidates
-from edgekit_toolkit.measurement.host_load import LoadMeter
+from edgekit_toolkit.measurement.host_load import HostLoad, LoadMeter
 from edgekit_toolkit.models.model import Runner
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.packaging.assemble import PackageDraft, package_file
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.pipeline.acceptance import check_accepted, choose_accepted
-from edgekit_toolkit.pipeline.candidates import CandidateSet, find_candidates
+from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet, find_candidates
+from edgekit_toolkit.pipeline.compressed_candidates import CompressionTask, add_compressed
 from edgekit_toolkit.pipeline.drafts import draft_packages
 from edgekit_toolkit.pipeline.prepare import Preparation, check_fixed_sizes, prepare
 from edgekit_toolkit.pipeline.request import Phases, Progress, Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
 from edgekit_toolkit.pipeline.warnings import find_warnings
 from edgekit_toolkit.quantize.forms import DYNAMIC_INT8
+from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.samples.split import feeds_only
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import CandidateFigures, find_slowdown, pareto_front
@@ -86,11 +92,67 @@ def search(
             like=request.like,
             group=prepared.samples.calibration.group,
         )
+    limits = limits_in_force(request.budget, has_data=prepared.has_data, strict=request.strict)
+    judged = _judge(request, limits, prepared, candidate_set, signer, phases)
+    if request.like is None and request.search_s > 0 and (binding := _find_binding(judged.drafted, limits)):
+        with phases.phase("compress"):
+            _compress(
+                request,
+                prepared,
+                quantizer,
+                candidate_set,
+                example=judged.drafted[-1].package,
+                binding=binding,
+                signer=signer,
+                progress=progress,
+            )
+        if len(candidate_set.candidates) > len(judged.drafted):
+            judged = _judge(request, limits, prepared, candidate_set, signer, phases)
+    with phases.phase("choose"):
+        candidates, accepted = _choose(
+            request, limits, prepared, judged.drafted, scores=judged.scores, signer=signer, progress=progress
+        )
+    run = Run(
+        request=request,
+        prepared=prepared,
+        quantizer=quantizer,
+        found=candidate_set,
+        candidates=candidates,
+        scores=judged.scores,
+        source_latency=judged.source_latency,
+        load=judged.load,
+        front=pareto_front([candidate.measured for candidate in candidates]),
+        choice=accepted.choice,
+        acceptance=accepted.acceptance,
+        seconds=phases.seconds,
+        warnings=[],
+    )
+    slowdown = [] if run.chosen is None else find_slowdown(run.float_ratio(run.chosen), request.target.name)
+    return replace(run, warnings=[*find_warnings(run), *accepted.notes, *slowdown])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    """Candidates with their figures."""
+
+    scores: Scores
+    drafted: Sequence[JudgedCandidate]
+    source_latency: Latency
+    load: HostLoad
+
+
+def _judge(
+    request: Request,
+    limits: Budget,
+    prepared: Preparation,
+    candidate_set: CandidateSet,
+    signer: StatementSigner,
+    phases: Phases,
+) -> _Judged:
     names = [spec.name for spec in prepared.source.outputs]
     with phases.phase("judge"):
         reference = prepared.source.model.open(names, threads=request.threads)
-        scores, runs = _score(request, prepared, candidate_set, names, progress)
-    limits = limits_in_force(request.budget, has_data=prepared.has_data, strict=request.strict)
+        scores, runs = _score(request, prepared, candidate_set, names, phases.progress)
     with phases.phase("measure"):
         meter = LoadMeter()
         latencies = measure_latencies([reference, *runs], prepared.feeds[0])
@@ -109,27 +171,52 @@ def search(
             latencies=latencies[1:],
             processor_ratios=ratios,
         )
-    with phases.phase("choose"):
-        candidates, accepted = _choose(
-            request, limits, prepared, drafted, scores=scores, signer=signer, progress=progress
-        )
-    run = Run(
-        request=request,
-        prepared=prepared,
+    return _Judged(scores=scores, drafted=drafted, source_latency=latencies[0], load=load)
+
+
+def _find_binding(drafted: Sequence[JudgedCandidate], limits: Budget) -> frozenset[str]:
+    """Return the limits that keep out every candidate; none if one keeps them all.
+
+    Samples that are held back do not count: they must not decide what is searched.
+    """
+    violations = [limits.violations(candidate.measured.figures) for candidate in drafted]
+    return frozenset[str]() if () in violations else frozenset().union(*violations)
+
+
+def _compress(
+    request: Request,
+    prepared: Preparation,
+    quantizer: Quantizer,
+    candidate_set: CandidateSet,
+    *,
+    example: PackageDraft,
+    binding: frozenset[str],
+    signer: StatementSigner,
+    progress: Progress,
+) -> None:
+    """Add compressed candidates for the limits that bind.
+
+    `example`: a package whose model is replaced to see how many bytes travel.
+    """
+    if not isinstance(prepared.floats, OnnxModel):
+        candidate_set.dropped.append("compressed forms: they are made of ONNX models, and this is a .tflite")
+        return
+
+    def transport_bytes(candidate: Candidate) -> int:
+        artifacts = {**example.artifacts, candidate.model.file_name: candidate.model.content}
+        return coded_size(package_file(replace(example, artifacts=artifacts), signer))
+
+    limit = request.budget.limits.get("transport", math.inf)
+    task = CompressionTask(
         quantizer=quantizer,
-        found=candidate_set,
-        candidates=candidates,
-        scores=scores,
-        source_latency=latencies[0],
-        load=load,
-        front=pareto_front([candidate.measured for candidate in candidates]),
-        choice=accepted.choice,
-        acceptance=accepted.acceptance,
-        seconds=phases.seconds,
-        warnings=[],
+        floats=prepared.floats.proto,
+        calibration=lambda: feeds_only(prepared.samples.calibration),
+        dims=prepared.dims,
+        max_transport_bytes=limit if "transport" in binding else math.inf,
+        transport_bytes=transport_bytes,
+        progress=progress,
     )
-    slowdown = [] if run.chosen is None else find_slowdown(run.float_ratio(run.chosen), request.target.name)
-    return replace(run, warnings=[*find_warnings(run), *accepted.notes, *slowdown])
+    add_compressed(candidate_set, task)
 
 
 def _score(

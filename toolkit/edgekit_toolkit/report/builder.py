@@ -248,6 +248,7 @@ def _figures(run: Run, candidate: JudgedCandidate, stated_drop: HeldDrop | None)
     costs = candidate.measured.figures
     return {
         "size": _figure(costs["size"], "measured", "host"),
+        **({"transport": _figure(costs["transport"], "measured", "host")} if "transport" in costs else {}),
         "latency": _figure(
             costs["latency"],
             "measured" if here else candidate.modelled.latency_label,
@@ -292,7 +293,8 @@ def _budget(run: Run) -> list[dict[str, Any]]:
     subject = _subject(run)
     figures = _figures(run, subject, subject.held)
     costs = (run.whole or subject).measured.figures
-    figures["size"]["value"] = costs["size"]
+    for name in {"size", "transport"} & costs.keys():
+        figures[name]["value"] = costs[name]
     violations = run.limits.violations(costs)
     states = {"drop": describe_accuracy(run, subject)["state"]}
     high = {} if subject.held is None else {"drop": round(subject.held.interval.high, 4)}

@@ -1,0 +1,222 @@
+"""Makes compressed candidates, where no plain form keeps all limits.
+
+Every one has the ranges and kernels of the best static int8 form, or int8 weights alone where there is none.
+Its weights are rounded by their second moments (`compress`): to 8 bits for its accuracy, and to fewer where
+the limit on transport binds.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from edgekit_runtime.errors import EdgekitError
+from edgekit_toolkit.compress.compression import Compression
+from edgekit_toolkit.compress.layers import Layer, find_layers
+from edgekit_toolkit.compress.sequential import ChooseStep, round_weights
+from edgekit_toolkit.compress.steps import PROBE_STEP, EqualSlopeSteps
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet
+from edgekit_toolkit.pipeline.request import Progress
+from edgekit_toolkit.quantize import forms
+from edgekit_toolkit.quantize.forms import compressed_floats
+from edgekit_toolkit.quantize.onnx.propagation import ODD_GRAPH, Rounding, propagate
+from edgekit_toolkit.quantize.quantizer import Quantizer
+from edgekit_toolkit.quantize.sensitivity import Fidelity, softmax_axes
+from edgekit_toolkit.samples.generated import Feeds
+
+# Samples for second moments, and the most bytes that their activations take while layers are rounded.
+_SAMPLES: Final = 200
+_ACTIVATION_BYTES: Final = 1 << 30
+_NOISE_SAMPLES: Final = 16
+# Weights of so many bits: with a scale for each channel they lose little (benchmarks/compression.py).
+_FEW_BITS: Final = (4, 3)
+# A coded package has this share of the limit or less; and searches for the strength that makes it.
+_CLOSE: Final = 0.97
+_MAX_TRIES: Final = 4
+_STRENGTHS: Final = (1e-4, 10.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionTask:
+    """What compressed candidates are made of.
+
+    Attributes:
+        quantizer: quantizer of the float model.
+        floats: the float model, of which the compression is made.
+        calibration: makes a fresh stream of samples.
+        dims: sizes of free dimensions.
+        max_transport_bytes: limit on the bytes that travel, if it binds; else infinite.
+        transport_bytes: returns the bytes that travel of a candidate's package.
+        progress: where the steps are shown.
+    """
+
+    quantizer: Quantizer
+    floats: onnx.ModelProto
+    calibration: Callable[[], Iterator[Feeds]]
+    dims: Mapping[str, int]
+    max_transport_bytes: float
+    transport_bytes: Callable[[Candidate], int]
+    progress: Progress
+
+
+def add_compressed(candidate_set: CandidateSet, task: CompressionTask) -> None:
+    """Add the compressed candidates; what cannot be made is noted among the dropped forms."""
+    base = _find_base(candidate_set)
+    if base is None:
+        candidate_set.dropped.append("compressed forms: the model has no int8 form to start from")
+        return
+    try:
+        _Compressor(candidate_set, task, base).add_all()
+    except (EdgekitError, np.linalg.LinAlgError) as error:
+        candidate_set.dropped.append(f"compressed forms: {str(error).splitlines()[0]}")
+
+
+def _find_base(candidate_set: CandidateSet) -> Candidate | None:
+    """Return the static int8 form with all layers and a scale a channel, or else that of int8 weights."""
+    plans = [candidate for candidate in candidate_set.candidates if candidate.form.plan is not None]
+    kernels = max((len(candidate.form.plan.kernels) for candidate in plans if candidate.form.plan), default=0)
+    for candidate in plans:
+        plan = candidate.form.plan
+        if plan is not None and plan.per_channel and len(plan.kernels) == kernels:
+            return candidate
+    weights = (item for item in candidate_set.candidates if item.form.kind == forms.INT8_WEIGHTS)
+    return next((candidate for candidate in weights if candidate.form.layers is None), None)
+
+
+class _Compressor:
+    def __init__(self, candidate_set: CandidateSet, task: CompressionTask, base: Candidate) -> None:
+        self._set, self._task, self._form = candidate_set, task, base.form
+        self._floats = compressed_floats(task.floats, base.form)
+        self._samples = _draw_samples(task, self._floats)
+        self._fidelity = Fidelity(
+            OnnxModel(self._floats),
+            self._samples[:_NOISE_SAMPLES],
+            threads=task.quantizer.threads,
+            softmax_axes=softmax_axes(self._floats),
+        )
+        self._arithmetic = "int8" if base.form.plan is not None else "float arithmetic"
+
+    def add_all(self) -> None:
+        plan = self._form.plan
+        peak = 127 if plan is None else plan.scheme.weight_peak
+        self._add("second-order rounding", self._round(peak))
+        if math.isinf(self._task.max_transport_bytes):
+            return
+        for bits in _FEW_BITS:
+            self._add(f"weights of {bits} bits", self._round(2 ** (bits - 1) - 1))
+        self._add_for_transport()
+
+    def _add(self, label: str, compression: Compression) -> Candidate | None:
+        form = replace(self._form, compression=compression)
+        return self._set.add(f"{self._arithmetic}, {label}", self._task.quantizer, form, self._fidelity)
+
+    def _round(self, peak: int, choose_step: ChooseStep | None = None) -> Compression:
+        options = {} if choose_step is None else {"choose_step": choose_step}
+        return round_weights(
+            self._floats,
+            self._samples,
+            peak=peak,
+            threads=self._task.quantizer.threads,
+            progress=lambda done, total: self._task.progress("rounding weights", done, total),
+            **options,
+        )
+
+    def _add_for_transport(self) -> None:
+        """Add the form with the finest steps whose package travels within the limit."""
+        steps = EqualSlopeSteps(find_layers(self._floats), self._layer_noises())
+        limit = self._task.max_transport_bytes
+        strength = self._guess(steps, limit)
+        too_fine, fine_enough = _STRENGTHS
+        best: Candidate | None = None
+        for _ in range(_MAX_TRIES):
+            label, compression = self._coded(steps, strength)
+            candidate = self._add(label, compression)
+            if candidate is None:
+                return
+            self._set.candidates.remove(candidate)
+            size = self._task.transport_bytes(candidate)
+            if size <= limit:
+                best, fine_enough = candidate, strength
+                if size >= _CLOSE * limit:
+                    break
+            else:
+                too_fine = strength
+            # A step twice as long saves a bit of each weight.
+            excess_bits = 8 * (size - limit * (1 + _CLOSE) / 2) / _count_codes(compression)
+            strength *= 2**excess_bits
+            if not too_fine < strength < fine_enough:
+                strength = math.sqrt(too_fine * fine_enough)
+        if best is None:
+            self._set.dropped.append(
+                f"{self._arithmetic}, weights of few bits: none travels within the limit"
+            )
+        else:
+            self._set.candidates.append(best)
+
+    def _coded(self, steps: EqualSlopeSteps, strength: float) -> tuple[str, Compression]:
+        compression = self._round(127, lambda layer, rows: steps.choose(layer, rows, strength))
+        bits = sum(entropy_bits(weight.codes) for weight in compression.weights.values())
+        return f"weights of {bits / _count_codes(compression):.1f} bits", compression
+
+    def _guess(self, steps: EqualSlopeSteps, limit: float) -> float:
+        """Return the strength at which nearest codes take the limit, by their entropy."""
+        constants = {tensor.name: tensor for tensor in self._floats.graph.initializer}
+        layers = find_layers(self._floats)
+        rows = {layer.name: layer.to_rows(numpy_helper.to_array(constants[layer.weight])) for layer in layers}
+        low, high = _STRENGTHS
+        for _ in range(20):
+            middle = math.sqrt(low * high)
+            bits = sum(
+                entropy_bits(np.rint(rows[layer.name] / steps.choose(layer, rows[layer.name], middle)))
+                for layer in layers
+            )
+            low, high = (middle, high) if bits / 8 > limit else (low, middle)
+        return high
+
+    def _layer_noises(self) -> dict[str, float]:
+        """Return the output noise of each layer alone at the probe step; nothing for an odd graph."""
+        constants = {tensor.name: tensor for tensor in self._floats.graph.initializer}
+
+        def probe(layer: Layer) -> Rounding:
+            weight = numpy_helper.to_array(constants[layer.weight])
+            step = max(float(np.sqrt(np.mean(np.square(weight, dtype=np.float64)))) * PROBE_STEP, 1e-30)
+            return Rounding(layer.name, 1, rounded=(np.rint(weight / step) * step).astype(np.float32))
+
+        layers = find_layers(self._floats)
+        try:
+            threads = self._task.quantizer.threads
+            noises = propagate(
+                self._floats, [[probe(layer)] for layer in layers], self._fidelity, threads=threads
+            )
+        except ODD_GRAPH:
+            return {}
+        return {layer.name: noise for layer, noise in zip(layers, noises, strict=True)}
+
+
+def _count_codes(compression: Compression) -> int:
+    return sum(weight.codes.size for weight in compression.weights.values())
+
+
+def entropy_bits(codes: NDArray[Any]) -> float:
+    """Return the bits that an ideal coder takes that knows only how often each code occurs."""
+    counts = np.unique(codes, return_counts=True)[1]
+    return float(-(counts * np.log2(counts / counts.sum())).sum())
+
+
+def _draw_samples(task: CompressionTask, floats: onnx.ModelProto) -> list[Feeds]:
+    """Return samples for moments, as many as fit in memory with their activations."""
+    try:
+        estimate = OnnxModel(floats).estimate_memory(task.dims, blocked_layout=False)
+        each = 1 if estimate is None else estimate.activations_bytes
+    except EdgekitError:
+        each = 1
+    # Both runs keep the tensors between two layers, which are less than an engine holds at once.
+    count = int(np.clip(_ACTIVATION_BYTES // max(2 * each, 1), _NOISE_SAMPLES, _SAMPLES))
+    return list(islice(task.calibration(), count))
