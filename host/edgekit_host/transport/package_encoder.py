@@ -91,7 +91,7 @@ def encode(base: bytes, package: bytes) -> bytes | None:
         base: the old package; it is valid. Without one, the result is a coded file, and never None.
         package: the package to make; it is valid.
     """
-    biases = (1.0, 0.8, math.inf) if not base and len(package) <= _QUICK_BYTES else (1.0,)
+    biases = (1.0, 0.8, math.inf) if len(package) <= _QUICK_BYTES else (1.0,)
     try:
         return min((_encode(_find_runs(base, package, bias), base, package) for bias in biases), key=len)
     except PackageError:
