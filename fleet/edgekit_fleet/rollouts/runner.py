@@ -509,7 +509,8 @@ def _fit(
         }
     if not ran or not offer["deltas"]:
         return dict(offer)
-    fitting = [delta for delta in offer["deltas"] if delta["from_sha256"] == ran["manifest_sha256"]]
+    bases = ("", ran["manifest_sha256"])  # a coded file needs none
+    fitting = [delta for delta in offer["deltas"] if delta["from_sha256"] in bases]
     return {**offer, "deltas": fitting}  # other deltas would only fill the document
 
 
