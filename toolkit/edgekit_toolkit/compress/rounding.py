@@ -58,7 +58,7 @@ def choose_scale(rows: Floats, moment: Floats, peak: int) -> Floats:
     for share in _RANGE_SHARES:
         scale = largest * share
         rest = np.clip(np.rint(rows / scale), *limits(peak)) * scale - rows
-        new = ((rest @ moment) * rest).sum(axis=2, keepdims=True)
+        new = measure_errors(rest, moment)
         best, error = np.where(new < error, scale, best), np.minimum(new, error)
     return best
 
@@ -72,8 +72,17 @@ def round_rows(rows: Floats, moment: Floats, scale: Floats, peak: int) -> Floats
         scale: step of each row, [G, R, 1].
         peak: largest code.
     """
-    codes = _spread(rows, moment, scale, peak)
-    return _descend(codes, rows, moment, scale, peak)
+    nearest = np.clip(np.rint(rows / scale), *limits(peak))
+    starts = nearest, _spread(rows, moment, scale, peak)
+    ends = [_descend(codes, rows, moment, scale, peak) for codes in starts]
+    errors = [measure_errors(codes * scale - rows, moment) for codes in ends]
+    return np.where(errors[0] < errors[1], *ends)  # of few columns, the nearest codes may be the better start
+
+
+def measure_errors(differences: Floats, moment: Floats) -> Floats:
+    """Return the mean squared error d H d^T of each row's output, [G, R, 1]."""
+    errors: Floats = ((differences @ moment) * differences).sum(axis=2, keepdims=True)
+    return errors
 
 
 def fit_scale(codes: Floats, rows: Floats, moment: Floats, scale: Floats) -> Floats:

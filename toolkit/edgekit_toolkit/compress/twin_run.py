@@ -59,7 +59,10 @@ class TwinRun:
         needed_later = {name for node in waiting for name in reads(node)}
         outputs = sorted(made & needed_later)
         if segment and outputs:
-            read = {name for node in segment for name in reads(node)} - made
+            exist = (
+                self._constants.keys() | self._floats[0].keys()
+            )  # graphs inside nodes have names of their own
+            read = {name for node in segment for name in reads(node)} & exist
             session = session_for(self._segment_model(segment, read, outputs), threads=self._threads)
             inputs = [value.name for value in session.get_inputs()]
             for run, weights in ((self._floats, {}), (self._compressed, self.weights)):
