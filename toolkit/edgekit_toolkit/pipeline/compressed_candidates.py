@@ -25,7 +25,7 @@ from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet
 from edgekit_toolkit.pipeline.request import Progress
 from edgekit_toolkit.quantize import forms
-from edgekit_toolkit.quantize.forms import compressed_floats
+from edgekit_toolkit.quantize.forms import Form, compressed_floats
 from edgekit_toolkit.quantize.onnx.propagation import ODD_GRAPH, Rounding, propagate
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.sensitivity import Fidelity, softmax_axes
@@ -68,54 +68,88 @@ class CompressionTask:
 
 def add_compressed(candidate_set: CandidateSet, task: CompressionTask) -> None:
     """Add the compressed candidates; what cannot be made is noted among the dropped forms."""
-    base = _find_base(candidate_set)
-    if base is None:
+    bases = _find_bases(candidate_set, task)
+    if not bases:
         candidate_set.dropped.append("compressed forms: the model has no int8 form to start from")
-        return
-    try:
-        _Compressor(candidate_set, task, base).add_all()
-    except (EdgekitError, np.linalg.LinAlgError) as error:
-        candidate_set.dropped.append(f"compressed forms: {str(error).splitlines()[0]}")
+    for floats, forms_of_floats in bases:
+        try:
+            _Compressor(candidate_set, task, floats, forms_of_floats).add_all()
+        except (EdgekitError, np.linalg.LinAlgError) as error:
+            candidate_set.dropped.append(f"compressed forms: {str(error).splitlines()[0]}")
 
 
-def _find_base(candidate_set: CandidateSet) -> Candidate | None:
-    """Return the static int8 form with all layers and a scale a channel, or else that of int8 weights."""
-    plans = [candidate for candidate in candidate_set.candidates if candidate.form.plan is not None]
-    kernels = max((len(candidate.form.plan.kernels) for candidate in plans if candidate.form.plan), default=0)
-    for candidate in plans:
-        plan = candidate.form.plan
-        if plan is not None and plan.per_channel and len(plan.kernels) == kernels:
-            return candidate
-    weights = (item for item in candidate_set.candidates if item.form.kind == forms.INT8_WEIGHTS)
-    return next((candidate for candidate in weights if candidate.form.layers is None), None)
+def _find_bases(
+    candidate_set: CandidateSet, task: CompressionTask
+) -> list[tuple[onnx.ModelProto, dict[str, Form]]]:
+    """Return float models to compress, each with the forms that are made of it, by the name of the arithmetic.
+
+    These are the static int8 form with all layers and, where there is none or where each byte counts, the one
+    of int8 weights, whose graph is smaller.
+    """
+    static = _find_static(candidate_set)
+    weights = next(
+        (
+            candidate.form
+            for candidate in candidate_set.candidates
+            if candidate.form.kind == forms.INT8_WEIGHTS and candidate.form.layers is None
+        ),
+        None,
+    )
+    bases = [] if static is None else [(compressed_floats(task.floats, static), {"int8": static})]
+    if weights is not None and (static is None or math.isfinite(task.max_transport_bytes)):
+        named = {"float arithmetic": weights}
+        if static is not None and not static.factors:
+            bases[0][1].update(named)
+        else:
+            bases.append((task.floats, named))
+    return bases
+
+
+def _find_static(candidate_set: CandidateSet) -> Form | None:
+    """Return the static int8 form with a scale for each channel that has the most kernels, the first such."""
+    with_plans = (
+        (len(candidate.form.plan.kernels), candidate.form)
+        for candidate in candidate_set.candidates
+        if candidate.form.plan is not None and candidate.form.plan.per_channel
+    )
+    return max(with_plans, key=lambda pair: pair[0], default=(0, None))[1]
 
 
 class _Compressor:
-    def __init__(self, candidate_set: CandidateSet, task: CompressionTask, base: Candidate) -> None:
-        self._set, self._task, self._form = candidate_set, task, base.form
-        self._floats = compressed_floats(task.floats, base.form)
-        self._samples = _draw_samples(task, self._floats)
+    def __init__(
+        self,
+        candidate_set: CandidateSet,
+        task: CompressionTask,
+        floats: onnx.ModelProto,
+        bases: Mapping[str, Form],
+    ) -> None:
+        self._set, self._task, self._floats, self._bases = candidate_set, task, floats, bases
+        self._samples = _draw_samples(task, floats)
         self._fidelity = Fidelity(
-            OnnxModel(self._floats),
+            OnnxModel(floats),
             self._samples[:_NOISE_SAMPLES],
             threads=task.quantizer.threads,
-            softmax_axes=softmax_axes(self._floats),
+            softmax_axes=softmax_axes(floats),
         )
-        self._arithmetic = "int8" if base.form.plan is not None else "float arithmetic"
 
     def add_all(self) -> None:
-        plan = self._form.plan
-        peak = 127 if plan is None else plan.scheme.weight_peak
-        self._add("second-order rounding", self._round(peak))
+        peaks = [base.plan.scheme.weight_peak for base in self._bases.values() if base.plan is not None]
+        self._add("second-order rounding", self._round(min(peaks, default=127)))
         if math.isinf(self._task.max_transport_bytes):
             return
         for bits in _FEW_BITS:
             self._add(f"weights of {bits} bits", self._round(2 ** (bits - 1) - 1))
-        self._add_for_transport()
+        for arithmetic in self._bases:
+            self._add_for_transport(arithmetic)
 
-    def _add(self, label: str, compression: Compression) -> Candidate | None:
-        form = replace(self._form, compression=compression)
-        return self._set.add(f"{self._arithmetic}, {label}", self._task.quantizer, form, self._fidelity)
+    def _add(self, label: str, compression: Compression) -> None:
+        """Add the forms with this compression."""
+        for arithmetic in self._bases:
+            self._add_form(arithmetic, label, compression)
+
+    def _add_form(self, arithmetic: str, label: str, compression: Compression) -> Candidate | None:
+        form = replace(self._bases[arithmetic], compression=compression)
+        return self._set.add(f"{arithmetic}, {label}", self._task.quantizer, form, self._fidelity)
 
     def _round(self, peak: int, choose_step: ChooseStep | None = None) -> Compression:
         options = {} if choose_step is None else {"choose_step": choose_step}
@@ -128,7 +162,7 @@ class _Compressor:
             **options,
         )
 
-    def _add_for_transport(self) -> None:
+    def _add_for_transport(self, arithmetic: str) -> None:
         """Add the form with the finest steps whose package travels within the limit."""
         steps = EqualSlopeSteps(find_layers(self._floats), self._layer_noises())
         limit = self._task.max_transport_bytes
@@ -137,7 +171,7 @@ class _Compressor:
         best: Candidate | None = None
         for _ in range(_MAX_TRIES):
             label, compression = self._coded(steps, strength)
-            candidate = self._add(label, compression)
+            candidate = self._add_form(arithmetic, label, compression)
             if candidate is None:
                 return
             self._set.candidates.remove(candidate)
@@ -154,9 +188,7 @@ class _Compressor:
             if not too_fine < strength < fine_enough:
                 strength = math.sqrt(too_fine * fine_enough)
         if best is None:
-            self._set.dropped.append(
-                f"{self._arithmetic}, weights of few bits: none travels within the limit"
-            )
+            self._set.dropped.append(f"{arithmetic}, weights of few bits: none travels within the limit")
         else:
             self._set.candidates.append(best)
 
