@@ -36,9 +36,8 @@ class CodedWeight:
 
     @property
     def bits(self) -> int:
-        """Bits that hold each code in two's complement, at least 2."""
-        low, high = int(self.codes.min(initial=0)), int(self.codes.max(initial=0))
-        return max(max(high, -low - 1).bit_length() + 1, 2)
+        """Bits that hold each code; see `count_bits`."""
+        return count_bits(self.codes)
 
     def floats(self, channel_axis: int) -> NDArray[np.float32]:
         """Return codes times scale, float32 in the shape of the weight."""
@@ -76,6 +75,12 @@ class Compression:
                 raise ValueError(f"no weight {name!r} of the shape of its codes")
             tensor.CopyFrom(numpy_helper.from_array(values[name], name))
         return result
+
+    @property
+    def mean_bits(self) -> float:
+        """Bits a weight that an ideal coder takes that knows how often each code occurs in a layer."""
+        total = sum(entropy_bits(weight.codes) for weight in self.weights.values())
+        return total / max(sum(weight.codes.size for weight in self.weights.values()), 1)
 
     def scales(self) -> dict[str, NDArray[np.float32]]:
         """Return the scale of each weight, float32 [channels], by the name of the initializer."""
@@ -120,6 +125,18 @@ class Compression:
             {name: _read_weight(name, item) for name, item in value["weights"].items()},
             {name: _read_floats(name, text) for name, text in value["biases"].items()},
         )
+
+
+def count_bits(codes: NDArray[np.int8]) -> int:
+    """Return the bits that hold each code in two's complement, at least 2."""
+    low, high = int(codes.min(initial=0)), int(codes.max(initial=0))
+    return max(max(high, -low - 1).bit_length() + 1, 2)
+
+
+def entropy_bits(codes: NDArray[Any]) -> float:
+    """Return the length of these codes where each takes the bits that suit how often it occurs."""
+    counts = np.unique(codes, return_counts=True)[1]
+    return float(-(counts * np.log2(counts / counts.sum())).sum())
 
 
 def _encode(data: bytes) -> str:

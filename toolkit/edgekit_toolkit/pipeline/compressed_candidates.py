@@ -9,15 +9,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from edgekit_runtime.errors import EdgekitError
-from edgekit_toolkit.compress.compression import Compression
+from edgekit_toolkit.compress.compression import Compression, entropy_bits
 from edgekit_toolkit.compress.layers import Layer, find_layers
 from edgekit_toolkit.compress.sequential import ChooseStep, round_weights
 from edgekit_toolkit.compress.steps import PROBE_STEP, EqualSlopeSteps
@@ -81,7 +80,7 @@ def add_compressed(candidate_set: CandidateSet, task: CompressionTask) -> None:
 def _find_bases(
     candidate_set: CandidateSet, task: CompressionTask
 ) -> list[tuple[onnx.ModelProto, dict[str, Form]]]:
-    """Return float models to compress, each with the forms that are made of it, by the name of the arithmetic.
+    """Return float models to compress, each with the forms that are made of it by the name of the arithmetic.
 
     These are the static int8 form with all layers and, where there is none or where each byte counts, the one
     of int8 weights, whose graph is smaller.
@@ -194,8 +193,7 @@ class _Compressor:
 
     def _coded(self, steps: EqualSlopeSteps, strength: float) -> tuple[str, Compression]:
         compression = self._round(127, lambda layer, rows: steps.choose(layer, rows, strength))
-        bits = sum(entropy_bits(weight.codes) for weight in compression.weights.values())
-        return f"weights of {bits / _count_codes(compression):.1f} bits", compression
+        return f"weights of {compression.mean_bits:.1f} bits", compression
 
     def _guess(self, steps: EqualSlopeSteps, limit: float) -> float:
         """Return the strength at which nearest codes take the limit, by their entropy."""
@@ -234,12 +232,6 @@ class _Compressor:
 
 def _count_codes(compression: Compression) -> int:
     return sum(weight.codes.size for weight in compression.weights.values())
-
-
-def entropy_bits(codes: NDArray[Any]) -> float:
-    """Return the bits that an ideal coder takes that knows only how often each code occurs."""
-    counts = np.unique(codes, return_counts=True)[1]
-    return float(-(counts * np.log2(counts / counts.sum())).sum())
 
 
 def _draw_samples(task: CompressionTask, floats: onnx.ModelProto) -> list[Feeds]:

@@ -331,6 +331,9 @@ def stored_layers(model: onnx.ModelProto, form: Form) -> dict[str, StoredLayer]:
             continue
         roots = [tensor for name in twin.input[1:] for tensor in _roots(index, name)]
         precision = "int8" if kernel else _precision(index, twin)
+        coded = None if form.compression is None else form.compression.weights.get(node.input[1])
+        if coded is not None and coded.bits < 8:
+            precision += f", codes of {coded.bits} bits"
         layers[node.output[0]] = StoredLayer(precision, sum(tensor.ByteSize() for tensor in roots))
     return layers
 

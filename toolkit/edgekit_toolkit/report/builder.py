@@ -12,6 +12,7 @@ from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.packaging.recipe import tool_versions
 from edgekit_toolkit.pipeline.publish import PublishedFiles, host_facts, now
 from edgekit_toolkit.pipeline.run import EngineResult, FurtherVariant, JudgedCandidate, Run
+from edgekit_toolkit.report.compression_steps import describe_compression
 from edgekit_toolkit.report.document import SCHEMA_ID
 from edgekit_toolkit.report.layer_table import describe_layers, stored
 from edgekit_toolkit.selection.budget import UNITS
@@ -47,6 +48,7 @@ def describe(run: Run, command: str, published: PublishedFiles | None) -> dict[s
         "accuracy": describe_accuracy(run, _subject(run)),
         "outcome": _outcome(run),
         "proof": _proof(run),
+        "compression": describe_compression(run, _subject(run)),
         "layers": describe_layers(run, _subject(run)),
         "package": None if published is None else _package(published),
         "recipe": None if published is None else published.recipe,

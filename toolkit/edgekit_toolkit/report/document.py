@@ -208,6 +208,11 @@ class Proof(TypedDict):
     note: str
 
 
+class CompressionStep(TypedDict):
+    step: str
+    bytes: int
+
+
 class Report(TypedDict):
     schema: str
     edgekit: str
@@ -229,6 +234,7 @@ class Report(TypedDict):
     accuracy: Accuracy
     outcome: ReportedOutcome
     proof: Proof | None
+    compression: list[CompressionStep]
     layers: list[Layer]
     package: Package | None
     recipe: str | None

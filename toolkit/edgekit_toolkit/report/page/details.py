@@ -77,6 +77,25 @@ def show_error(error: float) -> str:
     return f"{error:.1e}" if error < 1e-3 else show_number(error)
 
 
+def compression(report: Report) -> Markup:
+    """Return the bytes after each step of compression, as bars."""
+    steps = report["compression"]
+    longest = max(1, *(step["bytes"] for step in steps))
+    rows = [
+        el(
+            "tr",
+            el("th", step["step"], scope="row", class_="name"),
+            el("td", bar(step["bytes"] / longest, "after"), class_="b"),
+            number(show(step["bytes"], "bytes")),
+            number(f"{longest / max(step['bytes'], 1):.1f} x smaller" if number_of else ""),
+        )
+        for number_of, step in enumerate(steps)
+    ]
+    head = ("Step", "", join("Size", badge(MEASURED)), "Against the first")
+    grid = table(head, rows, numeric=frozenset({2, 3}), caption="Size after each step", style="bars")
+    return section("Compression", grid, key="compression")
+
+
 def layers(report: Report) -> Markup:
     """Return sensitivity and size by layer, and the table of all layers folded away."""
     layers = report["layers"]
