@@ -71,10 +71,16 @@ def add_compressed(candidate_set: CandidateSet, task: CompressionTask) -> None:
     if not bases:
         candidate_set.dropped.append("compressed forms: the model has no int8 form to start from")
     for floats, forms_of_floats in bases:
-        try:
-            _Compressor(candidate_set, task, floats, forms_of_floats).add_all()
-        except (EdgekitError, np.linalg.LinAlgError) as error:
-            candidate_set.dropped.append(f"compressed forms: {str(error).splitlines()[0]}")
+        _add(candidate_set, task, floats, forms_of_floats)
+
+
+def _add(
+    candidate_set: CandidateSet, task: CompressionTask, floats: onnx.ModelProto, bases: Mapping[str, Form]
+) -> None:
+    try:
+        _Compressor(candidate_set, task, floats, bases).add_all()
+    except (EdgekitError, np.linalg.LinAlgError) as error:
+        candidate_set.dropped.append(f"compressed forms: {str(error).splitlines()[0]}")
 
 
 def _find_bases(
