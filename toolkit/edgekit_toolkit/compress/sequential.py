@@ -13,7 +13,7 @@ from edgekit_toolkit.compress.compression import CodedWeight, Compression
 from edgekit_toolkit.compress.layers import Floats, Layer, find_layers
 from edgekit_toolkit.compress.moments import Moments
 from edgekit_toolkit.compress.rounding import choose_scale, fit_scale, is_coarse, round_rows
-from edgekit_toolkit.compress.twin_run import TwinRun
+from edgekit_toolkit.compress.twin_run import Quantize, TwinRun
 from edgekit_toolkit.samples.generated import Feeds
 
 # Patches of a layer over all samples: more change a moment little.
@@ -32,6 +32,7 @@ def round_weights(
     peak: int,
     choose_step: ChooseStep = lambda _layer, _rows: None,
     threads: int,
+    quantize: Quantize = lambda _name, values: values,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Compression:
     """Return the weights of all layers as codes, and biases that keep the means of the layers' outputs.
@@ -42,6 +43,7 @@ def round_weights(
         peak: largest code, 1 to 127.
         choose_step: returns the steps of a layer.
         threads: threads of one inference.
+        quantize: returns the values that an input of a layer has, by its name, where activations are codes too.
         progress: called with the layers done and their number.
 
     Raises:
@@ -50,7 +52,7 @@ def round_weights(
     layers = find_layers(model)
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     readers = Counter(name for node in model.graph.node for name in node.input)
-    run = TwinRun(model, layers, samples, threads=threads)
+    run = TwinRun(model, layers, samples, threads=threads, quantize=quantize)
     weights: dict[str, CodedWeight] = {}
     count = max(1, _PATCHES // len(samples))
     for number, (layer, float_inputs, inputs) in enumerate(run):
@@ -63,10 +65,12 @@ def round_weights(
             fitted = moments.fit(rows)
             moment = moments.damped
             step = choose_step(layer, fitted)
+            # Grouped layers have few weights, and each reads few inputs that could take up its error.
+            own_peak = 127 if layer.groups > 1 else peak
             if step is None:
-                step = _own_step(fitted, moment, peak)
+                step = _own_step(fitted, moment, own_peak)
             scale = step.astype(np.float32)
-            codes = round_rows(fitted, moment, scale.astype(np.float64), peak)
+            codes = round_rows(fitted, moment, scale.astype(np.float64), own_peak)
             coded = layer.from_rows(codes).astype(np.int8)
             weights[layer.weight] = CodedWeight(coded, scale.reshape(layer.channels))
             run.weights[layer.weight] = weights[layer.weight].floats(layer.channel_axis)

@@ -4,7 +4,7 @@ So each layer is compressed for the inputs that it really gets, and no node runs
 only the nodes run that the next layer waits for, and tensors that nobody reads any more are dropped.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -17,6 +17,7 @@ from edgekit_toolkit.onnx_graph.index import reads
 from edgekit_toolkit.samples.generated import Feeds
 
 Tensors = dict[str, NDArray[Any]]
+Quantize = Callable[[str, NDArray[Any]], NDArray[Any]]
 
 
 class TwinRun:
@@ -27,15 +28,23 @@ class TwinRun:
         layers: its layers, in order.
         samples: inputs.
         threads: threads of one inference.
+        quantize: returns the values that a layer's input has in the compressed run.
 
     Attributes:
         weights: initializers of layers that differ in the compressed run, by name; the caller adds to it.
     """
 
     def __init__(
-        self, model: onnx.ModelProto, layers: Sequence[Layer], samples: Sequence[Feeds], *, threads: int
+        self,
+        model: onnx.ModelProto,
+        layers: Sequence[Layer],
+        samples: Sequence[Feeds],
+        *,
+        threads: int,
+        quantize: Quantize = lambda _name, values: values,
     ) -> None:
         self._model, self._layers, self._threads = model, layers, threads
+        self._quantize = quantize
         self._floats: list[Tensors] = [dict(feeds) for feeds in samples]
         self._compressed: list[Tensors] = [dict(feeds) for feeds in samples]
         self._constants = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -48,6 +57,8 @@ class TwinRun:
         for layer in self._layers:
             segment, waiting = _split_for(waiting, layer.input)
             self._run(segment, waiting)
+            for tensors in self._compressed:
+                tensors[layer.input] = self._quantize(layer.input, tensors[layer.input])
             yield (
                 layer,
                 [run[layer.input] for run in self._floats],

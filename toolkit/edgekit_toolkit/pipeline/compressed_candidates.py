@@ -9,10 +9,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from edgekit_runtime.errors import EdgekitError
@@ -27,6 +28,7 @@ from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form, compressed_floats
 from edgekit_toolkit.quantize.onnx.propagation import ODD_GRAPH, Rounding, propagate
 from edgekit_toolkit.quantize.quantizer import Quantizer
+from edgekit_toolkit.quantize.scheme import fake_quantize
 from edgekit_toolkit.quantize.sensitivity import Fidelity, softmax_axes
 from edgekit_toolkit.samples.generated import Feeds
 
@@ -130,6 +132,7 @@ class _Compressor:
     ) -> None:
         self._set, self._task, self._floats, self._bases = candidate_set, task, floats, bases
         self._samples = _draw_samples(task, floats)
+        self._plan = next((base.plan for base in bases.values() if base.plan is not None), None)
         self._fidelity = Fidelity(
             OnnxModel(floats),
             self._samples[:_NOISE_SAMPLES],
@@ -163,9 +166,16 @@ class _Compressor:
             self._samples,
             peak=peak,
             threads=self._task.quantizer.threads,
+            quantize=self._quantize,
             progress=lambda done, total: self._task.progress("rounding weights", done, total),
             **options,
         )
+
+    def _quantize(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+        """Return an activation as the kernels see it."""
+        if self._plan is None or name not in self._plan.ranges:
+            return values
+        return fake_quantize(values, *self._plan.ranges[name], self._plan.scheme)
 
     def _add_for_transport(self, arithmetic: str) -> None:
         """Add the form with the finest steps whose package travels within the limit."""

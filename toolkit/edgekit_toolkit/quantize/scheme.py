@@ -76,6 +76,14 @@ def activation_params(low: float, high: float, scheme: Scheme) -> QuantizationPa
     return QuantizationParams(np.asarray(scale), np.asarray(zero, np.uint8))
 
 
+def fake_quantize(values: NDArray[Any], low: float, high: float, scheme: Scheme) -> NDArray[np.float32]:
+    """Return an activation after its codes: the values that a kernel computes with, float32."""
+    params = activation_params(low, high, scheme)
+    limits = np.iinfo(params.zero_point.dtype)
+    codes = np.clip(np.rint(values / params.scale) + params.zero_point, limits.min, limits.max)
+    return np.asarray((codes - params.zero_point) * params.scale, np.float32)
+
+
 def quantize_weight(
     weight: NDArray[np.float32],
     axis: int | None,
