@@ -2,8 +2,8 @@
 
     python benchmarks/compression.py [--only NAME] [--bits 8 4 3]
 
-Each model of `works.py` is quantized as the search does, per channel with ranges of least error, and its weights
-are rounded to nearest and by second-order rounding. Nearest codes of fewer bits have the scale of the
+Each model of `works.py` is quantized as the search does, per channel with ranges of least error, and its
+weights are rounded to nearest and by second-order rounding. Nearest codes of fewer bits have the scale of the
 channel's largest weight. Scores are on the evaluation samples, which nothing else sees.
 """
 

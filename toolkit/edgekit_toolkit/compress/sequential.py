@@ -43,7 +43,7 @@ def round_weights(
         peak: largest code, 1 to 127.
         choose_step: returns the steps of a layer.
         threads: threads of one inference.
-        quantize: returns the values that an input of a layer has, by its name, where activations are codes too.
+        quantize: returns the values that an input of a layer has, by its name, where activations are codes.
         progress: called with the layers done and their number.
 
     Raises:
