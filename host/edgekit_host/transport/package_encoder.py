@@ -62,6 +62,7 @@ _QUICK_BYTES: Final = 1 << 20  # of a stream that is packed several times, a sec
 _TRIMMED_BYTES: Final = 1 << 20
 _SAMPLE_BYTES: Final = 8 << 10
 _LZMA_END_BYTES: Final = 12
+_LZMA_MODELS: Final = (3, 0, 90, 93, 110)  # lc, lp, pb: 3, 0, 0; 0, 0, 0; 0, 0, 2; 3, 0, 2; 2, 2, 2
 _LEAST_CODED_WORDS_BYTES: Final = 16 << 10  # planes of smaller tensors change before the tables follow
 _HALF_EXPONENTS: Final = (-24, 15)  # of float16
 _TRIED_BYTES: Final = 4 << 10  # of float16 weights; most steps do not fit even those
@@ -151,7 +152,7 @@ def _pack(data: bytes) -> tuple[int, bytes]:
     """Return the LZMA model that packs `data` best, and the packed bytes."""
     if not data:
         return 0, b""
-    models = (3, 0, 90, 110)[: 4 if len(data) <= _QUICK_BYTES else 1]  # lc 3; none; pb 2; lc, lp, pb 2
+    models = _LZMA_MODELS if len(data) <= _QUICK_BYTES else _LZMA_MODELS[:1]
     tries = [(model, compress(data, model)) for model in models]
     prefix = read_words()
     with_words = compress(_unpack_words(prefix) + data, WORDS_LZMA_MODEL)
@@ -228,7 +229,7 @@ def _choose_new_run(tensor: TensorPosition, new: NDArray[np.uint8], bias: float)
         key=lambda candidate: candidate[0],
     )
     literal_bytes = _measure_packed(new[tensor.offset :][: min(tensor.length, BLOCK_BYTES)])
-    return run if size + _RUN_BYTES < literal_bytes else None
+    return run if bias < math.inf and size + _RUN_BYTES < literal_bytes else None
 
 
 # The runs
