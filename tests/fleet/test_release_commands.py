@@ -188,13 +188,22 @@ def test_release_that_is_made_while_one_with_its_file_is_withdrawn_stays_offered
     assert list(offered) == ["x86-64/linear-1.0.0-x86-64.edgepkg"]
 
 
+def test_release_without_an_earlier_one_shows_its_coded_file(shell: Shell, packages: list[Path]) -> None:
+    (made,) = shell.run("release", packages[0], "--keys", shell.keys, "--name", "first")
+    ((model, target, version, size_bytes),) = made["deltas"]
+    assert (model, target, version) == ("linear", "rpi5", "")
+    assert size_bytes < 0.8 * packages[0].stat().st_size
+    main(["fleet", "release", "--list", "--folder", str(shell.folder.path)])
+    assert f"linear for rpi5 coded: {size_bytes / 1e6:.3f} MB" in shell.capsys.readouterr().out
+
+
 def test_release_whose_delta_starts_from_a_file_that_was_just_deleted_has_no_delta(
     shell: Shell, packages: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = Base("0" * 64, shell.folder.repository / "targets" / "gone", "x86-64")
     monkeypatch.setattr(releases, "find_bases", lambda *_: (gone,))
     (made,) = shell.run("release", packages[0], "--keys", shell.keys, "--name", "first")
-    assert made["deltas"] == []
+    assert [version for _, _, version, _ in made["deltas"]] == [""]  # the coded file alone
 
 
 def test_withdrawal_that_was_cut_off_is_made_good(
