@@ -58,7 +58,8 @@ WORDS_END: Final = bytes(range(0xC0, 0xE0))
 _GRAM_BYTES: Final = 8  # shortest piece to copy; a run costs about as many bytes
 _RUN_BYTES: Final = 5
 _LEAST_TENSOR_BYTES: Final = 16
-_QUICK_BYTES: Final = 1 << 20  # of a stream that is packed several times, a second each
+_TRIED_PACKAGE_BYTES: Final = 1 << 20  # of a package that is coded by several choices
+_QUICK_BYTES: Final = 64 << 10  # of a stream that is packed with all models
 _TRIMMED_BYTES: Final = 1 << 20
 _SAMPLE_BYTES: Final = 8 << 10
 _LZMA_END_BYTES: Final = 12
@@ -92,7 +93,7 @@ def encode(base: bytes, package: bytes) -> bytes | None:
         base: the old package; it is valid. Without one, the result is a coded file, and never None.
         package: the package to make; it is valid.
     """
-    biases = (1.0, 0.8, math.inf) if len(package) <= _QUICK_BYTES else (1.0,)
+    biases = (1.0, 0.8, math.inf) if len(package) <= _TRIED_PACKAGE_BYTES else (1.0,)
     try:
         return min((_encode(_find_runs(base, package, bias), base, package) for bias in biases), key=len)
     except PackageError:
@@ -152,13 +153,17 @@ def _pack(data: bytes) -> tuple[int, bytes]:
     """Return the LZMA model that packs `data` best, and the packed bytes."""
     if not data:
         return 0, b""
-    models = _LZMA_MODELS if len(data) <= _QUICK_BYTES else _LZMA_MODELS[:1]
-    tries = [(model, compress(data, model)) for model in models]
+    models = _LZMA_MODELS[: None if len(data) <= _QUICK_BYTES else 2 if len(data) <= _TRIMMED_BYTES else 1]
+    tries = [(model, _compress(data, model)) for model in models]
     prefix = read_words()
-    with_words = compress(_unpack_words(prefix) + data, WORDS_LZMA_MODEL)
-    if with_words.startswith(prefix):  # not with a version of liblzma that chooses other matches
-        tries.append((WORDS_MODEL, with_words[len(prefix) :]))
-    return min(tries, key=lambda candidate: len(candidate[1]))
+    with_words = _unpack_words(prefix) + data
+    packed = _compress(with_words, WORDS_LZMA_MODEL)
+    if packed.startswith(prefix):  # not with a version of liblzma that chooses other matches
+        tries.append((WORDS_MODEL, packed[len(prefix) :]))
+    model, packed = min(tries, key=lambda candidate: len(candidate[1]))
+    if model == WORDS_MODEL:
+        return model, _trim(prefix + packed, with_words, WORDS_LZMA_MODEL)[len(prefix) :]
+    return model, _trim(packed, data, model)
 
 
 def _unpack_words(packed: bytes) -> bytes:
@@ -167,14 +172,21 @@ def _unpack_words(packed: bytes) -> bytes:
 
 
 def compress(data: bytes, model: int) -> bytes:
-    """Return raw LZMA without the bytes behind it that a reader of `data` does not need."""
-    filters = list_lzma_filters(model)
-    packed = lzma.compress(data, lzma.FORMAT_RAW, filters=filters)
+    """Return raw LZMA of some bytes; the reader must know how many."""
+    return _trim(_compress(data, model), data, model)
+
+
+def _compress(data: bytes, model: int) -> bytes:
+    return lzma.compress(data, lzma.FORMAT_RAW, filters=list_lzma_filters(model))
+
+
+def _trim(packed: bytes, data: bytes, model: int) -> bytes:
+    """Leave out the last bytes of raw LZMA that a reader of `data` does not need."""
     if len(data) > _TRIMMED_BYTES:
         return packed
 
     def suffices(size: int) -> bool:
-        unpacker = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=filters)
+        unpacker = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=list_lzma_filters(model))
         return unpacker.decompress(packed[:size], max_length=len(data)) == data
 
     least = max(0, len(packed) - 16)
