@@ -36,7 +36,7 @@ _MAX_LANES: Final = 512
 _MIN_STEPS: Final = 8  # before the tables are rebuilt
 _FIRST_SUM: Final = 64
 _LEVEL_OF_SUM: Final = np.array(
-    [min(_LEVELS - 1, max(0, total.bit_length() - 4)) for total in range(1 << 12)]
+    [min(_LEVELS - 1, max(0, total.bit_length() - 4)) for total in range(1 << 12)], np.int64
 )
 _INPUT_BYTES: Final = 64 << 10
 
@@ -97,14 +97,14 @@ def _list_prior(level: int, mean: int) -> list[int]:
     return [weight * (symbols << 6) // sum(weights) for weight in weights]
 
 
-_PRIOR: Final = np.array([_list_prior(level, mean) for level, mean in enumerate(_MEANS)])
+_PRIOR: Final = np.array([_list_prior(level, mean) for level, mean in enumerate(_MEANS)], np.int64)
 
 
 class Levels:
     """The level of the next symbol of each lane, by the mean of about 16 symbols before it."""
 
     def __init__(self, lanes: int) -> None:
-        self._sums = np.full(lanes, _FIRST_SUM)
+        self._sums = np.full(lanes, _FIRST_SUM, np.int64)
 
     def current(self) -> NDArray[np.int64]:
         return _LEVEL_OF_SUM.take(self._sums)
