@@ -200,6 +200,24 @@ def test_release_without_an_earlier_one_shows_its_coded_file(shell: Shell, packa
     assert f"linear for x86-64 coded: {size_bytes / 1e6:.3f} MB" in shell.capsys.readouterr().out
 
 
+def test_device_is_offered_the_smallest_file_that_fits(
+    shell: Shell, maker: PackageMaker, packages: list[Path], tmp_path: Path
+) -> None:
+    maker.write(tmp_path / "linear-2.0.0-x86-64.edgepkg", version="2.0.0")
+    for name, package in (("first", packages[0]), ("second", tmp_path / "linear-2.0.0-x86-64.edgepkg")):
+        shell.run("release", package, "--keys", shell.keys, "--name", name)
+    releases_made = {release["name"]: release for release in shell.run("release", "--list")}
+    assert [version for _, _, version, _ in releases_made["second"]["deltas"]] == ["", "1.0.0"]
+    shell.run("rollout", "start", "second", "--to", "site=lyon", "--soak", "0", "--waves", "100%")
+    for number in range(4):
+        shell.turn(RolloutRunner(), time.time() + 2 * number)
+    store = shell.folder.open_store()
+    with store.snapshot() as session:
+        documents = [row.document for row in session.scalars(select(WantedModelRow))]
+    store.close()
+    assert [[delta["from_sha256"] for delta in document["deltas"]] for document in documents] == [[""], [""]]
+
+
 def test_release_whose_delta_starts_from_a_file_that_was_just_deleted_has_no_delta(
     shell: Shell, packages: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
