@@ -227,12 +227,14 @@ def numbers(*values):
     return b"".join(map(pack_number, values))
 
 
-def forge(base_bytes, size_bytes, runs, *, literals=b"", residuals=b"", count=None, codes=(0, b"")):
+def forge(
+    base_bytes, size_bytes, runs, *, literals=b"", residuals=b"", count=None, codes=(0, b""), lzma_model=0
+):
     """A delta of runs, each a kind and its numbers; `codes` are their number and their stream."""
     control = b"".join(bytes([kind]) + numbers(*others) for kind, *others in runs)
     packed = [compress(stream, 0) for stream in (control, literals, residuals)]
     head = numbers(base_bytes, size_bytes, len(runs) if count is None else count)
-    head += b"".join(numbers(len(stream), 0) for stream in packed) + numbers(codes[0])
+    head += b"".join(numbers(len(stream), lzma_model) for stream in packed) + numbers(codes[0])
     return b"".join((deltas.MAGIC, head, *packed, codes[1]))
 
 

@@ -33,9 +33,10 @@ _MEANS: Final = (8, 24, 48, 96, 192, 384, 768, 1600)  # of the tables at the sta
 _SYMBOLS_PER_LANE: Final = 1 << 13
 _MIN_LANES: Final = 4
 _MAX_LANES: Final = 512
+_MIN_STEPS: Final = 8  # before the tables are rebuilt
 _FIRST_SUM: Final = 64
 _LEVEL_OF_SUM: Final = np.array(
-    [min(_LEVELS - 1, max(0, total.bit_length() - 4)) for total in range(1 << 12)]
+    [min(_LEVELS - 1, max(0, total.bit_length() - 4)) for total in range(1 << 12)], np.int64
 )
 _INPUT_BYTES: Final = 64 << 10
 
@@ -53,7 +54,7 @@ def split(total: int) -> Iterator[tuple[int, list[slice]]]:
         count = min(CHUNK, total - begin)
         steps, epochs, step = -(-count // lanes), [], 0
         while step < steps:
-            end = min(steps, step + max(1, done // 8))
+            end = min(steps, step + max(_MIN_STEPS, done // 8))
             epochs.append(slice(step, end))
             done += end - step
             step = end
@@ -71,7 +72,7 @@ class Tables:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._prior = np.array([_list_prior(level, mean)[:size] for level, mean in enumerate(_MEANS)])
+        self._prior = _PRIOR[:, :size]
         self._counts = np.zeros_like(self._prior)
         self.count(np.zeros(0, np.int64))
 
@@ -96,11 +97,14 @@ def _list_prior(level: int, mean: int) -> list[int]:
     return [weight * (symbols << 6) // sum(weights) for weight in weights]
 
 
+_PRIOR: Final = np.array([_list_prior(level, mean) for level, mean in enumerate(_MEANS)], np.int64)
+
+
 class Levels:
     """The level of the next symbol of each lane, by the mean of about 16 symbols before it."""
 
     def __init__(self, lanes: int) -> None:
-        self._sums = np.full(lanes, _FIRST_SUM)
+        self._sums = np.full(lanes, _FIRST_SUM, np.int64)
 
     def current(self) -> NDArray[np.int64]:
         return _LEVEL_OF_SUM.take(self._sums)

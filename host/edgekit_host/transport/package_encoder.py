@@ -58,10 +58,13 @@ WORDS_END: Final = bytes(range(0xC0, 0xE0))
 _GRAM_BYTES: Final = 8  # shortest piece to copy; a run costs about as many bytes
 _RUN_BYTES: Final = 5
 _LEAST_TENSOR_BYTES: Final = 16
-_QUICK_BYTES: Final = 1 << 20  # of a stream that is packed several times, a second each
+_CODES_FACTORS: Final = (1.0, 0.8, math.inf)  # of the estimated size of codes; all are tried
+_TRIED_PACKAGE_BYTES: Final = 1 << 20  # of a larger package only the first one is
+_QUICK_BYTES: Final = 64 << 10  # of a stream that is packed with all models
 _TRIMMED_BYTES: Final = 1 << 20
 _SAMPLE_BYTES: Final = 8 << 10
 _LZMA_END_BYTES: Final = 12
+_LZMA_MODELS: Final = (3, 0, 90, 93, 110)  # lc, lp, pb: 3, 0, 0; 0, 0, 0; 0, 0, 2; 3, 0, 2; 2, 2, 2
 _LEAST_CODED_WORDS_BYTES: Final = 16 << 10  # planes of smaller tensors change before the tables follow
 _HALF_EXPONENTS: Final = (-24, 15)  # of float16
 _TRIED_BYTES: Final = 4 << 10  # of float16 weights; most steps do not fit even those
@@ -73,7 +76,7 @@ _MAX_SEARCHED_BYTES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A stretch of the new package; see `RUN`. `base` is an offset; for a `PRODUCT`, in the new package."""
+    """A stretch of the new package. `base` is an offset in the old one; for a `PRODUCT`, in the new one."""
 
     kind: RunKind
     base: int
@@ -85,15 +88,15 @@ class _Run:
 
 
 def encode(base: bytes, package: bytes) -> bytes | None:
-    """Return the delta from one package to another; None if too much of them is unknown.
+    """Return the delta from one package to another; None if too much of it is unknown, or in too many pieces.
 
     Args:
-        base: the old package; it is valid. Without one, the result is a coded file, and never None.
+        base: the old package; it is valid. Without one, the result is a coded file.
         package: the package to make; it is valid.
     """
-    biases = (1.0, 0.8, math.inf) if len(package) <= _QUICK_BYTES else (1.0,)
+    factors = _CODES_FACTORS[: None if len(package) <= _TRIED_PACKAGE_BYTES else 1]
     try:
-        return min((_encode(_find_runs(base, package, bias), base, package) for bias in biases), key=len)
+        return min((_encode(_find_runs(base, package, factor), base, package) for factor in factors), key=len)
     except PackageError:
         return None
 
@@ -151,13 +154,17 @@ def _pack(data: bytes) -> tuple[int, bytes]:
     """Return the LZMA model that packs `data` best, and the packed bytes."""
     if not data:
         return 0, b""
-    models = (3, 0, 90, 110)[: 4 if len(data) <= _QUICK_BYTES else 1]  # lc 3; none; pb 2; lc, lp, pb 2
-    tries = [(model, compress(data, model)) for model in models]
+    models = _LZMA_MODELS[: None if len(data) <= _QUICK_BYTES else 2 if len(data) <= _TRIMMED_BYTES else 1]
+    tries = [(model, _compress(data, model)) for model in models]
     prefix = read_words()
-    with_words = compress(_unpack_words(prefix) + data, WORDS_LZMA_MODEL)
-    if with_words.startswith(prefix):  # not with a version of liblzma that chooses other matches
-        tries.append((WORDS_MODEL, with_words[len(prefix) :]))
-    return min(tries, key=lambda candidate: len(candidate[1]))
+    with_words = _unpack_words(prefix) + data
+    packed = _compress(with_words, WORDS_LZMA_MODEL)
+    if packed.startswith(prefix):  # not with a version of liblzma that chooses other matches
+        tries.append((WORDS_MODEL, packed[len(prefix) :]))
+    model, packed = min(tries, key=lambda candidate: len(candidate[1]))
+    if model == WORDS_MODEL:
+        return model, _trim(prefix + packed, with_words, WORDS_LZMA_MODEL)[len(prefix) :]
+    return model, _trim(packed, data, model)
 
 
 def _unpack_words(packed: bytes) -> bytes:
@@ -166,14 +173,21 @@ def _unpack_words(packed: bytes) -> bytes:
 
 
 def compress(data: bytes, model: int) -> bytes:
-    """Return raw LZMA without the bytes behind it that a reader of `data` does not need."""
-    filters = list_lzma_filters(model)
-    packed = lzma.compress(data, lzma.FORMAT_RAW, filters=filters)
+    """Return raw LZMA of some bytes; the reader must know how many."""
+    return _trim(_compress(data, model), data, model)
+
+
+def _compress(data: bytes, model: int) -> bytes:
+    return lzma.compress(data, lzma.FORMAT_RAW, filters=list_lzma_filters(model))
+
+
+def _trim(packed: bytes, data: bytes, model: int) -> bytes:
+    """Leave out the last bytes of raw LZMA that a reader of `data` does not need."""
     if len(data) > _TRIMMED_BYTES:
         return packed
 
     def suffices(size: int) -> bool:
-        unpacker = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=filters)
+        unpacker = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=list_lzma_filters(model))
         return unpacker.decompress(packed[:size], max_length=len(data)) == data
 
     least = max(0, len(packed) - 16)
@@ -206,35 +220,41 @@ def _count_bits(plane: NDArray[np.uint8]) -> float:
 
 
 def _choose_coding(
-    run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8], bias: float
+    run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8], codes_factor: float
 ) -> tuple[float, _Run]:
     """Return the estimated size of a run by the coding that suits it, and the run with that coding."""
     residual = _subtract(replace(run, length=min(run.length, BLOCK_BYTES)), base, new)
-    packed_bytes, coded_bytes = _measure_packed(residual), bias * _estimate_coded(residual, run.kind.width)
+    packed_bytes, coded_bytes = (
+        _measure_packed(residual),
+        codes_factor * _estimate_coded(residual, run.kind.width),
+    )
     return min(packed_bytes, coded_bytes), replace(run, is_coded=coded_bytes < packed_bytes)
 
 
-def _choose_new_run(tensor: TensorPosition, new: NDArray[np.uint8], bias: float) -> _Run | None:
+def _choose_new_run(tensor: TensorPosition, new: NDArray[np.uint8], codes_factor: float) -> _Run | None:
     """Return the run that makes a tensor without a base; None if a literal does as well."""
     kinds = {1: [NEW_BYTES], 2: [NEW_FLOAT16], 4: [NEW_INT32, NEW_FLOAT32]}[tensor.width]
     zero = 0x80 if tensor.is_signed is False else 0
     size, run = min(
         (
             _choose_coding(
-                _Run(kind, 0, tensor.offset, tensor.length, step=zero if kind.has_step else 0), new, new, bias
+                _Run(kind, 0, tensor.offset, tensor.length, step=zero if kind.has_step else 0),
+                new,
+                new,
+                codes_factor,
             )
             for kind in kinds
         ),
         key=lambda candidate: candidate[0],
     )
     literal_bytes = _measure_packed(new[tensor.offset :][: min(tensor.length, BLOCK_BYTES)])
-    return run if size + _RUN_BYTES < literal_bytes else None
+    return run if codes_factor < math.inf and size + _RUN_BYTES < literal_bytes else None
 
 
 # The runs
 
 
-def _find_runs(old: bytes, target: bytes, bias: float) -> list[_Run]:
+def _find_runs(old: bytes, target: bytes, codes_factor: float) -> list[_Run]:
     """Return the runs of which the new package consists, in order.
 
     Raises:
@@ -251,7 +271,7 @@ def _find_runs(old: bytes, target: bytes, bias: float) -> list[_Run]:
             continue
         twin = base_tensors.get(tensor.name)
         if twin is None or (twin.length, twin.width) != (tensor.length, tensor.width):
-            run = _choose_new_run(tensor, new, bias)
+            run = _choose_new_run(tensor, new, codes_factor)
         else:
             scales = (
                 None
@@ -260,7 +280,7 @@ def _find_runs(old: bytes, target: bytes, bias: float) -> list[_Run]:
             )
             runs = [_choose_run(tensor, twin, base, new, scales), *_find_products(tensor, factors, new)]
             best = min(runs, key=lambda run: _estimate_bytes(run, base, new))
-            _, run = _choose_coding(best, base, new, bias)
+            _, run = _choose_coding(best, base, new, codes_factor)
             matched_old.append((twin.offset, twin.length))
         if run is None:
             continue

@@ -25,7 +25,7 @@ def encode(content: NDArray[np.uint8]) -> bytes:
         return b""
     lanes = count_lanes(len(content))
     frequencies, begins = _model(content, lanes)
-    states, words = np.full(lanes, MIN_STATE), []
+    states, words = np.full(lanes, MIN_STATE, np.int64), []
     for step in range(len(frequencies) - 1, -1, -1):
         frequency = frequencies[step].astype(np.int64)
         full = np.flatnonzero(states >= frequency << (2 * WORD_BITS - PRECISION_BITS))
