@@ -84,7 +84,8 @@ def names(model: onnx.ModelProto) -> list[str]:
         ([node("Resize", ["c", "", "scales"], ["d"])], {"scales": np.array([1, 1, 2, 2], np.float32)}),
         ([node("ReduceMean", ["c"], ["d"], axes=[2, 3], keepdims=1)], {}),
         (
-            [node("Transpose", ["c"], ["t"], perm=[0, 2, 3, 1]), node("Transpose", ["t"], ["d"], perm=[0, 3, 1, 2])],
+            [node("Transpose", ["c"], ["t"], perm=[0, 2, 3, 1]),
+             node("Transpose", ["t"], ["d"], perm=[0, 3, 1, 2])],
             {},
         ),
     ],
@@ -192,10 +193,11 @@ def test_a_constant_with_other_readers_is_copied() -> None:
     [
         ([node("Conv", ["c", "v"], ["y"])], ("y", "c")),
         ([node("Softmax", ["c"], ["d"], axis=1), node("Conv", ["d", "v"], ["y"])], ("y",)),
-        ([node("ReduceMax", ["c"], ["d"], axes=[1]), node("Conv", ["c", "v"], ["e"]), node("Add", ["d", "e"], ["y"])],
-         ("y",)),
+        ([node("ReduceMax", ["c"], ["d"], axes=[1]), node("Conv", ["c", "v"], ["e"]),
+          node("Add", ["d", "e"], ["y"])], ("y",)),
         ([node("Conv", ["c", "grouped"], ["d"], group=4), node("Conv", ["d", "v"], ["y"])], ("y",)),
-        ([node("Shape", ["c"], ["s"]), node("Conv", ["c", "v"], ["e"]), node("Expand", ["one", "s"], ["y"])], ("e",)),
+        ([node("Shape", ["c"], ["s"]), node("Conv", ["c", "v"], ["e"]),
+          node("Expand", ["one", "s"], ["y"])], ("e",)),
     ],
     ids=["output", "softmax", "reduced", "groups", "shape"],
 )  # fmt: skip

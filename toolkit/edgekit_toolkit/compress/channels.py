@@ -1,14 +1,15 @@
 """Which channels of a network can go together, and the network without some of them.
 
-The channels that a layer makes run through activations, pooling and depthwise convolutions to the layers that
-read them. Without channel 3 of Conv -> Relu -> depthwise Conv -> Conv, row 3 of the first weight goes, filter 3
-of the second and column 3 of the third; all else stays as it was. Where two layers are added, their channels go
-together. Channels stay if anything reads or makes them that no rule below describes: an output of the model,
-control flow, a convolution of some groups, a softmax over them.
+The channels that a layer makes run through activations, pooling and depthwise convolutions to the layers
+that read them. Without channel 3 of Conv -> Relu -> depthwise Conv -> Conv, row 3 of the first weight goes,
+filter 3 of the second and column 3 of the third; all else stays as it was. Where two layers are added, their
+channels go together. Channels stay if anything reads or makes them that no rule below describes: an output
+of the model, control flow, a convolution in groups, a softmax over them.
 
 Slicing is exact and depends on the model and the channels alone, so a recipe can repeat it.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -36,7 +37,7 @@ FOREIGN: Final = -1
 """Stands for a channel of another group beside those of this one, after a Concat."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class ChannelAxis:
     """Where the channels of a group lie in a tensor.
 
@@ -52,12 +53,8 @@ class ChannelAxis:
         """Return the indices that stay if these channels of the group stay, bool [size]."""
         return np.flatnonzero((self.channels == FOREIGN) | stays[self.channels])
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, ChannelAxis)
-            and self.axis == other.axis
-            and np.array_equal(self.channels, other.channels)
-        )
+    def equals(self, other: "ChannelAxis") -> bool:
+        return self.axis == other.axis and np.array_equal(self.channels, other.channels)
 
 
 @dataclass(slots=True)
@@ -135,7 +132,7 @@ def slice_channels(model: onnx.ModelProto, channels: Channels) -> onnx.ModelProt
 def check_channels(channels: Channels) -> None:
     """Raise ValueError for a group without channels, or whose channels are not in ascending order."""
     for name, indices in channels.items():
-        ascending = all(low < high for low, high in zip(indices, indices[1:], strict=False))
+        ascending = all(low < high for low, high in itertools.pairwise(indices))
         if not indices or indices[0] < 0 or not ascending:
             raise ValueError(f"channels of {name!r} are not indices in ascending order")
 
@@ -208,7 +205,7 @@ class _Search:
         if known is None and name in self.index.producers and name not in self.index.outputs:
             self._group.tensors[name] = where
             self._open.append(name)
-        elif known != where:
+        elif known is None or not known.equals(where):
             raise _ChannelsStayError
 
     def cut(self, node: onnx.NodeProto, operand: int, where: ChannelAxis) -> None:
@@ -266,7 +263,7 @@ class _Search:
         if attribute(node, "transA", 0):
             raise _ChannelsStayError
         if name == layer.name:
-            if where != ChannelAxis(self._output_axis(layer), np.arange(self._group.size)):
+            if not where.equals(ChannelAxis(self._output_axis(layer), np.arange(self._group.size))):
                 raise _ChannelsStayError
             _add(self._group.producers, layer)
             self._cut_outputs(layer, where)
@@ -439,11 +436,31 @@ def _axes(index: GraphIndex, node: onnx.NodeProto, rank: int) -> list[int]:
 
 _Rule = Callable[[_Search, onnx.NodeProto, str], None]
 _ELEMENTWISE: Final = (
-    "Abs Add Ceil Clip Div Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity LeakyRelu Max Min Mish Mul Neg"
-    " PRelu Pow Reciprocal Relu Round Selu Sigmoid Softplus Softsign Sqrt Sub Sum Tanh"
-).split()
-_POOLS: Final = "AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool".split()
-_REDUCTIONS: Final = "ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum".split()
+    "Add",
+    "Clip",
+    "Div",
+    "Elu",
+    "Erf",
+    "Gelu",
+    "HardSigmoid",
+    "HardSwish",
+    "Identity",
+    "LeakyRelu",
+    "Max",
+    "Min",
+    "Mul",
+    "PRelu",
+    "Pow",
+    "Relu",
+    "Selu",
+    "Sigmoid",
+    "Softplus",
+    "Sub",
+    "Sum",
+    "Tanh",
+)
+_POOLS: Final = ["AveragePool", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "LpPool", "MaxPool"]
+_REDUCTIONS: Final = ["ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"]
 _RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
     **dict.fromkeys(_POOLS, _move(_pooled)),

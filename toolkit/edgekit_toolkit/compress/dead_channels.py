@@ -1,11 +1,11 @@
 """Finds channels without effect from the weights alone, and removes them.
 
-Training leaves channels whose weights have shrunk to nothing: such a channel has the same value for every input,
-often the 0 of a Relu. Bounds of all channels, from layer to layer, prove that. A constant moves into the biases
-of the layers that read it, except where those pad with zeros: there the border sees another value. A channel
-whose readers have no weights for it goes too.
+Training leaves channels whose weights have shrunk to nothing: such a channel has the same value for every
+input, often the 0 of a Relu. Bounds of all channels, from layer to layer, prove that. A constant moves into
+the biases of the layers that read it, except where those pad with zeros: there the border sees another value.
+A channel whose readers have no weights for it goes too.
 
-Example: a row of weights of 1e-30 with bias -0.1 in front of a Relu is 0 for all inputs below 1e9; the channel
+Example: a row of weights of 1e-30 with bias -0.1 before a Relu is 0 for all inputs below 1e9; the channel
 behind it, a depthwise filter with bias 0.2, is the constant 0.2 then.
 """
 
@@ -161,12 +161,11 @@ def _bounds(weights: _Weights, groups: list[ChannelGroup]) -> dict[str, _Bounds]
         if name not in places:
             continue
         layer, source = weights.layers.get(name), bounds.get(node.input[0])
+        bound = None
         if layer is not None:
             bound = _of_layer(layer, weights, source)
         elif source is not None:
             bound = _of_operator(weights.index, node, source, places)
-        else:
-            continue
         if bound is not None and np.isfinite(bound.low).all() and np.isfinite(bound.high).all():
             bounds[name] = bound.clip(-_MAX_ACTIVATION, _MAX_ACTIVATION)
     return bounds

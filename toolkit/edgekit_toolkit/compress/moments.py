@@ -64,7 +64,7 @@ class Moments:
         share = min(1.0, _PATCHES_EACH * cross.shape[1] / count)
         if share >= _LEAST_SHRINK:
             own, cross = _shrink(own, share, np.arange(len(columns))), _shrink(cross, share, columns)
-        return cls(own, cross, *means, columns)
+        return cls(own, cross, means[0], means[1], columns)
 
     def restrict(self, columns: NDArray[np.intp]) -> "Moments":
         """Return the moments for some of the compressed network's columns."""

@@ -1,10 +1,10 @@
 """Removes channels that cost the outputs least for each multiply-add saved, and repairs the layers behind.
 
-In a group, channels go in the order of their error at the layers that read them, where the rows of those layers
-adapt each time (block OBS): with H the second moment of the patches, removing the columns c of the rows W costs
-W_c (H^-1_cc)^-1 W_c^T. One measured point a group turns errors into noise of the outputs, so that groups
-compete. At last the layers are fitted one after the other, as least squares against what the float network
-computes, for the inputs that the pruned network leaves them.
+In a group, channels go in the order of their error at the layers that read them, where the rows of those
+layers adapt each time (block OBS): with H the second moment of the patches, removing the columns c of the
+rows W costs W_c (H^-1_cc)^-1 W_c^T. A few measured points a group turn errors into noise of the outputs, so
+that groups compete. At last the layers are fitted one after the other, as least squares against what the
+float network computes, for the inputs that the pruned network leaves them.
 
 Groups with few patches for the columns, as behind a global pooling, stay: their moments say too little.
 
@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from edgekit_toolkit.compress.channels import (
-    Channels,
     ChannelGroup,
+    Channels,
     compose_channels,
     find_groups,
     slice_channels,
@@ -32,7 +32,6 @@ from edgekit_toolkit.compress.channels import (
 from edgekit_toolkit.compress.dead_channels import SlicedModel, remove_dead_channels
 from edgekit_toolkit.compress.layers import Floats, Layer, find_layers
 from edgekit_toolkit.compress.moments import Moments
-from edgekit_toolkit.compress.rounding import damp
 from edgekit_toolkit.compress.twin_run import TwinRun
 from edgekit_toolkit.costs.onnx_operators import node_costs
 from edgekit_toolkit.models.ort_session import run_session, session_for
@@ -44,7 +43,7 @@ _MIN_CHANNELS: Final = 8
 _MIN_SHARE: Final = 1 / 8  # of a group's channels stays
 _MIN_PATCHES: Final = 2  # for each column
 _STEPS: Final = 64  # in which a group's order is found: few channels alone, many some at a time
-_MEASURED_SHARE: Final = 1 / 3  # of a group's removable channels is gone where its noise is measured
+_MEASURED_SHARES: Final = (1 / 4, 1 / 2, 3 / 4, 1)  # of what may go from a group, where its noise is measured
 _MEASURED_SAMPLES: Final = 16
 _LEAST_PROBABILITY: Final = 1e-6
 
@@ -60,7 +59,7 @@ def prune(
 ) -> list[SlicedModel]:
     """Return the model with fewer channels, for each share of its multiply-adds that can go.
 
-    Dead channels go first; shares that they save alone, or that are not to be had, have no model of their own.
+    Dead channels go first, and shares that they save have one model; shares that cannot be saved have none.
 
     Args:
         model: float model.
@@ -181,11 +180,14 @@ def _rank_group(
             reader.remove(chosen)
         alive[chosen] = False
     ranking = _Ranking(group, np.array(order), np.array(errors))
-    count = max(1, round(len(order) * _MEASURED_SHARE))
-    stays = ranking.stays(count)
-    measured = noise.measure(_fit_consumers(model, group, stays, rows, moments))
-    scale = measured / max(errors[count - 1], 1e-30)
-    return _Ranking(group, ranking.order, scale * ranking.noise)
+    counts = sorted({math.ceil(len(order) * share) for share in _MEASURED_SHARES})
+    scales = [
+        noise.measure(_fit_consumers(model, group, ranking.stays(count), rows, moments))
+        / max(errors[count - 1], 1e-30)
+        for count in counts
+    ]
+    estimate = np.interp(np.arange(1, len(order) + 1), counts, scales) * ranking.noise
+    return _Ranking(group, ranking.order, np.maximum.accumulate(estimate))
 
 
 class _Reader:
@@ -195,7 +197,7 @@ class _Reader:
         self._rows = rows.copy()
         self._inverse = np.linalg.inv(moment)
         self._power = max(float(((rows @ moment) * rows).sum()), 1e-30)
-        by_channel = np.argsort(columns, kind="stable")[np.count_nonzero(columns < 0) :]
+        by_channel = np.argsort(columns, kind="stable")[np.count_nonzero(columns == FOREIGN) :]
         self._columns = by_channel.reshape(size, -1)
 
     def costs(self, alive: NDArray[np.bool_]) -> Floats:
@@ -227,7 +229,7 @@ def _fit_consumers(
     layers = {layer.name: layer for layer in find_layers(result)}
     weights = _OwnWeights(result)
     for consumer in group.consumers:
-        columns = np.flatnonzero(np.isin(group.columns(consumer), [*stays, -1]))
+        columns = np.flatnonzero(np.isin(group.columns(consumer), [*stays, FOREIGN]))
         weights.fit(layers[consumer.name], rows[consumer.name], moments[consumer.name].restrict(columns))
     return result
 
@@ -317,17 +319,14 @@ def _choose(
     removed = dict.fromkeys(range(len(rankings)), 0)
 
     def remaining(counts: Mapping[int, int]) -> float:
-        left = dict(macs)
+        rest = {name: float(count) for name, count in macs.items()}
         for number, ranking in enumerate(rankings):
-            group = ranking.group
-            for layer in (*group.producers, *group.depthwise):
-                left[layer.name] *= 1 - counts[number] / group.size
-            for layer in group.consumers:
-                own = np.count_nonzero(group.tensors[layer.input].channels >= 0)
-                left[layer.name] *= 1 - counts[number] / group.size * own / len(
-                    group.tensors[layer.input].channels
-                )
-        return sum(left.values())
+            share, tensors = counts[number] / ranking.group.size, ranking.group.tensors
+            for layer in (*ranking.group.producers, *ranking.group.depthwise):
+                rest[layer.name] *= 1 - share
+            for layer in ranking.group.consumers:
+                rest[layer.name] *= 1 - share * float((tensors[layer.input].channels != FOREIGN).mean())
+        return sum(rest.values())
 
     choices = []
     now = remaining(removed)
@@ -402,5 +401,5 @@ def _remaining_parts(
                 rows[layer.name] = group.tensors[layer.name].remaining(stays)
             for layer in group.consumers:
                 own = group.columns(layer)
-                columns[layer.name] = np.flatnonzero((own < 0) | stays[own])
+                columns[layer.name] = np.flatnonzero((own == FOREIGN) | stays[own])
     return {name: (rows[name], columns[name]) for name in rows}

@@ -213,7 +213,9 @@ def _parse(earlier: EarlierModel) -> onnx.ModelProto:
 
 
 def compressed_floats(model: onnx.ModelProto, form: Form) -> onnx.ModelProto:
-    """Return the float model that a form is made of: channels go, factors equalize the rest, codes replace weights.
+    """Return the float model that a form is made of.
+
+    First channels go, then factors equalize the others, then codes replace weights.
 
     Raises:
         RecipeError: the form does not belong to the model.
