@@ -183,13 +183,10 @@ def _of_layer(layer: Layer, weights: _Weights, source: _Bounds | None) -> _Bound
         np.repeat(side.reshape(per_group), layer.columns // per_group[1], axis=1)[:, None]
         for side in (source.low, source.high)
     )
-    products = rows * low, rows * high
-    slack = _SUM_ERROR * np.maximum(*map(np.abs, products)).sum(axis=2)
+    smallest, largest = np.minimum(rows * low, rows * high), np.maximum(rows * low, rows * high)
+    smallest, largest = smallest - _SUM_ERROR * np.abs(smallest), largest + _SUM_ERROR * np.abs(largest)
     bias = weights.bias(layer)
-    return _Bounds(
-        bias + (np.minimum(*products).sum(axis=2) - slack).reshape(-1),
-        bias + (np.maximum(*products).sum(axis=2) + slack).reshape(-1),
-    )
+    return _Bounds(*(bias + products.sum(axis=2).reshape(-1) for products in (smallest, largest)))
 
 
 def _of_operator(

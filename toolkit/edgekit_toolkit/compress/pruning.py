@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from edgekit_toolkit.compress.channels import (
+    FOREIGN,
     ChannelGroup,
     Channels,
     compose_channels,
