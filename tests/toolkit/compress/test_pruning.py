@@ -137,7 +137,6 @@ def test_channels_of_no_use_cost_nothing() -> None:
             value[12:] = value[:12]
             tensor.CopyFrom(onnx.numpy_helper.from_array(value, tensor.name))
     (result,) = prune(model, feeds(12), shares=[0.15], multiple=1, threads=1)
-    print(result.channels, noise(model, result.model, feeds(4)))
     assert noise(model, result.model, feeds(4)) < 1e-3
 
 

@@ -161,7 +161,9 @@ class LiteRtQuantizer:
             if self._compress is None:
                 raise RecipeError("recipe: the form is of an ONNX model, and this is a .tflite")
             floats = self._compress(form)
-            content = litert.build(prepare(floats.content), form, floats.scales)
+            content: bytes | None = floats.content
+            if form.kind != forms.FLOAT32:
+                content = litert.build(prepare(content), form, floats.scales)
         elif form.kind == forms.FLOAT32:
             content = self._content
         else:
