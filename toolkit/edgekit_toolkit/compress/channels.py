@@ -98,7 +98,7 @@ def find_groups(model: onnx.ModelProto) -> list[ChannelGroup]:
         if layer.name in members or layer.groups > 1 or layer.channels == 1:
             continue
         try:
-            group = _Search(index, layers, positions).follow(layer)
+            group = _ChannelSearch(index, layers, positions).follow(layer)
         except _ChannelsStayError:
             continue
         members.update(producer.name for producer in group.producers)
@@ -179,7 +179,7 @@ class _ChannelsStayError(Exception):
     """The channels of a tensor cannot go."""
 
 
-class _Search:
+class _ChannelSearch:
     """Follows the channels of one layer through the graph, in both directions."""
 
     def __init__(self, index: GraphIndex, layers: Mapping[str, Layer], positions: Mapping[int, int]) -> None:
@@ -288,7 +288,7 @@ def _add(layers: list[Layer], layer: Layer) -> None:
         layers.append(layer)
 
 
-def _elementwise(search: _Search, node: onnx.NodeProto, name: str) -> None:
+def _elementwise(search: _ChannelSearch, node: onnx.NodeProto, name: str) -> None:
     """Operands are aligned at their last axes; those of size 1 hold for all channels."""
     where = search.where(name)
     behind = len(search.shape(name)) - where.axis
@@ -306,7 +306,7 @@ def _elementwise(search: _Search, node: onnx.NodeProto, name: str) -> None:
     search.reach(node.output[0], ChannelAxis(len(search.shape(node.output[0])) - behind, where.channels))
 
 
-def _normalise(search: _Search, node: onnx.NodeProto, name: str) -> None:
+def _normalise(search: _ChannelSearch, node: onnx.NodeProto, name: str) -> None:
     """All operands but the first are constants with a value for each channel."""
     where = search.where(name)
     if where.axis != 1 or len([output for output in node.output if output]) > 1:
@@ -317,7 +317,7 @@ def _normalise(search: _Search, node: onnx.NodeProto, name: str) -> None:
     search.reach(node.output[0], where)
 
 
-def _concat(search: _Search, node: onnx.NodeProto, name: str) -> None:
+def _concat(search: _ChannelSearch, node: onnx.NodeProto, name: str) -> None:
     where = search.where(name)
     axis = attribute(node, "axis") % len(search.shape(name))
     if axis != where.axis:
@@ -335,7 +335,7 @@ def _concat(search: _Search, node: onnx.NodeProto, name: str) -> None:
     search.reach(node.output[0], ChannelAxis(axis, np.concatenate(parts)))
 
 
-def _reshape(search: _Search, node: onnx.NodeProto, name: str) -> None:
+def _reshape(search: _ChannelSearch, node: onnx.NodeProto, name: str) -> None:
     """Axes behind the channels may become part of their axis: each channel then has several places."""
     where = search.where(name)
     before, after = search.shape(node.input[0]), search.shape(node.output[0])
@@ -359,7 +359,7 @@ def _reshape(search: _Search, node: onnx.NodeProto, name: str) -> None:
 def _move(moved: Callable[[GraphIndex, onnx.NodeProto, int], Sequence[int | None]]) -> "_Rule":
     """Return the rule of an operator that moves axes; `moved` has the new place of each, or None."""
 
-    def rule(search: _Search, node: onnx.NodeProto, name: str) -> None:
+    def rule(search: _ChannelSearch, node: onnx.NodeProto, name: str) -> None:
         where = search.where(name)
         source, result = node.input[0], node.output[0]
         places = moved(search.index, node, len(search.shape(source)))
@@ -434,7 +434,7 @@ def _axes(index: GraphIndex, node: onnx.NodeProto, rank: int) -> list[int]:
     return [int(axis) % rank if rank else int(axis) for axis in axes]
 
 
-_Rule = Callable[[_Search, onnx.NodeProto, str], None]
+_Rule = Callable[[_ChannelSearch, onnx.NodeProto, str], None]
 _ELEMENTWISE: Final = (
     "Add",
     "Clip",

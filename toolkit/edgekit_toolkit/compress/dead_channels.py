@@ -66,13 +66,13 @@ def remove_dead_channels(model: onnx.ModelProto, *, multiple: int = 1) -> Sliced
 
 def _remove_once(model: onnx.ModelProto, multiple: int) -> SlicedModel | None:
     """Remove what is dead while all else is there; other channels may be dead then."""
-    groups, weights = find_groups(model), _Weights(model)
+    groups, weights = find_groups(model), _LayerConstants(model)
     bounds = _bounds(weights, groups)
     result = copy_model(model)
     biases = GraphIndex(result.graph).initializers
     channels = {}
     for group in groups:
-        readings = [_Reading(consumer, group, weights, bounds) for consumer in group.consumers]
+        readings = [_ChannelReading(consumer, group, weights, bounds) for consumer in group.consumers]
         is_dead = np.logical_and.reduce([reading.is_constant for reading in readings])
         count = max(multiple, -(-int((~is_dead).sum()) // multiple) * multiple)
         if not readings or count >= group.size:
@@ -88,7 +88,7 @@ def _remove_once(model: onnx.ModelProto, multiple: int) -> SlicedModel | None:
     return SlicedModel(channels, slice_channels(result, channels)) if channels else None
 
 
-class _Weights:
+class _LayerConstants:
     """The constants of a model's layers."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -122,7 +122,7 @@ class _Bounds:
         return _Bounds(np.minimum(self.low, 0), np.maximum(self.high, 0))
 
 
-class _Reading:
+class _ChannelReading:
     """What a layer makes of each channel of a group.
 
     Attributes:
@@ -132,7 +132,7 @@ class _Reading:
     """
 
     def __init__(
-        self, layer: Layer, group: ChannelGroup, weights: _Weights, bounds: Mapping[str, _Bounds]
+        self, layer: Layer, group: ChannelGroup, weights: _LayerConstants, bounds: Mapping[str, _Bounds]
     ) -> None:
         self.layer, self.own_bias = layer, weights.has_own_bias(layer)
         self._columns, self._rows = group.columns(layer), weights.rows(layer)[0]
@@ -152,7 +152,7 @@ class _Reading:
         return np.asarray(self._rows[:, own] @ self._center[own])
 
 
-def _bounds(weights: _Weights, groups: list[ChannelGroup]) -> dict[str, _Bounds]:
+def _bounds(weights: _LayerConstants, groups: list[ChannelGroup]) -> dict[str, _Bounds]:
     """Return bounds of the activations in groups, from the weights alone."""
     places = {name: where for group in groups for name, where in group.tensors.items()}
     bounds: dict[str, _Bounds] = {}
@@ -171,7 +171,7 @@ def _bounds(weights: _Weights, groups: list[ChannelGroup]) -> dict[str, _Bounds]
     return bounds
 
 
-def _of_layer(layer: Layer, weights: _Weights, source: _Bounds | None) -> _Bounds:
+def _of_layer(layer: Layer, weights: _LayerConstants, source: _Bounds | None) -> _Bounds:
     rows = weights.rows(layer)
     inputs = layer.shape[1] * layer.groups if layer.node.op_type == "Conv" else layer.columns
     if source is None:
