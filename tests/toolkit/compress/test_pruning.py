@@ -159,6 +159,25 @@ def test_shares_that_cannot_be_saved_have_no_model(trained: Trained) -> None:
     assert prune(trained.model, trained.samples, shares=[0.999], multiple=8, threads=1) == []
 
 
+def test_shares_that_one_step_saves_have_one_model(trained: Trained) -> None:
+    results = prune(trained.model, trained.samples, shares=[0.01, 0.02], multiple=8, threads=1)
+    assert len(results) == 1
+
+
+def test_dead_channels_go_before_others() -> None:
+    model = residual_network(np.random.default_rng(0))
+    for tensor in model.graph.initializer:
+        if tensor.name in {"wf0", "bf0"}:
+            value = onnx.numpy_helper.to_array(tensor).copy()
+            value[8:] = 0
+            tensor.CopyFrom(onnx.numpy_helper.from_array(value, tensor.name))
+    (dead, further) = prune(model, feeds(12), shares=[0.1, 0.5], multiple=8, threads=1)
+    assert dead.channels == {"f0": tuple(range(8))}
+    assert noise(model, dead.model, feeds(4)) < 1e-10
+    assert macs(further.model) <= 0.5 * macs(model)
+    assert further.channels["f0"] == dead.channels["f0"]
+
+
 def test_layers_with_infinite_weights_stay() -> None:
     model = residual_network(np.random.default_rng(0))
     for tensor in model.graph.initializer:

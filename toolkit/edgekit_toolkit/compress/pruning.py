@@ -58,9 +58,10 @@ def prune(
     threads: int,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[SlicedModel]:
-    """Return the model with fewer channels, for each share of its multiply-adds that can go.
+    """Return models with fewer and fewer channels, until each share of the multiply-adds is saved.
 
-    Dead channels go first, and shares that they save have one model; shares that cannot be saved have none.
+    The first is without dead channels, if there are any. A model may save several shares; those that cannot
+    be saved have none.
 
     Args:
         model: float model.
@@ -346,8 +347,8 @@ def _choose(
         if best[1] < 0:
             break
         _, number, removed[number], now = best
-        while targets and now <= (1 - targets[0]) * total:
-            targets.pop(0)
+        if now <= (1 - targets[0]) * total:
+            targets = [share for share in targets if now > (1 - share) * total]
             choices.append({rankings[i].group.name: rankings[i].stays(n) for i, n in removed.items() if n})
     return choices
 
