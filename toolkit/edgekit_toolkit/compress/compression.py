@@ -1,7 +1,7 @@
 """The data of a compressed form: which channels stay, and weights as codes of few values. A recipe stores it.
 
-A float model takes the weights as codes times step, so that every form of it, for every engine, stores these
-codes.
+First channels go, then the rest of the model takes the weights as codes times step, so that every form of it,
+for every engine, stores these codes.
 """
 
 import base64
@@ -16,6 +16,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from edgekit_toolkit.compress.channels import Channels, check_channels, slice_channels
 from edgekit_toolkit.compress.layers import find_layers
 from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model
 
@@ -53,13 +54,23 @@ class Compression:
     Attributes:
         weights: coded weights, by the name of the initializer.
         biases: float32 [channels] that go with them, by the name of the initializer.
+        channels: the channels that stay, in groups that lose some; weights and biases are of these.
     """
 
     weights: Mapping[str, CodedWeight] = field(default_factory=dict)
     biases: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    channels: Channels = field(default_factory=dict)
+
+    def slice(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """Return the model with the channels that stay.
+
+        Raises:
+            ValueError: the model has not these channels.
+        """
+        return slice_channels(model, self.channels) if self.channels else model
 
     def apply(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """Return the compressed float model.
+        """Return the compressed float model, from what `slice` returns.
 
         Raises:
             ValueError: the compression does not belong to the model.
@@ -112,6 +123,7 @@ class Compression:
                 for name, weight in sorted(self.weights.items())
             },
             "biases": {name: _encode_floats(value) for name, value in sorted(self.biases.items())},
+            **({"channels": _sorted_lists(self.channels)} if self.channels else {}),
         }
 
     @classmethod
@@ -124,6 +136,7 @@ class Compression:
         return cls(
             {name: _read_weight(name, item) for name, item in value["weights"].items()},
             {name: _read_floats(name, text) for name, text in value["biases"].items()},
+            _read_channels(value.get("channels", {})),
         )
 
 
@@ -137,6 +150,18 @@ def entropy_bits(codes: NDArray[Any]) -> float:
     """Return the length of these codes where each takes the bits that suit how often it occurs."""
     counts = np.unique(codes, return_counts=True)[1]
     return float(-(counts * np.log2(counts / counts.sum())).sum())
+
+
+def _sorted_lists(channels: Channels) -> dict[str, list[int]]:
+    return {name: list(indices) for name, indices in sorted(channels.items())}
+
+
+def _read_channels(value: Mapping[str, Any]) -> Channels:
+    channels = {name: tuple(indices) for name, indices in value.items()}
+    if not all(type(index) is int for indices in channels.values() for index in indices):
+        raise TypeError("channels are not lists of whole numbers")
+    check_channels(channels)
+    return channels
 
 
 def _encode(data: bytes) -> str:

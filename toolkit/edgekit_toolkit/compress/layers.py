@@ -8,7 +8,7 @@ dense layer has one group, a depthwise convolution as many as channels.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute
 
 Floats = NDArray[np.float64]
+
+# Patches of a layer over all samples: more change a moment little.
+_PATCHES: Final = 12_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,17 @@ class Layer:
         """Return rows [groups, rows, columns] in the shape of the weight."""
         others = [size for axis, size in enumerate(self.shape) if axis != self.channel_axis]
         return np.ascontiguousarray(np.moveaxis(rows.reshape(self.channels, *others), 0, self.channel_axis))
+
+    @property
+    def pads_zeros(self) -> bool:
+        """Whether patches at a border hold zeros."""
+        is_same = attribute(self.node, "auto_pad", b"NOTSET") in {b"SAME_UPPER", b"SAME_LOWER"}
+        return self.node.op_type == "Conv" and (is_same or any(attribute(self.node, "pads", [])))
+
+    def gather(self, inputs: Sequence[NDArray[Any]]) -> Floats:
+        """Return patches of the inputs of all inferences, from the same positions in every call."""
+        rng, count = np.random.default_rng(0), max(1, _PATCHES // len(inputs))
+        return np.concatenate([self.patches(values, count, rng) for values in inputs])
 
     def patches(self, values: NDArray[Any], count: int, rng: np.random.Generator) -> Floats:
         """Return the patches of the input at some positions of the output, [positions, groups, columns].

@@ -2,11 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from edgekit_toolkit.compress.compression import CodedWeight, Compression
@@ -16,12 +15,9 @@ from edgekit_toolkit.compress.rounding import choose_scale, fit_scale, is_coarse
 from edgekit_toolkit.compress.twin_run import Quantize, TwinRun
 from edgekit_toolkit.samples.generated import Feeds
 
-# Patches of a layer over all samples: more change a moment little.
-_PATCHES: Final = 12_000
 _REFITS: Final = 2  # of a step to its codes; more change nothing
 
 # The step of each row, float64 [G, R, 1], from a layer and its rows; None to choose the one of least error.
-Arrays = Sequence[NDArray[Any]]
 ChooseStep = Callable[[Layer, Floats], Floats | None]
 
 
@@ -54,10 +50,9 @@ def round_weights(
     readers = Counter(name for node in model.graph.node for name in node.input)
     run = TwinRun(model, layers, samples, threads=threads, quantize=quantize)
     weights: dict[str, CodedWeight] = {}
-    count = max(1, _PATCHES // len(samples))
     for number, (layer, float_inputs, inputs) in enumerate(run):
         progress(number, len(layers))
-        moments = _measure(layer, float_inputs, inputs, count, centred=bool(layer.bias))
+        moments = Moments.measure(layer.gather(inputs), layer.gather(float_inputs), centred=bool(layer.bias))
         rows = layer.to_rows(constants[layer.weight])
         if not np.isfinite(rows).all():
             continue
@@ -76,8 +71,7 @@ def round_weights(
             run.weights[layer.weight] = weights[layer.weight].floats(layer.channel_axis)
         if layer.bias and readers[layer.bias] == 1:
             rounded = layer.to_rows(run.weights[layer.weight])
-            means = rows @ moments.float_mean[:, :, None] - rounded @ moments.mean[:, :, None]
-            bias = constants[layer.bias] + means.reshape(-1)
+            bias = constants[layer.bias] + moments.bias_change(rows, rounded)
             run.weights[layer.bias] = bias.astype(np.float32)
     biases = {
         name: np.asarray(value, np.float32) for name, value in run.weights.items() if name not in weights
@@ -94,13 +88,3 @@ def _own_step(rows: Floats, moment: Floats, peak: int) -> Floats:
     for _ in range(_REFITS):
         step = fit_scale(round_rows(rows, moment, step, peak), rows, moment, step)
     return step
-
-
-def _measure(layer: Layer, float_inputs: Arrays, inputs: Arrays, count: int, *, centred: bool) -> Moments:
-    """Return the moments of a layer, from the same positions of both runs."""
-
-    def gather(values: Arrays) -> Floats:
-        rng = np.random.default_rng(0)
-        return np.concatenate([layer.patches(value, count, rng) for value in values])
-
-    return Moments.measure(gather(inputs), gather(float_inputs), centred=centred)

@@ -78,7 +78,7 @@ class Form:
     Attributes:
         kind: one of `KINDS`.
         plan: kernels and ranges of `static-int8`; None for the others.
-        factors: channel factors of equalized tensors, float32 [channels], only with a plan.
+        factors: channel factors of equalized tensors, float32 [channels that stay], only with a plan.
         layers: for `int8-weights`: first outputs of the layers with int8 weights; the other layers have
             float16 weights. None stands for all layers.
         compression: changes of the float model before the form is made, or None.
@@ -213,13 +213,16 @@ def _parse(earlier: EarlierModel) -> onnx.ModelProto:
 
 
 def compressed_floats(model: onnx.ModelProto, form: Form) -> onnx.ModelProto:
-    """Return the float model that a form is made of: equalized and compressed as the form says.
+    """Return the float model that a form is made of.
+
+    First channels go, then factors equalize the others, then codes replace weights.
 
     Raises:
         RecipeError: the form does not belong to the model.
     """
     try:
-        floats = apply_factors(model, form.factors) if form.factors else model
+        floats = model if form.compression is None else form.compression.slice(model)
+        floats = apply_factors(floats, form.factors) if form.factors else floats
         return floats if form.compression is None else form.compression.apply(floats)
     except (KeyError, ValueError) as error:
         raise RecipeError(f"recipe: the form does not fit the model: {error!r}") from error

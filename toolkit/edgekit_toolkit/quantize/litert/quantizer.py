@@ -157,15 +157,17 @@ class LiteRtQuantizer:
         return [-1 if tensors[spec.name] in names else None for spec in self._specs[1]]
 
     def build(self, form: Form) -> TfliteModel | None:
+        floats = None
         if form.compression is not None:
             if self._compress is None:
                 raise RecipeError("recipe: the form is of an ONNX model, and this is a .tflite")
             floats = self._compress(form)
-            content = litert.build(prepare(floats.content), form, floats.scales)
-        elif form.kind == forms.FLOAT32:
-            content = self._content
-        else:
-            content = litert.build(self._prepared, form)
+        if form.kind == forms.FLOAT32:
+            return TfliteModel(self._content if floats is None else floats.content)
+        prepared, scales = (
+            (self._prepared, {}) if floats is None else (prepare(floats.content), floats.scales)
+        )
+        content = litert.build(prepared, form, scales)
         return None if content is None else TfliteModel(content)
 
     def wrong_rewrites(self, form: Form, noise: Callable[[Model], float]) -> None:
