@@ -26,6 +26,7 @@ def round_weights(
     samples: Sequence[Feeds],
     *,
     peak: int,
+    fine_peak: int = 127,
     choose_step: ChooseStep = lambda _layer, _rows: None,
     threads: int,
     quantize: Quantize = lambda _name, values: values,
@@ -37,6 +38,8 @@ def round_weights(
         model: float model.
         samples: inputs from which the moments are taken.
         peak: largest code, 1 to 127.
+        fine_peak: largest code of grouped layers, which have few weights and few inputs that could take
+            up an error.
         choose_step: returns the steps of a layer.
         threads: threads of one inference.
         quantize: returns the values that an input of a layer has, by its name, where activations are codes.
@@ -60,8 +63,7 @@ def round_weights(
             fitted = moments.fit(rows)
             moment = moments.damped
             step = choose_step(layer, fitted)
-            # Grouped layers have few weights, and each reads few inputs that could take up its error.
-            own_peak = 127 if layer.groups > 1 else peak
+            own_peak = fine_peak if layer.groups > 1 else peak
             if step is None:
                 step = _own_step(fitted, moment, own_peak)
             scale = step.astype(np.float32)

@@ -18,7 +18,6 @@ PROBE_STEP: Final = 0.25
 # Where a layer's noise was not seen, and against steps that leave nothing of a layer.
 _LEAST_NOISE: Final = 1e-10
 _MAX_STEP: Final = 3.0
-_PEAK: Final = 127
 # Steps of rows follow their size half way, in quarters of a power of two: few values, which take few bits.
 _ROW_POWER: Final = 0.5
 _ROW_LEAST: Final = 0.02
@@ -30,9 +29,11 @@ class EqualSlopeSteps:
     Args:
         layers: layers of the model.
         noises: noise of the output if a layer alone has steps of `PROBE_STEP`, by the name of the layer.
+        peak: largest code.
     """
 
-    def __init__(self, layers: Sequence[Layer], noises: Mapping[str, float]) -> None:
+    def __init__(self, layers: Sequence[Layer], noises: Mapping[str, float], peak: int) -> None:
+        self._peak = peak
         sizes = {layer.name: layer.channels * layer.columns for layer in layers}
         mean = sum(sizes.values()) / max(len(sizes), 1)
         self._shares = {
@@ -51,6 +52,8 @@ class EqualSlopeSteps:
         share = min(strength * self._shares[layer.name], _MAX_STEP)
         whole = max(float(np.sqrt((rows**2).mean())), 1e-30)
         own = np.maximum(np.sqrt((rows**2).mean(axis=2, keepdims=True)) / whole, _ROW_LEAST)
-        steps = np.maximum(whole * share * own**_ROW_POWER, np.abs(rows).max(axis=2, keepdims=True) / _PEAK)
+        steps = np.maximum(
+            whole * share * own**_ROW_POWER, np.abs(rows).max(axis=2, keepdims=True) / self._peak
+        )
         quantized: Floats = 2 ** (np.ceil(4 * np.log2(np.maximum(steps, 1e-30))) / 4)
         return quantized

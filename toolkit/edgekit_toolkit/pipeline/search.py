@@ -24,7 +24,7 @@ from edgekit_toolkit.evaluation.host_memory import measure_memory_here
 from edgekit_toolkit.evaluation.judge import measure_latencies, measure_processor_ratios
 from edgekit_toolkit.evaluation.scoring import Scores, score_candidates
 from edgekit_toolkit.measurement.host_load import HostLoad, LoadMeter
-from edgekit_toolkit.models.model import Runner
+from edgekit_toolkit.models.model import Model, Runner
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.packaging.assemble import PackageDraft, package_file
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
@@ -72,13 +72,7 @@ def search(
     with phases.phase("convert"):
         if support.maker.fixes_sizes and not prepared.floats.has_fixed_sizes:
             check_fixed_sizes(prepared)
-        quantizer = support.maker.open_quantizer(
-            prepared.floats,
-            request.target,
-            threads=request.threads,
-            dims=prepared.dims,
-            feeds=prepared.feeds,
-        )
+        quantizer = _open_quantizer(request, prepared, prepared.floats)
     with phases.phase("search"):
         candidate_set = find_candidates(
             quantizer,
@@ -129,6 +123,13 @@ def search(
     )
     slowdown = [] if run.chosen is None else find_slowdown(run.float_ratio(run.chosen), request.target.name)
     return replace(run, warnings=[*find_warnings(run), *accepted.notes, *slowdown])
+
+
+def _open_quantizer(request: Request, prepared: Preparation, floats: Model) -> Quantizer:
+    maker = find_support(request.backend).maker
+    return maker.open_quantizer(
+        floats, request.target, threads=request.threads, dims=prepared.dims, feeds=prepared.feeds
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,8 +211,10 @@ def _compress(
     task = CompressionTask(
         quantizer=quantizer,
         floats=prepared.floats.proto,
+        open_quantizer=lambda model: _open_quantizer(request, prepared, model),
         calibration=lambda: feeds_only(prepared.samples.calibration),
         dims=prepared.dims,
+        needs_fewer_macs=not binding.isdisjoint({"latency", "energy", "memory", "size"}),
         max_transport_bytes=limit if "transport" in binding else math.inf,
         transport_bytes=transport_bytes,
         progress=progress,

@@ -192,7 +192,10 @@ def known_figures(candidates: Iterable[ReportedCandidate]) -> list[str]:
     return [
         name
         for name in FIGURES
-        if any(candidate["figures"][name]["value"] is not None for candidate in candidates)
+        if any(
+            name in candidate["figures"] and candidate["figures"][name]["value"] is not None
+            for candidate in candidates
+        )
     ]
 
 
