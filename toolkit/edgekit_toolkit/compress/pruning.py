@@ -44,8 +44,9 @@ _MIN_CHANNELS: Final = 8
 _MIN_SHARE: Final = 1 / 8  # of a group's channels stays
 _MIN_PATCHES: Final = 2  # for each column
 _STEPS: Final = 64  # in which a group's order is found: few channels alone, many some at a time
-_MEASURED_SHARES: Final = (1 / 4, 1 / 2, 3 / 4, 1)  # of what may go from a group, where its noise is measured
-_MEASURED_SAMPLES: Final = 16
+_POINTS: Final = 8  # numbers of channels at which the noise of a group is measured
+# Samples on which it is measured: as many as this work allows, in multiply-adds.
+_MIN_SAMPLES, _MAX_SAMPLES, _MAX_MACS = 8, 64, 4e11
 _LEAST_PROBABILITY: Final = 1e-6
 
 
@@ -77,11 +78,9 @@ def prune(
     """
     dead = remove_dead_channels(model, multiple=multiple) or SlicedModel({}, model)
     results = [dead] if dead.channels else []
-    macs = _count_macs(model, samples[0])
-    rankings = _rank(dead.model, samples, threads=threads, progress=progress)
-    for channels in _choose(
-        rankings, _count_macs(dead.model, samples[0]), sum(macs.values()), shares, multiple
-    ):
+    total, macs = sum(_count_macs(model, samples[0]).values()), _count_macs(dead.model, samples[0])
+    rankings = _rank(dead.model, samples, sum(macs.values()), threads=threads, progress=progress)
+    for channels in _choose(rankings, macs, total, shares, multiple):
         pruned = slice_channels(dead.model, channels)
         repaired = _repair(dead.model, pruned, channels, samples, threads=threads)
         results.append(SlicedModel(compose_channels(dead.channels, channels), repaired))
@@ -121,6 +120,7 @@ class _Ranking:
 def _rank(
     model: onnx.ModelProto,
     samples: Sequence[Feeds],
+    macs: float,
     *,
     threads: int,
     progress: Callable[[int, int], None],
@@ -131,7 +131,9 @@ def _rank(
     readers = {consumer.name for group in waiting for consumer in group.consumers}
     moments: dict[str, Moments] = {}
     rankings = []
-    noise = _OutputNoise(model, samples[:_MEASURED_SAMPLES], threads=threads)
+    affordable = _MAX_MACS / max(macs * _POINTS * len(waiting), 1)
+    measured = samples[: int(np.clip(affordable, _MIN_SAMPLES, _MAX_SAMPLES))]
+    noise = _OutputNoise(model, measured, threads=threads)
     for number, (layer, inputs, _) in enumerate(TwinRun(model, layers, samples, threads=threads)):
         progress(number, len(layers))
         if layer.name in readers:
@@ -182,7 +184,7 @@ def _rank_group(
             reader.remove(chosen)
         alive[chosen] = False
     ranking = _Ranking(group, np.array(order), np.array(errors))
-    counts = sorted({math.ceil(len(order) * share) for share in _MEASURED_SHARES})
+    counts = sorted({math.ceil(len(order) * point / _POINTS) for point in range(1, _POINTS + 1)})
     scales = [
         noise.measure(_fit_consumers(model, group, ranking.stays(count), rows, moments))
         / max(errors[count - 1], 1e-30)
