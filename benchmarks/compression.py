@@ -22,10 +22,10 @@ from onnx import numpy_helper
 
 import metrics
 from edgekit_toolkit.compress.compression import CodedWeight, Compression
-from edgekit_toolkit.compress.layers import find_layers
 from edgekit_toolkit.compress.sequential import round_weights
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.onnx_graph.layers import find_layers
 from edgekit_toolkit.passes.optimiser import optimise
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.clipping import least_error_range

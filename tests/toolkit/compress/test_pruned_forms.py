@@ -13,11 +13,11 @@ from tests.toolkit.small_models import model_of, node, random_weight, run, snr_d
 
 from edgekit_runtime.errors import RecipeError
 from edgekit_toolkit.compress.compression import Compression
-from edgekit_toolkit.compress.dead_channels import SlicedModel
 from edgekit_toolkit.compress.pruning import prune
 from edgekit_toolkit.compress.sequential import round_weights
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.passes.dead_channels import SlicedModel
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.onnx.equalize import apply_factors

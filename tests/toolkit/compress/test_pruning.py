@@ -10,11 +10,11 @@ import pytest
 from numpy.typing import NDArray
 from tests.toolkit.small_models import assert_valid, model_of, node, random_weight
 
-from edgekit_toolkit.compress.channels import slice_channels
-from edgekit_toolkit.compress.dead_channels import SlicedModel
 from edgekit_toolkit.compress.pruning import prune
 from edgekit_toolkit.costs.onnx_operators import node_costs
 from edgekit_toolkit.models.ort_session import run_session, session_for
+from edgekit_toolkit.onnx_graph.channels import slice_channels
+from edgekit_toolkit.passes.dead_channels import SlicedModel
 from edgekit_toolkit.passes.optimiser import optimise
 from edgekit_toolkit.samples.generated import Feeds
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from edgekit_toolkit.compress.layers import Floats
 from edgekit_toolkit.compress.moments import Moments
 from edgekit_toolkit.compress.rounding import (
     choose_scale,
@@ -13,6 +12,7 @@ from edgekit_toolkit.compress.rounding import (
     measure_errors,
     round_rows,
 )
+from edgekit_toolkit.onnx_graph.layers import Floats
 
 SEED = 3
 

@@ -16,9 +16,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from edgekit_toolkit.compress.channels import Channels, check_channels, slice_channels
-from edgekit_toolkit.compress.layers import find_layers
+from edgekit_toolkit.onnx_graph.channels import Channels, check_channels, slice_channels
 from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model
+from edgekit_toolkit.onnx_graph.layers import find_layers
 
 _MAX_CODES: Final = 1 << 31
 

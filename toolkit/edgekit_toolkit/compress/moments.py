@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_toolkit.compress.layers import Floats
 from edgekit_toolkit.compress.rounding import damp
+from edgekit_toolkit.onnx_graph.layers import Floats
 
 # Where there are few patches for the columns (behind a global pooling there is one a sample), the moment is
 # drawn to its diagonal, and not at all with 8 patches a column.

@@ -22,7 +22,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from edgekit_toolkit.compress.channels import (
+from edgekit_toolkit.compress.moments import Moments
+from edgekit_toolkit.compress.twin_run import TwinRun
+from edgekit_toolkit.costs.onnx_operators import node_costs
+from edgekit_toolkit.models.ort_session import run_session, session_for
+from edgekit_toolkit.onnx_graph.channels import (
     FOREIGN,
     ChannelGroup,
     Channels,
@@ -30,14 +34,10 @@ from edgekit_toolkit.compress.channels import (
     find_groups,
     slice_channels,
 )
-from edgekit_toolkit.compress.dead_channels import SlicedModel, remove_dead_channels
-from edgekit_toolkit.compress.layers import Floats, Layer, find_layers
-from edgekit_toolkit.compress.moments import Moments
-from edgekit_toolkit.compress.twin_run import TwinRun
-from edgekit_toolkit.costs.onnx_operators import node_costs
-from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, copy_model
+from edgekit_toolkit.onnx_graph.layers import Floats, Layer, find_layers
 from edgekit_toolkit.onnx_graph.specs import dimension, real_inputs
+from edgekit_toolkit.passes.dead_channels import SlicedModel, remove_dead_channels
 from edgekit_toolkit.samples.generated import Feeds
 
 _MIN_CHANNELS: Final = 8

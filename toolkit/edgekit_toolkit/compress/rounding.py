@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from edgekit_toolkit.compress.layers import Floats
+from edgekit_toolkit.onnx_graph.layers import Floats
 
 # Part of the mean of H's diagonal that is added to it: directions that the samples do not show still count.
 _DAMPING: Final = 0.01

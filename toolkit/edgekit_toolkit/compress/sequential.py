@@ -9,10 +9,10 @@ import onnx
 from onnx import numpy_helper
 
 from edgekit_toolkit.compress.compression import CodedWeight, Compression
-from edgekit_toolkit.compress.layers import Floats, Layer, find_layers
 from edgekit_toolkit.compress.moments import Moments
 from edgekit_toolkit.compress.rounding import choose_scale, fit_scale, is_coarse, round_rows
 from edgekit_toolkit.compress.twin_run import Quantize, TwinRun
+from edgekit_toolkit.onnx_graph.layers import Floats, Layer, find_layers
 from edgekit_toolkit.samples.generated import Feeds
 
 _REFITS: Final = 2  # of a step to its codes; more change nothing

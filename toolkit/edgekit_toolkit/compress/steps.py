@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from edgekit_toolkit.compress.layers import Floats, Layer
+from edgekit_toolkit.onnx_graph.layers import Floats, Layer
 
 PROBE_STEP: Final = 0.25
 """Step at which the noise of a layer is measured, as a share of the root mean square of its weights."""

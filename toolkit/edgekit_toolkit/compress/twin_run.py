@@ -12,9 +12,9 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edgekit_toolkit.compress.layers import Layer, find_layers
 from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.onnx_graph.index import reads
+from edgekit_toolkit.onnx_graph.layers import Layer, find_layers
 from edgekit_toolkit.samples.generated import Feeds
 
 Tensors = dict[str, NDArray[Any]]

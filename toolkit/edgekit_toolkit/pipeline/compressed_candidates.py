@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from edgekit_runtime.errors import EdgekitError
-from edgekit_toolkit.compress.channels import Channels
 from edgekit_toolkit.compress.compression import Compression, entropy_bits
-from edgekit_toolkit.compress.layers import Layer, find_layers
 from edgekit_toolkit.compress.pruning import prune
 from edgekit_toolkit.compress.sequential import ChooseStep, round_weights
 from edgekit_toolkit.compress.steps import PROBE_STEP, EqualSlopeSteps
 from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.onnx_graph.channels import Channels
+from edgekit_toolkit.onnx_graph.layers import Layer, find_layers
 from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet
 from edgekit_toolkit.pipeline.request import Progress
 from edgekit_toolkit.quantize import forms

@@ -5,7 +5,7 @@ import onnx
 import pytest
 from tests.toolkit.small_models import Array, model_of, node, random_weight, run
 
-from edgekit_toolkit.compress.layers import find_layers
+from edgekit_toolkit.onnx_graph.layers import find_layers
 
 SEED = 5
 CONVOLUTIONS = {

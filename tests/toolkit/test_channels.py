@@ -9,7 +9,7 @@ import pytest
 from onnx import NodeProto, TensorProto, helper
 from tests.toolkit.small_models import Array, assert_valid, model_of, node, random_feeds, random_weight, run
 
-from edgekit_toolkit.compress.channels import compose_channels, find_groups, slice_channels
+from edgekit_toolkit.onnx_graph.channels import compose_channels, find_groups, slice_channels
 from edgekit_toolkit.passes.optimiser import optimise
 
 TINY = Path(__file__).resolve().parents[3] / "models" / "tiny"

@@ -5,8 +5,8 @@ import onnx
 import pytest
 from tests.toolkit.small_models import Array, assert_valid, model_of, node, random_feeds, random_weight, run
 
-from edgekit_toolkit.compress.channels import slice_channels
-from edgekit_toolkit.compress.dead_channels import SlicedModel, remove_dead_channels
+from edgekit_toolkit.onnx_graph.channels import slice_channels
+from edgekit_toolkit.passes.dead_channels import SlicedModel, remove_dead_channels
 
 TINY_ROW = 1e-30
 SHAPES = {"x": ["n", 3, 8, 8]}

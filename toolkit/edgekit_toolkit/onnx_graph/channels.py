@@ -19,7 +19,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from edgekit_toolkit.compress.layers import Layer, find_layers
 from edgekit_toolkit.onnx_graph.index import (
     DEFAULT_DOMAINS,
     GraphIndex,
@@ -29,6 +28,7 @@ from edgekit_toolkit.onnx_graph.index import (
     inferred_shapes,
     remove_unused_initializers,
 )
+from edgekit_toolkit.onnx_graph.layers import Layer, find_layers
 
 Channels = Mapping[str, tuple[int, ...]]
 """Channels that stay, in ascending order, by the name of their group."""

@@ -18,16 +18,18 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from edgekit_toolkit.compress.channels import (
+from edgekit_toolkit.onnx_graph.channels import (
     ChannelAxis,
     ChannelGroup,
     compose_channels,
     find_groups,
     slice_channels,
 )
-from edgekit_toolkit.compress.layers import Floats, Layer, find_layers
 from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, copy_model
+from edgekit_toolkit.onnx_graph.layers import Floats, Layer, find_layers
 
+# What kernels like the number of channels to be.
+_MULTIPLE: Final = 8
 # Activations are no larger: float32 tells 64 apart up there.
 _MAX_ACTIVATION: Final = 1e9
 # Relative errors that float32 makes anyway: of a sum, and of an output.
@@ -46,6 +48,12 @@ class SlicedModel:
 
     channels: Mapping[str, tuple[int, ...]]
     model: onnx.ModelProto
+
+
+def run(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model without channels that have no effect."""
+    sliced = remove_dead_channels(model, multiple=_MULTIPLE)
+    return model if sliced is None else sliced.model
 
 
 def remove_dead_channels(model: onnx.ModelProto, *, multiple: int = 1) -> SlicedModel | None:
