@@ -16,7 +16,7 @@ TINY = Path(__file__).resolve().parents[3] / "models" / "tiny"
 RNG = np.random.default_rng(0)
 # Producer of 12 channels `c` from an image x, and a consumer of 5 outputs.
 FIRST = node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1])
-SHAPES = {"x": ["n", 3, 8, 8]}
+SHAPES: dict[str, list[int | str]] = {"x": ["n", 3, 8, 8]}
 WEIGHTS = {
     "w": random_weight(RNG, 12, 3, 3, 3),
     "b": random_weight(RNG, 12),

@@ -9,7 +9,7 @@ from edgekit_toolkit.onnx_graph.channels import slice_channels
 from edgekit_toolkit.passes.dead_channels import SlicedModel, remove_dead_channels
 
 TINY_ROW = 1e-30
-SHAPES = {"x": ["n", 3, 8, 8]}
+SHAPES: dict[str, list[int | str]] = {"x": ["n", 3, 8, 8]}
 
 
 def weights(rng: np.random.Generator, **changes: Array) -> dict[str, Array]:

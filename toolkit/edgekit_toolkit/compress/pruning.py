@@ -127,7 +127,7 @@ def _rank(
 ) -> list[_Ranking]:
     layers = find_layers(model)
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
-    waiting = [group for group in find_groups(model) if group.size > _least(group)]
+    waiting = [group for group in find_groups(model) if group.consumers and group.size > _least(group)]
     readers = {consumer.name for group in waiting for consumer in group.consumers}
     moments: dict[str, Moments] = {}
     rankings = []
