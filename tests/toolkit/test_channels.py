@@ -12,7 +12,7 @@ from tests.toolkit.small_models import Array, assert_valid, model_of, node, rand
 from edgekit_toolkit.onnx_graph.channels import compose_channels, find_groups, slice_channels
 from edgekit_toolkit.passes.optimiser import optimise
 
-TINY = Path(__file__).resolve().parents[3] / "models" / "tiny"
+TINY = Path(__file__).resolve().parents[2] / "models" / "tiny"
 RNG = np.random.default_rng(0)
 # Producer of 12 channels `c` from an image x, and a consumer of 5 outputs.
 FIRST = node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1])

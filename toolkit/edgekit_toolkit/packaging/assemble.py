@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
+from edgekit_host.transport.package_encoder import coded_size
 from edgekit_runtime.canonical_json import JsonValue, encode_json
 from edgekit_runtime.errors import BackendError, ModelError
 from edgekit_runtime.package.archive import Sign
@@ -300,3 +301,8 @@ def package_file(assembled: PackageDraft, sign: Sign) -> bytes:
     file = io.BytesIO()
     write_archive(file, [*head, *assembled.artifacts.items()])
     return file.getvalue()
+
+
+def transport_bytes(assembled: PackageDraft, sign: Sign) -> int:
+    """Return the bytes of the package that travel to a device without an earlier version."""
+    return coded_size(package_file(assembled, sign))

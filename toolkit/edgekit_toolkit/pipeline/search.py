@@ -15,28 +15,23 @@ Each phase is a function of the ones before; this is the only place that knows t
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from edgekit_host.transport.package_encoder import coded_size
-from edgekit_runtime.sessions.latency import Latency
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.evaluation.host_memory import measure_memory_here
-from edgekit_toolkit.evaluation.judge import measure_latencies, measure_processor_ratios
-from edgekit_toolkit.evaluation.scoring import Scores, score_candidates
-from edgekit_toolkit.measurement.host_load import HostLoad, LoadMeter
-from edgekit_toolkit.models.model import Model, Runner
+from edgekit_toolkit.evaluation.scoring import Scores
+from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
-from edgekit_toolkit.packaging.assemble import PackageDraft, package_file
+from edgekit_toolkit.packaging.assemble import PackageDraft, transport_bytes
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.pipeline.acceptance import check_accepted, choose_accepted
 from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet, find_candidates
 from edgekit_toolkit.pipeline.compressed_candidates import CompressionTask, add_compressed
-from edgekit_toolkit.pipeline.drafts import draft_packages
+from edgekit_toolkit.pipeline.judging import judge
 from edgekit_toolkit.pipeline.prepare import Preparation, check_fixed_sizes, prepare
 from edgekit_toolkit.pipeline.request import Phases, Progress, Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
 from edgekit_toolkit.pipeline.warnings import find_warnings
-from edgekit_toolkit.quantize.forms import DYNAMIC_INT8
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.samples.split import feeds_only
 from edgekit_toolkit.selection.budget import Budget
@@ -87,7 +82,7 @@ def search(
             group=prepared.samples.calibration.group,
         )
     limits = limits_in_force(request.budget, has_data=prepared.has_data, strict=request.strict)
-    judged = _judge(request, limits, prepared, candidate_set, signer, phases)
+    judged = judge(request, limits, prepared, candidate_set, signer, phases)
     if request.like is None and request.search_s > 0 and (binding := _find_binding(judged.drafted, limits)):
         with phases.phase("compress"):
             _compress(
@@ -101,7 +96,7 @@ def search(
                 progress=progress,
             )
         if len(candidate_set.candidates) > len(judged.drafted):
-            judged = _judge(request, limits, prepared, candidate_set, signer, phases)
+            judged = judge(request, limits, prepared, candidate_set, signer, phases)
     with phases.phase("choose"):
         candidates, accepted = _choose(
             request, limits, prepared, judged.drafted, scores=judged.scores, signer=signer, progress=progress
@@ -132,49 +127,6 @@ def _open_quantizer(request: Request, prepared: Preparation, floats: Model) -> Q
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Judged:
-    """Candidates with their figures."""
-
-    scores: Scores
-    drafted: Sequence[JudgedCandidate]
-    source_latency: Latency
-    load: HostLoad
-
-
-def _judge(
-    request: Request,
-    limits: Budget,
-    prepared: Preparation,
-    candidate_set: CandidateSet,
-    signer: StatementSigner,
-    phases: Phases,
-) -> _Judged:
-    names = [spec.name for spec in prepared.source.outputs]
-    with phases.phase("judge"):
-        reference = prepared.source.model.open(names, threads=request.threads)
-        scores, runs = _score(request, prepared, candidate_set, names, phases.progress)
-    with phases.phase("measure"):
-        meter = LoadMeter()
-        latencies = measure_latencies([reference, *runs], prepared.feeds[0])
-        load = meter.finish(latencies[0])
-        runs = [reference, *runs]
-        if request.threads != 1:
-            models = [prepared.source.model, *(candidate.model for candidate in candidate_set.candidates)]
-            runs = [model.open(names, threads=1) for model in models]
-        _, *ratios = measure_processor_ratios(runs, prepared.feeds[0])
-        drafted = draft_packages(
-            replace(request, budget=limits),
-            prepared,
-            candidate_set.candidates,
-            scores,
-            signer,
-            latencies=latencies[1:],
-            processor_ratios=ratios,
-        )
-    return _Judged(scores=scores, drafted=drafted, source_latency=latencies[0], load=load)
-
-
 def _find_binding(drafted: Sequence[JudgedCandidate], limits: Budget) -> frozenset[str]:
     """Return the limits that keep out every candidate; none if one keeps them all.
 
@@ -203,9 +155,9 @@ def _compress(
         candidate_set.dropped.append("compressed forms: they are made of ONNX models, and this is a .tflite")
         return
 
-    def transport_bytes(candidate: Candidate) -> int:
+    def measure_transport(candidate: Candidate) -> int:
         artifacts = {**example.artifacts, candidate.model.file_name: candidate.model.content}
-        return coded_size(package_file(replace(example, artifacts=artifacts), signer))
+        return transport_bytes(replace(example, artifacts=artifacts), signer)
 
     limit = request.budget.limits.get("transport", math.inf)
     task = CompressionTask(
@@ -216,51 +168,10 @@ def _compress(
         dims=prepared.dims,
         needs_fewer_macs=not binding.isdisjoint({"latency", "energy", "memory", "size"}),
         max_transport_bytes=limit if "transport" in binding else math.inf,
-        transport_bytes=transport_bytes,
+        transport_bytes=measure_transport,
         progress=progress,
     )
     add_compressed(candidate_set, task)
-
-
-def _score(
-    request: Request,
-    prepared: Preparation,
-    candidate_set: CandidateSet,
-    names: Sequence[str],
-    progress: Progress,
-) -> tuple[Scores, list[Runner]]:
-    """Return scores and sessions of the candidates; removes candidates that cannot be chosen from `found`."""
-    source, evaluation = prepared.source, prepared.samples.evaluation
-    runs = [candidate.model.open(names, threads=request.threads) for candidate in candidate_set.candidates]
-    # Dynamic int8 takes its ranges from the whole batch, so samples run alone, as on the device. A converted
-    # .tflite has a fixed batch.
-    takes_batch_range = any(candidate.form.kind == DYNAMIC_INT8 for candidate in candidate_set.candidates)
-    runs_alone = takes_batch_range or find_support(request.backend).maker.fixes_sizes
-    scores = score_candidates(
-        source.model.open(names, threads=request.threads, rewrites=False),
-        runs,
-        evaluation,
-        request.metric,
-        inputs=source.inputs,
-        outputs=source.outputs,
-        alone=runs_alone,
-        progress=lambda done, total: progress("judging on held-out samples", done, total),
-    )
-    candidate_set.leave_out(scores.spoiled)
-    runs = [run for index, run in enumerate(runs) if index not in scores.spoiled]
-    scores = scores.without(scores.spoiled)
-    if not evaluation.is_generated:
-        return scores, runs
-    # Generated inputs say nothing of accuracy, but a form that computes nonsense on them must not be chosen
-    # because it is the smallest or fastest.
-    most = request.budget.limits.get("drop", math.inf)
-    unlike = {
-        index: f"{drop.points:.2f} points less {scores.metric.title} on generated inputs"
-        for index, drop in enumerate(scores.choosing.drops)
-        if index and drop.points > most
-    }
-    candidate_set.set_apart(unlike)
-    return scores.without(unlike), [run for index, run in enumerate(runs) if index not in unlike]
 
 
 def _choose(

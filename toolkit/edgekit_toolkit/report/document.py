@@ -141,7 +141,7 @@ class ReportedOutcome(TypedDict):
     latency_to_float: LatencyToFloat | None
 
 
-class Layer(TypedDict):
+class ReportedLayer(TypedDict):
     name: str
     op: str
     bytes_before: int
@@ -235,7 +235,7 @@ class Report(TypedDict):
     outcome: ReportedOutcome
     proof: Proof | None
     compression: list[CompressionStep]
-    layers: list[Layer]
+    layers: list[ReportedLayer]
     package: Package | None
     recipe: str | None
     evidence: str | None
