@@ -162,6 +162,7 @@ def _show(inspection: Inspection) -> None:
     for title, specs in (("Inputs", manifest.inputs), ("Outputs", manifest.outputs)):
         print_section(console, title, [(spec.name, _type(spec.dtype, spec.shape)) for spec in specs])
     print_section(console, "Artifacts", _artifact_rows(manifest))
+    print_section(console, "Weights", _weight_rows(inspection))
     print_section(console, "Backend", _backend_rows(manifest.backend))
     print_section(console, "Budget", _free_rows(manifest.budget))
     print_section(console, "Figures", _figure_rows(manifest.figures))
@@ -194,6 +195,21 @@ def _artifact_rows(manifest: Manifest) -> Iterator[tuple[str]]:
     for artifact in manifest.artifacts:
         yield (f"{artifact.path} ({artifact.role}, {artifact.size_bytes:,} bytes)",)
         yield (f"sha256 {artifact.sha256}",)  # with its path in one row it would not fit into 80 columns
+
+
+def _weight_rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
+    """Yield shape and bits of each weight that is stored as 8-bit codes, in the order of the file."""
+    import numpy as np
+
+    from edgekit_host.transport.package_encoder import list_tensors
+    from edgekit_toolkit.compress.compression import count_bits, entropy_bits
+
+    content = inspection.path.read_bytes()
+    for tensor in list_tensors(content):
+        if tensor.is_signed is not None and len(tensor.shape) > 1:
+            codes = np.frombuffer(content, np.int8, tensor.length, tensor.offset)
+            shape = " x ".join(map(str, tensor.shape))
+            yield shape, f"{count_bits(codes)} bits, {entropy_bits(codes) / len(codes):.1f} as they travel"
 
 
 def _backend_rows(backend: BackendChoice) -> Iterator[tuple[str, str]]:

@@ -51,8 +51,8 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     "-b",
     default="",
     metavar="LIMITS",
-    help="Limits that hold at once, such as size=10MB,latency=5ms,memory=64MB,energy=20mJ,drop=1%. "
-    "Unless given, size=10MB and drop=1%.",
+    help="Limits that hold at once, such as size=10MB,latency=5ms,memory=64MB,energy=20mJ,drop=1%; "
+    "transport=2MB is for the bytes that travel to the device. Unless given, size=10MB and drop=1%.",
 )
 @click.option(
     "--calibration",

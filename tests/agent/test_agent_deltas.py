@@ -41,6 +41,25 @@ def test_delta_saves_bytes_and_a_wrong_one_costs_only_its_own(site, is_good):  #
     assert delta.size_bytes < 0.1 * found.size_bytes
 
 
+def test_first_package_comes_as_a_coded_file(site):  # noqa: F811
+    site.enrol()
+    package, _ = site.publish("1.0.0")
+    _, content = make_delta(None, site.path / "linear-1.0.0-x86-64.edgepkg")
+    source = site.path / "linear-1.0.0.coded.ekdelta"
+    source.write_bytes(content)
+    (coded,) = site.repository.publish(
+        [NewTarget(device_class="x86-64", name=source.name, source=source)], time.time()
+    )
+    offer = DeltaOffer(from_sha256="", path=coded.path, size_bytes=coded.size_bytes, sha256=coded.sha256)
+    site.start("agent")
+    site.want("1.0.0", deltas=(offer,))
+    site.wait_status("converged", ["succeeded"])
+    wait_for(lambda: site.reported().executions[0].sent_bytes, "its bytes", 20)
+    assert coded.size_bytes < 0.5 * package.size_bytes
+    # Beside it the first metadata, about 3 kB; the package would be 2 kB more.
+    assert coded.size_bytes <= site.reported().executions[0].sent_bytes < coded.size_bytes + 3500
+
+
 def test_delta_and_whole_file_have_one_budget(site):  # noqa: F811
     site.enrol()
     found, _ = site.publish("2.0.0")

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import lzma
 import threading
 
 import numpy as np
@@ -12,7 +11,8 @@ import zstandard
 
 from edgekit_fleet.releases import deltas as making
 from edgekit_fleet.releases.deltas import make_delta
-from edgekit_fleet.releases.tensor_positions import find_tensors
+from edgekit_host.transport.package_encoder import compress, encode, pack_number
+from edgekit_host.transport.tensor_positions import find_tensors
 from edgekit_runtime.agent.artifacts import deltas
 from edgekit_runtime.agent.artifacts.deltas import apply_delta, find_delta
 from edgekit_runtime.agent.documents import DeltaOffer, DesiredModel
@@ -223,21 +223,25 @@ def test_wrong_base_makes_nothing(tuned, tmp_path):
     assert not (tmp_path / "made").exists()
 
 
-def pack(data):
-    return lzma.compress(data, lzma.FORMAT_RAW, filters=deltas.LZMA_FILTERS)
+def numbers(*values):
+    return b"".join(map(pack_number, values))
 
 
-def forge(base, size_bytes, runs, literals=b"", residuals=b"", count=None):
-    control = b"".join(deltas.RUN.pack(*run) for run in runs)
-    packed = [pack(each) for each in (control, literals, residuals)]
-    numbers = (len(runs) if count is None else count, len(packed[0]), len(packed[1]))
-    head = deltas.HEAD.pack(deltas.MAGIC, base.stat().st_size, size_bytes, *numbers)
-    return b"".join((head, *packed))
+def forge(
+    base_bytes, size_bytes, runs, *, literals=b"", residuals=b"", count=None, codes=(0, b""), lzma_model=0
+):
+    """A delta of runs, each a kind and its numbers; `codes` are their number and their stream."""
+    control = b"".join(bytes([kind]) + numbers(*others) for kind, *others in runs)
+    packed = [compress(stream, 0) for stream in (control, literals, residuals)]
+    head = numbers(base_bytes, size_bytes, len(runs) if count is None else count)
+    head += b"".join(numbers(len(stream), lzma_model) for stream in packed) + numbers(codes[0])
+    return b"".join((deltas.MAGIC, head, *packed, codes[1]))
 
 
-def test_delta_of_the_first_format_is_refused(tuned, tmp_path):
+@pytest.mark.parametrize("magic", [b"EKDELTA1", b"EKDELTA2"])
+def test_delta_of_an_earlier_format_is_refused(tuned, tmp_path, magic):
     base, new = tuned
-    delta = forge(base, new.stat().st_size, [(0, 0, 1, 0, 0)], b"x").replace(deltas.MAGIC, b"EKDELTA1")
+    delta = encode(base.read_bytes(), new.read_bytes()).replace(deltas.MAGIC, magic)
     with pytest.raises(PackageError, match="no format that is known here"):
         apply(delta, base, new, tmp_path)
 
@@ -246,12 +250,13 @@ def test_endless_delta_writes_no_more_than_the_package(tuned, tmp_path):
     base, new = tuned
     size_bytes = new.stat().st_size
     zeros = bytes(1 << 26)
+    base_bytes = base.stat().st_size
     bombs = [
-        forge(base, size_bytes, [(0, 0, size_bytes, 0, 0)] * 4, zeros),
-        forge(base, 1 << 40, [(0, 0, 1 << 31, 0, 0)], zeros),
+        forge(base_bytes, size_bytes, [(0, size_bytes)] * 4, literals=zeros),
+        forge(base_bytes, 1 << 40, [(0, 1 << 31)], literals=zeros),
         zstandard.ZstdCompressor().compress(zeros),
         zstandard.ZstdCompressor(write_content_size=False).compress(zeros),
-        forge(base, size_bytes, [(0, 0, 1, 0, 0)], b"x", count=1 << 31),
+        forge(base_bytes, size_bytes, [(0, 1)], literals=b"x", count=1 << 31),
     ]
     for bomb in bombs:
         with pytest.raises(PackageError):
@@ -262,21 +267,29 @@ def test_endless_delta_writes_no_more_than_the_package(tuned, tmp_path):
 @pytest.mark.parametrize(
     "run",
     [
-        (1, 0xFFFFFFF0, 16, 0, 0),  # beyond the base
-        (1, 0, 0, 0, 0),  # nothing, for ever
-        (3, 0, 4, 0, 0),  # an unknown kind
-        (4, 0, 3, 0, 0),  # half a word
-        (5, 0, 4, 0, 0),  # channels none
-        (5, 0, 4, 0xFFFFFFFF, 1),
-        (5, 0, 4, 1, 0),  # division by zero
-        (7, 0, 4, 0, 0x3F800000),  # a product of nothing
-        (8, 0, 3, 0, 0x3F800000),  # half a float16
+        (1, 16, 1 << 32),  # beyond the base
+        (1, 16, 1),  # before it
+        (1, 0, 0),  # nothing, for ever
+        (3, 4, 0),  # an unknown kind
+        (4, 3, 0),  # half a word
+        (5, 4, 0, 0, 1),  # channels none
+        (5, 4, 0, 1 << 31, 1),
+        (5, 4, 0, 1, 0),  # division by zero
+        (7, 4, 0x3F800000),  # a product of nothing
+        (8, 3, 0, 0x3F800000),  # half a float16
+        (9, 4, 256),  # no byte
+        (11, 6),  # half a float32
+        (12, 1),
+        (0x80, 4),  # literals have no codes
     ],
 )
 def test_malformed_run_is_refused(tuned, tmp_path, run):
     base, new = tuned
     with pytest.raises(PackageError, match="malformed"):
-        apply(forge(base, new.stat().st_size, [run], bytes(64), bytes(64)), base, new, tmp_path)
+        delta = forge(
+            *(base.stat().st_size, new.stat().st_size, [run]), literals=bytes(64), residuals=bytes(64)
+        )
+        apply(delta, base, new, tmp_path)
 
 
 def test_delta_that_is_stopped_makes_nothing(tuned, tmp_path):
@@ -296,13 +309,16 @@ def test_smallest_delta_from_what_is_installed_is_chosen(monkeypatch):
     def offer(base, size_bytes, suffix=deltas.RUNS_SUFFIX):
         return DeltaOffer(from_sha256=base, path=f"c/x{suffix}", size_bytes=size_bytes, sha256="0")
 
-    offers = (offer("a", 50), offer("b", 20), offer("c", 10), offer("a", 30, deltas.ZSTD_SUFFIX))
+    offers = (
+        *(offer("a", 50), offer("b", 20), offer("c", 10), offer("a", 30, deltas.ZSTD_SUFFIX)),
+        offer("", 60),
+    )
     wanted = DesiredModel(
         *(), model="m", version="1", manifest_sha256="d", path="c/m", size_bytes=100, sha256="e",
         execution="e", release="r", rollout="o", deltas=offers,
     )  # fmt: skip
     assert find_delta(wanted, frozenset("ab")) == offers[1]
     assert find_delta(wanted, frozenset("a")) == offers[3]
-    assert find_delta(wanted, frozenset()) is None
+    assert find_delta(wanted, frozenset()) == offers[4]  # a coded file, which needs no package
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
     assert find_delta(wanted, frozenset("a")) == offers[0]

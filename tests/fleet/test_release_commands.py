@@ -101,7 +101,9 @@ def test_release_goes_out_and_is_rolled_back(shell: Shell, packages: list[Path])
     (release,) = shell.run("release", *packages, "--keys", shell.keys, "--name", "first")
     assert [one[2] for one in release["packages"]] == ["rpi5", "x86-64"]
     offered = TufRepository(shell.folder.repository, shell.folder.repository_keys).list_targets()
-    assert sorted(offered) == [f"{target}/linear-1.0.0-{target}.edgepkg" for target in ("rpi5", "x86-64")]
+    for target in ("rpi5", "x86-64"):
+        coded, package = sorted(path for path in offered if path.startswith(f"{target}/"))
+        assert package == f"{target}/linear-1.0.0-{target}.edgepkg" and coded.endswith(".ekdelta")
     plan = shell.run("rollout", "plan", "first", "--to", "site=lyon")
     assert [one["device"] for one in plan["planned"]] == ["d0", "d1", "d2"]
     assert plan["refused"][0]["code"] == "class" and plan["bytes"] > 0 and not shell.wanted()
@@ -151,7 +153,8 @@ def test_withdrawn_release_can_neither_be_fetched_nor_rolled_out(shell: Shell, p
     shell.turn(RolloutRunner(), time.time())
     assert shell.run("withdraw", "first")["is_withdrawn"]
     offered = TufRepository(shell.folder.repository, shell.folder.repository_keys).list_targets()
-    assert sorted(offered) == ["x86-64/linear-1.0.0-x86-64.edgepkg"]  # the other release has it, too
+    coded, package = sorted(offered)  # the other release has them, too
+    assert package == "x86-64/linear-1.0.0-x86-64.edgepkg" and coded.startswith("x86-64/")
     shell.run("rollout", "plan", "first", "--to", "all", code=FleetError.exit_code)
 
 
@@ -185,7 +188,34 @@ def test_release_that_is_made_while_one_with_its_file_is_withdrawn_stays_offered
     monkeypatch.setattr(TufRepository, "withdraw", release_second)
     shell.run("withdraw", "first")
     offered = TufRepository(shell.folder.repository, shell.folder.repository_keys).list_targets()
-    assert list(offered) == ["x86-64/linear-1.0.0-x86-64.edgepkg"]
+    assert "x86-64/linear-1.0.0-x86-64.edgepkg" in offered
+
+
+def test_release_without_an_earlier_one_shows_its_coded_file(shell: Shell, packages: list[Path]) -> None:
+    (made,) = shell.run("release", packages[0], "--keys", shell.keys, "--name", "first")
+    ((model, target, version, size_bytes),) = made["deltas"]
+    assert (model, target, version) == ("linear", "x86-64", "")
+    assert size_bytes < 0.8 * packages[0].stat().st_size
+    main(["fleet", "release", "--list", "--folder", str(shell.folder.path)])
+    assert f"linear for x86-64 coded: {size_bytes / 1e6:.3f} MB" in shell.capsys.readouterr().out
+
+
+def test_device_is_offered_the_smallest_file_that_fits(
+    shell: Shell, maker: PackageMaker, packages: list[Path], tmp_path: Path
+) -> None:
+    maker.write(tmp_path / "linear-2.0.0-x86-64.edgepkg", version="2.0.0")
+    for name, package in (("first", packages[0]), ("second", tmp_path / "linear-2.0.0-x86-64.edgepkg")):
+        shell.run("release", package, "--keys", shell.keys, "--name", name)
+    releases_made = {release["name"]: release for release in shell.run("release", "--list")}
+    assert [version for _, _, version, _ in releases_made["second"]["deltas"]] == ["", "1.0.0"]
+    shell.run("rollout", "start", "second", "--to", "site=lyon", "--soak", "0", "--waves", "100%")
+    for number in range(4):
+        shell.turn(RolloutRunner(), time.time() + 2 * number)
+    store = shell.folder.open_store()
+    with store.snapshot() as session:
+        documents = [row.document for row in session.scalars(select(WantedModelRow))]
+    store.close()
+    assert [[delta["from_sha256"] for delta in document["deltas"]] for document in documents] == [[""], [""]]
 
 
 def test_release_whose_delta_starts_from_a_file_that_was_just_deleted_has_no_delta(
@@ -194,7 +224,7 @@ def test_release_whose_delta_starts_from_a_file_that_was_just_deleted_has_no_del
     gone = Base("0" * 64, shell.folder.repository / "targets" / "gone", "x86-64")
     monkeypatch.setattr(releases, "find_bases", lambda *_: (gone,))
     (made,) = shell.run("release", packages[0], "--keys", shell.keys, "--name", "first")
-    assert made["deltas"] == []
+    assert [version for _, _, version, _ in made["deltas"]] == [""]  # the coded file alone
 
 
 def test_withdrawal_that_was_cut_off_is_made_good(
@@ -211,7 +241,8 @@ def test_withdrawal_that_was_cut_off_is_made_good(
     store = shell.folder.open_store()
     with store.snapshot() as session:
         assert list_withdrawn(session, time.time() - 60.0) == set()
-        assert list_withdrawn(session, time.time() + 60.0) == {"rpi5/linear-1.0.0-rpi5.edgepkg"}
+        coded, package = sorted(list_withdrawn(session, time.time() + 60.0))
+        assert package == "rpi5/linear-1.0.0-rpi5.edgepkg" and coded.startswith("rpi5/")
     store.close()
 
 

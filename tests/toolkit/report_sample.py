@@ -244,6 +244,7 @@ def packaged() -> dict[str, Any]:
             },
         },
         "proof": {"engine": "onnxruntime 1.24.4", "device_engine": "onnxruntime 1.24.4", "note": ""},
+        "compression": [],
         "layers": layers(64),
         "package": {
             "file": "efficientnet-lite0-1.2.0-rpi5.edgepkg",

@@ -46,6 +46,7 @@ _BYTES = {"B": 1, "kB": 1000, "KB": 1000, "MB": 1000**2, "GB": 1000**3}
 _BYTES |= {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 FACTORS = {
     "size": _BYTES,
+    "transport": _BYTES,
     "latency": {"us": 0.001, "µs": 0.001, "ms": 1, "s": 1000},
     "memory": _BYTES,
     "energy": {"uJ": 0.001, "µJ": 0.001, "mJ": 1, "J": 1000},
@@ -75,7 +76,7 @@ def test_limits_that_are_not_given_have_their_defaults_or_are_not_there() -> Non
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("weight=3", "NAME one of size, latency, memory, energy, drop"),
+        ("weight=3", "NAME one of size, transport, latency, memory, energy, drop"),
         ("size", "expected NAME=VALUE"),
         ("10MB", "expected NAME=VALUE"),
         ("=10MB", "expected NAME=VALUE"),

@@ -23,7 +23,7 @@ from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.selftest import run_selftest
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.onnx_graph.specs import common_specs
-from edgekit_toolkit.packaging.assemble import package_bytes
+from edgekit_toolkit.packaging.assemble import package_file
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.pipeline.run import Run
@@ -189,13 +189,13 @@ def test_whole_package_keeps_the_limit_on_size(ort: Run) -> None:
     assert [one.candidate for one in free.variants] == list(ort.candidates[:0:-1])[:8]
     names = [one.name for one in free.variants]
     assert len(set(names)) == len(names) >= 3
-    most = package_bytes(free.whole.package, signer) - 1
+    most = len(package_file(free.whole.package, signer)) - 1
     tight = replace(asked, request=replace(asked.request, budget=Budget({"size": float(most), "drop": 5.0})))
     run = carry_variants([tight], signer)
     assert run.whole is not None
     assert 1 <= len(run.variants) < len(free.variants)
     assert run.whole.recipe.variants[0].name == run.variants[0].name
-    assert run.whole.measured.figures["size"] == package_bytes(run.whole.package, signer) <= most
+    assert run.whole.measured.figures["size"] == len(package_file(run.whole.package, signer)) <= most
     assert any("the whole package would have" in note for note in run.warnings)
 
 

@@ -47,10 +47,10 @@ def topic(device: str, kind: Kind) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaOffer:
-    """A file that turns one installed package into another.
+    """A file that turns one installed package into another, or a coded file, which needs none.
 
     Attributes:
-        from_sha256: digest of the manifest of the package that must be installed.
+        from_sha256: digest of the manifest of the package that must be installed; empty for a coded file.
         path: the delta's path in the TUF repository.
         size_bytes, sha256: size and digest of the delta.
     """
@@ -83,7 +83,7 @@ class DesiredModel:
         timeout_s: the execution ends after this time, whatever it waits for.
         window: local time of day in which the device may switch, as `01:00-04:00`, or None for any time.
         is_return: the version was in use before and may be installed again, also if it was rejected here.
-        deltas: smaller files that lead to the same package.
+        deltas: smaller files that lead to the same package, a coded file among them.
     """
 
     model: str

@@ -49,7 +49,7 @@ class PackageEvidence:
     Attributes:
         score: score that the packager measured, in words, or empty.
         agreement: the least with the version before.
-        deltas: (version to start from, or the begin of its digest; bytes).
+        deltas: (version to start from, or the begin of its digest; bytes); of a coded file, no version.
     """
 
     row: ReleasePackageRow

@@ -44,7 +44,8 @@ class ReleaseSummary:
         name, note, created_at, created_by: name and note of the release, when and by whom it was made.
         is_withdrawn: whether no rollout may use it.
         packages: (model, version, target, size in bytes) of each.
-        deltas: (model, target, version to start from, size in bytes) of each.
+        deltas: (model, target, version to start from, or the begin of its digest; size in bytes); of a coded
+            file, no version.
     """
 
     name: str
@@ -320,7 +321,12 @@ def _summarize(session: Session, rows: Sequence[ReleaseRow]) -> list[ReleaseSumm
             (package.model, package.version, package.target, package.size_bytes)
         )
         deltas.setdefault(package.release, []).extend(
-            (package.model, package.target, versions.get(delta["from_sha256"], ""), delta["size_bytes"])
+            (
+                package.model,
+                package.target,
+                versions.get(delta["from_sha256"], delta["from_sha256"][:8]),
+                delta["size_bytes"],
+            )
             for delta in package.deltas
         )
     return [

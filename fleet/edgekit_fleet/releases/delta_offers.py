@@ -1,4 +1,7 @@
-"""Chooses the deltas of a release: from the packages that most devices run, bounded in number and time."""
+"""Chooses the deltas of a release, from the packages that most devices run, and its coded files.
+
+Both are bounded in number and time.
+"""
 
 import hashlib
 import time
@@ -72,7 +75,7 @@ def find_bases(session: Session, repository: Path, manifest: Manifest) -> tuple[
 def publish_deltas(
     repository: TufRepository, packages: Sequence[tuple[Path, Manifest, tuple[Base, ...]]], now: float
 ) -> dict[str, tuple[DeltaOffer, ...]]:
-    """Make and offer deltas; returns the offers of each package by the digest of its manifest.
+    """Make and offer deltas and coded files; returns the offers of each package by its manifest's digest.
 
     `packages`: path and manifest of each package, and the packages to make deltas from.
     `now`: seconds since 1970.
@@ -93,7 +96,7 @@ def publish_deltas(
         ) from cause
     for (manifest, base, _), file in zip(deltas, published, strict=True):
         offer = DeltaOffer(
-            from_sha256=base.manifest_sha256,
+            from_sha256="" if base is None else base.manifest_sha256,
             path=file.path,
             size_bytes=file.size_bytes,
             sha256=file.sha256,
@@ -104,14 +107,15 @@ def publish_deltas(
 
 def _make(
     folder: Path, packages: Sequence[tuple[Path, Manifest, tuple[Base, ...]]], give_up_s: float
-) -> Iterator[tuple[Manifest, Base, NewTarget]]:
+) -> Iterator[tuple[Manifest, Base | None, NewTarget]]:
     for path, manifest, bases in packages:
-        for base in bases:
+        for base in (None, *bases):
+            base_path = None if base is None else base.path
             try:
-                sizes = (path.stat().st_size, base.path.stat().st_size)
+                sizes = [file.stat().st_size for file in (path, base_path) if file is not None]
                 if time.monotonic() > give_up_s or max(sizes) > _MAX_PACKAGE_BYTES:
                     continue
-                delta = make_delta(base.path, path)
+                delta = make_delta(base_path, path)
             except FileNotFoundError:  # its release is withdrawn, and the manager has just deleted it
                 continue
             if delta is None:
@@ -119,7 +123,8 @@ def _make(
             suffix, content = delta
             # The digest, since another version of the compressor may make other bytes of the same packages.
             digest = hashlib.sha256(content).hexdigest()[:12]
-            name = f"{path.stem}.from-{base.manifest_sha256[:12]}.{digest}{suffix}"
+            kind = "coded" if base is None else f"from-{base.manifest_sha256[:12]}"
+            name = f"{path.stem}.{kind}.{digest}{suffix}"
             source = folder / f"{manifest.target}-{name}"
             source.write_bytes(content)
             yield manifest, base, NewTarget(device_class=manifest.target, name=name, source=source)

@@ -80,7 +80,7 @@ class DevicePlan:
     Attributes:
         device, target: the device and its target.
         packages: packages that it gets.
-        bytes: bytes to download, with a delta where one fits.
+        bytes: bytes to download, with a delta or coded file where one fits.
         minutes: estimated, from the link that the device reports, else from 8 Mbit/s.
         note: what is unknown, or empty.
     """
@@ -201,7 +201,7 @@ def _find_obstacle(device: Situation, package: PackageView) -> tuple[str, str] |
 
 def _download_bytes(device: Situation, package: PackageView) -> int:
     _, digest = device.versions.get(package.model, ("", ""))
-    sizes = [int(delta["size_bytes"]) for delta in package.deltas if delta["from_sha256"] == digest]
+    sizes = [int(delta["size_bytes"]) for delta in package.deltas if delta["from_sha256"] in ("", digest)]
     return min([package.size_bytes, *sizes])
 
 

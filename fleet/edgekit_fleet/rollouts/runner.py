@@ -507,10 +507,10 @@ def _fit(
             "window": None,
             "not_before_s": 0.0,
         }
-    if not ran or not offer["deltas"]:
-        return dict(offer)
-    fitting = [delta for delta in offer["deltas"] if delta["from_sha256"] == ran["manifest_sha256"]]
-    return {**offer, "deltas": fitting}  # other deltas would only fill the document
+    # Only the smallest that fits: others would fill the document. A coded file needs no earlier version.
+    bases = ("", *([ran["manifest_sha256"]] if ran else []))
+    fitting = [delta for delta in offer["deltas"] if delta["from_sha256"] in bases]
+    return {**offer, "deltas": sorted(fitting, key=lambda delta: int(delta["size_bytes"]))[:1]}
 
 
 def _execution(desired_row: Mapping[str, Any], now: float) -> dict[str, Any]:

@@ -83,7 +83,8 @@ def command(
         for model, version, target, size_bytes in release.packages:
             click.echo(clean(f"  {model} {version} for {target}, {size_bytes / 1e6:.3f} MB"))
         for model, target, version, size_bytes in release.deltas:
-            click.echo(clean(f"  {model} for {target} from {version}: {size_bytes / 1e6:.3f} MB"))
+            source = f"from {version}" if version else "coded"
+            click.echo(clean(f"  {model} for {target} {source}: {size_bytes / 1e6:.3f} MB"))
     if not releases:
         click.echo("no releases; make one: edgekit fleet release PACKAGE...")
 

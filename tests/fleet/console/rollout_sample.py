@@ -113,7 +113,10 @@ def _make_package(release: str, target: str) -> ReleasePackageRow:
                 "samples_kind": "data",
             },
         },
-        deltas=[{"from_sha256": "1" * 64, "size_bytes": 310_000, "path": "d", "sha256": "cd" * 32}],
+        deltas=[
+            {"from_sha256": "1" * 64, "size_bytes": 310_000, "path": "d", "sha256": "cd" * 32},
+            {"from_sha256": "", "size_bytes": 1_900_000, "path": "c", "sha256": "ef" * 32},
+        ],
     )
 
 

@@ -176,7 +176,7 @@ def test_release_shows_evidence_deltas_and_where_it_went(client, served):
     add_rollout(served.store, NAME, CLEAN)
     said = words(client.get(f"/releases/{NAME}-release").text)
     assert "accuracy 0.971, source model 0.975, 2,000 data samples" in said
-    assert "310 kB" in said
+    assert "310 kB coded file: 1.9 MB" in said
     assert "succeeded" in said
 
 

@@ -16,6 +16,7 @@ from edgekit_toolkit.quantize import forms, scheme
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.quantizer import Quantizer
+from edgekit_toolkit.quantize.scheme import Scheme
 from edgekit_toolkit.samples.generated import Feeds, generate_feeds
 from edgekit_toolkit.targets.spec import Target
 
@@ -25,20 +26,36 @@ _CODES_RANGE: Final = (-8.0, 8.0)  # of all 8-bit codes; the values do not matte
 def _open_quantizer(
     model: Model, target: Target, *, threads: int, dims: Mapping[str, int], feeds: Sequence[Feeds]
 ) -> Quantizer:
-    from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
     from edgekit_toolkit.tflite.check import convert_checked
 
     content = convert_checked(model.proto, dims, feeds) if isinstance(model, OnnxModel) else model.content
     codes = scheme.LITERT_AVX512 if "avx512" in target.cpu.isa else scheme.LITERT
-    return LiteRtQuantizer(content, threads=threads, scheme=codes)
+    return _quantizer(model, content, dims, threads=threads, codes=codes)
 
 
 def _build(model: Model, form: Form, dims: Mapping[str, int]) -> Model | None:
-    from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
     from edgekit_toolkit.tflite.convert import convert
 
     content = convert(model.proto, dims) if isinstance(model, OnnxModel) else model.content
-    return LiteRtQuantizer(content, threads=1).build(form)
+    return _quantizer(model, content, dims).build(form)
+
+
+def _quantizer(
+    model: Model, content: bytes, dims: Mapping[str, int], *, threads: int = 1, codes: Scheme = scheme.LITERT
+) -> Quantizer:
+    from edgekit_toolkit.quantize.litert.quantizer import CompressedFloats, LiteRtQuantizer
+    from edgekit_toolkit.tflite.convert import convert
+
+    if not isinstance(model, OnnxModel):
+        return LiteRtQuantizer(content, threads=threads, scheme=codes)
+    proto = model.proto
+
+    def compress(form: Form) -> CompressedFloats:
+        floats = forms.compressed_floats(proto, form)
+        scales = {} if form.compression is None else form.compression.scales_of_outputs(floats)
+        return CompressedFloats(convert(floats, dims), scales)
+
+    return LiteRtQuantizer(content, threads=threads, scheme=codes, compress=compress)
 
 
 def _convert(model: onnx.ModelProto) -> Model:

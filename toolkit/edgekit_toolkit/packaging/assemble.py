@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
+from edgekit_host.transport.package_encoder import coded_size
 from edgekit_runtime.canonical_json import JsonValue, encode_json
 from edgekit_runtime.errors import BackendError, ModelError
 from edgekit_runtime.package.archive import Sign
@@ -295,9 +296,16 @@ def _backend(recipe: Recipe, path: str, model: Model) -> BackendChoice:
     return BackendChoice(recipe.backend, path, {}, BackendChoice(fallback, path, model.options))
 
 
-def package_bytes(assembled: PackageDraft, sign: Sign) -> int:
-    """Size of the package file, by writing it to memory."""
+def package_file(assembled: PackageDraft, sign: Sign) -> bytes:
+    """Return the package file."""
     manifest = assembled.manifest.to_bytes()
     statement = Statement("manifest.json", hashlib.sha256(manifest).hexdigest(), PACKAGE_PREDICATE_TYPE, {})
     head = [("manifest.json", manifest), ("signature.dsse.json", sign(statement.to_bytes()))]
-    return write_archive(io.BytesIO(), [*head, *assembled.artifacts.items()])
+    file = io.BytesIO()
+    write_archive(file, [*head, *assembled.artifacts.items()])
+    return file.getvalue()
+
+
+def transport_bytes(assembled: PackageDraft, sign: Sign) -> int:
+    """Return the bytes of the package that travel to a device without an earlier version."""
+    return coded_size(package_file(assembled, sign))

@@ -11,6 +11,7 @@ from edgekit_toolkit.onnx_graph.functions import write_out_opaque
 from edgekit_toolkit.passes import (
     conv_transpose_to_depth,
     convert_opset,
+    dead_channels,
     defer_depth_to_space,
     distribute_gate,
     drop_unused,
@@ -61,6 +62,7 @@ def chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
             "defer_depth_to_space",
             [defer_depth_to_space.run, partial(defer_depth_to_space.run, may_widen=False)],
         ),
+        ("remove_dead_channels", [dead_channels.run]),
         ("share_weights", [share_weights.run]),
         ("drop_unused", [drop_unused.run]),
     ]

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from edgekit_host.transport.package_encoder import coded_size
 from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE, RUN_MEMORY_FIGURE
 from edgekit_runtime.sessions.latency import Latency
 from edgekit_runtime.system.engines import find_engine
@@ -13,13 +14,14 @@ from edgekit_toolkit.evaluation.judge import find_memory, model_on_target
 from edgekit_toolkit.evaluation.scoring import Scores
 from edgekit_toolkit.measurement.arithmetic import measures_here, score_label
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
-from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, assemble, package_bytes
+from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, assemble, package_file
 from edgekit_toolkit.packaging.recipe import Recipe, tool_versions
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.pipeline.candidates import Candidate
 from edgekit_toolkit.pipeline.prepare import Preparation
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate
+from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import CandidateFigures
 
 
@@ -66,7 +68,7 @@ def draft_packages(
         recipe = _recipe(request, prepared, candidate, figures)
         package = assemble(recipe, prepared.golden, candidate.model)
         costs = {
-            "size": float(package_bytes(package, signer)),
+            **size_figures(package_file(package, signer), request.budget),
             "latency": _known(latency.median_s * 1e3 if here else modelled.latency_ms),
             "memory": math.inf if isinstance(memory, str) else float(memory.total_bytes),
             "energy": _known(modelled.energy_mj),
@@ -96,6 +98,12 @@ def draft_packages(
             )
         )
     return drafted
+
+
+def size_figures(package: bytes, limits: Budget) -> dict[str, float]:
+    """Return the size of a package file and, where that is limited, the bytes that travel to a device."""
+    figures = {"size": float(len(package))}
+    return {**figures, "transport": float(coded_size(package))} if "transport" in limits.limits else figures
 
 
 def _known(cost: float | None) -> float:

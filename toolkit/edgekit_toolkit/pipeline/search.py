@@ -19,19 +19,20 @@ from dataclasses import replace
 
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.evaluation.host_memory import measure_memory_here
-from edgekit_toolkit.evaluation.judge import measure_latencies, measure_processor_ratios
-from edgekit_toolkit.evaluation.scoring import Scores, score_candidates
-from edgekit_toolkit.measurement.host_load import LoadMeter
-from edgekit_toolkit.models.model import Runner
+from edgekit_toolkit.evaluation.scoring import Scores
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.packaging.assemble import PackageDraft, transport_bytes
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.pipeline.acceptance import check_accepted, choose_accepted
-from edgekit_toolkit.pipeline.candidates import CandidateSet, find_candidates
-from edgekit_toolkit.pipeline.drafts import draft_packages
+from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet, find_candidates
+from edgekit_toolkit.pipeline.compressed_candidates import CompressionTask, add_compressed
+from edgekit_toolkit.pipeline.judging import judge
 from edgekit_toolkit.pipeline.prepare import Preparation, check_fixed_sizes, prepare
 from edgekit_toolkit.pipeline.request import Phases, Progress, Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
 from edgekit_toolkit.pipeline.warnings import find_warnings
-from edgekit_toolkit.quantize.forms import DYNAMIC_INT8
+from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.samples.split import feeds_only
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import CandidateFigures, find_slowdown, pareto_front
@@ -66,13 +67,7 @@ def search(
     with phases.phase("convert"):
         if support.maker.fixes_sizes and not prepared.floats.has_fixed_sizes:
             check_fixed_sizes(prepared)
-        quantizer = support.maker.open_quantizer(
-            prepared.floats,
-            request.target,
-            threads=request.threads,
-            dims=prepared.dims,
-            feeds=prepared.feeds,
-        )
+        quantizer = _open_quantizer(request, prepared, prepared.floats)
     with phases.phase("search"):
         candidate_set = find_candidates(
             quantizer,
@@ -86,32 +81,25 @@ def search(
             like=request.like,
             group=prepared.samples.calibration.group,
         )
-    names = [spec.name for spec in prepared.source.outputs]
-    with phases.phase("judge"):
-        reference = prepared.source.model.open(names, threads=request.threads)
-        scores, runs = _score(request, prepared, candidate_set, names, progress)
     limits = limits_in_force(request.budget, has_data=prepared.has_data, strict=request.strict)
-    with phases.phase("measure"):
-        meter = LoadMeter()
-        latencies = measure_latencies([reference, *runs], prepared.feeds[0])
-        load = meter.finish(latencies[0])
-        runs = [reference, *runs]
-        if request.threads != 1:
-            models = [prepared.source.model, *(candidate.model for candidate in candidate_set.candidates)]
-            runs = [model.open(names, threads=1) for model in models]
-        _, *ratios = measure_processor_ratios(runs, prepared.feeds[0])
-        drafted = draft_packages(
-            replace(request, budget=limits),
-            prepared,
-            candidate_set.candidates,
-            scores,
-            signer,
-            latencies=latencies[1:],
-            processor_ratios=ratios,
-        )
+    judged = judge(request, limits, prepared, candidate_set, signer, phases)
+    if request.like is None and request.search_s > 0 and (binding := _find_binding(judged.drafted, limits)):
+        with phases.phase("compress"):
+            _compress(
+                request,
+                prepared,
+                quantizer,
+                candidate_set,
+                example=judged.drafted[-1].package,
+                binding=binding,
+                signer=signer,
+                progress=progress,
+            )
+        if len(candidate_set.candidates) > len(judged.drafted):
+            judged = judge(request, limits, prepared, candidate_set, signer, phases)
     with phases.phase("choose"):
         candidates, accepted = _choose(
-            request, limits, prepared, drafted, scores=scores, signer=signer, progress=progress
+            request, limits, prepared, judged.drafted, scores=judged.scores, signer=signer, progress=progress
         )
     run = Run(
         request=request,
@@ -119,9 +107,9 @@ def search(
         quantizer=quantizer,
         found=candidate_set,
         candidates=candidates,
-        scores=scores,
-        source_latency=latencies[0],
-        load=load,
+        scores=judged.scores,
+        source_latency=judged.source_latency,
+        load=judged.load,
         front=pareto_front([candidate.measured for candidate in candidates]),
         choice=accepted.choice,
         acceptance=accepted.acceptance,
@@ -132,45 +120,58 @@ def search(
     return replace(run, warnings=[*find_warnings(run), *accepted.notes, *slowdown])
 
 
-def _score(
+def _open_quantizer(request: Request, prepared: Preparation, floats: Model) -> Quantizer:
+    maker = find_support(request.backend).maker
+    return maker.open_quantizer(
+        floats, request.target, threads=request.threads, dims=prepared.dims, feeds=prepared.feeds
+    )
+
+
+def _find_binding(drafted: Sequence[JudgedCandidate], limits: Budget) -> frozenset[str]:
+    """Return the limits that keep out every candidate; none if one keeps them all.
+
+    Samples that are held back do not count: they must not decide what is searched.
+    """
+    violations = [limits.violations(candidate.measured.figures) for candidate in drafted]
+    return frozenset[str]() if () in violations else frozenset().union(*violations)
+
+
+def _compress(
     request: Request,
     prepared: Preparation,
+    quantizer: Quantizer,
     candidate_set: CandidateSet,
-    names: Sequence[str],
+    *,
+    example: PackageDraft,
+    binding: frozenset[str],
+    signer: StatementSigner,
     progress: Progress,
-) -> tuple[Scores, list[Runner]]:
-    """Return scores and sessions of the candidates; removes candidates that cannot be chosen from `found`."""
-    source, evaluation = prepared.source, prepared.samples.evaluation
-    runs = [candidate.model.open(names, threads=request.threads) for candidate in candidate_set.candidates]
-    # Dynamic int8 takes its ranges from the whole batch, so samples run alone, as on the device. A converted
-    # .tflite has a fixed batch.
-    takes_batch_range = any(candidate.form.kind == DYNAMIC_INT8 for candidate in candidate_set.candidates)
-    runs_alone = takes_batch_range or find_support(request.backend).maker.fixes_sizes
-    scores = score_candidates(
-        source.model.open(names, threads=request.threads, rewrites=False),
-        runs,
-        evaluation,
-        request.metric,
-        inputs=source.inputs,
-        outputs=source.outputs,
-        alone=runs_alone,
-        progress=lambda done, total: progress("judging on held-out samples", done, total),
+) -> None:
+    """Add compressed candidates for the limits that bind.
+
+    `example`: a package whose model is replaced to see how many bytes travel.
+    """
+    if not isinstance(prepared.floats, OnnxModel):
+        candidate_set.dropped.append("compressed forms: they are made of ONNX models, and this is a .tflite")
+        return
+
+    def measure_transport(candidate: Candidate) -> int:
+        artifacts = {**example.artifacts, candidate.model.file_name: candidate.model.content}
+        return transport_bytes(replace(example, artifacts=artifacts), signer)
+
+    limit = request.budget.limits.get("transport", math.inf)
+    task = CompressionTask(
+        quantizer=quantizer,
+        floats=prepared.floats.proto,
+        open_quantizer=lambda model: _open_quantizer(request, prepared, model),
+        calibration=lambda: feeds_only(prepared.samples.calibration),
+        dims=prepared.dims,
+        needs_fewer_macs=not binding.isdisjoint({"latency", "energy", "memory", "size"}),
+        max_transport_bytes=limit if "transport" in binding else math.inf,
+        transport_bytes=measure_transport,
+        progress=progress,
     )
-    candidate_set.leave_out(scores.spoiled)
-    runs = [run for index, run in enumerate(runs) if index not in scores.spoiled]
-    scores = scores.without(scores.spoiled)
-    if not evaluation.is_generated:
-        return scores, runs
-    # Generated inputs say nothing of accuracy, but a form that computes nonsense on them must not be chosen
-    # because it is the smallest or fastest.
-    most = request.budget.limits.get("drop", math.inf)
-    unlike = {
-        index: f"{drop.points:.2f} points less {scores.metric.title} on generated inputs"
-        for index, drop in enumerate(scores.choosing.drops)
-        if index and drop.points > most
-    }
-    candidate_set.set_apart(unlike)
-    return scores.without(unlike), [run for index, run in enumerate(runs) if index not in unlike]
+    add_compressed(candidate_set, task)
 
 
 def _choose(

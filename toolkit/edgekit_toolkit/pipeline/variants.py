@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from edgekit_runtime.errors import DataError
-from edgekit_toolkit.packaging.assemble import combine, package_bytes
+from edgekit_toolkit.packaging.assemble import combine, package_file
 from edgekit_toolkit.packaging.recipe import RecipeVariant, tool_versions
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.pipeline.acceptance import check_accepted
+from edgekit_toolkit.pipeline.drafts import size_figures
 from edgekit_toolkit.pipeline.run import FurtherVariant, JudgedCandidate, Run
+from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import rank_further
 
 
@@ -35,7 +37,7 @@ def carry_variants(runs: Sequence[Run], signer: StatementSigner) -> Run:
             break
         wider = (*run.variants, replace(offer, name=_name(offer, run.variants)))
         try:
-            whole = _combine(chosen, wider, signer)
+            whole = _combine(chosen, wider, signer, run.limits)
         except DataError as error:
             notes.append(f"variant left out: {offer}: {error}")
             continue
@@ -75,7 +77,7 @@ def _name(offer: FurtherVariant, chosen: Sequence[FurtherVariant]) -> str:
 
 
 def _combine(
-    first: JudgedCandidate, carried: Sequence[FurtherVariant], signer: StatementSigner
+    first: JudgedCandidate, carried: Sequence[FurtherVariant], signer: StatementSigner, limits: Budget
 ) -> JudgedCandidate:
     """Return `first` with variants in its package; of its costs only the size differs.
 
@@ -92,7 +94,7 @@ def _combine(
         tools=tool_versions(first.recipe.backend, *(recipe.backend for recipe in recipes.values())),
     )
     package = combine(first.package, {variant.name: variant.candidate.package for variant in carried}, recipe)
-    figures = {**first.measured.figures, "size": float(package_bytes(package, signer))}
+    figures = {**first.measured.figures, **size_figures(package_file(package, signer), limits)}
     return replace(first, recipe=recipe, package=package, measured=replace(first.measured, figures=figures))
 
 
@@ -106,9 +108,10 @@ def _find_problem(
             return f"its drop {on_others} {drop.drop.points:.2f} points, the limit is {most:g}"
         if run.request.strict and drop.state(most) != "ok":
             return f"its drop {on_others} up to {drop.interval.high:.2f} points, the limit is {most:g}"
-    size_bytes, limit = whole.measured.figures["size"], run.limits.limits.get("size")
-    if limit is not None and size_bytes > limit:
-        return f"the whole package would have {size_bytes:,.0f} bytes, the limit is {limit:,.0f}"
+    for name, verb in (("size", "have"), ("transport", "send")):
+        size_bytes, limit = whole.measured.figures.get(name, 0.0), run.limits.limits.get(name)
+        if limit is not None and size_bytes > limit:
+            return f"the whole package would {verb} {size_bytes:,.0f} bytes, the limit is {limit:,.0f}"
     candidate = offer.candidate
     acceptance = check_accepted(
         offer.run.request.backend, candidate.model, candidate.package, run.prepared.feeds[0], signer

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import RecipeError
+from edgekit_toolkit.compress.compression import Compression
 from edgekit_toolkit.onnx_graph.index import GraphIndex, opset
 from edgekit_toolkit.onnx_graph.traversal import StoredLayer
 from edgekit_toolkit.quantize.onnx import storage
@@ -77,9 +78,10 @@ class Form:
     Attributes:
         kind: one of `KINDS`.
         plan: kernels and ranges of `static-int8`; None for the others.
-        factors: channel factors of equalized tensors, float32 [channels], only with a plan.
+        factors: channel factors of equalized tensors, float32 [channels that stay], only with a plan.
         layers: for `int8-weights`: first outputs of the layers with int8 weights; the other layers have
             float16 weights. None stands for all layers.
+        compression: changes of the float model before the form is made, or None.
         earlier: model to which the weights are brought near, or None.
     """
 
@@ -88,6 +90,7 @@ class Form:
     factors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     layers: frozenset[str] | None = None
     earlier: EarlierModel | None = None
+    compression: Compression | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS or (self.plan is not None) != (self.kind == STATIC_INT8):
@@ -98,6 +101,8 @@ class Form:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that `from_json` reads."""
         value = self._to_json()
+        if self.compression is not None:
+            value["compression"] = self.compression.to_json()
         return value if self.earlier is None else {**value, "earlier": self.earlier.sha256}
 
     def _to_json(self) -> dict[str, Any]:
@@ -133,10 +138,13 @@ class Form:
             raise RecipeError(f"recipe: form.kind is {kind!r}, expected one of {', '.join(KINDS)}")
         try:
             earlier = _earlier(value.get("earlier"))
+            stated = value.get("compression")
+            compression = None if stated is None else Compression.from_json(stated)
             if kind == INT8_WEIGHTS and "layers" in value:
-                return cls(kind, layers=frozenset(_names("layers", value["layers"])), earlier=earlier)
+                layers = frozenset(_names("layers", value["layers"]))
+                return cls(kind, layers=layers, earlier=earlier, compression=compression)
             if kind != STATIC_INT8:
-                return cls(kind, earlier=earlier)
+                return cls(kind, earlier=earlier, compression=compression)
             plan = Plan(
                 scheme=SCHEMES[value["scheme"]],
                 kernels=frozenset(_names("kernels", value["kernels"])),
@@ -147,7 +155,7 @@ class Form:
                 ),
             )
             factors = {name: _factor(name, text) for name, text in value["factors"].items()}
-            return cls(kind, plan, factors, earlier=earlier)
+            return cls(kind, plan, factors, earlier=earlier, compression=compression)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise RecipeError(f"recipe: form is malformed: {error!r}") from error
 
@@ -204,14 +212,31 @@ def _parse(earlier: EarlierModel) -> onnx.ModelProto:
         raise RecipeError("--like: the model of the earlier package is not ONNX, as this one is") from error
 
 
+def compressed_floats(model: onnx.ModelProto, form: Form) -> onnx.ModelProto:
+    """Return the float model that a form is made of.
+
+    First channels go, then factors equalize the others, then codes replace weights.
+
+    Raises:
+        RecipeError: the form does not belong to the model.
+    """
+    try:
+        floats = model if form.compression is None else form.compression.slice(model)
+        floats = apply_factors(floats, form.factors) if form.factors else floats
+        return floats if form.compression is None else form.compression.apply(floats)
+    except (KeyError, ValueError) as error:
+        raise RecipeError(f"recipe: the form does not fit the model: {error!r}") from error
+
+
 def _build_named(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
     """The form's model with the names of `model`."""
+    model = compressed_floats(model, form)
     if form.kind == FLOAT32:
         return model
     if form.kind == FLOAT16_WEIGHTS:
         return storage.half_weights(model)
     if form.kind == INT8_WEIGHTS:
-        return _int8_weights(model, form.layers)
+        return _int8_weights(model, form)
     built = _quantized(model, form)
     # Constants that the form leaves in float: tables become int8, other weights half precision.
     return None if built is None else _changed(built, int8_tables, storage.half_weights) or built
@@ -223,21 +248,26 @@ def _quantized(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
     if form.plan is None:
         return storage.dynamic_int8(model)
     try:
-        floats = apply_factors(model, form.factors) if form.factors else model
-        return write_qdq(floats, form.plan)
+        return write_qdq(model, form.plan, _scales(form))
     except (KeyError, ValueError) as error:
         raise RecipeError(f"recipe: the form does not fit the model: {error!r}") from error
 
 
-def _int8_weights(model: onnx.ModelProto, layers: frozenset[str] | None) -> onnx.ModelProto | None:
-    """Weights and tables of `layers` as int8, the rest in half precision; None if none is int8."""
+def _scales(form: Form) -> Mapping[str, NDArray[np.float32]]:
+    return {} if form.compression is None else form.compression.scales()
+
+
+def _int8_weights(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
+    """Weights and tables of the form's layers as int8, the rest in half precision; None if none is int8."""
+    layers = form.layers
     candidates = frozenset(int8_layers(model))
     if layers is not None and not layers <= candidates:
         raise RecipeError(
             f"recipe: the form does not fit the model: no int8 weight in {min(layers - candidates)!r}"
         )
     chosen = candidates if layers is None else layers
-    built = _changed(model, partial(storage.int8_weights, layers=chosen), partial(int8_tables, layers=chosen))
+    to_int8 = partial(storage.int8_weights, layers=chosen, scales=_scales(form))
+    built = _changed(model, to_int8, partial(int8_tables, layers=chosen))
     return None if built is None else storage.half_weights(built) or built
 
 
@@ -304,6 +334,9 @@ def stored_layers(model: onnx.ModelProto, form: Form) -> dict[str, StoredLayer]:
             continue
         roots = [tensor for name in twin.input[1:] for tensor in _roots(index, name)]
         precision = "int8" if kernel else _precision(index, twin)
+        coded = None if form.compression is None else form.compression.weights.get(node.input[1])
+        if coded is not None and coded.bits < 8:
+            precision += f", codes of {coded.bits} bits"
         layers[node.output[0]] = StoredLayer(precision, sum(tensor.ByteSize() for tensor in roots))
     return layers
 

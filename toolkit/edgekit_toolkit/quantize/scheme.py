@@ -76,11 +76,20 @@ def activation_params(low: float, high: float, scheme: Scheme) -> QuantizationPa
     return QuantizationParams(np.asarray(scale), np.asarray(zero, np.uint8))
 
 
+def fake_quantize(values: NDArray[Any], low: float, high: float, scheme: Scheme) -> NDArray[np.float32]:
+    """Return an activation after its codes: the values that a kernel computes with, float32."""
+    params = activation_params(low, high, scheme)
+    limits = np.iinfo(params.zero_point.dtype)
+    codes = np.clip(np.rint(values / params.scale) + params.zero_point, limits.min, limits.max)
+    return np.asarray((codes - params.zero_point) * params.scale, np.float32)
+
+
 def quantize_weight(
     weight: NDArray[np.float32],
     axis: int | None,
     min_scale: NDArray[np.float64] | float = 0.0,
     weight_peak: int = 127,
+    exact: NDArray[np.float32] | None = None,
 ) -> tuple[NDArray[np.int8], QuantizationParams]:
     """Return the symmetric int8 codes of a weight tensor.
 
@@ -90,6 +99,8 @@ def quantize_weight(
         min_scale: smallest allowed scale ([] or [channels]), so that the int32 bias of a nearly dead channel
             fits.
         weight_peak: largest code.
+        exact: scale of a weight that is whole multiples of it already, [channels]; its codes are exact unless
+            they are beyond `weight_peak`, or the scale is too small for the bias.
 
     Returns:
         Codes in -weight_peak..weight_peak of the same shape, and scale [] or [channels] with zero point 0.
@@ -102,6 +113,8 @@ def quantize_weight(
     else:
         others = tuple(a for a in range(values.ndim) if a != axis % values.ndim)
         peak = np.abs(values).max(axis=others, initial=0.0)
+        if exact is not None:
+            peak = np.where(peak / weight_peak > exact * 1.0001, peak, exact.astype(np.float64) * weight_peak)
         scale = np.maximum(np.maximum(peak / weight_peak, min_scale), 1e-30).astype(np.float32)
         along = [1] * values.ndim
         along[axis] = -1

@@ -12,6 +12,7 @@ from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.packaging.recipe import tool_versions
 from edgekit_toolkit.pipeline.publish import PublishedFiles, host_facts, now
 from edgekit_toolkit.pipeline.run import EngineResult, FurtherVariant, JudgedCandidate, Run
+from edgekit_toolkit.report.compression_steps import describe_compression
 from edgekit_toolkit.report.document import SCHEMA_ID
 from edgekit_toolkit.report.layer_table import describe_layers, stored
 from edgekit_toolkit.selection.budget import UNITS
@@ -47,6 +48,7 @@ def describe(run: Run, command: str, published: PublishedFiles | None) -> dict[s
         "accuracy": describe_accuracy(run, _subject(run)),
         "outcome": _outcome(run),
         "proof": _proof(run),
+        "compression": describe_compression(run, _subject(run)),
         "layers": describe_layers(run, _subject(run)),
         "package": None if published is None else _package(published),
         "recipe": None if published is None else published.recipe,
@@ -248,6 +250,7 @@ def _figures(run: Run, candidate: JudgedCandidate, stated_drop: HeldDrop | None)
     costs = candidate.measured.figures
     return {
         "size": _figure(costs["size"], "measured", "host"),
+        **({"transport": _figure(costs["transport"], "measured", "host")} if "transport" in costs else {}),
         "latency": _figure(
             costs["latency"],
             "measured" if here else candidate.modelled.latency_label,
@@ -292,7 +295,8 @@ def _budget(run: Run) -> list[dict[str, Any]]:
     subject = _subject(run)
     figures = _figures(run, subject, subject.held)
     costs = (run.whole or subject).measured.figures
-    figures["size"]["value"] = costs["size"]
+    for name in {"size", "transport"} & costs.keys():
+        figures[name]["value"] = costs[name]
     violations = run.limits.violations(costs)
     states = {"drop": describe_accuracy(run, subject)["state"]}
     high = {} if subject.held is None else {"drop": round(subject.held.interval.high, 4)}

@@ -141,7 +141,7 @@ class ReportedOutcome(TypedDict):
     latency_to_float: LatencyToFloat | None
 
 
-class Layer(TypedDict):
+class ReportedLayer(TypedDict):
     name: str
     op: str
     bytes_before: int
@@ -208,6 +208,11 @@ class Proof(TypedDict):
     note: str
 
 
+class CompressionStep(TypedDict):
+    step: str
+    bytes: int
+
+
 class Report(TypedDict):
     schema: str
     edgekit: str
@@ -229,7 +234,8 @@ class Report(TypedDict):
     accuracy: Accuracy
     outcome: ReportedOutcome
     proof: Proof | None
-    layers: list[Layer]
+    compression: list[CompressionStep]
+    layers: list[ReportedLayer]
     package: Package | None
     recipe: str | None
     evidence: str | None

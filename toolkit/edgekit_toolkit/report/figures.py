@@ -17,6 +17,7 @@ from edgekit_toolkit.report.document import (
 # Figure name -> (heading, unit). The order is that of every table.
 FIGURES = {
     "size": ("Size", "bytes"),
+    "transport": ("Transport", "bytes"),
     "latency": ("Latency", "ms"),
     "host_latency": ("Host latency", "ms"),
     "memory": ("Peak memory", "bytes"),
@@ -24,7 +25,7 @@ FIGURES = {
     "score": ("Score", "share"),
     "drop": ("Accuracy drop", "points"),
 }
-LIMITS = ("size", "latency", "memory", "energy", "drop")
+LIMITS = ("size", "transport", "latency", "memory", "energy", "drop")
 MISSING = "n/a"
 
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -191,7 +192,10 @@ def known_figures(candidates: Iterable[ReportedCandidate]) -> list[str]:
     return [
         name
         for name in FIGURES
-        if any(candidate["figures"][name]["value"] is not None for candidate in candidates)
+        if any(
+            name in candidate["figures"] and candidate["figures"][name]["value"] is not None
+            for candidate in candidates
+        )
     ]
 
 

@@ -52,7 +52,7 @@ _STATES = {
 _TABLE_WIDTH = 76
 _LABEL_CHARS = 60
 # Columns that fit into 80 characters beside id and label, most wanted first.
-_COLUMNS = ("size", "latency", "score", "drop")
+_COLUMNS = ("size", "transport", "latency", "score", "drop")
 _SHORT = {name: title for name, (title, _) in FIGURES.items()} | {
     "host_latency": "Host lat.",
     "memory": "Memory",

@@ -14,6 +14,7 @@ DEFAULT_LIMITS: Mapping[str, float] = {"size": 10e6, "drop": 1.0}
 _BYTES = {"B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 UNITS: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "size": ("bytes", _BYTES),
+    "transport": ("bytes", _BYTES),
     "latency": ("ms", {"us": 1e-3, "µs": 1e-3, "ms": 1, "s": 1e3}),
     "memory": ("bytes", _BYTES),
     "energy": ("mJ", {"uJ": 1e-3, "µJ": 1e-3, "mJ": 1, "J": 1e3}),
@@ -21,6 +22,7 @@ UNITS: Mapping[str, tuple[str, Mapping[str, float]]] = {
 }
 _EXAMPLES = {
     "size": "size=2MB or size=500kB",
+    "transport": "transport=400kB",
     "latency": "latency=5ms or latency=0.1s",
     "memory": "memory=64MB or memory=64MiB",
     "energy": "energy=20mJ or energy=0.5J",
@@ -62,7 +64,9 @@ class Budget:
 
 
 def parse_budget(text: str) -> Budget:
-    """Read `size=10MB,latency=5ms,memory=64MB,energy=20mJ,drop=1%`; size=10MB and drop=1% unless given.
+    """Read `size=10MB,transport=2MB,latency=5ms,memory=64MB,energy=20mJ,drop=1%`.
+
+    Unless given, size=10MB and drop=1%.
 
     A limit needs a unit, except 0: `size=2` might mean 2 MB or 2 bytes, `drop=0.01` one point or 0.01.
 

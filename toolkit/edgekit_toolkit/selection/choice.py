@@ -23,8 +23,8 @@ class CandidateFigures:
     """One candidate with its figures.
 
     Attributes:
-        figures: cost name -> value in the unit of `budget.UNITS`; every name of `COSTS`. An unknown cost is
-            infinite, so that no limit on it is kept.
+        figures: cost name -> value in the unit of `budget.UNITS`; every name of `COSTS`, and `transport` if
+            that is limited. An unknown cost is infinite, so that no limit on it is kept.
         latency_uncertainty: factor by which the latency may be off relative to another candidate's; 1 if it
             was measured on the target.
         host_ratio: processor time measured on this machine as a multiple of the source model's; infinite if
@@ -105,7 +105,7 @@ def _replaces(candidate: CandidateFigures, other: CandidateFigures) -> bool:
 
 
 def _dominates(candidate: CandidateFigures, other: CandidateFigures) -> bool:
-    pairs = [(candidate.figures[cost], other.figures[cost]) for cost in COSTS]
+    pairs = [(value, other.figures[cost]) for cost, value in candidate.figures.items()]
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 
 
@@ -127,7 +127,7 @@ def choose(candidates: Sequence[CandidateFigures], budget: Budget, *, on_gpu: bo
         fastest, reason_of_fastest = _find_fastest(within, on_gpu=on_gpu)
         best = min(
             fastest,
-            key=lambda candidate: (candidate.figures["size"], candidate.figures["drop"], candidate.id),
+            key=lambda candidate: (_bytes(candidate), candidate.figures["drop"], candidate.id),
         )
         return Choice(best.id, (), None, f"{best.label}: within every limit; {reason_of_fastest}", None)
     closest = min(candidates, key=lambda candidate: (budget.excess(candidate.figures), candidate.id))
@@ -136,6 +136,11 @@ def choose(candidates: Sequence[CandidateFigures], budget: Budget, *, on_gpu: bo
     reason = f"no candidate keeps all limits at once; binding: {', '.join(binding)} ({gaps})"
     needed = f"{_needed(closest, budget)} for {closest.label} ({closest.id}), or a smaller model"
     return Choice(None, binding, closest.id, reason, needed)
+
+
+def _bytes(candidate: CandidateFigures) -> float:
+    """Return the bytes to save: those that travel, if they are limited, else those of the package."""
+    return candidate.figures.get("transport", candidate.figures["size"])
 
 
 def _find_fastest(

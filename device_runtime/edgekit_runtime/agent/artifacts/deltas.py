@@ -1,9 +1,15 @@
-"""Makes a package from the installed one and a delta, with bounded memory, size and time.
+"""Makes a package from a delta and the installed one, or from a coded file; memory and time are bounded.
 
 A delta is not trusted: its maker cannot write outside the one file, nor more bytes than wanted, and the
 result counts only with the digest that the manager signed. There are two formats, told apart by their first
 bytes: a zstd frame whose dictionary is the installed package (`zstd --patch-from`), and runs over the tensors
-of both.
+of both. A coded file is a delta of runs from nothing. That of a package with the int8 weights -1 and 2 is:
+
+    head       EKDELTA3, base of 0 bytes, result of 1000, 3 runs, sizes of the streams that follow
+    runs       literal of 700 bytes; new bytes from zero point 0, 2 bytes, coded; literal of 298 bytes
+    literals   700 + 298 bytes: headers, manifest, graph
+    residuals  none
+    codes      1, 4: the weights, folded
 
 Source: docs/reference/fleet-deltas.md; RFC 8878 (zstd).
 """
@@ -11,46 +17,76 @@ Source: docs/reference/fleet-deltas.md; RFC 8878 (zstd).
 import hashlib
 import lzma
 import mmap
-import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.agent.documents import DeltaOffer, DesiredModel
 from edgekit_runtime.codecs.compression import find_zstd
+from edgekit_runtime.codecs.rans import RansDecoder
 from edgekit_runtime.errors import DigestError, OutputError, PackageError
 from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
 
-MAGIC: Final = b"EKDELTA2"
-HEAD: Final = struct.Struct("<8sQQIII")
-"""Magic, bytes of base and result, number of runs, packed bytes of the runs and of the literals."""
-RUN: Final = struct.Struct("<BIIII")
-"""Kind, offset in the base less the end of the previous run, length in bytes, number of channels, elements
-of one step along the channels (bits of a float32: the factor of a `PRODUCT`, the step of `STEPS_16`)."""
-LITERAL, BYTES, WORDS_16, WORDS_32, SCALED_INT8, SCALED_UINT8, PRODUCT, STEPS_16 = 0, 1, 2, 4, 5, 6, 7, 8
-WIDTHS: Final = {
-    LITERAL: 1,
-    BYTES: 1,
-    WORDS_16: 2,
-    WORDS_32: 4,
-    SCALED_INT8: 1,
-    SCALED_UINT8: 1,
-    PRODUCT: 4,
-    STEPS_16: 2,
+MAGIC: Final = b"EKDELTA3"
+
+
+@dataclass(frozen=True, slots=True)
+class RunKind:
+    """How the bytes of a run are made.
+
+    Attributes:
+        number: stands in the delta.
+        width: bytes of a word.
+        has_base: whether they are made from bytes of the base.
+        has_channels, has_step: numbers that the run states.
+        is_float: whether words lie in the delta with the sign behind the other bits, not folded.
+    """
+
+    number: int
+    width: int
+    has_base: bool = False
+    has_channels: bool = False
+    has_step: bool = False
+    is_float: bool = False
+
+
+LITERAL: Final = RunKind(0, 1)
+BYTES: Final = RunKind(1, 1, has_base=True)
+WORDS_16: Final = RunKind(2, 2, has_base=True)
+WORDS_32: Final = RunKind(4, 4, has_base=True)
+SCALED_INT8: Final = RunKind(5, 1, has_base=True, has_channels=True, has_step=True)
+SCALED_UINT8: Final = RunKind(6, 1, has_base=True, has_channels=True, has_step=True)
+PRODUCT: Final = RunKind(7, 4, has_step=True)
+STEPS_16: Final = RunKind(8, 2, has_base=True, has_step=True)
+NEW_BYTES: Final = RunKind(9, 1, has_step=True)
+NEW_INT32: Final = RunKind(10, 4)
+NEW_FLOAT32: Final = RunKind(11, 4, is_float=True)
+NEW_FLOAT16: Final = RunKind(12, 2, is_float=True)
+KINDS: Final = {
+    kind.number: kind
+    for kind in (
+        *(LITERAL, BYTES, WORDS_16, WORDS_32, SCALED_INT8, SCALED_UINT8, PRODUCT, STEPS_16),
+        *(NEW_BYTES, NEW_INT32, NEW_FLOAT32, NEW_FLOAT16),
+    )
 }
-"""Kind -> bytes of a word."""
+CODED: Final = 0x80
+"""Added to the kind of a run whose residuals are in the codes."""
 ONE: Final = 1 << 12
 """The multiplier that changes nothing."""
 BLOCK_BYTES: Final = 1 << 16
 MAX_RUNS: Final = 1 << 16
 MAX_CHANNELS: Final = 1 << 16
-LZMA_FILTERS: Final = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 1 << 20}]
+WORDS_MODEL: Final = 225
+"""Stands for `WORDS_LZMA_MODEL`; the stream goes on where the packed words end."""
+WORDS_LZMA_MODEL: Final = 0
+WORDS_BYTES: Final = 27215
 MAX_ZSTD_BYTES: Final = 32 << 20
 """Of base and result together: a zstd delta holds both in memory."""
 ZSTD_SUFFIX: Final = ".zst"
@@ -63,30 +99,48 @@ _BYTES_PER_S: Final = 100_000.0  # of a slow device; a delta that takes longer i
 _LEAST_S: Final = 60.0
 
 
+def list_lzma_filters(model: int) -> list[dict[str, Any]]:
+    """Return the filters of raw LZMA whose literal model is the byte (pb · 5 + lp) · 9 + lc.
+
+    Raises:
+        PackageError: there is no such model.
+    """
+    position_bits, literal = divmod(model, 45)
+    if model >= WORDS_MODEL:
+        raise PackageError(f"the delta is malformed: there is no LZMA model {model}")
+    bits = {"lc": literal % 9, "lp": literal // 9, "pb": position_bits}
+    return [{"id": lzma.FILTER_LZMA1, "preset": 9, "dict_size": 1 << 20, **bits}]
+
+
+def read_words() -> bytes:
+    """Return the begin of a packed stream, of words that most packages have."""
+    return files(__package__).joinpath("words.lzma").read_bytes()
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
-    kind: int
+    kind: RunKind
+    is_coded: bool
     offset: int
     length: int
     channels: int
     step: int
 
     def check(self, base_bytes: int, left_bytes: int, factors_bytes: int) -> None:
-        has_base = self.kind not in (LITERAL, PRODUCT)
-        is_scaled = self.kind in (SCALED_INT8, SCALED_UINT8)
         if (
-            self.kind not in WIDTHS
-            or not 0 < self.length <= left_bytes
-            or self.length % WIDTHS[self.kind]
-            or (has_base and self.offset + self.length > base_bytes)
-            or (self.kind == PRODUCT and self.length != factors_bytes)
-            or (is_scaled and not (0 < self.channels <= MAX_CHANNELS and self.step))
+            not 0 < self.length <= left_bytes
+            or self.length % self.kind.width
+            or (self.is_coded and self.kind is LITERAL)
+            or (self.kind.has_base and not 0 <= self.offset <= base_bytes - self.length)
+            or (self.kind is PRODUCT and self.length != factors_bytes)
+            or (self.kind.has_channels and not (0 < self.channels <= MAX_CHANNELS and self.step))
+            or self.step >= 1 << (8 if self.kind is NEW_BYTES else 32)
         ):
             raise PackageError(f"the delta is malformed: {self} of a base of {base_bytes} bytes")
 
 
 def find_delta(desired_model: DesiredModel, installed: frozenset[str]) -> DeltaOffer | None:
-    """Return the smallest delta that can be used here and is smaller than the package, or None.
+    """Return the smallest delta or coded file that can be used here and is smaller than the package, or None.
 
     Args:
         desired_model: the package that the desired document names.
@@ -95,7 +149,7 @@ def find_delta(desired_model: DesiredModel, installed: frozenset[str]) -> DeltaO
     usable = [
         offer
         for offer in desired_model.deltas
-        if offer.from_sha256 in installed
+        if (not offer.from_sha256 or offer.from_sha256 in installed)
         and 0 < offer.size_bytes < desired_model.size_bytes
         and (offer.path.endswith(RUNS_SUFFIX) or (offer.path.endswith(ZSTD_SUFFIX) and find_zstd()))
     ]
@@ -104,7 +158,7 @@ def find_delta(desired_model: DesiredModel, installed: frozenset[str]) -> DeltaO
 
 def apply_delta(
     delta: Path,
-    base: Path,
+    base: Path | None,
     path: Path,
     *,
     size_bytes: int,
@@ -116,7 +170,7 @@ def apply_delta(
 
     Args:
         delta: verified against its digest or not: nothing in it is trusted.
-        base: the installed package.
+        base: the installed package, or None for a coded file.
         path: path of the result.
         size_bytes: size of the wanted package file.
         sha256: digest of the wanted package file.
@@ -147,23 +201,30 @@ def apply_delta(
                 raise DigestError(f"the delta makes sha256 {digest.hexdigest()}, wanted is {sha256}")
     except OutputError:
         raise
-    except (OSError, lzma.LZMAError, EOFError, ValueError, MemoryError, struct.error) as cause:
+    except (OSError, lzma.LZMAError, EOFError, ValueError, MemoryError) as cause:
         raise PackageError(f"the delta cannot be applied: {cause}") from cause
 
 
-def _decode(file: BinaryIO, base: Path, size_bytes: int) -> Iterator[bytes]:
+def _decode(file: BinaryIO, base: Path | None, size_bytes: int) -> Iterator[bytes]:
+    if base is None:
+        yield from _decode_from(file, b"", size_bytes)
+        return
     with base.open("rb") as base_file, mmap.mmap(base_file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        begin = file.read(HEAD.size)
-        if begin[:4] == _ZSTD_MAGIC:
-            file.seek(0)
-            yield from _decode_zstd(file, content, size_bytes)
-        elif begin[:8] == MAGIC and len(begin) == HEAD.size:
-            yield from _decode_runs(file, begin, content, size_bytes)
-        else:
-            raise PackageError("the delta is malformed: it begins like no format that is known here")
+        yield from _decode_from(file, content, size_bytes)
 
 
-def _decode_zstd(file: BinaryIO, base: mmap.mmap, size_bytes: int) -> Iterator[bytes]:
+def _decode_from(file: BinaryIO, base: mmap.mmap | bytes, size_bytes: int) -> Iterator[bytes]:
+    begin = file.read(len(MAGIC))
+    if begin == MAGIC:
+        yield from _decode_runs(file, base, size_bytes)
+    elif begin[:4] == _ZSTD_MAGIC:
+        file.seek(0)
+        yield from _decode_zstd(file, base, size_bytes)
+    else:
+        raise PackageError("the delta is malformed: it begins like no format that is known here")
+
+
+def _decode_zstd(file: BinaryIO, base: mmap.mmap | bytes, size_bytes: int) -> Iterator[bytes]:
     zstd = find_zstd()
     if zstd is None or len(base) + size_bytes > MAX_ZSTD_BYTES:
         raise PackageError(f"a zstd delta needs the package zstandard, and {MAX_ZSTD_BYTES} bytes at most")
@@ -177,63 +238,113 @@ def _decode_zstd(file: BinaryIO, base: mmap.mmap, size_bytes: int) -> Iterator[b
         raise PackageError(f"the delta is damaged: {cause}") from cause
 
 
-def _decode_runs(file: BinaryIO, head: bytes, base: mmap.mmap, size_bytes: int) -> Iterator[bytes]:
-    _, base_bytes, result_bytes, count, runs_bytes, literals_bytes = HEAD.unpack(head)
+def _decode_runs(file: BinaryIO, base: mmap.mmap | bytes, size_bytes: int) -> Iterator[bytes]:
+    base_bytes, result_bytes, count = (_read_number(file.read) for _ in range(3))
     if base_bytes != len(base) or result_bytes != size_bytes or count > MAX_RUNS:
         raise PackageError(
             f"the delta makes {result_bytes} bytes of {base_bytes} in {count} runs, expected"
             f" {size_bytes} of {len(base)} in {MAX_RUNS} at most"
         )
-    literals_begin = HEAD.size + runs_bytes
-    residuals_begin = literals_begin + literals_bytes
-    control = _Unpacker(file, HEAD.size, literals_begin)
-    literals = _Unpacker(file, literals_begin, residuals_begin)
-    residuals = _Unpacker(file, residuals_begin, file.seek(0, 2))
+    packed = [(_read_number(file.read), _read_number(file.read)) for _ in range(3)]
+    coded_bytes = _read_number(file.read)
+    if coded_bytes > size_bytes:
+        raise PackageError(f"the delta is malformed: it has {coded_bytes} codes")
+    streams, position = [], file.tell()
+    for packed_bytes, model in packed:
+        streams.append(_Unpacker(_Part(file, position, position + packed_bytes), model))
+        position += packed_bytes
+    control, literals, residuals = streams
+    codes = RansDecoder(_Part(file, position, file.seek(0, 2)).read, coded_bytes)
     left_bytes, expected, factors = size_bytes, 0, b""
     for _ in range(count):
-        kind, offset, *others = RUN.unpack(control.read(RUN.size))
-        run = _Run(kind, (expected + offset) & 0xFFFFFFFF, *others)
+        run = _read_run(control.read, expected)
         run.check(base_bytes, left_bytes, len(factors))
         left_bytes -= run.length
         expected = run.offset + run.length
         multipliers = None
-        if run.kind in (SCALED_INT8, SCALED_UINT8):
+        if run.kind.has_channels:
             multipliers = np.frombuffer(literals.read(2 * run.channels), dtype="<u2").astype(np.int32)
         for start in range(0, run.length, BLOCK_BYTES):
             length = min(BLOCK_BYTES, run.length - start)
-            if run.kind == LITERAL:
+            if run.kind is LITERAL:
                 yield literals.read(length)
                 continue
-            if run.kind == PRODUCT:
+            begin = run.offset + start
+            old = np.frombuffer(
+                base[begin : begin + length] if run.kind.has_base else bytes(length), np.uint8
+            )
+            if run.kind is PRODUCT:
                 old = multiply(factors, run.step)
-            else:
-                old = np.frombuffer(base[run.offset + start : run.offset + start + length], dtype=np.uint8)
-            if multipliers is not None:
-                old = predict(old, multipliers, run.step, start, is_signed=run.kind == SCALED_INT8)
-            residual = np.frombuffer(residuals.read(length), dtype=np.uint8)
+            elif run.kind is NEW_BYTES:
+                old = np.full(length, run.step, np.uint8)
+            elif multipliers is not None:
+                old = predict(old, multipliers, run.step, start, is_signed=run.kind is SCALED_INT8)
+            residual = np.frombuffer((codes if run.is_coded else residuals).read(length), dtype=np.uint8)
             piece = add_residual(old, residual, run.kind, run.step).tobytes()
             yield piece
-            if run.kind in (WORDS_32, PRODUCT):
+            if run.kind.width == 4:
                 factors = piece if run.length <= BLOCK_BYTES else b""
+
+
+def _read_run(read: Callable[[int], bytes], expected: int) -> _Run:
+    number = read(1)[0]
+    kind = KINDS.get(number & ~CODED)
+    if kind is None:
+        raise PackageError(f"the delta is malformed: it has a run of kind {number}")
+    length = _read_number(read)
+    offset = expected
+    if kind.has_base:
+        folded = _read_number(read)
+        offset += (folded >> 1) ^ -(folded & 1)
+    channels = _read_number(read) if kind.has_channels else 0
+    step = _read_number(read) if kind.has_step else 0
+    return _Run(kind, number >= CODED, offset, length, channels, step)
+
+
+def _read_number(read: Callable[[int], bytes]) -> int:
+    """Return a number of at most 42 bits: 7 in each byte, the lowest first; the last byte is below 128."""
+    number = 0
+    for shift in range(0, 42, 7):
+        byte = read(1)
+        number |= (byte[0] & 0x7F if byte else 0) << shift
+        if not byte or byte[0] < 0x80:
+            break
+    return number
+
+
+class _Part:
+    """Reads a part of a file."""
+
+    def __init__(self, file: BinaryIO, begin: int, end: int) -> None:
+        self._file, self._position, self._end = file, begin, end
+
+    def read(self, size_bytes: int) -> bytes:
+        """Return the next bytes: fewer than requested only at the end."""
+        self._file.seek(self._position)
+        content = self._file.read(min(size_bytes, self._end - self._position))
+        self._position += len(content)
+        return content
 
 
 class _Unpacker:
     """Reads a requested number of bytes from one of the packed streams of a delta."""
 
-    def __init__(self, file: BinaryIO, begin: int, end: int) -> None:
-        self._file, self._position, self._end = file, begin, end
-        self._unpacker = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=LZMA_FILTERS)
+    def __init__(self, part: _Part, model: int) -> None:
+        has_words = model == WORDS_MODEL
+        filters = list_lzma_filters(WORDS_LZMA_MODEL if has_words else model)
+        self._part, self._unpacker = part, lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=filters)
+        self._packed = read_words() if has_words else b""
+        if has_words:
+            self.read(WORDS_BYTES)
 
     def read(self, size_bytes: int) -> bytes:
         pieces, remaining = [], size_bytes
         while remaining > 0:
             if self._unpacker.eof:
                 raise PackageError("the delta is damaged: a stream of it ends too early")
-            packed = b""
-            if self._unpacker.needs_input:
-                self._file.seek(self._position)
-                packed = self._file.read(min(_PACKED_BYTES, self._end - self._position))
-                self._position += len(packed)
+            packed, self._packed = self._packed, b""
+            if self._unpacker.needs_input and not packed:
+                packed = self._part.read(_PACKED_BYTES)
                 if not packed:
                     raise PackageError("the delta is damaged: it ends too early")
             piece = self._unpacker.decompress(packed, max_length=remaining)
@@ -290,23 +401,26 @@ def add_steps(old: NDArray[np.uint8], steps: NDArray[np.int16], bits: int) -> ND
 
 
 def add_residual(
-    old: NDArray[np.uint8], residual: NDArray[np.uint8], kind: int, step: int
+    old: NDArray[np.uint8], residual: NDArray[np.uint8], kind: RunKind, step: int
 ) -> NDArray[np.uint8]:
-    """Return the elements of the result; `deltas` of the host subtracts.
+    """Return the elements of the result; `runs` of the host subtracts.
 
     Args:
-        old: uint8 [n], as predicted.
+        old: uint8 [n], as predicted; zeros if nothing is.
         residual: uint8 [n]: differences, folded so that small ones of both signs are small; for words, first
             all low bytes, then all next ones.
         kind: kind of the run.
         step: step of the run.
     """
-    if WIDTHS[kind] == 1:
+    if kind.width == 1:
         return np.asarray(old + unfold(residual))
-    unsigned = np.dtype(f"<u{WIDTHS[kind]}")
-    words = np.ascontiguousarray(residual.reshape(unsigned.itemsize, -1).T).view(unsigned).ravel()
-    if kind == STEPS_16:
+    unsigned = np.dtype(f"<u{kind.width}")
+    words = np.ascontiguousarray(residual.reshape(kind.width, -1).T).view(unsigned).ravel()
+    if kind is STEPS_16:
         return add_steps(old, unfold(words).view(np.int16), step)
+    if kind.is_float:
+        unit = unsigned.type(1)
+        return np.asarray((words >> unit) | (words << unsigned.type(8 * kind.width - 1))).view(np.uint8)
     return np.asarray(old.view(unsigned) + unfold(words)).view(np.uint8)
 
 

@@ -174,7 +174,7 @@ class LocalSteps:
         )
 
     def _make_from_delta(self, job: _Job, path: Path) -> bool:
-        """Make the package from an installed one and a delta; return False if the whole file is needed."""
+        """Make the package from a delta or a coded file; return False if the whole file is needed."""
         desired_model, part = job.desired_model, path.with_name(f"{path.name}.part")
         if part.exists():
             return False
@@ -207,11 +207,14 @@ class LocalSteps:
 
     def _apply(self, job: _Job, delta: DeltaOffer, source: Path, path: Path) -> None:
         desired_model = job.desired_model
+        slots, base = self._installer.slots, None
         try:
-            with self._installer.slots.open(desired_model.model, delta.from_sha256) as base:
+            with contextlib.ExitStack() as stack:
+                if delta.from_sha256:
+                    base = stack.enter_context(slots.open(desired_model.model, delta.from_sha256)).path
                 apply_delta(
                     source,
-                    base.path,
+                    base,
                     path,
                     size_bytes=desired_model.size_bytes,
                     sha256=desired_model.sha256,

@@ -3,7 +3,12 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import RecipeError
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_toolkit.models.model import Model, Specs
 from edgekit_toolkit.models.tflite import TfliteModel
@@ -37,6 +42,18 @@ from edgekit_toolkit.tflite.flatbuffer import operator_name, operators, parsed, 
 from edgekit_toolkit.tflite.summary import summarise
 
 
+class CompressedFloats(NamedTuple):
+    """A compressed float model.
+
+    Attributes:
+        content: the `.tflite`.
+        scales: scales of its coded weights, as `weight_bounds` takes them.
+    """
+
+    content: bytes
+    scales: Mapping[str, NDArray[np.float32]]
+
+
 class LiteRtQuantizer:
     """The quantizer of `.tflite` models; see `Quantizer`.
 
@@ -54,10 +71,19 @@ class LiteRtQuantizer:
         forms.DYNAMIC_INT8: "int8 weights, inputs quantized at run time",
     }
 
-    def __init__(self, model: bytes, *, threads: int, scheme: Scheme = LITERT) -> None:
+    def __init__(
+        self,
+        model: bytes,
+        *,
+        threads: int,
+        scheme: Scheme = LITERT,
+        compress: Callable[[Form], CompressedFloats] | None = None,
+    ) -> None:
+        """Take a model; `compress` makes the float model of a compressed form, if the source is ONNX."""
         self.model, self._content = TfliteModel(model), model
         self.scheme = scheme
         self.threads = threads
+        self._compress = compress
 
     @cached_property
     def _prepared(self) -> bytes:
@@ -131,7 +157,17 @@ class LiteRtQuantizer:
         return [-1 if tensors[spec.name] in names else None for spec in self._specs[1]]
 
     def build(self, form: Form) -> TfliteModel | None:
-        content = self._content if form.kind == forms.FLOAT32 else litert.build(self._prepared, form)
+        floats = None
+        if form.compression is not None:
+            if self._compress is None:
+                raise RecipeError("recipe: the form is of an ONNX model, and this is a .tflite")
+            floats = self._compress(form)
+        if form.kind == forms.FLOAT32:
+            return TfliteModel(self._content if floats is None else floats.content)
+        prepared, scales = (
+            (self._prepared, {}) if floats is None else (prepare(floats.content), floats.scales)
+        )
+        content = litert.build(prepared, form, scales)
         return None if content is None else TfliteModel(content)
 
     def wrong_rewrites(self, form: Form, noise: Callable[[Model], float]) -> None:

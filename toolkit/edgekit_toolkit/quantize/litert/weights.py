@@ -46,8 +46,17 @@ _PLACES: Final[Mapping[str, _Places]] = {
 }
 
 
-def weight_bounds(model: Model, plan: Plan) -> dict[str, NDArray[np.float32]]:
-    """Return by tensor name the magnitude to quantize for, for weights whose own magnitude is too small.
+def weight_bounds(
+    model: Model, plan: Plan, scales: Mapping[str, NDArray[np.float32]]
+) -> dict[str, NDArray[np.float32]]:
+    """Return by tensor name the magnitude to quantize for, where the weight's own magnitude does not suit.
+
+    It is too small for the bias, or the weight is codes times a scale already, which the magnitude states.
+
+    Args:
+        model: prepared float model.
+        plan: kernels and ranges.
+        scales: scales of such weights, float32 [channels], by the name of the operator's output.
 
     Returns:
         float32 with the rank of the weight: a bound for each channel, or one if the plan has one scale a
@@ -56,9 +65,10 @@ def weight_bounds(model: Model, plan: Plan) -> dict[str, NDArray[np.float32]]:
     weights: dict[str, NDArray[np.float32]] = {}
     for graph, _, operator in operators(model):
         inputs = _PLACES.get(operator_name(model, operator))
-        if inputs is None or tensor_name(graph.tensors[operator.outputs[0]]) not in plan.kernels:
+        output = tensor_name(graph.tensors[operator.outputs[0]])
+        if inputs is None or output not in plan.kernels:
             continue
-        bounds = _bounds(model, graph, operator, inputs, plan)
+        bounds = _bounds(model, graph, operator, inputs, plan, scales.get(output))
         if bounds is not None:
             name = tensor_name(graph.tensors[operator.inputs[inputs.weight]])
             weights[name] = np.maximum(bounds, weights.get(name, np.float32(0)))
@@ -66,7 +76,12 @@ def weight_bounds(model: Model, plan: Plan) -> dict[str, NDArray[np.float32]]:
 
 
 def _bounds(
-    model: Model, graph: SubGraph, operator: Operator, inputs: _Places, plan: Plan
+    model: Model,
+    graph: SubGraph,
+    operator: Operator,
+    inputs: _Places,
+    plan: Plan,
+    coded: NDArray[np.float32] | None,
 ) -> NDArray[np.float32] | None:
     weight = constant(model, graph.tensors[operator.inputs[inputs.weight]])
     bias = _constant_input(model, graph, operator, inputs.bias)
@@ -78,6 +93,8 @@ def _bounds(
     scale = max(max(span[1], 0.0) - min(span[0], 0.0), _SMALLEST_SPAN) / 255
     least = np.abs(bias.astype(np.float64)).reshape(peak.shape) * _LARGEST_CODE / (_LARGEST_BIAS_CODE * scale)
     bounds = np.maximum(peak, least)
+    if coded is not None and plan.per_channel and coded.size == peak.size:
+        bounds = np.maximum(bounds, coded.reshape(peak.shape).astype(np.float64) * _LARGEST_CODE)
     if not plan.per_channel:
         bounds, peak = (np.full([1] * weight.ndim, value.max()) for value in (bounds, peak))
     return bounds.astype(np.float32) if (bounds > peak).any() else None

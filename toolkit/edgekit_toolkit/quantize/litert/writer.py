@@ -8,7 +8,7 @@ import contextlib
 import io
 import re
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -53,8 +53,15 @@ _LAYERS: Final = frozenset(
 )
 
 
-def build(prepared: bytes, form: Form) -> bytes | None:
+def build(
+    prepared: bytes, form: Form, scales: Mapping[str, NDArray[np.float32]] | None = None
+) -> bytes | None:
     """Return the form's model, or None if the model has no layer that the form changes.
+
+    Args:
+        prepared: float model, compressed as the form says.
+        form: the form.
+        scales: scales of compressed weights, as `weight_bounds` takes them.
 
     Raises:
         RecipeError: the plan does not belong to this model.
@@ -72,7 +79,7 @@ def build(prepared: bytes, form: Form) -> bytes | None:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             prepared, form = _folded(prepared, form)
-            order = _Order(library, prepared)
+            order = _Order(library, prepared, scales or {})
             if not order.ask(form):
                 return None
             content = finish(order.carry_out(), prepared)
@@ -105,8 +112,8 @@ def _load() -> Any:
 class _Order:
     """The settings for the library for one form. Of two settings that match an operator, the later counts."""
 
-    def __init__(self, library: Any, prepared: bytes) -> None:
-        self._library = library
+    def __init__(self, library: Any, prepared: bytes, scales: Mapping[str, NDArray[np.float32]]) -> None:
+        self._library, self._scales = library, scales
         self._quantizer = library.Quantizer(bytearray(prepared))
         self._kinds = library.qtyping.TFLOperationName
         self._model = parsed(prepared)
@@ -244,7 +251,7 @@ class _Order:
             # With the tensor's rank: the library also applies them to constants that share a scale.
             unit_axes = [1] * len(shape_of(tensors[name])) if name in tensors else [1]
             self._spans[name] = np.full(unit_axes, low, np.float32), np.full(unit_axes, high, np.float32)
-        for name, bound in weight_bounds(self._model, plan).items():
+        for name, bound in weight_bounds(self._model, plan, self._scales).items():
             self._spans[name] = -bound, bound
 
 

@@ -4,8 +4,11 @@ Placement is ours and not that of onnxruntime.quantization: the search builds a 
 and this writes one in milliseconds where the library takes seconds (docs/adr/0005-own-qdq-placement.md).
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from edgekit_toolkit.onnx_graph.index import (
     GraphIndex,
@@ -34,12 +37,15 @@ from edgekit_toolkit.quantize.scheme import QuantizationParams, activation_param
 _REQUANTIZED = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
-def write_qdq(model: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
+def write_qdq(
+    model: onnx.ModelProto, plan: Plan, scales: Mapping[str, NDArray[np.float32]] | None = None
+) -> onnx.ModelProto:
     """Return the quantized form of `model`.
 
     Args:
         model: float model, opset >= 13, top-level graph in topological order.
         plan: kernels and ranges; a range must be there for every activation that a kernel reads or writes.
+        scales: scales of weights that are codes times scale already, float32 [channels], by initializer.
 
     Raises:
         KeyError: a range is missing, or the model has no such kernel.
@@ -48,7 +54,7 @@ def write_qdq(model: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
     if strangers:
         raise KeyError(min(strangers))
     result = copy_model(model)
-    _Writer(result.graph, plan).write()
+    _Writer(result.graph, plan, scales or {}).write()
     remove_unused_initializers(result.graph)
     if plan.disabled_optimizers:
         result = disable_optimizers(result, (*disabled_optimizers(model), *plan.disabled_optimizers))
@@ -58,9 +64,10 @@ def write_qdq(model: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
 class _Writer:
     """Rewrites one graph in place; a tensor's parameters are computed once."""
 
-    def __init__(self, graph: onnx.GraphProto, plan: Plan) -> None:
+    def __init__(self, graph: onnx.GraphProto, plan: Plan, scales: Mapping[str, NDArray[np.float32]]) -> None:
         self.graph = graph
         self.plan = plan
+        self.scales = scales
         self.index = GraphIndex(graph)
         self.params: dict[str, QuantizationParams] = {}
         self.kernels: list[onnx.NodeProto] = []
@@ -302,7 +309,9 @@ class _Writer:
         # onnxruntime, which judges such models too, makes it an int32 unasked, and does not check whether it
         # fits.
         floor = 0.0 if bias is None else np.abs(bias.astype(np.float64)) / (2.0**30 * input_scale)
-        codes, params = quantize_weight(weight, axis, floor, self.plan.scheme.weight_peak)
+        codes, params = quantize_weight(
+            weight, axis, floor, self.plan.scheme.weight_peak, self.scales.get(node.input[1])
+        )
         copy.input[1] = self.emitter.constant(node.input[1], codes, params, axis=axis)
         if bias is None or self.plan.scheme.symmetric:  # a float bias stays unchanged
             return

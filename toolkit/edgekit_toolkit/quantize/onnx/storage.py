@@ -4,7 +4,7 @@ Arithmetic stays float32. Half-precision weights are widened once, when the engi
 """
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Final
@@ -138,12 +138,17 @@ def fits_half(weight: NDArray[Any]) -> bool:
     return bool(np.linalg.norm(error) <= _HALF_ROUNDING * np.linalg.norm(wide))
 
 
-def int8_weights(model: onnx.ModelProto, layers: Collection[str] | None = None) -> onnx.ModelProto | None:
+def int8_weights(
+    model: onnx.ModelProto,
+    layers: Collection[str] | None = None,
+    scales: Mapping[str, NDArray[np.float32]] | None = None,
+) -> onnx.ModelProto | None:
     """Return `model` with the weights of its matrix products stored as int8, a scale for each channel.
 
     Args:
         model: float model.
         layers: first outputs of the products to change; None for all.
+        scales: scales of weights that are codes times scale already, float32 [channels], by initializer.
 
     Returns:
         None if the model has no such layer, or an operator set without a scale for each channel.
@@ -160,7 +165,7 @@ def int8_weights(model: onnx.ModelProto, layers: Collection[str] | None = None) 
         weight = int8_weight(index, node)
         if weight is not None and (layers is None or node.output[0] in layers):
             axis = weight_axis(node)
-            codes, params = quantize_weight(weight, axis)
+            codes, params = quantize_weight(weight, axis, exact=(scales or {}).get(node.input[1]))
             copy.input[1] = emitter.constant(node.input[1], codes, params, axis=axis)
         emitter.nodes.append(copy)
     if len(emitter.nodes) == len(graph.node):

@@ -157,7 +157,8 @@ def _table(report: Report) -> Markup:
         _row(candidate, index, labelled, closest=candidate["id"] == closest)
         for index, candidate in enumerate(reported)
     ]
-    absent = [FIGURES[name][0].lower() for name in FIGURES if name not in names]
+    stated = {name for candidate in reported for name in candidate["figures"]}
+    absent = [FIGURES[name][0].lower() for name in FIGURES if name in stated and name not in names]
     note = el("p", f"No candidate has a figure for: {', '.join(absent)}.", class_="note") if absent else None
     numeric = frozenset(range(3, 3 + len(names)))
     return join(table(head, rows, numeric=numeric, caption="All candidates", style="candidates"), note)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from edgekit_host.markup import Markup, el, facts, join, section, table
 from edgekit_host.plots.bars import bar
-from edgekit_toolkit.report.document import Layer, Load, Report, ReportedStep, ReportedTensor
+from edgekit_toolkit.report.document import Load, Report, ReportedLayer, ReportedStep, ReportedTensor
 from edgekit_toolkit.report.figures import show, show_macs, show_number
 from edgekit_toolkit.report.page.pieces import (
     COUNTED,
@@ -77,6 +77,25 @@ def show_error(error: float) -> str:
     return f"{error:.1e}" if error < 1e-3 else show_number(error)
 
 
+def compression(report: Report) -> Markup:
+    """Return the bytes after each step of compression, as bars."""
+    steps = report["compression"]
+    longest = max(1, *(step["bytes"] for step in steps))
+    rows = [
+        el(
+            "tr",
+            el("th", step["step"], scope="row", class_="name"),
+            el("td", bar(step["bytes"] / longest, "after"), class_="b"),
+            number(show(step["bytes"], "bytes")),
+            number(f"{longest / max(step['bytes'], 1):.1f} x smaller" if number_of else ""),
+        )
+        for number_of, step in enumerate(steps)
+    ]
+    head = ("Step", "", join("Size", badge(MEASURED)), "Against the first")
+    grid = table(head, rows, numeric=frozenset({2, 3}), caption="Size after each step", style="bars")
+    return section("Compression", grid, key="compression")
+
+
 def layers(report: Report) -> Markup:
     """Return sensitivity and size by layer, and the table of all layers folded away."""
     layers = report["layers"]
@@ -91,7 +110,7 @@ def layers(report: Report) -> Markup:
     )
 
 
-def _sensitivity(layers: Sequence[Layer], noise_samples: int) -> Markup:
+def _sensitivity(layers: Sequence[ReportedLayer], noise_samples: int) -> Markup:
     measured = [(layer["noise_share"], layer) for layer in layers if layer["noise_share"] is not None]
     caption = el("figcaption", el("b", "Sensitivity"), badge(MEASURED, title="noise") if measured else None)
     if not measured:
@@ -115,12 +134,12 @@ def _sensitivity(layers: Sequence[Layer], noise_samples: int) -> Markup:
         f"Share of the output noise that each layer adds when it alone is quantized, measured on {samples}. "
         f"Top {len(shown_layers)} of {len(measured)} measured ({len(layers)} layers)."
     )
-    head = ("Layer", "Now", "", "Noise")
+    head = ("ReportedLayer", "Now", "", "Noise")
     grid = table(head, rows, numeric=frozenset({3}), caption="Sensitivity by layer", style="bars")
     return el("figure", caption, el("p", text, class_="note"), grid)
 
 
-def _sizes(layers: Sequence[Layer]) -> Markup:
+def _sizes(layers: Sequence[ReportedLayer]) -> Markup:
     order = sorted(layers, key=lambda layer: -layer["bytes_before"])
     largest, smaller = order[:TOP_LAYERS], order[TOP_LAYERS:]
     longest = max(1, *(max(layer["bytes_before"], layer["bytes_after"]) for layer in largest))
@@ -149,12 +168,12 @@ def _sizes(layers: Sequence[Layer]) -> Markup:
         el("i", class_="key-after", aria_hidden="true"),
         "after",
     )
-    head = ("Layer", "Now", "", "Bytes")
+    head = ("ReportedLayer", "Now", "", "Bytes")
     grid = table(head, rows, numeric=frozenset({3}), caption="Size by layer, before and after", style="bars")
     return el("figure", caption, el("p", text, class_="note key"), grid)
 
 
-def _sum_row(title: str, layers: Sequence[Layer]) -> Markup:
+def _sum_row(title: str, layers: Sequence[ReportedLayer]) -> Markup:
     before = sum(layer["bytes_before"] for layer in layers)
     after = sum(layer["bytes_after"] for layer in layers)
     return el("tr", el("th", title, scope="row", colspan=3), bytes_change(before, after), class_="sum")
@@ -164,7 +183,7 @@ def _precision(precision: str) -> Markup:
     return el("span", precision, class_="chip")
 
 
-def _all_layers(layers: Sequence[Layer]) -> Markup:
+def _all_layers(layers: Sequence[ReportedLayer]) -> Markup:
     rows = [
         el(
             "tr",
@@ -180,7 +199,7 @@ def _all_layers(layers: Sequence[Layer]) -> Markup:
     ]
     measured = badge(MEASURED)
     head = (
-        "Layer",
+        "ReportedLayer",
         "Operator",
         "Precision",
         join("Bytes before", measured),

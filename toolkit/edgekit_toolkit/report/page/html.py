@@ -3,7 +3,7 @@
 from edgekit_host.markup import el, read_style, render_document, warning_section
 from edgekit_toolkit.report.document import Report
 from edgekit_toolkit.report.page.candidates import candidates
-from edgekit_toolkit.report.page.details import layers, origin, provenance, steps
+from edgekit_toolkit.report.page.details import compression, layers, origin, provenance, steps
 from edgekit_toolkit.report.page.pieces import legend
 from edgekit_toolkit.report.page.verdict import budget, heading, verdict
 
@@ -24,6 +24,7 @@ def render_page(report: Report) -> str:
         budget(report),
         candidates(report),
         steps(report),
+        compression(report) if report["compression"] else None,
         layers(report),
         origin(report),
         provenance(report),

@@ -1,0 +1,130 @@
+"""How small coded files of packages are, beside xz -9, and how fast they are coded and decoded.
+
+    scripts/python benchmarks/coded_files.py                  models/tiny and ../shared/models, 2 minutes
+
+Weights are int8 with a scale a channel, as `edgekit package` stores them; then in coarser steps, which leave
+2.5 bits of entropy a weight: here that loses accuracy, and is for the size alone. Times are of the processor.
+"""
+
+import telemetry_off  # noqa: F401
+
+import hashlib
+import lzma
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from edgekit_host.transport.package_encoder import encode
+from edgekit_runtime.agent.artifacts.deltas import apply_delta
+from edgekit_toolkit.packaging.plain_package import write_plain_package
+from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
+from edgekit_toolkit.quantize.forms import INT8_WEIGHTS, Form, build
+from results import make_parser, print_head, print_row, write_json
+
+ROOT = Path(__file__).resolve().parents[1]
+BITS = 2.5
+
+
+def list_codes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, NDArray[np.int8]]]:
+    """Yield the nodes that widen weights, and the codes of these."""
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        codes = tensors.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+        if codes is not None and codes.data_type == onnx.TensorProto.INT8:
+            yield node, numpy_helper.to_array(codes)
+
+
+def count_entropy_bytes(tensors: list[NDArray[np.int8]]) -> float:
+    """Return the entropy of all codes, where each tensor has its own frequencies, which are free."""
+    size = 0.0
+    for tensor in tensors:
+        counts = np.bincount(tensor.ravel().astype(np.int16) + 128)
+        counts = counts[counts > 0]
+        size -= float((counts * np.log2(counts / tensor.size)).sum()) / 8
+    return size
+
+
+def coarsen(model: onnx.ModelProto, bits: float) -> None:
+    """Divide codes by the number that leaves `bits` of entropy a weight, and multiply their scales by it."""
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    nodes = list(list_codes(model))
+    weights = sum(codes.size for _, codes in nodes)
+    divisors = np.geomspace(1, 127, 200)
+    sizes = [count_entropy_bytes([np.rint(codes / divisor) for _, codes in nodes]) for divisor in divisors]
+    divisor = divisors[np.argmin(np.abs(8 * np.array(sizes) / weights - bits))]
+    for node, codes in nodes:
+        name, scale = node.input[:2]
+        coarse = np.rint(codes / divisor).astype(np.int8)
+        tensors[name].CopyFrom(numpy_helper.from_array(coarse, name))
+        scales = (numpy_helper.to_array(tensors[scale]) * divisor).astype(np.float32)
+        tensors[scale].CopyFrom(numpy_helper.from_array(scales, scale))
+
+
+def measure(name: str, model: onnx.ModelProto, folder: Path) -> dict[str, object]:
+    """Package a model, code the package, decode it, and return the figures."""
+    source = folder / "source.onnx"
+    onnx.save(model, source)
+    sign = load_signer("benchmark", folder / "keys")
+    path = write_plain_package(source, name=name, target="x86-64", folder=folder, sign=sign)
+    package, coded = path.read_bytes(), folder / "coded"
+    started_s = time.process_time()
+    content = encode(b"", package) or b""
+    encode_s = time.process_time() - started_s
+    coded.write_bytes(content)
+    started_s = time.process_time()
+    apply_delta(
+        *(coded, None, folder / "decoded"),
+        size_bytes=len(package),
+        sha256=hashlib.sha256(package).hexdigest(),
+        stop=threading.Event(),
+    )
+    decode_s = time.process_time() - started_s
+    tensors = [codes for _, codes in list_codes(model)]
+    return {
+        "model": name,
+        "weights": sum(tensor.size for tensor in tensors),
+        "entropy_bytes": round(count_entropy_bytes(tensors)),
+        "package_bytes": len(package),
+        "xz_bytes": len(lzma.compress(package, preset=9)),
+        "coded_bytes": len(content),
+        "encode_s": encode_s,
+        "decode_s": decode_s,
+    }
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--models", type=Path, default=ROOT.parent / "shared" / "models" / "models")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    rows = []
+    print_head("model", "weights", "bits", "their entropy", "package", "xz -9", "coded", "code s", "decode s")
+    paths = [*sorted((ROOT / "models" / "tiny").glob("*.onnx")), *sorted(arguments.models.glob("*.onnx"))]
+    for path in paths:
+        for bits in (None, BITS):
+            model = build(onnx.load(path), Form(INT8_WEIGHTS))
+            if model is None:
+                continue
+            if bits is not None:
+                coarsen(model, bits)
+            with tempfile.TemporaryDirectory() as temporary:
+                generate_key("benchmark", Path(temporary) / "keys")
+                row = measure(path.stem.replace("_fp32", ""), model, Path(temporary))
+            rows.append(row)
+            counts = [
+                f"{row[key]:,}" for key in ("entropy_bytes", "package_bytes", "xz_bytes", "coded_bytes")
+            ]
+            times = [f"{row[key]:.2f}" for key in ("encode_s", "decode_s")]
+            print_row(row["model"], f"{row['weights']:,}", bits or "int8", *counts, *times)
+    write_json(arguments.json, rows)
+
+
+if __name__ == "__main__":
+    main()

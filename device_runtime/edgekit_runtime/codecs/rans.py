@@ -1,0 +1,189 @@
+"""Decodes bytes that are mostly small, near their entropy: adaptive tables and interleaved rANS, with numpy.
+
+A lane is a state x between 2^16 and 2^32. Its low 14 bits, the slot, say the next symbol: that with the slots
+c ... c + f - 1, where f is its frequency, of 2^14 in all, and c that of all smaller symbols. Then
+
+    x = f * (x >> 14) + slot - c;  if x < 2^16:  x = x << 16 | next word of 16 bits
+
+If the symbol 0 has half of all slots, f = 2^13 and c = 0, the state 0x10005 with slot 5 says 0 and becomes
+2^13 * 4 + 5 = 0x8005: it has lost one bit. With the next word 0xABCD it is 0x8005ABCD. All lanes do this
+together, with numpy; where several need a word, the first lane reads first.
+
+Each lane decodes its own stretch of a chunk. Eight tables of frequencies are for eight levels of the mean of
+the bytes before, each twice the last. They begin with geometric distributions, count what is decoded, and are
+rebuilt whenever that has grown by an eighth. All numbers are integers: every machine decodes the same bytes.
+
+Source: Duda, "Asymmetric numeral systems" (arXiv:1311.2540); docs/reference/fleet-deltas.md.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+PRECISION_BITS: Final = 14
+MIN_STATE: Final = 1 << 16
+WORD_BITS: Final = 16
+CHUNK: Final = 1 << 18
+"""Most symbols that the lanes decode before they go on to the next stretch."""
+
+_LEVELS: Final = 8
+_MEANS: Final = (8, 24, 48, 96, 192, 384, 768, 1600)  # of the tables at the start, in sixteenths
+_SYMBOLS_PER_LANE: Final = 1 << 13
+_MIN_LANES: Final = 4
+_MAX_LANES: Final = 512
+_MIN_STEPS: Final = 8  # before the tables are rebuilt
+_FIRST_SUM: Final = 64
+_LEVEL_OF_SUM: Final = np.array(
+    [min(_LEVELS - 1, max(0, total.bit_length() - 4)) for total in range(1 << 12)], np.int64
+)
+_INPUT_BYTES: Final = 64 << 10
+
+
+def count_lanes(total: int) -> int:
+    """Return the number of lanes for a number of symbols: a lane costs 4 bytes, and saves time."""
+    lanes = 1 << max(0, (total // _SYMBOLS_PER_LANE).bit_length() - 1)
+    return min(_MAX_LANES, max(_MIN_LANES, lanes))
+
+
+def split(total: int) -> Iterator[tuple[int, list[slice]]]:
+    """Yield the symbols of each chunk, and its steps between which the tables are rebuilt."""
+    lanes, done = count_lanes(total), 0
+    for begin in range(0, total, CHUNK):
+        count = min(CHUNK, total - begin)
+        steps, epochs, step = -(-count // lanes), [], 0
+        while step < steps:
+            end = min(steps, step + max(_MIN_STEPS, done // 8))
+            epochs.append(slice(step, end))
+            done += end - step
+            step = end
+        yield count, epochs
+
+
+class Tables:
+    """Frequencies of the symbols 0 ... `size` - 1 by level; both sides count the same symbols.
+
+    A key is level · `size` + symbol.
+
+    Attributes:
+        frequencies, begins: int64 [levels · size], by key; a table adds up to 2^14.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._prior = _PRIOR[:, :size]
+        self._counts = np.zeros_like(self._prior)
+        self.count(np.zeros(0, np.int64))
+
+    def count(self, keys: NDArray[np.integer]) -> None:
+        """Count coded symbols, and rebuild the tables."""
+        self._counts += np.bincount(keys.ravel(), minlength=self._counts.size).reshape(self._counts.shape)
+        weights = self._prior + (self._counts << 6)
+        free = (1 << PRECISION_BITS) - self.size
+        frequencies = 1 + weights * free // weights.sum(axis=1, keepdims=True)
+        largest = frequencies.argmax(axis=1)
+        frequencies[np.arange(_LEVELS), largest] += (1 << PRECISION_BITS) - frequencies.sum(axis=1)
+        self.begins = (np.cumsum(frequencies, axis=1) - frequencies).ravel()
+        self.frequencies = frequencies.ravel()
+
+
+def _list_prior(level: int, mean: int) -> list[int]:
+    """Return the initial weights of all bytes: a geometric distribution, of 64 for a counted symbol."""
+    weights = [1 << 24]
+    for _ in range(255):
+        weights.append(weights[-1] * mean // (16 + mean))
+    symbols = 16 << max(1, level - 2)  # wide distributions are learned more slowly
+    return [weight * (symbols << 6) // sum(weights) for weight in weights]
+
+
+_PRIOR: Final = np.array([_list_prior(level, mean) for level, mean in enumerate(_MEANS)], np.int64)
+
+
+class Levels:
+    """The level of the next symbol of each lane, by the mean of about 16 symbols before it."""
+
+    def __init__(self, lanes: int) -> None:
+        self._sums = np.full(lanes, _FIRST_SUM, np.int64)
+
+    def current(self) -> NDArray[np.int64]:
+        return _LEVEL_OF_SUM.take(self._sums)
+
+    def add(self, symbols: NDArray[np.int64]) -> None:
+        self._sums += symbols - (self._sums >> 4)
+
+
+class RansDecoder:
+    """Decodes one stream, a chunk at a time.
+
+    Raises:
+        ValueError: the stream ends too early, while a lane needs more of it.
+    """
+
+    def __init__(self, read: Callable[[int], bytes], total: int) -> None:
+        """Prepare.
+
+        Args:
+            read: returns the next bytes of the stream, as many as requested unless it ends.
+            total: number of symbols in the stream.
+        """
+        self._read = read
+        self._lanes = count_lanes(total)
+        self._chunks = split(total)
+        self._words = np.zeros(0, np.int64)
+        self._decoded = memoryview(b"")
+        if total:
+            self._tables = Tables(1 + self._read_exactly(1)[0])
+            self._levels = Levels(self._lanes)
+            states = np.frombuffer(self._read_exactly(4 * self._lanes), "<u4")
+            self._states = states.astype(np.int64)
+
+    def read(self, count: int) -> bytes:
+        """Return the next symbols."""
+        pieces = []
+        while count:
+            if not self._decoded:
+                self._decoded = memoryview(self._decode_chunk())
+            pieces.append(self._decoded[:count])
+            self._decoded = self._decoded[count:]
+            count -= len(pieces[-1])
+        return b"".join(pieces)
+
+    def _decode_chunk(self) -> bytes:
+        count, epochs = next(self._chunks, (0, []))
+        if not count:
+            raise ValueError("there are fewer coded bytes than the runs need")
+        tables, levels = self._tables, self._levels
+        keys = np.empty((epochs[-1].stop, self._lanes), np.int16)
+        alphabets = np.tile(np.arange(tables.size, dtype=np.uint8), _LEVELS)
+        for epoch in epochs:
+            symbol_of_slot = np.repeat(alphabets, tables.frequencies)
+            for step in range(epoch.start, epoch.stop):
+                level = levels.current()
+                slot = self._states & ((1 << PRECISION_BITS) - 1)
+                symbol = symbol_of_slot.take(slot + (level << PRECISION_BITS)).astype(np.int64)
+                key = level * tables.size + symbol
+                quotient = self._states >> PRECISION_BITS
+                self._states = tables.frequencies.take(key) * quotient + slot - tables.begins.take(key)
+                self._refill()
+                levels.add(symbol)
+                keys[step] = key
+            tables.count(keys[epoch])
+        symbols: bytes = (keys % tables.size).astype(np.uint8).T.tobytes()
+        return symbols[:count]
+
+    def _refill(self) -> None:
+        low = np.flatnonzero(self._states < MIN_STATE)
+        if len(low) > len(self._words):
+            more = self._read(_INPUT_BYTES)
+            self._words = np.concatenate([self._words, np.frombuffer(more, "<u2").astype(np.int64)])
+            if len(low) > len(self._words):
+                raise ValueError("the coded bytes end too early")
+        self._states[low] = (self._states[low] << WORD_BITS) | self._words[: len(low)]
+        self._words = self._words[len(low) :]
+
+    def _read_exactly(self, count: int) -> bytes:
+        content = self._read(count)
+        if len(content) < count:
+            raise ValueError("the coded bytes end too early")
+        return content

@@ -1,0 +1,536 @@
+"""Codes packages for their way to devices: as deltas from other ones, and as files that need no other one.
+
+Both are runs over the tensors of the model. What predictions leave of a tensor is coded by `rans_encoder` or
+by LZMA, whichever is estimated to be smaller; small packages are coded by three such choices.
+
+Source: docs/reference/fleet-deltas.md.
+"""
+
+import lzma
+import math
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_host.transport import rans_encoder
+from edgekit_host.transport.tensor_positions import TensorPosition, find_tensors
+from edgekit_runtime.agent.artifacts.deltas import (
+    BLOCK_BYTES,
+    BYTES,
+    CODED,
+    LITERAL,
+    MAGIC,
+    MAX_CHANNELS,
+    MAX_RUNS,
+    NEW_BYTES,
+    NEW_FLOAT16,
+    NEW_FLOAT32,
+    NEW_INT32,
+    ONE,
+    PRODUCT,
+    SCALED_INT8,
+    SCALED_UINT8,
+    STEPS_16,
+    WORDS_16,
+    WORDS_32,
+    WORDS_BYTES,
+    WORDS_LZMA_MODEL,
+    WORDS_MODEL,
+    RunKind,
+    add_steps,
+    list_lzma_filters,
+    multiply,
+    predict,
+    read_words,
+)
+from edgekit_runtime.errors import PackageError
+from edgekit_runtime.package.archive import DEFAULT_LIMITS
+from edgekit_runtime.package.canonical_zip import read_members
+
+WORTH: Final = 0.8
+"""A coded file or delta that is larger than this share of the package is not offered."""
+WORDS_END: Final = bytes(range(0xC0, 0xE0))
+"""Follows the words: their packed bytes end somewhere in it, so they are the same whatever comes then."""
+_GRAM_BYTES: Final = 8  # shortest piece to copy; a run costs about as many bytes
+_RUN_BYTES: Final = 5
+_LEAST_TENSOR_BYTES: Final = 16
+_CODES_FACTORS: Final = (1.0, 0.8, math.inf)  # of the estimated size of codes; all are tried
+_TRIED_PACKAGE_BYTES: Final = 1 << 20  # of a larger package only the first one is
+_QUICK_BYTES: Final = 64 << 10  # of a stream that is packed with all models
+_TRIMMED_BYTES: Final = 1 << 20
+_SAMPLE_BYTES: Final = 8 << 10
+_LZMA_END_BYTES: Final = 12
+_LZMA_MODELS: Final = (3, 0, 90, 93, 110)  # lc, lp, pb: 3, 0, 0; 0, 0, 0; 0, 0, 2; 3, 0, 2; 2, 2, 2
+_LEAST_CODED_WORDS_BYTES: Final = 16 << 10  # planes of smaller tensors change before the tables follow
+_HALF_EXPONENTS: Final = (-24, 15)  # of float16
+_TRIED_BYTES: Final = 4 << 10  # of float16 weights; most steps do not fit even those
+_UNKNOWN_BYTES: Final = 64 << 10  # a larger member without known tensors is compared in place
+_MAX_SEARCHED_BYTES: Final = (
+    2 << 20
+)  # of what is neither tensor nor equal in place; the index takes 100 x that
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A stretch of the new package. `base` is an offset in the old one; for a `PRODUCT`, in the new one."""
+
+    kind: RunKind
+    base: int
+    begin: int
+    length: int
+    multipliers: NDArray[np.int32] | None = None
+    step: int = 0
+    is_coded: bool = False
+
+
+def encode(base: bytes, package: bytes) -> bytes | None:
+    """Return the delta from one package to another; None if too much of it is unknown, or in too many pieces.
+
+    Args:
+        base: the old package; it is valid. Without one, the result is a coded file.
+        package: the package to make; it is valid.
+    """
+    factors = _CODES_FACTORS[: None if len(package) <= _TRIED_PACKAGE_BYTES else 1]
+    try:
+        return min((_encode(_find_runs(base, package, factor), base, package) for factor in factors), key=len)
+    except PackageError:
+        return None
+
+
+def coded_size(package: bytes) -> int:
+    """Return the bytes that a device without an earlier version downloads: the coded file if it pays off."""
+    coded_bytes = len(encode(b"", package) or package)
+    return coded_bytes if coded_bytes < WORTH * len(package) else len(package)
+
+
+def _encode(runs: list[_Run], old: bytes, target: bytes) -> bytes:
+    base, new = np.frombuffer(old, dtype=np.uint8), np.frombuffer(target, dtype=np.uint8)
+    control, literals, residuals, expected = bytearray(), bytearray(), bytearray(), 0
+    codes = [np.zeros(0, np.uint8)]
+    for run in runs:
+        control.append(run.kind.number | (CODED if run.is_coded else 0))
+        control += pack_number(run.length)
+        if run.kind.has_base:
+            control += pack_number(_fold_number(run.base - expected))
+            expected = run.base
+        expected += run.length
+        if run.multipliers is not None:
+            control += pack_number(len(run.multipliers))
+            literals += run.multipliers.astype("<u2").tobytes()
+        if run.kind.has_step:
+            control += pack_number(run.step)
+        if run.kind is LITERAL:
+            literals += target[run.begin : run.begin + run.length]
+        elif run.is_coded:
+            codes.append(_subtract(run, base, new))
+        else:
+            residuals += _subtract(run, base, new).tobytes()
+    packed = [_pack(bytes(stream)) for stream in (control, literals, residuals)]
+    coded = np.concatenate(codes)
+    numbers = [len(base), len(new), len(runs)]
+    numbers += [number for model, content in packed for number in (len(content), model)]
+    head = b"".join(map(pack_number, (*numbers, len(coded))))
+    return b"".join((MAGIC, head, *(content for _, content in packed), rans_encoder.encode(coded)))
+
+
+def pack_number(number: int) -> bytes:
+    """Return a number, 7 bits in each byte, the lowest first."""
+    content = bytearray()
+    while number >= 0x80:
+        content.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*content, number))
+
+
+def _fold_number(number: int) -> int:
+    return 2 * number if number >= 0 else -2 * number - 1
+
+
+def _pack(data: bytes) -> tuple[int, bytes]:
+    """Return the LZMA model that packs `data` best, and the packed bytes."""
+    if not data:
+        return 0, b""
+    models = _LZMA_MODELS[: None if len(data) <= _QUICK_BYTES else 2 if len(data) <= _TRIMMED_BYTES else 1]
+    tries = [(model, _compress(data, model)) for model in models]
+    prefix = read_words()
+    with_words = _unpack_words(prefix) + data
+    packed = _compress(with_words, WORDS_LZMA_MODEL)
+    if packed.startswith(prefix):  # not with a version of liblzma that chooses other matches
+        tries.append((WORDS_MODEL, packed[len(prefix) :]))
+    model, packed = min(tries, key=lambda candidate: len(candidate[1]))
+    if model == WORDS_MODEL:
+        return model, _trim(prefix + packed, with_words, WORDS_LZMA_MODEL)[len(prefix) :]
+    return model, _trim(packed, data, model)
+
+
+def _unpack_words(packed: bytes) -> bytes:
+    unpacker = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=list_lzma_filters(WORDS_LZMA_MODEL))
+    return unpacker.decompress(packed, max_length=WORDS_BYTES - len(WORDS_END)) + WORDS_END
+
+
+def compress(data: bytes, model: int) -> bytes:
+    """Return raw LZMA of some bytes; the reader must know how many."""
+    return _trim(_compress(data, model), data, model)
+
+
+def _compress(data: bytes, model: int) -> bytes:
+    return lzma.compress(data, lzma.FORMAT_RAW, filters=list_lzma_filters(model))
+
+
+def _trim(packed: bytes, data: bytes, model: int) -> bytes:
+    """Leave out the last bytes of raw LZMA that a reader of `data` does not need."""
+    if len(data) > _TRIMMED_BYTES:
+        return packed
+
+    def suffices(size: int) -> bool:
+        unpacker = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=list_lzma_filters(model))
+        return unpacker.decompress(packed[:size], max_length=len(data)) == data
+
+    least = max(0, len(packed) - 16)
+    return packed[: least + bisect_left(range(least, len(packed)), True, key=suffices)]
+
+
+def _measure_packed(content: NDArray[np.uint8]) -> float:
+    """Return the size of some bytes as a part of what LZMA packs; of many, that of a piece, in proportion."""
+    begin = max(0, (len(content) - _SAMPLE_BYTES) // 2)
+    piece = content[begin : begin + _SAMPLE_BYTES].tobytes()
+    filters = [{**list_lzma_filters(0)[0], "dict_size": _SAMPLE_BYTES}]
+    packed_bytes = len(lzma.compress(piece, lzma.FORMAT_RAW, filters=filters)) - _LZMA_END_BYTES
+    return max(1, packed_bytes) * len(content) / len(piece)
+
+
+def _estimate_coded(residual: NDArray[np.uint8], width: int) -> float:
+    """Return the size of residuals of up to a block by adaptive codes of their byte planes."""
+    if width > 1 and len(residual) < _LEAST_CODED_WORDS_BYTES:
+        return math.inf
+    return sum(_count_bits(plane) for plane in residual.reshape(width, -1)) / 8
+
+
+def _count_bits(plane: NDArray[np.uint8]) -> float:
+    """Return the length of an adaptive code by Krichevsky and Trofimov, and what tables of 2^14 lose."""
+    counts = np.bincount(plane)
+    total = len(plane)
+    nats = math.lgamma(total + len(counts) / 2) - math.lgamma(len(counts) / 2)
+    nats -= sum(math.lgamma(count + 0.5) - math.lgamma(0.5) for count in counts[counts > 0])
+    return nats / math.log(2) + 1.44 * total * len(counts) / 2**14
+
+
+def _choose_coding(
+    run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8], codes_factor: float
+) -> tuple[float, _Run]:
+    """Return the estimated size of a run by the coding that suits it, and the run with that coding."""
+    residual = _subtract(replace(run, length=min(run.length, BLOCK_BYTES)), base, new)
+    packed_bytes, coded_bytes = (
+        _measure_packed(residual),
+        codes_factor * _estimate_coded(residual, run.kind.width),
+    )
+    return min(packed_bytes, coded_bytes), replace(run, is_coded=coded_bytes < packed_bytes)
+
+
+def _choose_new_run(tensor: TensorPosition, new: NDArray[np.uint8], codes_factor: float) -> _Run | None:
+    """Return the run that makes a tensor without a base; None if a literal does as well."""
+    kinds = {1: [NEW_BYTES], 2: [NEW_FLOAT16], 4: [NEW_INT32, NEW_FLOAT32]}[tensor.width]
+    zero = 0x80 if tensor.is_signed is False else 0
+    size, run = min(
+        (
+            _choose_coding(
+                _Run(kind, 0, tensor.offset, tensor.length, step=zero if kind.has_step else 0),
+                new,
+                new,
+                codes_factor,
+            )
+            for kind in kinds
+        ),
+        key=lambda candidate: candidate[0],
+    )
+    literal_bytes = _measure_packed(new[tensor.offset :][: min(tensor.length, BLOCK_BYTES)])
+    return run if codes_factor < math.inf and size + _RUN_BYTES < literal_bytes else None
+
+
+# The runs
+
+
+def _find_runs(old: bytes, target: bytes, codes_factor: float) -> list[_Run]:
+    """Return the runs of which the new package consists, in order.
+
+    Raises:
+        PackageError: one file is no package, or too much of it is unknown.
+    """
+    base_tensors = {tensor.name: tensor for tensor in list_tensors(old)} if old else {}
+    tensors = {tensor.name: tensor for tensor in list_tensors(target)}
+    base, new = np.frombuffer(old, dtype=np.uint8), np.frombuffer(target, dtype=np.uint8)
+    matched: list[_Run] = []
+    matched_old: list[tuple[int, int]] = []
+    end, factors = 0, (0, 0)  # offset and length of the words before, as the device has them
+    for tensor in tensors.values():
+        if tensor.offset < end or tensor.length < _LEAST_TENSOR_BYTES or tensor.length % tensor.width:
+            continue
+        twin = base_tensors.get(tensor.name)
+        if twin is None or (twin.length, twin.width) != (tensor.length, tensor.width):
+            run = _choose_new_run(tensor, new, codes_factor)
+        else:
+            scales = (
+                None
+                if tensor.scale not in tensors or twin.scale not in base_tensors
+                else (_read_floats(base_tensors[twin.scale], base), _read_floats(tensors[tensor.scale], new))
+            )
+            runs = [_choose_run(tensor, twin, base, new, scales), *_find_products(tensor, factors, new)]
+            best = min(runs, key=lambda run: _estimate_bytes(run, base, new))
+            _, run = _choose_coding(best, base, new, codes_factor)
+            matched_old.append((twin.offset, twin.length))
+        if run is None:
+            continue
+        matched.append(run)
+        end = tensor.offset + tensor.length
+        if tensor.width == 4:
+            factors = (tensor.offset, tensor.length if tensor.length <= BLOCK_BYTES else 0)
+    gaps = list(_list_gaps([(run.begin, run.length) for run in matched], len(target)))
+    if not old:
+        runs = [*matched, *(_Run(LITERAL, 0, begin, length) for begin, length in gaps)]
+    elif sum(length for _, length in gaps) > _MAX_SEARCHED_BYTES:
+        raise PackageError("too much of the package is unknown")
+    else:
+        copier = _Copier(old, list(_list_gaps(sorted(matched_old), len(old))))
+        runs = [*matched, *(run for begin, length in gaps for run in copier.find(target, begin, length))]
+    if len(runs) > MAX_RUNS:
+        raise PackageError("the package has too many pieces")
+    return sorted(runs, key=lambda run: run.begin)
+
+
+def list_tensors(package: bytes) -> Iterator[TensorPosition]:
+    """Yield the tensors of all models of a package, and large other members as if they were one."""
+    view = memoryview(package)
+    for member in read_members(view, "package", DEFAULT_LIMITS.max_members):
+        tensors = find_tensors(view[member.payload_offset : member.end_offset], member.name)
+        if not tensors and member.size_bytes > _UNKNOWN_BYTES:
+            yield TensorPosition(
+                name=member.name, offset=member.payload_offset, length=member.size_bytes, width=1
+            )
+        for tensor in tensors:
+            yield replace(
+                tensor,
+                name=f"{member.name}/{tensor.name}",
+                scale=tensor.scale and f"{member.name}/{tensor.scale}",
+                offset=member.payload_offset + tensor.offset,
+            )
+
+
+def _list_gaps(ranges: list[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
+    """Yield begin and length of the gaps between `taken`, which is sorted."""
+    position = 0
+    for begin, length in (*ranges, (end, 0)):
+        if begin > position:
+            yield position, begin - position
+        position = max(position, begin + length)
+
+
+class _Copier:
+    """Finds pieces of the new package in the rest of the old one."""
+
+    def __init__(self, old: bytes, gaps: list[tuple[int, int]]) -> None:
+        self._old, self._shift = old, 0
+        self._positions: dict[bytes, int] = {}
+        if sum(length for _, length in gaps) <= _MAX_SEARCHED_BYTES:
+            for begin, length in gaps:
+                for offset in range(begin, begin + length - _GRAM_BYTES + 1):
+                    self._positions.setdefault(old[offset : offset + _GRAM_BYTES], offset)
+
+    def find(self, new: bytes, begin: int, length: int) -> Iterator[_Run]:
+        position = unknown = begin
+        end = begin + length
+        while position < end:
+            old_position = self._locate(new[position : min(end, position + _GRAM_BYTES)], position)
+            if old_position is None:
+                position += 1
+                continue
+            same = _GRAM_BYTES
+            while position + same < end and old_position + same < len(self._old):
+                if new[position + same] != self._old[old_position + same]:
+                    break
+                same += 1
+            if unknown < position:
+                yield _Run(LITERAL, 0, unknown, position - unknown)
+            yield _Run(BYTES, old_position, position, same)
+            self._shift = old_position - position
+            position = unknown = position + same
+        if unknown < end:
+            yield _Run(LITERAL, 0, unknown, end - unknown)
+
+    def _locate(self, gram: bytes, position: int) -> int | None:
+        expected = position + self._shift
+        if len(gram) < _GRAM_BYTES:
+            return None
+        if expected >= 0 and self._old[expected : expected + _GRAM_BYTES] == gram:
+            return expected
+        return self._positions.get(gram)
+
+
+# Tensors
+
+
+def _choose_run(
+    tensor: TensorPosition,
+    twin: TensorPosition,
+    base: NDArray[np.uint8],
+    new: NDArray[np.uint8],
+    scales: tuple[NDArray[np.float64], NDArray[np.float64]] | None,
+) -> _Run:
+    """Return the run of a tensor that is expected to pack best; `scales` are of both versions, if known."""
+    kind = {1: BYTES, 2: WORDS_16, 4: WORDS_32}[tensor.width]
+    plain = _Run(kind, twin.offset, tensor.offset, tensor.length)
+    if tensor.width == 2:
+        steps = _find_steps(tensor, twin, base, new)
+        return min((plain, *steps), key=lambda run: _estimate_bytes(run, base, new))
+    if tensor.is_signed is None:
+        return plain
+    kind = SCALED_INT8 if tensor.is_signed else SCALED_UINT8
+    tries = [plain]
+    for step, channels in _list_layouts(tensor.shape, tensor.length):
+        multipliers = _fit(tensor, twin, base, new, step, channels)
+        tries.append(_Run(kind, twin.offset, tensor.offset, tensor.length, multipliers, step))
+        if scales is not None and len(scales[0]) == len(scales[1]) == channels:
+            with np.errstate(all="ignore"):
+                ratio = np.nan_to_num(ONE * scales[0] / scales[1])
+            multipliers = _as_multipliers(ratio)
+            tries.append(_Run(kind, twin.offset, tensor.offset, tensor.length, multipliers, step))
+    return min(tries, key=lambda run: _estimate_bytes(run, base, new))
+
+
+def _find_steps(
+    tensor: TensorPosition, twin: TensorPosition, base: NDArray[np.uint8], new: NDArray[np.uint8]
+) -> Iterator[_Run]:
+    """Yield the run with the largest step by which all float16 weights have changed, if there is one."""
+    least, most = (4 * exponent for exponent in _HALF_EXPONENTS)
+    for quarter in range(most, least - 1, -1):
+        bits = int(np.float32(2.0 ** (quarter / 4)).view(np.uint32))  # as `edgekit package --like` steps
+        run = _Run(STEPS_16, twin.offset, tensor.offset, tensor.length, step=bits)
+        if all(_has_steps(run, base, new, length) for length in (_TRIED_BYTES, tensor.length)):
+            yield run
+            return
+
+
+def _has_steps(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8], length: int) -> bool:
+    """Return whether the device makes the first `length` bytes of a run."""
+    old, new_words = _read_pair(replace(run, length=min(length, run.length)), base, new)
+    return np.array_equal(add_steps(old, _count_steps(old, new_words, run.step), run.step), new_words)
+
+
+def _count_steps(old: NDArray[np.uint8], new: NDArray[np.uint8], bits: int) -> NDArray[np.int16]:
+    """Return how many steps lie between float16 words; meaningless if there are too many."""
+    step = np.array([bits], "<u4").view("<f4").astype(np.float64)
+    with np.errstate(all="ignore"):
+        change = new.view("<f2").astype(np.float64) - old.view("<f2")
+        counts = np.nan_to_num(np.rint(change / step))
+    return np.asarray(np.clip(counts, -0x7FFF, 0x7FFF).astype(np.int16))
+
+
+def _find_products(
+    tensor: TensorPosition, factors: tuple[int, int], new: NDArray[np.uint8]
+) -> Iterator[_Run]:
+    """Yield the runs that compute a tensor from words before it, as scales of a bias from weight scales."""
+    offset, length = factors
+    if (tensor.width, tensor.length) != (4, length):
+        return
+    before, product = (
+        np.ascontiguousarray(new[begin : begin + length]).view("<f4").astype(np.float64)
+        for begin in (offset, tensor.offset)
+    )
+    with np.errstate(all="ignore"):
+        ratio = np.float32(np.median(product / before))
+    if np.isfinite(ratio) and ratio:
+        for factor in (ratio, np.nextafter(ratio, np.float32(0)), np.nextafter(ratio, np.float32(np.inf))):
+            yield _Run(PRODUCT, offset, tensor.offset, length, step=int(factor.view(np.uint32)))
+
+
+def _list_layouts(shape: tuple[int, ...], length: int) -> Iterator[tuple[int, int]]:
+    """Yield step and number of channels: one for all, along the first axis, along the last."""
+    yield length, 1
+    if len(shape) > 1 and 1 < shape[0] <= MAX_CHANNELS:
+        yield length // shape[0], shape[0]
+    if len(shape) > 1 and 1 < shape[-1] <= MAX_CHANNELS:
+        yield 1, shape[-1]
+
+
+def _fit(
+    tensor: TensorPosition,
+    twin: TensorPosition,
+    base: NDArray[np.uint8],
+    new: NDArray[np.uint8],
+    step: int,
+    channels: int,
+) -> NDArray[np.int32]:
+    """Return the multiplier of each channel with the least squared error."""
+    flip = 0 if tensor.is_signed else 0x80
+
+    def read(content: NDArray[np.uint8], offset: int) -> NDArray[np.float64]:
+        flat = (content[offset : offset + tensor.length] ^ np.uint8(flip)).view(np.int8)
+        return np.asarray(flat.reshape(-1, channels, step).astype(np.float64))
+
+    old, new_floats = read(base, twin.offset), read(new, tensor.offset)
+    power = (old * old).sum(axis=(0, 2))
+    ratio = np.divide((old * new_floats).sum(axis=(0, 2)), power, out=np.ones(channels), where=power > 0)
+    return _as_multipliers(ratio * ONE)
+
+
+def _as_multipliers(ratio: NDArray[np.float64]) -> NDArray[np.int32]:
+    return np.asarray(np.clip(np.rint(ratio), 0, 0xFFFF).astype(np.int32))
+
+
+def _read_floats(tensor: TensorPosition, content: NDArray[np.uint8]) -> NDArray[np.float64]:
+    begin, end = tensor.offset, tensor.offset + tensor.length // 4 * 4
+    return np.ascontiguousarray(content[begin:end]).view("<f4").astype(np.float64)
+
+
+def _estimate_bytes(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> float:
+    """Return the size after an ideal entropy coder that knows only the frequency of each byte."""
+    counts = np.bincount(_subtract(run, base, new), minlength=256)
+    shares = counts[counts > 0] / run.length
+    bits = run.length * -float((shares * np.log2(shares)).sum())
+    channels = 0 if run.multipliers is None else len(run.multipliers)
+    return bits / 8 + 1.5 * channels
+
+
+def _read_pair(
+    run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return the prediction of a run, and the bytes that it makes."""
+    new_words = np.ascontiguousarray(new[run.begin : run.begin + run.length])
+    if run.kind is PRODUCT:
+        return multiply(new[run.base : run.base + run.length].tobytes(), run.step), new_words
+    if not run.kind.has_base:
+        return np.full(run.length, run.step, np.uint8), new_words
+    old = np.ascontiguousarray(base[run.base : run.base + run.length])
+    if run.multipliers is not None:
+        old = predict(old, run.multipliers, run.step, 0, is_signed=run.kind is SCALED_INT8)
+    return old, new_words
+
+
+def _subtract(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the residual that `add_residual` on the device adds."""
+    old, new_words = _read_pair(run, base, new)
+    width = run.kind.width
+    if width == 1:
+        return _fold(new_words - old)
+    unsigned = np.dtype(f"<u{width}")
+    if run.kind is STEPS_16:
+        folded = _fold(_count_steps(old, new_words, run.step).view(unsigned))
+    elif run.kind.is_float:
+        word = new_words.view(unsigned)
+        folded = (word << unsigned.type(1)) | (word >> unsigned.type(8 * width - 1))
+    else:
+        folded = _fold(new_words.view(unsigned) - old.view(unsigned))
+    words = BLOCK_BYTES // width
+    blocks = (folded[start : start + words] for start in range(0, len(folded), words))
+    return np.concatenate([block.view(np.uint8).reshape(-1, width).T.ravel() for block in blocks])
+
+
+def _fold(difference: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+    """Return the zigzag code: 0, -1, 1, -2 ... become 0, 1, 2, 3 ... (modulo the type)."""
+    kind = difference.dtype
+    unit = kind.type(1)
+    sign = np.zeros_like(difference) - (difference >> kind.type(8 * kind.itemsize - 1))
+    return np.asarray((difference << unit) ^ sign)

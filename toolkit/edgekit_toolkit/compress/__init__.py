@@ -1,0 +1,1 @@
+"""Compression of a float model before it is quantized: second-order rounding of weights, pruned channels."""

@@ -1,0 +1,102 @@
+"""Second moments of a layer's patches, in the float network and in the compressed one, from a few samples."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_toolkit.compress.rounding import damp
+from edgekit_toolkit.onnx_graph.layers import Floats
+
+# Where there are few patches for the columns (behind a global pooling there is one a sample), the moment is
+# drawn to its diagonal, and not at all with 8 patches a column.
+_PATCHES_EACH: Final = 2.0
+_LEAST_SHRINK: Final = 0.25
+# How strongly least squares hold a row to its own weights.
+_RIDGE: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Moments of the patches of a layer. The compressed network's may have fewer columns, J of K.
+
+    Attributes:
+        own: second moment of the compressed network's patches, [G, J, J].
+        cross: the float network's patches times the compressed network's, [G, K, J].
+        mean, float_mean: means of the patches, [G, J] and [G, K]; 0 if the moments are not centred.
+        columns: the columns of the float network's patches that the compressed network has, [J].
+    """
+
+    own: Floats
+    cross: Floats
+    mean: Floats
+    float_mean: Floats
+    columns: NDArray[np.intp]
+
+    @classmethod
+    def measure(
+        cls,
+        patches: Floats,
+        float_patches: Floats,
+        *,
+        centred: bool,
+        columns: NDArray[np.intp] | None = None,
+    ) -> "Moments":
+        """Return the moments of patches [P, G, J] and [P, G, K], at the same positions.
+
+        Args:
+            patches: of the compressed network.
+            float_patches: of the float network.
+            centred: whether means are taken off, as the layer's bias takes them up.
+            columns: those of the float network's patches that the compressed network has, by default all.
+        """
+        if columns is None:
+            columns = np.arange(float_patches.shape[-1])
+        means = [values.mean(axis=0) * centred for values in (patches, float_patches)]
+        new, old = (
+            np.ascontiguousarray((values - mean).transpose(1, 2, 0))
+            for values, mean in zip((patches, float_patches), means, strict=True)
+        )
+        count = len(patches)
+        own = new @ new.transpose(0, 2, 1) / count
+        cross = own if patches is float_patches else old @ new.transpose(0, 2, 1) / count
+        share = min(1.0, _PATCHES_EACH * cross.shape[1] / count)
+        if share >= _LEAST_SHRINK:
+            own, cross = _shrink(own, share, np.arange(len(columns))), _shrink(cross, share, columns)
+        return cls(own, cross, means[0], means[1], columns)
+
+    def restrict(self, columns: NDArray[np.intp]) -> "Moments":
+        """Return the moments for some of the compressed network's columns."""
+        own = self.own[:, columns[:, None], columns]
+        mean = self.mean[:, columns]
+        return Moments(own, self.cross[:, :, columns], mean, self.float_mean, self.columns[columns])
+
+    def fit(self, rows: Floats) -> Floats:
+        """Return the rows for the compressed network's patches nearest to `rows` for the float ones.
+
+        Args:
+            rows: [G, R, K].
+        """
+        diagonal = np.einsum("gii->gi", self.own).mean(axis=1)
+        ridge = (_RIDGE * np.maximum(diagonal, 1e-9))[:, None, None]
+        target = rows @ self.cross + ridge * rows[:, :, self.columns]
+        own = self.own + ridge * np.eye(self.own.shape[-1])
+        return np.swapaxes(np.linalg.solve(own, np.swapaxes(target, 1, 2)), 1, 2)
+
+    def bias_change(self, rows: Floats, new_rows: Floats) -> Floats:
+        """Return what a layer's bias must gain to keep the means of its outputs, [G * R]."""
+        means = rows @ self.float_mean[:, :, None] - new_rows @ self.mean[:, :, None]
+        return np.asarray(means.reshape(-1))
+
+    @property
+    def damped(self) -> Floats:
+        return damp(self.own)
+
+
+def _shrink(moment: Floats, share: float, columns: NDArray[np.intp]) -> Floats:
+    """Draw a moment [G, K, J] towards its values for the same column."""
+    shrunk = (1 - share) * moment
+    same = np.arange(len(columns))
+    shrunk[:, columns, same] = moment[:, columns, same]
+    return shrunk

@@ -1,0 +1,409 @@
+"""Removes channels that cost the outputs least for each multiply-add saved, and repairs the layers behind.
+
+In a group, channels go in the order of their error at the layers that read them, where the rows of those
+layers adapt each time (block OBS): with H the second moment of the patches, removing the columns c of the
+rows W costs W_c (H^-1_cc)^-1 W_c^T. A few measured points a group turn errors into noise of the outputs, so
+that groups compete. At last the layers are fitted one after the other, as least squares against what the
+float network computes, for the inputs that the pruned network leaves them.
+
+Groups with few patches for the columns, as behind a global pooling, stay: their moments say too little.
+
+Source: B. Hassibi and D. Stork, Second order derivatives for network pruning, 1992; E. Kurtic et al., ZipLM,
+2023, section 3.2, for whole structures at once.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from edgekit_toolkit.compress.moments import Moments
+from edgekit_toolkit.compress.twin_run import TwinRun
+from edgekit_toolkit.costs.onnx_operators import node_costs
+from edgekit_toolkit.models.ort_session import run_session, session_for
+from edgekit_toolkit.onnx_graph.channels import (
+    FOREIGN,
+    ChannelGroup,
+    Channels,
+    compose_channels,
+    find_groups,
+    slice_channels,
+)
+from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, copy_model
+from edgekit_toolkit.onnx_graph.layers import Floats, Layer, find_layers
+from edgekit_toolkit.onnx_graph.specs import dimension, real_inputs
+from edgekit_toolkit.passes.dead_channels import SlicedModel, remove_dead_channels
+from edgekit_toolkit.samples.generated import Feeds
+
+_MIN_CHANNELS: Final = 8
+_MIN_SHARE: Final = 1 / 8  # of a group's channels stays
+_MIN_PATCHES: Final = 2  # for each column
+_STEPS: Final = 64  # in which a group's order is found: few channels alone, many some at a time
+_POINTS: Final = 8  # numbers of channels at which the noise of a group is measured
+# Samples on which it is measured: as many as this work allows, in multiply-adds.
+_MIN_SAMPLES, _MAX_SAMPLES, _MAX_MACS = 8, 64, 4e11
+_LEAST_PROBABILITY: Final = 1e-6
+
+
+def prune(
+    model: onnx.ModelProto,
+    samples: Sequence[Feeds],
+    *,
+    shares: Sequence[float],
+    multiple: int,
+    threads: int,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> list[SlicedModel]:
+    """Return models with fewer and fewer channels, until each share of the multiply-adds is saved.
+
+    The first is without dead channels, if there are any. A model may save several shares; those that cannot
+    be saved have none.
+
+    Args:
+        model: float model.
+        samples: inputs from which the moments are taken.
+        shares: of the multiply-adds, in ascending order.
+        multiple: of how many channels a group keeps a multiple.
+        threads: threads of one inference.
+        progress: called with the layers done and their number.
+
+    Raises:
+        BackendError: onnxruntime does not run a part of the model.
+        ModelError: the multiply-adds of the model cannot be counted.
+    """
+    dead = remove_dead_channels(model, multiple=multiple) or SlicedModel({}, model)
+    results = [dead] if dead.channels else []
+    total, macs = sum(_count_macs(model, samples[0]).values()), _count_macs(dead.model, samples[0])
+    rankings = _rank(dead.model, samples, sum(macs.values()), threads=threads, progress=progress)
+    for channels in _choose(rankings, macs, total, shares, multiple):
+        pruned = slice_channels(dead.model, channels)
+        repaired = _repair(dead.model, pruned, channels, samples, threads=threads)
+        results.append(SlicedModel(compose_channels(dead.channels, channels), repaired))
+    return results
+
+
+def _count_macs(model: onnx.ModelProto, feeds: Feeds) -> dict[str, int]:
+    """Return the multiply-adds of each layer, by its first output."""
+    dims = {
+        name: feeds[value.name].shape[axis]
+        for value in real_inputs(model.graph)
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+        if isinstance(name := dimension(value.name, axis, dim), str)
+    }
+    costs = {cost.name: cost.macs for cost in node_costs(model, dims)}
+    return {layer.name: costs.get(layer.node.name or layer.name, 0) for layer in find_layers(model)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranking:
+    """In which order the channels of a group go.
+
+    Attributes:
+        group: the group.
+        order: channels, the first to go first.
+        noise: noise of the outputs without the first n + 1 of them, estimated.
+    """
+
+    group: ChannelGroup
+    order: NDArray[np.intp]
+    noise: Floats
+
+    def stays(self, removed: int) -> tuple[int, ...]:
+        return tuple(sorted(set(range(self.group.size)) - set(map(int, self.order[:removed]))))
+
+
+def _rank(
+    model: onnx.ModelProto,
+    samples: Sequence[Feeds],
+    macs: float,
+    *,
+    threads: int,
+    progress: Callable[[int, int], None],
+) -> list[_Ranking]:
+    layers = find_layers(model)
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    waiting = [group for group in find_groups(model) if group.consumers and group.size > _least(group)]
+    readers = {consumer.name for group in waiting for consumer in group.consumers}
+    moments: dict[str, Moments] = {}
+    rankings = []
+    affordable = _MAX_MACS / max(macs * _POINTS * len(waiting), 1)
+    measured = samples[: int(np.clip(affordable, _MIN_SAMPLES, _MAX_SAMPLES))]
+    noise = _OutputNoise(model, measured, threads=threads)
+    for number, (layer, inputs, _) in enumerate(TwinRun(model, layers, samples, threads=threads)):
+        progress(number, len(layers))
+        if layer.name in readers:
+            patches = layer.gather(inputs)
+            if len(patches) >= _MIN_PATCHES * layer.columns and np.isfinite(patches).all():
+                moments[layer.name] = Moments.measure(patches, patches, centred=bool(layer.bias))
+        ready = [group for group in waiting if group.consumers[-1].name == layer.name]
+        for group in ready:
+            waiting.remove(group)
+            if all(consumer.name in moments for consumer in group.consumers):
+                rows = {
+                    consumer.name: consumer.to_rows(numpy_helper.to_array(weights[consumer.weight]))
+                    for consumer in group.consumers
+                }
+                if all(np.isfinite(row).all() for row in rows.values()):
+                    rankings.append(_rank_group(model, group, rows, moments, noise))
+        still_read = {consumer.name for group in waiting for consumer in group.consumers}
+        moments = {name: moment for name, moment in moments.items() if name in still_read}
+    return rankings
+
+
+def _least(group: ChannelGroup) -> int:
+    return max(_MIN_CHANNELS, math.ceil(group.size * _MIN_SHARE))
+
+
+def _rank_group(
+    model: onnx.ModelProto,
+    group: ChannelGroup,
+    rows: Mapping[str, Floats],
+    moments: Mapping[str, Moments],
+    noise: "_OutputNoise",
+) -> _Ranking:
+    readers = [
+        _Reader(rows[layer.name][0], moments[layer.name].damped[0], group.columns(layer), group.size)
+        for layer in group.consumers
+    ]
+    order, errors, total = [], [], 0.0
+    alive = np.ones(group.size, bool)
+    step = max(1, group.size // _STEPS)
+    while alive.sum() > _least(group):
+        costs = np.sum([reader.costs(alive) for reader in readers], axis=0)
+        chosen = np.argsort(costs, kind="stable")[: min(step, int(alive.sum()) - _least(group))]
+        for channel in chosen:
+            total += costs[channel]
+            order.append(channel)
+            errors.append(total)
+        for reader in readers:
+            reader.remove(chosen)
+        alive[chosen] = False
+    ranking = _Ranking(group, np.array(order), np.array(errors))
+    counts = sorted({math.ceil(len(order) * point / _POINTS) for point in range(1, _POINTS + 1)})
+    scales = [
+        noise.measure(_fit_consumers(model, group, ranking.stays(count), rows, moments))
+        / max(errors[count - 1], 1e-30)
+        for count in counts
+    ]
+    estimate = np.interp(np.arange(1, len(order) + 1), counts, scales) * ranking.noise
+    return _Ranking(group, ranking.order, np.maximum.accumulate(estimate))
+
+
+class _Reader:
+    """The error at one layer while channels go and its rows adapt, as a share of its output's power."""
+
+    def __init__(self, rows: Floats, moment: Floats, columns: NDArray[np.int64], size: int) -> None:
+        self._rows = rows.copy()
+        self._inverse = np.linalg.inv(moment)
+        self._power = max(float(((rows @ moment) * rows).sum()), 1e-30)
+        by_channel = np.argsort(columns, kind="stable")[np.count_nonzero(columns == FOREIGN) :]
+        self._columns = by_channel.reshape(size, -1)
+
+    def costs(self, alive: NDArray[np.bool_]) -> Floats:
+        """Return the error that each channel's removal adds; infinite for those that are gone."""
+        costs = np.full(len(alive), np.inf)
+        columns = self._columns[alive]
+        blocks = self._inverse[columns[:, :, None], columns[:, None]]
+        rows = self._rows[:, columns].transpose(1, 2, 0)  # [channels, places, rows]
+        costs[alive] = (rows * np.linalg.solve(blocks, rows)).sum(axis=(1, 2)) / self._power
+        return costs
+
+    def remove(self, channels: NDArray[np.intp]) -> None:
+        """Set the columns of channels to 0; the others take up what they can."""
+        own = self._columns[channels].reshape(-1)
+        spread = np.linalg.solve(self._inverse[own[:, None], own], self._inverse[own])
+        self._rows -= self._rows[:, own] @ spread
+        self._inverse -= self._inverse[:, own] @ spread
+
+
+def _fit_consumers(
+    model: onnx.ModelProto,
+    group: ChannelGroup,
+    stays: tuple[int, ...],
+    rows: Mapping[str, Floats],
+    moments: Mapping[str, Moments],
+) -> onnx.ModelProto:
+    """Return the model without some channels of one group, whose readers are fitted."""
+    result = slice_channels(model, {group.name: stays})
+    layers = {layer.name: layer for layer in find_layers(result)}
+    weights = _OwnWeights(result)
+    for consumer in group.consumers:
+        columns = np.flatnonzero(np.isin(group.columns(consumer), [*stays, FOREIGN]))
+        weights.fit(layers[consumer.name], rows[consumer.name], moments[consumer.name].restrict(columns))
+    return result
+
+
+class _OwnWeights:
+    """Changes weights and biases that one layer alone reads, in place."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._index = GraphIndex(model.graph)
+
+    def is_own(self, name: str) -> bool:
+        return bool(name) and len(self._index.consumers(name)) == 1
+
+    def fit(self, layer: Layer, rows: Floats, moments: Moments) -> None:
+        """Fit a layer whose float network has some rows, and keep the means of its outputs."""
+        fitted = moments.fit(rows)
+        self._set(layer.weight, layer.from_rows(fitted))
+        if self.is_own(layer.bias):
+            bias = numpy_helper.to_array(self._index.initializers[layer.bias])
+            self._set(layer.bias, bias + moments.bias_change(rows, fitted))
+
+    def value(self, name: str) -> NDArray[np.float32]:
+        return numpy_helper.to_array(self._index.initializers[name])
+
+    def _set(self, name: str, value: Floats) -> None:
+        self._index.initializers[name].CopyFrom(numpy_helper.from_array(value.astype(np.float32), name))
+
+
+class _OutputNoise:
+    """Power of the outputs' errors over that of the outputs; of a softmax those of its logits."""
+
+    def __init__(self, model: onnx.ModelProto, samples: Sequence[Feeds], *, threads: int) -> None:
+        self._samples, self._threads = samples, threads
+        index = GraphIndex(model.graph)
+        producers = [index.producers.get(value.name) for value in model.graph.output]
+        self._axes = [
+            attribute(node, "axis", -1) if node is not None and node.op_type == "Softmax" else None
+            for node in producers
+        ]
+        self._reference = self._run(model)
+
+    def measure(self, variant: onnx.ModelProto) -> float:
+        """Return the mean noise of the float outputs; infinite if one is not finite."""
+        noises = [
+            ((outputs - wanted) ** 2).sum() / max(((wanted - wanted.mean()) ** 2).sum(), 1e-30)
+            for outputs, wanted in zip(self._run(variant), self._reference, strict=True)
+            if outputs.shape == wanted.shape
+        ]
+        noise = float(np.mean(noises)) if noises else 0.0
+        return noise if math.isfinite(noise) else math.inf
+
+    def _run(self, model: onnx.ModelProto) -> list[Floats]:
+        session = session_for(model, threads=self._threads)
+        runs = [run_session(session, feeds) for feeds in self._samples]
+        return [
+            np.concatenate([_comparable(value, axis).reshape(-1) for value in values])
+            for values, axis in zip(zip(*runs, strict=True), self._axes, strict=True)
+            if np.issubdtype(values[0].dtype, np.floating)
+        ]
+
+
+def _comparable(value: NDArray[np.floating], softmax_axis: int | None) -> Floats:
+    if softmax_axis is None:
+        return value.astype(np.float64)
+    logits = np.log(np.maximum(value.astype(np.float64), _LEAST_PROBABILITY))
+    return np.asarray(logits - logits.mean(axis=softmax_axis, keepdims=True))
+
+
+def _choose(
+    rankings: Sequence[_Ranking],
+    macs: Mapping[str, int],
+    total: float,
+    shares: Sequence[float],
+    multiple: int,
+) -> list[dict[str, tuple[int, ...]]]:
+    """Return the channels that stay for each share that can be saved.
+
+    Step by step, the group loses channels whose noise is least for each multiply-add saved.
+
+    Args:
+        rankings: groups that may lose channels.
+        macs: of each layer.
+        total: multiply-adds from which the shares count.
+        shares: in ascending order.
+        multiple: of how many channels a group keeps a multiple.
+    """
+    removed = dict.fromkeys(range(len(rankings)), 0)
+
+    def remaining(counts: Mapping[int, int]) -> float:
+        rest = {name: float(count) for name, count in macs.items()}
+        for number, ranking in enumerate(rankings):
+            share, tensors = counts[number] / ranking.group.size, ranking.group.tensors
+            for layer in (*ranking.group.producers, *ranking.group.depthwise):
+                rest[layer.name] *= 1 - share
+            for layer in ranking.group.consumers:
+                rest[layer.name] *= 1 - share * float((tensors[layer.input].channels != FOREIGN).mean())
+        return sum(rest.values())
+
+    choices = []
+    now = remaining(removed)
+    targets = [share for share in shares if now > (1 - share) * total]
+    while targets:
+        best = (math.inf, -1, 0, now)
+        for number, ranking in enumerate(rankings):
+            size = ranking.group.size - removed[number]
+            count = removed[number] + (size % multiple or multiple)
+            if count > len(ranking.order):
+                continue
+            after = remaining({**removed, number: count})
+            before = ranking.noise[removed[number] - 1] if removed[number] else 0.0
+            cost = (ranking.noise[count - 1] - before) / max(now - after, 1e-9)
+            best = min(best, (cost, number, count, after))
+        if best[1] < 0:
+            break
+        _, number, removed[number], now = best
+        if now <= (1 - targets[0]) * total:
+            targets = [share for share in targets if now > (1 - share) * total]
+            choices.append({rankings[i].group.name: rankings[i].stays(n) for i, n in removed.items() if n})
+    return choices
+
+
+def _repair(
+    model: onnx.ModelProto,
+    pruned: onnx.ModelProto,
+    channels: Channels,
+    samples: Sequence[Feeds],
+    *,
+    threads: int,
+) -> onnx.ModelProto:
+    """Return the pruned model whose layers are fitted to what the layers of `model` compute."""
+    result = copy_model(pruned)
+    weights, source = _OwnWeights(result), _OwnWeights(model)
+    layers = find_layers(model)
+    parts = _remaining_parts(model, channels)
+    run = TwinRun(model, layers, samples, threads=threads, compressed=pruned)
+    for (layer, float_inputs, inputs), new_layer in zip(run, find_layers(result), strict=True):
+        rows_stay, columns = parts[layer.name]
+        rows = layer.to_rows(source.value(layer.weight))
+        patches, float_patches = new_layer.gather(inputs), layer.gather(float_inputs)
+        if np.array_equal(patches, float_patches) or not weights.is_own(new_layer.weight):
+            continue
+        if layer.groups == 1:
+            rows = rows[:, rows_stay]
+        elif layer.groups != new_layer.groups:
+            groups = rows_stay[:: rows.shape[1]] // rows.shape[1]
+            rows, float_patches = rows[groups], float_patches[:, groups]
+        if not np.isfinite(rows).all():
+            continue
+        moments = Moments.measure(
+            patches, float_patches, centred=weights.is_own(new_layer.bias), columns=columns
+        )
+        weights.fit(new_layer, rows, moments)
+        for name in filter(None, (new_layer.weight, new_layer.bias)):
+            run.weights[name] = weights.value(name)
+    return result
+
+
+def _remaining_parts(
+    model: onnx.ModelProto, channels: Channels
+) -> dict[str, tuple[NDArray[np.intp], NDArray[np.intp]]]:
+    """Return the rows (over all groups of a layer) and the columns of each layer that stay."""
+    layers = find_layers(model)
+    rows = {layer.name: np.arange(layer.channels) for layer in layers}
+    columns = {layer.name: np.arange(layer.columns) for layer in layers}
+    for group in find_groups(model):
+        if group.name in channels:
+            stays = np.isin(range(group.size), channels[group.name])
+            for layer in (*group.producers, *group.depthwise):
+                rows[layer.name] = group.tensors[layer.name].remaining(stays)
+            for layer in group.consumers:
+                own = group.columns(layer)
+                columns[layer.name] = np.flatnonzero((own == FOREIGN) | stays[own])
+    return {name: (rows[name], columns[name]) for name in rows}

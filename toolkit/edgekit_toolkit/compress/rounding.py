@@ -1,0 +1,134 @@
+"""Second-order rounding of the rows of a layer's weights. Pure.
+
+A row w multiplies patches x. Rounding it to codes times a step makes the mean squared error d H d^T, where d
+is the rounding error and H the second moment of the patches, so that errors of inputs that move together can
+cancel. The codes are chosen column by column; each column's error is spread over the columns that are still
+open (GPTQ), and then single codes move while that lowers the error (coordinate descent).
+
+Example: with H = [[1, .9], [.9, 1]] and w = [.4, .4] in steps of 1, rounding to nearest gives [0, 0] and the
+error .61; [1, 0] has .6^2 - 2 * .9 * .6 * .4 + .4^2 = .09.
+
+All arrays are float64. Rows come in groups of one second moment each: w [G, R, K], H [G, K, K].
+
+Source: E. Frantar et al., GPTQ, 2023, equation 2 and section 3; B. Hassibi and D. Stork, Second order
+derivatives for network pruning, 1992, for the step that spreads the error.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from edgekit_toolkit.onnx_graph.layers import Floats
+
+# Part of the mean of H's diagonal that is added to it: directions that the samples do not show still count.
+_DAMPING: Final = 0.01
+# Shorter ranges, as shares of the largest weight, among which the step of few bits is chosen.
+_RANGE_SHARES: Final = np.linspace(0.35, 1.0, 27)
+_SWEEPS: Final = 2
+_BLOCK: Final = 64  # columns whose errors reach the later ones together
+_LEAST: Final = 1e-30
+
+# The form for x86 without VNNI has codes of 7 bits.
+_MIN_FINE_PEAK: Final = 63
+
+
+def limits(peak: int) -> tuple[int, int]:
+    """Return the smallest and the largest code; of few bits all that two's complement has."""
+    return (-peak - 1 if is_coarse(peak) else -peak), peak
+
+
+def is_coarse(peak: int) -> bool:
+    """Whether codes have so few values that a range shorter than the largest weight may pay."""
+    return peak < _MIN_FINE_PEAK
+
+
+def damp(moment: Floats) -> Floats:
+    """Return a second moment [G, K, K] that can be inverted."""
+    diagonal = np.einsum("gii->gi", moment)
+    added = np.maximum(_DAMPING * diagonal.mean(axis=1), 1e-12)
+    damped: Floats = moment + added[:, None, None] * np.eye(moment.shape[-1])
+    return damped
+
+
+def choose_scale(rows: Floats, moment: Floats, peak: int) -> Floats:
+    """Return the step of each row [G, R, 1] with the least error when its codes are the nearest."""
+    largest = np.maximum(np.abs(rows).max(axis=2, keepdims=True), _LEAST) / peak
+    best: Floats = largest
+    error = np.full(largest.shape, np.inf)
+    for share in _RANGE_SHARES:
+        scale = largest * share
+        rest = np.clip(np.rint(rows / scale), *limits(peak)) * scale - rows
+        new = measure_errors(rest, moment)
+        best, error = np.where(new < error, scale, best), np.minimum(new, error)
+    return best
+
+
+def round_rows(rows: Floats, moment: Floats, scale: Floats, peak: int) -> Floats:
+    """Return the codes of rows, float64 [G, R, K] of whole numbers within `limits(peak)`.
+
+    Args:
+        rows: weights to come near to, [G, R, K].
+        moment: second moment of the patches, [G, K, K], after `damp`.
+        scale: step of each row, [G, R, 1].
+        peak: largest code.
+    """
+    nearest = np.clip(np.rint(rows / scale), *limits(peak))
+    starts = nearest, _spread(rows, moment, scale, peak)
+    ends = [_descend(codes, rows, moment, scale, peak) for codes in starts]
+    errors = [measure_errors(codes * scale - rows, moment) for codes in ends]
+    return np.where(errors[0] < errors[1], *ends)  # of few columns, the nearest codes may be the better start
+
+
+def measure_errors(differences: Floats, moment: Floats) -> Floats:
+    """Return the mean squared error d H d^T of each row's output, [G, R, 1]."""
+    errors: Floats = ((differences @ moment) * differences).sum(axis=2, keepdims=True)
+    return errors
+
+
+def fit_scale(codes: Floats, rows: Floats, moment: Floats, scale: Floats) -> Floats:
+    """Return the step of each row [G, R, 1] with which its codes come nearest; `scale` for rows of zeros."""
+    seen = codes @ moment
+    power, product = ((values * seen).sum(axis=2, keepdims=True) for values in (codes, rows))
+    return np.where((power > 0) & (product > 0), product / np.where(power > 0, power, 1), scale)
+
+
+def _spread(rows: Floats, moment: Floats, scale: Floats, peak: int) -> Floats:
+    """Round column after column, the one with the largest moment first."""
+    order = np.argsort(-np.einsum("gii->gi", moment), axis=1, kind="stable")
+    open_rows = np.take_along_axis(rows, order[:, None], axis=2)
+    sorted_moment = np.take_along_axis(np.take_along_axis(moment, order[:, :, None], 1), order[:, None], 2)
+    inverse = np.linalg.inv(sorted_moment)
+    # Upper factor of the inverse: row j spreads the error of column j over those behind it.
+    factor = np.swapaxes(np.linalg.cholesky((inverse + np.swapaxes(inverse, 1, 2)) / 2), 1, 2)
+    codes = np.zeros_like(rows)
+    count = rows.shape[2]
+    for begin in range(0, count, _BLOCK):
+        end = min(begin + _BLOCK, count)
+        errors = np.zeros((*rows.shape[:2], end - begin))
+        for column in range(begin, end):
+            spread = factor[:, None, column]
+            codes[:, :, column] = np.clip(np.rint(open_rows[:, :, column] / scale[:, :, 0]), *limits(peak))
+            error = open_rows[:, :, column] - codes[:, :, column] * scale[:, :, 0]
+            error /= spread[:, :, column]
+            open_rows[:, :, column:end] -= error[:, :, None] * spread[:, :, column:end]
+            errors[:, :, column - begin] = error
+        open_rows[:, :, end:] -= errors @ factor[:, begin:end, end:]
+    result = np.empty_like(codes)
+    np.put_along_axis(result, np.broadcast_to(order[:, None], codes.shape), codes, axis=2)
+    return result
+
+
+def _descend(codes: Floats, rows: Floats, moment: Floats, scale: Floats, peak: int) -> Floats:
+    """Move each code to where the error is least while all others stay, a few times over."""
+    step = scale[:, :, 0]
+    slope = (codes * scale - rows) @ moment
+    for _ in range(_SWEEPS):
+        for column in range(rows.shape[2]):
+            curvature = moment[:, column, column, None]
+            best = codes[:, :, column] - slope[:, :, column] / (curvature * step)
+            change = np.clip(np.rint(best), *limits(peak)) - codes[:, :, column]
+            if not change.any():
+                continue
+            codes[:, :, column] += change
+            slope += (change * step)[:, :, None] * moment[:, None, column]
+    return codes

@@ -1,0 +1,92 @@
+"""Rounds the weights of a model layer after layer, each for the inputs that the rounded layers leave it."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from edgekit_toolkit.compress.compression import CodedWeight, Compression
+from edgekit_toolkit.compress.moments import Moments
+from edgekit_toolkit.compress.rounding import choose_scale, fit_scale, is_coarse, round_rows
+from edgekit_toolkit.compress.twin_run import Quantize, TwinRun
+from edgekit_toolkit.onnx_graph.layers import Floats, Layer, find_layers
+from edgekit_toolkit.samples.generated import Feeds
+
+_REFITS: Final = 2  # of a step to its codes; more change nothing
+
+# The step of each row, float64 [G, R, 1], from a layer and its rows; None to choose the one of least error.
+ChooseStep = Callable[[Layer, Floats], Floats | None]
+
+
+def round_weights(
+    model: onnx.ModelProto,
+    samples: Sequence[Feeds],
+    *,
+    peak: int,
+    fine_peak: int = 127,
+    choose_step: ChooseStep = lambda _layer, _rows: None,
+    threads: int,
+    quantize: Quantize = lambda _name, values: values,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Compression:
+    """Return the weights of all layers as codes, and biases that keep the means of the layers' outputs.
+
+    Args:
+        model: float model.
+        samples: inputs from which the moments are taken.
+        peak: largest code, 1 to 127.
+        fine_peak: largest code of grouped layers, which have few weights and few inputs that could take
+            up an error.
+        choose_step: returns the steps of a layer.
+        threads: threads of one inference.
+        quantize: returns the values that an input of a layer has, by its name, where activations are codes.
+        progress: called with the layers done and their number.
+
+    Raises:
+        BackendError: onnxruntime does not run a part of the model.
+    """
+    layers = find_layers(model)
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    readers = Counter(name for node in model.graph.node for name in node.input)
+    run = TwinRun(model, layers, samples, threads=threads, quantize=quantize)
+    weights: dict[str, CodedWeight] = {}
+    for number, (layer, float_inputs, inputs) in enumerate(run):
+        progress(number, len(layers))
+        moments = Moments.measure(layer.gather(inputs), layer.gather(float_inputs), centred=bool(layer.bias))
+        rows = layer.to_rows(constants[layer.weight])
+        if not np.isfinite(rows).all():
+            continue
+        if layer.weight not in weights:
+            fitted = moments.fit(rows)
+            moment = moments.damped
+            step = choose_step(layer, fitted)
+            own_peak = fine_peak if layer.groups > 1 else peak
+            if step is None:
+                step = _own_step(fitted, moment, own_peak)
+            scale = step.astype(np.float32)
+            codes = round_rows(fitted, moment, scale.astype(np.float64), own_peak)
+            coded = layer.from_rows(codes).astype(np.int8)
+            weights[layer.weight] = CodedWeight(coded, scale.reshape(layer.channels))
+            run.weights[layer.weight] = weights[layer.weight].floats(layer.channel_axis)
+        if layer.bias and readers[layer.bias] == 1:
+            rounded = layer.to_rows(run.weights[layer.weight])
+            bias = constants[layer.bias] + moments.bias_change(rows, rounded)
+            run.weights[layer.bias] = bias.astype(np.float32)
+    biases = {
+        name: np.asarray(value, np.float32) for name, value in run.weights.items() if name not in weights
+    }
+    return Compression(weights, biases)
+
+
+def _own_step(rows: Floats, moment: Floats, peak: int) -> Floats:
+    """Return the step of each row that suits its weights."""
+    if not is_coarse(peak):
+        step: Floats = np.maximum(np.abs(rows).max(axis=2, keepdims=True), 1e-30) / peak
+        return step
+    step = choose_scale(rows, moment, peak)
+    for _ in range(_REFITS):
+        step = fit_scale(round_rows(rows, moment, step, peak), rows, moment, step)
+    return step

@@ -1,0 +1,161 @@
+"""The layers that compression changes: products with constant weights, as rows of a matrix in groups.
+
+A row of the matrix makes one output channel from the K values of a patch of the input. In a convolution of G
+groups, the rows of a group see the channels of that group alone: weights are [G, R, K], patches [P, G, K]. A
+dense layer has one group, a depthwise convolution as many as channels.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute
+
+Floats = NDArray[np.float64]
+
+# Patches of a layer over all samples: more change a moment little.
+_PATCHES: Final = 12_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A Conv, Gemm or MatMul with constant weights.
+
+    Attributes:
+        name: its first output.
+        input: the activation that it reads.
+        weight, bias: names of initializers; `bias` is empty where there is none.
+        shape: shape of the weight.
+        groups: groups of channels.
+        channel_axis: axis of the output channels in the weight.
+        node: the node in the graph, which is only read.
+    """
+
+    name: str
+    input: str
+    weight: str
+    bias: str
+    shape: tuple[int, ...]
+    groups: int
+    channel_axis: int
+    node: onnx.NodeProto
+
+    @property
+    def channels(self) -> int:
+        """Number of output channels."""
+        return self.shape[self.channel_axis]
+
+    @property
+    def columns(self) -> int:
+        """Values of a patch that a row reads."""
+        return math.prod(self.shape) // self.channels
+
+    def to_rows(self, weight: NDArray[Any]) -> Floats:
+        """Return a weight as rows, float64 [groups, rows, columns]."""
+        rows = np.moveaxis(weight, self.channel_axis, 0).astype(np.float64)
+        return rows.reshape(self.groups, self.channels // self.groups, self.columns)
+
+    def from_rows(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Return rows [groups, rows, columns] in the shape of the weight."""
+        others = [size for axis, size in enumerate(self.shape) if axis != self.channel_axis]
+        return np.ascontiguousarray(np.moveaxis(rows.reshape(self.channels, *others), 0, self.channel_axis))
+
+    @property
+    def pads_zeros(self) -> bool:
+        """Whether patches at a border hold zeros."""
+        is_same = attribute(self.node, "auto_pad", b"NOTSET") in {b"SAME_UPPER", b"SAME_LOWER"}
+        return self.node.op_type == "Conv" and (is_same or any(attribute(self.node, "pads", [])))
+
+    def gather(self, inputs: Sequence[NDArray[Any]]) -> Floats:
+        """Return patches of the inputs of all inferences, from the same positions in every call."""
+        rng, count = np.random.default_rng(0), max(1, _PATCHES // len(inputs))
+        return np.concatenate([self.patches(values, count, rng) for values in inputs])
+
+    def patches(self, values: NDArray[Any], count: int, rng: np.random.Generator) -> Floats:
+        """Return the patches of the input at some positions of the output, [positions, groups, columns].
+
+        Args:
+            values: input of one inference.
+            count: most positions; they are drawn where the output has more.
+            rng: draws them.
+        """
+        if self.node.op_type != "Conv":
+            if self.node.op_type == "Gemm" and attribute(self.node, "transA", 0):
+                values = values.T
+            rows = values.reshape(-1, values.shape[-1])
+            return rows[_draw(len(rows), count, rng)].astype(np.float64)[:, None]
+        kernel = self.shape[2:]
+        strides = list(attribute(self.node, "strides", [1] * len(kernel)))
+        dilations = list(attribute(self.node, "dilations", [1] * len(kernel)))
+        spans = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)]
+        padded = np.pad(values, [(0, 0), (0, 0), *self._pads(values.shape[2:], strides, spans)])
+        axes = tuple(range(2, values.ndim))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, spans, axes)
+        steps = [slice(None, None, step) for step in (1, 1, *strides, *dilations)]
+        windows = windows[tuple(steps)]
+        batch, positions = windows.shape[0], windows.shape[2 : values.ndim]
+        picks = np.unravel_index(_draw(batch * math.prod(positions), count, rng), (batch, *positions))
+        chosen: Any = (picks[0], slice(None), *picks[1:])
+        taken = windows[chosen]  # [positions, channels, kernel]
+        patches: Floats = taken.astype(np.float64).reshape(len(taken), self.groups, -1)
+        return patches
+
+    def _pads(
+        self, sizes: Sequence[int], strides: Sequence[int], spans: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        mode = attribute(self.node, "auto_pad", b"NOTSET")
+        if mode == b"VALID":
+            return [(0, 0)] * len(sizes)
+        if mode in {b"SAME_UPPER", b"SAME_LOWER"}:
+            totals = [
+                max((math.ceil(size / stride) - 1) * stride + span - size, 0)
+                for size, stride, span in zip(sizes, strides, spans, strict=True)
+            ]
+            halves = [(total // 2, total - total // 2) for total in totals]
+            return halves if mode == b"SAME_UPPER" else [half[::-1] for half in halves]
+        pads = list(attribute(self.node, "pads", [0] * (2 * len(sizes))))
+        return list(zip(pads[: len(sizes)], pads[len(sizes) :], strict=True))
+
+
+def _draw(total: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    return np.arange(total) if total <= count else np.sort(rng.choice(total, count, replace=False))
+
+
+def find_layers(model: onnx.ModelProto) -> list[Layer]:
+    """Return the layers of the top-level graph, in order."""
+    index = GraphIndex(model.graph)
+    return [layer for node in model.graph.node if (layer := _as_layer(index, node)) is not None]
+
+
+def _as_layer(index: GraphIndex, node: onnx.NodeProto) -> Layer | None:
+    if node.op_type not in {"Conv", "Gemm", "MatMul"} or node.domain not in {"", "ai.onnx"}:
+        return None
+    weight = index.constant(node.input[1])
+    if weight is None or weight.dtype != np.float32 or not weight.size or node.input[0] in index.initializers:
+        return None
+    is_conv = node.op_type == "Conv"
+    if weight.ndim < 3 if is_conv else weight.ndim != 2:
+        return None
+    if node.op_type == "Gemm" and (attribute(node, "alpha", 1.0) != 1 or attribute(node, "beta", 1.0) != 1):
+        return None
+    bias = node.input[2] if len(node.input) > 2 else ""
+    if bias and (value := index.constant(bias)) is not None and value.ndim != 1:
+        return None
+    if bias and index.constant(bias) is None:
+        return None
+    is_turned = node.op_type == "MatMul" or (node.op_type == "Gemm" and not attribute(node, "transB", 0))
+    return Layer(
+        name=node.output[0],
+        input=node.input[0],
+        weight=node.input[1],
+        bias=bias,
+        shape=weight.shape,
+        groups=int(attribute(node, "group", 1)) if is_conv else 1,
+        channel_axis=int(is_turned),
+        node=node,
+    )

@@ -1,0 +1,229 @@
+"""Finds channels without effect from the weights alone, and removes them.
+
+Training leaves channels whose weights have shrunk to nothing: such a channel has the same value for every
+input, often the 0 of a Relu. Bounds of all channels, from layer to layer, prove that. A constant moves into
+the biases of the layers that read it, except where those pad with zeros: there the border sees another value.
+A channel whose readers have no weights for it goes too.
+
+Example: a row of weights of 1e-30 with bias -0.1 before a Relu is 0 for all inputs below 1e9; the channel
+behind it, a depthwise filter with bias 0.2, is the constant 0.2 then.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from edgekit_toolkit.onnx_graph.channels import (
+    ChannelAxis,
+    ChannelGroup,
+    compose_channels,
+    find_groups,
+    slice_channels,
+)
+from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, copy_model
+from edgekit_toolkit.onnx_graph.layers import Floats, Layer, find_layers
+
+# What kernels like the number of channels to be.
+_MULTIPLE: Final = 8
+# Activations are no larger: float32 tells 64 apart up there.
+_MAX_ACTIVATION: Final = 1e9
+# Relative errors that float32 makes anyway: of a sum, and of an output.
+_SUM_ERROR: Final = 1e-6
+_OUTPUT_ERROR: Final = 1e-7
+
+
+@dataclass(frozen=True, slots=True)
+class SlicedModel:
+    """A float model without some channels.
+
+    Attributes:
+        channels: the channels that stay, in groups that lose some.
+        model: the model of these channels, with changed weights.
+    """
+
+    channels: Mapping[str, tuple[int, ...]]
+    model: onnx.ModelProto
+
+
+def run(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model without channels that have no effect."""
+    sliced = remove_dead_channels(model, multiple=_MULTIPLE)
+    return model if sliced is None else sliced.model
+
+
+def remove_dead_channels(model: onnx.ModelProto, *, multiple: int = 1) -> SlicedModel | None:
+    """Return the model without channels that have no effect; None if there are none.
+
+    Outputs change by rounding alone, for activations up to 1e9.
+
+    Args:
+        model: float model.
+        multiple: of how many channels a group keeps a multiple.
+    """
+    channels: dict[str, tuple[int, ...]] = {}
+    remaining = model
+    while (step := _remove_once(remaining, multiple)) is not None:
+        channels, remaining = compose_channels(channels, step.channels), step.model
+    return SlicedModel(channels, remaining) if channels else None
+
+
+def _remove_once(model: onnx.ModelProto, multiple: int) -> SlicedModel | None:
+    """Remove what is dead while all else is there; other channels may be dead then."""
+    groups, weights = find_groups(model), _LayerConstants(model)
+    bounds = _bounds(weights, groups)
+    result = copy_model(model)
+    biases = GraphIndex(result.graph).initializers
+    channels = {}
+    for group in groups:
+        readings = [_ChannelReading(consumer, group, weights, bounds) for consumer in group.consumers]
+        is_dead = np.logical_and.reduce([reading.is_constant for reading in readings])
+        count = max(multiple, -(-int((~is_dead).sum()) // multiple) * multiple)
+        if not readings or count >= group.size:
+            continue
+        stays = np.sort(np.argsort(is_dead, kind="stable")[:count])
+        channels[group.name] = tuple(map(int, stays))
+        for reading in readings:
+            if reading.own_bias:
+                # In the copy, which has what groups before have moved.
+                bias = biases[reading.layer.bias]
+                value = numpy_helper.to_array(bias) + reading.constant(np.setdiff1d(range(group.size), stays))
+                bias.CopyFrom(numpy_helper.from_array(value.astype(np.float32), bias.name))
+    return SlicedModel(channels, slice_channels(result, channels)) if channels else None
+
+
+class _LayerConstants:
+    """The constants of a model's layers."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.index = GraphIndex(model.graph)
+        self.layers = {layer.name: layer for layer in find_layers(model)}
+
+    def rows(self, layer: Layer) -> Floats:
+        return layer.to_rows(numpy_helper.to_array(self.index.initializers[layer.weight]))
+
+    def bias(self, layer: Layer) -> Floats:
+        if not layer.bias:
+            return np.zeros(layer.channels)
+        return numpy_helper.to_array(self.index.initializers[layer.bias]).astype(np.float64)
+
+    def has_own_bias(self, layer: Layer) -> bool:
+        """Whether the layer has a bias that no other reads."""
+        return bool(layer.bias) and len(self.index.consumers(layer.bias)) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Bounds of the values of each channel, [channels]."""
+
+    low: Floats
+    high: Floats
+
+    def clip(self, low: float, high: float) -> "_Bounds":
+        return _Bounds(np.clip(self.low, low, high), np.clip(self.high, low, high))
+
+    def with_zero(self) -> "_Bounds":
+        return _Bounds(np.minimum(self.low, 0), np.maximum(self.high, 0))
+
+
+class _ChannelReading:
+    """What a layer makes of each channel of a group.
+
+    Attributes:
+        layer: the layer.
+        own_bias: whether its bias can take up constants.
+        is_constant: whether each channel adds a constant to its outputs, bool [channels].
+    """
+
+    def __init__(
+        self, layer: Layer, group: ChannelGroup, weights: _LayerConstants, bounds: Mapping[str, _Bounds]
+    ) -> None:
+        self.layer, self.own_bias = layer, weights.has_own_bias(layer)
+        self._columns, self._rows = group.columns(layer), weights.rows(layer)[0]
+        inputs = len(group.tensors[layer.input].channels)
+        values = bounds.get(layer.input) or _unbounded(inputs)
+        values = values.with_zero() if layer.pads_zeros else values
+        low, high = (np.repeat(side, layer.columns // inputs) for side in (values.low, values.high))
+        self._center = (low + high) / 2
+        error = np.abs(self._rows) * ((high - low) / 2 if self.own_bias else np.maximum(-low, high))
+        allowed = _OUTPUT_ERROR * np.maximum(np.abs(self._rows).max(axis=1), np.abs(weights.bias(layer)))
+        errors = [error[:, self._columns == channel].sum(axis=1) for channel in range(group.size)]
+        self.is_constant = np.array([bool((error <= allowed).all()) for error in errors])
+
+    def constant(self, channels: NDArray[np.intp]) -> Floats:
+        """Return what some channels add to the outputs, [rows]."""
+        own = np.isin(self._columns, channels)
+        return np.asarray(self._rows[:, own] @ self._center[own])
+
+
+def _bounds(weights: _LayerConstants, groups: list[ChannelGroup]) -> dict[str, _Bounds]:
+    """Return bounds of the activations in groups, from the weights alone."""
+    places = {name: where for group in groups for name, where in group.tensors.items()}
+    bounds: dict[str, _Bounds] = {}
+    for node in weights.index.graph.node:
+        name = node.output[0] if node.output else ""
+        if name not in places:
+            continue
+        layer, source = weights.layers.get(name), bounds.get(node.input[0])
+        bound = None
+        if layer is not None:
+            bound = _of_layer(layer, weights, source)
+        elif source is not None:
+            bound = _of_operator(weights.index, node, source, places)
+        if bound is not None and np.isfinite(bound.low).all() and np.isfinite(bound.high).all():
+            bounds[name] = bound.clip(-_MAX_ACTIVATION, _MAX_ACTIVATION)
+    return bounds
+
+
+def _of_layer(layer: Layer, weights: _LayerConstants, source: _Bounds | None) -> _Bounds:
+    rows = weights.rows(layer)
+    inputs = layer.shape[1] * layer.groups if layer.node.op_type == "Conv" else layer.columns
+    if source is None:
+        source = _unbounded(inputs)
+    if layer.pads_zeros:
+        source = source.with_zero()
+    per_group = (layer.groups, inputs // layer.groups)
+    low, high = (
+        np.repeat(side.reshape(per_group), layer.columns // per_group[1], axis=1)[:, None]
+        for side in (source.low, source.high)
+    )
+    smallest, largest = np.minimum(rows * low, rows * high), np.maximum(rows * low, rows * high)
+    smallest, largest = smallest - _SUM_ERROR * np.abs(smallest), largest + _SUM_ERROR * np.abs(largest)
+    bias = weights.bias(layer)
+    return _Bounds(*(bias + products.sum(axis=2).reshape(-1) for products in (smallest, largest)))
+
+
+def _of_operator(
+    index: GraphIndex, node: onnx.NodeProto, source: _Bounds, places: Mapping[str, ChannelAxis]
+) -> _Bounds | None:
+    if node.op_type == "Relu":
+        return source.clip(0, np.inf)
+    if node.op_type == "Clip":
+        limits = [index.constant(name) for name in node.input[1:]]
+        if len(limits) != 2 or limits[0] is None or limits[1] is None:
+            return None
+        return source.clip(float(limits[0]), float(limits[1]))
+    if node.op_type == "AveragePool" and (any(attribute(node, "pads", [])) or attribute(node, "auto_pad")):
+        return source.with_zero()
+    if node.op_type in {
+        "AveragePool",
+        "GlobalAveragePool",
+        "GlobalMaxPool",
+        "Identity",
+        "MaxPool",
+        "ReduceMean",
+    }:
+        return source
+    if node.op_type in {"Reshape", "Flatten"}:
+        before, after = places[node.input[0]].channels, places[node.output[0]].channels
+        count = len(after) // len(before)
+        return _Bounds(np.repeat(source.low, count), np.repeat(source.high, count))
+    return None
+
+
+def _unbounded(count: int) -> _Bounds:
+    return _Bounds(np.full(count, -_MAX_ACTIVATION), np.full(count, _MAX_ACTIVATION))

@@ -1,0 +1,19 @@
+"""What each family of compression gave: the bytes after each step to a compressed candidate."""
+
+from typing import Any
+
+from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
+
+
+def describe_compression(run: Run, candidate: JudgedCandidate) -> list[dict[str, Any]]:
+    """Return the steps from the float model to a compressed candidate; none for another one."""
+    compression = candidate.form.compression
+    if compression is None:
+        return []
+    largest = max((weight.bits for weight in compression.weights.values()), default=8)
+    steps = [("float32", run.prepared.floats.size_bytes)]
+    steps.append((f"weights as codes of {largest} bits", candidate.model.size_bytes))
+    if "transport" in candidate.measured.figures:
+        transport = int(candidate.measured.figures["transport"])
+        steps.append((f"package on its way, {compression.mean_bits:.1f} bits a weight", transport))
+    return [{"step": step, "bytes": size} for step, size in steps]
