@@ -52,6 +52,14 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     yield from _inner_graphs(graph.node)
 
 
+def time_major_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Yield the recurrent nodes whose first axis is time."""
+    for node in nodes(model):
+        is_batch_major = any(item.name == "layout" and item.i for item in node.attribute)
+        if node.op_type in {"LSTM", "GRU", "RNN"} and not is_batch_major:
+            yield node
+
+
 def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Yield every node, those inside control flow included."""
     for graph in graphs(model.graph):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import onnx
 
+from edgekit_runtime.package.golden import resample
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.traversal import nodes
@@ -39,10 +40,16 @@ def open_conditions(model: Model) -> Conditions:
     return read
 
 
-def find_untested(model: Model, rows: Iterable[Feeds]) -> list[str]:
-    """Return a sentence about branches that no row takes, and one about branches that cannot be followed."""
+def find_untested(model: Model, first: Feeds, seeds: Iterable[int]) -> list[str]:
+    """Return a sentence about branches that no row takes, and one about branches that cannot be followed.
+
+    Args:
+        model: the float model.
+        first: the first golden row.
+        seeds: seeds of the further rows.
+    """
     read = open_conditions(model)
-    taken = [read(feeds) for feeds in rows]
+    taken = [read(first), *(read(resample(first, seed)) for seed in seeds)]
     untaken = [
         f"{branch} branch of If '{name}'"
         for name in taken[0]

@@ -4,7 +4,6 @@ import platform
 from collections.abc import Iterator
 
 from edgekit_runtime.offload.measurement.machine_facts import describe_engine
-from edgekit_runtime.package.golden import resample
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.engines import find_engine, parse_engine
 from edgekit_runtime.system.install_hint import install_command
@@ -16,8 +15,7 @@ from edgekit_toolkit.measurement.device_profile import is_current
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
-from edgekit_toolkit.onnx_graph.index import attribute
-from edgekit_toolkit.onnx_graph.traversal import nodes
+from edgekit_toolkit.onnx_graph.traversal import time_major_nodes
 from edgekit_toolkit.packaging.attachments import class_names, find_labels_problem
 from edgekit_toolkit.packaging.golden_branches import find_untested
 from edgekit_toolkit.pipeline.request import Request
@@ -95,9 +93,8 @@ def find_warnings(run: Run) -> list[str]:
 def _find_single_steps(model: Model) -> Iterator[str]:
     """Yield a warning for each recurrence over the axis that counts the samples."""
     names = {spec.name: spec for spec in model.specs()[0] if spec.shape and isinstance(spec.shape[0], str)}
-    for node in nodes(model.proto) if isinstance(model, OnnxModel) else ():
-        is_over_time = node.op_type in ("LSTM", "GRU", "RNN") and not attribute(node, "layout", 0)
-        if is_over_time and node.input[0] in names:
+    for node in time_major_nodes(model.proto) if isinstance(model, OnnxModel) else ():
+        if node.input[0] in names:
             name, shape = node.input[0], ", ".join(map(str, names[node.input[0]].shape))
             yield (
                 f"the first axis of '{name}' [{shape}] is time for {node.op_type}, and each sample is"
@@ -110,7 +107,7 @@ def _find_untested(run: Run) -> list[str]:
     first, candidate = run.prepared.golden.feeds, run.chosen or run.candidates[0]
     rows = candidate.package.manifest.golden.rows
     seeds = () if rows is None else rows.seeds
-    return find_untested(run.prepared.floats, [first, *(resample(first, seed) for seed in seeds)])
+    return find_untested(run.prepared.floats, first, seeds)
 
 
 def _find_profile_problem(request: Request) -> str | None:
