@@ -36,9 +36,11 @@ from edgekit_toolkit.quantize.sensitivity import Fidelity, softmax_axes
 from edgekit_toolkit.samples.generated import Feeds
 
 _FAILURES: Final = (EdgekitError, np.linalg.LinAlgError)
-# Shares of the multiply-adds that pruned candidates save, and what kernels like the number of channels to be.
+# Shares of the multiply-adds that pruned candidates save.
 _SHARES: Final = (0.10, 0.25, 0.40)
-_CHANNELS_MULTIPLE: Final = 8
+# What int8 kernels like the number of channels to be: AVX-512 multiplies 16 at a time.
+_CHANNELS_MULTIPLES: Final = {"x86_64": 16}
+_USUAL_MULTIPLE: Final = 8
 # Samples for second moments, and the most bytes that their activations take while layers are rounded.
 _SAMPLES: Final = 200
 _ACTIVATION_BYTES: Final = 1 << 30
@@ -61,6 +63,7 @@ class CompressionTask:
         open_quantizer: returns the quantizer of another float model for the same engine.
         calibration: makes a fresh stream of samples.
         dims: sizes of free dimensions.
+        arch: architecture of the target.
         needs_fewer_macs: whether a limit binds that fewer multiply-adds may keep.
         max_transport_bytes: limit on the bytes that travel, if it binds; else infinite.
         transport_bytes: returns the bytes that travel of a candidate's package.
@@ -72,6 +75,7 @@ class CompressionTask:
     open_quantizer: Callable[[OnnxModel], Quantizer]
     calibration: Callable[[], Iterator[Feeds]]
     dims: Mapping[str, int]
+    arch: str
     needs_fewer_macs: bool
     max_transport_bytes: float
     transport_bytes: Callable[[Candidate], int]
@@ -163,7 +167,7 @@ def _prune(
             task.floats,
             samples,
             shares=_SHARES,
-            multiple=_CHANNELS_MULTIPLE,
+            multiple=_CHANNELS_MULTIPLES.get(task.arch, _USUAL_MULTIPLE),
             threads=task.quantizer.threads,
             progress=lambda done, total: task.progress("ranking channels", done, total),
         )

@@ -166,6 +166,7 @@ def _compress(
         open_quantizer=lambda model: _open_quantizer(request, prepared, model),
         calibration=lambda: feeds_only(prepared.samples.calibration),
         dims=prepared.dims,
+        arch=request.target.arch,
         needs_fewer_macs=not binding.isdisjoint({"latency", "energy", "memory", "size"}),
         max_transport_bytes=limit if "transport" in binding else math.inf,
         transport_bytes=measure_transport,
