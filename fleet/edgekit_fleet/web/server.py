@@ -82,7 +82,7 @@ class _Listener(socket.socket):
 
     Attributes:
         handshakes: address and port -> network and connection that is not ready yet.
-        ended: connections that have ended since memory was given back.
+        ended: connections and handshakes that have ended since memory was given back.
     """
 
     def __init__(self, listening: socket.socket, limits: ConnectionLimits) -> None:
@@ -115,6 +115,7 @@ class _Listener(socket.socket):
             _, oldest = self.handshakes.pop(peer)
             with contextlib.suppress(OSError):  # it has been closed already
                 oldest.shutdown(socket.SHUT_RDWR)
+            self.count_end()
         return connection, address
 
     def _thin_out(self) -> None:
