@@ -19,8 +19,10 @@ PROBE_STEP: Final = 0.25
 _LEAST_NOISE: Final = 1e-10
 _MAX_STEP: Final = 3.0
 # Steps of rows follow their size half way, in quarters of a power of two: few values, which take few bits.
+# With the scale of its bias, a channel's own step takes about a byte.
 _ROW_POWER: Final = 0.5
 _ROW_LEAST: Final = 0.02
+_MOST_FOR_SCALES: Final = 0.03
 
 
 class EqualSlopeSteps:
@@ -30,10 +32,15 @@ class EqualSlopeSteps:
         layers: layers of the model.
         noises: noise of the output if a layer alone has steps of `PROBE_STEP`, by the name of the layer.
         peak: largest code.
+        limit_bytes: limit on all bytes that travel: a small one leaves no bytes for steps of single rows.
     """
 
-    def __init__(self, layers: Sequence[Layer], noises: Mapping[str, float], peak: int) -> None:
+    def __init__(
+        self, layers: Sequence[Layer], noises: Mapping[str, float], *, peak: int, limit_bytes: float
+    ) -> None:
         self._peak = peak
+        channels = sum(layer.channels for layer in layers)
+        self._row_power = _ROW_POWER if channels <= _MOST_FOR_SCALES * limit_bytes else 0.0
         sizes = {layer.name: layer.channels * layer.columns for layer in layers}
         mean = sum(sizes.values()) / max(len(sizes), 1)
         self._shares = {
@@ -52,8 +59,7 @@ class EqualSlopeSteps:
         share = min(strength * self._shares[layer.name], _MAX_STEP)
         whole = max(float(np.sqrt((rows**2).mean())), 1e-30)
         own = np.maximum(np.sqrt((rows**2).mean(axis=2, keepdims=True)) / whole, _ROW_LEAST)
-        steps = np.maximum(
-            whole * share * own**_ROW_POWER, np.abs(rows).max(axis=2, keepdims=True) / self._peak
-        )
+        sizes = np.abs(rows).max(axis=2, keepdims=True) if self._row_power else np.abs(rows).max()
+        steps = np.maximum(whole * share * own**self._row_power, sizes / self._peak)
         quantized: Floats = 2 ** (np.ceil(4 * np.log2(np.maximum(steps, 1e-30))) / 4)
         return quantized

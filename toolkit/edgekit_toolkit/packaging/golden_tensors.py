@@ -23,7 +23,7 @@ Array = NDArray[Any]
 Outputs = Mapping[str, Array]
 
 # Larger inputs are stored in blocks of equal values; of larger outputs, every k-th value is stored.
-_MAX_ELEMENTS: Final = 4096
+_MAX_ELEMENTS: Final = 1024
 # Other engines and processors round differently. Then codes of an int8 model may differ by a step or two in
 # each layer, a float model only in its last bits.
 _TOLERANCE: Final = {"int8": 0.10, "float": 0.005}

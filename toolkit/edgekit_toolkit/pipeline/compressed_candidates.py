@@ -30,6 +30,7 @@ from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.clipping import RANGE_METHODS
 from edgekit_toolkit.quantize.forms import Form, compressed_floats
 from edgekit_toolkit.quantize.onnx.propagation import ODD_GRAPH, Rounding, propagate
+from edgekit_toolkit.quantize.onnx.storage import fits_half
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.scheme import fake_quantize
 from edgekit_toolkit.quantize.sensitivity import Fidelity, softmax_axes
@@ -284,8 +285,10 @@ class _Compressor:
 
     def _add_for_transport(self, arithmetic: str) -> None:
         """Add the form with the finest steps whose package travels within the limit."""
-        steps = EqualSlopeSteps(find_layers(self._floats), self._layer_noises(), self._peak)
         limit = self._task.max_transport_bytes
+        steps = EqualSlopeSteps(
+            find_layers(self._floats), self._layer_noises(), peak=self._peak, limit_bytes=limit
+        )
         strength = self._guess(steps, limit)
         too_fine, fine_enough = _STRENGTHS
         best: Candidate | None = None
@@ -314,7 +317,9 @@ class _Compressor:
 
     def _coded(self, steps: EqualSlopeSteps, strength: float) -> tuple[str, Compression]:
         compression = self._round(self._peak, lambda layer, rows: steps.choose(layer, rows, strength))
-        return f"weights of {compression.mean_bits:.1f} bits", compression
+        # The low half of a float32 would travel for nothing: its bias needs the precision of float16 alone.
+        halves = {name: _to_half(bias) for name, bias in compression.biases.items()}
+        return f"weights of {compression.mean_bits:.1f} bits", replace(compression, biases=halves)
 
     def _guess(self, steps: EqualSlopeSteps, limit: float) -> float:
         """Return the strength at which nearest codes take the limit, by their entropy."""
@@ -349,6 +354,11 @@ class _Compressor:
         except ODD_GRAPH:
             return {}
         return {layer.name: noise for layer, noise in zip(layers, noises, strict=True)}
+
+
+def _to_half(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return values as float16 has them, where it can hold them all."""
+    return values.astype(np.float16).astype(np.float32) if fits_half(values) else values
 
 
 def _count_codes(compression: Compression) -> int:
