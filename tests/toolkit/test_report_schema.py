@@ -129,7 +129,7 @@ def test_schema_refuses_a_choice_in_a_refusal() -> None:
         (document.BudgetLine, ("budget", 0)),
         (document.Accuracy, ("accuracy",)),
         (document.ReportedOutcome, ("outcome",)),
-        (document.Layer, ("layers", 0)),
+        (document.ReportedLayer, ("layers", 0)),
         (document.Package, ("package",)),
         (document.Host, ("provenance", "host")),
         (document.Load, ("provenance", "load")),

@@ -148,6 +148,7 @@ def _browser_key(browser: str) -> str:
 def open_login(session: Session, user: str, now: float) -> str:
     """Return the secret of a new login of a user; ends those that have expired."""
     secret = make_secret()
+    session.flush()  # the user may be new, and must be there first
     session.add(KnownAddressRow(user=user, address=_browser_key(browser_of(secret)), seen_at=now))
     session.execute(delete(LoginRow).where((LoginRow.expires_at < now) | (LoginRow.seen_at < now - IDLE_S)))
     session.add(
