@@ -51,7 +51,7 @@ class ChannelAxis:
 
     def mask(self, stays: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return which indices of the axis stay if these channels of the group stay, bool [size]."""
-        return (self.channels == FOREIGN) | stays[self.channels]
+        return np.asarray((self.channels == FOREIGN) | stays[self.channels])
 
     def equals(self, other: "ChannelAxis") -> bool:
         return self.axis == other.axis and np.array_equal(self.channels, other.channels)
