@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.errors import RecipeError
 from edgekit_runtime.system.engines import find_engine
 from edgekit_runtime.system.own_process import count_cores
 from edgekit_toolkit.engines.record import find_support
@@ -20,6 +21,7 @@ from edgekit_toolkit.packaging.next_version import FIRST_VERSION
 from edgekit_toolkit.pipeline.engine_tournament import engines_here
 from edgekit_toolkit.pipeline.replay import read_earlier
 from edgekit_toolkit.pipeline.request import Request
+from edgekit_toolkit.quantize.forms import EarlierModel, Form
 from edgekit_toolkit.samples.media.classes import find_class_names
 from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.targets.loader import find_user_targets, load_target
@@ -69,8 +71,22 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         backend=_backend(options["backend"] or (None if like is None else like.backend), target, model),
         variants=options["variants"],
         strict=options["strict"],
-        like=None if like is None else replace(like.form, earlier=earlier),
+        like=None if like is None else _form_for_other_weights(like.form, earlier),
     )
+
+
+def _form_for_other_weights(form: Form, earlier: EarlierModel | None) -> Form:
+    """Return a form without the codes of the earlier weights, which would replace the new ones.
+
+    Raises:
+        RecipeError: the form has fewer channels than the model.
+    """
+    if form.compression is not None and form.compression.channels:
+        raise RecipeError(
+            "--like: the channels of the earlier package are pruned, which suits its weights alone; make this"
+            " package without --like"
+        )
+    return replace(form, earlier=earlier, compression=None)
 
 
 def _class_folders(options: Mapping[str, Any]) -> tuple[str, ...]:

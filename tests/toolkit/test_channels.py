@@ -155,6 +155,26 @@ def test_channels_beside_others_in_a_concat_go() -> None:
     assert_slices_exactly(model, {"v": (1, [0, 1, 2, 3, *(4 + channel for channel in STAYS)])})
 
 
+def test_channels_of_both_branches_of_a_concat_go_together() -> None:
+    nodes = [
+        node("Conv", ["x", "w2"], ["d"], pads=[1, 1, 1, 1]),
+        node("Concat", ["c", "d"], ["j"], axis=1),
+        node("Conv", ["j", "f"], ["e"], group=20),
+        node("Conv", ["e", "u"], ["y"]),
+    ]
+    weights = {
+        "w2": random_weight(RNG, 8, 3, 3, 3),
+        "f": random_weight(RNG, 20, 1, 3, 3),
+        "u": random_weight(RNG, 5, 20, 1, 1),
+    }
+    model = network(nodes, weights)
+    sliced = slice_channels(model, {"c": STAYS, "d": (1, 6)})
+    assert_valid(sliced)
+    feeds = random_feeds(model, np.random.default_rng(1))
+    expected = run(without_readers(model, {"u": (1, [*STAYS, 13, 18])}), feeds)
+    np.testing.assert_allclose(run(sliced, feeds)["y"], expected["y"], rtol=1e-4, atol=1e-5)
+
+
 def test_columns_of_a_matrix_product_on_sequences_go() -> None:
     nodes = [
         node("MatMul", ["x", "u"], ["c"]),

@@ -1,23 +1,32 @@
 """`edgekit package` with limits that only compressed forms keep."""
 
 import json
+import shutil
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 from tests.toolkit.package_run import (
     Outcome,
     edgekit,
     package,
     read_only,
+    saved,
     tiny,
     tiny_scored_on,
 )
+from tests.toolkit.small_models import model_of, node, random_weight
 
 from edgekit_host.transport.package_encoder import coded_size
+from edgekit_runtime.errors import RecipeError
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.selftest import run_selftest
+from edgekit_toolkit.compress.compression import Compression
+from edgekit_toolkit.packaging.recipe import read_recipe
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -84,6 +93,48 @@ def test_recipe_of_a_compressed_package_repeats_its_bytes(
     assert first == second
 
 
+@pytest.fixture
+def retrained(tmp_path: Path) -> Path:
+    """`digits_cnn` with other weights."""
+    model = onnx.load(tiny("digits_cnn")[0])
+    draw = np.random.default_rng(0)
+    for tensor in model.graph.initializer:
+        values = onnx.numpy_helper.to_array(tensor)
+        if values.dtype == np.float32 and values.size > 100:
+            moved = values + 0.05 * values.std() * draw.standard_normal(values.shape).astype(np.float32)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(moved, tensor.name))
+    return saved(model, tmp_path / "retrained.onnx")
+
+
+def update(model: Path, recipe: Path, out: Path) -> Outcome:
+    data = tiny("digits_cnn")[1]
+    return package(model, out, *data, "-b", "drop=5%", "--version", "1.1.0", "--like", recipe)
+
+
+def test_update_of_a_compressed_package_has_the_weights_of_the_new_model(
+    made: tuple[Path, dict[str, Any]], retrained: Path, tmp_path: Path
+) -> None:
+    (recipe,) = made[0].glob("*.recipe.json")
+    outcome = update(retrained, recipe, tmp_path / "out")
+    assert outcome.code == 0, outcome.stderr
+    (after,) = (tmp_path / "out").glob("*.recipe.json")
+    assert read_recipe(recipe).form.compression is not None
+    assert read_recipe(after).form.compression is None
+
+
+def test_update_of_a_pruned_package_is_refused(
+    made: tuple[Path, dict[str, Any]], retrained: Path, tmp_path: Path
+) -> None:
+    (path,) = made[0].glob("*.recipe.json")
+    recipe = read_recipe(path)
+    pruned = replace(recipe.form, compression=Compression(channels={"c": (0,)}))
+    replace(recipe, form=pruned).write(tmp_path / path.name)
+    shutil.copy(only_package(made[0]), tmp_path)
+    outcome = update(retrained, tmp_path / path.name, tmp_path / "out")
+    assert outcome.code == RecipeError.exit_code
+    assert "are pruned" in outcome.stderr
+
+
 def test_report_and_inspect_show_what_compression_gave(made: tuple[Path, dict[str, Any]]) -> None:
     folder, report = made
     steps = report["compression"]
@@ -115,6 +166,18 @@ def test_energy_that_binds_is_kept_by_pruned_channels(tmp_path: Path) -> None:
     assert candidate["figures"]["energy"]["value"] <= limit
     with read_only(tmp_path / "pruned") as opened:
         run_selftest(open_session(opened), opened)
+
+
+def test_model_without_weights_to_round_is_refused_in_words(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    weights = {"w": random_weight(draw, 64, 64), "b": random_weight(draw, 64)}
+    nodes = [node("Gemm", ["x", "w", "b"], ["h"], alpha=2.0), node("Relu", ["h"], ["y"])]
+    model = saved(model_of(nodes, weights, {"x": [1, 64]}), tmp_path / "net.onnx")
+    limits = ("-b", "transport=900B,drop=50%", "--search-seconds", "1")
+    outcome = package(model, tmp_path / "out", *limits, "--backend", "ort")
+    assert outcome.code == 5, outcome.stderr
+    (document,) = (tmp_path / "out").glob("*.report.json")
+    assert "no weights that can be rounded" in document.read_text()
 
 
 def test_limit_that_no_form_keeps_is_refused_with_the_nearest_one(tmp_path: Path) -> None:

@@ -129,6 +129,33 @@ def test_channels_of_a_residual_network_go_inside_blocks_and_around_them() -> No
     assert macs(result.model) <= 0.35 * macs(model)
 
 
+def test_channels_of_both_branches_of_a_concat_go_and_their_reader_is_fitted() -> None:
+    rng = np.random.default_rng(5)
+    model = model_of(
+        [
+            node("Conv", ["x", "w0", "b0"], ["c0"]),
+            node("Relu", ["c0"], ["r0"]),
+            node("Conv", ["x", "w1", "b1"], ["c1"], pads=[1, 1, 1, 1]),
+            node("Relu", ["c1"], ["r1"]),
+            node("Concat", ["r0", "r1"], ["j"], axis=1),
+            node("Conv", ["j", "v", "bv"], ["y"]),
+        ],
+        {
+            "w0": random_weight(rng, 16, 4, 1, 1),
+            "b0": random_weight(rng, 16),
+            "w1": random_weight(rng, 24, 4, 3, 3),
+            "b1": random_weight(rng, 24),
+            "v": random_weight(rng, 8, 40, 1, 1),
+            "bv": random_weight(rng, 8),
+        },
+        {"x": [1, 4, 10, 10]},
+    )
+    samples = [{"x": rng.normal(size=(1, 4, 10, 10)).astype(np.float32)} for _ in range(24)]
+    (sliced,) = prune(model, samples, shares=[0.4], multiple=2, threads=1)
+    assert len(sliced.channels) == 2
+    assert noise(model, sliced.model, samples) < noise(model, slice_channels(model, sliced.channels), samples)
+
+
 def test_channels_of_no_use_cost_nothing() -> None:
     model = residual_network(np.random.default_rng(0))
     for tensor in model.graph.initializer:

@@ -114,6 +114,30 @@ def test_shared_weights_are_rounded_once() -> None:
     assert snr_db(run(model, samples[0])["y"], run(rounded, samples[0])["y"]) > 20
 
 
+@pytest.mark.parametrize("width", [8, 16])
+def test_weight_that_another_layer_reads_transposed_is_left_alone(width: int) -> None:
+    model = model_of(
+        [
+            node("MatMul", ["x", "w"], ["h"]),
+            node("Relu", ["h"], ["r"]),
+            node("Gemm", ["r", "w"], ["y"], transB=1),
+        ],
+        {"w": random_weight(np.random.default_rng(SEED), 16, width)},
+        {"x": [1, 16]},
+    )
+    compression = round_weights(model, feeds_of((1, 16)), peak=127, threads=1)
+    assert not compression.weights
+
+
+def test_dense_layer_with_one_bias_for_all_channels_is_left_alone() -> None:
+    rng = np.random.default_rng(SEED)
+    weights = {"w": random_weight(rng, 16, 8), "b": random_weight(rng, 1)}
+    model = model_of([node("Gemm", ["x", "w", "b"], ["y"])], weights, {"x": [1, 16]})
+    compression = round_weights(model, feeds_of((1, 16)), peak=127, threads=1)
+    compression.apply(model)
+    assert not compression.biases
+
+
 def test_layer_that_is_read_twice_is_rounded_for_both_readers() -> None:
     rng = np.random.default_rng(SEED)
     model = model_of(

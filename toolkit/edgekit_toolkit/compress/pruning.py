@@ -326,9 +326,9 @@ def _choose(
         rest = {name: float(count) for name, count in macs.items()}
         for number, ranking in enumerate(rankings):
             share, tensors = counts[number] / ranking.group.size, ranking.group.tensors
-            for layer in (*ranking.group.producers, *ranking.group.depthwise):
+            for layer in ranking.group.producers:
                 rest[layer.name] *= 1 - share
-            for layer in ranking.group.consumers:
+            for layer in (*ranking.group.depthwise, *ranking.group.consumers):
                 rest[layer.name] *= 1 - share * float((tensors[layer.input].channels != FOREIGN).mean())
         return sum(rest.values())
 
@@ -396,14 +396,14 @@ def _remaining_parts(
 ) -> dict[str, tuple[NDArray[np.intp], NDArray[np.intp]]]:
     """Return the rows (over all groups of a layer) and the columns of each layer that stay."""
     layers = find_layers(model)
-    rows = {layer.name: np.arange(layer.channels) for layer in layers}
-    columns = {layer.name: np.arange(layer.columns) for layer in layers}
+    rows = {layer.name: np.ones(layer.channels, bool) for layer in layers}
+    columns = {layer.name: np.ones(layer.columns, bool) for layer in layers}
     for group in find_groups(model):
         if group.name in channels:
             stays = np.isin(range(group.size), channels[group.name])
             for layer in (*group.producers, *group.depthwise):
-                rows[layer.name] = group.tensors[layer.name].remaining(stays)
+                rows[layer.name] &= group.tensors[layer.name].mask(stays)
             for layer in group.consumers:
                 own = group.columns(layer)
-                columns[layer.name] = np.flatnonzero((own == FOREIGN) | stays[own])
-    return {name: (rows[name], columns[name]) for name in rows}
+                columns[layer.name] &= (own == FOREIGN) | stays[own]
+    return {name: (np.flatnonzero(rows[name]), np.flatnonzero(columns[name])) for name in rows}

@@ -52,12 +52,15 @@ def round_weights(
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     readers = Counter(name for node in model.graph.node for name in node.input)
     run = TwinRun(model, layers, samples, threads=threads, quantize=quantize)
+    axes = {layer.weight: layer.channel_axis for layer in layers}
+    # Codes with a scale for each channel of one reader do not suit a reader of the transposed weight.
+    transposed = {layer.weight for layer in layers if layer.channel_axis != axes[layer.weight]}
     weights: dict[str, CodedWeight] = {}
     for number, (layer, float_inputs, inputs) in enumerate(run):
         progress(number, len(layers))
         moments = Moments.measure(layer.gather(inputs), layer.gather(float_inputs), centred=bool(layer.bias))
         rows = layer.to_rows(constants[layer.weight])
-        if not np.isfinite(rows).all():
+        if layer.weight in transposed or not np.isfinite(rows).all():
             continue
         if layer.weight not in weights:
             fitted = moments.fit(rows)

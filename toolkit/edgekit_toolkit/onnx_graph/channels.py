@@ -49,9 +49,9 @@ class ChannelAxis:
     axis: int
     channels: NDArray[np.int64]
 
-    def remaining(self, stays: NDArray[np.bool_]) -> NDArray[np.intp]:
-        """Return the indices that stay if these channels of the group stay, bool [size]."""
-        return np.flatnonzero((self.channels == FOREIGN) | stays[self.channels])
+    def mask(self, stays: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which indices of the axis stay if these channels of the group stay, bool [size]."""
+        return np.asarray((self.channels == FOREIGN) | stays[self.channels])
 
     def equals(self, other: "ChannelAxis") -> bool:
         return self.axis == other.axis and np.array_equal(self.channels, other.channels)
@@ -120,11 +120,7 @@ def slice_channels(model: onnx.ModelProto, channels: Channels) -> onnx.ModelProt
         if indices[-1] >= groups[name].size:
             raise ValueError(f"{name!r} has {groups[name].size} channels, got index {indices[-1]}")
     result = copy_model(model)
-    for group in groups.values():
-        if group.name in channels:
-            stays = np.zeros(group.size, bool)
-            stays[list(channels[group.name])] = True
-            _slice_group(result, group, stays)
+    _slice(result, [group for group in groups.values() if group.name in channels], channels)
     remove_unused_initializers(result.graph)
     return result
 
@@ -145,34 +141,41 @@ def compose_channels(first: Channels, second: Channels) -> dict[str, tuple[int, 
     return composed
 
 
-def _slice_group(model: onnx.ModelProto, group: ChannelGroup, stays: NDArray[np.bool_]) -> None:
-    """Slice all tensors of a group, in place."""
+def _slice(model: onnx.ModelProto, groups: Sequence[ChannelGroup], channels: Channels) -> None:
+    """Slice all tensors of some groups, in place; behind a Concat, several groups lie in one tensor."""
+    constants: dict[tuple[int, int, int], NDArray[np.bool_]] = {}
+    tensors: dict[str, tuple[int, NDArray[np.bool_]]] = {}
+    for group in groups:
+        stays = np.isin(range(group.size), channels[group.name])
+        for key, where in group.constants.items():
+            constants[key] = where.mask(stays) & constants.get(key, True)
+        for name, where in group.tensors.items():
+            tensors[name] = where.axis, where.mask(stays) & tensors.get(name, (0, True))[1]
     index = GraphIndex(model.graph)
     nodes = model.graph.node
-    for (position, operand, _), where in group.constants.items():
+    for (position, operand, axis), mask in constants.items():
         node = nodes[position]
         name = node.input[operand]
-        value = numpy_helper.to_array(index.initializers[name])
-        sliced = np.take(value, where.remaining(stays), where.axis)
+        sliced = np.compress(mask, numpy_helper.to_array(index.initializers[name]), axis)
         if len(index.consumers(name)) > 1:
             node.input[operand] = add_constant(index, f"{name}_sliced", sliced)
         else:
             index.initializers[name].CopyFrom(numpy_helper.from_array(sliced, name))
-    for layer in group.depthwise:
+    for layer in {layer.name: layer for group in groups for layer in group.depthwise}.values():
         node = index.producers[layer.name]
-        next(item for item in node.attribute if item.name == "group").i = len(
-            group.tensors[layer.input].remaining(stays)
-        )
-    for position, axis in group.reshapes.items():
+        count = int(tensors[layer.input][1].sum())
+        next(item for item in node.attribute if item.name == "group").i = count
+    reshapes = dict(item for group in groups for item in group.reshapes.items())
+    for position, axis in reshapes.items():
         node = nodes[position]
         sizes = numpy_helper.to_array(index.initializers[node.input[1]]).copy()
         if sizes[axis] > 0:
-            sizes[axis] = len(group.tensors[node.output[0]].remaining(stays))
+            sizes[axis] = tensors[node.output[0]][1].sum()
             node.input[1] = add_constant(index, f"{node.input[1]}_sliced", sizes)
     for value in model.graph.value_info:
-        if value.name in group.tensors and value.type.tensor_type.HasField("shape"):
-            where = group.tensors[value.name]
-            value.type.tensor_type.shape.dim[where.axis].dim_value = len(where.remaining(stays))
+        if value.name in tensors and value.type.tensor_type.HasField("shape"):
+            axis, mask = tensors[value.name]
+            value.type.tensor_type.shape.dim[axis].dim_value = int(mask.sum())
 
 
 class _ChannelsStayError(Exception):

@@ -143,12 +143,12 @@ def _as_layer(index: GraphIndex, node: onnx.NodeProto) -> Layer | None:
         return None
     if node.op_type == "Gemm" and (attribute(node, "alpha", 1.0) != 1 or attribute(node, "beta", 1.0) != 1):
         return None
-    bias = node.input[2] if len(node.input) > 2 else ""
-    if bias and (value := index.constant(bias)) is not None and value.ndim != 1:
-        return None
-    if bias and index.constant(bias) is None:
-        return None
     is_turned = node.op_type == "MatMul" or (node.op_type == "Gemm" and not attribute(node, "transB", 0))
+    channel_axis = int(is_turned)
+    bias = node.input[2] if len(node.input) > 2 else ""
+    value = index.constant(bias)
+    if bias and (value is None or value.shape != (weight.shape[channel_axis],)):
+        return None
     return Layer(
         name=node.output[0],
         input=node.input[0],
@@ -156,6 +156,6 @@ def _as_layer(index: GraphIndex, node: onnx.NodeProto) -> Layer | None:
         bias=bias,
         shape=weight.shape,
         groups=int(attribute(node, "group", 1)) if is_conv else 1,
-        channel_axis=int(is_turned),
+        channel_axis=channel_axis,
         node=node,
     )

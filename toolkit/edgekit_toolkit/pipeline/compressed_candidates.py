@@ -246,7 +246,11 @@ class _Compressor:
             self._set.dropped.append(f"compressed forms: {str(error).splitlines()[0]}")
 
     def _add_forms(self) -> None:
-        self._add("second-order rounding", self._round(self._peak))
+        compression = self._round(self._peak)
+        if not compression.weights:
+            self._set.dropped.append("compressed forms: the model has no weights that can be rounded")
+            return
+        self._add("second-order rounding", compression)
         if math.isinf(self._task.max_transport_bytes):
             return
         for bits in _FEW_BITS:
