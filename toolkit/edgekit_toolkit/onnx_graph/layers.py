@@ -127,9 +127,16 @@ def _draw(total: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]
 
 
 def find_layers(model: onnx.ModelProto) -> list[Layer]:
-    """Return the layers of the top-level graph, in order."""
+    """Return the layers of the top-level graph, in order.
+
+    A weight that two products read along different axes makes neither a layer: a row of it is none for both.
+    """
     index = GraphIndex(model.graph)
-    return [layer for node in model.graph.node if (layer := _as_layer(index, node)) is not None]
+    layers = [layer for node in model.graph.node if (layer := _as_layer(index, node)) is not None]
+    views: dict[str, set[tuple[int, int]]] = {}
+    for layer in layers:
+        views.setdefault(layer.weight, set()).add((layer.channel_axis, layer.groups))
+    return [layer for layer in layers if len(views[layer.weight]) == 1]
 
 
 def _as_layer(index: GraphIndex, node: onnx.NodeProto) -> Layer | None:
@@ -143,12 +150,10 @@ def _as_layer(index: GraphIndex, node: onnx.NodeProto) -> Layer | None:
         return None
     if node.op_type == "Gemm" and (attribute(node, "alpha", 1.0) != 1 or attribute(node, "beta", 1.0) != 1):
         return None
-    bias = node.input[2] if len(node.input) > 2 else ""
-    if bias and (value := index.constant(bias)) is not None and value.ndim != 1:
-        return None
-    if bias and index.constant(bias) is None:
-        return None
     is_turned = node.op_type == "MatMul" or (node.op_type == "Gemm" and not attribute(node, "transB", 0))
+    bias = node.input[2] if len(node.input) > 2 else ""
+    if bias and ((value := index.constant(bias)) is None or value.shape != (weight.shape[is_turned],)):
+        return None
     return Layer(
         name=node.output[0],
         input=node.input[0],
