@@ -120,5 +120,28 @@ def test_weights_that_are_not_finite_are_no_proof(value: float) -> None:
         assert remove_dead_channels(separable(values)) is None
 
 
+def test_small_values_that_a_later_layer_amplifies_stay() -> None:
+    rng = np.random.default_rng(0)
+    values = {
+        "w": random_weight(rng, 12, 3, 1, 1),
+        "low": np.float32(0),
+        "high": np.float32(6),
+        "small": random_weight(rng, 12, 12, 1, 1) * np.float32(1e-10),
+        "v": random_weight(rng, 12, 12, 1, 1),
+        "vb": np.zeros(12, np.float32),
+        "large": random_weight(rng, 6, 12, 1, 1) * np.float32(1e9),
+    }
+    nodes = [
+        node("Conv", ["x", "w"], ["c"]),
+        node("Clip", ["c", "low", "high"], ["d"]),
+        node("Conv", ["d", "small"], ["e"]),
+        node("Relu", ["e"], ["f"]),
+        node("Conv", ["f", "v", "vb"], ["g"]),
+        node("Relu", ["g"], ["h"]),
+        node("Conv", ["h", "large"], ["y"]),
+    ]
+    assert remove_dead_channels(model_of(nodes, values, SHAPES)) is None
+
+
 def test_trained_network_without_dead_channels_stays() -> None:
     assert remove_dead_channels(separable(weights(np.random.default_rng(0)))) is None

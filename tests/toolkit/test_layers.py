@@ -103,3 +103,27 @@ def test_products_without_plain_constant_weights_are_no_layers() -> None:
         {"x": [3, 3], "flat": [3, 3]},
     )
     assert find_layers(model) == []
+
+
+def test_bias_that_all_channels_share_makes_no_layer() -> None:
+    rng = np.random.default_rng(SEED)
+    model = model_of(
+        [node("Gemm", ["x", "w", "b"], ["y"])],
+        {"w": random_weight(rng, 3, 4), "b": random_weight(rng, 1)},
+        {"x": [2, 3]},
+    )
+    assert find_layers(model) == []
+
+
+def test_weight_read_as_it_is_and_transposed_makes_no_layers() -> None:
+    rng = np.random.default_rng(SEED)
+    model = model_of(
+        [
+            node("Gemm", ["x", "w"], ["a"]),
+            node("Gemm", ["a", "w"], ["b"], transB=1),
+            node("Gemm", ["b", "v"], ["y"]),
+        ],
+        {"w": random_weight(rng, 3, 3), "v": random_weight(rng, 3, 3)},
+        {"x": [2, 3]},
+    )
+    assert [layer.weight for layer in find_layers(model)] == ["v"]

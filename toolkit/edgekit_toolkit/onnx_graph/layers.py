@@ -127,9 +127,16 @@ def _draw(total: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]
 
 
 def find_layers(model: onnx.ModelProto) -> list[Layer]:
-    """Return the layers of the top-level graph, in order."""
+    """Return the layers of the top-level graph, in order.
+
+    A weight that two products read along different axes makes neither a layer: a row of it is none for both.
+    """
     index = GraphIndex(model.graph)
-    return [layer for node in model.graph.node if (layer := _as_layer(index, node)) is not None]
+    layers = [layer for node in model.graph.node if (layer := _as_layer(index, node)) is not None]
+    views: dict[str, set[tuple[int, int]]] = {}
+    for layer in layers:
+        views.setdefault(layer.weight, set()).add((layer.channel_axis, layer.groups))
+    return [layer for layer in layers if len(views[layer.weight]) == 1]
 
 
 def _as_layer(index: GraphIndex, node: onnx.NodeProto) -> Layer | None:

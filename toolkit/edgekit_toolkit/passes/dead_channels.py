@@ -150,7 +150,10 @@ class _ChannelReading:
         low, high = (np.repeat(side, layer.columns // inputs) for side in (values.low, values.high))
         self._center = (low + high) / 2
         error = np.abs(self._rows) * ((high - low) / 2 if self.own_bias else np.maximum(-low, high))
-        allowed = _OUTPUT_ERROR * np.maximum(np.abs(self._rows).max(axis=1), np.abs(weights.bias(layer)))
+        peak = min(float(np.maximum(-low, high).max()), 1.0)  # of inputs that are all small
+        allowed = _OUTPUT_ERROR * np.maximum(
+            peak * np.abs(self._rows).max(axis=1), np.abs(weights.bias(layer))
+        )
         errors = [error[:, self._columns == channel].sum(axis=1) for channel in range(group.size)]
         self.is_constant = np.array([bool((error <= allowed).all()) for error in errors])
 

@@ -296,7 +296,8 @@ class _Compressor:
         strength = self._guess(steps, limit)
         too_fine, fine_enough = _STRENGTHS
         best: Candidate | None = None
-        for _ in range(_MAX_TRIES):
+        target = limit * (1 + _CLOSE) / 2
+        for attempt in range(_MAX_TRIES):
             label, compression = self._coded(steps, strength)
             candidate = self._add_form(arithmetic, label, compression)
             if candidate is None:
@@ -309,9 +310,11 @@ class _Compressor:
                     break
             else:
                 too_fine = strength
-            # A step twice as long saves a bit of each weight.
-            excess_bits = 8 * (size - limit * (1 + _CLOSE) / 2) / _count_codes(compression)
-            strength *= 2**excess_bits
+            count = _count_codes(compression)
+            if attempt == 0:  # now it is known what travels besides the codes
+                strength = self._guess(steps, target - size + compression.mean_bits * count / 8)
+            else:
+                strength *= 2 ** (8 * (size - target) / count)  # a step twice as long saves a bit of each
             if not too_fine < strength < fine_enough:
                 strength = math.sqrt(too_fine * fine_enough)
         if best is None:

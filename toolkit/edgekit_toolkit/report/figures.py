@@ -87,7 +87,8 @@ def exact(value: float | None, unit: str) -> str:
     """Return the unrounded value, for a tooltip."""
     if value is None:
         return "no figure"
-    return f"{value:,} {'bytes' if unit == 'bytes' else '' if unit == 'share' else unit}".rstrip()
+    number = int(value) if float(value).is_integer() else value
+    return f"{number:,} {'bytes' if unit == 'bytes' else '' if unit == 'share' else unit}".rstrip()
 
 
 def show_macs(macs: int) -> str:
