@@ -15,6 +15,8 @@ from edgekit_toolkit.compress.twin_run import Quantize, TwinRun
 from edgekit_toolkit.onnx_graph.layers import Floats, Layer, find_layers
 from edgekit_toolkit.samples.generated import Feeds
 
+MAX_COLUMNS: Final = 4096
+"""Inputs of a channel in layers that are rounded: their moment takes 128 MB. Wider layers stay."""
 _REFITS: Final = 2  # of a step to its codes; more change nothing
 
 # The step of each row, float64 [G, R, 1], from a layer and its rows; None to choose the one of least error.
@@ -52,15 +54,14 @@ def round_weights(
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     readers = Counter(name for node in model.graph.node for name in node.input)
     run = TwinRun(model, layers, samples, threads=threads, quantize=quantize)
-    axes = {layer.weight: layer.channel_axis for layer in layers}
-    # Codes with a scale for each channel of one reader do not suit a reader of the transposed weight.
-    transposed = {layer.weight for layer in layers if layer.channel_axis != axes[layer.weight]}
     weights: dict[str, CodedWeight] = {}
     for number, (layer, float_inputs, inputs) in enumerate(run):
         progress(number, len(layers))
-        moments = Moments.measure(layer.gather(inputs), layer.gather(float_inputs), centred=bool(layer.bias))
         rows = layer.to_rows(constants[layer.weight])
-        if layer.weight in transposed or not np.isfinite(rows).all():
+        if layer.columns > MAX_COLUMNS or not np.isfinite(rows).all():
+            continue
+        moments = Moments.measure(layer.gather(inputs), layer.gather(float_inputs), centred=bool(layer.bias))
+        if not np.isfinite(moments.cross).all():
             continue
         if layer.weight not in weights:
             fitted = moments.fit(rows)

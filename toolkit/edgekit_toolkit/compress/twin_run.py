@@ -7,11 +7,13 @@ only the nodes run that the next layer waits for, and tensors that nobody reads 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.onnx_graph.index import reads
 from edgekit_toolkit.onnx_graph.layers import Layer, find_layers
@@ -135,6 +137,8 @@ class _Run:
                 graph.initializer.append(self._constants[name])
                 continue
             value = self._samples[0].get(name)
+            if not isinstance(value, np.ndarray | None):
+                raise BackendError(f"'{name}' is a sequence, which cannot be passed from layer to layer")
             kind = (
                 self._constants[name].data_type
                 if value is None

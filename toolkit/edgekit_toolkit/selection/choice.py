@@ -127,7 +127,7 @@ def choose(candidates: Sequence[CandidateFigures], budget: Budget, *, on_gpu: bo
         fastest, reason_of_fastest = _find_fastest(within, on_gpu=on_gpu)
         best = min(
             fastest,
-            key=lambda candidate: (_bytes(candidate), candidate.figures["drop"], candidate.id),
+            key=lambda candidate: (*_rank(candidate), candidate.id),
         )
         return Choice(best.id, (), None, f"{best.label}: within every limit; {reason_of_fastest}", None)
     closest = min(candidates, key=lambda candidate: (budget.excess(candidate.figures), candidate.id))
@@ -138,9 +138,21 @@ def choose(candidates: Sequence[CandidateFigures], budget: Budget, *, on_gpu: bo
     return Choice(None, binding, closest.id, reason, needed)
 
 
-def _bytes(candidate: CandidateFigures) -> float:
-    """Return the bytes to save: those that travel, if they are limited, else those of the package."""
-    return candidate.figures.get("transport", candidate.figures["size"])
+def _rank(candidate: CandidateFigures) -> tuple[float, float]:
+    """Return what is least in the best of equally fast candidates: its size, then its drop.
+
+    Where transport is limited, the drop counts first: a limit is there to be used, and forms of fewer bits
+    always travel in fewer bytes.
+    """
+    size, drop = candidate.figures["size"], candidate.figures["drop"]
+    return (drop, candidate.figures["transport"]) if "transport" in candidate.figures else (size, drop)
+
+
+def _superlative(candidates: Sequence[CandidateFigures]) -> str:
+    """Return the word for the best of equally fast candidates; see `_rank`."""
+    return (
+        "most accurate" if any("transport" in candidate.figures for candidate in candidates) else "smallest"
+    )
 
 
 def _find_fastest(
@@ -169,7 +181,8 @@ def _find_fastest(
         return within_uncertainty, f"the fastest as predicted for the target, {margin}"
     if not measured_on_host:
         proviso = " as far as the target's model can tell" if within_uncertainty else ""
-        return within_uncertainty or unmodelled, f"the smallest of the fastest{proviso}"
+        chosen_by = _superlative(candidates)
+        return within_uncertainty or unmodelled, f"the {chosen_by} of the fastest{proviso}"
     fastest, reason = (
         _fit_for_gpu(measured_on_host)
         if on_gpu
@@ -193,19 +206,21 @@ def _fastest(
     if len(fastest) == 1:
         return fastest, "the fastest measured on this machine"
     share = f"{100 * SAME_HOST_TIME:g} %"
-    return fastest, f"the smallest of {len(fastest)} within {share} of the fastest, measured on this machine"
+    chosen_by = _superlative(fastest)
+    return (
+        fastest,
+        f"the {chosen_by} of {len(fastest)} within {share} of the fastest, measured on this machine",
+    )
 
 
 def _fit_for_gpu(candidates: Sequence[CandidateFigures]) -> tuple[Sequence[CandidateFigures], str]:
     """Drop candidates slower than float32 on this machine; the order of the others means nothing."""
     allowed_on_gpu = [candidate for candidate in candidates if candidate.host_ratio <= MOST_FOR_GPU]
-    why = "whose processor cannot tell which is faster on a GPU"
+    chosen_by = _superlative(candidates)
+    limit = f"{MOST_FOR_GPU} x float32 on this machine, whose processor cannot tell which is faster on a GPU"
     if allowed_on_gpu:
-        return (
-            allowed_on_gpu,
-            f"the smallest that is not over {MOST_FOR_GPU} x float32 on this machine, {why}",
-        )
-    return candidates, f"the smallest, all being over {MOST_FOR_GPU} x float32 on this machine, {why}"
+        return allowed_on_gpu, f"the {chosen_by} that is not over {limit}"
+    return candidates, f"the {chosen_by}, all being over {limit}"
 
 
 def _needed(closest: CandidateFigures, budget: Budget) -> str:
