@@ -8,6 +8,7 @@ Each phase is a function of the ones before; this is the only place that knows t
               least error, C6 to C11 the same with 1 to 6 layers in float, C12 and C13 mixed weights
     judge     on half of the evaluation samples each scores 0.998, so no drop exceeds the limit
     measure   C2 takes 0.10 ms (predicted) and 30 kB as a signed package; C0 has 79 kB and breaks its limit
+    compress  nothing: a plain form keeps every limit
     choose    12 of 13 within the limits are alike in time within the 1.4 x of the prediction, 4 of these
               within 15 % of the fastest here, and C2 is the smallest of the 4: the held-back half confirms it
 """
