@@ -134,7 +134,7 @@ def _sensitivity(layers: Sequence[ReportedLayer], noise_samples: int) -> Markup:
         f"Share of the output noise that each layer adds when it alone is quantized, measured on {samples}. "
         f"Top {len(shown_layers)} of {len(measured)} measured ({len(layers)} layers)."
     )
-    head = ("ReportedLayer", "Now", "", "Noise")
+    head = ("Layer", "Now", "", "Noise")
     grid = table(head, rows, numeric=frozenset({3}), caption="Sensitivity by layer", style="bars")
     return el("figure", caption, el("p", text, class_="note"), grid)
 
@@ -168,7 +168,7 @@ def _sizes(layers: Sequence[ReportedLayer]) -> Markup:
         el("i", class_="key-after", aria_hidden="true"),
         "after",
     )
-    head = ("ReportedLayer", "Now", "", "Bytes")
+    head = ("Layer", "Now", "", "Bytes")
     grid = table(head, rows, numeric=frozenset({3}), caption="Size by layer, before and after", style="bars")
     return el("figure", caption, el("p", text, class_="note key"), grid)
 
@@ -199,7 +199,7 @@ def _all_layers(layers: Sequence[ReportedLayer]) -> Markup:
     ]
     measured = badge(MEASURED)
     head = (
-        "ReportedLayer",
+        "Layer",
         "Operator",
         "Precision",
         join("Bytes before", measured),
