@@ -45,7 +45,7 @@ def round_weights(
         choose_step: returns the steps of a layer.
         threads: threads of one inference.
         quantize: returns the values that an input of a layer has, by its name, where activations are codes.
-        progress: called with the layers done and their number.
+        progress: called with the number of the layer that begins, and how many there are.
 
     Raises:
         BackendError: onnxruntime does not run a part of the model.
@@ -56,7 +56,7 @@ def round_weights(
     run = TwinRun(model, layers, samples, threads=threads, quantize=quantize)
     weights: dict[str, CodedWeight] = {}
     for number, (layer, float_inputs, inputs) in enumerate(run):
-        progress(number, len(layers))
+        progress(number + 1, len(layers))
         rows = layer.to_rows(constants[layer.weight])
         if layer.columns > MAX_COLUMNS or not np.isfinite(rows).all():
             continue
