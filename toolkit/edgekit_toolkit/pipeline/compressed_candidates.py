@@ -249,7 +249,7 @@ class _Compressor:
             self._set.dropped.append(f"compressed forms: {str(error).splitlines()[0]}")
 
     def _add_forms(self) -> None:
-        compression = self._round(self._peak)
+        compression = self._round("8 bits", self._peak)
         if not compression.weights:
             self._set.dropped.append("compressed forms: the model has no weights that can be rounded")
             return
@@ -257,7 +257,7 @@ class _Compressor:
         if math.isinf(self._task.max_transport_bytes):
             return
         for bits in _FEW_BITS:
-            self._add(f"weights of {bits} bits", self._round(2 ** (bits - 1) - 1))
+            self._add(f"weights of {bits} bits", self._round(f"{bits} bits", 2 ** (bits - 1) - 1))
         for arithmetic in self._bases:
             self._add_for_transport(arithmetic)
 
@@ -270,7 +270,8 @@ class _Compressor:
         form = replace(self._bases[arithmetic], compression=compression)
         return self._set.add(f"{arithmetic}, {label}", self._task.quantizer, form, self._fidelity)
 
-    def _round(self, peak: int, choose_step: ChooseStep | None = None) -> Compression:
+    def _round(self, aim: str, peak: int, choose_step: ChooseStep | None = None) -> Compression:
+        """Return the rounded weights; `aim` is shown as progress."""
         options = {} if choose_step is None else {"choose_step": choose_step}
         compression = round_weights(
             self._floats,
@@ -279,7 +280,7 @@ class _Compressor:
             fine_peak=self._peak,
             threads=self._task.quantizer.threads,
             quantize=self._quantize,
-            progress=lambda done, total: self._task.progress("rounding weights", done, total),
+            progress=lambda done, total: self._task.progress(f"rounding weights to {aim}", done, total),
             **options,
         )
         return replace(compression, channels=self._channels)
@@ -326,7 +327,9 @@ class _Compressor:
             self._set.candidates.append(best)
 
     def _coded(self, steps: EqualSlopeSteps, strength: float) -> tuple[str, Compression]:
-        compression = self._round(self._peak, lambda layer, rows: steps.choose(layer, rows, strength))
+        compression = self._round(
+            "the limit on transport", self._peak, lambda layer, rows: steps.choose(layer, rows, strength)
+        )
         # The low half of a float32 would travel for nothing: its bias needs the precision of float16 alone.
         halves = {name: _to_half(bias) for name, bias in compression.biases.items()}
         return f"weights of {compression.mean_bits:.1f} bits", replace(compression, biases=halves)
