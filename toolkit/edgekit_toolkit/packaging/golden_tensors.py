@@ -23,7 +23,8 @@ Array = NDArray[Any]
 Outputs = Mapping[str, Array]
 
 # Larger inputs are stored in blocks of equal values; of larger outputs, every k-th value is stored.
-_MAX_ELEMENTS: Final = 1024
+_MAX_INPUT_ELEMENTS: Final = 1024
+_MAX_OUTPUT_ELEMENTS: Final = 4096
 # Other engines and processors round differently. Then codes of an int8 model may differ by a step or two in
 # each layer, a float model only in its last bits.
 _TOLERANCE: Final = {"int8": 0.10, "float": 0.005}
@@ -82,7 +83,7 @@ def _encode(value: NDArray[Any]) -> tuple[Codes, NDArray[np.uint8]]:
 def _repeat(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return block sizes that bring the number of stored values under the limit, the longest axes first."""
     repeat = [1] * len(shape)
-    while np.prod([size // step for size, step in zip(shape, repeat, strict=True)]) > _MAX_ELEMENTS:
+    while np.prod([size // step for size, step in zip(shape, repeat, strict=True)]) > _MAX_INPUT_ELEMENTS:
         blocks = [size // step for size, step in zip(shape, repeat, strict=True)]
         order = sorted(range(len(shape)), key=lambda axis: -blocks[axis])
         axis = next((axis for axis in order if blocks[axis] > 1), None)
@@ -148,7 +149,7 @@ def golden_outputs(
             path=path,
             atol=atol,
             rtol=0.0,
-            every=max(1, -(-value.size // _MAX_ELEMENTS)),
+            every=max(1, -(-value.size // _MAX_OUTPUT_ELEMENTS)),
             axis=axis,
         )
         if axis is not None:
