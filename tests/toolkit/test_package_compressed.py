@@ -163,6 +163,11 @@ def test_energy_that_binds_is_kept_by_pruned_channels(tmp_path: Path) -> None:
     assert outcome.code == 0, outcome.stdout
     candidate = chosen_of(outcome.json)
     assert "pruned" in candidate["label"]
+    assert [step["step"].partition(" ")[0] for step in outcome.json["compression"]] == [
+        "float32",
+        "channels",
+        "weights",
+    ]
     assert candidate["figures"]["energy"]["value"] <= limit
     with read_only(tmp_path / "pruned") as opened:
         run_selftest(open_session(opened), opened)

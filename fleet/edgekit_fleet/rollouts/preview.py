@@ -105,7 +105,7 @@ class DeviceRefusal:
 def preview(
     devices: Iterable[DeviceView], packages: Sequence[PackageView]
 ) -> tuple[tuple[DevicePlan, ...], tuple[DeviceRefusal, ...]]:
-    """Return the devices that get packages, and those that do not, of those that a selector matches."""
+    """Return which of the devices that a selector matches get packages, and which do not."""
     planned, refused = [], []
     outcomes: dict[Situation, _Outcome] = {}
     for device in sorted(devices, key=lambda device: device.name):

@@ -1,7 +1,7 @@
 """The data of a compressed form: which channels stay, and weights as codes of few values. A recipe stores it.
 
-First channels go, then the rest of the model takes the weights as codes times step, so that every form of it,
-for every engine, stores these codes.
+First channels go, then the rest of the model takes the weights as codes times step, from which the writers of
+forms find the codes again.
 """
 
 import base64

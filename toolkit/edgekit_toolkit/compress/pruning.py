@@ -70,7 +70,7 @@ def prune(
         shares: of the multiply-adds, in ascending order.
         multiple: of how many channels a group keeps a multiple.
         threads: threads of one inference.
-        progress: called with the layers done and their number.
+        progress: called with the number of the layer that begins, and how many there are.
 
     Raises:
         BackendError: onnxruntime does not run a part of the model.
@@ -135,7 +135,7 @@ def _rank(
     measured = samples[: int(np.clip(affordable, _MIN_SAMPLES, _MAX_SAMPLES))]
     noise = _OutputNoise(model, measured, threads=threads)
     for number, (layer, inputs, _) in enumerate(TwinRun(model, layers, samples, threads=threads)):
-        progress(number, len(layers))
+        progress(number + 1, len(layers))
         if layer.name in readers:
             patches = layer.gather(inputs)
             if len(patches) >= _MIN_PATCHES * layer.columns and np.isfinite(patches).all():

@@ -64,14 +64,14 @@ class TwinRun:
 
     def _split_for(self, positions: Sequence[int], tensor: str) -> tuple[list[int], list[int]]:
         """Return the nodes that a tensor waits for, and the others, both in order."""
-        wanted, segment, others = {tensor}, [], []
+        needed, segment, others = {tensor}, [], []
         for position in reversed(positions):
             node = self._nodes[position]
-            if wanted.isdisjoint(node.output):
+            if needed.isdisjoint(node.output):
                 others.append(position)
             else:
                 segment.append(position)
-                wanted.update(reads(node))
+                needed.update(reads(node))
         return segment[::-1], others[::-1]
 
     def _run(self, segment: Sequence[int], waiting: Sequence[int]) -> None:
@@ -129,9 +129,8 @@ class _Run:
         graph = model.graph
         graph.name = "segment"
         graph.node.extend(nodes)
-        exist = (
-            self._constants.keys() | self._samples[0].keys()
-        )  # graphs inside nodes have names of their own
+        # Graphs inside nodes have names of their own, which do not exist out here.
+        exist = self._constants.keys() | self._samples[0].keys()
         for name in sorted({name for node in nodes for name in reads(node)} & exist):
             if name in self._constants and name not in self._parameters:
                 graph.initializer.append(self._constants[name])

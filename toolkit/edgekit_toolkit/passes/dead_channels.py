@@ -28,7 +28,7 @@ from edgekit_toolkit.onnx_graph.channels import (
 from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, copy_model
 from edgekit_toolkit.onnx_graph.layers import Floats, Layer, find_layers
 
-# What kernels like the number of channels to be.
+# Kernels are fast for multiples of so many channels.
 _MULTIPLE: Final = 8
 # Activations are no larger: float32 tells 64 apart up there.
 _MAX_ACTIVATION: Final = 1e9
@@ -165,18 +165,18 @@ class _ChannelReading:
 
 def _bounds(weights: _LayerConstants, groups: list[ChannelGroup]) -> dict[str, _Bounds]:
     """Return bounds of the activations in groups, from the weights alone."""
-    places = {name: where for group in groups for name, where in group.tensors.items()}
+    axes = {name: axis for group in groups for name, axis in group.tensors.items()}
     bounds: dict[str, _Bounds] = {}
     for node in weights.index.graph.node:
         name = node.output[0] if node.output else ""
-        if name not in places:
+        if name not in axes:
             continue
         layer, source = weights.layers.get(name), bounds.get(node.input[0])
         bound = None
         if layer is not None:
             bound = _of_layer(layer, weights, source)
         elif source is not None:
-            bound = _of_operator(weights.index, node, source, places)
+            bound = _of_operator(weights.index, node, source, axes)
         if bound is not None and np.isfinite(bound.low).all() and np.isfinite(bound.high).all():
             bounds[name] = bound.clip(-_MAX_ACTIVATION, _MAX_ACTIVATION)
     return bounds
@@ -201,7 +201,7 @@ def _of_layer(layer: Layer, weights: _LayerConstants, source: _Bounds | None) ->
 
 
 def _of_operator(
-    index: GraphIndex, node: onnx.NodeProto, source: _Bounds, places: Mapping[str, ChannelAxis]
+    index: GraphIndex, node: onnx.NodeProto, source: _Bounds, axes: Mapping[str, ChannelAxis]
 ) -> _Bounds | None:
     if node.op_type == "Relu":
         return source.clip(0, np.inf)
@@ -222,7 +222,7 @@ def _of_operator(
     }:
         return source
     if node.op_type in {"Reshape", "Flatten"}:
-        before, after = places[node.input[0]].channels, places[node.output[0]].channels
+        before, after = axes[node.input[0]].channels, axes[node.output[0]].channels
         count = len(after) // len(before)
         return _Bounds(np.repeat(source.low, count), np.repeat(source.high, count))
     return None

@@ -39,7 +39,7 @@ from edgekit_toolkit.samples.generated import Feeds
 _FAILURES: Final = (EdgekitError, np.linalg.LinAlgError)
 # Shares of the multiply-adds that pruned candidates save.
 _SHARES: Final = (0.10, 0.25, 0.40)
-# What int8 kernels like the number of channels to be: AVX-512 multiplies 16 at a time.
+# Int8 kernels are fast for multiples of so many channels: AVX-512 multiplies 16 at a time.
 _CHANNELS_MULTIPLES: Final = {"x86_64": 16}
 _USUAL_MULTIPLE: Final = 8
 # Samples for second moments, and the most bytes that their activations take while layers are rounded.
@@ -49,7 +49,7 @@ _ACTIVATION_BYTES: Final = 1 << 30
 _NOISE_SAMPLES: Final = 16
 # Weights of so many bits: with a scale for each channel they lose little (benchmarks/compression.py).
 _FEW_BITS: Final = (4, 3)
-# A coded package has this share of the limit or less; and searches for the strength that makes it.
+# The search for steps ends with a package of at least this share of the limit, or after so many tries.
 _CLOSE: Final = 0.97
 _MAX_TRIES: Final = 4
 # The package that is tried has the golden outputs of another form, which may take some bytes more or fewer.
@@ -68,7 +68,7 @@ class CompressionTask:
         calibration: makes a fresh stream of samples.
         dims: sizes of free dimensions.
         arch: architecture of the target.
-        needs_fewer_macs: whether a limit binds that fewer multiply-adds may keep.
+        needs_fewer_macs: whether a limit on time, energy, memory or size binds.
         max_transport_bytes: limit on the bytes that travel, if it binds; else infinite.
         transport_bytes: returns the bytes that travel of a candidate's package.
         progress: where the steps are shown.
@@ -107,7 +107,7 @@ def add_compressed(candidate_set: CandidateSet, task: CompressionTask) -> None:
     if not starts:
         candidate_set.dropped.append("compressed forms: the model has no int8 form to start from")
         return
-    samples = _draw_samples(task, task.floats)
+    samples = _draw_samples(task)
     fidelity = Fidelity(
         OnnxModel(task.floats),
         samples[:_NOISE_SAMPLES],
@@ -258,8 +258,12 @@ class _Compressor:
             return
         for bits in _FEW_BITS:
             self._add(f"weights of {bits} bits", self._round(f"{bits} bits", 2 ** (bits - 1) - 1))
+        limit = self._task.max_transport_bytes * _MARGIN
+        steps = EqualSlopeSteps(
+            find_layers(self._floats), self._layer_noises(), peak=self._peak, limit_bytes=limit
+        )
         for arithmetic in self._bases:
-            self._add_for_transport(arithmetic)
+            self._add_for_transport(arithmetic, steps, limit)
 
     def _add(self, label: str, compression: Compression) -> None:
         """Add the forms with this compression."""
@@ -291,12 +295,8 @@ class _Compressor:
             return values
         return fake_quantize(values, *self._plan.ranges[name], self._plan.scheme)
 
-    def _add_for_transport(self, arithmetic: str) -> None:
-        """Add the form with the finest steps whose package travels within the limit."""
-        limit = self._task.max_transport_bytes * _MARGIN
-        steps = EqualSlopeSteps(
-            find_layers(self._floats), self._layer_noises(), peak=self._peak, limit_bytes=limit
-        )
+    def _add_for_transport(self, arithmetic: str, steps: EqualSlopeSteps, limit: float) -> None:
+        """Add the form with the finest steps whose package travels within a limit, in bytes."""
         strength = self._guess(steps, limit)
         too_fine, fine_enough = _STRENGTHS
         best: Candidate | None = None
@@ -378,10 +378,10 @@ def _count_codes(compression: Compression) -> int:
     return sum(weight.codes.size for weight in compression.weights.values())
 
 
-def _draw_samples(task: CompressionTask, floats: onnx.ModelProto) -> list[Feeds]:
+def _draw_samples(task: CompressionTask) -> list[Feeds]:
     """Return samples for moments, as many as fit in memory with their activations."""
     try:
-        estimate = OnnxModel(floats).estimate_memory(task.dims, blocked_layout=False)
+        estimate = OnnxModel(task.floats).estimate_memory(task.dims, blocked_layout=False)
         each = 1 if estimate is None else estimate.activations_bytes
     except EdgekitError:
         each = 1

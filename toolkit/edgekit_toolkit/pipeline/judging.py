@@ -38,6 +38,7 @@ def judge(
     signer: StatementSigner,
     phases: Phases,
 ) -> JudgedSet:
+    """Return scores, costs and packages of the candidates; removes those that cannot be chosen."""
     names = [spec.name for spec in prepared.source.outputs]
     with phases.phase("judge"):
         reference = prepared.source.model.open(names, threads=request.threads)
@@ -70,7 +71,7 @@ def _score(
     names: Sequence[str],
     progress: Progress,
 ) -> tuple[Scores, list[Runner]]:
-    """Return scores and sessions of the candidates; removes candidates that cannot be chosen from `found`."""
+    """Return scores and sessions of the candidates; removes those that cannot be chosen."""
     source, evaluation = prepared.source, prepared.samples.evaluation
     runs = [candidate.model.open(names, threads=request.threads) for candidate in candidate_set.candidates]
     # Dynamic int8 takes its ranges from the whole batch, so samples run alone, as on the device. A converted

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
 
 
@@ -12,6 +13,9 @@ def describe_compression(run: Run, candidate: JudgedCandidate) -> list[dict[str,
         return []
     largest = max((weight.bits for weight in compression.weights.values()), default=8)
     steps = [("float32", run.prepared.floats.size_bytes)]
+    if compression.channels and isinstance(run.prepared.floats, OnnxModel):
+        sliced = compression.slice(run.prepared.floats.proto)
+        steps.append(("channels pruned, float32", OnnxModel(sliced).size_bytes))
     steps.append((f"weights as codes of {largest} bits", candidate.model.size_bytes))
     if "transport" in candidate.measured.figures:
         transport = int(candidate.measured.figures["transport"])

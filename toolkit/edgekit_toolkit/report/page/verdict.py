@@ -142,8 +142,8 @@ def budget(report: Report) -> Markup:
     """Return one tile a limit: value, origin, bar and headroom."""
     subject = subject_of(report)
     lines = {line["limit"]: line for line in report["budget"]}
-    known = lines if subject is None else lines | subject["figures"]
-    tiles = [_tile(report, name, lines.get(name), subject) for name in LIMITS if name in known]
+    stated = lines if subject is None else lines | subject["figures"]
+    tiles = [_tile(report, name, lines.get(name), subject) for name in LIMITS if name in stated]
     if report["outcome"]["kind"] == "packaged":
         intro = None
     elif subject is None:
