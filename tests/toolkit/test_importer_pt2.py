@@ -1,11 +1,10 @@
-"""PyTorch exported programs as input. Most tests need torch and onnxscript, which nothing else does."""
+"""PyTorch exported programs as input. Most tests need torch: scripts/test-with-torch runs them."""
 
 import hashlib
 import io
 import json
 import zipfile
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from edgekit_runtime.errors import ModelError
 from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_toolkit.importers.pt2 import is_pt2, load_pt2
 
-HAS_TORCH = bool(find_spec("torch") and find_spec("onnxscript"))
 STUB = """
 from types import SimpleNamespace
 import onnx as formats
@@ -27,7 +25,6 @@ made = SimpleNamespace(model_proto=formats.load_from_string({made!r}))
 export = SimpleNamespace(load=lambda path: program)
 onnx = SimpleNamespace(export=lambda *arguments, **options: made)
 """
-with_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch and onnxscript are not installed: edgekit[pt2]")
 
 
 def archive(path: Path, members: dict[str, bytes]) -> Path:
@@ -40,7 +37,8 @@ def archive(path: Path, members: dict[str, bytes]) -> Path:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A program that returns a dictionary, and the module it was made from."""
-    import torch
+    pytest.importorskip("onnxscript", reason="scripts/test-with-torch has it")
+    torch = pytest.importorskip("torch", reason="scripts/test-with-torch has it")
 
     network = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3, 2, 1, bias=False),
@@ -101,7 +99,7 @@ def test_only_zip_archives_named_pt2_are_programs(tmp_path: Path) -> None:
     assert not is_pt2(tmp_path / "missing.pt2")
 
 
-@with_torch
+@pytest.mark.torch
 def test_program_becomes_the_same_function_with_its_names(saved: tuple[Path, Any]) -> None:
     import torch
 
@@ -119,10 +117,21 @@ def test_program_becomes_the_same_function_with_its_names(saved: tuple[Path, Any
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
-@with_torch
+@pytest.mark.torch
+def test_stored_program_of_an_earlier_day_becomes_the_same_function() -> None:
+    import torch
+
+    path = Path(__file__).with_name("hardswish_net.pt2")  # written by torch 2.13.0
+    images = np.random.default_rng(0).normal(size=(3, 3, 16, 16)).astype(np.float32)
+    expected = torch.export.load(path).module()(torch.from_numpy(images))["logits"].detach().numpy()
+    outputs = OrtSession(load_pt2(path).model.content).run({"image": images})["logits"]
+    np.testing.assert_allclose(outputs, expected, atol=1e-5)
+
+
+@pytest.mark.torch
 def test_export_is_repeatable_and_names_no_file_of_the_machine(saved: tuple[Path, Any]) -> None:
     path, _ = saved
-    first, second = (load_pt2(path).model.SerializeToString() for _ in range(2))
+    first, second = (load_pt2(path).model.content for _ in range(2))
     assert first == second
     assert Path(__file__).name.encode() not in first
     assert str(path.parent).encode() not in first
@@ -150,7 +159,7 @@ def pickled_weight(members: dict[str, bytes], evil: bytes) -> dict[str, bytes]:
     return {**members, name: json.dumps(config).encode(), place: evil}
 
 
-@with_torch
+@pytest.mark.torch
 @pytest.mark.parametrize("damage", [pickled_sample, pickled_weight])
 def test_code_in_a_program_does_not_run(
     damage: Callable[[dict[str, bytes], bytes], dict[str, bytes]], saved: tuple[Path, Any], tmp_path: Path
@@ -167,7 +176,7 @@ def test_code_in_a_program_does_not_run(
     assert not trace.exists()
 
 
-@with_torch
+@pytest.mark.torch
 @pytest.mark.parametrize("kept", [0.3, 0.9])
 def test_truncated_program_is_refused(kept: float, saved: tuple[Path, Any], tmp_path: Path) -> None:
     content = saved[0].read_bytes()
@@ -177,7 +186,7 @@ def test_truncated_program_is_refused(kept: float, saved: tuple[Path, Any], tmp_
         load_pt2(path)
 
 
-@with_torch
+@pytest.mark.torch
 @pytest.mark.usefixtures("home")
 def test_program_is_packaged_and_repeated_with_the_same_bytes(
     saved: tuple[Path, Any], tmp_path: Path
