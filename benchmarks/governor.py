@@ -302,7 +302,7 @@ def choose_most_accurate(fixed: Sequence[Run]) -> Run:
 
 
 def line(scenario: str, name: str, run: Run) -> str:
-    """Return a row of the table in docs/benchmarks/power.md."""
+    """Return a row as Markdown; docs/benchmarks/power.md has a part of its columns."""
     under = "" if run.steady_under is None else f" / {run.steady_under:+.1%}"
     return (
         f"| {scenario} | {name} | {run.steady_over:+.1%}{under} | {run.worst_over:+.1%} | {run.in_time:.2%} |"

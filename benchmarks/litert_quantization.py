@@ -152,7 +152,7 @@ def choose(rows: list[Row]) -> Row:
 
 
 def table(work: Work, rows: list[Row], seconds: float) -> str:
-    """The rows as a table for docs/benchmarks/engines.md."""
+    """The rows as a table; docs/benchmarks/engines.md has the chosen ones."""
     chosen = choose(rows)
     lines = [f"`{work.name}`, {work.samples}; score: {work.metric}; search {seconds:.0f} s", ""]
     lines += [
