@@ -1,5 +1,15 @@
 """Power and heat: sensors of the device, energy of a request, and the governor that holds a limit.
 
 All of it is optional: a device without sensors still serves models, with fewer metrics. It does not know
-requests, sessions or HTTP; docs/explanation/power.md describes how the service uses it.
+requests, sessions or HTTP; docs/explanation/power.md describes how the service uses it. An example:
+
+    with Sampling(discover()) as sampling:  # a thread that reads the sensors once a second
+        meter, loads, governor = EnergyMeter(), LoadMeter(), Governor(limits, idle_w)
+        while True:  # every second; now_s is time.monotonic(), as in readings.at_s
+            readings = sampling.latest
+            meter.add(readings, {"kws": Work(busy_s, requests)})
+            load = loads.measure(now_s, came=..., answered=..., late=..., run_s=..., fill=...)
+            observations = {"kws": Seen(profile, load, running=setting)}  # one LoadMeter for each model
+            for name, decision in governor.tick(now_s, readings, observations).items():
+                ...  # open decision.setting, admit decision.admit of the requests
 """
