@@ -10,6 +10,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.browser import browser as browser, page as page  # fixtures
 
 import edgekit_runtime  # noqa: F401  # switches telemetry off, before a test imports onnxruntime
 
