@@ -24,7 +24,8 @@ def browser() -> Iterator[Browser]:
         sync_playwright() as playwright,
         playwright.chromium.launch(
             executable_path=CHROMIUM,
-            args=["--disable-gpu", "--renderer-process-limit=1"],  # a spare renderer takes 0.1 s for each page
+            # No renderer is started for a page that may follow.
+            args=["--disable-gpu", "--renderer-process-limit=1"],
             ignore_default_args=["--hide-scrollbars"],  # they take 15 pixels of a page, as on a desk
         ) as browser,
     ):
