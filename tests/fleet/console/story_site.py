@@ -163,7 +163,7 @@ class Operator:
         page.fill("#name", "maria")
         page.fill("#password", "a good long password")
         self.click("button", "Begin")
-        expect(page.locator("h1")).to_contain_text("Fleet")
+        expect(page.locator("h1:visible")).to_contain_text("Fleet")
         self.click("nav a", "Settings")
         self.click("nav a", "Enrolment")
         page.fill("#names", "real")
@@ -187,7 +187,7 @@ class Operator:
         page.fill("#note", "from the browser")
         self.photograph(picture)
         self.click("button", "Make the release")
-        expect(page.locator(".notice")).to_contain_text(f"{version.version} is released")
+        expect(page.locator(".notice:visible")).to_contain_text(f"{version.version} is released")
 
     def plan(self, *, picture="", **fields):
         """Plan a rollout of the release whose page is open."""
@@ -204,7 +204,7 @@ class Operator:
         if name:
             self.page.fill("#name", name)
         self.click("button", "Start:")
-        expect(self.page.locator(".head .state")).to_be_visible()
+        expect(self.page.locator(".head .state:visible")).to_be_visible()
         self.stay()
         return self.page.inner_text("h1")
 
@@ -213,7 +213,7 @@ class Operator:
 
     def watch(self, state, limit_s=120.0):
         """Wait until the open page shows that state, by its own live updates."""
-        expect(self.page.locator(".head .state")).to_contain_text(state, timeout=1000 * limit_s)
+        expect(self.page.locator(".head .state:visible")).to_contain_text(state, timeout=1000 * limit_s)
         assert self.page.evaluate("window.isSame === true")
 
     def press(self, button):

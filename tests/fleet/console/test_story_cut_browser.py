@@ -32,16 +32,16 @@ def test_operator_rolls_out_over_a_cut_network_and_back(operator):  # noqa: F811
     operator.photograph("rollout-paused")
     operator.press("Resume")
     wait_for(lambda: site.count(setup.last.version) == 13, "the connected ones", 40)
-    expect(page.locator(".head .state")).to_have_text("running")
+    expect(page.locator(".head .state:visible")).to_have_text("running")
     site.restore(cut)
     operator.watch("succeeded", 60)
 
     # It is rolled back after all, by its name.
     operator.click(".orders a", "Roll back")
-    expect(page.locator(".lead")).to_contain_text("21 devices go back")
+    expect(page.locator(".lead:visible")).to_contain_text("21 devices go back")
     page.fill("#confirm", "something else")
     operator.click(".orders button", "Roll back")
-    expect(page.locator(".problem")).to_contain_text(f"write the rollout's name: {name}")
+    expect(page.locator(".problem:visible")).to_contain_text(f"write the rollout's name: {name}")
     page.fill("#confirm", name)
     page.fill("#note", "we changed our minds")
     operator.photograph("rollout-back")
@@ -56,7 +56,7 @@ def test_operator_rolls_out_over_a_cut_network_and_back(operator):  # noqa: F811
     operator.click("a", "Withdraw")
     page.fill("#confirm", setup.last.version)
     operator.click(".orders button", "Withdraw")
-    expect(page.locator(".notice")).to_contain_text("is withdrawn")
+    expect(page.locator(".notice:visible")).to_contain_text("is withdrawn")
     for section in ("Fleet", "Rollouts", "Releases", "Audit"):
         operator.click("nav a", section)
         operator.photograph(section.lower())
