@@ -15,6 +15,7 @@ import edgekit_runtime  # noqa: F401  # switches telemetry off, before a test im
 from tests.browser import browser, page  # noqa: F401  # fixtures
 
 os.environ.setdefault("EDGEKIT_DEVICE_ENGINES", "off")
+os.environ["EDGEKIT_BRIEF"] = "times,memory"  # of measurements, also in child processes
 settings.register_profile("edgekit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("edgekit")
 

@@ -22,12 +22,7 @@ OURS = {
     "work/out",  # what `package` was told to write
 }
 
-TOOLKIT = """
-from edgekit_cli.cli import main
-from tests.toolkit.short_measurements import measure_briefly
-measure_briefly(with_memory=True)
-main()
-"""
+TOOLKIT = "from edgekit_cli.cli import main; main()"
 DEVICE = "import sys; from edgekit_runtime.cli import main; sys.exit(main())"
 BARE = f"import onnxruntime; onnxruntime.InferenceSession({str(MODEL)!r})"
 
@@ -80,6 +75,7 @@ class Home:
                 "EDGEKIT_STATE": str(folder / "home/.local/state/edgekit"),  # as for all users but root
                 "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in (*packages, "")),
                 "PYTHONDONTWRITEBYTECODE": "1",
+                "EDGEKIT_BRIEF": "times",
                 "EDGEKIT_DEVICE_ENGINES": "off",  # else pip fetches one, as docs/reference/commands.md says
             },
         }

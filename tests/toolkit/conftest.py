@@ -5,26 +5,14 @@ from pathlib import Path
 
 import pytest
 from tests.toolkit.package_run import isolated_home
-from tests.toolkit.short_measurements import list_replacements
 
-from edgekit_toolkit.evaluation import host_memory, judge
-from edgekit_toolkit.measurement.peak_memory import measure_model_memory
-
-
-@pytest.fixture(scope="session", autouse=True)
-def short_measurements() -> Iterator[None]:
-    """Measure candidates briefly; tests of memory ask for `measured_memory`."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module, name, value in list_replacements():
-            patch.setattr(module, name, value)
-        yield
+from edgekit_toolkit.measurement import brevity
 
 
 @pytest.fixture
 def measured_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure the memory of candidates."""
-    for module in (judge, host_memory):
-        monkeypatch.setattr(module, "measure_model_memory", measure_model_memory)
+    monkeypatch.setenv(brevity.VARIABLE, "times")
 
 
 @pytest.fixture(scope="module")

@@ -39,11 +39,6 @@ from edgekit_toolkit.targets.writer import write_target
 DEVICE = FittedRatios({"conv": 6.0, "int8-conv": 9.0, "other": 4.0}, 2e-10, (0.0,))
 
 
-@pytest.fixture(autouse=True)
-def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_profile, "HOST_S", 0.0)
-
-
 def make_runs(count: int, seed: int = 0) -> list[HostRun]:
     values = np.random.default_rng(seed)
     return [

@@ -21,7 +21,6 @@ from edgekit_host.evidence import (
 from edgekit_runtime.errors import TargetError
 from edgekit_runtime.offload.measurement.machine_facts import describe_engine
 from edgekit_toolkit.evaluation.judge import model_on_target
-from edgekit_toolkit.measurement import device_profile
 from edgekit_toolkit.measurement.calibration_networks import (
     digest_calibration_models,
     make_calibration_networks,
@@ -50,11 +49,6 @@ MEASURED = dataclasses.replace(
 METERED = dataclasses.replace(
     MEASURED, network_times=dataclasses.replace(TIMES, power=MeasuredPower(2.0, 5.5))
 )
-
-
-@pytest.fixture(autouse=True)
-def short_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_profile, "HOST_S", 0.1)
 
 
 def keep(evidence: Evidence) -> None:

@@ -180,8 +180,6 @@ def version(name):
         raise metadata.PackageNotFoundError(name)
     return known(name)
 metadata.version = version
-from tests.toolkit.short_measurements import measure_briefly
-measure_briefly()
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -27,7 +27,7 @@ from tests.waiting import bounded
 from edgekit_toolkit.pipeline import publish
 
 pytestmark = pytest.mark.usefixtures("home")
-BRIEF = ("-m", "tests.toolkit.short_measurements")
+EDGEKIT = ("-m", "edgekit_cli")
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_an_interrupt_at_any_moment_leaves_all_or_nothing(delay_s: float, tmp_pa
     source, data = tiny("digits_cnn")
     out = tmp_path / "out"
     options = ("--target", "rpi4", "-o", out, "--threads", "1", "--search-seconds", "1")
-    command = [sys.executable, *BRIEF, "package", *map(str, (source, *data, *options))]
+    command = [sys.executable, *EDGEKIT, "package", *map(str, (source, *data, *options))]
     started = subprocess.Popen(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -164,7 +164,7 @@ def test_an_interrupt_while_judging_leaves_nothing(model: Path, tmp_path: Path) 
     metric = tmp_path / "mine.py"
     metric.write_text("import os, signal\ndef f(o, r, y): os.kill(os.getpid(), signal.SIGINT)\n")
     options = ("--target", "rpi4", "-o", tmp_path / "out", "--metric", f"{metric}:f", "--json")
-    command = [sys.executable, *BRIEF, "package", *map(str, (model, *options))]
+    command = [sys.executable, *EDGEKIT, "package", *map(str, (model, *options))]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     outcome = Outcome(done.returncode, done.stdout, done.stderr)
     assert (outcome.code, outcome.stderr.strip()) == (130, "interrupted")
@@ -208,7 +208,7 @@ def test_a_reader_that_goes_away_ends_the_output_quietly(model: Path, tmp_path: 
     reading, writing = os.pipe()
     os.close(reading)
     options = ("--target", "rpi4", "--backend", "ort", "-o", tmp_path / "out", "--search-seconds", "0")
-    command = [sys.executable, *BRIEF, "package", *map(str, (model, *options))]
+    command = [sys.executable, *EDGEKIT, "package", *map(str, (model, *options))]
     with os.fdopen(writing, "wb") as pipe:
         done = subprocess.run(command, env=environment(), stdout=pipe, stderr=subprocess.PIPE, check=False)
     assert (done.returncode, without_progress(done.stderr)) == (141, b"")
@@ -217,7 +217,7 @@ def test_a_reader_that_goes_away_ends_the_output_quietly(model: Path, tmp_path: 
 
 def test_a_terminal_without_unicode_shows_the_result(model: Path, tmp_path: Path) -> None:
     options = ("--target", "rpi4", "--backend", "ort", "-o", tmp_path / "out", "--search-seconds", "0")
-    command = [sys.executable, *BRIEF, "package", *map(str, (model, *options))]
+    command = [sys.executable, *EDGEKIT, "package", *map(str, (model, *options))]
     ascii_only = {**environment(), "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
     done = subprocess.run(command, env=ascii_only, capture_output=True, check=False)
     assert (done.returncode, without_progress(done.stderr)) == (0, b"")

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import itertools
 import json
+import os
 import secrets
 import sys
 import tempfile
@@ -34,6 +35,7 @@ from edgekit_runtime.system.child_process import run_program
 from edgekit_runtime.system.paths import find_cache_folder, find_config_folder
 from edgekit_runtime.trust.dsse import Envelope, encode_signed
 from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_toolkit.measurement import brevity
 
 MODELS: Final = Path(edgekit_hil.__file__).parents[2] / "models" / "tiny"
 MODEL_NAMES: Final = tuple(sorted(path.stem for path in MODELS.glob("*.onnx")))
@@ -208,7 +210,7 @@ class PackageMaker:
 
 
 def _hash_sources() -> str:
-    """Return a digest of the sources of packages: models, runtime, toolkit, versions, measured costs."""
+    """Return a digest of what packages depend on: models, our code, versions, measured costs, brevity."""
     runtime = Path(edgekit_runtime.__file__).parent
     beside = [
         runtime.parent / "edgekit_toolkit",
@@ -217,7 +219,7 @@ def _hash_sources() -> str:
         runtime.parents[1] / "host",
     ]  # in a release, in a checkout
     versions = sorted(f"{distribution.name}=={distribution.version}" for distribution in distributions())
-    digest = hashlib.sha256("\n".join(versions).encode())
+    digest = hashlib.sha256("\n".join((*versions, os.environ.get(brevity.VARIABLE, ""))).encode())
     paths = [
         path
         for folder in (MODELS, runtime, *beside)

@@ -11,6 +11,7 @@ from edgekit_runtime.sessions.latency import Latency, LatencyLimits, measure_lat
 from edgekit_runtime.system.engines import parse_engine
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.costs.target_model import NodeCost, model_cost
+from edgekit_toolkit.measurement.brevity import shorten_limits
 from edgekit_toolkit.measurement.device_profile import SOURCE, is_current, predict_latencies
 from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_engine_bytes, measure_model_memory
 from edgekit_toolkit.models.model import Model, Runner
@@ -29,7 +30,7 @@ PROCESSOR_LIMITS: Final = LatencyLimits(
 def measure_latencies(runs: Sequence[Runner], feeds: Feeds) -> list[Latency]:
     """Return the latency here of each model, from interleaved runs."""
     calls = {str(number): partial(run, feeds) for number, run in enumerate(runs)}
-    latency = measure_latency(calls, LATENCY_LIMITS)
+    latency = measure_latency(calls, shorten_limits(LATENCY_LIMITS))
     return [latency[number] for number in calls]
 
 
@@ -44,7 +45,7 @@ def measure_processor_ratios(runs: Sequence[Runner], feeds: Feeds) -> list[float
         feeds: inputs.
     """
     calls = {str(number): partial(run, feeds) for number, run in enumerate(runs)}
-    latency = measure_latency(calls, PROCESSOR_LIMITS, clock=time.process_time)
+    latency = measure_latency(calls, shorten_limits(PROCESSOR_LIMITS), clock=time.process_time)
     first_s, _ = latency["0"].quartiles_s
     return [latency[number].quartiles_s[0] / first_s for number in calls]
 

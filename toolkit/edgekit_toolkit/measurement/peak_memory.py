@@ -20,6 +20,7 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.system.child_process import ChildProcess, describe_end
 from edgekit_toolkit.engines.record import find_support
+from edgekit_toolkit.measurement.brevity import is_brief
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.samples.generated import Feeds
 
@@ -80,6 +81,9 @@ def measure_model_memory(model: Model, feeds: Feeds) -> PeakMemory:
     Raises:
         BackendError: as for `measure_peak_memory`.
     """
+    if is_brief("memory"):
+        engine_bytes = measure_engine_bytes(model.engine)
+        return PeakMemory(engine_bytes + len(model.content), engine_bytes)
     return measure_peak_memory(model.content, feeds, engine=model.engine, options=model.options)
 
 

@@ -1,0 +1,32 @@
+"""Which measurements on this machine are brief: those in `$EDGEKIT_BRIEF`, a list such as `times,memory`.
+
+Tests set it, since child processes inherit it: no outcome of theirs depends on the speed of a machine. Figures
+of a package that was made so are worth nothing.
+"""
+
+import os
+from dataclasses import replace
+from typing import Final, Literal
+
+from edgekit_runtime.sessions.latency import LatencyLimits
+
+VARIABLE: Final = "EDGEKIT_BRIEF"
+_BATCH_S: Final = 0.0005
+_HOST_S: Final = 0.1
+
+
+def is_brief(kind: Literal["times", "memory"]) -> bool:
+    """Return whether measurements of this kind are brief."""
+    return kind in os.environ.get(VARIABLE, "").split(",")
+
+
+def shorten_limits(limits: LatencyLimits) -> LatencyLimits:
+    """Return the limits, or the fewest and shortest rounds that they allow where times are brief."""
+    if not is_brief("times"):
+        return limits
+    return replace(limits, max_rounds=limits.min_rounds, batch_s=_BATCH_S)
+
+
+def shorten_s(duration_s: float) -> float:
+    """Return how long models run here to be measured, seconds."""
+    return min(duration_s, _HOST_S) if is_brief("times") else duration_s
