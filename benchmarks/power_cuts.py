@@ -172,6 +172,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--run", choices=list(SHARES), help="this one only")
     parser.add_argument("--leave-out", choices=LEFT_OUT, help="negative control: forget these syncs")
+    parser.add_argument("--one-in", type=int, default=1, metavar="N", help="try every Nth cut only")
     parser.add_argument("--finish-every", type=int, default=50, metavar="N")
     parser.add_argument("--recordings", type=int, default=4, help="of each run; no two are the same")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
@@ -192,7 +193,7 @@ def try_run(name: str, run: Run, memory: Path, arguments: argparse.Namespace) ->
             begin, seed = recording.marks[0].begin, arguments.seed * 1000 + number
             cuts = plan_cuts(
                 recording.entries, begin, int(arguments.cuts * share / arguments.recordings), seed
-            )
+            )[:: arguments.one_in]
             trial = Trial(name, run, recording, cuts, arguments.finish_every)
             add_results(
                 found,

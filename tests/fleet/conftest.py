@@ -19,6 +19,24 @@ from edgekit_fleet.store.database import open_store, sqlite_url
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 
 
+def pytest_collection_modifyitems(config, items):
+    """Run each test with its first parameters only on PostgreSQL; the long run takes all there too."""
+    if config.getoption("--long"):
+        return
+    functions, repeated = set(), []
+    for item in items:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        if parameters.get("store_url") == "postgresql":
+            function = (item.path, item.originalname)
+            if function in functions:
+                repeated.append(item)
+            functions.add(function)
+    if repeated:
+        config.hook.pytest_deselected(items=repeated)
+        left_out = set(repeated)
+        items[:] = [item for item in items if item not in left_out]
+
+
 @pytest.fixture(scope="session")
 def mosquitto():
     if shutil.which("mosquitto") or os.access("/usr/sbin/mosquitto", os.X_OK):

@@ -66,10 +66,10 @@ def store(request, tmp_path_factory):
         yield store
 
 
-def make_selectors():
+def make_selectors(count):
     draw = random.Random(1)
     yield from TESTS
-    for _ in range(24):
+    for _ in range(count):
         one, two, three = draw.choices(TESTS, k=3)
         first, second = draw.choices(("and", "or"), k=2)
         yield f"{draw.choice(('', 'not '))}{one} {first} ({two} {second} not {three})"
@@ -86,11 +86,11 @@ def find_all(session, search, **options):
 
 
 @pytest.mark.parametrize("many", [0, 5000])
-def test_store_finds_what_a_selector_means(store, many, monkeypatch):
+def test_store_finds_what_a_selector_means(store, many, monkeypatch, is_long):
     monkeypatch.setattr(device_search, "_MANY", many)
     with store.snapshot() as session:
         attributes = {row.name: list_attributes(row) for row in session.query(DeviceRow)}
-        for text in make_selectors():
+        for text in make_selectors(24 if is_long else 6):
             selector = parse_selector(text)
             expected = {name for name, own in attributes.items() if selector.matches(own)}
             assert {view.name for view in read_devices(session, selector, ())} == expected, text

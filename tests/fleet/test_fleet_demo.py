@@ -1,4 +1,4 @@
-"""`edgekit fleet demo`, as a user types it: whole, and ended in the middle. It takes about a minute."""
+"""`edgekit fleet demo`, as a user types it: whole in the long run, and ended in the middle."""
 
 import itertools
 import json
@@ -72,6 +72,7 @@ def wait_gone(folder):
     wait_for(lambda: not list(folder.iterdir()), "its folder to go", 15)
 
 
+@pytest.mark.long
 def test_good_bad_and_cut_releases_end_with_all_devices_on_the_last_version(folder):
     allow(1200.0)
     with start(folder, "--json") as process:

@@ -15,14 +15,14 @@ ROOT = Path(__file__).parents[2]
 
 # Many a fault in a step comes too late: 491 of 1,082 took place in the whole sweep.
 @pytest.mark.parametrize(
-    ("parts", "most", "least"),
-    [(["journal"], 30, 24), (["steps"], 6, 3), (["manager", "torn"], 5, 4)],
+    ("parts", "most", "least", "longer"),
+    [(["journal"], 30, 24, 4), (["steps"], 4, 2, 6), (["manager", "torn"], 2, 1, 10)],
     ids=lambda value: "-".join(value) if isinstance(value, list) else None,
 )
 def test_fault_leaves_no_device_without_a_model_and_no_manager_that_cannot_go_on(
-    parts, most, least, tmp_path, is_long
+    parts, most, least, longer, tmp_path, is_long
 ):
-    most, least = (4 * most, 4 * least) if is_long else (most, least)
+    most, least = (longer * most, longer * least) if is_long else (most, least)
     if sys.platform != "linux" or ctypes.util.find_library("sqlite3") is None:
         pytest.skip("SQLite's functions are replaced in its shared library, on Linux")
     out = tmp_path / "out.json"

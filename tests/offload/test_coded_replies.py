@@ -9,8 +9,9 @@ from typing import Any, NoReturn
 import numpy as np
 import onnxruntime
 import pytest
+from tests.offload.machine_here import MACHINE_HERE
 from tests.offload.onnx_models import model_of
-from tests.offload.test_odd_models import measure_here, run_part
+from tests.offload.test_odd_models import run_part
 from tests.offload.test_photo_offload import offloading
 from tests.offload.test_planner import inputs_of, profile_of
 from tests.service.serve_parts import wait_ready
@@ -25,7 +26,6 @@ from edgekit_offload.partition.split import split_model
 from edgekit_offload.planning import cut_candidates
 from edgekit_offload.planning.measurement import CutMeasurement
 from edgekit_offload.planning.planner import plan
-from edgekit_offload.profiling.machine import Machine
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan, PlanCosts, read_cut_table
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
@@ -216,7 +216,7 @@ def test_coded_reply_is_planned_packaged_served_and_restored(
     package = write_plain_package(
         tmp_path / "mask.onnx", name="mask", target="x86-64", folder=tmp_path, sign=signer
     )
-    machine = Machine("local", (), execute=measure_here)
+    machine = MACHINE_HERE
     measured = CutMeasurement(
         model=OpenedModel(content), feeds=feeds, device=machine, server=machine, seconds=0.05
     )

@@ -1,12 +1,11 @@
 """Ordinary models with something odd: each gets a plan or a sentence, and what its cuts answer is right."""
 
-import io
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import onnxruntime
 import pytest
+from tests.offload.machine_here import MACHINE_HERE
 from tests.offload.odd_models import KINDS, Feeds, make_feeds, odd_models
 
 from edgekit_offload.partition.opened_model import OpenedModel
@@ -17,33 +16,18 @@ from edgekit_offload.planning.measurement import CutMeasurement
 from edgekit_offload.planning.plan_inputs import PlanInputs
 from edgekit_offload.planning.planner import plan
 from edgekit_offload.planning.result import PlanningResult
-from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
-from edgekit_runtime.dataclass_json import to_plain
-from edgekit_runtime.errors import CutError, EdgekitError
-from edgekit_runtime.offload.measurement.job import read_job
-from edgekit_runtime.offload.measurement.job_runner import measure
-from edgekit_runtime.system.child_process import ProgramResult
+from edgekit_offload.profiling.machine import RunnableGraph, profile_kernels
+from edgekit_runtime.errors import CutError
 
 SECONDS = 0.02
 MODELS = dict(odd_models(0, 3 * len(KINDS)))
 GRID = Grid((0.5, 20.0), (20.0,))
 
 
-def measure_here(
-    _argv: Sequence[str], sent: Iterable[bytes | memoryview], _limit_s: float, _max_bytes: int
-) -> ProgramResult:
-    """Run a measurement in this process, as the program of a machine does."""
-    job, blobs = read_job(io.BytesIO(b"".join(sent)))
-    try:
-        return ProgramResult(0, json.dumps(to_plain(measure(job, blobs))).encode(), "")
-    except EdgekitError as cause:
-        return ProgramResult(1, b"", str(cause))
-
-
 def plan_model(name: str, content: bytes) -> tuple[PlanningResult, dict[str, SplitModels]]:
     draws = np.random.default_rng(3)
     feeds = [make_feeds(content, draws) for _ in range(3)]
-    machine = Machine("local", (), execute=measure_here)
+    machine = MACHINE_HERE
     graph = RunnableGraph(content, inputs=feeds[0])
     profile = profile_kernels(machine, graph, name=name, seconds=SECONDS)
     measured = CutMeasurement(

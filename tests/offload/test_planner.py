@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tests.offload.machine_here import MACHINE_HERE
 from tests.offload.onnx_models import branching_model, model_of
 
 from edgekit_offload.partition.opened_model import OpenedModel
@@ -24,7 +25,6 @@ from edgekit_offload.planning.measurement import CutMeasurement, leakage_of
 from edgekit_offload.planning.plan_inputs import MAX_LOSS, ExtractedPlan, PlanInputs
 from edgekit_offload.planning.planner import plan
 from edgekit_offload.planning.result import Candidate, PlanningResult, Refusal, SentTensor
-from edgekit_offload.profiling.machine import Machine
 from edgekit_offload.profiling.model_profile import KernelTime, ModelProfile, digest_model
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import CutError
@@ -604,7 +604,7 @@ def test_real_model_stays_on_a_device_that_is_fast_enough(name: str) -> None:
 def test_cuts_are_extracted_and_measured_as_they_are() -> None:
     content = narrowing_model(16, 64)
     feeds = noise(16, 64)
-    machine = Machine.parse("local")
+    machine = MACHINE_HERE
     made = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], feeds)
     measured = CutMeasurement(
         model=OpenedModel(content), feeds=feeds, device=machine, server=machine, seconds=0.1
@@ -630,7 +630,7 @@ def test_split_that_answers_one_output_on_the_device_is_compared_output_by_outpu
     proto.graph.node[2].input[0] = "t1"  # two heads on what the first kernel makes
     proto.graph.output.insert(0, helper.make_tensor_value_info("t2", TensorProto.FLOAT, [1, 4, 8, 8]))
     content, feeds = proto.SerializeToString(), noise(16, 64)
-    machine = Machine.parse("local")
+    machine = MACHINE_HERE
     measured = CutMeasurement(
         model=OpenedModel(content),
         feeds=feeds,
@@ -684,7 +684,7 @@ def hidden_by_a_pattern(amplitude: float) -> PlanInputs:
     )  # fmt: skip
     x = amplitude * pattern + rng.normal(size=(128, 1, 4096))
     feeds = [{"x": one.astype(np.float32)} for one in x]
-    machine = Machine.parse("local")
+    machine = MACHINE_HERE
     return replace(
         inputs_of(content, [1e-5, 10.0], [1e-5, 1e-5], feeds),
         keep_on_device=("input",),
@@ -801,7 +801,7 @@ def plan_cuts(change: AnswerChange, samples: int, max_loss: float) -> list[Candi
 
 @pytest.mark.parametrize("max_loss", [0.0, 0.99, 1.0])
 def test_rounded_ways_of_what_is_no_classifier_are_offered_on_request_only(max_loss: float) -> None:
-    content, feeds, machine = narrowing_model(16, 64), noise(16, 64), Machine.parse("local")
+    content, feeds, machine = narrowing_model(16, 64), noise(16, 64), MACHINE_HERE
     measured = CutMeasurement(
         model=OpenedModel(content), feeds=feeds, device=machine, server=machine, seconds=0.1
     )
@@ -843,7 +843,7 @@ def test_sound_of_16_bits_without_a_batch_axis_is_run_and_measured_as_opus() -> 
     t = np.arange(8000) / 8000
     tones = [np.rint(9000 * np.sin(2 * np.pi * (200 + 10 * n) * t)).astype(np.int16) for n in range(4)]
     feeds = [{"x": one} for one in tones]
-    machine = Machine.parse("local")
+    machine = MACHINE_HERE
     measured = CutMeasurement(
         model=OpenedModel(content), feeds=feeds, device=machine, server=machine, seconds=0.1
     )
@@ -894,7 +894,7 @@ def test_tensors_too_large_for_the_attack_are_thinned_rather_than_its_samples(
 
 
 def test_model_that_only_runs_whole_is_uploaded_and_measured_as_it_is() -> None:
-    content, machine = branching_model(), Machine.parse("local")
+    content, machine = branching_model(), MACHINE_HERE
     rng = np.random.default_rng(3)
     feeds = [{"x": rng.normal(size=(1, 2, 32)).astype(np.float32)} for _ in range(20)]
     measured = CutMeasurement(

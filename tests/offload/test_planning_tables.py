@@ -5,8 +5,8 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from tests.offload.machine_here import MACHINE_HERE
 from tests.offload.onnx_models import model_of
-from tests.offload.test_odd_models import measure_here
 from tests.offload.test_planner import inputs_of, narrowing_model, noise
 
 from edgekit_cli.offload.plan import command
@@ -18,7 +18,6 @@ from edgekit_offload.planning.costs import DeviceLimits, server_costs
 from edgekit_offload.planning.measurement import CutMeasurement
 from edgekit_offload.planning.objectives import PlanObjective
 from edgekit_offload.planning.planner import plan
-from edgekit_offload.profiling.machine import Machine
 from edgekit_offload.report.plan_page import render_plan_page
 from edgekit_runtime.offload import choose
 from edgekit_runtime.offload.choose import ObjectiveRule
@@ -65,7 +64,7 @@ def test_coding_added_as_a_row_is_measured_and_extracted(monkeypatch: pytest.Mon
     restored = TensorCoder("int2").restore(values)
     assert float(np.abs(values - restored).max()) <= 4 / 3 / 2 + 1e-3  # half a step of the widest range
     content, feeds = narrowing_model(16, 64), noise(16, 64)
-    machine = Machine("local", (), execute=measure_here)
+    machine = MACHINE_HERE
     measured = CutMeasurement(
         model=OpenedModel(content), feeds=feeds, device=machine, server=machine, seconds=0.05
     )

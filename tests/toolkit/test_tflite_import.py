@@ -281,7 +281,7 @@ def test_flipped_bytes_import_or_are_refused(tmp_path: Path, is_long: bool) -> N
         passed.append(bytes(damaged))
     assert 50 < len(passed) < 500
     # What passes the screen meets the engine, in a process each; a few of them show what comes of it.
-    sample = passed[:: len(passed) // (20 if is_long else 8)]
+    sample = passed[:: len(passed) // (20 if is_long else 4)]
     with ThreadPoolExecutor(2) as pool:
         outcomes = list(
             pool.map(lambda one: _outcome(one[1], tmp_path / f"{one[0]}.tflite"), enumerate(sample))
@@ -293,7 +293,7 @@ def test_flipped_bytes_import_or_are_refused(tmp_path: Path, is_long: bool) -> N
 def _outcome(content: bytes, path: Path) -> str:
     path.write_bytes(content)
     try:
-        load_tflite(path, time_limit_s=10)
+        load_tflite(path, time_limit_s=60)
     except ModelError:
         return "refused"
     return "imported"

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ _PARENT: Final = "EDGEKIT_PARENT"  # variable of a child with its parent's proce
 _ROOT: Final = Path("/")  # only root can put modules there
 _TRACER_S: Final = 1.0
 _PR_SET_PDEATHSIG: Final = 1
-_KILL_LIMIT_S: Final = 1.0  # a killed process may still hang in the kernel
+_KILL_LIMIT_S: Final = 1.0  # a killed process may still hang in the kernel, or have no processor to end on
 _POLL_S: Final = 0.05  # for kernels without descriptors of processes
 _NICENESS: Final = 5  # above ours: a third of the weight, so that it is slowed but not starved
 _OOM_SCORE: Final = 200  # as that of a worker
@@ -196,7 +197,8 @@ class ChildProcess:
     def close(self) -> None:
         """Kill the process and free its resources here; a second call does nothing."""
         self.kill()
-        self.wait(_KILL_LIMIT_S)
+        if self.wait(_KILL_LIMIT_S) is None:
+            threading.Thread(target=self._process.wait, daemon=True).start()
         self._files.close()
         if self._pidfd is not None:
             os.close(self._pidfd)

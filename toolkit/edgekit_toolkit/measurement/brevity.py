@@ -1,7 +1,7 @@
 """Which measurements on this machine are brief: those in `$EDGEKIT_BRIEF`, a list such as `times,memory`.
 
-Tests set it, since child processes inherit it: no outcome of theirs depends on the speed of a machine. Figures
-of a package that was made so are worth nothing.
+Tests set it, since child processes inherit it: no outcome of theirs depends on the speed of a machine. A
+package that was made so has figures that are worth nothing.
 """
 
 import os
