@@ -2,11 +2,13 @@
 
 import contextlib
 import itertools
+import os
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -21,6 +23,7 @@ from edgekit_fleet.releases.repository import NewTarget, TufRepository
 from edgekit_fleet.store.due import mark_due
 from edgekit_fleet.store.tables import WantedModelRow
 from edgekit_runtime.agent.documents import DesiredModel, Reported
+from edgekit_runtime.cli import main
 from edgekit_runtime.client.control import is_listening, read_index, read_metrics
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.slots import Slots
@@ -59,7 +62,8 @@ class Site:
     def enrol(self):
         parts = (self.fleet.store, self.fleet.settings, self.fleet.authority, (self.name,))
         (invitation,) = devices.invite(*parts, actor="test", target="x86-64")
-        self.run("enroll", "--code", invitation.code)
+        with mock.patch.dict(os.environ, self.variables):
+            assert main(["enroll", "--code", invitation.code]) == 0
         public = Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32).public_key()
         pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         (self.home / "keys").mkdir(exist_ok=True)

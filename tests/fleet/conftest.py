@@ -10,10 +10,12 @@ import threading
 import time
 
 import pytest
+from argon2 import PasswordHasher
 from tests.fleet.fleet_device import FleetDevice
 from tests.fleet.postgresql_server import PostgresqlServer, new_database
 from tests.free_port import free_port
 
+from edgekit_fleet.access import users
 from edgekit_fleet.operations import devices, running
 from edgekit_fleet.store.database import open_store, sqlite_url
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
@@ -35,6 +37,14 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=repeated)
         left_out = set(repeated)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_digests():
+    """Digest passwords a thousand times faster than a manager does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(users, "hasher", PasswordHasher(1, 64, 1))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -285,7 +285,8 @@ def test_power_switch_is_written_as_labgrid_reads_it(
 def test_run_leaves_evidence_and_junit(board: SshBoard, folder: Path) -> None:
     board.write_bench(folder / "bench.yaml")
 
-    done = run_hil("run", "-k", "italy and ort", "--evidence", "seen", "--junit", "junit.xml")
+    options = ["--measure-seconds", "1", "--evidence", "seen", "--junit", "junit.xml"]
+    done = run_hil("run", "-k", "italy and ort", *options)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "warning" not in done.stdout
@@ -305,7 +306,7 @@ def test_run_on_a_real_device_profiles_it_once_and_keeps_the_times(board: SshBoa
     read = f"echo >>{folder}/read; wc -l <{folder}/read"  # more and more watts
     rising = {"CommandMeterDriver": {"command": read, "interval_s": 0.05}}
     board.write_bench(folder / "bench.yaml", name="desk", kind="real", drivers=rising)
-    options = ["--profile-seconds", "1", "--evidence", "seen"]
+    options = ["--profile-seconds", "1", "--measure-seconds", "1", "--evidence", "seen"]
 
     done = run_hil("run", "-k", "memory_is_near and italy", *options)
     profile = find_user_targets() / "x86-64-desk.toml"

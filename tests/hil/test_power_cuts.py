@@ -65,7 +65,9 @@ def test_power_cut_at_any_instant_leaves_a_version_that_was_allowed(whole, one_i
         assert one["finished"] >= 2
 
 
-@pytest.mark.parametrize("left_out", ["file-syncs", "folder-syncs", "syncs"])
+@pytest.mark.parametrize(
+    "left_out", ["file-syncs", "folder-syncs", pytest.param("syncs", marks=pytest.mark.long)]
+)
 def test_power_cut_of_code_that_forgets_syncs_is_found(left_out, tmp_path):
     code, found = run(tmp_path, "--run", "slots", "--leave-out", left_out)
     assert code == 1

@@ -33,9 +33,10 @@ def agreement(
     return float((asks | (small.argmax(1) == large.argmax(1))).mean()), float(asks.mean())
 
 
-def test_threshold_keeps_the_agreement_on_new_samples() -> None:
+def test_threshold_keeps_the_agreement_on_new_samples(is_long: bool) -> None:
     plans = kept = 0
-    for seed in range(40):
+    seeds, most_failures = (40, 5) if is_long else (12, 3)
+    for seed in range(seeds):
         found = choose(*two_models(2000, seed))
         if isinstance(found, Refusal):
             assert "did not stand its test" in found.reason
@@ -45,8 +46,9 @@ def test_threshold_keeps_the_agreement_on_new_samples() -> None:
         assert found.least_agreement >= 0.95
         kept += true >= found.least_agreement
         assert share == pytest.approx(found.escalation.share, abs=0.08)  # 5 deviations of 1,000 samples
-    assert plans >= 30
-    assert plans - kept <= 5  # each bound holds with 95 %: more than 5 of 40 fail with less than 2 %
+    assert plans >= 3 * seeds // 4
+    # Each bound holds with 95 %: more than 5 of 40, or 3 of 12, fail with less than 2 %.
+    assert plans - kept <= most_failures
 
 
 def test_stronger_demand_escalates_more() -> None:

@@ -16,7 +16,7 @@ from tests.service.service_parts import Replies, X, Y, get_bytes, infer_bytes
 from tests.waiting import wait_for
 
 PATH = "/v2/models/endless/infer"
-KINDS = ["loop", "condition", "loop-isolated", "while"]
+KINDS = ["loop", pytest.param("condition", marks=pytest.mark.long), "loop-isolated", "while"]
 CALM = np.array([[-1, 0, 0, -3]], np.float32)
 """What asks for no round."""
 

@@ -73,7 +73,13 @@ def test_isolation_out_of_range_is_refused(wrong: dict[str, float]) -> None:
         Isolation(**wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("seed", range(len(ROGUES) + 6))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(len(ROGUES) + 1),
+        *(pytest.param(seed, marks=pytest.mark.long) for seed in range(len(ROGUES) + 1, len(ROGUES) + 6)),
+    ],
+)
 def test_worker_that_sends_garbage_is_ended_and_nothing_else(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

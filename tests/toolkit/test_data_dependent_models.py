@@ -33,7 +33,7 @@ def packaged(folder: Path, member: Member, *options: object) -> dict[str, Any]:
         "--calibration",
         data,
         "--search-seconds",
-        3,
+        0.3,
         "--budget",
         "size=10MB,drop=100%",
         "--json",

@@ -72,7 +72,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     copy.write_bytes(source.read_bytes())
     copy.chmod(0o444)
     out = tmp_path_factory.mktemp("out") / "new" / "folder"
-    outcome = package(copy, out, *data, "--search-seconds", 1, target=request.param)
+    outcome = package(copy, out, *data, "--search-seconds", 0.3, target=request.param)
     return Case(request.param, outcome, out, copy)
 
 

@@ -229,7 +229,7 @@ def padded() -> onnx.ModelProto:
 def test_codes_on_which_a_rewrite_fails_run_without_it(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(padded(), path)
-    report = package(path, tmp_path / "out", "--backend", "ort", "--search-seconds", "1", "--json").json
+    report = package(path, tmp_path / "out", "--backend", "ort", "--search-seconds", "0.3", "--json").json
     offered = [*(candidate["label"] for candidate in report["candidates"]), *report["set_aside"]]
     assert [label for label in offered if label.startswith("int8 per-channel")]
     assert not [text for text in report["warnings"] if text.startswith("left out: int8 per-")]

@@ -20,7 +20,7 @@ from edgekit_runtime.errors import FleetError, NotFoundError
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._@-]{0,63}")
 _MIN_CHARS: Final = 10
 _MAX_BYTES: Final = 1024
-_hasher: Final = PasswordHasher()  # RFC 9106, section 4: 3 passes over 64 MiB
+hasher: Final = PasswordHasher()  # RFC 9106, section 4: 3 passes over 64 MiB
 _one_at_a_time: Final = threading.Lock()  # many logins at once must not fill the memory
 
 
@@ -134,16 +134,16 @@ def check_password(digest: str | None, password: str) -> tuple[bool, str]:
     """
     with _one_at_a_time:
         try:
-            _hasher.verify(digest or _digest_of_nobody(), _encode(password)[:_MAX_BYTES])
+            hasher.verify(digest or _digest_of_nobody(), _encode(password)[:_MAX_BYTES])
         except (VerificationError, InvalidHashError):
             return False, ""
-        is_old = digest is not None and _hasher.check_needs_rehash(digest)
-        return digest is not None, _hasher.hash(_encode(password)) if is_old else ""
+        is_old = digest is not None and hasher.check_needs_rehash(digest)
+        return digest is not None, hasher.hash(_encode(password)) if is_old else ""
 
 
 def _digest_of_nobody() -> str:
     """Return a digest of no password, with which an unknown name takes as much time as a wrong password."""
-    cost = f"m={_hasher.memory_cost},t={_hasher.time_cost},p={_hasher.parallelism}"
+    cost = f"m={hasher.memory_cost},t={hasher.time_cost},p={hasher.parallelism}"
     return f"$argon2id$v=19${cost}$ZNrrtQPiHk42dI/hFWhoag$900l4lHIRtOCxiOiggfJmD2EzZ1r6Zptd3e860OXH8I"
 
 
@@ -160,7 +160,7 @@ def _hash(password: str) -> str:
             f" {_MAX_BYTES} bytes"
         )
     with _one_at_a_time:
-        return _hasher.hash(data)
+        return hasher.hash(data)
 
 
 def _encode(password: str) -> bytes:

@@ -38,6 +38,13 @@ _OWN_FILE = Path("bench.yaml")
     "--soak-seconds", type=click.IntRange(1), default=20, show_default=True, help="Length of the soak test."
 )
 @click.option(
+    "--measure-seconds",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Length of a measurement of latency.",
+)
+@click.option(
     "--profile-seconds",
     type=click.IntRange(1),
     default=60,
@@ -52,6 +59,7 @@ def command(
     evidence: Path | None,
     junit: Path | None,
     soak_seconds: int,
+    measure_seconds: int,
     profile_seconds: int,
 ) -> None:
     """Run the tests, by pytest with labgrid underneath.
@@ -92,7 +100,7 @@ def command(
     arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # labgrid, which is imported by now
     arguments += ["--disable-plugin-autoload", "-p", "no:cacheprovider", "-p", "edgekit_hil.tests.plugin"]
     arguments += [f"--bench={Path(name).absolute() if Path(name).exists() else name}" for name in named]
-    arguments += [f"--soak-seconds={soak_seconds}"]
+    arguments += [f"--soak-seconds={soak_seconds}", f"--measure-seconds={measure_seconds}"]
     for option, value in (("-k", expression), ("--evidence", evidence), ("--junitxml", junit)):
         if value is not None:
             arguments += [option, str(value)]

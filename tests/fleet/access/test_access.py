@@ -21,8 +21,7 @@ PASSWORD = "correct horse battery"  # noqa: S105
 
 
 @pytest.fixture(autouse=True)
-def quick_digests(monkeypatch):
-    monkeypatch.setattr(users, "_hasher", PasswordHasher(1, 64, 1))
+def few_attempts(monkeypatch):
     monkeypatch.setattr(logins, "_MAX_SPREAD", 25)
     monkeypatch.setattr(logins, "_MAX_TOTAL", 30)
 
@@ -255,7 +254,7 @@ def test_store_holds_no_secret(store, desk):
 
 
 def test_digest_of_an_older_form_is_replaced_at_login(store, desk, monkeypatch):
-    monkeypatch.setattr(users, "_hasher", PasswordHasher())
+    monkeypatch.setattr(users, "hasher", PasswordHasher())
     desk.log_in("ann", PASSWORD, "")
     with store.transaction() as session:
         assert "m=65536,t=3," in session.get(users.UserRow, "ann").password_digest

@@ -17,6 +17,7 @@ from edgekit_runtime.sessions import EngineMissingError
 from edgekit_runtime.system.engines import find_engine
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.engines.record import find_support
+from edgekit_toolkit.measurement.brevity import shorten_s
 from edgekit_toolkit.packaging.assemble import combine
 from edgekit_toolkit.packaging.signing_keys import StatementSigner, load_signer
 from edgekit_toolkit.pipeline.prepare import Preparation
@@ -116,7 +117,7 @@ def _race(
                     package,
                     keys,
                     threads=threads,
-                    seconds=_SECONDS,
+                    seconds=shorten_s(_SECONDS),
                     report=lambda line: progress(f"tournament: {line}", None, None),
                 )
     except OSError as error:
