@@ -77,9 +77,7 @@ def test_running_agent_follows_the_exchange_of_the_managers_key(site):  # noqa: 
     site.wait_status("converged", ["succeeded"])
     before = site.reported().desired_version
     rotate_keys(site.fleet.folder, site.fleet.store, ("manager",), actor="test")
-    wait_for(
-        lambda: site.reported().desired_version > before, f"the document by the new key; {site.log()}", 30
-    )
+    wait_for(lambda: site.reported().desired_version > before, f"the document by the new key; {site.log()}")
     assert site.status() == ("converged", ["succeeded"])
     assert agent.poll() is None
     assert "/tuf/" not in Path(f"/proc/{agent.pid}/maps").read_text()

@@ -219,7 +219,7 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
                 "import boto3, os; boto3.client('s3', region_name='us-east-1').create_bucket(Bucket='fleet')"
             )
             run = functools.partial(subprocess.run, [python, "-c", make], capture_output=True, check=False)
-            wait_for(lambda: run().returncode == 0, "the bucket", 30)
+            wait_for(lambda: run().returncode == 0, "the bucket")
             yield "s3://fleet/packages"
         finally:
             server.kill()

@@ -46,7 +46,7 @@ def bundle(site, version, name, **changes):  # noqa: F811
             row = session.scalars(select(DesiredRow).where(DesiredRow.device == "d1")).first()
             return row is not None and row.version > 0 and not row.is_due
 
-    wait_for(is_signed, "the signed document", 20)
+    wait_for(is_signed, "the signed document")
     path = site.path / name
     made = write_bundle(site.fleet.folder, site.fleet.store, "r", "name=d1", path, actor="test")
     assert made.devices == ("d1",)
@@ -223,7 +223,7 @@ def test_bundle_brings_the_managers_new_key_to_a_device_without_a_network(island
         with store.transaction() as session:
             return session.get(DesiredRow, "d1").key_id == new_id
 
-    wait_for(is_signed, "the document by the new key", 20)
+    wait_for(is_signed, "the document by the new key")
     code, text = apply(island, bundle(island, "2.0.0", "second.bundle"))
     assert (code, installed(island)) == (0, "2.0.0"), text
     code, text = apply(island, first)

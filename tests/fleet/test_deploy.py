@@ -141,7 +141,7 @@ def test_manager_and_broker_of_the_compose_file_serve_a_device(
     manager[manager.index(stated)] = postgresql_url.replace("+psycopg", "")
     image.start(services["broker"]["command"])
     image.start(manager, "--broker-port", broker, "--web-port", web)
-    code = wait_for(lambda: enroll(image), f"the manager; {image.log()}", 40)
+    code = wait_for(lambda: enroll(image), f"the manager; {image.log()}")
     assert f"localhost:{web}" in code
     device = {**image.environment, "EDGEKIT_TARGET": "x86-64", "XDG_RUNTIME_DIR": str(image.folder)}
     image.environment = device
@@ -152,7 +152,7 @@ def test_manager_and_broker_of_the_compose_file_serve_a_device(
         (found,) = json.loads(image.run("edgekit", "fleet", "devices", "--json"))
         return bool(found["is_online"])
 
-    wait_for(is_online, f"the device; {image.log()}", 40)
+    wait_for(is_online, f"the device; {image.log()}")
 
 
 def enroll(image: Image) -> str | None:
@@ -214,9 +214,9 @@ def test_broker_of_a_container_shuts_a_revoked_device_out(
     write_configuration(folder, settings, authority)
     (revoked, serial), (kept, _) = (make_client(authority, name, tmp_path) for name in ("d1", "d2"))
     port = settings.broker_port
-    wait_for(lambda: is_let_in(port, revoked, "d1") and is_let_in(port, kept, "d2"), "the broker", 20)
+    wait_for(lambda: is_let_in(port, revoked, "d1") and is_let_in(port, kept, "d2"), "the broker")
     write_revoked(authority, [serial], folder.broker)
-    wait_for(lambda: not is_let_in(port, revoked, "d1"), f"the refusal; {image.log()}", 20)
+    wait_for(lambda: not is_let_in(port, revoked, "d1"), f"the refusal; {image.log()}")
     assert is_let_in(port, kept, "d2")
     broker.terminate()
     broker.wait(20)

@@ -47,7 +47,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ["docker-registry", "serve", configuration], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as server:
         try:
-            wait_for(lambda: _answers(port), "the registry", 20)
+            wait_for(lambda: _answers(port), "the registry")
             yield f"127.0.0.1:{port}"
         finally:
             server.kill()

@@ -232,7 +232,7 @@ def test_worker_that_lies_about_a_trial_is_ended_alone(
 
 
 def test_trial_that_is_over_is_not_kept_until_its_time_to_begin_has_passed(slots: Slots) -> None:
-    with serving(slots, SHORT) as service:
+    with serving(slots, SHORT, start_timeout_s=3600.0) as service:
         for _ in ask_many(service, 1500):
             if index(service)[0][1] == "2.0.0":
                 break
@@ -242,7 +242,7 @@ def test_trial_that_is_over_is_not_kept_until_its_time_to_begin_has_passed(slots
             gc.collect()
             return sum(isinstance(each, WorkerTrialRunner) for each in gc.get_objects())
 
-        wait_for(lambda: count() == 0, "the end of the trial", 5.0)
+        wait_for(lambda: count() == 0, "the end of the trial")
 
 
 def test_worker_that_cannot_be_asked_rejects_nothing_and_stops_no_loading(

@@ -134,7 +134,7 @@ def test_version_is_recorded_as_good_while_another_model_hangs_in_its_load(
         assert is_opening.wait(60)
         try:
             assert health() == UNPROVEN
-            wait_for(lambda: health() == HEALTHY, "the record", 20)
+            wait_for(lambda: health() == HEALTHY, "the record")
         finally:
             may_open.set()
         assert Replies(client).next().status == 200

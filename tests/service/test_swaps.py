@@ -84,7 +84,7 @@ def test_swaps_leave_nothing_of_ours_behind(
             before = count_ours()
             swap_often(service, maker, packages, 7, _SWAPS)
             with contextlib.suppress(AssertionError):  # the last version may still be on its way out
-                wait_for(lambda: not grown_since(before), limit_s=20)
+                wait_for(lambda: not grown_since(before), limit_s=60)
             more = grown_since(before)
         finally:
             gc.enable()
