@@ -33,7 +33,9 @@ def wait_held(lock: BenchLock, run: "subprocess.Popen[str]") -> None:
     run.send_signal(signal.SIGSTOP)
 
 
-@pytest.mark.parametrize("by_name", [True, False], ids=["named", "of all benches"])
+@pytest.mark.parametrize(
+    "by_name", [True, pytest.param(False, marks=pytest.mark.long)], ids=["named", "of all benches"]
+)
 def test_second_run_at_once_fails_and_the_first_goes_on(folder: Path, *, by_name: bool) -> None:
     lock = BenchLock.of(find_bench("local"))
     with start_hil("run", "--bench", "local", *TEST) as first:

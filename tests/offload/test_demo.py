@@ -285,7 +285,13 @@ def test_every_phase_happens_without_a_wrong_answer_and_no_process_is_left(
 ) -> None:
     states: list[Recording] = []
     before = children()
-    recording = run_demo(make_setup(maker, tmp_path), seconds=SHORT_S, kind="proxy", on_change=states.append)
+    recording = run_demo(
+        make_setup(maker, tmp_path),
+        seconds=SHORT_S,
+        kind="proxy",
+        on_change=states.append,
+        device_share=None,
+    )
 
     assert [one.phase for one in recording.begun] == list(PHASES)
     assert recording.is_over
@@ -320,7 +326,9 @@ def test_server_that_answers_wrongly_after_its_proof_makes_answers_of_the_record
     setup = make_setup(maker, tmp_path, weight=weight)
     with np.load(setup.requests) as stored:
         assert ((stored["x"] @ weight).argmax(axis=1) != stored["classes"]).any()
-    recording = run_demo(setup, seconds=SHORT_S / 2, kind="proxy", on_change=lambda _: None)
+    recording = run_demo(
+        setup, seconds=SHORT_S / 2, kind="proxy", on_change=lambda _: None, device_share=None
+    )
 
     assert recording.wrong > 0
     assert {one.plan for one in recording.own if not one.is_right} == {"raw"}

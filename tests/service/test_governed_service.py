@@ -141,9 +141,11 @@ class Device(Background):
 
     def work(self) -> None:
         count = 0
-        while not self.is_over.wait(0.05):
+        for swing_w in itertools.cycle((0.0, 0.1)):  # a sensor that never moves counts as stuck
+            if self.is_over.wait(0.05):
+                return
             previous_count, count = count, self._count_runs()
-            running_w = _RUNNING_W[setting(self._service)["variant"]]
+            running_w = _RUNNING_W[setting(self._service)["variant"]] + swing_w
             self.power_w = 2.0 if count == previous_count else running_w
             new = self._tree.write("new", round(self.power_w * 200))
             new.replace(self._tree.root / "class/hwmon/hwmon3/curr1_input")

@@ -74,18 +74,20 @@ def run_demo(
     seconds: float,
     kind: LinkKind | None,
     on_change: Callable[[Recording], None],
+    device_share: float | None = DEVICE_SHARE,
 ) -> Recording:
     """Run the demo and return its recording.
 
     `seconds`: duration of all phases together.
     `kind`: kind of the link's emulation; None for the best kind that this user may use.
     `on_change`: called with each new state, a few times a second.
+    `device_share`: share of a processor that the device gets, where it can be limited; None for all.
 
     Raises:
         ConfigError: the machines cannot be emulated here.
         TransportError: the server or the device's process ended, or did not start.
     """
-    share = DEVICE_SHARE if can_limit_processor() else None
+    share = device_share if can_limit_processor() else None
     with Testbed(device_share=share, kind=kind) as bed:
         bed.set_link(up_mbit_s=PHASES[0].mbit_s, down_mbit_s=PHASES[0].mbit_s, rtt_ms=PHASES[0].rtt_ms)
         port = _DEFAULT_PORT if bed.kind == "namespaces" else find_free_port()
