@@ -16,13 +16,19 @@ from tests.browser import browser, page  # noqa: F401  # fixtures
 
 os.environ.setdefault("EDGEKIT_DEVICE_ENGINES", "off")
 os.environ["EDGEKIT_BRIEF"] = "times,memory"  # of measurements, also in child processes
-settings.register_profile("edgekit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("edgekit")
+_UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("long", _UNTIMED)
+settings.register_profile("short", _UNTIMED, max_examples=40)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option of the long run."""
     parser.addoption("--long", action="store_true", help="run also what CONTRIBUTING lists as the long run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw fewer examples where a test names no number of them, but for the long run."""
+    settings.load_profile("long" if config.getoption("--long") else "short")
 
 
 @pytest.fixture

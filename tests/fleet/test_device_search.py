@@ -90,7 +90,7 @@ def test_store_finds_what_a_selector_means(store, many, monkeypatch, is_long):
     monkeypatch.setattr(device_search, "_MANY", many)
     with store.snapshot() as session:
         attributes = {row.name: list_attributes(row) for row in session.query(DeviceRow)}
-        for text in make_selectors(24 if is_long else 6):
+        for text in list(make_selectors(24 if is_long else 6))[:: 3 if many and not is_long else 1]:
             selector = parse_selector(text)
             expected = {name for name, own in attributes.items() if selector.matches(own)}
             assert {view.name for view in read_devices(session, selector, ())} == expected, text

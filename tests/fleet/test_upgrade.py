@@ -152,7 +152,7 @@ def write_until(older, stop, problems):
 def test_version_before_writes_on_while_the_tables_change(postgresql, next_version):
     with new_database(postgresql) as url:
         older = OlderVersion(url)
-        for _ in range(200):
+        for _ in range(50):
             older.write()
         stop, problems = threading.Event(), Counter()
         writer = threading.Thread(target=write_until, args=(older, stop, problems))

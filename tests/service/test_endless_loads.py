@@ -117,8 +117,17 @@ def test_endless_self_test_at_the_start_is_given_up_and_later_models_serve(
     assert count_hung() == 0
 
 
-@pytest.mark.parametrize("isolated", ISOLATIONS, ids=IDS)
-@pytest.mark.parametrize("kind", ["swap", "canary", "shadow"])
+@pytest.mark.parametrize(
+    ("kind", "isolated"),
+    [
+        ("swap", False),
+        ("swap", True),
+        ("canary", False),
+        ("shadow", False),
+        pytest.param("canary", True, marks=pytest.mark.long),
+        pytest.param("shadow", True, marks=pytest.mark.long),
+    ],
+)
 def test_new_version_with_an_endless_self_test_is_rejected_and_the_one_before_serves(
     maker: PackageMaker, tmp_path: Path, kind: Any, isolated: bool | None
 ) -> None:

@@ -300,7 +300,7 @@ def test_retries_burn_no_metered_link(site):  # noqa: F811
     wanted = order_second(site)
     site.mirror.change = lambda path, data: b"?" * len(data) if path.endswith(".edgepkg") else data
     before = site.mirror.sent_bytes
-    site.run_until(lambda: site.execution == ("failed", "wasted"), DAY_S, 20.0)
+    site.run_until(lambda: site.execution == ("failed", "wasted"), DAY_S, 60.0)
     assert site.mirror.sent_bytes - before <= 3 * wanted.size_bytes + (3 << 19)
     site.check_unharmed()
 
