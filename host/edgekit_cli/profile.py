@@ -169,7 +169,6 @@ def measure_profile(
         TargetError: a time is none of a device.
     """
     from edgekit_offload.profiling.machine import RunnableGraph
-    from edgekit_toolkit.measurement.brevity import shorten_s
     from edgekit_toolkit.measurement.calibration_networks import make_calibration_models
     from edgekit_toolkit.measurement.device_profile import HOST_S, SOURCE, add_times, fit_here
     from edgekit_toolkit.measurement.host_run import measure_host_runs
@@ -205,7 +204,7 @@ def measure_profile(
     )
     write_target(path, profiled)  # what follows can be repeated
     show("measuring here")
-    here, times = measure_host_runs((), engine, min(seconds, shorten_s(HOST_S))), profiled.device_times
+    here, times = measure_host_runs((), engine, min(seconds, HOST_S)), profiled.device_times
     assert times is not None  # noqa: S101  # for the type checker
     fitted = fit_here(times, here)
     status: Status = "measured" if times.is_real else "estimated"

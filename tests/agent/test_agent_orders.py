@@ -53,7 +53,7 @@ def test_model_of_higher_priority_is_updated_first(site):  # noqa: F811
     site.want("1.0.0", name="urgent", priority=2)
     site.start("agent")
     found = wait_for(
-        lambda: (got := site.reported()) and got.status == "converged" and got, f"both; {site.log()}", 40
+        lambda: (got := site.reported()) and got.status == "converged" and got, f"both; {site.log()}"
     )
     assert {one.model for one in found.models} == {"linear", "urgent"}
     changed = [

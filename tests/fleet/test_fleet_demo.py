@@ -68,8 +68,8 @@ def list_processes(folder):
 
 
 def wait_gone(folder):
-    wait_for(lambda: not list_processes(folder), "its processes to end", 15)
-    wait_for(lambda: not list(folder.iterdir()), "its folder to go", 15)
+    wait_for(lambda: not list_processes(folder), "its processes to end")
+    wait_for(lambda: not list(folder.iterdir()), "its folder to go")
 
 
 @pytest.mark.long

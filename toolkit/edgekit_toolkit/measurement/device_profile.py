@@ -13,7 +13,6 @@ from edgekit_runtime.errors import TargetError
 from edgekit_runtime.system.engines import parse_engine
 from edgekit_toolkit.costs.device_transfer import FittedRatios, fit_ratios
 from edgekit_toolkit.engines.record import find_support
-from edgekit_toolkit.measurement.brevity import shorten_s
 from edgekit_toolkit.measurement.calibration_networks import (
     digest_calibration_models,
     make_calibration_networks,
@@ -105,6 +104,6 @@ def predict_latencies(
         BackendError: the engine refuses a model or its inputs here.
         ModelError: the work of a model for LiteRT cannot be counted.
     """
-    here = measure_host_runs(models, parse_engine(times.engine).name, shorten_s(HOST_S))
+    here = measure_host_runs(models, parse_engine(times.engine).name, HOST_S)
     fitted = fit_here(times, here)
     return [fitted.predict_s(run) for run in here.models], fitted

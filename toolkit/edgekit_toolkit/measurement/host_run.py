@@ -23,6 +23,7 @@ from edgekit_runtime.errors import BackendError
 from edgekit_runtime.sessions.ort import create_session, make_settings
 from edgekit_toolkit.costs.device_transfer import CACHE_BYTES, HostRun, KernelKind, KernelTime
 from edgekit_toolkit.costs.target_model import NodeCost, kernel_latency_s
+from edgekit_toolkit.measurement.brevity import shorten_s
 from edgekit_toolkit.measurement.calibration_networks import make_calibration_models
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
@@ -76,7 +77,7 @@ def measure_host_runs(models: Sequence[tuple[Model, Feeds]], engine: str, second
     """
     networks = _open_networks(engine)
     sessions = [*networks.values(), *(_open_timed(model, feeds) for model, feeds in models)]
-    whole_s = _time_in_turns(sessions, seconds)
+    whole_s = _time_in_turns(sessions, shorten_s(seconds))
     call_s = whole_s[list(networks).index(_CALL)]
     runs = [session.split(whole, call_s) for session, whole in zip(sessions, whole_s, strict=True)]
     return HostRuns(dict(zip(networks, runs, strict=False)), runs[len(networks) :])
