@@ -18,7 +18,7 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def read(tree: Tree, *, times: int = 1, vcgencmd: str | None = None) -> Readings:
-    sensors = discover(Sysfs(tree.root), vcgencmd)
+    sensors = discover(Sysfs(tree.root, vcgencmd))
     for second in range(times):
         readings = sensors.read(float(second))
     return readings

@@ -68,6 +68,7 @@ def _describe(sensors: Sensors, readings: Readings) -> dict[str, Any]:
         "label": "measured",
         "power_w": readings.power_w,
         "power_of": None if sensors.source is None else sensors.source.scope,
+        "is_whole_device": sensors.source is not None and sensors.source.is_whole,
         "temperature_c": readings.temperature_c,
         "battery_charge": None if battery is None else battery.charge,
         "battery_discharge_w": None if battery is None else battery.discharge_w,

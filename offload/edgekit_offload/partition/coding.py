@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.offload.cut_table import InputCodes
+from edgekit_runtime.offload.offload_plan import InputCodes
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 LOSSY_SAMPLES: Final = 100

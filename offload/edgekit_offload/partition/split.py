@@ -26,7 +26,7 @@ from edgekit_offload.partition.coding import (
 )
 from edgekit_offload.partition.source_model import BATCH, WHOLE_ONLY, SourceModel, parse_model
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.offload.cut_table import InputCodes
+from edgekit_runtime.offload.offload_plan import InputCodes
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 DECODER_SUFFIX: Final = ".reply.head"  # of the decoder of replies, which devices alone run, as heads

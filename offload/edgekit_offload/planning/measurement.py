@@ -50,8 +50,8 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.codecs.compression import has_zstd
 from edgekit_runtime.codecs.media import MediaCodec, decode_media, encode_media
 from edgekit_runtime.errors import CutError, EdgekitError
-from edgekit_runtime.offload.cut_table import LOCAL, Compression, OffloadPlan, PlanCosts
 from edgekit_runtime.offload.measurement.job import TransferCoding
+from edgekit_runtime.offload.offload_plan import LOCAL, Compression, OffloadPlan, PlanCosts
 from edgekit_runtime.tensors import Array
 
 _ZSTD: Final = " zstd"  # suffix of a plan's name: only its compression

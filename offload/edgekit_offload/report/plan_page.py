@@ -28,10 +28,10 @@ from edgekit_offload.planning.explain import (
     describe_leakage,
     describe_limits,
 )
-from edgekit_offload.planning.objectives import OBJECTIVES
 from edgekit_offload.planning.result import Candidate, Label, PlanningResult
 from edgekit_offload.report.decision import curves_of, decide, reaches_of
 from edgekit_offload.report.latency_chart import Curve, Reach, colors_of, latency_chart
+from edgekit_runtime.offload.objectives import OBJECTIVES
 
 _NONE: Final = "-"
 _MOST_COLUMNS: Final = 7
