@@ -87,8 +87,8 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
 
 def replace_table(name: str, text: str, table: str) -> str:
     """Return the text of a file with this table between its marks."""
-    before, marker, rest = text.partition(BEGIN)
-    _, ended, after = rest.partition(END)
+    before, marker, behind = text.partition(BEGIN)
+    _, ended, after = behind.partition(END)
     if not marker or not ended:
         raise SystemExit(f"{name}: expected a table between {BEGIN.strip()} and {END.strip()}")
     return before + BEGIN + table + END + after

@@ -71,6 +71,7 @@ FILLERS = {
     "who",
 }
 MOST_FILLERS = 0.005  # of a package's variables and parameters
+PROGRAMS = ("scripts", "models", "examples")
 
 
 class Records(NamedTuple):
@@ -118,6 +119,15 @@ def read_modules(checkout: Path) -> dict[str, ast.Module]:
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             modules[name] = ast.parse(path.read_bytes(), path)
     return modules
+
+
+def read_programs(checkout: Path) -> dict[str, ast.Module]:
+    """Return the syntax trees of programs that are in no package, by their paths."""
+    return {
+        f"{folder}.{path.stem}": ast.parse(path.read_bytes(), path)
+        for folder in PROGRAMS
+        for path in (checkout / folder).rglob("*.py")
+    }
 
 
 def find_imports(modules: dict[str, ast.Module]) -> dict[str, set[str]]:
@@ -319,7 +329,7 @@ def main(checkout: Path) -> int:
         "hidden imports": find_hidden_imports(modules),
         "records": find_record_cases(modules),
     }
-    shares, faults["fillers"] = find_fillers(modules)
+    shares, faults["fillers"] = find_fillers({**modules, **read_programs(checkout)})
     print(
         f"graph: {len(modules)} modules; largest folder {largest};"
         f" highest fan-out {busiest} ({len(imports[busiest])});"
