@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.offload.onnx_models import branching_model, model_of
 
 from edgekit_offload.partition.opened_model import OpenedModel
-from edgekit_offload.planning import measurement, planner
+from edgekit_offload.planning import planner
 from edgekit_offload.planning.coding_costs import AnswerChange, measure_codings
 from edgekit_offload.planning.costs import CodedTensors, DeviceLimits, PowerModel
 from edgekit_offload.planning.cut_candidates import CutCandidate
@@ -884,8 +884,7 @@ def test_tensors_too_large_for_the_attack_are_thinned_rather_than_its_samples(
     feeds = [{"x": rng.normal(size=(1, 48)).astype(np.float32)} for _ in range(1200)]
     sent = [SentTensor(name="m", coding="raw", raw_bytes=128.0, sent_bytes=128.0)]
     whole = leakage_of(OpenedModel(content), feeds)(sent)
-    monkeypatch.setattr(measurement, "_ATTACK_BYTES", 100_000)
-    thinned = leakage_of(OpenedModel(content), feeds)(sent)
+    thinned = leakage_of(OpenedModel(content), feeds, max_bytes=100_000)(sent)
     assert whole is not None
     assert thinned is not None
     assert (whole.known_samples + whole.held_out_samples, whole.known_samples) == (1200, 960)

@@ -79,7 +79,7 @@ class Installation:
                 fault = f" ({cause})"
                 continue
             name = module.replace("_", "-")
-            return name, str(version or _find_version((name, *self.distributions)))
+            return name, str(version or find_version((name, *self.distributions)))
         raise EngineMissingError(f"this {self.missing_text}{fault}")
 
 
@@ -90,7 +90,7 @@ def _is_there(module: str) -> bool:
         return False
 
 
-def _find_version(distributions: Sequence[str]) -> str:
+def find_version(distributions: Sequence[str]) -> str:
     """Return the version of the first distribution that is installed, or an empty text."""
     from importlib.metadata import PackageNotFoundError, version  # takes 10 ms and a megabyte
 

@@ -142,7 +142,7 @@ def _tail_outputs(whole: SourceModel, server: Collection[int], *, takes_all: boo
 
 
 def _find_opset(proto: onnx.ModelProto) -> int:
-    return next(opset.version for opset in proto.opset_import if opset.domain in _DEFAULT_DOMAINS)
+    return int(next(opset.version for opset in proto.opset_import if opset.domain in _DEFAULT_DOMAINS))
 
 
 def _sent_specs(

@@ -143,10 +143,8 @@ def measure_codings(
     Raises:
         CutError: the model does not run on a sample.
     """
-    sizes, reply_bytes, is_coded = (
-        {coding: np.zeros(len(graph.tensors), dtype) for coding in CUT_CODINGS}
-        for dtype in (np.float64, np.float64, np.bool_)
-    )
+    sizes, reply_bytes = ({coding: np.zeros(len(graph.tensors)) for coding in CUT_CODINGS} for _ in range(2))
+    is_coded = {coding: np.zeros(len(graph.tensors), np.bool_) for coding in CUT_CODINGS}
     raw_bytes, coded_bytes, counts = np.zeros((3, len(graph.tensors)))
     spent_s, recorded_bytes = dict.fromkeys(CUT_CODINGS, 0.0), 0
     coders = {coding: TensorCoder(coding) for coding in CUT_CODINGS}
