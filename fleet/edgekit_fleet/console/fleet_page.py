@@ -283,6 +283,4 @@ def _read_newest(session: Session) -> list[AuditRow]:
 
 
 def list_routes(console: Console) -> list[Route]:
-    return [
-        console.get("/", show_fleet),
-    ]
+    return [console.get("/", show_fleet)]

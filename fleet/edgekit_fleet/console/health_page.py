@@ -224,6 +224,4 @@ def _write_hour(hour: float) -> str:
 
 
 def list_routes(console: Console) -> list[Route]:
-    return [
-        console.get("/health", show_health),
-    ]
+    return [console.get("/health", show_health)]
