@@ -39,7 +39,7 @@ needs_litert = pytest.mark.skipif(
 
 def compressed(out: Path, budget: str, *options: object) -> Outcome:
     model, data = tiny("digits_cnn")
-    return package(model, out, *data, "--search-seconds", "1", "-b", budget, *options)
+    return package(model, out, *data, "--search-seconds", "10", "-b", budget, *options)
 
 
 def only_package(folder: Path) -> Path:
@@ -155,7 +155,7 @@ def test_energy_that_binds_is_kept_by_pruned_channels(tmp_path: Path) -> None:
     model, data = tiny_scored_on(200, "mnist5k_dscnn", tmp_path)
 
     def run(folder: Path, budget: str) -> Outcome:
-        return package(model, folder, *data, "--search-seconds", "1", "-b", budget, "--json", target="rpi5")
+        return package(model, folder, *data, "--search-seconds", "10", "-b", budget, "--json", target="rpi5")
 
     plain = run(tmp_path / "plain", "drop=100%").json
     limit = 0.95 * min(candidate["figures"]["energy"]["value"] for candidate in plain["candidates"])
@@ -178,7 +178,7 @@ def test_model_without_weights_to_round_is_refused_in_words(tmp_path: Path) -> N
     weights = {"w": random_weight(draw, 64, 64), "b": random_weight(draw, 64)}
     nodes = [node("Gemm", ["x", "w", "b"], ["h"], alpha=2.0), node("Relu", ["h"], ["y"])]
     model = saved(model_of(nodes, weights, {"x": [1, 64]}), tmp_path / "net.onnx")
-    limits = ("-b", "transport=900B,drop=50%", "--search-seconds", "1")
+    limits = ("-b", "transport=900B,drop=50%", "--search-seconds", "10")
     outcome = package(model, tmp_path / "out", *limits, "--backend", "ort")
     assert outcome.code == 5, outcome.stderr
     (document,) = (tmp_path / "out").glob("*.report.json")

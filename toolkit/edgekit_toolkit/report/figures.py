@@ -154,7 +154,10 @@ def describe_accuracy(accuracy: Accuracy) -> str:
         return text
     limit, needed = show(accuracy["limit"], "points"), accuracy["samples_needed"]
     if needed is None:
-        return f"{text}. The estimate is not below the limit of {limit}, so more samples may not settle it"
+        return (
+            f"{text}. This drop is over the limit of {limit}; so few samples do not show whether the package"
+            " breaks it, and --strict refuses such a package"
+        )
     return f"{text}. A limit of {limit} needs at least {needed:,} evaluation samples"
 
 
