@@ -39,9 +39,19 @@ class CodeSizes:
         """Return the bytes with steps of a strength."""
         return self._sum(lambda layer, rows: self.steps.choose(layer, rows, strength))
 
-    def of_peak(self, peak: int) -> float:
-        """Return the bytes with one largest code in all rows; shorter steps, as few bits have, take more."""
-        return self._sum(lambda _, rows: np.maximum(np.abs(rows).max(axis=2, keepdims=True), 1e-30) / peak)
+    def of_peak(self, peak: int, fine_peak: int) -> float:
+        """Return the bytes with equal bits in all rows, at least; shorter steps, as few bits have, take more.
+
+        Args:
+            peak: largest code.
+            fine_peak: largest code of grouped layers.
+        """
+
+        def choose(layer: Layer, rows: Floats) -> Floats:
+            largest: Floats = np.maximum(np.abs(rows).max(axis=2, keepdims=True), 1e-30)
+            return largest / (fine_peak if layer.groups > 1 else peak)
+
+        return self._sum(choose)
 
     def find_strength(self, max_bytes: float) -> float:
         """Return the least strength whose codes take no more; the largest one if all take more."""

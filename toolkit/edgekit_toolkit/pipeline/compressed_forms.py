@@ -212,25 +212,29 @@ class FormCompressor:
         empty = {arithmetic: self._measure_empty(arithmetic, sizes) for arithmetic in self._start.bases}
         channels = sum(len(step) for step in sizes.list_steps(_EMPTY_STRENGTH).values())
         uniform_bytes = min(empty.values()) + _OWN_SCALE_BYTES * channels
-        if uniform_bytes + sizes.of_peak(self._peak) <= self._limit:
+        if uniform_bytes + sizes.of_peak(self._peak, self._peak) <= self._limit:
             self._add_rounded("second-order rounding", "8 bits", self._peak)
             return
         search = _StepSearch(sizes, self._limit)
+        has_fit = False
         for arithmetic, empty_bytes in empty.items():
-            if empty_bytes <= self._limit:
-                self._search_steps(arithmetic, empty_bytes, search)
-            else:
+            if empty_bytes > self._limit:
                 self._note_too_large(arithmetic, f"without its weights the package takes {empty_bytes:,}")
+            else:
+                has_fit |= self._search_steps(arithmetic, empty_bytes, search)
         for bits in _FEW_BITS:
             peak = 2 ** (bits - 1) - 1
-            if bits != _FEW_BITS[-1] and uniform_bytes + sizes.of_peak(peak) > self._limit:
-                continue
-            compression = self._add_rounded(f"weights of {bits} bits", f"{bits} bits", peak)
-            if compression is None or uniform_bytes + compression.code_bytes <= self._limit:
-                return
+            is_reference = bits == _FEW_BITS[-1] and not has_fit  # for a refusal
+            if uniform_bytes + sizes.of_peak(peak, self._peak) <= self._limit or is_reference:
+                compression = self._add_rounded(f"weights of {bits} bits", f"{bits} bits", peak)
+                if compression is None or uniform_bytes + compression.code_bytes <= self._limit:
+                    return
 
-    def _search_steps(self, arithmetic: str, empty_bytes: int, search: "_StepSearch") -> None:
-        """Add the form with the finest steps whose package travels within the limit, or the smallest one."""
+    def _search_steps(self, arithmetic: str, empty_bytes: int, search: "_StepSearch") -> bool:
+        """Add the form with the finest steps whose package travels within the limit, or the smallest one.
+
+        Returns whether it is within the limit.
+        """
         packages: list[tuple[int, Candidate]] = []
         bounds = (0.0, math.inf)  # a strength that is too small, and one that is not
         for _ in range(_MAX_TRIES):
@@ -240,7 +244,7 @@ class FormCompressor:
             label = f"weights of {trial.compression.mean_bits:.1f} bits"
             candidate = self._add_form(arithmetic, label, trial.compression)
             if candidate is None:
-                return
+                return False
             self._set.candidates.remove(candidate)
             size = self._measure_transport(arithmetic, candidate.model)
             packages.append((size, candidate))
@@ -249,12 +253,13 @@ class FormCompressor:
                 break
             bounds = (bounds[0], trial.strength) if size <= self._limit else (trial.strength, bounds[1])
         if not packages:
-            return
+            return False
         within = [package for package in packages if package[0] <= self._limit]
         size, candidate = max(within or [min(packages, key=_size)], key=_size)
         self._set.candidates.append(candidate)
         if not within:
             self._note_too_large(arithmetic, f"the smallest takes {size:,}")
+        return bool(within)
 
     def _try(self, strength: float, search: "_StepSearch") -> "_Trial | None":
         """Return the weights with steps of a strength; None at the limit of the search."""
