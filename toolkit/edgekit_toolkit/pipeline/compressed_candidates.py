@@ -16,7 +16,11 @@ import onnx
 
 from edgekit_runtime.errors import EdgekitError
 from edgekit_toolkit.compress.pruning import PRUNED_SHARES, prune
+from edgekit_toolkit.engines.record import find_support
+from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.packaging.assemble import transport_bytes
+from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.pipeline.candidates import CandidateSet, narrow_ranges
 from edgekit_toolkit.pipeline.compressed_forms import (
     FAILURES,
@@ -25,11 +29,16 @@ from edgekit_toolkit.pipeline.compressed_forms import (
     FormCompressor,
     rounding_s,
 )
+from edgekit_toolkit.pipeline.drafts import Draft
+from edgekit_toolkit.pipeline.prepare import Preparation
+from edgekit_toolkit.pipeline.request import Progress, Request
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form, compressed_floats
 from edgekit_toolkit.quantize.quantizer import Quantizer
+from edgekit_toolkit.quantize.search_work import SearchWork
 from edgekit_toolkit.quantize.sensitivity import Fidelity, softmax_axes
 from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.samples.split import feeds_only
 
 # Int8 kernels are fast for multiples of so many channels: AVX-512 multiplies 16 at a time.
 _CHANNELS_MULTIPLES: Final = {"x86_64": 16}
@@ -42,8 +51,57 @@ _NOISE_SAMPLES: Final = 16
 _PRUNING_ROUNDS: Final = 3  # a ranking and three repairs are about as much work as so many roundings
 
 
-def add_compressed(candidate_set: CandidateSet, task: CompressionTask) -> None:
-    """Add the compressed candidates; what cannot be made is noted among the dropped forms."""
+def compress(
+    request: Request,
+    prepared: Preparation,
+    quantizer: Quantizer,
+    candidate_set: CandidateSet,
+    *,
+    drafts: Sequence[Draft],
+    binding: frozenset[str],
+    signer: StatementSigner,
+    progress: Progress,
+) -> None:
+    """Add compressed candidates for the limits that bind.
+
+    `drafts`: plain forms; the model in a package of theirs is replaced to see how many bytes travel.
+    """
+    if not isinstance(prepared.floats, OnnxModel):
+        candidate_set.dropped.append("compressed forms: they are made of ONNX models, and this is a .tflite")
+        return
+
+    examples = {draft.candidate.form.kind: draft.package for draft in reversed(drafts)}
+
+    def measure_transport(model: Model, kind: str) -> int:
+        example = examples[kind]
+        artifacts = {**example.artifacts, model.file_name: model.content}
+        return transport_bytes(replace(example, artifacts=artifacts), signer)
+
+    limit = request.budget.limits.get("transport", math.inf)
+    task = CompressionTask(
+        quantizer=quantizer,
+        floats=prepared.floats.proto,
+        open_quantizer=lambda model: open_quantizer(request, prepared, model),
+        calibration=lambda: feeds_only(prepared.samples.calibration),
+        dims=prepared.dims,
+        arch=request.target.arch,
+        needs_fewer_macs=not binding.isdisjoint({"latency", "energy", "memory", "size"}),
+        max_transport_bytes=limit if "transport" in binding else math.inf,
+        transport_bytes=measure_transport,
+        work=SearchWork(prepared.floats, prepared.dims, request.search_s),
+        progress=progress,
+    )
+    _add_all(candidate_set, task)
+
+
+def open_quantizer(request: Request, prepared: Preparation, floats: Model) -> Quantizer:
+    maker = find_support(request.backend).maker
+    return maker.open_quantizer(
+        floats, request.target, threads=request.threads, dims=prepared.dims, feeds=prepared.feeds
+    )
+
+
+def _add_all(candidate_set: CandidateSet, task: CompressionTask) -> None:
     starts = _find_starts(candidate_set, task)
     if not starts:
         candidate_set.dropped.append("compressed forms: the model has no int8 form to start from")

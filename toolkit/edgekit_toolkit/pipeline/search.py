@@ -20,22 +20,17 @@ from dataclasses import replace
 
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.evaluation.host_memory import measure_memory_here
-from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
-from edgekit_toolkit.packaging.assemble import transport_bytes
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.pipeline.acceptance import check_accepted, choose_accepted
 from edgekit_toolkit.pipeline.candidates import CandidateSet, find_candidates
-from edgekit_toolkit.pipeline.compressed_candidates import add_compressed
-from edgekit_toolkit.pipeline.compressed_forms import CompressionTask
-from edgekit_toolkit.pipeline.drafts import Draft
+from edgekit_toolkit.pipeline.compressed_candidates import compress, open_quantizer
 from edgekit_toolkit.pipeline.judging import JudgedSet, Judging
 from edgekit_toolkit.pipeline.prepare import Preparation, check_fixed_sizes, prepare
 from edgekit_toolkit.pipeline.request import Phases, Progress, Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
 from edgekit_toolkit.pipeline.warnings import find_warnings
 from edgekit_toolkit.quantize.quantizer import Quantizer
-from edgekit_toolkit.quantize.search_work import SearchWork
 from edgekit_toolkit.samples.split import feeds_only
 from edgekit_toolkit.selection.choice import CandidateFigures, Choice, find_slowdown, pareto_front
 from edgekit_toolkit.selection.confirmation import (
@@ -68,7 +63,7 @@ def search(
     with phases.phase("convert"):
         if find_support(request.backend).maker.fixes_sizes and not prepared.floats.has_fixed_sizes:
             check_fixed_sizes(prepared)
-        quantizer = _open_quantizer(request, prepared, prepared.floats)
+        quantizer = open_quantizer(request, prepared, prepared.floats)
     with phases.phase("search"):
         candidate_set = _find_candidates(request, prepared, quantizer, progress)
     judged = _judge(request, prepared, quantizer, candidate_set, signer=signer, phases=phases)
@@ -130,7 +125,7 @@ def _judge(
     judged = judging.measure() if is_timed else None
     if binding := _find_binding(judging, judged):
         with phases.phase("compress"):
-            _compress(
+            compress(
                 request,
                 prepared,
                 quantizer,
@@ -161,13 +156,6 @@ def _with_hint(choice: Choice, request: Request, prepared: Preparation) -> Choic
     return replace(choice, needed=f"{choice.needed}, or {hint}")
 
 
-def _open_quantizer(request: Request, prepared: Preparation, floats: Model) -> Quantizer:
-    maker = find_support(request.backend).maker
-    return maker.open_quantizer(
-        floats, request.target, threads=request.threads, dims=prepared.dims, feeds=prepared.feeds
-    )
-
-
 def _find_binding(judging: Judging, judged: JudgedSet | None) -> frozenset[str]:
     """Return the limits that keep out every candidate; none if one keeps them all.
 
@@ -186,49 +174,6 @@ def _find_binding(judging: Judging, judged: JudgedSet | None) -> frozenset[str]:
     return frozenset[str]().union(
         *(broken for broken in violations if not any(fewer < broken for fewer in violations))
     )
-
-
-def _compress(
-    request: Request,
-    prepared: Preparation,
-    quantizer: Quantizer,
-    candidate_set: CandidateSet,
-    *,
-    drafts: Sequence[Draft],
-    binding: frozenset[str],
-    signer: StatementSigner,
-    progress: Progress,
-) -> None:
-    """Add compressed candidates for the limits that bind.
-
-    `drafts`: plain forms; the model in a package of theirs is replaced to see how many bytes travel.
-    """
-    if not isinstance(prepared.floats, OnnxModel):
-        candidate_set.dropped.append("compressed forms: they are made of ONNX models, and this is a .tflite")
-        return
-
-    examples = {draft.candidate.form.kind: draft.package for draft in reversed(drafts)}
-
-    def measure_transport(model: Model, kind: str) -> int:
-        example = examples[kind]
-        artifacts = {**example.artifacts, model.file_name: model.content}
-        return transport_bytes(replace(example, artifacts=artifacts), signer)
-
-    limit = request.budget.limits.get("transport", math.inf)
-    task = CompressionTask(
-        quantizer=quantizer,
-        floats=prepared.floats.proto,
-        open_quantizer=lambda model: _open_quantizer(request, prepared, model),
-        calibration=lambda: feeds_only(prepared.samples.calibration),
-        dims=prepared.dims,
-        arch=request.target.arch,
-        needs_fewer_macs=not binding.isdisjoint({"latency", "energy", "memory", "size"}),
-        max_transport_bytes=limit if "transport" in binding else math.inf,
-        transport_bytes=measure_transport,
-        work=SearchWork(prepared.floats, prepared.dims, request.search_s),
-        progress=progress,
-    )
-    add_compressed(candidate_set, task)
 
 
 def _choose(
