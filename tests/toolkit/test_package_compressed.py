@@ -152,14 +152,15 @@ def test_limits_that_a_plain_form_keeps_bring_no_compressed_form(tmp_path: Path)
 
 
 def test_energy_that_binds_is_kept_by_pruned_channels(tmp_path: Path) -> None:
-    model, data = tiny_scored_on(200, "mnist5k_dscnn", tmp_path)
+    model, data = tiny_scored_on(100, "mnist5k_dscnn", tmp_path)
 
-    def run(folder: Path, budget: str) -> Outcome:
-        return package(model, folder, *data, "--search-seconds", "10", "-b", budget, "--json", target="rpi5")
+    def run(folder: Path, budget: str, search_s: int) -> Outcome:
+        options = ("--search-seconds", search_s, "-b", budget, "--json")
+        return package(model, folder, *data, *options, target="rpi5")
 
-    plain = run(tmp_path / "plain", "drop=100%").json
+    plain = run(tmp_path / "plain", "drop=100%", 0).json
     limit = 0.95 * min(candidate["figures"]["energy"]["value"] for candidate in plain["candidates"])
-    outcome = run(tmp_path / "pruned", f"energy={limit:.9f}mJ,drop=10%")
+    outcome = run(tmp_path / "pruned", f"energy={limit:.9f}mJ,drop=10%", 10)
     assert outcome.code == 0, outcome.stdout
     candidate = chosen_of(outcome.json)
     assert "pruned" in candidate["label"]
@@ -225,7 +226,7 @@ def test_refusal_without_samples_asks_for_some(tmp_path: Path) -> None:
 
 
 def test_size_below_that_of_int8_weights_is_kept_by_pruned_channels(tmp_path: Path) -> None:
-    model, data = tiny_scored_on(200, "mnist5k_dscnn", tmp_path)
+    model, data = tiny_scored_on(100, "mnist5k_dscnn", tmp_path)
     limits = ("-b", "size=26kB,drop=10%", "--search-seconds", "10")
     outcome = package(model, tmp_path / "out", *data, *limits, "--json", target="rpi5")
     assert outcome.code == 0, outcome.stdout
