@@ -9,7 +9,7 @@ from sqlalchemy.dialects import sqlite
 from tests.fleet.filled_store import fill_store
 from tests.fleet.postgresql_server import new_database
 
-from edgekit_fleet.operations import device_search, devices
+from edgekit_fleet.operations import devices
 from edgekit_fleet.operations.device_search import ATTENTION, Search, count_devices, find_devices
 from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_fleet.rollouts.selector_sql import compile_selector
@@ -85,12 +85,11 @@ def find_all(session, search, **options):
         after = page.after
 
 
-@pytest.mark.parametrize("many", [0, 5000])
-def test_store_finds_what_a_selector_means(store, many, monkeypatch, is_long):
-    monkeypatch.setattr(device_search, "_MANY", many)
+@pytest.mark.parametrize("max_listed", [0, 5000])
+def test_store_finds_what_a_selector_means(store, max_listed, is_long):
     with store.snapshot() as session:
         attributes = {row.name: list_attributes(row) for row in session.query(DeviceRow)}
-        for text in list(make_selectors(24 if is_long else 6))[:: 3 if many and not is_long else 1]:
+        for text in list(make_selectors(24 if is_long else 6))[:: 3 if max_listed and not is_long else 1]:
             selector = parse_selector(text)
             expected = {name for name, own in attributes.items() if selector.matches(own)}
             assert {view.name for view in read_devices(session, selector, ())} == expected, text
@@ -100,7 +99,9 @@ def test_store_finds_what_a_selector_means(store, many, monkeypatch, is_long):
                 found = [row.name for row in find_all(session, Search(selector=text), by_name=by_name)]
                 assert set(found) == expected, text
                 assert len(found) == len(expected), text
-                again = find_all(session, Search(selector=text), by_name=by_name, counts=counts)
+                again = find_all(
+                    session, Search(selector=text), by_name=by_name, counts=counts, max_listed=max_listed
+                )
                 assert [row.name for row in again] == found, text
 
 
