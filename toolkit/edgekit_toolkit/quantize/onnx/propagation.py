@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from edgekit_runtime.errors import BackendError
-from edgekit_toolkit.models.ort_session import run_session, session_for
-from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model, float_tensors
-from edgekit_toolkit.quantize.onnx.adjoint import MIN_IR, MIN_OPSET, Adjoint, Shapes
+from edgekit_toolkit.models.ort_session import measure_shapes, run_session, session_for
+from edgekit_toolkit.onnx_graph.adjoint import Adjoint, Shapes, copy_for_adjoint
+from edgekit_toolkit.onnx_graph.index import GraphIndex, float_tensors
 from edgekit_toolkit.quantize.onnx.embedding_tables import added_table, is_table_lookup
 from edgekit_toolkit.quantize.plan import COMPUTE, Plan, kernel_output, live_range, weight_axis
 from edgekit_toolkit.quantize.scheme import QuantizationParams, activation_params, quantize_weight
@@ -125,12 +125,8 @@ def propagate(
         BackendError: onnxruntime fails on the graph with its backward pass; see `ODD_GRAPH` for others.
     """
     first = fidelity.samples[0]
-    shapes = _measure_shapes(model, first, threads)
-    program = copy_model(model)
-    program.ir_version = max(program.ir_version, MIN_IR)
-    for item in program.opset_import:
-        if item.domain in {"", "ai.onnx"}:
-            item.version = max(item.version, MIN_OPSET)
+    shapes = measure_shapes(model, first, threads=threads)
+    program = copy_for_adjoint(model)
     activation_bytes = 4 * sum(math.prod(shapes[name]) for name in float_tensors(model))
     if activation_bytes > _MAX_BYTES:
         raise BackendError(f"activations of {activation_bytes} bytes are too many for a backward pass")
@@ -206,21 +202,6 @@ def _add_seeds(program: onnx.ModelProto, fidelity: Fidelity, shapes: Shapes) -> 
             probe = total
         seeds[name] = probe
     return seeds
-
-
-def _measure_shapes(model: onnx.ModelProto, feeds: Feeds, threads: int) -> Shapes:
-    copy = copy_model(model)
-    names = [name for node in model.graph.node for name in node.output if name]
-    del copy.graph.output[:]
-    for number, name in enumerate(names):
-        shape = f"edgekit_shape_{number}"
-        copy.graph.node.append(helper.make_node("Shape", [name], [shape]))
-        copy.graph.output.append(helper.make_tensor_value_info(shape, TensorProto.INT64, None))
-    session = session_for(copy, threads=threads)
-    values = run_session(session, feeds, [value.name for value in copy.graph.output])
-    shapes = {name: tuple(map(int, value)) for name, value in zip(names, values, strict=True)}
-    shapes |= {name: tuple(value.shape) for name, value in feeds.items()}
-    return shapes | {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
 
 
 def _same_shapes(feeds: Feeds, first: Mapping[str, NDArray[np.generic]]) -> bool:
