@@ -107,7 +107,8 @@ def test_adjoint_of_an_operator_agrees_with_a_difference(name: str) -> None:
     shapes = {key: value.shape for key, value in {**values, **weights, "x": x}.items()}
     program = copy_model(model)
     program.graph.input.append(onnx.helper.make_tensor_value_info("v", onnx.TensorProto.FLOAT, seed.shape))
-    adjoint = Adjoint(program.graph, shapes, float_tensors(model), {"y": "v"})
+    adjoint = Adjoint(program.graph, shapes, float_tensors(model))
+    adjoint.pass_back({"y": "v"})
     del program.graph.output[:]
     program.graph.output.append(
         onnx.helper.make_tensor_value_info(adjoint.tensors["x"], onnx.TensorProto.FLOAT, None)

@@ -73,26 +73,16 @@ class Adjoint:
         shapes: shapes of all its tensors, as one input gave them.
         floats: names of the float32 tensors that have an adjoint: activations, or weights that are inputs
             and all that depends on them.
-        seeds: tensor -> adjoint to start from, such as an input with the weights of an output.
-        exact: whether each adjoint must be exact; see `ModelError`.
+        exact: whether each adjoint must be exact.
 
     Attributes:
         tensors: adjoint of each float activation that reaches a seed.
         edges: (first output of a node, position of an input) -> the part of that input's adjoint that comes
             through the node.
-
-    Raises:
-        ModelError: it must be exact, and an operator has no exact rule.
     """
 
     def __init__(
-        self,
-        graph: onnx.GraphProto,
-        shapes: Shapes,
-        floats: frozenset[str],
-        seeds: Mapping[str, str],
-        *,
-        exact: bool = False,
+        self, graph: onnx.GraphProto, shapes: Shapes, floats: frozenset[str], *, exact: bool = False
     ) -> None:
         self._graph = graph
         self._index = GraphIndex(graph)
@@ -100,11 +90,22 @@ class Adjoint:
         self._floats = floats
         self._exact = exact
         self._random = np.random.default_rng(0)
-        self.tensors = dict(seeds)
+        self.tensors: dict[str, str] = {}
         self.edges: dict[tuple[str, int], str] = {}
-        for node in reversed(list(graph.node)):
+
+    def pass_back(self, seeds: Mapping[str, str]) -> None:
+        """Add the adjoints of all that reaches a seed.
+
+        Args:
+            seeds: tensor -> adjoint to start from, such as an input with the weights of an output.
+
+        Raises:
+            ModelError: adjoints must be exact, and an operator has no exact rule.
+        """
+        self.tensors.update(seeds)
+        for node in reversed(list(self._graph.node)):
             if any(name in self.tensors for name in node.output):
-                self._pass_back(node)
+                self._pass_through(node)
 
     def add(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
         """Append a node with one output; returns the output's name."""
@@ -133,7 +134,7 @@ class Adjoint:
         added: onnx.NodeProto = self._graph.node[-1]
         return added
 
-    def _pass_back(self, node: onnx.NodeProto) -> None:
+    def _pass_through(self, node: onnx.NodeProto) -> None:
         active = [number for number, name in enumerate(node.input) if name in self._floats]
         rule = self._rule(node) if node.domain in {"", "ai.onnx"} else self._white
         for position in active:

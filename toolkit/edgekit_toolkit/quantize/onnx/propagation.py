@@ -130,8 +130,8 @@ def propagate(
     activation_bytes = 4 * sum(math.prod(shapes[name]) for name in float_tensors(model))
     if activation_bytes > _MAX_BYTES:
         raise BackendError(f"activations of {activation_bytes} bytes are too many for a backward pass")
-    seeds = _add_seeds(program, fidelity, shapes)
-    adjoint = Adjoint(program.graph, shapes, float_tensors(model), seeds)
+    adjoint = Adjoint(program.graph, shapes, float_tensors(model))
+    adjoint.pass_back(_add_seeds(program, fidelity, shapes))
     index = GraphIndex(program.graph)
     zero = adjoint.constant(0.0)
     sums = []
