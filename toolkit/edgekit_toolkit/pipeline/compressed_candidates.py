@@ -25,6 +25,7 @@ from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.channels import Channels
 from edgekit_toolkit.onnx_graph.layers import Layer, find_layers
 from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet
+from edgekit_toolkit.pipeline.near_misses import Distiller
 from edgekit_toolkit.pipeline.request import Progress
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.clipping import RANGE_METHODS
@@ -64,6 +65,7 @@ class CompressionTask:
     Attributes:
         quantizer: quantizer of the float model.
         floats: the float model, of which the compression is made.
+        distiller: trains pruned models.
         open_quantizer: returns the quantizer of another float model for the same engine.
         calibration: makes a fresh stream of samples.
         dims: sizes of free dimensions.
@@ -76,6 +78,7 @@ class CompressionTask:
 
     quantizer: Quantizer
     floats: onnx.ModelProto
+    distiller: Distiller
     open_quantizer: Callable[[OnnxModel], Quantizer]
     calibration: Callable[[], Iterator[Feeds]]
     dims: Mapping[str, int]
@@ -93,11 +96,13 @@ class _Start:
     Attributes:
         floats: the model; its layers are rounded.
         channels: the channels that stay, in groups that lose some.
+        is_distilled: whether its weights were trained.
         bases: forms that are made of it, by the name of the arithmetic.
     """
 
     floats: onnx.ModelProto
     channels: Channels
+    is_distilled: bool = False
     bases: dict[str, Form]
 
 
@@ -176,17 +181,20 @@ def _prune(
             progress=lambda done, total: task.progress("ranking channels", done, total),
         )
         all_macs = _count_macs(task.floats, task.dims)
+        better, reasons = task.distiller.improve([sliced.model for sliced in sliced_models], samples)
+        candidate_set.dropped += reasons
         starts = []
-        for sliced in sliced_models:
+        for sliced, distilled in zip(sliced_models, better, strict=True):
+            model, note = (sliced.model, "") if distilled is None else (distilled, ", distilled")
             saved = 1 - _count_macs(sliced.model, task.dims) / all_macs
-            quantizer = task.open_quantizer(OnnxModel(onnx.shape_inference.infer_shapes(sliced.model)))
+            quantizer = task.open_quantizer(OnnxModel(onnx.shape_inference.infer_shapes(model)))
             own = {
-                f"{name}, {100 * saved:.0f} % of the work pruned": _with_own_ranges(
+                f"{name}, {100 * saved:.0f} % of the work pruned{note}": _with_own_ranges(
                     task, quantizer, form, fidelity
                 )
                 for name, form in bases.items()
             }
-            starts.append(_Start(floats=sliced.model, channels=sliced.channels, bases=own))
+            starts.append(_Start(floats=model, channels=sliced.channels, is_distilled=bool(note), bases=own))
     except _FAILURES as error:
         candidate_set.dropped.append(f"pruned forms: {str(error).splitlines()[0]}")
         return []
@@ -238,7 +246,7 @@ class _Compressor:
         start: _Start,
     ) -> None:
         self._set, self._task, self._samples, self._fidelity = candidate_set, task, samples, fidelity
-        self._floats, self._channels, self._bases = start.floats, start.channels, start.bases
+        self._start, self._floats, self._bases = start, start.floats, start.bases
         self._plan = next((base.plan for base in start.bases.values() if base.plan is not None), None)
         self._peak = 127 if self._plan is None else self._plan.scheme.weight_peak
 
@@ -287,7 +295,7 @@ class _Compressor:
             progress=lambda done, total: self._task.progress(f"rounding weights to {aim}", done, total),
             **options,
         )
-        return replace(compression, channels=self._channels)
+        return replace(compression, channels=self._start.channels, is_distilled=self._start.is_distilled)
 
     def _quantize(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         """Return an activation as the kernels see it."""

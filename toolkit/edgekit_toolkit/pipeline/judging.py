@@ -9,7 +9,7 @@ from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.evaluation.judge import measure_latencies, measure_processor_ratios
 from edgekit_toolkit.evaluation.scoring import Scores, score_candidates
 from edgekit_toolkit.measurement.host_load import HostLoad, LoadMeter
-from edgekit_toolkit.models.model import Runner
+from edgekit_toolkit.models.model import Model, Runner
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.pipeline.candidates import CandidateSet
 from edgekit_toolkit.pipeline.drafts import draft_packages
@@ -72,26 +72,16 @@ def _score(
     progress: Progress,
 ) -> tuple[Scores, list[Runner]]:
     """Return scores and sessions of the candidates; removes those that cannot be chosen."""
-    source, evaluation = prepared.source, prepared.samples.evaluation
     runs = [candidate.model.open(names, threads=request.threads) for candidate in candidate_set.candidates]
     # Dynamic int8 takes its ranges from the whole batch, so samples run alone, as on the device. A converted
     # .tflite has a fixed batch.
     takes_batch_range = any(candidate.form.kind == DYNAMIC_INT8 for candidate in candidate_set.candidates)
     runs_alone = takes_batch_range or find_support(request.backend).maker.fixes_sizes
-    scores = score_candidates(
-        source.model.open(names, threads=request.threads, rewrites=False),
-        runs,
-        evaluation,
-        request.metric,
-        inputs=source.inputs,
-        outputs=source.outputs,
-        alone=runs_alone,
-        progress=lambda done, total: progress("judging on held-out samples", done, total),
-    )
+    scores = _score_runs(request, prepared, runs, progress, alone=runs_alone)
     candidate_set.leave_out(scores.spoiled)
     runs = [run for index, run in enumerate(runs) if index not in scores.spoiled]
     scores = scores.without(scores.spoiled)
-    if not evaluation.is_generated:
+    if not prepared.samples.evaluation.is_generated:
         return scores, runs
     # Generated inputs say nothing of accuracy, but a form that computes nonsense on them must not be chosen
     # because it is the smallest or fastest.
@@ -103,3 +93,30 @@ def _score(
     }
     candidate_set.set_apart(unlike)
     return scores.without(unlike), [run for index, run in enumerate(runs) if index not in unlike]
+
+
+def _score_runs(
+    request: Request, prepared: Preparation, runs: Sequence[Runner], progress: Progress, *, alone: bool
+) -> Scores:
+    source = prepared.source
+    names = [spec.name for spec in source.outputs]
+    return score_candidates(
+        source.model.open(names, threads=request.threads, rewrites=False),
+        runs,
+        prepared.samples.evaluation,
+        request.metric,
+        inputs=source.inputs,
+        outputs=source.outputs,
+        alone=alone,
+        progress=lambda done, total: progress("judging on held-out samples", done, total),
+    )
+
+
+def measure_drops(
+    request: Request, prepared: Preparation, models: Sequence[Model], progress: Progress
+) -> list[float]:
+    """Return the drop of each float model in points, on the samples that choose."""
+    names = [spec.name for spec in prepared.source.outputs]
+    runs = [model.open(names, threads=request.threads) for model in models]
+    scores = _score_runs(request, prepared, runs, progress, alone=False)
+    return [drop.points for drop in scores.choosing.drops]

@@ -28,7 +28,8 @@ from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.pipeline.acceptance import check_accepted, choose_accepted
 from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet, find_candidates
 from edgekit_toolkit.pipeline.compressed_candidates import CompressionTask, add_compressed
-from edgekit_toolkit.pipeline.judging import judge
+from edgekit_toolkit.pipeline.judging import judge, measure_drops
+from edgekit_toolkit.pipeline.near_misses import Distiller
 from edgekit_toolkit.pipeline.prepare import Preparation, check_fixed_sizes, prepare
 from edgekit_toolkit.pipeline.request import Phases, Progress, Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
@@ -93,6 +94,7 @@ def search(
                 candidate_set,
                 example=judged.drafted[-1].package,
                 binding=binding,
+                max_drop=limits.limits.get("drop", math.inf),
                 signer=signer,
                 progress=progress,
             )
@@ -145,6 +147,7 @@ def _compress(
     *,
     example: PackageDraft,
     binding: frozenset[str],
+    max_drop: float,
     signer: StatementSigner,
     progress: Progress,
 ) -> None:
@@ -164,6 +167,14 @@ def _compress(
     task = CompressionTask(
         quantizer=quantizer,
         floats=prepared.floats.proto,
+        distiller=Distiller(
+            floats=prepared.floats.proto,
+            dims=prepared.dims,
+            limit_s=request.search_s,
+            max_drop=max_drop,
+            measure_drops=lambda models: measure_drops(request, prepared, models, progress),
+            progress=progress,
+        ),
         open_quantizer=lambda model: _open_quantizer(request, prepared, model),
         calibration=lambda: feeds_only(prepared.samples.calibration),
         dims=prepared.dims,
