@@ -10,9 +10,9 @@ from tests.toolkit.small_models import Array, model_of, node, random_weight, run
 
 from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.onnx_graph.adjoint import Adjoint
 from edgekit_toolkit.onnx_graph.index import copy_model, float_tensors
 from edgekit_toolkit.quantize.forms import FLOAT16_WEIGHTS
-from edgekit_toolkit.onnx_graph.adjoint import Adjoint
 from edgekit_toolkit.quantize.onnx.output_parts import output_parts
 from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.plan import Plan

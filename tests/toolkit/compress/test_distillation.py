@@ -1,5 +1,6 @@
 """Distillation: what comes back, what is refused, and that the same samples give the same bytes."""
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,8 +13,11 @@ from tests.toolkit.small_models import assert_valid, model_of, node, random_weig
 
 from edgekit_runtime.errors import DataError, ModelError
 from edgekit_toolkit.compress.distillation import Distillation, distil
+from edgekit_toolkit.compress.sequential import round_weights
 from edgekit_toolkit.onnx_graph.index import copy_model
 from edgekit_toolkit.pipeline.near_misses import Distiller
+from edgekit_toolkit.quantize import forms
+from edgekit_toolkit.quantize.forms import FLOAT32, Form
 from edgekit_toolkit.samples.generated import Feeds
 
 STEPS = 100
@@ -97,6 +101,19 @@ def test_only_weights_change(distilled: Distillation) -> None:
 
 def test_training_again_gives_the_same_bytes(distilled: Distillation) -> None:
     assert distil(network(), spoil(network()), images(60), steps=STEPS) == distilled
+
+
+def test_form_of_a_distilled_model_is_made_again_from_its_recipe(distilled: Distillation) -> None:
+    """The recipe alone has the trained weights: no samples are there when it is repeated."""
+    assert distilled.model is not None
+    compression = round_weights(distilled.model, images(60), peak=127, threads=1)
+    form = Form(FLOAT32, compression=replace(compression, is_distilled=True))
+    again = Form.from_json(json.loads(json.dumps(form.to_json())))
+    first, second = (forms.build(network(), item) for item in (form, again))
+    assert first == second
+    assert second is not None
+    spoilt, rounded = (noise(distilled.model, model, images(30, 3)) for model in (spoil(network()), second))
+    assert rounded < spoilt / 10
 
 
 def test_model_that_takes_one_sample_at_a_time_trains_alike(distilled: Distillation) -> None:

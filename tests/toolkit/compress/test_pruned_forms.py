@@ -153,6 +153,12 @@ def test_litert_makes_the_forms_of_pruned_models(pruned: Pruned, kind: str) -> N
     assert snr_db(run(pruned.sliced.model, pruned.samples[0])["y"], np.asarray(result)) > 20
 
 
+def test_compression_says_whether_it_was_distilled() -> None:
+    for is_distilled in (False, True):
+        value = json.loads(json.dumps(Compression(is_distilled=is_distilled).to_json()))
+        assert Compression.from_json(value).is_distilled == is_distilled
+
+
 def test_compression_of_channels_round_trips() -> None:
     channels = {"b": (0, 2), "a": (1,)}
     value = Compression(channels=channels).to_json()

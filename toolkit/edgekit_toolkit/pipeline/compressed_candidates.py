@@ -25,7 +25,7 @@ from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.channels import Channels
 from edgekit_toolkit.onnx_graph.layers import Layer, find_layers
 from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet
-from edgekit_toolkit.pipeline.near_misses import Distiller
+from edgekit_toolkit.pipeline.near_misses import Distiller, MeasureDrops
 from edgekit_toolkit.pipeline.request import Progress
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.clipping import RANGE_METHODS
@@ -65,7 +65,9 @@ class CompressionTask:
     Attributes:
         quantizer: quantizer of the float model.
         floats: the float model, of which the compression is made.
-        distiller: trains pruned models.
+        limit_s: limit of the search, in seconds of a nominal processor.
+        max_drop: limit on the drop in points; infinite without one.
+        measure_drops: returns the drops of float models in points.
         open_quantizer: returns the quantizer of another float model for the same engine.
         calibration: makes a fresh stream of samples.
         dims: sizes of free dimensions.
@@ -78,7 +80,9 @@ class CompressionTask:
 
     quantizer: Quantizer
     floats: onnx.ModelProto
-    distiller: Distiller
+    limit_s: float
+    max_drop: float
+    measure_drops: MeasureDrops
     open_quantizer: Callable[[OnnxModel], Quantizer]
     calibration: Callable[[], Iterator[Feeds]]
     dims: Mapping[str, int]
@@ -181,7 +185,15 @@ def _prune(
             progress=lambda done, total: task.progress("ranking channels", done, total),
         )
         all_macs = _count_macs(task.floats, task.dims)
-        better, reasons = task.distiller.improve([sliced.model for sliced in sliced_models], samples)
+        distiller = Distiller(
+            floats=task.floats,
+            dims=task.dims,
+            limit_s=task.limit_s,
+            max_drop=task.max_drop,
+            measure_drops=task.measure_drops,
+            progress=task.progress,
+        )
+        better, reasons = distiller.improve([sliced.model for sliced in sliced_models], samples)
         candidate_set.dropped += reasons
         starts = []
         for sliced, distilled in zip(sliced_models, better, strict=True):

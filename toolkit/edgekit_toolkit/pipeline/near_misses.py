@@ -19,6 +19,8 @@ from edgekit_toolkit.quantize.onnx.propagation import ODD_GRAPH
 from edgekit_toolkit.quantize.search_work import SearchWork
 from edgekit_toolkit.samples.generated import Feeds
 
+MeasureDrops = Callable[[Sequence[OnnxModel]], Sequence[float]]
+
 # A drop of so many times the limit, or of so many points, is a near miss: training takes away 40 % of a drop,
 # and more with more samples (docs/benchmarks/quantization.md).
 _NEAR_LIMITS: Final = 3.0
@@ -46,7 +48,7 @@ class Distiller:
     dims: Mapping[str, int]
     limit_s: float
     max_drop: float
-    measure_drops: Callable[[Sequence[OnnxModel]], Sequence[float]]
+    measure_drops: MeasureDrops
     progress: Progress
 
     def improve(

@@ -29,7 +29,6 @@ from edgekit_toolkit.pipeline.acceptance import check_accepted, choose_accepted
 from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet, find_candidates
 from edgekit_toolkit.pipeline.compressed_candidates import CompressionTask, add_compressed
 from edgekit_toolkit.pipeline.judging import judge, measure_drops
-from edgekit_toolkit.pipeline.near_misses import Distiller
 from edgekit_toolkit.pipeline.prepare import Preparation, check_fixed_sizes, prepare
 from edgekit_toolkit.pipeline.request import Phases, Progress, Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
@@ -167,14 +166,9 @@ def _compress(
     task = CompressionTask(
         quantizer=quantizer,
         floats=prepared.floats.proto,
-        distiller=Distiller(
-            floats=prepared.floats.proto,
-            dims=prepared.dims,
-            limit_s=request.search_s,
-            max_drop=max_drop,
-            measure_drops=lambda models: measure_drops(request, prepared, models, progress),
-            progress=progress,
-        ),
+        limit_s=request.search_s,
+        max_drop=max_drop,
+        measure_drops=lambda models: measure_drops(request, prepared, models, progress),
         open_quantizer=lambda model: _open_quantizer(request, prepared, model),
         calibration=lambda: feeds_only(prepared.samples.calibration),
         dims=prepared.dims,
