@@ -16,7 +16,7 @@ logits; H. Zhang et al., mixup, 2018.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,12 +44,15 @@ Weights = Mapping[str, Array]
 
 _HELD_BACK: Final = 0.2
 _MIN_SAMPLES: Final = 16
-_MIXES: Final = 8  # for each sample
+_MIXES: Final = 32  # for each sample
 _RATE: Final = 2e-3  # of a step, as a share of the weights' root mean square
 _LEAST_SIZE: Final = 1e-3  # of weights, for biases near 0
 _WARM_UP: Final = 0.1  # of the steps: the first ones of Adam are as long as the rate allows, in every weight
 _MEMORY: Final = (0.9, 0.999)  # of Adam, for gradients and their squares
 _TINY: Final = 1e-12
+# Of stored outputs, and of activations with their adjoints and what a rule copies of them.
+_MAX_BYTES: Final = 1 << 29
+_COPIES: Final = 3
 # Tensors of these types have no gradient.
 _COUNTED: Final = frozenset({TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8})
 _MIN_GAIN: Final = 0.1  # of the noise, for a result to be of use
@@ -88,7 +91,7 @@ def distil(
         progress: called with the number of steps done, and how many there are at most.
 
     Raises:
-        ModelError: an operator has no exact gradient, or the student has no layer.
+        ModelError: an operator has no exact gradient, or the student has no layer or too large activations.
         DataError: there are too few samples.
         BackendError: onnxruntime does not run the training graph.
     """
@@ -99,9 +102,10 @@ def distil(
     order = rng.permutation(len(alike))
     count = math.ceil(len(alike) * _HELD_BACK)
     held_back, own = ([alike[index] for index in part] for part in (order[:count], order[count:]))
-    mixes = _Mixes(own, rng)
-    targets = _Targets(teacher, [mixes.feeds(number) for number in range(len(own))])
-    wanted = [targets.run(mixes.feeds(number)) for number in range(mixes.count)]
+    targets = _Targets(teacher, own)
+    room = _MAX_BYTES // max(sum(value.nbytes for value in targets.outputs[0]), 1)
+    mixes = _Mixes(own, min(_MIXES * len(own), room), rng)
+    wanted = targets.outputs + [targets.run(mixes.feeds(i)) for i in range(len(own), mixes.count)]
     wanted_back = [targets.run(feeds) for feeds in held_back]
     network = _Network(student, targets, own)
 
@@ -114,7 +118,10 @@ def distil(
     weights: Weights = network.weights
     noise_before = noise_after = noise(weights)
     model = None
-    for step, batch in zip(range(steps), _draw(mixes.count, rng), strict=False):
+    rounds = math.ceil(steps * BATCH / mixes.count)
+    order = np.concatenate([rng.permutation(mixes.count) for _ in range(rounds)])
+    for step in range(steps):
+        batch = order[step * BATCH : (step + 1) * BATCH]
         parts = [
             network.gradients(weights, [mixes.feeds(i) for i in part], [wanted[i] for i in part])
             for part in np.split(batch, BATCH // network.batch)
@@ -125,7 +132,7 @@ def distil(
         progress(step + 1, steps)
         if step + 1 in {steps // 2, steps}:  # most of a gain shows in the first half
             noise_after = noise(weights)
-            if noise_after > (1 - _MIN_GAIN) * noise_before:
+            if not noise_after <= (1 - _MIN_GAIN) * noise_before:  # NaN is no gain
                 break
     else:
         model = _with_weights(student, weights)
@@ -134,16 +141,6 @@ def distil(
 
 def _shapes(feeds: Feeds) -> dict[str, tuple[int, ...]]:
     return {name: value.shape for name, value in feeds.items()}
-
-
-def _draw(count: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-    """Yield batches of numbers below a count, each as often as the others."""
-    waiting = np.empty(0, np.int64)
-    while True:
-        while len(waiting) < BATCH:
-            waiting = np.append(waiting, rng.permutation(count))
-        yield waiting[:BATCH]
-        waiting = waiting[BATCH:]
 
 
 def _stack(rows: Sequence[Feeds]) -> Feeds:
@@ -165,10 +162,9 @@ class _Mixes:
         count: of both.
     """
 
-    def __init__(self, samples: Sequence[Feeds], rng: np.random.Generator) -> None:
+    def __init__(self, samples: Sequence[Feeds], added: int, rng: np.random.Generator) -> None:
         self._samples = samples
-        is_float = all(value.dtype == np.float32 for value in samples[0].values())
-        added = _MIXES * len(samples) if is_float else 0
+        added *= all(value.dtype == np.float32 for value in samples[0].values())
         self.count = len(samples) + added
         self._pairs = rng.integers(len(samples), size=(added, 2))
         self._shares = rng.uniform(0, 0.5, added).astype(np.float32)
@@ -186,6 +182,7 @@ class _Targets:
 
     Attributes:
         axes: axis of the softmax by each tensor that is compared: a float output, or the logits of a softmax.
+        outputs: values of these tensors for each sample.
         scales: turn a sum of squared errors of each tensor into a share of its power, over all tensors.
     """
 
@@ -199,8 +196,8 @@ class _Targets:
                 name = node.input[0] if is_softmax else value.name
                 self.axes[name] = int(attribute(node, "axis", -1)) if is_softmax else None
         self._session = session_for(_with_outputs(teacher, self.axes), threads=1)
-        outputs = [self.run(feeds) for feeds in samples]
-        powers = [np.mean([row.var() * row.size for row in rows]) for rows in zip(*outputs, strict=True)]
+        self.outputs = [self.run(feeds) for feeds in samples]
+        powers = [np.mean([row.var() * row.size for row in rows]) for rows in zip(*self.outputs, strict=True)]
         # An output that never changes has no power, and does not count.
         self.scales = [1 / (power * len(powers)) if power > 0 else 0.0 for power in powers]
 
@@ -234,10 +231,15 @@ class _Network:
         self.weights = {name: numpy_helper.to_array(constants[name]) for name in _trained_names(model)}
         self._targets = targets
         self._forward = session_for(_with_outputs(_free(model, self.weights), targets.axes), threads=1)
-        self.batch = BATCH if self._takes_batches(samples[:2]) else 1
-        shapes = measure_shapes(model, _stack([samples[0]] * self.batch), threads=1)
         program = _free(copy_for_adjoint(model), self.weights)
         floats = _dependent(model, self.weights)
+        shapes = measure_shapes(model, samples[0], threads=1)
+        sample_bytes = _COPIES * 4 * sum(math.prod(shapes[name]) for name in floats)
+        if sample_bytes > _MAX_BYTES:
+            raise ModelError(f"{sample_bytes} bytes of activations and adjoints are too many")
+        fits = sample_bytes * BATCH <= _MAX_BYTES
+        self.batch = BATCH if fits and self._takes_batches(samples[:2]) else 1
+        shapes = measure_shapes(model, _stack([samples[0]] * self.batch), threads=1)
         adjoint = Adjoint(program.graph, shapes, floats, exact=True)
         slopes = {}
         for number, (name, axis) in enumerate(targets.axes.items()):
@@ -266,10 +268,10 @@ class _Network:
         self, weights: Weights, rows: Sequence[Feeds], wanted: Sequence[Sequence[Array]]
     ) -> Weights:
         """Return the gradients of the mean error of the samples of a step, summed over some of them."""
-        outputs = (
-            np.concatenate(arrays) if len(arrays) > 1 else arrays[0] for arrays in zip(*wanted, strict=True)
-        )
-        named = {f"edgekit_wanted_{number}": value for number, value in enumerate(outputs)}
+        named = {
+            f"edgekit_wanted_{number}": np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+            for number, arrays in enumerate(zip(*wanted, strict=True))
+        }
         values = run_session(self._backward, {**_stack(rows), **weights, **named})
         return dict(zip(self._names, values, strict=True))
 
@@ -278,13 +280,13 @@ class _Network:
         apart = [self.run(self.weights, feeds) for feeds in pair]
         try:
             stacked = self.run(self.weights, _stack(pair))
-        except BackendError:
+            expected = [np.concatenate(rows) for rows in zip(*apart, strict=True)]
+        except (BackendError, ValueError):
             return False
         return all(
-            both.ndim > 0
-            and both.shape == (2 * len(first), *first.shape[1:])
-            and np.allclose(both, np.concatenate([first, second]), rtol=1e-3, atol=1e-3 * np.abs(both).max())
-            for both, first, second in zip(stacked, *apart, strict=True)
+            ours.shape == theirs.shape
+            and np.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * np.abs(ours).max())
+            for ours, theirs in zip(stacked, expected, strict=True)
         )
 
 
