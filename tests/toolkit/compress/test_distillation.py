@@ -146,6 +146,12 @@ def test_gain_that_held_back_samples_do_not_see_is_refused() -> None:
     assert result.model is None
 
 
+def test_samples_without_numbers_train_nothing() -> None:
+    samples = images(40)
+    samples[0] = {"x": np.full_like(samples[0]["x"], np.nan)}
+    assert distil(network(), spoil(network()), samples, steps=STEPS).model is None
+
+
 def test_weight_of_two_layers_trains_for_both() -> None:
     rng = np.random.default_rng(5)
     nodes = [node("MatMul", ["x", "w"], ["h"]), node("Tanh", ["h"], ["t"]), node("MatMul", ["t", "w"], ["y"])]
