@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 import metrics
+from edgekit_runtime.errors import EdgekitError
 from edgekit_toolkit.compress.compression import CodedWeight, Compression
 from edgekit_toolkit.compress.distillation import distil
 from edgekit_toolkit.compress.pruning import prune
@@ -161,11 +162,14 @@ def distil_pruned(subject: Subject, multiple: int, unlabelled: int) -> Iterator[
     yield "1.00", show(floats), "", "", ""
     for sliced in prune(floats, samples, shares=SHARES, multiple=multiple, threads=THREADS):
         begin = time.process_time()
-        result = distil(floats, sliced.model, samples, steps=STEPS)
-        seconds = time.process_time() - begin
-        noises = f"{100 * result.noise_before:.1f} to {100 * result.noise_after:.1f} %"
+        try:
+            result = distil(floats, sliced.model, samples, steps=STEPS)
+            seconds = time.process_time() - begin
+            noises = f"{100 * result.noise_before:.1f} to {100 * result.noise_after:.1f} %"
+            better = "refused" if result.model is None else show(result.model)
+        except EdgekitError as error:
+            seconds, noises, better = 0.0, "", f"refused: {error}"
         share = count_macs(sliced.model) / count_macs(floats)
-        better = "refused" if result.model is None else show(result.model)
         yield f"{share:.2f}", show(sliced.model), better, noises, f"{seconds:.1f}"
 
 

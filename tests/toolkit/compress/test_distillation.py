@@ -138,16 +138,16 @@ def test_student_equal_to_its_teacher_stays() -> None:
 def test_gain_that_held_back_samples_do_not_see_is_refused() -> None:
     """The samples are noise, as are the weights of a layer as wide as they are many: nothing generalises."""
     rng = np.random.default_rng(4)
-    weights = {"w": random_weight(rng, 128, 64), "v": random_weight(rng, 64, 4)}
+    weights = {"w": random_weight(rng, 1024, 64), "v": random_weight(rng, 64, 4)}
     nodes = [node("MatMul", ["x", "w"], ["h"]), node("Tanh", ["h"], ["t"]), node("MatMul", ["t", "v"], ["y"])]
-    model = model_of(nodes, weights, {"x": ["n", 128]})
-    samples = [{"x": rng.normal(size=(1, 128)).astype(np.float32)} for _ in range(16)]
+    model = model_of(nodes, weights, {"x": ["n", 1024]})
+    samples = [{"x": rng.normal(size=(1, 1024)).astype(np.float32)} for _ in range(50)]
     result = distil(model, spoil(model, 0.1), samples, steps=STEPS)
     assert result.model is None
 
 
 def test_samples_without_numbers_train_nothing() -> None:
-    samples = images(40)
+    samples = images(60)
     samples[0] = {"x": np.full_like(samples[0]["x"], np.nan)}
     assert distil(network(), spoil(network()), samples, steps=STEPS).model is None
 
@@ -176,7 +176,7 @@ def test_samples_of_integers_train_without_mixes() -> None:
         ],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    samples = [{"x": rng.integers(10, size=(1, 5))} for _ in range(40)]
+    samples = [{"x": rng.integers(10, size=(1, 5))} for _ in range(60)]
     student = spoil(model, 0.05)
     student.graph.initializer[0].CopyFrom(model.graph.initializer[0])  # no layer, so it does not train
     result = distil(model, student, samples, steps=STEPS)
@@ -198,14 +198,14 @@ def test_detour_through_half_precision_is_refused() -> None:
         node("Cast", ["half"], ["y"], to=TensorProto.FLOAT),
     ]
     model = model_of(nodes, {"w": random_weight(np.random.default_rng(0), 6, 3)}, {"x": ["n", 6]})
-    samples = [{"x": np.full((1, 6), number, np.float32)} for number in range(20)]
+    samples = [{"x": np.full((1, 6), number, np.float32)} for number in range(50)]
     with pytest.raises(ModelError, match="Cast"):
         distil(model, spoil(model), samples, steps=STEPS)
 
 
 def test_few_samples_are_refused() -> None:
     with pytest.raises(DataError, match="too few"):
-        distil(network(), spoil(network()), images(15), steps=STEPS)
+        distil(network(), spoil(network()), images(49), steps=STEPS)
 
 
 class Misses:
@@ -229,27 +229,27 @@ class Misses:
 
 def test_only_near_misses_are_distilled() -> None:
     misses = Misses(network(), [0.9, 1.1, 3.1])
-    better, reasons = misses.distiller.improve([spoil(network())] * 3, images(40))
+    better, reasons = misses.distiller.improve([spoil(network())] * 3, images(60))
     assert [model is not None for model in better] == [False, True, False]
     assert reasons == []
 
 
 def test_result_that_held_back_samples_refuse_is_not_used() -> None:
-    better, reasons = Misses(network(), [2.0]).distiller.improve([network()], images(40))
+    better, reasons = Misses(network(), [2.0]).distiller.improve([network()], images(60))
     assert better == [None]
     assert "no gain on held-back samples" in reasons[0]
 
 
 def test_operator_without_exact_gradient_is_a_reason() -> None:
     model = network(tail="Softplus")
-    better, reasons = Misses(model, [2.0]).distiller.improve([spoil(model)], images(40))
+    better, reasons = Misses(model, [2.0]).distiller.improve([spoil(model)], images(60))
     assert better == [None]
     assert "Softplus has no exact gradient" in reasons[0]
 
 
 def test_short_search_distils_nothing() -> None:
     misses = Misses(network(), [2.0], limit_s=1e-3)
-    better, reasons = misses.distiller.improve([spoil(network())], images(40))
+    better, reasons = misses.distiller.improve([spoil(network())], images(60))
     assert better == [None]
     assert "--search-seconds" in reasons[0]
     assert misses.totals == set()
@@ -259,7 +259,7 @@ def test_near_misses_share_the_work_of_the_search() -> None:
     model = network()
     alone, together = Misses(model, [2.0], limit_s=2.0), Misses(model, [2.0, 2.0], limit_s=2.0)
     for misses, count in ((alone, 1), (together, 2)):
-        misses.distiller.improve([model] * count, images(40))
+        misses.distiller.improve([model] * count, images(60))
     (most,), (half,) = alone.totals, together.totals
     assert most is not None
     assert half == most // 2
@@ -267,4 +267,4 @@ def test_near_misses_share_the_work_of_the_search() -> None:
 
 def test_without_a_limit_on_the_drop_nothing_is_distilled() -> None:
     distiller = replace(Misses(network(), [2.0]).distiller, max_drop=math.inf)
-    assert distiller.improve([spoil(network())], images(40)) == ([None], [])
+    assert distiller.improve([spoil(network())], images(60)) == ([None], [])

@@ -43,7 +43,8 @@ Array = NDArray[np.float32]
 Weights = Mapping[str, Array]
 
 _HELD_BACK: Final = 0.2
-_MIN_SAMPLES: Final = 16
+# Of 28 samples of a person detector 6 were held back: their noise halved while its score fell.
+_MIN_SAMPLES: Final = 50
 _MIXES: Final = 32  # for each sample
 _RATE: Final = 2e-3  # of a step, as a share of the weights' root mean square
 _LEAST_SIZE: Final = 1e-3  # of weights, for biases near 0

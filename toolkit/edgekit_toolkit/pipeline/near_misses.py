@@ -21,8 +21,8 @@ from edgekit_toolkit.samples.generated import Feeds
 
 MeasureDrops = Callable[[Sequence[OnnxModel]], Sequence[float]]
 
-# A drop of so many times the limit, or of so many points, is a near miss: training takes away 40 % of a drop,
-# and more with more samples (docs/benchmarks/quantization.md).
+# A drop of so many times the limit, or of so many points, is a near miss: training takes away half of one
+# (docs/benchmarks/quantization.md).
 _NEAR_LIMITS: Final = 3.0
 _NEAR_POINTS: Final = 3.0
 _SHARE: Final = 0.5  # of the search's work, for all of them
