@@ -14,10 +14,12 @@ from tests.toolkit.small_models import assert_valid, model_of, node, random_weig
 from edgekit_runtime.errors import DataError, ModelError
 from edgekit_toolkit.compress.distillation import Distillation, distil
 from edgekit_toolkit.compress.sequential import round_weights
+from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.index import copy_model
 from edgekit_toolkit.pipeline.near_misses import Distiller
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import FLOAT32, Form
+from edgekit_toolkit.quantize.search_work import SearchWork
 from edgekit_toolkit.samples.generated import Feeds
 
 STEPS = 100
@@ -219,8 +221,7 @@ class Misses:
         self.totals: set[int | None] = set()
         self.distiller = Distiller(
             floats=floats,
-            dims={"n": 1},
-            limit_s=limit_s,
+            work=SearchWork(OnnxModel(floats), {"n": 1}, limit_s),
             max_drop=1.0,
             measure_drops=lambda _models: drops,
             progress=lambda _text, _done, total: self.totals.add(total),

@@ -5,7 +5,7 @@ the search's, in seconds of a nominal processor: a busy machine trains the same 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,19 +13,20 @@ import onnx
 
 from edgekit_runtime.errors import EdgekitError
 from edgekit_toolkit.compress.distillation import BATCH, WORK, distil
+from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.pipeline.request import Progress
 from edgekit_toolkit.quantize.onnx.propagation import ODD_GRAPH
 from edgekit_toolkit.quantize.search_work import SearchWork
 from edgekit_toolkit.samples.generated import Feeds
 
-MeasureDrops = Callable[[Sequence[OnnxModel]], Sequence[float]]
+MeasureDrops = Callable[[Sequence[Model]], Sequence[float]]
 
 # A drop of so many times the limit, or of so many points, is a near miss: training takes away half of one
 # (docs/benchmarks/quantization.md).
 _NEAR_LIMITS: Final = 3.0
 _NEAR_POINTS: Final = 3.0
-_SHARE: Final = 0.5  # of the search's work, for all of them
+_SHARE: Final = 0.5  # of the work that is left to the search, for all of them
 # More steps change little, and fewer are a short search.
 _MAX_STEPS: Final = 400
 _MIN_STEPS: Final = 100
@@ -37,18 +38,16 @@ class Distiller:
 
     Attributes:
         floats: the float model.
-        dims: sizes of free dimensions.
-        limit_s: limit of the search, in seconds of a nominal processor.
         max_drop: limit on the drop in points; infinite without one.
         measure_drops: returns the drops of models in points.
+        work: counts the work of the search and limits it.
         progress: where the steps are shown.
     """
 
     floats: onnx.ModelProto
-    dims: Mapping[str, int]
-    limit_s: float
     max_drop: float
     measure_drops: MeasureDrops
+    work: SearchWork
     progress: Progress
 
     def improve(
@@ -62,8 +61,9 @@ class Distiller:
         drops = self.measure_drops([OnnxModel(model) for model in pruned])
         reach = max(_NEAR_LIMITS * self.max_drop, _NEAR_POINTS)
         near = [index for index, drop in enumerate(drops) if self.max_drop < drop <= reach]
-        step_s = SearchWork(OnnxModel(self.floats), self.dims, self.limit_s).inference_s * BATCH * WORK
-        steps = int(min(_SHARE * self.limit_s / (step_s * max(len(near), 1)), _MAX_STEPS))
+        step_s = self.work.inference_s * BATCH * WORK
+        share_s = _SHARE * (self.work.limit_s - self.work.spent_s) / max(len(near), 1)
+        steps = int(min(share_s / step_s, _MAX_STEPS))
         for index in near:
             better[index], reason = self._distil(pruned[index], samples, steps)
             if reason:
@@ -75,6 +75,7 @@ class Distiller:
     ) -> tuple[onnx.ModelProto | None, str]:
         if steps < _MIN_STEPS:
             return None, f"limit of the search (--search-seconds) after {steps} steps of {_MIN_STEPS}"
+        self.work.count(inferences=steps * BATCH * WORK)
         try:
             result = distil(
                 self.floats,
