@@ -21,8 +21,8 @@ from typing import Any
 
 from edgekit_host.transport.package_encoder import coded_size
 from edgekit_runtime.sessions import open_session
-from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_runtime.system.paths import find_keys_folder
+from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from judging import THREADS, Judge, open_model
 from quantization import run_tool

@@ -16,7 +16,7 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.package.golden import Codes, GoldenInput, GoldenOutput, draw_bytes
 from edgekit_runtime.package.row_sets import AlignedRows, align_rows
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.packaging.golden_rows import NOISE_FACTOR, distance
+from edgekit_toolkit.packaging.golden_rows import NOISE_FACTOR, distance, pack_values
 from edgekit_toolkit.samples.generated import Feeds, generate_feeds
 
 Array = NDArray[Any]
@@ -154,8 +154,7 @@ def golden_outputs(
         )
         if axis is not None:
             golden = _loosen(golden, value, moved)
-        stored = np.ascontiguousarray(golden.pick(value))
-        artifacts[path] = stored.astype(stored.dtype.newbyteorder("<")).tobytes()
+        artifacts[path] = pack_values(golden.pick(value), atol)
         described.append(golden)
     return tuple(described), artifacts
 

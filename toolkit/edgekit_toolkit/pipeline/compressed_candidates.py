@@ -20,7 +20,7 @@ from edgekit_runtime.errors import EdgekitError
 from edgekit_toolkit.compress.compression import Compression, entropy_bits
 from edgekit_toolkit.compress.pruning import prune
 from edgekit_toolkit.compress.sequential import ChooseStep, round_weights
-from edgekit_toolkit.compress.steps import PROBE_STEP, EqualSlopeSteps
+from edgekit_toolkit.compress.steps import EqualSlopeSteps, probe_step
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.channels import Channels
 from edgekit_toolkit.onnx_graph.layers import Layer, find_layers
@@ -30,7 +30,6 @@ from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.clipping import RANGE_METHODS
 from edgekit_toolkit.quantize.forms import Form, compressed_floats
 from edgekit_toolkit.quantize.onnx.propagation import ODD_GRAPH, Rounding, propagate
-from edgekit_toolkit.quantize.onnx.storage import fits_half
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.scheme import fake_quantize
 from edgekit_toolkit.quantize.sensitivity import Fidelity, softmax_axes
@@ -259,9 +258,7 @@ class _Compressor:
         for bits in _FEW_BITS:
             self._add(f"weights of {bits} bits", self._round(f"{bits} bits", 2 ** (bits - 1) - 1))
         limit = self._task.max_transport_bytes * _MARGIN
-        steps = EqualSlopeSteps(
-            find_layers(self._floats), self._layer_noises(), peak=self._peak, limit_bytes=limit
-        )
+        steps = EqualSlopeSteps(find_layers(self._floats), self._layer_noises(), peak=self._peak)
         for arithmetic in self._bases:
             self._add_for_transport(arithmetic, steps, limit)
 
@@ -330,9 +327,7 @@ class _Compressor:
         compression = self._round(
             "the limit on transport", self._peak, lambda layer, rows: steps.choose(layer, rows, strength)
         )
-        # The low half of a float32 would travel for nothing: its bias needs the precision of float16 alone.
-        halves = {name: _to_half(bias) for name, bias in compression.biases.items()}
-        return f"weights of {compression.mean_bits:.1f} bits", replace(compression, biases=halves)
+        return f"weights of {compression.mean_bits:.1f} bits", compression
 
     def _guess(self, steps: EqualSlopeSteps, limit: float) -> float:
         """Return the strength at which nearest codes take the limit, by their entropy."""
@@ -351,27 +346,24 @@ class _Compressor:
 
     def _layer_noises(self) -> dict[str, float]:
         """Return the output noise of each layer alone at the probe step; nothing for an odd graph."""
-        constants = {tensor.name: tensor for tensor in self._floats.graph.initializer}
+        threads = self._task.quantizer.threads
+        probes = round_weights(
+            self._floats, self._samples, peak=127, choose_step=probe_step, threads=threads, alone=True
+        )
+        layers = [layer for layer in find_layers(self._floats) if layer.weight in probes.weights]
 
         def probe(layer: Layer) -> Rounding:
-            weight = numpy_helper.to_array(constants[layer.weight])
-            step = max(float(np.sqrt(np.mean(np.square(weight, dtype=np.float64)))) * PROBE_STEP, 1e-30)
-            return Rounding(layer.name, 1, rounded=(np.rint(weight / step) * step).astype(np.float32))
+            rounded = probes.weights[layer.weight].floats(layer.channel_axis)
+            bias = probes.biases.get(layer.bias)
+            return Rounding(layer.name, 1, rounded=rounded, bias=bias, by_channel=True)
 
-        layers = find_layers(self._floats)
         try:
-            threads = self._task.quantizer.threads
             noises = propagate(
                 self._floats, [[probe(layer)] for layer in layers], self._fidelity, threads=threads
             )
         except ODD_GRAPH:
             return {}
         return {layer.name: noise for layer, noise in zip(layers, noises, strict=True)}
-
-
-def _to_half(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return values as float16 has them, where it can hold them all."""
-    return values.astype(np.float16).astype(np.float32) if fits_half(values) else values
 
 
 def _count_codes(compression: Compression) -> int:
