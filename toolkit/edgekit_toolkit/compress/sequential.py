@@ -84,14 +84,14 @@ def round_weights(
             rounded = layer.to_rows(values[layer.weight])
             bias = constants[layer.bias] + moments.bias_change(rows, rounded)
             noise = measure_errors(rounded - moments.fit(rows), moments.damped)
-            values[layer.bias] = _coarsen(bias, float(noise.mean()))
+            values[layer.bias] = _coarsen(bias, float(noise.mean()) / layer.columns)
     biases = {name: np.asarray(value, np.float32) for name, value in values.items() if name not in weights}
     return Compression(weights, biases)
 
 
 def _coarsen(bias: Floats, noise: float) -> NDArray[np.float32]:
-    """Return a bias in multiples of a power of two, which add at most a 48th to the noise of its layer."""
-    step = 2.0 ** np.floor(np.log2(max(noise, _LEAST_NOISE)) / 2 - 1)
+    """Return a bias in multiples of the power of two whose rounding leaves about the noise of a weight."""
+    step = 2.0 ** np.floor(np.log2(12 * max(noise, _LEAST_NOISE)) / 2)
     return np.asarray(np.rint(bias / step) * step, np.float32)
 
 

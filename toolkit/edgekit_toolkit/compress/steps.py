@@ -18,7 +18,7 @@ _PROBE_STEP: Final = 0.25
 # Where a layer's noise was not seen, and against steps that leave nothing of a layer.
 _LEAST_NOISE: Final = 1e-10
 _MAX_STEP: Final = 3.0
-# Steps are quarters of a power of two: few values, which take few bits where rows have their own.
+# The own steps of rows are quarters of a power of two: few values, which take few bits.
 _STEPS_A_POWER: Final = 4
 
 
@@ -56,6 +56,6 @@ class EqualSlopeSteps:
         """
         share = min(strength * self._shares[layer.name], _MAX_STEP)
         whole = max(float(np.sqrt((rows**2).mean())), 1e-30)
-        steps = np.maximum(whole * share, np.abs(rows).max(axis=2, keepdims=True) / self._peak)
-        quantized: Floats = 2 ** (np.ceil(_STEPS_A_POWER * np.log2(steps)) / _STEPS_A_POWER)
-        return quantized
+        least = np.maximum(np.abs(rows).max(axis=2, keepdims=True), 1e-30) / self._peak
+        quantized: Floats = 2 ** (np.ceil(_STEPS_A_POWER * np.log2(least)) / _STEPS_A_POWER)
+        return np.maximum(quantized, whole * share)

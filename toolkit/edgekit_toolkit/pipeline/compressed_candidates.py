@@ -49,7 +49,7 @@ _NOISE_SAMPLES: Final = 16
 # Weights of so many bits: with a scale for each channel they lose little (benchmarks/compression.py).
 _FEW_BITS: Final = (4, 3)
 # The search for steps ends with a package of at least this share of the limit, or after so many tries.
-_CLOSE: Final = 0.97
+_CLOSE: Final = 0.985
 _MAX_TRIES: Final = 4
 # The package that is tried has the golden outputs of another form, which may take some bytes more or fewer.
 _MARGIN: Final = 0.998
