@@ -9,9 +9,10 @@ If the symbol 0 has half of all slots, f = 2^13 and c = 0, the state 0x10005 wit
 2^13 * 4 + 5 = 0x8005: it has lost one bit. With the next word 0xABCD it is 0x8005ABCD. All lanes do this
 together, with numpy; where several need a word, the first lane reads first.
 
-Each lane decodes its own stretch of a chunk. Sixteen tables of frequencies are for as many levels of the mean
-of the bytes before, each 1.4 times the last. They begin with geometric distributions, count what is decoded, and are
-rebuilt whenever that has grown by an eighth. All numbers are integers: every machine decodes the same bytes.
+Each lane decodes its own stretch of a chunk. Sixteen tables of frequencies are for as many levels of the
+mean of the bytes before, each 1.4 times the last. They begin with geometric distributions, count what is
+decoded, and are rebuilt whenever that has grown by an eighth. All numbers are integers: every machine decodes
+the same bytes.
 
 Source: Duda, "Asymmetric numeral systems" (arXiv:1311.2540); docs/reference/fleet-deltas.md.
 """
