@@ -120,7 +120,7 @@ def damage(content: bytes, rng: np.random.Generator) -> bytes:
 
 
 def decode_damaged(count: int, folder: Path) -> dict[str, float]:
-    """Decode damaged files of a small package; return the worst time, the peak memory, and how many decoded."""
+    """Decode damaged files of a small package; return worst time, peak memory and how many decoded."""
     model = build(onnx.load(ROOT / "models" / "tiny" / "digits_cnn.onnx"), Form(INT8_WEIGHTS))
     assert model is not None
     source, coded, rng = folder / "source.onnx", folder / "coded", np.random.default_rng(0)

@@ -3,8 +3,8 @@
     python benchmarks/compressed_packages.py [--only NAME] [--bytes N] [--json FILE]
 
 Each model is packaged by the command line within a limit on transport. It calibrates and chooses by the
-calibration samples alone; the evaluation samples score the package. The limit on the drop is wide, so that a
-package comes out also where its score misses the goal.
+calibration samples alone; the evaluation samples score the package. The limit on the drop is mostly wide, so
+that a package comes out also where its score misses the goal; 3 % makes the search prefer float activations.
 """
 
 import telemetry_off  # noqa: F401
@@ -36,14 +36,14 @@ class Goal:
 
     transport_bytes: int
     score: float
-    limits: str = ""
+    limits: str = "drop=90%"
 
 
 GOALS = {
     "mnist5k_dscnn": Goal(6_600, 0.984),
-    "ppocr_det": Goal(400_000, 0.97, "size=1MB"),
-    "mobilenet_v1_025": Goal(365_000, 0.97),
-    "efficientnet_lite0": Goal(3_800_000, 0.97),
+    "ppocr_det": Goal(400_000, 0.97, "size=1MB,drop=90%"),
+    "mobilenet_v1_025": Goal(365_000, 0.97, "drop=3%"),
+    "efficientnet_lite0": Goal(3_800_000, 0.97, "drop=3%"),
     "resnet8": Goal(27_000, 0.754),
     "dscnn": Goal(9_100, 0.922),
 }
@@ -53,7 +53,7 @@ def measure(subject: Subject, goal: Goal, options: Namespace, folder: Path) -> d
     """Package a model, and return the figures of the package."""
     limit = options.bytes or goal.transport_bytes
     metric = "top1" if subject.work is None else subject.work.metric
-    budget = ",".join(filter(None, (f"transport={limit}B,drop=90%", options.limits or goal.limits)))
+    budget = f"transport={limit}B,{options.limits or goal.limits}"
     command = [sys.executable, "-m", "edgekit_cli", "package", subject.model, "-t", "x86-64"]
     command += ["--backend", "ort", "-b", budget, *subject.options[:2], "-o", folder, "--json"]
     command += ["--search-seconds", options.search_seconds]
