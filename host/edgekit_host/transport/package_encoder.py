@@ -271,18 +271,18 @@ def _find_noise(content: NDArray[np.uint8]) -> int | None:
 
 def _find_step(content: NDArray[np.uint8]) -> int:
     """Return the bits of the largest power of two of which float32 words are few multiples; 0 if none is."""
-    words = np.ascontiguousarray(content).view("<f4")
+    words = np.ascontiguousarray(content).view("<f4").astype(np.float64)
     if not np.isfinite(words).all() or not words.any():
         return 0
-    mantissas, exponents = np.frexp(words[words != 0].astype(np.float64))
+    mantissas, exponents = np.frexp(words[words != 0])
     integers = np.abs(mantissas * 2.0**24).astype(np.int64)
     lowest = (exponents - 24 + np.log2(integers & -integers).astype(np.int64)).min()
     step = np.float32(2.0 ** float(lowest))
     bits = int(step.view(np.uint32))
-    if not bits or np.abs(words / step).max() > _MAX_MULTIPLE:
+    counts = words / float(step)
+    if np.abs(counts).max() > _MAX_MULTIPLE:
         return 0
-    counts = (words / step).astype(np.int16)
-    return bits if np.array_equal(multiply_step(counts, bits), content) else 0
+    return bits if np.array_equal(multiply_step(counts.astype(np.int16), bits), content) else 0
 
 
 # The runs

@@ -35,6 +35,7 @@ def round_weights(
     threads: int,
     quantize: Quantize = lambda _name, values: values,
     alone: bool = False,
+    coarse_biases: bool = False,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Compression:
     """Return the weights of all layers as codes, and biases that keep the means of the layers' outputs.
@@ -49,6 +50,7 @@ def round_weights(
         threads: threads of one inference.
         quantize: returns the values that an input of a layer has, by its name, where activations are codes.
         alone: whether each layer is rounded as if all others stayed as they are.
+        coarse_biases: whether biases get the digits of a weight alone, which travel in fewer bytes.
         progress: called with the number of the layer that begins, and how many there are.
 
     Raises:
@@ -83,16 +85,18 @@ def round_weights(
         if layer.bias and readers[layer.bias] == 1:
             rounded = layer.to_rows(values[layer.weight])
             bias = constants[layer.bias] + moments.bias_change(rows, rounded)
-            noise = measure_errors(rounded - moments.fit(rows), moments.damped)
-            values[layer.bias] = _coarsen(bias, float(noise.mean()) / layer.columns)
+            if coarse_biases:
+                noise = measure_errors(rounded - moments.fit(rows), moments.damped)
+                bias = _coarsen(bias, float(noise.mean()) / layer.columns)
+            values[layer.bias] = bias.astype(np.float32)
     biases = {name: np.asarray(value, np.float32) for name, value in values.items() if name not in weights}
     return Compression(weights, biases)
 
 
-def _coarsen(bias: Floats, noise: float) -> NDArray[np.float32]:
+def _coarsen(bias: Floats, noise: float) -> Floats:
     """Return a bias in multiples of the power of two whose rounding leaves about the noise of a weight."""
     step = 2.0 ** np.floor(np.log2(12 * max(noise, _LEAST_NOISE)) / 2)
-    return np.asarray(np.rint(bias / step) * step, np.float32)
+    return np.rint(bias / step) * step
 
 
 def _own_step(rows: Floats, moment: Floats, peak: int) -> Floats:

@@ -25,6 +25,7 @@ Outputs = Mapping[str, Array]
 # Larger inputs are stored in blocks of equal values; of larger outputs, every k-th value is stored.
 _MAX_INPUT_ELEMENTS: Final = 1024
 _MAX_OUTPUT_ELEMENTS: Final = 4096
+_SCALE_DIGIT: Final = 5e-5  # a scale has five digits, and codes stay within the range
 # Other engines and processors round differently. Then codes of an int8 model may differ by a step or two in
 # each layer, a float model only in its last bits.
 _TOLERANCE: Final = {"int8": 0.10, "float": 0.005}
@@ -74,7 +75,8 @@ def golden_input(name: str, value: NDArray[Any], path: str, *, seed: int = 0) ->
 def _draw(value: NDArray[Any], seed: int) -> tuple[Codes, NDArray[np.uint8]]:
     repeat = _repeat(value.shape)
     low, high = float(value.min()), float(value.max())
-    scale, offset = (float(f"{number:.5g}") for number in (max(high - low, 1e-6) / 255, low))
+    scale = float(f"{max(high - low, 1e-6) / 255 * (1 - _SCALE_DIGIT):.5g}")
+    offset = float(str(np.float32(low)))
     codes = Codes("uint8", scale, offset, repeat=repeat if max(repeat, default=1) > 1 else None)
     shape = codes.stored_shape(value.shape)
     return codes, draw_bytes(seed, 0, math.prod(shape)).reshape(shape)

@@ -273,7 +273,9 @@ class _Compressor:
 
     def _round(self, aim: str, peak: int, choose_step: ChooseStep | None = None) -> Compression:
         """Return the rounded weights; `aim` is shown as progress."""
-        options = {} if choose_step is None else {"choose_step": choose_step}
+        options: dict[str, Any] = (
+            {} if choose_step is None else {"choose_step": choose_step, "coarse_biases": True}
+        )
         compression = round_weights(
             self._floats,
             self._samples,
