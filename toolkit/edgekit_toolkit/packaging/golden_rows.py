@@ -33,7 +33,7 @@ _SHARE: Final = {"float": 0.005, "int8": 0.01}
 _SCORE_SHARE: Final = {"float": 0.05, "int8": 0.1}
 NOISE_FACTOR: Final = 2.0
 _DIGITS_A_TOLERANCE: Final = 16.0
-_FINEST_DIGIT: Final = 1e-30
+_FINEST_DIGIT: Final = 2.0**-22  # of a value: float32 has no more
 _LEAST_SCORE: Final = 1e-9
 _FLOORS: Final = (1e-6, 1e-4, 1e-2)  # where rounding moves small scores too far
 _MIN_ROWS: Final = 2
@@ -144,10 +144,11 @@ def pack_values(
     stored = np.ascontiguousarray(values)
     if stored.dtype == np.float32:
         exact = stored.astype(np.float64)
-        tolerance = np.maximum(atol + rtol * np.abs(exact), _FINEST_DIGIT)
+        finite = np.where(np.isfinite(exact), exact, 0.0)
+        tolerance = np.maximum(atol + rtol * np.abs(finite), _FINEST_DIGIT * np.abs(finite) + 1e-44)
         digit = 2.0 ** np.floor(np.log2(tolerance / _DIGITS_A_TOLERANCE))
-        with np.errstate(invalid="ignore"):  # infinities stay
-            stored = np.where(np.isfinite(exact), np.rint(exact / digit) * digit, exact).astype(np.float32)
+        rounded = np.rint(finite / digit) * digit
+        stored = np.where(np.isfinite(exact), rounded, exact).astype(np.float32)
     return stored.astype(stored.dtype.newbyteorder("<")).tobytes()
 
 
