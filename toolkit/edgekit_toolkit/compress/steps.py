@@ -57,5 +57,6 @@ class EqualSlopeSteps:
         share = min(strength * self._shares[layer.name], _MAX_STEP)
         whole = max(float(np.sqrt((rows**2).mean())), 1e-30)
         least = np.maximum(np.abs(rows).max(axis=2, keepdims=True), 1e-30) / self._peak
-        quantized: Floats = 2 ** (np.ceil(_STEPS_A_POWER * np.log2(least)) / _STEPS_A_POWER)
-        return np.maximum(quantized, whole * share)
+        least = 2 ** (np.ceil(_STEPS_A_POWER * np.log2(least)) / _STEPS_A_POWER)
+        steps: Floats = np.maximum(least, whole * share)
+        return steps
