@@ -96,7 +96,8 @@ def round_weights(
 def _coarsen(bias: Floats, noise: float) -> Floats:
     """Return a bias in multiples of the power of two whose rounding leaves about the noise of a weight."""
     step = 2.0 ** np.floor(np.log2(12 * max(noise, _LEAST_NOISE)) / 2)
-    return np.rint(bias / step) * step
+    coarse: Floats = np.rint(bias / step) * step
+    return coarse
 
 
 def _own_step(rows: Floats, moment: Floats, peak: int) -> Floats:
