@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=list(GOALS))
     parser.add_argument("--bytes", type=int, help="another limit on transport")
     parser.add_argument("--limits", help="limits beside that on transport")
-    parser.add_argument("--search-seconds", default="1")
+    parser.add_argument("--search-seconds", default="60")
     parser.add_argument("--out", type=Path, help="folder for the packages")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()

@@ -39,8 +39,8 @@ from numpy.typing import NDArray
 from tests.offload.traces import TRACE_KINDS, TraceStep, make_trace
 
 from edgekit_offload.demo.demo_model import make_images, make_model
-from edgekit_runtime.offload.cut_table import LOCAL, OffloadPlan
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
+from edgekit_runtime.offload.offload_plan import LOCAL, OffloadPlan
 from offload_product import ALL, ROWS, UINT8, ProductBench, describe_load, whole_bench
 from results import make_parser, print_table, write_json
 

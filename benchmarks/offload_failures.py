@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from edgekit_runtime.offload.cut_table import LOCAL
+from edgekit_runtime.offload.offload_plan import LOCAL
 from offload_bench import PORT, TOKEN
 from offload_product import (
     MODELS,

@@ -12,7 +12,7 @@ from tests.offload.random_graphs import random_graph
 from tests.offload.test_planning import costs_of, link, need_of
 
 from edgekit_offload.cuts.solver import Cuts
-from edgekit_offload.planning.costs import DeviceLimits, latency_costs
+from edgekit_offload.planning.costs import DeviceLimits, weigh_costs
 from edgekit_runtime.errors import CutError
 
 _LEVELS = 4  # limits that are tried on each graph, from tight to loose
@@ -31,7 +31,7 @@ def main() -> None:
         costs = replace(costs, weight_readers=readers)
         every = costs.graph.placements(2, 1_000_000)
         assert every is not None
-        table = latency_costs(costs, "raw", link(10 ** rng.uniform(-0.5, 2)))
+        table = weigh_costs(costs, "raw", link(10 ** rng.uniform(-0.5, 2)))
         seconds = table.of(costs.graph, every)
         needs = np.array([need_of(costs, tiers) for tiers in every])
         cuts = Cuts(costs.graph)

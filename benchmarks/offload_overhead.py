@@ -19,8 +19,9 @@ import numpy as np
 
 from edgekit_offload.packaging.submodels import attach_plans
 from edgekit_offload.partition.split import whole_upload
-from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.cut_table import CutTable
 from edgekit_runtime.offload.offload_options import OffloadOptions, write_offload_options
+from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 from edgekit_runtime.offload.session.remote_session import RemoteSession
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.sessions.backends import open_session

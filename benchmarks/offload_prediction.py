@@ -47,10 +47,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from edgekit_runtime.offload.cut_table import LOCAL, OffloadPlan
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
 from edgekit_runtime.offload.measurement.job_runner import PAUSE_S
 from edgekit_runtime.offload.measurement.request_cost import average_middle
+from edgekit_runtime.offload.offload_plan import LOCAL, OffloadPlan
 from offload_bench import TOKEN
 from offload_product import ALL, MODELS, ROWS, ProductBench, describe_load, plan_product, use_folder
 from results import make_parser, print_table, write_json

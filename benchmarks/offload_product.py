@@ -28,7 +28,8 @@ from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.measurement import CutMeasurement
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels, time_models
 from edgekit_offload.profiling.model_profile import ModelProfile
-from edgekit_runtime.offload.cut_table import LOCAL, CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.cut_table import CutTable
+from edgekit_runtime.offload.offload_plan import LOCAL, OffloadPlan, PlanCosts
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.system.child_process import run_program
 from edgekit_runtime.system.paths import find_keys_folder

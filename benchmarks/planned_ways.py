@@ -14,7 +14,7 @@ from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.opened_model import OpenedModel
 from edgekit_offload.partition.split import Part, SplitModels, split_model, whole_upload
-from edgekit_offload.planning.costs import NO_LIMITS, CodedTensors, GraphCosts, device_bytes, latency_costs
+from edgekit_offload.planning.costs import NO_LIMITS, CodedTensors, GraphCosts, device_bytes, weigh_costs
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.measurement import CutMeasurement
 from edgekit_offload.planning.plan_inputs import PlanInputs
@@ -24,8 +24,8 @@ from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_ke
 from edgekit_offload.profiling.model_profile import ModelProfile
 from edgekit_offload.profiling.planning_graph import join_profiles
 from edgekit_runtime.codecs.media import MediaCodec, encode_media
-from edgekit_runtime.offload.cut_table import OffloadPlan
 from edgekit_runtime.offload.latency_model import Conditions
+from edgekit_runtime.offload.offload_plan import OffloadPlan
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from offload_bench import Feeds
 from peers.published_cuts import place_by_dads, place_linearly
@@ -164,7 +164,7 @@ class Planned:
 
     def find_peers(self, conditions: Conditions) -> list[Peer]:
         """Return what published methods choose; their cuts become ways."""
-        graph, costs = self.costs.graph, latency_costs(self.costs, "raw", conditions)
+        graph, costs = self.costs.graph, weigh_costs(self.costs, "raw", conditions)
         placed = {
             "linear split (Neurosurgeon)": place_linearly(graph, costs),
             "DADS as printed": place_by_dads(graph, costs, is_corrected=False),

@@ -19,8 +19,8 @@ def main() -> None:
     address, model = sys.argv[1:3]
     frames = int(sys.argv[3]) if len(sys.argv) > 3 else 90
     with Client(address) as client:
-        (given,) = client.metadata(model)["inputs"]
-        shape = [size if size > 0 else 1 for size in given["shape"]]
+        (spec,) = client.metadata(model)["inputs"]
+        shape = [size if size > 0 else 1 for size in spec["shape"]]
         frame = client.shared(shape)  # the service reads it where it is
         camera = np.random.default_rng(0)
         answered, late, seconds = 0, 0, []
@@ -29,7 +29,7 @@ def main() -> None:
             camera.random(out=frame, dtype=np.float32)
             began_s = time.monotonic()
             try:
-                client.infer(model, {given["name"]: frame}, timeout_s=INTERVAL_S)
+                client.infer(model, {spec["name"]: frame}, timeout_s=INTERVAL_S)
             except TransportError:  # no answer in time; the next frame is newer anyway
                 late += 1
             except RequestError as error:

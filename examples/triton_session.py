@@ -14,10 +14,10 @@ def main() -> None:
     address, model = sys.argv[1:3]
     client = triton.InferenceServerClient(address)
     print("ready:", client.is_model_ready(model))
-    (given,) = client.get_model_metadata(model)["inputs"]
-    shape = [size if size > 0 else 1 for size in given["shape"]]
-    values = np.zeros(shape, triton.triton_to_np_dtype(given["datatype"]))
-    tensor = triton.InferInput(given["name"], shape, given["datatype"])
+    (spec,) = client.get_model_metadata(model)["inputs"]
+    shape = [size if size > 0 else 1 for size in spec["shape"]]
+    values = np.zeros(shape, triton.triton_to_np_dtype(spec["datatype"]))
+    tensor = triton.InferInput(spec["name"], shape, spec["datatype"])
     tensor.set_data_from_numpy(values, binary_data=True)
     result = client.infer(model, [tensor])
     for output in result.get_response()["outputs"]:

@@ -117,12 +117,12 @@ def make_venv() -> None:
     raise PreparationError(explain(f"{sys.executable} -m venv failed", result.stdout + result.stderr))
 
 
-def explain(what: str, output: str) -> str:
+def explain(failure: str, output: str) -> str:
     """What failed, the likely cause, and the foreign program's own errors (or its last lines)."""
     hint = next((hint for pattern, hint in HINTS.items() if re.search(pattern, output)), None)
     lines = output.strip().splitlines()
     errors = [line for line in lines if line.startswith("ERROR")] or lines[-6:]
-    return "\n  ".join([what if hint is None else f"{what}: {hint}", *errors])
+    return "\n  ".join([failure if hint is None else f"{failure}: {hint}", *errors])
 
 
 def install(requirements: Path) -> int:

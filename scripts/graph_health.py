@@ -13,6 +13,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 PACKAGES = {
     "edgekit_runtime": "device_runtime",
@@ -70,9 +71,43 @@ FILLERS = {
     "who",
 }
 MOST_FILLERS = 0.005  # of a package's variables and parameters
+PROGRAMS = ("scripts", "models", "examples")
 
-ENGINE_RECORDS = "edgekit_runtime.engines"
-"""Where the records of engines are: only they know an engine by its name."""
+
+class Records(NamedTuple):
+    """A table of records: outside its module nothing compares the name of one.
+
+    Attributes:
+        module: module or folder that holds the records.
+        fields: of a record, all of which are stated.
+        rooms: where a text that is such a name means the record.
+    """
+
+    module: str
+    fields: frozenset[str]
+    rooms: tuple[str, ...]
+
+
+RECORDS = {
+    "engine": Records("edgekit_runtime.engines", frozenset({"name", "file_format"}), ("edgekit_",)),
+    "gate": Records(
+        "edgekit_fleet.rollouts.gate_table",
+        frozenset({"name", "sentence"}),
+        (
+            "edgekit_fleet.api.",
+            "edgekit_fleet.console.",
+            "edgekit_fleet.manager.",
+            "edgekit_fleet.operations.",
+            "edgekit_fleet.rollouts.",
+            "edgekit_cli.fleet.",
+        ),
+    ),
+    "objective": Records(
+        "edgekit_runtime.offload.objectives",
+        frozenset({"goal", "stages"}),
+        ("edgekit_offload.", "edgekit_runtime.offload.", "edgekit_cli.offload."),
+    ),
+}
 
 
 def read_modules(checkout: Path) -> dict[str, ast.Module]:
@@ -84,6 +119,15 @@ def read_modules(checkout: Path) -> dict[str, ast.Module]:
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             modules[name] = ast.parse(path.read_bytes(), path)
     return modules
+
+
+def read_programs(checkout: Path) -> dict[str, ast.Module]:
+    """Return the syntax trees of programs that are in no package, by their paths."""
+    return {
+        f"{folder}.{path.stem}": ast.parse(path.read_bytes(), path)
+        for folder in PROGRAMS
+        for path in (checkout / folder).rglob("*.py")
+    }
 
 
 def find_imports(modules: dict[str, ast.Module]) -> dict[str, set[str]]:
@@ -179,39 +223,68 @@ def find_fillers(modules: dict[str, ast.Module]) -> tuple[dict[str, float], list
     return shares, faults
 
 
-def find_engine_cases(modules: dict[str, ast.Module]) -> list[str]:
-    """Return a line for each comparison with an engine's name, and each table by such names."""
-    records = {name: tree for name, tree in modules.items() if name.startswith(ENGINE_RECORDS)}
-    engines = {
-        keyword.value.value
-        for tree in records.values()
+def find_hidden_imports(modules: dict[str, ast.Module]) -> list[str]:
+    """Return a line for each import of a module of ours by a text, which no contract sees."""
+    return [
+        f"{module}:{node.lineno} imports '{node.args[0].value}' by a text; use an import statement"
+        for module, tree in sorted(modules.items())
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and any(keyword.arg == "file_format" for keyword in node.keywords)
-        for keyword in node.keywords
-        if keyword.arg == "name" and isinstance(keyword.value, ast.Constant)
-    }
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__")
+        and isinstance(node.args[0], ast.Constant)
+        and node.args[0].value.startswith(tuple(PACKAGES))
+    ]
+
+
+def find_record_cases(modules: dict[str, ast.Module]) -> list[str]:
+    """Return a line for each comparison with the name of a record, and each table by such names."""
     faults = []
-    for module, tree in sorted(modules.items()):
-        for node in ast.walk(tree):
-            cases: list[ast.expr | None] = []
-            if isinstance(node, ast.Compare):
-                cases = [node.left, *node.comparators]
-            elif isinstance(node, ast.Dict):
-                cases = list(node.keys)
-            elif isinstance(node, ast.MatchValue):
-                cases = [node.value]
-            names = {
-                part.value
-                for case in cases
-                if isinstance(case, ast.Constant | ast.Tuple | ast.Set | ast.List)
-                for part in ast.walk(case)
-                if isinstance(part, ast.Constant)
-            }
-            faults += [
-                f"{module}:{node.lineno} has a case for engine '{name}'; ask its record in {ENGINE_RECORDS}"
-                for name in sorted(names & engines, key=str)
-            ]
+    for kind, records in RECORDS.items():
+        own = {name: tree for name, tree in modules.items() if name.startswith(records.module)}
+        record_names = {name for tree in own.values() for name in _find_record_names(tree, records.fields)}
+        faults += [
+            f"{module}:{line} has a case for the {kind} '{name}'; ask its record in {records.module}"
+            for module, tree in sorted(modules.items())
+            if module.startswith(records.rooms) and module not in own
+            for line, name in _find_cases(tree)
+            if name in record_names
+        ]
     return faults
+
+
+def _find_record_names(tree: ast.Module, fields: frozenset[str]) -> Iterator[str]:
+    """Yield the names of records, from their field `name` or their keys in a table."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            stated = {keyword.arg: keyword.value for keyword in node.keywords}
+            names = [stated.get("name")] if fields <= stated.keys() else []
+        elif isinstance(node, ast.Dict):
+            values = [value for value in node.values if isinstance(value, ast.Call)]
+            are_records = values and all(fields <= {word.arg for word in call.keywords} for call in values)
+            names = node.keys if are_records else []
+        else:
+            continue
+        yield from (name.value for name in names if isinstance(name, ast.Constant))
+
+
+def _find_cases(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the texts with which something is compared, and the keys of tables, with their lines."""
+    for node in ast.walk(tree):
+        cases: list[ast.expr | None] = []
+        if isinstance(node, ast.Compare):
+            cases = [node.left, *node.comparators]
+        elif isinstance(node, ast.Dict):
+            cases = list(node.keys)
+        elif isinstance(node, ast.MatchValue):
+            cases = [node.value]
+        texts = {
+            part.value
+            for case in cases
+            if isinstance(case, ast.Constant | ast.Tuple | ast.Set | ast.List)
+            for part in ast.walk(case)
+            if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        }
+        yield from ((node.lineno, text) for text in sorted(texts))
 
 
 def _names(tree: ast.Module) -> Iterator[tuple[str, int]]:
@@ -253,9 +326,10 @@ def main(checkout: Path) -> int:
         "rings": [f"{module} is in a ring of {len(ring)}" for ring in rings for module in ring],
         "classes": find_duplicate_classes(modules),
         "names": find_banned_names(modules),
-        "engines": find_engine_cases(modules),
+        "hidden imports": find_hidden_imports(modules),
+        "records": find_record_cases(modules),
     }
-    shares, faults["fillers"] = find_fillers(modules)
+    shares, faults["fillers"] = find_fillers({**modules, **read_programs(checkout)})
     print(
         f"graph: {len(modules)} modules; largest folder {largest};"
         f" highest fan-out {busiest} ({len(imports[busiest])});"

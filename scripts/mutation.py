@@ -80,13 +80,13 @@ class Mutant:
 
     Attributes:
         area: of `AREAS`.
-        place: file and line.
+        position: file and line.
         before, after: the changed line.
         survived: whether all tests passed with it.
     """
 
     area: str
-    place: str
+    position: str
     before: str
     after: str
     survived: bool
@@ -104,13 +104,13 @@ def main() -> int:
     if strangers := set(options.areas) - set(AREAS):
         parser.error(f"no area {min(strangers)!r}; there are {', '.join(AREAS)}")
     equivalent = _equivalent_mutants()
-    found = [
+    mutants = [
         mutant
         for area in options.areas or AREAS
         for mutant in _run_area(area, options.sample, options.seed)
         if (mutant.before, mutant.after) not in equivalent
     ]
-    return _report(found, options.share, as_json=options.json)
+    return _report(mutants, options.share, as_json=options.json)
 
 
 def _equivalent_mutants() -> set[tuple[str, str]]:
@@ -151,14 +151,14 @@ def _cosmic_ray(arguments: Sequence[str], folder: Path) -> None:
 
 def _keep_sample(work: Any, clone: Path, count: int, rng: random.Random) -> int:
     """Leave `count` mutants to do, at most one at a place in the code; returns how many there are."""
-    by_place: dict[tuple[str, tuple[int, int]], list[WorkItem]] = {}
+    by_position: dict[tuple[str, tuple[int, int]], list[WorkItem]] = {}
     items = list(work.pending_work_items)
     for item in items:
         change = item.mutations[0]
         if not change.operator_name.startswith(_ANNOTATION) and not _is_guard(change, clone):
-            by_place.setdefault((str(change.module_path), change.start_pos), []).append(item)
-    sampled_places = rng.sample(sorted(by_place), min(count, len(by_place)))
-    job_ids = {rng.choice(sorted(by_place[place], key=_key)).job_id for place in sampled_places}
+            by_position.setdefault((str(change.module_path), change.start_pos), []).append(item)
+    sampled = rng.sample(sorted(by_position), min(count, len(by_position)))
+    job_ids = {rng.choice(sorted(by_position[position], key=_key)).job_id for position in sampled}
     for item in items:
         if item.job_id not in job_ids:
             work.set_result(item.job_id, WorkResult(WorkerOutcome.SKIPPED))
@@ -188,11 +188,11 @@ def _mutants(area: str, work: Any) -> Iterator[Mutant]:
             )
             for sign in "-+"
         )
-        place = f"{change.module_path}:{change.start_pos[0]}"
-        yield Mutant(area, place, before, after, not result.is_killed)
+        position = f"{change.module_path}:{change.start_pos[0]}"
+        yield Mutant(area, position, before, after, not result.is_killed)
 
 
-def _report(mutants: Sequence[Mutant], wanted: float, *, as_json: bool) -> int:
+def _report(mutants: Sequence[Mutant], least_share: float, *, as_json: bool) -> int:
     if as_json:
         print(
             json.dumps(
@@ -202,14 +202,14 @@ def _report(mutants: Sequence[Mutant], wanted: float, *, as_json: bool) -> int:
     else:
         for mutant in mutants:
             if mutant.survived:
-                print(f"survived  {mutant.place}\n  - {mutant.before}\n  + {mutant.after}")
+                print(f"survived  {mutant.position}\n  - {mutant.before}\n  + {mutant.after}")
         for area in dict.fromkeys(mutant.area for mutant in mutants):
             own = [mutant for mutant in mutants if mutant.area == area]
             print(f"{area:8} {sum(not mutant.survived for mutant in own):3} of {len(own)} killed")
     killed = sum(not mutant.survived for mutant in mutants)
     share = killed / max(len(mutants), 1)
-    print(f"{killed} of {len(mutants)} killed ({share:.0%}), wanted {wanted:.0%}", file=sys.stderr)
-    return 0 if share >= wanted else 1
+    print(f"{killed} of {len(mutants)} killed ({share:.0%}), expected {least_share:.0%}", file=sys.stderr)
+    return 0 if share >= least_share else 1
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ def list_words(package: bytes) -> bytes:
 def main() -> None:
     words = b"".join(list_words(Path(path).read_bytes()) for path in sys.argv[1:]) + WORDS_END
     rng = np.random.default_rng(0)
-    goes_on = [*(rng.bytes(300) for _ in range(20)), bytes(300), b"PK\3\4", b'{"artifacts":[{']
-    streams = zip(*(compress(words + rest, deltas.WORDS_LZMA_MODEL) for rest in goes_on), strict=False)
+    endings = [*(rng.bytes(300) for _ in range(20)), bytes(300), b"PK\3\4", b'{"artifacts":[{']
+    streams = zip(*(compress(words + ending, deltas.WORDS_LZMA_MODEL) for ending in endings), strict=False)
     packed = bytes(column[0] for column in takewhile(lambda column: len(set(column)) == 1, streams))
     Path(deltas.__file__).with_name("words.lzma").write_bytes(packed)
     print(f"WORDS_BYTES: {len(words)}; packed {len(packed)}")

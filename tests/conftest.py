@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import edgekit_runtime  # noqa: F401  # switches telemetry off, before a test imports onnxruntime
+from tests.browser import browser, page  # noqa: F401  # fixtures
 
 os.environ.setdefault("EDGEKIT_DEVICE_ENGINES", "off")
 settings.register_profile("edgekit", deadline=None, suppress_health_check=[HealthCheck.too_slow])

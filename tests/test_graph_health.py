@@ -56,7 +56,37 @@ def test_case_for_an_engine_outside_its_record_fails(checkout: Path, text: str) 
     write(checkout, "low.py", text)
     code, printed = check(checkout)
     assert code == 1
-    assert "has a case for engine 'swift'" in printed
+    assert "has a case for the engine 'swift'" in printed
+
+
+@pytest.mark.parametrize(
+    ("kind", "table", "records", "other"),
+    [
+        (
+            "gate",
+            "fleet/edgekit_fleet/rollouts/gate_table.py",
+            'GATES = (Gate(name="swift", sentence="."),)\n',
+            "fleet/edgekit_fleet/console/pages.py",
+        ),
+        (
+            "objective",
+            "device_runtime/edgekit_runtime/offload/objectives.py",
+            'OBJECTIVES = {"swift": Objective(goal=".", stages=())}\n',
+            "offload/edgekit_offload/planning/compare.py",
+        ),
+    ],
+)
+def test_case_for_a_record_fails_in_the_rooms_of_its_table(
+    checkout: Path, kind: str, table: str, records: str, other: str
+) -> None:
+    for name, text in ((table, records), (other, 'IS_SWIFT = "" == "swift"\n')):
+        (checkout / name).parent.mkdir(parents=True)
+        (checkout / name).write_text(text)
+    write(checkout, "low.py", 'IS_SWIFT = "" == "swift"\n')
+    code, printed = check(checkout)
+    assert code == 1
+    assert f":1 has a case for the {kind} 'swift'" in printed
+    assert "edgekit_toolkit" not in printed.partition("\n")[2]
 
 
 def test_ring_through_typing_and_function_imports_fails(checkout: Path) -> None:
@@ -78,6 +108,7 @@ def test_ring_through_typing_and_function_imports_fails(checkout: Path) -> None:
         ("def _tell_all(): ...\n", "is named '_tell_all'"),
         ("class SparingLog: ...\n", "is named 'SparingLog'"),
         ("for pace in (): ...\n", "is named 'pace'"),
+        ('x = import_module("edgekit_toolkit.room.two")\n', "imports 'edgekit_toolkit.room.two' by a text"),
         ("import " + ", ".join(f"edgekit_toolkit.m{n}" for n in range(21)), "imports 21 modules"),
     ],
 )

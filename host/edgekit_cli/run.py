@@ -68,20 +68,11 @@ def command(
         opened = stack.enter_context(read_package(package, trust))
         variant, session = _open_session(opened, variant, threads)
         stack.callback(session.close)
-        # Only now, since these import engines; a missing one has been named by open_session.
-        from edgekit_toolkit.evaluation.batch_inference import (
-            package_decoding,
-            read_class_names,
-            run_golden,
-            run_samples,
-            write_npz,
-        )
+        # Only now, since it imports engines; a missing one has been named by open_session.
+        from edgekit_toolkit.evaluation.batch_inference import read_class_names, write_npz
 
         class_names = read_class_names(opened)
-        if input_path is None:
-            result = run_golden(session, opened.select(variant))
-        else:
-            result = run_samples(session, opened.manifest.inputs, input_path, package_decoding(opened))
+        result = _run(session, opened, variant, input_path)
         if output_path is not None:
             write_npz(output_path, result.outputs)
         timing = _time(session, result, repeat) if repeat else None
@@ -103,6 +94,14 @@ def command(
         click.echo(json.dumps(document, indent=2))
     else:
         _show(document)
+
+
+def _run(session: Session, package: OpenedPackage, variant: str, input_path: Path | None) -> Inference:
+    from edgekit_toolkit.evaluation.batch_inference import package_decoding, run_golden, run_samples
+
+    if input_path is None:
+        return run_golden(session, package.select(variant))
+    return run_samples(session, package.manifest.inputs, input_path, package_decoding(package))
 
 
 def _open_session(opened: OpenedPackage, variant: str | None, threads: int | None) -> tuple[str, Session]:

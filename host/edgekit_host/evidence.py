@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from edgekit_runtime.agent.device_facts import DeviceFacts
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import BenchError
 from edgekit_runtime.system.atomic_files import write_text_atomically
@@ -19,34 +20,6 @@ MOST_WATTS: Final = 1000.0
 _PACKAGE: Final = Path(__file__).resolve().parent
 _GIT_LIMIT_S: Final = 30
 _SOURCES: Final = ("--", ":(top)", ":(top,exclude)hil/evidence")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFacts:
-    """Facts that a device reports about itself.
-
-    Attributes:
-        architecture: output of `uname -m`.
-        runtime: version of edgekit-runtime, or empty if it is not installed.
-        free_bytes: free space on the disk that the tests use.
-        clock: governor and highest clock of the first processor, and the power mode of a Jetson, as far as
-            the device reports them; or empty.
-    """
-
-    model: str
-    architecture: str
-    os: str
-    kernel: str
-    python: str
-    runtime: str
-    engines: Mapping[str, str]
-    memory_bytes: int
-    free_bytes: int
-    clock: str = ""
-
-    def has_engine(self, named: str) -> bool:
-        """Return whether the device has an engine, named with its release: `onnxruntime 1.24.4`."""
-        return named in {f"{name.removesuffix('-gpu')} {release}" for name, release in self.engines.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,14 +126,17 @@ def render_document(
     if script:
         allowed += f"; script-src 'sha256-{_digest(script)}'; connect-src 'self'"
     policy = f"default-src 'none'; {allowed}; img-src data:; base-uri 'none'; form-action 'none'"
+    named = {
+        "viewport": "width=device-width, initial-scale=1",
+        "color-scheme": "light dark",
+        "referrer": "no-referrer",
+    }
     head = el(
         "head",
         el("meta", charset="utf-8"),
         # Even with a fault in the escaping the page can load or run nothing.
         el("meta", http_equiv="Content-Security-Policy", content=policy),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("meta", name="color-scheme", content="light dark"),
-        el("meta", name="referrer", content="no-referrer"),
+        *(el("meta", name=name, content=content) for name, content in named.items()),
         # With an empty icon, browsers do not ask the server for one.
         el("link", rel="icon", href="data:,"),
         el("title", title),

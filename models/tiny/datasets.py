@@ -57,8 +57,8 @@ def _stratified_split(x: NDArray[np.float32], y: NDArray[np.int64], eval_per_cla
     held_out = np.zeros(len(y), dtype=bool)
     for label in np.unique(y):
         held_out[order[y[order] == label][:eval_per_class]] = True
-    train, held = order[~held_out[order]], order[held_out[order]]
-    return Split(x[train], y[train], x[held], y[held])
+    train, evaluation = order[~held_out[order]], order[held_out[order]]
+    return Split(x[train], y[train], x[evaluation], y[evaluation])
 
 
 def load_mnist5k() -> Split:
@@ -93,7 +93,7 @@ def _read_prepared(
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """One official part (`TRAIN` or `TEST`) of one of aeon's problems, each series prepared."""
     series, labels = _read_ts(_data_file("aeon", f"aeon/datasets/data/{name}/{name}_{part}.ts"))
-    return np.stack([prepare(one) for one in series]), labels
+    return np.stack([prepare(sequence) for sequence in series]), labels
 
 
 def _pad_frames(series: NDArray[np.float32]) -> NDArray[np.float32]:

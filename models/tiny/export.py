@@ -117,8 +117,8 @@ def update_records(folder: Path, entries: dict[str, dict[str, Any]]) -> None:
     sums = sorted(f"{file['sha256']}  {file['path']}\n" for file in files)
     (folder / "SHA256SUMS").write_text("".join(sorted(sums, key=lambda line: line[66:])), encoding="utf-8")
     readme = folder / "README.md"
-    before, begin, rest = readme.read_text(encoding="utf-8").partition(TABLE_BEGIN)
-    _, end, after = rest.partition(TABLE_END)
+    before, begin, behind = readme.read_text(encoding="utf-8").partition(TABLE_BEGIN)
+    _, end, after = behind.partition(TABLE_END)
     readme.write_text(before + begin + "\n" + "".join(_table(records)) + end + after, encoding="utf-8")
 
 

@@ -9,7 +9,7 @@ from sqlalchemy.dialects import sqlite
 from tests.fleet.filled_store import fill_store
 from tests.fleet.postgresql_server import new_database
 
-from edgekit_fleet.operations import device_search, devices
+from edgekit_fleet.operations import devices
 from edgekit_fleet.operations.device_search import ATTENTION, Search, count_devices, find_devices
 from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_fleet.rollouts.selector_sql import compile_selector
@@ -85,9 +85,8 @@ def find_all(session, search, **options):
         after = page.after
 
 
-@pytest.mark.parametrize("many", [0, 5000])
-def test_store_finds_what_a_selector_means(store, many, monkeypatch):
-    monkeypatch.setattr(device_search, "_MANY", many)
+@pytest.mark.parametrize("max_listed", [0, 5000])
+def test_store_finds_what_a_selector_means(store, max_listed):
     with store.snapshot() as session:
         attributes = {row.name: list_attributes(row) for row in session.query(DeviceRow)}
         for text in make_selectors():
@@ -100,7 +99,9 @@ def test_store_finds_what_a_selector_means(store, many, monkeypatch):
                 found = [row.name for row in find_all(session, Search(selector=text), by_name=by_name)]
                 assert set(found) == expected, text
                 assert len(found) == len(expected), text
-                again = find_all(session, Search(selector=text), by_name=by_name, counts=counts)
+                again = find_all(
+                    session, Search(selector=text), by_name=by_name, counts=counts, max_listed=max_listed
+                )
                 assert [row.name for row in again] == found, text
 
 

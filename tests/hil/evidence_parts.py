@@ -1,6 +1,7 @@
 """One file of evidence, for tests."""
 
-from edgekit_host.evidence import DeviceFacts, Evidence, Figure, TestOutcome
+from edgekit_host.evidence import Evidence, Figure, TestOutcome
+from edgekit_runtime.agent.device_facts import DeviceFacts
 
 FACTS = DeviceFacts(
     model="Pi 5",

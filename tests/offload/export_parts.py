@@ -23,7 +23,8 @@ from tests.runtime.slot_cases import write_keys
 from edgekit_runtime.client import Client
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.cut_table import CutTable
+from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest, Submodel

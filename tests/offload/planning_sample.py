@@ -13,8 +13,9 @@ from edgekit_offload.planning.result import (
     TierPlan,
     WinRange,
 )
-from edgekit_runtime.offload.cut_table import CutTable, Escalation, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.cut_table import CutTable
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
+from edgekit_runtime.offload.offload_plan import Escalation, OffloadPlan, PlanCosts
 
 BANDWIDTHS = tuple(round(100 ** (index / 20), 3) for index in range(21))
 RTTS = (5.0, 20.0, 100.0)

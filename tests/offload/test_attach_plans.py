@@ -13,7 +13,8 @@ from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.split import SplitModels, split_model, whole_upload
 from edgekit_runtime.client.client import Client
 from edgekit_runtime.errors import BackendError, CutError
-from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan, PlanCosts, read_cut_table
+from edgekit_runtime.offload.cut_table import CutTable, read_cut_table
+from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 from edgekit_runtime.package.archive import OpenedPackage, read_package
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.options.model import ModelOptions

@@ -20,8 +20,8 @@ from edgekit_offload.planning.plan_inputs import ExtractedPlan
 from edgekit_offload.planning.planner import plan
 from edgekit_offload.planning.result import Refusal
 from edgekit_offload.planning.uploads import UploadCandidate
-from edgekit_runtime.offload.cut_table import Escalation, OffloadPlan, PlanCosts
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s, reserved_server_s
+from edgekit_runtime.offload.offload_plan import Escalation, OffloadPlan, PlanCosts
 
 
 def linear_model(error: float) -> bytes:

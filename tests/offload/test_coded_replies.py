@@ -27,8 +27,9 @@ from edgekit_offload.planning.measurement import CutMeasurement
 from edgekit_offload.planning.planner import plan
 from edgekit_offload.profiling.machine import Machine
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan, PlanCosts, read_cut_table
+from edgekit_runtime.offload.cut_table import CutTable, read_cut_table
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
+from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 from edgekit_runtime.offload.session import plan_runner
 from edgekit_runtime.offload.session.plan_runner import PlanRunner
 from edgekit_runtime.package.archive import OpenedPackage, read_package

@@ -32,7 +32,8 @@ from edgekit_offload.demo.live_server import LiveServer
 from edgekit_offload.demo.recording import EDGEKIT, Phase, PhaseTimes, Recording, Request
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import OutputError
-from edgekit_runtime.offload.cut_table import CUT_TABLE_ROLE, CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.cut_table import CUT_TABLE_ROLE, CutTable
+from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 from edgekit_runtime.package.manifest import BackendChoice, Manifest
 
 SHORT_S = 6.0

@@ -23,8 +23,9 @@ from edgekit_offload.planning.planner import plan
 from edgekit_offload.planning.result import PlanningResult, Refusal
 from edgekit_offload.planning.uploads import UploadCandidate
 from edgekit_offload.profiling.machine import Machine
-from edgekit_runtime.offload.cut_table import LOCAL, CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.cut_table import CutTable
 from edgekit_runtime.offload.offload_options import OffloadOptions, write_offload_options
+from edgekit_runtime.offload.offload_plan import LOCAL, OffloadPlan, PlanCosts
 from edgekit_runtime.offload.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.backends import open_session
 from edgekit_runtime.trust.trust_store import TrustStore

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.offload.onnx_models import branching_model, model_of
 
 from edgekit_offload.partition.opened_model import OpenedModel
-from edgekit_offload.planning import measurement, planner
+from edgekit_offload.planning import planner
 from edgekit_offload.planning.coding_costs import AnswerChange, measure_codings
 from edgekit_offload.planning.costs import CodedTensors, DeviceLimits, PowerModel
 from edgekit_offload.planning.cut_candidates import CutCandidate
@@ -29,10 +29,10 @@ from edgekit_offload.profiling.model_profile import KernelTime, ModelProfile, di
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.offload.choose import choose
-from edgekit_runtime.offload.cut_table import Objective, OffloadPlan, PlanCosts
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
 from edgekit_runtime.offload.measurement.machine_facts import MachineFacts
 from edgekit_runtime.offload.measurement.request_cost import RequestCost
+from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
 GRID = Grid((0.1, 1.0, 10.0, 100.0), (5.0, 20.0))
@@ -527,8 +527,8 @@ def test_device_chooses_what_the_plan_for_an_objective_chose() -> None:
     made = inputs_of(content, [0.005, 0.1, 0.1], [0.01, 0.02, 0.02], noise(16, 64))
     made = replace(made, max_loss=1.0)  # with int8 and 4-bit cuts, so that there is a choice
     power = PowerModel(0.5, 1.0)
-    objectives: tuple[Objective, ...] = ("latency", "energy", "throughput", "capacity")
-    chosen: set[tuple[Objective, str]] = set()
+    objectives: tuple[str, ...] = ("latency", "energy", "throughput", "capacity")
+    chosen: set[tuple[str, str]] = set()
     for objective in objectives:
         result = plan(replace(made, objective=objective, power=power, latency_limit_s=0.15))
         for mbit_s in GRID.bandwidths_mbit_s:
@@ -884,8 +884,7 @@ def test_tensors_too_large_for_the_attack_are_thinned_rather_than_its_samples(
     feeds = [{"x": rng.normal(size=(1, 48)).astype(np.float32)} for _ in range(1200)]
     sent = [SentTensor(name="m", coding="raw", raw_bytes=128.0, sent_bytes=128.0)]
     whole = leakage_of(OpenedModel(content), feeds)(sent)
-    monkeypatch.setattr(measurement, "_ATTACK_BYTES", 100_000)
-    thinned = leakage_of(OpenedModel(content), feeds)(sent)
+    thinned = leakage_of(OpenedModel(content), feeds, max_bytes=100_000)(sent)
     assert whole is not None
     assert thinned is not None
     assert (whole.known_samples + whole.held_out_samples, whole.known_samples) == (1200, 960)

@@ -17,19 +17,16 @@ from edgekit_offload.planning.costs import (
     PowerModel,
     device_bytes,
     device_weights,
-    energy_costs,
-    latency_costs,
     memory_limits,
     pinned_tensors,
-    pipeline_stages,
     tier_costs,
+    weigh_costs,
 )
 from edgekit_offload.planning.envelope import Grid, choose_few, find_winners, win_ranges
 from edgekit_offload.planning.explain import describe_certificate
 from edgekit_offload.planning.result import Certificate, StatedLimit, WinRange
 from edgekit_offload.planning.sweep import Goal, OptimalCut, find_cuts, place_on_tiers
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.offload.cut_table import Objective, OffloadPlan
 from edgekit_runtime.offload.latency_model import (
     Conditions,
     LinkState,
@@ -38,6 +35,8 @@ from edgekit_runtime.offload.latency_model import (
     reserved_server_s,
     slowest_stage_s,
 )
+from edgekit_runtime.offload.objectives import OBJECTIVES
+from edgekit_runtime.offload.offload_plan import OffloadPlan
 
 GRID = Grid((1.0, 3.0, 10.0, 30.0, 100.0), (5.0, 20.0))
 WARM = 1e9  # bytes of the window: without TCP's slow start, which is not linear
@@ -136,7 +135,7 @@ def test_costs_of_the_solver_are_the_prediction_of_the_runtime() -> None:
     rng = random.Random(6)
     costs = costs_of(random_graph(rng, 6), rng)
     for tiers in every_placement(costs.graph):
-        table = latency_costs(costs, "int8", link(7.0))
+        table = weigh_costs(costs, "int8", link(7.0))
         total = float(table.of(costs.graph, np.array([tiers], np.int8))[0])
         assert total == pytest.approx(seconds_of(costs, tiers, "int8", link(7.0)), rel=1e-9)
 
@@ -151,7 +150,7 @@ def test_round_trip_is_paid_once_and_alone_can_forbid_the_server() -> None:
     costs = chain([(0.010, 0.001), (0.010, 0.001)], [4.0, 4.0, 4.0])
     near, far = link(100.0, 5.0), link(100.0, 50.0)
     assert (1, 1) in {cut.tiers for cut in find_cuts(costs, [near], Goal())}
-    table = latency_costs(costs, "raw", far)
+    table = weigh_costs(costs, "raw", far)
     placements = np.array([[0, 0], [1, 1]], np.int8)
     local, remote = table.of(costs.graph, placements)
     assert local < remote < 2 * 0.050
@@ -175,7 +174,7 @@ def test_input_that_must_stay_is_never_sent() -> None:
 
 
 @pytest.mark.parametrize("objective", ["latency", "energy", "throughput", "capacity"])
-def test_tensor_that_must_stay_is_made_on_the_device(objective: Objective) -> None:
+def test_tensor_that_must_stay_is_made_on_the_device(objective: str) -> None:
     costs = chain([(0.1, 0.001), (0.1, 0.001), (0.1, 0.001)], [10.0, 10.0, 10.0, 4.0])
     goal = Goal(objective=objective, power=PowerModel(1.0, 1.0), latency_limit_s=0.29)
     kept = pinned_tensors(costs.graph, ("t2",))
@@ -295,7 +294,7 @@ def test_limit_with_shared_weights_misses_no_cut_and_a_looser_one_is_never_worse
         readers = np.array([[rng.random() < 0.4 for _ in range(count)] for _ in range(count)])
         costs = replace(costs, weight_readers=readers)
         every = every_placement(costs.graph)
-        table = latency_costs(costs, "raw", link(5.0))
+        table = weigh_costs(costs, "raw", link(5.0))
         seconds = table.of(costs.graph, np.array(every, np.int8))
         needs = [need_of(costs, tiers)[limited == "memory_bytes"] for tiers in every]
         last = np.inf
@@ -470,9 +469,9 @@ def test_certificate_of_a_pinned_model_names_what_stays() -> None:
 
 def test_energy_counts_the_radio_while_the_server_computes() -> None:
     costs = chain([(1.0, 2.0)], [1e3, 4.0])
-    power = PowerModel(compute_w=4.0, radio_w=1.0)
+    (weights,) = OBJECTIVES["energy"].stages(4.0, 1.0)
     plan = OffloadPlan("all", replace(costs.plan_costs((1,), "raw"), device_j=0.0), tail="tail")
-    table = energy_costs(costs, "raw", link(10.0), power)
+    table = weigh_costs(costs, "raw", link(10.0), weights=weights)
     total = float(table.of(costs.graph, np.array([[1]], np.int8))[0])
     assert total == pytest.approx(energy_j(plan, link(10.0), 1.0), rel=1e-9)
     assert total > 2.0  # 2 s of waiting at 1 W
@@ -486,7 +485,10 @@ def test_throughput_is_that_of_the_slowest_stage() -> None:
         best = np.inf
         for coding in costs.codings:
             every = np.array(every_placement(costs.graph), np.int8)
-            stages = pipeline_stages(costs, coding, link(10.0))
+            stages = [
+                weigh_costs(costs, coding, link(10.0), weights=weights)
+                for weights in Goal(objective="throughput").stages
+            ]
             best = min(best, float(np.max([one.of(costs.graph, every) for one in stages], axis=0).min()))
             for tiers, total in zip(
                 every, np.max([one.of(costs.graph, every) for one in stages], axis=0), strict=True

@@ -4,7 +4,8 @@ import json
 
 from edgekit_offload.planning.result import Candidate, Certificate, PlannedMachine, PlanningResult, WinRange
 from edgekit_runtime.dataclass_json import from_plain, to_plain
-from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.cut_table import CutTable
+from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 
 
 def test_json_of_a_result_reads_back_equal() -> None:

@@ -1,7 +1,6 @@
 """Objectives and codings are rows of tables: one more row is planned, extracted, chosen and shown."""
 
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,33 +11,27 @@ from tests.offload.test_planner import inputs_of, narrowing_model, noise
 from edgekit_cli.offload.plan import command
 from edgekit_offload.partition.coding import CUT_CODINGS, CutCoding
 from edgekit_offload.partition.opened_model import OpenedModel
-from edgekit_offload.planning import objectives
 from edgekit_offload.planning.coding_costs import TensorCoder
-from edgekit_offload.planning.costs import DeviceLimits, server_costs
+from edgekit_offload.planning.costs import DeviceLimits
 from edgekit_offload.planning.measurement import CutMeasurement
-from edgekit_offload.planning.objectives import PlanObjective
 from edgekit_offload.planning.planner import plan
 from edgekit_offload.profiling.machine import Machine
 from edgekit_offload.report.plan_page import render_plan_page
 from edgekit_runtime.offload import choose
-from edgekit_runtime.offload.choose import ObjectiveRule
-from edgekit_runtime.offload.cut_table import Objective
 from edgekit_runtime.offload.latency_model import Conditions, LinkState
+from edgekit_runtime.offload.objectives import OBJECTIVES, SERVER_SECONDS, Objective
 
 
 def test_objective_added_as_a_row_is_planned_shown_and_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = ObjectiveRule(
+    row = Objective(
         goal="least server time",
+        unit="server ms",
         figure="{cost:.3g} ms of the server",
+        ribbon="The ribbon shows what takes the server least.",
+        stages=lambda *_watts: (SERVER_SECONDS,),
         score=lambda candidate, *_: candidate.costs.server_s,
     )
-    row = PlanObjective(
-        unit="server ms",
-        ribbon="The ribbon shows what takes the server least.",
-        stages=lambda costs, coding, _conditions, _goal, pinned: (server_costs(costs, coding, pinned),),
-    )
-    monkeypatch.setitem(choose.OBJECTIVES, "server", rule)
-    monkeypatch.setitem(objectives.OBJECTIVES, "server", row)
+    monkeypatch.setitem(OBJECTIVES, "server", row)
     content = narrowing_model(16, 64)
     made = inputs_of(content, [0.005, 0.05, 0.5], [0.001, 0.002, 0.002], noise(16, 64))
     result = plan(replace(made, objective="server"))
@@ -52,11 +45,9 @@ def test_objective_added_as_a_row_is_planned_shown_and_chosen(monkeypatch: pytes
     assert "least server time" in choose.choose(split.table, Conditions(link)).reason
 
 
-def test_command_package_and_device_have_the_objectives_of_the_tables() -> None:
+def test_command_has_the_objectives_of_the_table() -> None:
     (option,) = [one for one in command.params if one.name == "objective"]
-    names = set(objectives.OBJECTIVES)
-    assert names == set(option.type.to_info_dict()["choices"])
-    assert names == set(choose.OBJECTIVES) == set(get_args(Objective))
+    assert option.type.to_info_dict()["choices"] == (*OBJECTIVES,)
 
 
 def test_coding_added_as_a_row_is_measured_and_extracted(monkeypatch: pytest.MonkeyPatch) -> None:

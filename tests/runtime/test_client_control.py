@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from edgekit_runtime.client import control
 from edgekit_runtime.client.control import load_installed, read_index, read_metrics
 from edgekit_runtime.errors import SlotError, TransportError
 from edgekit_runtime.system import local_sockets, paths
@@ -165,12 +164,9 @@ def test_metrics_of_a_service_that_was_killed_meanwhile_are_an_error(
     "said",
     [b"", HEAD, HEAD + b"Content-Length: 8\r\n\r\n", HEAD + b"Content-Length: 8\r\n\r\nup 12"],
 )
-def test_metrics_that_come_too_late_are_an_error(
-    said: bytes, saying: Callable[[bytes, bool], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(control, "_TIMEOUT_S", 0.1)
+def test_metrics_that_come_too_late_are_an_error(said: bytes, saying: Callable[[bytes, bool], Path]) -> None:
     with pytest.raises(TransportError, match=r"no answer within 0\.1 s"):
-        read_metrics(saying(said, False))
+        read_metrics(saying(said, False), timeout_s=0.1)
 
 
 def test_metrics_of_a_service_that_has_ended_are_an_error(tmp_path: Path) -> None:

@@ -20,9 +20,8 @@ def test_checkout_names_the_python_of_its_environment(monkeypatch: pytest.Monkey
 
 
 def test_install_names_the_distribution(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(install_hint, "_ROOT", tmp_path)
     monkeypatch.setattr(sys, "prefix", "/elsewhere")
-    assert install_hint.install_command("device") == "python -m pip install 'edgekit[device]'"
+    assert install_hint.install_command("device", tmp_path) == "python -m pip install 'edgekit[device]'"
 
 
 def test_environment_below_the_working_folder_is_named(

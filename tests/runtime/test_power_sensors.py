@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.runtime.power_tree import Tree
 
+from edgekit_runtime.power import sensors
 from edgekit_runtime.power.sensors.discovery import discover
 from edgekit_runtime.power.sensors.readings import Readings
 from edgekit_runtime.power.sensors.sysfs import Sysfs
@@ -18,7 +19,7 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def read(tree: Tree, *, times: int = 1, vcgencmd: str | None = None) -> Readings:
-    sensors = discover(Sysfs(tree.root), vcgencmd)
+    sensors = discover(Sysfs(tree.root, vcgencmd))
     for second in range(times):
         readings = sensors.read(float(second))
     return readings
@@ -314,3 +315,31 @@ def test_battery_whose_charger_is_plugged_in_and_out_gives_power_only_without_it
         tree.battery(capacity=50, power_now=0 if status == "Full" else 7_500_000, status=status)
         seen.append(sensors.read(float(second)).power_w)
     assert seen == [7.5, None, None, 7.5]
+
+
+FURTHER_FAMILY = """
+from edgekit_runtime.power.sensors.family import Family
+from edgekit_runtime.power.sensors.power_source import PowerSource
+from edgekit_runtime.power.sensors.probe import Probe
+from edgekit_runtime.power.sensors.sysfs import read_number
+
+
+def find_sensors(sysfs):
+    probes = tuple(
+        Probe(f"hwmon/{path.parent.name}", "power_w", lambda _now_s, path=path: read_number(path) * 1e-6)
+        for path in sysfs.find("class/hwmon/hwmon*/power1_input")
+    )
+    names = tuple(probe.name for probe in probes)
+    sources = (PowerSource("the monitored rails", names, counts=False, rank=1),) if probes else ()
+    return Family(name="hwmon", probes=probes, sources=sources)
+"""
+
+
+def test_further_power_sensor_is_a_file(tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "further_hwmon.py").write_text(FURTHER_FAMILY)
+    monkeypatch.setattr(sensors, "__path__", [*sensors.__path__, str(tmp_path)])
+    tree.write("class/hwmon/hwmon7/power1_input", 4_200_000)
+    tree.battery(capacity=50, power_now=9_000_000)
+    discovered = discover(Sysfs(tree.root))
+    assert discovered.read(0.0).power_w == pytest.approx(4.2)
+    assert discovered.source is not None and discovered.source.scope == "the monitored rails"

@@ -32,7 +32,6 @@ from tests.waiting import wait_for
 
 from edgekit_runtime.errors import UnavailableError
 from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.service.models import confirmation
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.models.version_policy import VersionPolicy
@@ -289,7 +288,6 @@ def test_new_version_does_not_serve_without_a_trial_where_the_one_in_use_cannot_
 def test_version_that_serves_well_is_recorded_once_there_are_descriptors(
     maker: PackageMaker, tmp_path: Path, slots: Slots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(confirmation, "_RECORD_AGAIN_S", 0.5)
     slots.install(write(maker, tmp_path, "2.0.0"))
     source = InstalledModels(slots, confirm_after_s=0.5)
     with running(make_config(slots.folder.parent), source) as service:

@@ -15,7 +15,8 @@ from edgekit_offload.partition.split import whole_upload
 from edgekit_runtime.client.client import Client
 from edgekit_runtime.codecs.media import MediaCodec, decode_media, encode_media
 from edgekit_runtime.errors import RequestError
-from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan, PlanCosts, read_cut_table
+from edgekit_runtime.offload.cut_table import CutTable, read_cut_table
+from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.sessions.backends import open_session

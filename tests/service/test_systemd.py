@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from edgekit_runtime.cli import main
-from edgekit_runtime.service import systemd as sdnotify
 from edgekit_runtime.service.systemd import Notifier
 
 
@@ -53,12 +52,10 @@ def test_systemd_hears_that_the_loop_turns_between_ready_and_stopping(
 
 
 def test_systemd_waits_for_a_start_that_takes_long(
-    told: socket.socket, monkeypatch: pytest.MonkeyPatch
+    told: socket.socket,
 ) -> None:
-    monkeypatch.setattr(sdnotify, "_START_MORE_S", 0.06)
-
     async def serve() -> None:
-        notifier = Notifier(asyncio.get_running_loop())
+        notifier = Notifier(asyncio.get_running_loop(), extension_s=0.06)
         notifier.notify_starting()
         await asyncio.sleep(0.2)
         notifier.notify_ready("x")

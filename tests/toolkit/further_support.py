@@ -1,8 +1,9 @@
-"""The toolkit's module of an engine that the project does not have; see `further_engine`."""
+"""The toolkit's module of engines that the project does not have; see `further_engine`."""
 
-from tests.toolkit.further_engine import REFERENCE, ReferenceSession
+from functools import partial
 
-from edgekit_toolkit.engines.ort import take_codes
+from tests.toolkit.further_engine import OPENVINO, REFERENCE
+
 from edgekit_toolkit.engines.record import EngineSupport, ModelMaker
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.quantize import forms
@@ -10,10 +11,12 @@ from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC
 
 
-class ReferenceModel(OnnxModel):
-    """An ONNX model that the reference evaluator runs; see `Model`."""
+class FurtherModel(OnnxModel):
+    """An ONNX model that a further engine runs; see `Model`."""
 
-    engine = REFERENCE.name
+    def __init__(self, proto, record):
+        super().__init__(proto)
+        self.engine, self._record = record.name, record
 
     def open(self, outputs=None, *, threads, rewrites=True):
         session = self.open_session(threads=threads)
@@ -26,35 +29,31 @@ class ReferenceModel(OnnxModel):
         return run
 
     def open_session(self, *, threads):
-        return ReferenceSession(self.content)
+        return self._record.open_model(self.content, {}, threads)
 
 
-class ReferenceQuantizer(OnnxQuantizer):
-    """The quantizer of ONNX models, whose forms run on the reference evaluator."""
+def support(record):
+    make = partial(FurtherModel, record=record)
 
-    def build(self, form):
-        model = super().build(form)
-        return None if model is None else ReferenceModel(model.proto)
+    def open_quantizer(model, _target, *, threads, **_conversion):
+        return OnnxQuantizer(model.proto, ASYMMETRIC, threads=threads, make=make)
 
-    def writer(self, factors):
-        write = super().writer(factors)
-        return lambda plan: ReferenceModel(write(plan).proto)
+    def build(model, form, _dims):
+        built = forms.build(model.proto, form)
+        return None if built is None else make(built)
+
+    return EngineSupport(
+        name=record.name,
+        maker=ModelMaker(
+            open_quantizer=open_quantizer,
+            build=build,
+            convert=make,
+            convert_codes=lambda coded, _floats: make(coded),
+        ),
+        kinds=frozenset({forms.FLOAT32, forms.FLOAT16_WEIGHTS, forms.STATIC_INT8}),
+        judged_on=record.name,
+        competes=True,
+    )
 
 
-def _open_quantizer(model, _target, *, threads, **_conversion):
-    return ReferenceQuantizer(model.proto, ASYMMETRIC, threads=threads)
-
-
-def _build(model, form, _dims):
-    return ReferenceQuantizer(model.proto, ASYMMETRIC, threads=1).build(form)
-
-
-SUPPORT = EngineSupport(
-    name=REFERENCE.name,
-    maker=ModelMaker(
-        open_quantizer=_open_quantizer, build=_build, convert=ReferenceModel, convert_codes=take_codes
-    ),
-    kinds=frozenset({forms.FLOAT32, forms.FLOAT16_WEIGHTS, forms.STATIC_INT8}),
-    judged_on=REFERENCE.name,
-    competes=True,
-)
+SUPPORTS = {record.name: support(record) for record in (REFERENCE, OPENVINO)}

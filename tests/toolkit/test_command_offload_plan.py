@@ -274,9 +274,8 @@ def test_samples_are_spread_over_all_that_are_there(tmp_path: Path, monkeypatch:
     assert seen == [float(one[name].flat[0]) for one in again]
     attacked, _ = read_samples(model, content, tmp_path / "x.npz", 2000)
     assert len(attacked) == 1000
-    monkeypatch.setattr(source, "_MOST_BYTES", 1.0)
     for least in (400, 900):  # whatever they take
-        assert len(read_samples(model, content, tmp_path / "x.npz", 2000, least)[0]) == least
+        assert len(read_samples(model, content, tmp_path / "x.npz", 2000, least, max_bytes=1.0)[0]) == least
 
 
 def test_model_with_external_data_is_planned_as_one_file(

@@ -6,7 +6,6 @@ import pytest
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.samples import shards
 from edgekit_toolkit.samples.source import open_data, split
 
 FREE = [TensorSpec("image", "float32", ("N", 4, 4, 3))]
@@ -334,14 +333,15 @@ def test_member_name_twice_is_refused(tmp_path):
         open_data(path, FREE)
 
 
-def test_sample_over_the_limit_is_refused_before_reading(tmp_path, monkeypatch):
-    spec = [TensorSpec("image", "float32", ("N", "T"))]
-    path = saved(tmp_path / "d.npz", image=np.zeros((1, 1000), np.float32))
-    monkeypatch.setattr(shards, "_MAX_SAMPLE_BYTES", 4000)
-    assert len(open_data(path, spec)) == 1
-    monkeypatch.setattr(shards, "_MAX_SAMPLE_BYTES", 3999)
-    with pytest.raises(DataError, match="4000 bytes, at most 3999 are allowed"):
-        open_data(path, spec)
+def test_sample_over_the_limit_is_refused_before_reading(tmp_path):
+    spec, values = [TensorSpec("image", "float32", ("N", "T"))], (1 << 30) // 4
+    for extra in (0, 1):  # in files that are mostly holes
+        np.lib.format.open_memmap(
+            tmp_path / f"{extra}.npy", mode="w+", dtype=np.float32, shape=(1, values + extra)
+        )
+    assert len(open_data(tmp_path / "0.npy", spec)) == 1
+    with pytest.raises(DataError, match="1073741828 bytes, at most 1073741824 are allowed"):
+        open_data(tmp_path / "1.npy", spec)
 
 
 def test_array_shorter_than_its_header_says_is_refused(tmp_path):

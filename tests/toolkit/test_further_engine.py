@@ -2,20 +2,26 @@
 
 import contextlib
 import importlib
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.toolkit.further_engine import REFERENCE
-from tests.toolkit.further_support import SUPPORT, ReferenceModel
+from tests.toolkit.further_engine import OPENVINO, REFERENCE
+from tests.toolkit.further_support import SUPPORTS, FurtherModel
 from tests.toolkit.package_run import mlp, samples, saved
 
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.sessions import ENTRY_POINT_GROUP, open_session
 from edgekit_runtime.system import engines
+from edgekit_runtime.system.engines import Engine
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.engines import record
+from edgekit_toolkit.engines import record as supports
 from edgekit_toolkit.evaluation.host_memory import serve_once
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.pipeline.engine_tournament import search_engines
@@ -25,29 +31,43 @@ from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.targets.loader import load_target
 from edgekit_toolkit.targets.spec import Backend
 
-pytestmark = pytest.mark.usefixtures("home", "installed")
+pytestmark = pytest.mark.usefixtures("home")
+ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register the engine for one test, and offer it to child processes as an entry point would."""
-    monkeypatch.setitem(engines._engines, REFERENCE.name, REFERENCE)
-    monkeypatch.setitem(record._supports, SUPPORT.name, SUPPORT)
+@pytest.fixture(
+    params=[
+        REFERENCE,
+        pytest.param(
+            OPENVINO,
+            marks=pytest.mark.skipif(
+                find_spec("openvino") is None, reason="OpenVINO is not installed: pip install openvino"
+            ),
+        ),
+    ],
+    ids=lambda engine: engine.name,
+)
+def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Register an engine for one test, and offer it to child processes as an entry point would."""
+    record: Engine = request.param
+    monkeypatch.setitem(engines.ENGINES, record.name, record)
+    monkeypatch.setitem(supports.SUPPORTS, record.name, SUPPORTS[record.name])
     information = tmp_path / "site" / "further-1.0.dist-info"
     information.mkdir(parents=True)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: further\nVersion: 1.0\n")
-    entry_point = f"{REFERENCE.name} = {REFERENCE.open_model.__module__}:REFERENCE"
+    entry_point = f"{record.name} = tests.toolkit.further_engine:{record.name.upper()}"
     (information / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\n{entry_point}\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     importlib.invalidate_caches()
+    return record
 
 
 @pytest.fixture
-def request_both(tmp_path: Path) -> Request:
+def request_both(tmp_path: Path, engine: Engine) -> Request:
     calibration, evaluation = tmp_path / "calibration.npz", tmp_path / "evaluation.npz"
     np.savez(calibration, **samples(32, 1))
     np.savez(evaluation, **samples(64, 2))
-    target = replace(load_target("x86-64"), backend=Backend(REFERENCE.name, "ort"))
+    target = replace(load_target("x86-64"), backend=Backend(engine.name, "ort"))
     return Request(
         model=saved(mlp(1), tmp_path / "net.onnx"),
         target=target,
@@ -62,28 +82,28 @@ def request_both(tmp_path: Path) -> Request:
     )
 
 
-def search_reference(request: Request) -> Run:
-    target = replace(request.target, backend=Backend(REFERENCE.name))
+def search_alone(request: Request) -> Run:
+    target = replace(request.target, backend=Backend(request.target.backend.default))
     return search_engines(replace(request, target=target), load_signer(), lambda *_: None)
 
 
 def test_further_engine_is_searched_judged_and_measured_beside_another(request_both: Request) -> None:
     run = search_engines(request_both, load_signer(), lambda *_: None)
-    assert [result.backend for result in run.tournament] == [REFERENCE.name, "ort"]
+    assert [result.backend for result in run.tournament] == [request_both.target.backend.default, "ort"]
     assert [result.reason for result in run.tournament] == ["", ""]
     assert all(result.latency_ms for result in run.tournament)
 
 
 def test_further_engine_runs_its_own_candidates_in_the_forms_of_its_record(request_both: Request) -> None:
-    run = search_reference(request_both)
+    run = search_alone(request_both)
     kinds = {candidate.form.kind for candidate in run.candidates}
     assert kinds == {"float32", "float16-weights", "static-int8"}
-    assert {type(candidate.model) for candidate in run.candidates} == {ReferenceModel}
+    assert {type(candidate.model) for candidate in run.candidates} == {FurtherModel}
     assert run.scores.confirmation is not None
 
 
 def test_package_for_a_further_engine_is_opened_and_served(request_both: Request, tmp_path: Path) -> None:
-    chosen = search_reference(request_both).chosen
+    chosen = search_alone(request_both).chosen
     assert chosen is not None
     keys = tmp_path / "keys"
     manifest = chosen.package.manifest
@@ -96,3 +116,40 @@ def test_package_for_a_further_engine_is_opened_and_served(request_both: Request
 
     assert outputs["y"].shape == (1, 4)
     assert serve_once(path, keys, "net", feeds) > 0
+
+
+def test_engine_is_a_file_in_the_runtime_and_one_in_the_toolkit(tmp_path: Path) -> None:
+    files = {
+        "device_runtime/edgekit_runtime": (
+            "from edgekit_runtime.system.engines import register\n"
+            "from tests.toolkit.further_engine import OPENVINO\n"
+            "register(OPENVINO)\n"
+        ),
+        "toolkit/edgekit_toolkit": (
+            "from edgekit_toolkit.engines.record import register_support\n"
+            "from tests.toolkit.further_support import SUPPORTS\n"
+            "register_support(SUPPORTS['openvino'])\n"
+        ),
+    }
+    for package, text in files.items():
+        folder = tmp_path / Path(package).name
+        shutil.copytree(ROOT / package, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        (folder / "engines" / "openvino.py").write_text(text)
+    code = (
+        "from edgekit_cli.package import command\n"
+        "from edgekit_toolkit.engines.record import list_supported\n"
+        "(backend,) = [option for option in command.params if option.name == 'backend']\n"
+        "print(*backend.type.choices); print(*list_supported())"
+    )
+    path = os.pathsep.join(map(str, (tmp_path, *sys.path, ROOT)))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [
+        "auto litert openvino ort tensorrt",
+        "litert openvino ort tensorrt",
+    ], done.stderr

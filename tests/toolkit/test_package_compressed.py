@@ -39,7 +39,7 @@ needs_litert = pytest.mark.skipif(
 
 def compressed(out: Path, budget: str, *options: object) -> Outcome:
     model, data = tiny("digits_cnn")
-    return package(model, out, *data, "--search-seconds", "1", "-b", budget, *options)
+    return package(model, out, *data, "--search-seconds", "10", "-b", budget, *options)
 
 
 def only_package(folder: Path) -> Path:
@@ -152,14 +152,15 @@ def test_limits_that_a_plain_form_keeps_bring_no_compressed_form(tmp_path: Path)
 
 
 def test_energy_that_binds_is_kept_by_pruned_channels(tmp_path: Path) -> None:
-    model, data = tiny_scored_on(200, "mnist5k_dscnn", tmp_path)
+    model, data = tiny_scored_on(100, "mnist5k_dscnn", tmp_path)
 
-    def run(folder: Path, budget: str) -> Outcome:
-        return package(model, folder, *data, "--search-seconds", "1", "-b", budget, "--json", target="rpi5")
+    def run(folder: Path, budget: str, search_s: int) -> Outcome:
+        options = ("--search-seconds", search_s, "-b", budget, "--json")
+        return package(model, folder, *data, *options, target="rpi5")
 
-    plain = run(tmp_path / "plain", "drop=100%").json
+    plain = run(tmp_path / "plain", "drop=100%", 0).json
     limit = 0.95 * min(candidate["figures"]["energy"]["value"] for candidate in plain["candidates"])
-    outcome = run(tmp_path / "pruned", f"energy={limit:.9f}mJ,drop=10%")
+    outcome = run(tmp_path / "pruned", f"energy={limit:.9f}mJ,drop=10%", 10)
     assert outcome.code == 0, outcome.stdout
     candidate = chosen_of(outcome.json)
     assert "pruned" in candidate["label"]
@@ -178,7 +179,7 @@ def test_model_without_weights_to_round_is_refused_in_words(tmp_path: Path) -> N
     weights = {"w": random_weight(draw, 64, 64), "b": random_weight(draw, 64)}
     nodes = [node("Gemm", ["x", "w", "b"], ["h"], alpha=2.0), node("Relu", ["h"], ["y"])]
     model = saved(model_of(nodes, weights, {"x": [1, 64]}), tmp_path / "net.onnx")
-    limits = ("-b", "transport=900B,drop=50%", "--search-seconds", "1")
+    limits = ("-b", "transport=900B,drop=50%", "--search-seconds", "10")
     outcome = package(model, tmp_path / "out", *limits, "--backend", "ort")
     assert outcome.code == 5, outcome.stderr
     (document,) = (tmp_path / "out").glob("*.report.json")
@@ -192,3 +193,42 @@ def test_limit_that_no_form_keeps_is_refused_with_the_nearest_one(tmp_path: Path
     (document,) = tmp_path.glob("*.report.json")
     report = json.loads(document.read_text())
     assert any("none travels within the limit" in warning for warning in report["warnings"])
+
+
+def test_limit_below_a_package_without_weights_is_refused_before_steps_are_searched(tmp_path: Path) -> None:
+    outcome = compressed(tmp_path, "transport=300B,drop=2%", "--json")
+    assert outcome.code == 5
+    (document,) = tmp_path.glob("*.report.json")
+    report = json.loads(document.read_text())
+    labels = [candidate["label"] for candidate in report["candidates"] if "weights of" in candidate["label"]]
+    assert {label.partition(", ")[2] for label in labels} == {"weights of 3 bits"}
+    assert any("without its weights the package takes" in warning for warning in report["warnings"])
+    assert "weights of 3 bits" in outcome.error["needed"]
+
+
+def test_search_of_no_work_makes_no_compressed_form_and_says_so(tmp_path: Path) -> None:
+    model, data = tiny("digits_cnn")
+    limits = ("-b", f"transport={MAX_BYTES}B,drop=2%", "--search-seconds", "0.01")
+    outcome = package(model, tmp_path, *data, *limits, "--json")
+    assert outcome.code == 5
+    (document,) = tmp_path.glob("*.report.json")
+    report = json.loads(document.read_text())
+    assert not any("weights of" in candidate["label"] for candidate in report["candidates"])
+    assert any("compressed forms: limit of the search" in warning for warning in report["warnings"])
+
+
+def test_refusal_without_samples_asks_for_some(tmp_path: Path) -> None:
+    model, _ = tiny("digits_cnn")
+    limits = ("-b", "transport=300B", "--search-seconds", "10")
+    outcome = package(model, tmp_path, *limits, "--backend", "ort", "--json")
+    assert outcome.code == 5
+    assert "samples (--calibration)" in outcome.error["needed"]
+
+
+def test_size_below_that_of_int8_weights_is_kept_by_pruned_channels(tmp_path: Path) -> None:
+    model, data = tiny_scored_on(100, "mnist5k_dscnn", tmp_path)
+    limits = ("-b", "size=26kB,drop=10%", "--search-seconds", "10")
+    outcome = package(model, tmp_path / "out", *data, *limits, "--json", target="rpi5")
+    assert outcome.code == 0, outcome.stdout
+    assert "pruned" in chosen_of(outcome.json)["label"]
+    assert only_package(tmp_path / "out").stat().st_size <= 26_000

@@ -285,6 +285,15 @@ def test_float_tflite_is_quantized_and_repeated(float_file: Path, tmp_path: Path
     assert float_file.read_bytes() == before
 
 
+def test_tflite_over_a_limit_on_transport_is_refused_with_a_request_for_onnx(
+    float_file: Path, tmp_path: Path
+) -> None:
+    options = ("-b", "transport=5kB", "--search-seconds", 1, "--json")
+    refused = package(float_file, tmp_path / "a", *options, target="rpi5")
+    assert refused.code == 5
+    assert "the model as ONNX" in refused.error["needed"]
+
+
 def test_tflite_with_float16_weights_is_quantized(float_file: Path, tmp_path: Path) -> None:
     from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer  # needs LiteRT's schema
 

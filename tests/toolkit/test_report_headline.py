@@ -49,6 +49,13 @@ def test_headline_without_data_claims_no_accuracy() -> None:
     assert "accuracy not checked" in str(headline(report(drop_points=None, drop=None)))
 
 
+def test_headline_where_transport_is_limited_states_both_sizes() -> None:
+    document = report()
+    line = {**document["budget"][0], "limit": "transport", "value": 100_000.0}
+    document["budget"].append(line)
+    assert str(headline(document)).startswith("10.0 x smaller on its way, 2.5 x smaller on the device, ")
+
+
 def test_headline_of_a_larger_package_says_so() -> None:
     document = report()
     document["package"]["bytes"] = 1_500_000

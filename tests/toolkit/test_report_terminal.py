@@ -73,7 +73,8 @@ def test_at_40_columns_each_figure_stands_beside_its_name() -> None:
     text = " ".join(_printed(report_sample.packaged(), 40).split())
 
     assert "Candidates (Size: measured, host; Latency: estimated, rpi5;" in text
-    assert "C3 int8 per tensor Size 4.81 MB, Latency 22.6 ms, Score 81.60 %, Drop !7.20 ±1.1 x C4" in text
+    assert "C3 int8 per tensor Size 4.81 MB, Latency 22.6 ms, Score 81.60 %, Drop !7.20 ±1.1* x C4" in text
+    assert "* on the samples held back; scores are on those that choose" in text
     assert "ok Latency 24.9 of 40.0 ms 38 % headroom (estimated, rpi5)" in text
 
 

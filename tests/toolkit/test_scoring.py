@@ -69,6 +69,17 @@ def test_output_that_becomes_nan_spoils_a_candidate() -> None:
     assert scores.without(scores.spoiled).choosing.scores == scores.choosing.scores[:1]
 
 
+@pytest.mark.parametrize("metric", ["similarity", "agreement"])
+def test_candidates_judged_in_two_turns_have_the_scores_of_one(metric: str) -> None:
+    first, second = scores_of(np.asarray, metric=metric), scores_of(np.negative, np.square, metric=metric)
+    together = scores_of(np.asarray, np.negative, np.square, metric=metric)
+    joined = first.joined(second)
+    assert joined.choosing.scores == together.choosing.scores
+    assert [drop.points for drop in joined.choosing.drops] == [
+        drop.points for drop in together.choosing.drops
+    ]
+
+
 def test_output_that_is_infinite_in_the_source_too_spoils_nothing() -> None:
     assert scores_of(np.asarray, np.negative).spoiled == {}
 

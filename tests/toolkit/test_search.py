@@ -124,6 +124,15 @@ def test_refusal_names_the_limit_that_stands_alone_in_the_way() -> None:
     assert found.needed == "allow latency=12ms for form B (B), or a smaller model"
 
 
+def test_refusal_names_what_the_smallest_candidate_of_all_costs() -> None:
+    found = choose(
+        [candidate("A", size=3e4), candidate("B", size=5e3, drop=40)], Budget({"size": 1e3, "drop": 1.0})
+    )
+    assert (
+        "size at most 1kB, the least with the other limits kept is 30kB, and 5kB at drop=40%" in found.reason
+    )
+
+
 def test_refusal_where_one_limit_is_not_enough_names_those_of_the_closest() -> None:
     found = choose(
         [candidate("A", size=20e6, latency=40), candidate("B", size=15e6, latency=12)],

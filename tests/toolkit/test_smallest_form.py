@@ -10,7 +10,7 @@ from tests.toolkit.package_run import listing, model_of, package, saved, tensor
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.quantize.forms import Form
-from edgekit_toolkit.quantize.smallest_form import find_least_bytes
+from edgekit_toolkit.quantize.smallest_form import find_least_bytes, find_pruned_bytes
 from edgekit_toolkit.targets.loader import load_target
 
 
@@ -25,6 +25,23 @@ def test_model_that_no_form_makes_small_enough_is_refused_before_the_search(tmp_
     assert "no form of the model keeps size=0.03MB" in refused.error["message"]
     assert "at least 36,864 bytes, so nothing was searched" in refused.error["message"]
     assert listing(out) == {}
+
+
+def test_bytes_that_pruning_saves_are_bounded_by_the_share_of_the_work() -> None:
+    draw = np.random.default_rng(0)
+    weights = {
+        name: draw.standard_normal(shape).astype(np.float32)
+        for name, shape in {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3), "u": (32, 32, 3, 3)}.items()
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "v"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["d"]),
+        helper.make_node("Conv", ["d", "u"], ["y"], pads=[1, 1, 1, 1]),
+    ]
+    model = model_of(nodes, [tensor("x", [1, 32, 8, 8])], [tensor("y", [1, 32, 8, 8])], weights)
+    assert 0.4 * 27_648 < find_pruned_bytes(OnnxModel(model), {}) <= 0.51 * 27_648
 
 
 @pytest.mark.parametrize("backend", ["ort", "litert"])

@@ -229,7 +229,7 @@ CORES = 'cores = { value = 4, unit = "1", status = "datasheet", source = "brief"
         (
             'default = "ort"',
             'default = "magic"',
-            "backend.default is 'magic', expected one of ort, litert, tensorrt",
+            "backend.default is 'magic', expected one of litert, ort, tensorrt",
         ),
         (
             'default_mode = "default"',

@@ -98,13 +98,13 @@ def read_index(socket_path: Path) -> dict[str, list[dict[str, str]]] | None:
     return models
 
 
-def read_metrics(socket_path: Path) -> str:
+def read_metrics(socket_path: Path, *, timeout_s: float = _TIMEOUT_S) -> str:
     """Return the metrics of a running service, in Prometheus' text format.
 
     Raises:
         TransportError: it does not answer, or not with metrics.
     """
-    status, body = _request(socket_path, "GET", "/metrics", _TIMEOUT_S)
+    status, body = _request(socket_path, "GET", "/metrics", timeout_s)
     if status != _OK:
         raise TransportError(f"the service at {socket_path} gave no metrics ({status}): {_reason(body)}")
     return body.decode(errors="replace")

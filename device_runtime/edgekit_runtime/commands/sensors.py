@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from edgekit_runtime.commands.command import Outcome
+from edgekit_runtime.commands.command import Outcome, seconds
 from edgekit_runtime.power.sensors.discovery import Sensors, discover
 from edgekit_runtime.power.sensors.raspberry import BIT_NAMES
 from edgekit_runtime.power.sensors.readings import Readings
 from edgekit_runtime.power.sensors.sysfs import Sysfs
 
-_PERIOD_S = 1.0
 _UNITS = {
     "power_w": "W",
     "energy_j": "J",
@@ -31,9 +30,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "sensors",
         help="show what this device can tell of its power and heat",
         description="List the sensors of this device with their values, and what is missing and why. Counters"
-        " need two readings, so it takes a second.",
+        " need two readings, so it takes a period.",
     )
-    parser.add_argument("--watch", action="store_true", help="go on, with a line a second, until interrupted")
+    parser.add_argument("--watch", action="store_true", help="go on, with a line a period, until interrupted")
+    parser.add_argument("--period", type=seconds, default=1.0, help="between readings [%(default)s s]")
     parser.add_argument(
         "--sysfs", type=Path, help="where the kernel's tree is, if not at /sys (in a container: /host/sys)"
     )
@@ -47,18 +47,18 @@ def run(arguments: argparse.Namespace) -> Outcome:
     """Read the sensors twice, or until interrupted."""
     sensors = discover() if arguments.sysfs is None else discover(Sysfs(arguments.sysfs))
     sensors.read(time.monotonic())
-    time.sleep(_PERIOD_S)
+    time.sleep(arguments.period)
     readings = sensors.read(time.monotonic())
     if arguments.watch:
-        _watch(sensors, readings, as_json=arguments.json)
+        _watch(sensors, readings, arguments.period, as_json=arguments.json)
     return Outcome(_document(sensors, readings), _lines(sensors, readings))
 
 
-def _watch(sensors: Sensors, readings: Readings, *, as_json: bool) -> None:
+def _watch(sensors: Sensors, readings: Readings, period_s: float, *, as_json: bool) -> None:
     while True:
         line = {"at_s": round(readings.at_s, 3), **_describe(sensors, readings)}  # of the system's own clock
         print(json.dumps(line) if as_json else _summary(readings), flush=True)
-        time.sleep(_PERIOD_S)
+        time.sleep(period_s)
         readings = sensors.read(time.monotonic())
 
 
@@ -68,6 +68,7 @@ def _describe(sensors: Sensors, readings: Readings) -> dict[str, Any]:
         "label": "measured",
         "power_w": readings.power_w,
         "power_of": None if sensors.source is None else sensors.source.scope,
+        "is_whole_device": sensors.source is not None and sensors.source.is_whole,
         "temperature_c": readings.temperature_c,
         "battery_charge": None if battery is None else battery.charge,
         "battery_discharge_w": None if battery is None else battery.discharge_w,

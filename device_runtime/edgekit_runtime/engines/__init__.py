@@ -3,9 +3,8 @@
 `edgekit_runtime` imports this package, so the table is complete in every process of ours.
 """
 
-# In the order in which people are offered them.
-from edgekit_runtime.engines import ort  # isort: skip
-from edgekit_runtime.engines import litert, tensorrt  # isort: skip
-from edgekit_runtime.engines import offload  # isort: skip
+import sys
 
-__all__ = ["litert", "offload", "ort", "tensorrt"]
+from edgekit_runtime.system.folder_modules import import_modules
+
+import_modules(sys.modules[__name__])

@@ -10,18 +10,14 @@ server said that it is loaded, `local` would run at once.
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from edgekit_runtime.offload.cut_table import CutTable, Objective, OffloadPlan
-from edgekit_runtime.offload.latency_model import (
-    Conditions,
-    energy_j,
-    predict_s,
-    reserved_server_s,
-    slowest_stage_s,
-)
+from edgekit_runtime.offload.cut_table import CutTable
+from edgekit_runtime.offload.latency_model import Conditions, predict_s
+from edgekit_runtime.offload.objectives import OBJECTIVES
+from edgekit_runtime.offload.offload_plan import OffloadPlan
 
 HYSTERESIS: Final = 0.10  # a plan must at first be better than the current one by this share
 LOADED: Final = 0.95  # from this load of a server on devices stay local
@@ -29,56 +25,6 @@ _PATIENCE: Final = 4  # decisions after which half of the hysteresis is left
 _LEAST_GAIN: Final = 1e-4  # least gain of a switch, as a share: less is rounding
 _MBIT: Final = 1e6
 _MS: Final = 1e3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectiveRule:
-    """How plans are compared; one row of `OBJECTIVES`.
-
-    Attributes:
-        figure: the compared figure in words, with `cost` in ms or mJ, and `duration`.
-        score: seconds or joules of a request, which are minimised, of a plan, conditions, the limit on
-            latency and the watts of the radio; infinity beyond the limit. None stands for the latency.
-        keeps_limit: whether a limit on latency holds.
-        tie: weight of the latency between plans of equal scores.
-    """
-
-    goal: str
-    figure: str
-    score: Callable[[OffloadPlan, Conditions, float, float], float] | None = None
-    keeps_limit: bool = False
-    tie: float = 0.0
-
-    def cost(
-        self, plan: OffloadPlan, conditions: Conditions, *, predicted_s: float, limit_s: float, radio_w: float
-    ) -> float:
-        """Return the score of a plan with a predicted latency; infinity beyond a limit that holds."""
-        if self.keeps_limit and predicted_s > limit_s:
-            return math.inf
-        return predicted_s if self.score is None else self.score(plan, conditions, limit_s, radio_w)
-
-
-OBJECTIVES: Final[dict[Objective, ObjectiveRule]] = {
-    "latency": ObjectiveRule(goal="least latency", figure="{duration}"),
-    "energy": ObjectiveRule(
-        goal="least energy",
-        figure="{cost:.3g} mJ in {duration}",
-        score=lambda plan, conditions, _limit_s, radio_w: energy_j(plan, conditions, radio_w),
-        keeps_limit=True,
-    ),
-    "throughput": ObjectiveRule(
-        goal="most requests a second",
-        figure="{cost:.3g} ms in its slowest stage",
-        score=lambda plan, conditions, _limit_s, _radio_w: slowest_stage_s(plan, conditions),
-    ),
-    "capacity": ObjectiveRule(
-        goal="most devices a server",
-        figure="{cost:.3g} ms of the server in {duration}",
-        score=lambda plan, conditions, limit_s, _radio_w: reserved_server_s(plan, conditions, limit_s),
-        keeps_limit=True,
-        tie=1e-6,
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +37,7 @@ class Preference:
         plan: name of the plan to run whenever it can be used, or None to choose.
     """
 
-    objective: Objective = "latency"
+    objective: str = "latency"
     deadline_s: float | None = None
     plan: str | None = None
 
@@ -130,7 +76,7 @@ class PlanChoice:
     predicted_s: float
     conditions: Conditions
     cost: tuple[float, float] = (0.0, 0.0)
-    objective: Objective = "latency"
+    objective: str = "latency"
     limit_s: float = math.inf
     other: RunnerUp | None = None
     challenges: int = 0
@@ -228,10 +174,10 @@ def choose(
     )
 
 
-def _find_goal(table: CutTable, preference: Preference) -> tuple[Objective, float]:
+def _find_goal(table: CutTable, preference: Preference) -> tuple[str, float]:
     """Return the objective, and the latency that is good enough, in seconds."""
     objective = preference.objective
-    if objective == "energy" and table.radio_w is None:
+    if "radio_w" in OBJECTIVES[objective].needs and table.radio_w is None:
         objective = "latency"  # no energy is known
     limit_s = table.latency_limit_s if preference.deadline_s is None else preference.deadline_s
     return objective, math.inf if limit_s is None else limit_s
@@ -280,7 +226,7 @@ def _resist(
 
 
 def _cost(
-    plan: OffloadPlan, conditions: Conditions, predicted_s: float, goal: tuple[Objective, float, float]
+    plan: OffloadPlan, conditions: Conditions, predicted_s: float, goal: tuple[str, float, float]
 ) -> tuple[float, float]:
     """Return a cost, see `PlanChoice`; `goal` is objective, limit on latency, watts of the radio."""
     objective, limit_s, radio_w = goal

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from edgekit_runtime.offload.cut_table import OffloadPlan, PlanCosts
+from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 
 MAX_WAITING: Final = 16  # calls; `edgekit offload serve` and exported replicas refuse further ones
 LATE: Final = 0.01  # share of requests that may miss a limit on latency, which is for the 99th percentile

@@ -24,9 +24,9 @@ from edgekit_runtime.client.requests import make_request_head, token_line
 from edgekit_runtime.client.responses import ResponseHead, make_error, read_response
 from edgekit_runtime.codecs.compression import compress
 from edgekit_runtime.errors import EdgekitError, RequestError, TransportError
-from edgekit_runtime.offload.cut_table import Compression
 from edgekit_runtime.offload.latency_model import payload_bytes, wire_bytes
 from edgekit_runtime.offload.link_estimate import Exchange
+from edgekit_runtime.offload.offload_plan import Compression
 from edgekit_runtime.protocol.infer_request import InferRequest, InferTensor, encode_request
 from edgekit_runtime.protocol.rest import HEADER_LENGTH, model_path
 from edgekit_runtime.tensors import Array, TensorSpec

@@ -103,8 +103,8 @@ def build_directory(members: Sequence[Member]) -> bytes:
         entries.append(_CENTRAL.pack(0x02014B50, _MADE_BY_UNIX, *values, *tail) + member.name.encode("ascii"))
     directory = b"".join(entries)
     offset = members[-1].end_offset if members else 0
-    count = len(members)
-    return directory + _END.pack(0x06054B50, 0, 0, count, count, len(directory), offset, 0)
+    disks, counts = (0, 0), (len(members),) * 2
+    return directory + _END.pack(0x06054B50, *disks, *counts, len(directory), offset, 0)
 
 
 def write_archive(out: BinaryIO, members: Iterable[tuple[str, bytes | memoryview]]) -> int:

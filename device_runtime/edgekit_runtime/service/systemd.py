@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 _MICROSECONDS: Final = 1e6
-_START_MORE_S: Final = 60.0  # that systemd waits for the next notification
 
 _UNIT: Final = """\
 [Unit]
@@ -76,9 +75,14 @@ WantedBy=multi-user.target
 class Notifier:
     """Notifies systemd; does nothing if the service runs without it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take the address from the environment, so that no child process can notify systemd."""
-        self._loop = loop
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, extension_s: float = 60.0) -> None:
+        """Take the address from the environment, so that no child process can notify systemd.
+
+        Args:
+            loop: the event loop of the service.
+            extension_s: how much longer systemd waits for a start, from each notification on.
+        """
+        self._loop, self._extension_s = loop, extension_s
         address = os.environ.pop("NOTIFY_SOCKET", "")
         period_us, pid = os.environ.pop("WATCHDOG_USEC", ""), os.environ.pop("WATCHDOG_PID", "")
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
@@ -91,9 +95,9 @@ class Notifier:
 
         Each load has a limit of its own; building a TensorRT engine takes longer than systemd would wait.
         """
-        self._send(f"EXTEND_TIMEOUT_USEC={_START_MORE_S * _MICROSECONDS:.0f}")
+        self._send(f"EXTEND_TIMEOUT_USEC={self._extension_s * _MICROSECONDS:.0f}")
         if self._address:
-            self._timer = self._loop.call_later(_START_MORE_S / 3, self.notify_starting)
+            self._timer = self._loop.call_later(self._extension_s / 3, self.notify_starting)
 
     def notify_ready(self, status: str) -> None:
         """Report that the service answers requests, and feed the watchdog from now on."""

@@ -79,7 +79,7 @@ class Installation:
                 fault = f" ({cause})"
                 continue
             name = module.replace("_", "-")
-            return name, str(version or _find_version((name, *self.distributions)))
+            return name, str(version or find_version((name, *self.distributions)))
         raise EngineMissingError(f"this {self.missing_text}{fault}")
 
 
@@ -90,7 +90,7 @@ def _is_there(module: str) -> bool:
         return False
 
 
-def _find_version(distributions: Sequence[str]) -> str:
+def find_version(distributions: Sequence[str]) -> str:
     """Return the version of the first distribution that is installed, or an empty text."""
     from importlib.metadata import PackageNotFoundError, version  # takes 10 ms and a megabyte
 
@@ -139,12 +139,13 @@ class Engine:
         return frozenset(option for setting in self.tuning_options([1]) for option in setting)
 
 
-_engines: Final[dict[str, Engine]] = {}
+ENGINES: Final[dict[str, Engine]] = {}
+"""Name -> the record of a registered engine."""
 
 
 def register(engine: Engine) -> Engine:
     """Put the record of an engine into the table, in place of an earlier one of this name; return it."""
-    _engines[engine.name] = engine
+    ENGINES[engine.name] = engine
     return engine
 
 
@@ -154,8 +155,8 @@ def find_engine(name: str) -> Engine:
     Raises:
         EngineMissingError: there is none, or its module cannot be imported.
     """
-    if name in _engines:
-        return _engines[name]
+    if name in ENGINES:
+        return ENGINES[name]
     from importlib.metadata import entry_points  # takes 10 ms and a megabyte, which few need
 
     for entry_point in entry_points(group=ENTRY_POINT_GROUP):
@@ -172,7 +173,7 @@ def find_engine(name: str) -> Engine:
         return engine
     raise EngineMissingError(
         f"no backend '{name}' here; install a distribution that offers the entry point '{name}' in the group"
-        f" '{ENTRY_POINT_GROUP}', or a package with a backend that is here ({', '.join(_engines)})"
+        f" '{ENTRY_POINT_GROUP}', or a package with a backend that is here ({', '.join(ENGINES)})"
     )
 
 
@@ -190,20 +191,20 @@ def parse_engine(release: str) -> Engine:
         EngineMissingError: no registered engine has such a package.
     """
     package = release.partition(" ")[0]
-    for engine in _engines.values():
+    for engine in ENGINES.values():
         if package in engine.installation.distributions:
             return engine
-    titles = ", ".join(engine.title for engine in _engines.values())
+    titles = ", ".join(engine.title for engine in ENGINES.values())
     raise EngineMissingError(f"'{release}' is no release of an engine ({titles})")
 
 
 def list_registered() -> tuple[Engine, ...]:
-    return tuple(_engines.values())
+    return tuple(ENGINES.values())
 
 
 def list_engines() -> tuple[str, ...]:
     """Return the names of the registered backends with an installed engine."""
-    return tuple(sorted(engine.name for engine in _engines.values() if engine.installation.is_complete))
+    return tuple(sorted(engine.name for engine in ENGINES.values() if engine.installation.is_complete))
 
 
 def check_backends(backends: Sequence[str], where: str) -> None:

@@ -22,8 +22,11 @@ def python_here() -> str:
     return "python" if sys.prefix == sys.base_prefix else str(below / "bin" / "python")
 
 
-def install_command(extra: str) -> str:
-    """Return the command that installs an extra of `edgekit` into the running Python."""
-    if (_ROOT / "requirements" / "host.txt").is_file():  # a checkout, whose version no index has
+def install_command(extra: str, root: Path = _ROOT) -> str:
+    """Return the command that installs an extra of `edgekit` into the running Python.
+
+    `root`: folder above the package, which may be a checkout.
+    """
+    if (root / "requirements" / "host.txt").is_file():  # a checkout, whose version no index has
         return f"{python_here()} -m pip install -e '.[{extra}]' (in the checkout)"
     return f"{python_here()} -m pip install 'edgekit[{extra}]'"

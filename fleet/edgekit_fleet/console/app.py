@@ -1,4 +1,4 @@
-"""The routes of the console, and the headers of every answer."""
+"""The routes of the console, from its modules with `list_routes`, and the headers of every answer."""
 
 from typing import Final
 
@@ -13,20 +13,12 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgekit_fleet.console import (
-    device_pages,
-    fleet_page,
-    health_page,
-    login_pages,
-    release_pages,
-    settings_pages,
-)
-from edgekit_fleet.console.audit_page import AuditPages
+from edgekit_fleet import console as folder
+from edgekit_fleet.console import rollouts
 from edgekit_fleet.console.live import EventPosition
-from edgekit_fleet.console.rollouts.pages import RolloutPages
-from edgekit_fleet.console.rollouts.plan_pages import PlanPages
-from edgekit_fleet.console.shell import STATIC, Console, switch_theme
+from edgekit_fleet.console.shell import STATIC, Console, Section
 from edgekit_runtime.errors import OutputError
+from edgekit_runtime.system.folder_modules import import_modules
 
 _HEADERS: Final = {
     "content-security-policy": (
@@ -102,47 +94,15 @@ def make_routes(console: Console) -> list[BaseRoute]:
             events, media_type="text/event-stream", headers={"cache-control": "no-store"}
         )
 
-    page, audit = console.page, AuditPages()
-    rollouts, plans = RolloutPages(console.closing), PlanPages(console.closing)
+    modules = [*import_modules(folder), *import_modules(rollouts)]
+    sections: list[Section] = [module.SECTION for module in modules if hasattr(module, "SECTION")]
+    console.sections = tuple(sorted(sections, key=lambda section: section.position))
+    pages: list[Route] = [
+        route for module in modules if hasattr(module, "list_routes") for route in module.list_routes(console)
+    ]
     return [
-        Route("/", page(fleet_page.show_fleet)),
-        Route("/devices", page(device_pages.show_devices)),
-        Route("/devices/{name}", page(device_pages.show_device)),
-        Route("/devices/{name}/tags", page(device_pages.edit_tags, "device"), methods=["POST"]),
-        Route("/devices/{name}/revoke", page(device_pages.confirm_revocation, "device")),
-        Route("/devices/{name}/revoke", page(device_pages.revoke, "device"), methods=["POST"]),
-        Route("/queries", page(device_pages.save_query, "device"), methods=["POST"]),
-        Route("/queries/remove", page(settings_pages.remove_query, "device"), methods=["POST"]),
-        Route("/releases", page(release_pages.show_releases)),
-        Route("/releases", console.upload(release_pages.release, "release"), methods=["POST"]),
-        Route("/releases/new", page(release_pages.show_form, "release")),
-        Route("/releases/{name}", page(release_pages.show_release)),
-        Route("/releases/{name}/withdraw", page(release_pages.confirm_withdrawal, "release")),
-        Route("/releases/{name}/withdraw", page(release_pages.withdraw, "release"), methods=["POST"]),
-        Route("/rollouts", page(rollouts.show_all)),
-        Route("/rollouts", page(plans.start, "rollout"), methods=["POST"]),
-        Route("/rollouts/new", page(plans.show, "rollout")),
-        Route("/rollouts/{name}", page(rollouts.show_one)),
-        Route("/rollouts/{name}/devices", page(rollouts.show_members)),
-        Route("/rollouts/{name}/abort", page(rollouts.confirm_abort, "rollout")),
-        Route("/rollouts/{name}/order", page(rollouts.order, "rollout"), methods=["POST"]),
-        Route("/health", page(health_page.show_health)),
-        Route("/audit", page(audit.show)),
-        Route("/audit/verify", page(audit.verify), methods=["POST"]),
-        Route("/settings", page(settings_pages.show_users)),
-        Route("/settings/users", page(settings_pages.change_user, "admin"), methods=["POST"]),
-        Route("/settings/tokens", page(settings_pages.show_tokens, "admin")),
-        Route("/settings/tokens", page(settings_pages.change_token, "admin"), methods=["POST"]),
-        Route("/settings/codes", page(settings_pages.show_codes)),
-        Route("/settings/codes", page(settings_pages.make_codes, "device"), methods=["POST"]),
-        Route("/settings/fleet", page(settings_pages.show_fleet_settings)),
-        Route("/settings/windows", page(settings_pages.change_window, "rollout"), methods=["POST"]),
-        Route("/login", page(login_pages.show_login, None)),
-        Route("/login", page(login_pages.log_in, None), methods=["POST"]),
-        Route("/logout", page(login_pages.log_out, None), methods=["POST"]),
-        Route("/first", page(login_pages.show_first, None)),
-        Route("/first", page(login_pages.make_first, None), methods=["POST"]),
+        # Starlette takes the first path that fits: `/rollouts/new` stands before `/rollouts/{name}`.
+        *sorted(pages, key=lambda route: route.path.replace("{", "\x7f")),
         Route("/live", stream_changes),
-        Route("/theme", page(switch_theme, None), methods=["POST"]),
         Mount("/static", _StaticFiles(directory=STATIC)),
     ]

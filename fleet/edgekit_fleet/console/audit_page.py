@@ -10,11 +10,13 @@ from typing import Any, Final
 from sqlalchemy import select
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
-from edgekit_fleet.console.shell import Console, with_query
+from edgekit_fleet.console.shell import Console, Section, with_query
 from edgekit_fleet.operations.records import find_audit_break
 from edgekit_fleet.store.tables import AuditRow
 
+SECTION: Final = Section("Audit", "/audit", 60)
 _PAGE: Final = 60
 _DETAIL_CHARS: Final = 240
 _KINDS: Final = ("alarm.", "device.", "release.", "rollout.", "user.", "token.", "manager.")
@@ -91,3 +93,11 @@ def _shorten(detail: Mapping[str, Any]) -> str:
     ]
     text = "; ".join(parts)
     return text if len(text) <= _DETAIL_CHARS else text[: _DETAIL_CHARS - 1] + "…"
+
+
+def list_routes(console: Console) -> list[Route]:
+    audit = AuditPages()
+    return [
+        console.get("/audit", audit.show),
+        console.post("/audit/verify", audit.verify, "read"),
+    ]

@@ -7,8 +7,9 @@ from typing import Any, Final, get_args
 from sqlalchemy import select
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
-from edgekit_fleet.console.shell import Console, local_address, with_query
+from edgekit_fleet.console.shell import Console, Section, local_address, with_query
 from edgekit_fleet.operations import devices, saved
 from edgekit_fleet.operations.device_search import ATTENTION, Search, Special, count_devices, find_devices
 from edgekit_fleet.operations.rollouts import find_tag_effects
@@ -16,6 +17,7 @@ from edgekit_fleet.store.attributes import list_models
 from edgekit_fleet.store.tables import AttributeRow, AuditRow, DeviceRow, ExecutionRow, WantedModelRow
 from edgekit_runtime.errors import FleetError
 
+SECTION: Final = Section("Devices", "/devices", 20)
 _PAGE: Final = 50
 _HISTORY: Final = 40
 _SPECIAL_WORDS: Final = {
@@ -268,3 +270,14 @@ def revoke(console: Console, request: Request) -> Response:
         raise FleetError("state why the device is shut out: the audit log keeps it")
     devices.revoke(console.store, name, request.state.principal.name, why[:500])
     return console.redirect(request, f"/devices/{name}", f"{name} is revoked.")
+
+
+def list_routes(console: Console) -> list[Route]:
+    return [
+        console.get("/devices", show_devices),
+        console.get("/devices/{name}", show_device),
+        console.post("/devices/{name}/tags", edit_tags, "device"),
+        console.get("/devices/{name}/revoke", confirm_revocation, "device"),
+        console.post("/devices/{name}/revoke", revoke, "device"),
+        console.post("/queries", save_query, "device"),
+    ]

@@ -10,9 +10,10 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from edgekit_fleet.console.formats import format_age, format_count, format_share
-from edgekit_fleet.console.shell import Console
+from edgekit_fleet.console.shell import Console, Section
 from edgekit_fleet.manager.expiry import EXPIRY_ALARM
 from edgekit_fleet.operations.device_search import EXPIRING_S, SILENT_S, Search, count_devices
 from edgekit_fleet.store.attributes import MODEL
@@ -26,6 +27,7 @@ from edgekit_fleet.store.tables import (
     RolloutRow,
 )
 
+SECTION: Final = Section("Fleet", "/", 10)
 _DAY_S: Final = 86_400.0
 _LATE_ALARM_S: Final = 1200.0
 _NO_MANAGER_S: Final = 30.0
@@ -278,3 +280,7 @@ def _read_newest(session: Session) -> list[AuditRow]:
         AuditRow.number > last - 200, AuditRow.actor != "devices", AuditRow.action.not_in(_ROUTINE)
     )
     return list(session.scalars(statement.order_by(AuditRow.number.desc()).limit(_NEWEST)))
+
+
+def list_routes(console: Console) -> list[Route]:
+    return [console.get("/", show_fleet)]

@@ -15,11 +15,13 @@ from sqlalchemy import Float, cast, func, select
 from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from edgekit_fleet.console.charts import Chart, Line
-from edgekit_fleet.console.shell import Console
+from edgekit_fleet.console.shell import Console, Section
 from edgekit_fleet.store.tables import DeviceRow, FigureRow, ReleasePackageRow, ReleaseRow
 
+SECTION: Final = Section("Model health", "/health", 50)
 _HOURS: Final = 24
 _VERSIONS: Final = 3
 _OF_CLASS: Final = 40
@@ -219,3 +221,7 @@ def _draw(
 
 def _write_hour(hour: float) -> str:
     return time.strftime("%H:%M", time.gmtime(hour * 3600))
+
+
+def list_routes(console: Console) -> list[Route]:
+    return [console.get("/health", show_health)]

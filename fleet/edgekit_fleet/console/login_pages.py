@@ -4,10 +4,11 @@ import time
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from edgekit_fleet.access.guard import BROWSER, LOGIN, read_cookie, set_cookie
 from edgekit_fleet.access.logins import KNOWN_S, browser_of, close_login, find_login, open_login
-from edgekit_fleet.console.shell import Console, local_address
+from edgekit_fleet.console.shell import Console, local_address, switch_theme
 from edgekit_runtime.errors import EdgekitError, RequestError
 
 
@@ -76,3 +77,14 @@ def _set_cookies(request: Request, response: Response, secret: str) -> Response:
     set_cookie(request, response, LOGIN, secret)
     set_cookie(request, response, BROWSER, browser_of(secret), KNOWN_S)
     return response
+
+
+def list_routes(console: Console) -> list[Route]:
+    return [
+        console.get("/login", show_login, None),
+        console.post("/login", log_in, None),
+        console.post("/logout", log_out, None),
+        console.get("/first", show_first, None),
+        console.post("/first", make_first, None),
+        console.post("/theme", switch_theme, None),
+    ]

@@ -9,9 +9,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from edgekit_fleet.console.rollouts import queries
-from edgekit_fleet.console.shell import Console, with_query
+from edgekit_fleet.console.shell import Console, Section, with_query
 from edgekit_fleet.operations.releases import make_release, withdraw_release
 from edgekit_fleet.rollouts.gate_table import MIN_AGREEMENT
 from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow, RolloutRow
@@ -21,6 +22,7 @@ from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX, list_keys
 from edgekit_runtime.trust.trust_store import TrustStore
 
+SECTION: Final = Section("Releases", "/releases", 30)
 _RELEASES: Final = 20
 _ROLLOUTS: Final = 20
 _NOTE_CHARS: Final = 500
@@ -235,3 +237,14 @@ def _describe_score(score: Any) -> str:
     if isinstance(score.get("samples"), int):
         parts.append(f"{score['samples']:,} {score.get('samples_kind', '')} samples".replace("  ", " "))
     return ", ".join(parts)
+
+
+def list_routes(console: Console) -> list[Route]:
+    return [
+        console.get("/releases", show_releases),
+        Route("/releases", console.upload(release, "release"), methods=["POST"]),
+        console.get("/releases/new", show_form, "release"),
+        console.get("/releases/{name}", show_release),
+        console.get("/releases/{name}/withdraw", confirm_withdrawal, "release"),
+        console.post("/releases/{name}/withdraw", withdraw, "release"),
+    ]

@@ -6,10 +6,11 @@ from typing import Final
 from sqlalchemy import select
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from edgekit_fleet.access import tokens, users
 from edgekit_fleet.access.principal import SCOPES, SCOPES_OF_ROLE
-from edgekit_fleet.console.shell import Console, local_address
+from edgekit_fleet.console.shell import Console, Section, local_address
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.operations import devices, saved
 from edgekit_fleet.store.tables import CodeRow, DeviceRow
@@ -17,6 +18,7 @@ from edgekit_runtime.errors import FleetError
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX, list_keys
 
+SECTION: Final = Section("Settings", "/settings", 70)
 _DAY_S: Final = 86_400.0
 _LIVES: Final = {"30": 30, "90": 90, "365": 365, "": None}
 _MOST_CODES: Final = 100
@@ -156,3 +158,17 @@ def change_window(console: Console, request: Request) -> Response:
         return console.redirect(request, "/settings/fleet", "The window is forgotten.")
     saved.save_window(console.store, name, form.get("window", "").strip(), actor)
     return console.redirect(request, "/settings/fleet", f"Plans offer the window '{name}' now.")
+
+
+def list_routes(console: Console) -> list[Route]:
+    return [
+        console.post("/queries/remove", remove_query, "device"),
+        console.get("/settings", show_users),
+        console.post("/settings/users", change_user, "admin"),
+        console.get("/settings/tokens", show_tokens, "admin"),
+        console.post("/settings/tokens", change_token, "admin"),
+        console.get("/settings/codes", show_codes),
+        console.post("/settings/codes", make_codes, "device"),
+        console.get("/settings/fleet", show_fleet_settings),
+        console.post("/settings/windows", change_window, "rollout"),
+    ]

@@ -1,6 +1,7 @@
 """What all pages share: the user, rendering, forms, notices.
 
-A page is a function `(console, request) -> Response`. It runs in a thread, so it may read the store. Every
+A page is a function `(console, request) -> Response`. It runs in a thread, so it may read the store. Its
+module says with `list_routes` where its pages are; `app` finds the modules. Every
 action is an HTML form that works without JavaScript: it posts, and the browser goes on to a page that shows
 the result.
 """
@@ -13,6 +14,7 @@ import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
@@ -21,6 +23,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
 
 from edgekit_fleet.access.first_admin import FirstAdminCode
 from edgekit_fleet.access.guard import LOGIN, login_of, read_cookie, set_cookie
@@ -34,15 +37,6 @@ from edgekit_fleet.web.request_body import discard_body, read_body
 from edgekit_fleet.web.uploads import receive_form
 from edgekit_runtime.errors import EdgekitError, OutputError, RequestError
 
-SECTIONS: Final = (
-    ("Fleet", "/"),
-    ("Devices", "/devices"),
-    ("Releases", "/releases"),
-    ("Rollouts", "/rollouts"),
-    ("Model health", "/health"),
-    ("Audit", "/audit"),
-    ("Settings", "/settings"),
-)
 THEMES: Final = ("auto", "light", "dark")
 STATIC: Final = Path(__file__).with_name("static")
 _TEMPLATES: Final = Path(__file__).with_name("templates")
@@ -60,6 +54,20 @@ _OTHER_LOGIN: Final = RequestError(
     403, "the form is of another login; open the page again and repeat what you did"
 )
 
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A link in the bar of all pages; `SECTION` in a module of pages.
+
+    Attributes:
+        position: place among the others, from left to right.
+    """
+
+    name: str
+    path: str
+    position: int
+
+
 Page: TypeAlias = Callable[["Console", Request], Response]
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 Answer = TypeVar("Answer", bound=Response | None)
@@ -73,6 +81,7 @@ class Console:
         first_admin: the code of the link that makes the first user.
         watcher: watches for changes in the store.
         closing: resources that end with the console: close it after the web server.
+        sections: links in the bar of all pages.
     """
 
     def __init__(
@@ -89,9 +98,16 @@ class Console:
         self.first_admin = first_admin or FirstAdminCode()
         self.watcher = Watcher(store)
         self.closing = ExitStack()
+        self.sections: tuple[Section, ...] = ()
         self._templates = _read_templates()
 
-    def page(self, function: Page, scope: Scope | None = "read") -> Endpoint:
+    def get(self, path: str, function: Page, scope: Scope | None = "read") -> Route:
+        return Route(path, self.page(function, scope))
+
+    def post(self, path: str, function: Page, scope: Scope | None) -> Route:
+        return Route(path, self.page(function, scope), methods=["POST"])
+
+    def page(self, function: Page, scope: Scope | None) -> Endpoint:
         """Return the endpoint of a page, or of an action.
 
         Args:
@@ -159,6 +175,7 @@ class Console:
         text = self._templates.get_template(template).render(
             address=with_query(request),
             section=_find_section(path),
+            sections=self.sections,
             principal=request.state.principal,
             csrf=request.state.csrf,
             theme=read_theme(request),
@@ -263,7 +280,7 @@ def _read_templates() -> Environment:
         auto_reload=False,
     )
     templates.filters.update(FILTERS)
-    templates.globals.update(sections=SECTIONS, themes=THEMES, assets=_list_assets(), share=format_share)
+    templates.globals.update(themes=THEMES, assets=_list_assets(), share=format_share)
     for name in templates.list_templates():
         templates.get_template(name)
     return templates

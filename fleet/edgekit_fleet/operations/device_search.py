@@ -16,8 +16,6 @@ ATTENTION: Final = ("faulty", "diverged", "stale", "working", "new", "converged"
 """Statuses; those that need a person come first."""
 SILENT_S: Final = 7 * 86_400.0
 EXPIRING_S: Final = 30 * 86_400.0
-_MANY: Final = 5000
-"""With more matching devices, SQLite makes no list of them to find the 50 of a page."""
 
 Special: TypeAlias = Literal["", "silent", "expiring"]
 
@@ -57,6 +55,7 @@ def find_devices(
     after: str = "",
     limit: int = 50,
     counts: Mapping[tuple[str, bool], int] | None = None,
+    max_listed: int = 5000,
 ) -> DevicePage:
     """Return a page of devices: those that need attention first, the connected ones before the others.
 
@@ -67,11 +66,12 @@ def find_devices(
         after: `after` of the page before.
         limit: most devices of a page.
         counts: result of `count_devices`, to skip empty groups and to choose the best way.
+        max_listed: with more matching devices, SQLite makes no list of them to find those of a page.
 
     Raises:
         FleetError: the selector is malformed.
     """
-    lookup: Lookup = "index" if counts is not None and sum(counts.values()) > _MANY else "names"
+    lookup: Lookup = "index" if counts is not None and sum(counts.values()) > max_listed else "names"
     condition = _make_condition(session, search, lookup)
     if by_name:
         statement = select(DeviceRow).where(condition, DeviceRow.name > after).order_by(DeviceRow.name)

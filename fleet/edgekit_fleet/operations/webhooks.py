@@ -32,9 +32,7 @@ from edgekit_runtime.errors import EdgekitError, FleetError, NotFoundError
 _PREFIX: Final = "whsec_"
 _SECRET_BYTES: Final = 32
 _TURN_S: Final = 0.5
-_ANSWER_S: Final = 10.0
 _MESSAGES_A_TURN: Final = 20
-_CLAIM_S: Final = _MESSAGES_A_TURN * _ANSWER_S
 _FIRST_PAUSE_S: Final = 5.0
 _LONGEST_PAUSE_S: Final = 3600.0
 _MAX_URL_CHARS: Final = 2000
@@ -134,11 +132,17 @@ class WebhookSender:
     Several processes may send: a process reserves a webhook by moving its due time ahead.
     """
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, store: Store, clock: Callable[[], float] = time.time, *, answer_limit_s: float = 10.0
+    ) -> None:
         """Make a sender; `start` begins.
 
-        `clock`: seconds since 1970.
+        Args:
+            store: store of the fleet.
+            clock: seconds since 1970.
+            answer_limit_s: time of a webhook for the whole answer to a message.
         """
+        self._answer_limit_s = answer_limit_s
         self._store = store
         self._clock = clock
         self._stop = threading.Event()
@@ -151,7 +155,7 @@ class WebhookSender:
     def close(self) -> None:
         """Stop; unsent messages follow after the next start."""
         self._stop.set()
-        self._thread.join(_ANSWER_S + 1)
+        self._thread.join(self._answer_limit_s + 1)
 
     def turn(self) -> int:
         """Send what is due; returns the number of messages that have arrived.
@@ -181,7 +185,7 @@ class WebhookSender:
         webhook, entries, end = claimed
         because, sent = "", 0
         for entry in entries:
-            because = _post(webhook, entry, int(self._clock()))
+            because = _post(webhook, entry, int(self._clock()), self._answer_limit_s)
             if because or self._stop.is_set():
                 end = entry.number - bool(because)
                 break
@@ -208,7 +212,7 @@ class WebhookSender:
             ).first()
             if row is None:
                 return None
-            row.due_at = now + _CLAIM_S
+            row.due_at = now + _MESSAGES_A_TURN * self._answer_limit_s
             newest = session.scalar(select(func.max(AuditRow.number))) or 0
             statement = select(AuditRow).where(AuditRow.number > row.position).order_by(AuditRow.number)
             entries, end = [], newest
@@ -221,7 +225,7 @@ class WebhookSender:
             return row, entries, end
 
 
-def _post(webhook: WebhookRow, entry: AuditRow, timestamp: int) -> str:
+def _post(webhook: WebhookRow, entry: AuditRow, timestamp: int, limit_s: float) -> str:
     """Send one message; returns why it did not arrive, or nothing."""
     at = datetime.fromtimestamp(entry.at, timezone.utc).isoformat(timespec="milliseconds")
     body = json.dumps(
@@ -247,13 +251,13 @@ def _post(webhook: WebhookRow, entry: AuditRow, timestamp: int) -> str:
     url = urlsplit(webhook.url)
     host, port = url.hostname or "", url.port
     connection = (
-        http.client.HTTPSConnection(host, port, timeout=_ANSWER_S, context=ssl.create_default_context())
+        http.client.HTTPSConnection(host, port, timeout=limit_s, context=ssl.create_default_context())
         if url.scheme == "https"
-        else http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
+        else http.client.HTTPConnection(host, port, timeout=limit_s)
     )
     path = (url.path or "/") + (f"?{url.query}" if url.query else "")
     # The time-out is for one piece; a slow answer of many pieces would delay all other webhooks.
-    end = threading.Timer(_ANSWER_S, _cut, (connection,))
+    end = threading.Timer(limit_s, _cut, (connection,))
     end.start()
     try:
         connection.request("POST", path, body, headers)

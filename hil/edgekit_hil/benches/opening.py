@@ -20,10 +20,10 @@ from edgekit_hil.benches.bench_lock import BenchLock
 from edgekit_hil.benches.device import Device, describe
 from edgekit_hil.drivers.meter import MeterProtocol
 from edgekit_hil.provisioning.device_facts import OLDEST_PYTHON
-from edgekit_host.evidence import DeviceFacts
+from edgekit_runtime.agent import device_facts
+from edgekit_runtime.agent.device_facts import DeviceFacts
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import BenchError, BenchUnavailableError, EdgekitError
-from edgekit_runtime.system.engines import list_registered
 
 LEAST_FREE_BYTES: Final = 200 << 20  # for packages in two slots, with their caches
 _CONNECT_LIMIT_S: Final = 10.0
@@ -33,55 +33,6 @@ mkdir -p "$HOME/.edgekit-bench" && cd "$HOME/.edgekit-bench" && home=$(pwd -P) &
 left=$(find /proc -maxdepth 2 -path "/proc/[0-9]*/cwd" -lname "$home/*" 2>/dev/null | cut -d / -f 3)
 if [ -n "$left" ]; then kill -9 $left 2>/dev/null; fi
 echo "$home"
-"""
-_FACTS: Final = """
-import json, os, platform, shutil, sys
-from importlib import metadata
-
-def read(path):
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().strip("\\0 \\n")
-    except OSError:
-        return ""
-
-def engine(name):
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-def processor():
-    for line in read("/proc/cpuinfo").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return ""
-
-def clock():
-    cpu = "/sys/devices/system/cpu/cpu0/cpufreq/"
-    parts = [("governor", read(cpu + "scaling_governor")), ("at most kHz", read(cpu + "scaling_max_freq"))]
-    parts.append(("nvpmodel", read("/var/lib/nvpmodel/status")))  # of a Jetson
-    return ", ".join(name + " " + " ".join(text.split()) for name, text in parts if text)
-
-names = DISTRIBUTIONS
-release = [line for line in read("/etc/os-release").splitlines() if line.startswith("PRETTY_NAME=")]
-try:
-    import edgekit_runtime
-    runtime = edgekit_runtime.__version__
-except ImportError:
-    runtime = ""
-print(json.dumps({
-    "model": read("/proc/device-tree/model") or processor() or platform.machine(),
-    "architecture": platform.machine(),
-    "os": release[0].partition("=")[2].strip('"') if release else platform.system(),
-    "kernel": platform.release(),
-    "python": ".".join(map(str, sys.version_info[:3])),
-    "runtime": runtime,
-    "engines": {name: engine(name) for name in names if engine(name)},
-    "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-    "free_bytes": shutil.disk_usage(".").free,
-    "clock": clock(),
-}))
 """
 
 
@@ -264,32 +215,26 @@ def read_facts(file: BenchFile, device: Device) -> DeviceFacts:
             " later: `edgekit device install --host` makes /opt/edgekit/current/bin/python; or name another"
             f" one as `python:` in {file.path}. {version.errors.strip()[-300:]}".strip()
         )
-    facts = from_plain(
-        DeviceFacts, json.loads(device.run_python(_write_facts_program())), "facts", BenchError
-    )
-    if not facts.runtime:
+    sources = device.run_python(Path(runtime_digest.__file__).read_text(encoding="utf-8"))
+    if not sources.strip():
         raise BenchUnavailableError(
             f"bench '{name}': `{python}` on the device has no edgekit: `edgekit device install --host` puts"
             f" it into /opt/edgekit/current/bin/python; name that as `python:` in {file.path}"
         )
-    sources = device.run_python(Path(runtime_digest.__file__).read_text(encoding="utf-8"))
     if sources != runtime_digest.hash_sources(Path(edgekit_runtime.__file__).parent):
         raise BenchUnavailableError(
             f"bench '{name}': `{python}` on the device has another edgekit than this one, and the evidence"
             " names the commit of this one: bring it up to date by `edgekit device install --host`, with the"
             " options that you gave first"
         )
+    document = json.loads(device.run(f"{device.python} -m {device_facts.__name__}"))
+    facts = from_plain(DeviceFacts, document, "facts", BenchError)
     if facts.free_bytes < LEAST_FREE_BYTES:
         raise BenchUnavailableError(
             f"bench '{name}': {facts.free_bytes >> 20} MiB are free in {device.folder} on the device, and the"
             f" tests need {LEAST_FREE_BYTES >> 20} MiB: remove something"
         )
     return facts
-
-
-def _write_facts_program() -> str:
-    names = [name for engine in list_registered() for name in engine.installation.distributions]
-    return _FACTS.replace("DISTRIBUTIONS", repr(names))
 
 
 def _bring_up(file: BenchFile, target: Any) -> None:

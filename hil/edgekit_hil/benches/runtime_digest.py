@@ -18,6 +18,9 @@ def hash_sources(package: Path) -> str:
 
 
 if __name__ == "__main__":
-    import edgekit_runtime
-
-    print(hash_sources(Path(edgekit_runtime.__file__).parent))
+    try:
+        import edgekit_runtime
+    except ImportError:
+        print()
+    else:
+        print(hash_sources(Path(edgekit_runtime.__file__).parent))

@@ -11,7 +11,6 @@ from labgrid.factory import target_factory
 
 from edgekit_hil.drivers.meter import MeterProtocol, check_watts
 from edgekit_runtime.errors import BenchError
-from edgekit_runtime.power.sensors.power_source import WHOLE_DEVICE
 
 _START_LIMIT_S = 20
 
@@ -42,7 +41,7 @@ class SensorsDriver(Driver, MeterProtocol):
         if document["power_w"] is None:
             missing = "; ".join(document["missing"].values()) or "no reading"
             raise BenchError(f"the device's sensors measure no power: {missing}")
-        self.is_whole = document["power_of"] in WHOLE_DEVICE
+        self.is_whole = document["is_whole_device"]
         self._scope = (
             f"{document['power_of']}, by {', '.join(sensor['name'] for sensor in document['sensors'])}"
         )

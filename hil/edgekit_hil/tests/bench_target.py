@@ -9,7 +9,8 @@ from typing import Any, Final
 import pytest
 
 from edgekit_hil.benches.opening import Bench
-from edgekit_host.evidence import DeviceFacts, MeasuredPower, NetworkTimes
+from edgekit_host.evidence import MeasuredPower, NetworkTimes
+from edgekit_runtime.agent.device_facts import DeviceFacts
 from edgekit_runtime.errors import BenchError
 from edgekit_runtime.system.child_process import run_program
 from edgekit_runtime.system.engines import list_registered

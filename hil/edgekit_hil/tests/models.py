@@ -27,7 +27,8 @@ from edgekit_hil.tests.bench_target import TOOLKIT
 from edgekit_host.evidence import list_committed
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import BenchError
-from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.cut_table import CutTable
+from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 from edgekit_runtime.package.archive import read_package, write_package
 from edgekit_runtime.package.manifest import Artifact, BackendChoice
 from edgekit_runtime.system.child_process import run_program

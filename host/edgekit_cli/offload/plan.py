@@ -9,6 +9,7 @@ import click
 
 from edgekit_cli.number_range import NumberRange
 from edgekit_cli.offload import insecure_option
+from edgekit_runtime.offload.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
     from edgekit_offload.planning.result import PlanningResult
@@ -45,7 +46,7 @@ _NO_PACKAGE: Final = (
     " 100.  [default: the golden inputs of a package, or made up; then only what is exact is offered]",
 )  # fmt: skip
 @click.option(
-    "--objective", type=click.Choice(["latency", "energy", "throughput", "capacity"]), default="latency",
+    "--objective", type=click.Choice([*OBJECTIVES]), default="latency",
     show_default=True, help="What is best; capacity: the most devices for a server within --latency-limit.",
 )  # fmt: skip
 @click.option("--latency-limit", type=NumberRange(min=0, min_open=True), metavar="MS",

@@ -27,8 +27,8 @@ from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_ke
 from edgekit_offload.profiling.model_profile import ModelProfile, read_profile
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.offload.cut_table import Objective
 from edgekit_runtime.offload.latency_model import LinkState
+from edgekit_runtime.offload.objectives import OBJECTIVES
 from edgekit_toolkit.openings.model_opening import check_opening
 
 _LEAKAGE_LIMIT_S: Final = 8.0  # time of all attacks, unless a limit on leakage is given
@@ -99,7 +99,7 @@ class PlanRequest:
     edge_link: LinkState | None
     grid: Grid
     samples: Path | None
-    objective: Objective
+    objective: str
     latency_limit_s: float | None
     requests_per_s: float
     power: PowerModel | None
@@ -174,7 +174,7 @@ def _check_tiers(options: Mapping[str, Any], *, is_tiered: bool, by_url: bool) -
         return
     if by_url:
         raise click.UsageError("--tiers 3 needs a profile or a machine as --server, not a URL")
-    if options["objective"] != "latency":
+    if not OBJECTIVES[options["objective"]].spans_tiers:
         raise click.UsageError("--tiers 3 places kernels for the least latency: leave --objective out")
     if options["edge"] is None:
         raise click.UsageError("--tiers 3 needs the machine between device and server: --edge")

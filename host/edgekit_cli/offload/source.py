@@ -30,7 +30,6 @@ _PACKAGE_SUFFIX = ".edgepkg"
 _BACKENDS = ("offload", "ort")
 _GENERATED = 8  # samples, where none were given
 MAX_SAMPLES = 400
-_MOST_BYTES = 1e9  # of samples, where they are more than the least number
 
 
 class NamedModel(NamedTuple):
@@ -145,14 +144,20 @@ def _read_packed(path: Path) -> NamedModel:
 
 
 def read_samples(
-    model: Path, content: bytes, path: Path | None, at_most: int = MAX_SAMPLES, least: int = MAX_SAMPLES
+    model: Path,
+    content: bytes,
+    path: Path | None,
+    at_most: int = MAX_SAMPLES,
+    least: int = MAX_SAMPLES,
+    *,
+    max_bytes: float = 1e9,
 ) -> tuple[list[dict[str, Array]], tuple[str, ...]]:
     """Return samples, one request each, and notes about them for the user.
 
     Without a path they are the golden inputs of the package, or invented.
 
     `path`: of the samples; None if none were given.
-    `at_most`: how many, if they take 1 GB or less.
+    `at_most`: how many, if they take `max_bytes` or less.
     `least`: how many, whatever they take.
 
     Raises:
@@ -178,7 +183,7 @@ def read_samples(
         )
         return [dict(sample) for sample in samples], (note,)
     source = open_data(path, specs, decoding=decoding)
-    fitting = int(_MOST_BYTES / sum(_one_row_bytes(spec) for spec in specs))
+    fitting = int(max_bytes / sum(_one_row_bytes(spec) for spec in specs))
     at_most = max(min(at_most, fitting), least)
     if len(source) > at_most:  # spread over all: files are often sorted by class
         source = source.selected(draw_mask(len(source), at_most / len(source), seed=0))

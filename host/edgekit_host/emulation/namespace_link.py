@@ -112,9 +112,8 @@ class NamespaceLink:
             direction.bytes_per_s, direction.delay_s = wire_bits_per_s / 8, order["rtt_s"] / 2
             enter_network(namespace)
             _run(
-                *("tc", "qdisc", "replace", "dev", _INTERFACE, "root", "handle", "1:", "tbf"),
-                *("rate", f"{round(wire_bits_per_s)}bit"),
-                *("burst", f"{_BURST_BYTES}b", "limit", f"{_QUEUE_BYTES}b"),
+                f"tc qdisc replace dev {_INTERFACE} root handle 1: tbf"
+                f" rate {round(wire_bits_per_s)}bit burst {_BURST_BYTES}b limit {_QUEUE_BYTES}b"
             )
 
     def relay(self, channel: socket.socket) -> None:
@@ -157,21 +156,21 @@ def _make_namespace(host: str, peer: str) -> tuple[int, int]:
         (settings / "tcp_congestion_control").write_text("cubic")
     # A new connection remembers nothing of the last one: else a measurement depends on earlier links.
     (settings / "tcp_no_metrics_save").write_text("1")
-    _run("ip", "link", "set", "lo", "up")
-    _run("ip", "address", "add", host, "peer", peer, "dev", _INTERFACE)
-    _run("ip", "link", "set", _INTERFACE, "mtu", str(_MTU_BYTES), "up")
+    _run("ip link set lo up")
+    _run(f"ip address add {host} peer {peer} dev {_INTERFACE}")
+    _run(f"ip link set {_INTERFACE} mtu {_MTU_BYTES} up")
     return namespace, tun
 
 
-def _run(*command: str) -> None:
+def _run(command: str) -> None:
     """Run `ip` or `tc` in the namespace of this thread.
 
     Raises:
         OSError: the program is not installed, or it failed.
     """
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = subprocess.run(command.split(), check=False, capture_output=True, text=True)
     if done.returncode:
-        raise OSError(f"`{' '.join(command)}`: {done.stderr.strip()}")
+        raise OSError(f"`{command}`: {done.stderr.strip()}")
 
 
 def main() -> None:

@@ -42,8 +42,7 @@ def pareto_plot(marks: Sequence[Mark], cost: Quantity, score: Quantity, *, key: 
     room = Room(_LEFT, _RIGHT, _TOP, _BOTTOM)
     for mark, (px, py) in zip(marks, points, strict=True):
         room.take_point(px, py, 11.0 if mark.chosen else 8.0)
-    return drawing(
-        (_WIDTH, _HEIGHT),
+    layers = [
         _hatch(key),
         _grid(frame, cost, score),
         _shades(frame, cost, score, key),
@@ -52,6 +51,10 @@ def pareto_plot(marks: Sequence[Mark], cost: Quantity, score: Quantity, *, key: 
         _limits(frame, cost, score, room),
         _reaches(points, frame, score),
         _marks(marks, points, frame.y, score, room),
+    ]
+    return drawing(
+        (_WIDTH, _HEIGHT),
+        *layers,
         title=f"{cost.title} against {score.title}",
         description=(
             f"{len(marks)} candidates. {cost.title} in {cost.unit} on the horizontal axis, "

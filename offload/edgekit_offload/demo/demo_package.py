@@ -25,7 +25,8 @@ from edgekit_offload.planning.plan_inputs import MAX_LOSS, PlanInputs
 from edgekit_offload.planning.planner import plan
 from edgekit_offload.planning.result import Candidate, PlanningResult
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
-from edgekit_runtime.offload.cut_table import LOCAL, CutTable, OffloadPlan
+from edgekit_runtime.offload.cut_table import CutTable
+from edgekit_runtime.offload.offload_plan import LOCAL, OffloadPlan
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package

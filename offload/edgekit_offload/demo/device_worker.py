@@ -20,8 +20,9 @@ from edgekit_runtime.codecs.media import MediaCodec, encode_media
 from edgekit_runtime.dataclass_json import from_json
 from edgekit_runtime.errors import ConfigError, EdgekitError, TransportError
 from edgekit_runtime.offload.choose import PlanChoice
-from edgekit_runtime.offload.cut_table import LOCAL, OffloadPlan, read_cut_table
+from edgekit_runtime.offload.cut_table import read_cut_table
 from edgekit_runtime.offload.offload_options import OffloadOptions, write_offload_options
+from edgekit_runtime.offload.offload_plan import LOCAL, OffloadPlan
 from edgekit_runtime.offload.offload_server import OffloadServer, make_tail_request
 from edgekit_runtime.offload.session.remote_session import RemoteSession
 from edgekit_runtime.package.archive import OpenedPackage, read_package

@@ -5,7 +5,6 @@ photographs and sound if the configuration says so. Files may be hostile. So the
 module as in our own service: the export puts that part of edgekit's runtime beside this file.
 """
 
-import importlib
 import json
 import math
 import sys
@@ -40,7 +39,9 @@ class TritonPythonModel:
         self._decode: dict[str, str] = json.loads(decode)
         if self._decode:
             sys.path.insert(0, str(path.parent))  # before an edgekit of another version
-            self._media = importlib.import_module("edgekit_runtime.codecs.media")
+            from edgekit_runtime.codecs import media
+
+            self._media = media
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer requests, together where their rows can be joined."""

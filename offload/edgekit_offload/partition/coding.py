@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.offload.cut_table import InputCodes
+from edgekit_runtime.offload.offload_plan import InputCodes
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 LOSSY_SAMPLES: Final = 100
@@ -63,6 +63,8 @@ CUT_CODINGS: Final[dict[str, CutCoding]] = {
     # Few cuts: mostly they lose too much, and would leave no room for better ones.
     "int4": CutCoding(bits=4, group=32, min_samples=LOSSY_SAMPLES, max_cuts=2),
 }
+REPLY_CODING: Final = "int8"
+"""How outputs come back from the server, where cuts are coded: in 8 bits at least."""
 EXACT_UPLOADS: Final = frozenset({"raw", "uint8", "delta"})
 """Codings of uploads that restore the samples, unless a tensor says how it is rounded."""
 _WIDE_LEVELS: Final = 65535
@@ -258,7 +260,7 @@ def code_reply(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | No
     Only with codings that round anyway, and in 8 bits at least. Small outputs, such as scores of classes,
     take a few packets in any coding.
     """
-    return code_tensor(spec, Coding("int8"), opset) if codes_reply(spec, coding) else None
+    return code_tensor(spec, Coding(REPLY_CODING), opset) if codes_reply(spec, coding) else None
 
 
 def codes_reply(spec: TensorSpec, coding: Coding) -> bool:

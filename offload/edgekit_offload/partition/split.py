@@ -26,7 +26,7 @@ from edgekit_offload.partition.coding import (
 )
 from edgekit_offload.partition.source_model import BATCH, WHOLE_ONLY, SourceModel, parse_model
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.offload.cut_table import InputCodes
+from edgekit_runtime.offload.offload_plan import InputCodes
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 DECODER_SUFFIX: Final = ".reply.head"  # of the decoder of replies, which devices alone run, as heads
@@ -95,15 +95,10 @@ def split_model(
     """
     whole = model if isinstance(model, SourceModel) else SourceModel(model)
     device, server = _sides(whole, device_nodes)
-    nodes = whole.proto.graph.node
-    written = {name for index in server for name in nodes[index].output}
-    # A constant, or an input that is also an output, is an output of the side that runs alone.
-    tail_outputs = [
-        name for name in whole.outputs if name in written or (not device and coding.kind == "raw")
-    ]
+    tail_outputs = _tail_outputs(whole, server, takes_all=not device and coding.kind == RAW.kind)
     head_outputs = [name for name in whole.outputs if name not in tail_outputs]
     crossing = _crossing(whole, device, server, tail_outputs)
-    opset = next(opset.version for opset in whole.proto.opset_import if opset.domain in _DEFAULT_DOMAINS)
+    opset = _find_opset(whole.proto)
     specs = {name: whole.sent_spec(name) for name in crossing}
     coded = {name: code_tensor(specs[name], coding, opset) for name in crossing}
     outputs = {name: whole.spec(name) for name in tail_outputs}
@@ -135,6 +130,19 @@ def split_model(
         codes=coding.codes_of(list(specs.values())),
         decoder=_decoder(replied, outputs),
     )
+
+
+def _tail_outputs(whole: SourceModel, server: Collection[int], *, takes_all: bool) -> list[str]:
+    """Return the outputs of the tail.
+
+    A constant, or an input that is also an output, is an output of the side that runs alone.
+    """
+    written = {name for index in server for name in whole.proto.graph.node[index].output}
+    return [name for name in whole.outputs if takes_all or name in written]
+
+
+def _find_opset(proto: onnx.ModelProto) -> int:
+    return int(next(opset.version for opset in proto.opset_import if opset.domain in _DEFAULT_DOMAINS))
 
 
 def _sent_specs(
@@ -183,7 +191,7 @@ def _upload_as_it_is(content: bytes, coding: Coding, weights_path: str) -> Split
     inputs = [_read_spec(value) for value in proto.graph.input if value.name not in weights]
     inferred = onnx.shape_inference.infer_shapes(proto).graph.output
     outputs = tuple(_read_spec(value) for value in inferred)
-    opset = next(opset.version for opset in proto.opset_import if opset.domain in _DEFAULT_DOMAINS)
+    opset = _find_opset(proto)
     coded = [(spec, code_tensor(spec, coding, opset)) for spec in inputs]
     sent = tuple(part for spec, tensor in coded for part in ((spec,) if tensor is None else tensor.sent))
     file = _WeightsFile(content, weights_path)

@@ -21,8 +21,8 @@ from edgekit_offload.planning.coding_costs import find_probabilities
 from edgekit_offload.planning.envelope import Score, score_all
 from edgekit_offload.planning.result import Refusal
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.offload.cut_table import Escalation, OffloadPlan
 from edgekit_runtime.offload.latency_model import Conditions
+from edgekit_runtime.offload.offload_plan import Escalation, OffloadPlan
 from edgekit_runtime.tensors import TensorSpec
 
 NAME: Final = "cascade"

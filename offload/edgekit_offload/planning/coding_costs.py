@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from edgekit_offload.cuts.kernel_graph import KernelGraph
 from edgekit_offload.partition.coding import (
     CUT_CODINGS,
+    REPLY_CODING,
     Coding,
     build_model,
     code_tensor,
@@ -142,13 +143,11 @@ def measure_codings(
     Raises:
         CutError: the model does not run on a sample.
     """
-    sizes = {coding: np.zeros(len(graph.tensors)) for coding in CUT_CODINGS}
+    sizes, reply_bytes = ({coding: np.zeros(len(graph.tensors)) for coding in CUT_CODINGS} for _ in range(2))
+    is_coded = {coding: np.zeros(len(graph.tensors), np.bool_) for coding in CUT_CODINGS}
     raw_bytes, coded_bytes, counts = np.zeros((3, len(graph.tensors)))
     spent_s, recorded_bytes = dict.fromkeys(CUT_CODINGS, 0.0), 0
     coders = {coding: TensorCoder(coding) for coding in CUT_CODINGS}
-    reply_bytes = {coding: np.zeros(len(graph.tensors)) for coding in CUT_CODINGS}
-    is_coded = {coding: np.zeros(len(graph.tensors), np.bool_) for coding in CUT_CODINGS}
-    is_output = [tensor in graph.outputs for tensor in graph.tensors]  # what a reply may carry
     compressed_bytes(np.zeros(1))  # the first call may import
     for arrays in model.record(graph.tensors, feeds):
         recorded_bytes += sum(array.nbytes for array in arrays)
@@ -162,13 +161,11 @@ def measure_codings(
             encoded: dict[str, tuple[Array, ...]] = {}
             for coding, coder in coders.items():
                 is_coded[coding][row] |= coder.codes(array)  # opens the session before the clock starts
-                begin_s = time.perf_counter()
-                encoded[coding] = parts = coder.encode(array)
-                body = np.concatenate([part.reshape(-1).view(np.uint8) for part in parts])
-                sizes[coding][row] += compressed_bytes(body) * scale + TENSOR_BYTES * (len(parts) - 1)
-                spent_s[coding] += time.perf_counter() - begin_s
-            for coding in coders if is_output[row] else ():
-                reply = encoded["int8"] if _codes_reply(arrays[row], coding) else (array,)
+                encoded[coding], body_bytes, seconds = _encode(coder, array)
+                sizes[coding][row] += body_bytes * scale + TENSOR_BYTES * (len(encoded[coding]) - 1)
+                spent_s[coding] += seconds
+            for coding in coders if graph.tensors[row] in graph.outputs else ():
+                reply = encoded[REPLY_CODING] if _codes_reply(arrays[row], coding) else (array,)
                 reply_bytes[coding][row] += sum(part.nbytes for part in reply) * scale
         if recorded_bytes > _RECORDED_BYTES:
             break
@@ -184,6 +181,14 @@ def measure_codings(
         )
         for coding in coders
     }
+
+
+def _encode(coder: "TensorCoder", array: Array) -> tuple[tuple[Array, ...], int, float]:
+    """Return a tensor as it is sent, its bytes on the link, and the seconds that this took."""
+    begin_s = time.perf_counter()
+    parts = coder.encode(array)
+    size_bytes = compressed_bytes(np.concatenate([part.reshape(-1).view(np.uint8) for part in parts]))
+    return parts, size_bytes, time.perf_counter() - begin_s
 
 
 def _codes_reply(array: Array, coding: str) -> bool:

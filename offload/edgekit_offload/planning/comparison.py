@@ -200,7 +200,7 @@ def _rows(values: NDArray[np.float64], grid: Grid) -> tuple[tuple[float, ...], .
 
 def _capacity(inputs: PlanInputs, candidate: Candidate) -> int | None:
     """Return how many devices a server carries at the middle of the bandwidths."""
-    if inputs.objective != "capacity" or inputs.latency_limit_s is None or candidate.kind == "local":
+    if not inputs.goal.row.counts_devices or inputs.latency_limit_s is None or candidate.kind == "local":
         return None  # a device that computes all itself does not load the server
     links = inputs.grid.links()
     middle = Conditions(links[len(inputs.grid.bandwidths_mbit_s) // 2])

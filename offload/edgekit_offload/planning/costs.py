@@ -19,8 +19,9 @@ from edgekit_offload.planning.explain import size
 from edgekit_offload.planning.result import SentTensor
 from edgekit_runtime.client.requests import token_line
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.offload.cut_table import Compression, OffloadPlan, PlanCosts
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, wire_bytes
+from edgekit_runtime.offload.objectives import SECONDS, Weights
+from edgekit_runtime.offload.offload_plan import Compression, OffloadPlan, PlanCosts
 from edgekit_runtime.offload.offload_server import make_tail_request
 from edgekit_runtime.protocol.infer_request import InferRequest, RequestedOutput
 from edgekit_runtime.protocol.infer_response import encode_response
@@ -206,90 +207,33 @@ def add_energy(plan: OffloadPlan, power: PowerModel | None) -> OffloadPlan:
     return replace(plan, costs=replace(plan.costs, device_j=joules))
 
 
-def latency_costs(
-    costs: GraphCosts, coding: str, conditions: Conditions, pinned: NDArray[np.bool_] | None = None
+def weigh_costs(
+    costs: GraphCosts,
+    coding: str,
+    conditions: Conditions,
+    pinned: NDArray[np.bool_] | None = None,
+    weights: Weights = SECONDS,
 ) -> Costs:
-    """Return seconds of latency of one request on two tiers.
+    """Return what one request costs on two tiers: by default seconds of latency.
 
     `pinned`: bool [tensors], whether a tensor must not leave the device.
 
     Raises:
         CutError: the link is down.
     """
-    link, coded = _usable(conditions), costs.codings[coding]
-    slowdown = np.array([conditions.device_slowdown, conditions.server_slowdown])
-    sent_bytes, reply_bytes = coded.sent_bytes + TENSOR_BYTES, coded.reply_bytes + TENSOR_BYTES
-    upload = (
-        sent_bytes * BITS / link.up_bits_per_s
-        + coded.encode_s * conditions.device_slowdown
-        + coded.decode_s * conditions.server_slowdown
-    )
-    download = reply_bytes * BITS / link.down_bits_per_s
-    heads_s = MESSAGE_BYTES * BITS * (1 / link.up_bits_per_s + 1 / link.down_bits_per_s)
-    setup = np.array([link.rtt_s + conditions.server_wait_s + heads_s])
-    compute = _stay(costs, costs.seconds[:, :2] * slowdown, pinned)
-    return Costs(compute, _forbid(upload, pinned), download[:, np.newaxis], setup)
-
-
-def energy_costs(
-    costs: GraphCosts,
-    coding: str,
-    conditions: Conditions,
-    power: PowerModel,
-    pinned: NDArray[np.bool_] | None = None,
-) -> Costs:
-    """Return joules of the device for one request: its kernels, and its radio until the reply has come."""
-    link, coded = _usable(conditions), costs.codings[coding]
-    compute = costs.seconds[:, :2] * np.array(
-        [power.compute_w * conditions.device_slowdown, power.radio_w * conditions.server_slowdown]
-    )
-    up_j = power.radio_w * BITS / link.up_bits_per_s
-    down_j = power.radio_w * BITS / link.down_bits_per_s
-    upload = (
-        (coded.sent_bytes + TENSOR_BYTES) * up_j
-        + coded.encode_s * conditions.device_slowdown * power.compute_w
-        + coded.decode_s * conditions.server_slowdown * power.radio_w
-    )
-    download = (coded.reply_bytes + TENSOR_BYTES) * down_j
-    wait_j = (link.rtt_s + conditions.server_wait_s) * power.radio_w + MESSAGE_BYTES * (up_j + down_j)
-    compute = _stay(costs, compute, pinned)
-    return Costs(compute, _forbid(upload, pinned), download[:, np.newaxis], np.array([wait_j]))
-
-
-def server_costs(costs: GraphCosts, coding: str, pinned: NDArray[np.bool_] | None = None) -> Costs:
-    """Return seconds of the server for one request, which limit the number of devices it carries."""
-    compute = costs.seconds[:, :2].copy()
-    compute[:, 0] = 0.0
-    none = np.zeros((len(costs.raw_bytes), 1))
-    decode = _forbid(costs.codings[coding].decode_s.copy(), pinned)
-    return Costs(_stay(costs, compute, pinned), decode, none, np.zeros(1))
-
-
-def pipeline_stages(
-    costs: GraphCosts, coding: str, conditions: Conditions, pinned: NDArray[np.bool_] | None = None
-) -> tuple[Costs, Costs, Costs]:
-    """Return seconds of device, link (both ways) and server for one request.
-
-    Requests overlap, so round trips do too.
-    """
-    link, coded = _usable(conditions), costs.codings[coding]
-    seconds = costs.seconds[:, :2] * [conditions.device_slowdown, conditions.server_slowdown]
-    device, nothing, server = seconds.copy(), np.zeros_like(seconds), seconds.copy()
-    device[:, 1] = server[:, 0] = 0.0
-    free, none = np.zeros((len(costs.raw_bytes), 1)), np.zeros(1)
-    send = (coded.sent_bytes + TENSOR_BYTES) * BITS / link.up_bits_per_s
-    reply = ((coded.reply_bytes + TENSOR_BYTES) * BITS / link.down_bits_per_s)[:, np.newaxis]
-    heads = np.array([MESSAGE_BYTES * BITS * (1 / link.up_bits_per_s + 1 / link.down_bits_per_s)])
-    return (
-        Costs(
-            _stay(costs, device, pinned),
-            _forbid(coded.encode_s * conditions.device_slowdown, pinned),
-            free,
-            none,
-        ),
-        Costs(nothing, _forbid(send, pinned), reply, heads),
-        Costs(server, _forbid(coded.decode_s * conditions.server_slowdown, pinned), free, none),
-    )
+    link, coded = conditions.link, costs.codings[coding]
+    if link is None or link.up_bits_per_s <= 0 or link.down_bits_per_s <= 0:
+        raise CutError("the link is down (bandwidth 0): nothing can be sent, so there is nothing to plan")
+    device = weights.device * conditions.device_slowdown
+    server = weights.server * conditions.server_slowdown
+    up, down = (weights.link * BITS / rate for rate in (link.up_bits_per_s, link.down_bits_per_s))
+    upload = (coded.sent_bytes + TENSOR_BYTES) * up + coded.encode_s * device + coded.decode_s * server
+    download = (coded.reply_bytes + TENSOR_BYTES) * down
+    setup = weights.wait * (link.rtt_s + conditions.server_wait_s) + MESSAGE_BYTES * (up + down)
+    compute = _stay(costs, costs.seconds[:, :2] * [device, server], pinned)
+    if pinned is not None:
+        upload = np.where(pinned, np.inf, upload)
+    return Costs(compute, upload[:, np.newaxis], download[:, np.newaxis], np.array([setup]))
 
 
 def tier_costs(
@@ -424,13 +368,6 @@ def _lifetimes(graph: KernelGraph) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     return np.array(first, np.intp), np.array(last, np.intp)
 
 
-def _usable(conditions: Conditions) -> LinkState:
-    link = conditions.link
-    if link is None or link.up_bits_per_s <= 0 or link.down_bits_per_s <= 0:
-        raise CutError("the link is down (bandwidth 0): nothing can be sent, so there is nothing to plan")
-    return link
-
-
 def _stay(
     costs: GraphCosts, compute: NDArray[np.float64], pinned: NDArray[np.bool_] | None
 ) -> NDArray[np.float64]:
@@ -441,9 +378,3 @@ def _stay(
     compute = compute.copy()
     compute[kernels[pinned[tensors]], 1:] = np.inf
     return compute
-
-
-def _forbid(upload: NDArray[np.float64], pinned: NDArray[np.bool_] | None) -> NDArray[np.float64]:
-    if pinned is not None:
-        upload = np.where(pinned, np.inf, upload)
-    return upload[:, np.newaxis]

@@ -30,8 +30,8 @@ from edgekit_offload.planning.objectives import Goal
 from edgekit_offload.planning.result import Refusal, SentTensor, TierPlan
 from edgekit_offload.planning.sweep import OptimalCut, find_cuts, place_on_tiers
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.offload.cut_table import Compression, OffloadPlan, PlanCosts
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
+from edgekit_runtime.offload.offload_plan import Compression, OffloadPlan, PlanCosts
 
 MAX_CUTS: Final = 8
 _MAX_SHARED_CUTS: Final = 3  # of codings without a limit of their own, beside the best of each coding

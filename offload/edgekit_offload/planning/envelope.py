@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_offload.planning.result import Kind, WinRange
-from edgekit_runtime.offload.cut_table import OffloadPlan
 from edgekit_runtime.offload.latency_model import Conditions, LinkState
+from edgekit_runtime.offload.offload_plan import OffloadPlan
 
 SERVER_SLOWDOWNS: Final = (1.0, 2.0, 4.0, 8.0)
 DEVICE_SLOWDOWNS: Final = (1.0, 2.0, 4.0)

@@ -6,7 +6,7 @@ from typing import Final
 
 from edgekit_offload.planning.leakage import Leakage
 from edgekit_offload.planning.result import Candidate, Certificate, PlannedMachine, StatedLimit, WinRange
-from edgekit_runtime.offload.cut_table import LOCAL
+from edgekit_runtime.offload.offload_plan import LOCAL
 
 _WORTH: Final = 1.02  # a smaller gain is not worth a sentence
 LIMIT_BROKEN: Final = 1e6  # larger than the gain of any real scores

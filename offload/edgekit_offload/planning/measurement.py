@@ -50,8 +50,8 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.codecs.compression import has_zstd
 from edgekit_runtime.codecs.media import MediaCodec, decode_media, encode_media
 from edgekit_runtime.errors import CutError, EdgekitError
-from edgekit_runtime.offload.cut_table import LOCAL, Compression, OffloadPlan, PlanCosts
 from edgekit_runtime.offload.measurement.job import TransferCoding
+from edgekit_runtime.offload.offload_plan import LOCAL, Compression, OffloadPlan, PlanCosts
 from edgekit_runtime.tensors import Array
 
 _ZSTD: Final = " zstd"  # suffix of a plan's name: only its compression
@@ -59,7 +59,6 @@ _REPLY: Final = " reply"  # the same: only the decoding of the reply
 _DIRECTIONS: Final[tuple[Literal["encode", "decode"], ...]] = ("encode", "decode")
 _RUNS_S: Final = 0.5  # time of the model's runs for one attack, if time is limited
 _LEAST_ATTACKED: Final = 40  # samples
-_ATTACK_BYTES: Final = 1e9  # bytes of sent tensors of all samples of an attack
 _FEW_VALUES: Final = 256  # values of an input that an attack rebuilds, if time is limited
 
 
@@ -337,19 +336,20 @@ class _Media:
 
 
 def leakage_of(
-    model: OpenedModel, feeds: Sequence[Feeds], *, limit_s: float = math.inf
+    model: OpenedModel, feeds: Sequence[Feeds], *, limit_s: float = math.inf, max_bytes: float = 1e9
 ) -> Callable[[Sequence[SentTensor]], Leakage | None]:
     """Return a function that measures how well an attacker rebuilds an input from sent tensors.
 
-    Of several inputs, the one that leaks most counts. If the sent tensors of all samples take more than 1 GB,
-    fewer samples are used, but not fewer than `LEAST_FOR_LIMIT`. If these take more, too, the attacker gets a
-    random part of the values of each tensor.
+    Of several inputs, the one that leaks most counts. If the sent tensors of all samples take more than
+    `max_bytes`, fewer samples are used, but not fewer than `LEAST_FOR_LIMIT`. If these take more, too, the
+    attacker gets a random part of the values of each tensor.
 
     Args:
         model: the ONNX model.
         feeds: samples, one request each; the attacker knows most of them.
         limit_s: time of all calls together; after it, calls return None. With a limit the attacker also
             knows fewer samples if the model is slow, so the lower bound is lower.
+        max_bytes: size of the sent tensors of all samples.
     """
     spent_s = 0.0
     used, most_values = feeds, MAX_VALUES
@@ -362,7 +362,7 @@ def leakage_of(
         if spent_s > limit_s:
             return None
         began_s = time.monotonic()
-        inputs, tensors = _record_attacked(model, used[:MAX_ATTACKED], sent, most_values)
+        inputs, tensors = _record_attacked(model, used[:MAX_ATTACKED], sent, most_values, max_bytes)
         varied = [rows for rows in inputs if rows.dtype.kind in "biuf" and (rows != rows[0]).any()]
         leakages = [measure_leakage(rows, tensors, most_values=most_values) for rows in varied or inputs[:1]]
         spent_s += time.monotonic() - began_s
@@ -372,7 +372,11 @@ def leakage_of(
 
 
 def _record_attacked(
-    model: OpenedModel, feeds: Sequence[Feeds], sent: Sequence[SentTensor], most_values: int
+    model: OpenedModel,
+    feeds: Sequence[Feeds],
+    sent: Sequence[SentTensor],
+    most_values: int,
+    max_bytes: float,
 ) -> tuple[list[Array], list[Array]]:
     """Return values of each input, and of each tensor as the server decodes it: [samples, values].
 
@@ -389,8 +393,8 @@ def _record_attacked(
     first = dict(zip(names, session.run(names, dict(feeds[0])), strict=True))
     coders = {tensor.name: TensorCoder(tensor.coding) for tensor in sent}
     sample_bytes = sum(value.nbytes for value in first.values())
-    used = feeds[: max(int(_ATTACK_BYTES / sample_bytes), LEAST_FOR_LIMIT)]
-    share = _ATTACK_BYTES / (sample_bytes * len(used))
+    used = feeds[: max(int(max_bytes / sample_bytes), LEAST_FOR_LIMIT)]
+    share = max_bytes / (sample_bytes * len(used))
     drawn = {name: _draw(draws, value.size, int(value.size * share)) for name, value in first.items()}
     inputs: dict[str, list[Array]] = {name: [] for name in rebuilt}
     tensors: dict[str, list[Array]] = {name: [] for name in names}

@@ -16,8 +16,8 @@ from edgekit_offload.planning.result import Label, Refusal, SentTensor
 from edgekit_offload.planning.uploads import UploadCandidate
 from edgekit_offload.profiling.model_profile import ModelProfile
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.offload.cut_table import Objective, OffloadPlan
 from edgekit_runtime.offload.latency_model import LinkState
+from edgekit_runtime.offload.offload_plan import OffloadPlan
 
 MAX_LOSS: Final = 1e-3  # expected loss of accuracy by a coding that is allowed by default
 
@@ -78,7 +78,7 @@ class PlanInputs:
     server: ModelProfile
     grid: Grid
     feeds: Sequence[Feeds]
-    objective: Objective = "latency"
+    objective: str = "latency"
     power: PowerModel | None = None
     latency_limit_s: float | None = None
     requests_per_s: float = 1.0

@@ -46,8 +46,8 @@ from edgekit_offload.profiling.fused_graph import is_plain
 from edgekit_offload.profiling.model_profile import ModelProfile, describe_cause
 from edgekit_offload.profiling.planning_graph import check_model, join_profiles
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.offload.cut_table import LOCAL, OffloadPlan, PlanCosts
 from edgekit_runtime.offload.latency_model import predict_s
+from edgekit_runtime.offload.offload_plan import LOCAL, OffloadPlan, PlanCosts
 
 
 def plan(inputs: PlanInputs, progress: Progress = lambda _step, _done, _total: None) -> PlanningResult:

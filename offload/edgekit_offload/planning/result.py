@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Literal, TypeAlias
 
 from edgekit_runtime.dataclass_json import Range
-from edgekit_runtime.offload.cut_table import CutTable, Objective, OffloadPlan
+from edgekit_runtime.offload.cut_table import CutTable
+from edgekit_runtime.offload.offload_plan import OffloadPlan
 
 Label: TypeAlias = Literal["measured", "emulated", "modelled"]
 Kind: TypeAlias = Literal["local", "upload", "cut", "cascade"]
@@ -234,7 +235,7 @@ class PlanningResult:
 
     model: str
     model_sha256: str
-    objective: Objective
+    objective: str
     unit: str
     device: PlannedMachine
     server: PlannedMachine

@@ -16,14 +16,14 @@ from edgekit_offload.cuts.costs import Costs
 from edgekit_offload.cuts.solver import Cuts, Limit, Placement
 from edgekit_offload.planning.costs import (
     GraphCosts,
-    latency_costs,
-    server_costs,
     tier_costs,
+    weigh_costs,
 )
 from edgekit_offload.planning.objectives import Goal
 from edgekit_offload.planning.result import Certificate, StatedLimit, TierPlan
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.offload.latency_model import Conditions, LinkState
+from edgekit_runtime.offload.objectives import SERVER_SECONDS
 
 _LATENCY: Final = "latency"
 _SETTINGS_OF_SPLITS: Final = 3  # number of bandwidths; each needs a mixed-integer program
@@ -161,22 +161,21 @@ def _setting(
     with the least server time. That needs room for a wait of `slack` service times within the latency limit,
     and this limit is a sum over kernels.
     """
-    latency, limits = latency_costs(costs, coding, condition, pinned), goal.limits
+    latency, limits = weigh_costs(costs, coding, condition, pinned), goal.limits
     stated = _state_bytes(limits)
     if goal.kept_latency_s is not None:
         limited = latency
         if slack:
-            wait, server = slack * condition.server_slowdown, server_costs(costs, coding, pinned)
-            compute, upload = latency.compute + wait * server.compute, latency.upload + wait * server.upload
+            server = weigh_costs(costs, coding, condition, pinned, SERVER_SECONDS)
+            compute, upload = latency.compute + slack * server.compute, latency.upload + slack * server.upload
             limited = replace(latency, compute=compute, upload=upload)
         limits += (Limit(limited, goal.kept_latency_s, _LATENCY),)
         stated = (
             StatedLimit(name=_LATENCY, at_most=goal.kept_latency_s, unit="s", server_waits=slack),
             *stated,
         )
-    stages = goal.row.stages(costs, coding, condition, goal, pinned)
     return _Setting(
-        stages=stages,
+        stages=tuple(weigh_costs(costs, coding, condition, pinned, weights) for weights in goal.stages),
         limits=limits,
         condition=condition,
         coding=coding,

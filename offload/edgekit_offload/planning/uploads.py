@@ -27,7 +27,7 @@ from edgekit_runtime.codecs.media import (
     encode_media,
 )
 from edgekit_runtime.errors import CutError, EdgekitError
-from edgekit_runtime.offload.cut_table import OffloadPlan, PlanCosts
+from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 from edgekit_runtime.tensors import Array
 
 RAW_UPLOAD: Final = "raw"

@@ -28,10 +28,10 @@ from edgekit_offload.planning.explain import (
     describe_leakage,
     describe_limits,
 )
-from edgekit_offload.planning.objectives import OBJECTIVES
 from edgekit_offload.planning.result import Candidate, Label, PlanningResult
 from edgekit_offload.report.decision import curves_of, decide, reaches_of
 from edgekit_offload.report.latency_chart import Curve, Reach, colors_of, latency_chart
+from edgekit_runtime.offload.objectives import OBJECTIVES
 
 _NONE: Final = "-"
 _MOST_COLUMNS: Final = 7
@@ -53,18 +53,13 @@ def page_style() -> str:
 
 
 def render_plan_page(result: PlanningResult) -> str:
+    parts = (_verdict, _charts, _ways, _cuts, _tiers, _refusals, _origin)
     return render_document(
         f"{result.model}: offload plan",
         page_style(),
         _heading(result),
         warning_section(result.warnings),
-        _verdict(result),
-        _charts(result),
-        _ways(result),
-        _cuts(result),
-        _tiers(result),
-        _refusals(result),
-        _origin(result),
+        *(part(result) for part in parts),
     )
 
 
@@ -185,17 +180,17 @@ def _ways(result: PlanningResult) -> Markup | None:
 
 
 def _way_row(result: PlanningResult, number: int, candidate: Candidate) -> Markup:
-    costs, is_local = candidate.plan.costs, candidate.kind == "local"
+    costs = candidate.plan.costs
+    figures = [show_ms(costs.server_s), show_bytes(costs.upload_bytes), show_bytes(costs.download_bytes)]
+    effects = [describe_answers(candidate, result.samples), describe_leakage(candidate)]
+    if candidate.kind == "local":
+        figures, effects = [_NONE] * len(figures), [_NONE] * len(effects)
     return el(
         "tr",
         el("th", f"{number + 1} · {candidate.name}", scope="row", class_="name"),
         el("td", _KINDS[candidate.kind], class_="kind"),
-        el("td", show_ms(costs.device_s), class_="n"),
-        el("td", _NONE if is_local else show_ms(costs.server_s), class_="n"),
-        el("td", _NONE if is_local else show_bytes(costs.upload_bytes), class_="n"),
-        el("td", _NONE if is_local else show_bytes(costs.download_bytes), class_="n"),
-        el("td", _NONE if is_local else describe_answers(candidate, result.samples), class_="where"),
-        el("td", _NONE if is_local else describe_leakage(candidate), class_="where"),
+        *(el("td", figure, class_="n") for figure in (show_ms(costs.device_s), *figures)),
+        *(el("td", effect, class_="where") for effect in effects),
         el("td", badge(candidate.label)),
         el("td", _where_best(result, candidate), class_="where"),
         class_="chosen" if candidate.wins else None,

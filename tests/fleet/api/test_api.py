@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -263,3 +265,26 @@ def test_users_and_tokens_are_managed(api: Api):
     api.post("/tokens", {"name": "t", "scopes": ["read"]})
     assert json.dumps(api.get("/tokens").json).count('"t"') == 1
     assert api.delete("/tokens/t").status == 200
+
+
+FURTHER_ENDPOINT = """
+from edgekit_fleet.access.principal import Principal
+from edgekit_fleet.api.endpoints.endpoint import Fleet, Named, endpoint
+
+
+@endpoint("GET", "/names/{name}", scope="read", summary="Return a name.")
+def read_name(fleet: Fleet, principal: Principal, request: Named) -> Named:
+    return request
+"""
+
+
+def test_further_endpoint_is_a_file(tmp_path: Path):
+    (tmp_path / "further.py").write_text(FURTHER_ENDPOINT)
+    code = (
+        "import sys; from edgekit_fleet.api import endpoints; endpoints.__path__.append(sys.argv[1])\n"
+        "from edgekit_fleet.api.openapi import make_document\n"
+        "print(make_document()['paths']['/names/{name}']['get']['summary'])"
+    )
+    command = [sys.executable, "-c", code, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "Return a name.\n", done.stderr

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from edgekit_fleet.operations import webhooks
 from edgekit_fleet.operations.webhooks import WebhookSender, add_webhook, list_webhooks, remove_webhook
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store, open_store, sqlite_url
@@ -178,10 +177,7 @@ def test_unsafe_address_is_refused(store: Store, url: str):
         add_webhook(store, "x", url, [], actor="ann")
 
 
-def test_answer_that_drips_does_not_keep_the_others_waiting(
-    store: Store, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(webhooks, "_ANSWER_S", 0.5)
+def test_answer_that_drips_does_not_keep_the_others_waiting(store: Store, receiver: Receiver) -> None:
     stop = threading.Event()
 
     def drip() -> None:
@@ -200,7 +196,7 @@ def test_answer_that_drips_does_not_keep_the_others_waiting(
         add_webhook(store, "b", receiver.url, [], actor="ann")
         with store.transaction() as session:
             audit.record(session, "ann", "release.make", "r1")
-        WebhookSender(store).turn()
+        WebhookSender(store, answer_limit_s=0.5).turn()
         was_cut = not stop.is_set()
         stop.set()
         ending.cancel()

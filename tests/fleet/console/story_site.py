@@ -18,7 +18,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.chromium import browser  # noqa: F401  # a fixture
+from playwright.sync_api import expect
+from tests.browser import NO_SCROLL_BARS, list_messages, set_view
 from tests.fleet.conftest import mosquitto  # noqa: F401  # a fixture
 from tests.free_port import free_port
 from tests.waiting import bounded, wait_for
@@ -158,60 +159,65 @@ class Operator:
     def enter(self):
         """Make the first administrator, invite the real device, and wait for all."""
         page = self.page
-        page.open(self.site.first_link)
-        page.type("#name", "maria")
-        page.type("#password", "a good long password")
-        page.click("button", "Begin")
-        page.wait("h1", "Fleet")
-        page.click("nav a", "Settings")
-        page.click("nav a", "Enrolment")
-        page.type("#names", "real")
-        page.type("#target", TARGET)
-        page.click("button", "Make codes")
-        self.site.device.join(page.text("code.secret").split()[-1])
+        page.goto(self.site.first_link)
+        page.fill("#name", "maria")
+        page.fill("#password", "a good long password")
+        self.click("button", "Begin")
+        expect(page.locator("h1:visible")).to_contain_text("Fleet")
+        self.click("nav a", "Settings")
+        self.click("nav a", "Enrolment")
+        page.fill("#names", "real")
+        page.fill("#target", TARGET)
+        self.click("button", "Make codes")
+        self.site.device.join(page.inner_text("code.secret").split()[-1])
         wait_for(lambda: self.site.count_online() == 21, "21 devices", 40)
+
+    def click(self, selector, text):
+        """Click what leads to another page, or to this one again, and wait until that is loaded."""
+        with self.page.expect_navigation():
+            self.page.locator(selector, has_text=text).first.click()
 
     def release(self, version, *, picture=""):
         """Upload a package; it becomes a release that is named as its version."""
         page = self.page
-        page.click("nav a", "Releases")
-        page.click("a", "Make a release")
-        page.choose_files("#packages", version.path)
-        page.type("#name", version.version)
-        page.type("#note", "from the browser")
+        self.click("nav a", "Releases")
+        self.click("a", "Make a release")
+        page.set_input_files("#packages", version.path)
+        page.fill("#name", version.version)
+        page.fill("#note", "from the browser")
         self.photograph(picture)
-        page.click("button", "Make the release")
-        page.wait(".notice", f"{version.version} is released")
+        self.click("button", "Make the release")
+        expect(page.locator(".notice:visible")).to_contain_text(f"{version.version} is released")
 
     def plan(self, *, picture="", **fields):
         """Plan a rollout of the release whose page is open."""
         page = self.page
-        page.click("a", "Plan a rollout")
-        page.click("summary", "Trial, approval", leaves=False)
+        self.click("a", "Plan a rollout")
+        page.locator("summary", has_text="Trial, approval").click()
         for name, value in {"soak_min": "0.02", **fields}.items():
-            (page.choose if name in ("trial", "approval") else page.type)(f"#{name}", value)
-        page.click("button", "Show what would happen")
-        page.wait("h2", "What would happen")
+            (page.select_option if name in ("trial", "approval") else page.fill)(f"#{name}", value)
+        self.click("button", "Show what would happen")
+        expect(page.locator("h2", has_text="What would happen")).to_be_visible()
         self.photograph(picture)
 
     def start(self, name=""):
         if name:
-            self.page.type("#name", name)
-        self.page.click("button", "Start:")
-        self.page.wait(".head .state")
+            self.page.fill("#name", name)
+        self.click("button", "Start:")
+        expect(self.page.locator(".head .state:visible")).to_be_visible()
         self.stay()
-        return self.page.text("h1")
+        return self.page.inner_text("h1")
 
     def stay(self):
-        self.page.run("window.isSame = true")  # gone with the next page
+        self.page.evaluate("window.isSame = true")  # gone with the next page
 
     def watch(self, state, limit_s=120.0):
         """Wait until the open page shows that state, by its own live updates."""
-        self.page.wait(".head .state", state, limit_s)
-        assert self.page.run("window.isSame === true")
+        expect(self.page.locator(".head .state:visible")).to_contain_text(state, timeout=1000 * limit_s)
+        assert self.page.evaluate("window.isSame === true")
 
     def press(self, button):
-        self.page.click(".orders button", button)
+        self.click(".orders button", button)
         self.stay()
 
     def roll_out_first(self):
@@ -219,7 +225,7 @@ class Operator:
         first = self.site.setup.first
         self.release(first)
         self.plan(waves="100%", minimum="21")
-        assert self.page.find("button", "Start: 21 of 21 devices first")
+        expect(self.page.locator("button", has_text="Start: 21 of 21 devices first")).to_be_visible()
         self.start()
         self.watch("succeeded")
         self.site.application.start()
@@ -227,26 +233,27 @@ class Operator:
     def photograph(self, name):
         if not name:
             return
-        for suffix, (width, scheme) in VIEWS.items():
-            self.page.set_view(width, scheme=scheme)
-            wide = self.page.run("document.documentElement.scrollWidth - innerWidth")
+        for suffix, (width, theme) in VIEWS.items():
+            set_view(self.page, width, theme=theme)
+            wide = self.page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
             assert wide <= 0, f"{name}{suffix} is {wide} pixels too wide"
             if self.pictures:
-                self.page.photograph(Path(self.pictures) / f"{name}{suffix}.png")
-        self.page.set_view(1200)
+                path = Path(self.pictures) / f"{name}{suffix}.png"
+                self.page.screenshot(path=path, full_page=True, style=NO_SCROLL_BARS)
+        set_view(self.page, 1200)
 
     def check_end(self):
         # Nothing was blocked, nothing failed in a script; the browser notes that a confirmation was refused.
-        assert [one for one in self.page.messages if "422" not in one] == []
+        assert [message for message in list_messages(self.page) if "422" not in message] == []
 
 
 @pytest.fixture
-def operator(browser, mosquitto):  # noqa: F811
+def operator(page, mosquitto):  # noqa: F811
     with contextlib.ExitStack() as parts:
         folder = Path(tempfile.mkdtemp(prefix="eks"))  # short: a Unix socket's path has 107 bytes
         parts.callback(shutil.rmtree, folder, ignore_errors=True)
         site = Site(parts, folder)
-        page = browser.new_page()
-        parts.callback(page.close)
-        page.set_view(1200)
+        set_view(page, 1200)
         yield Operator(page, site)

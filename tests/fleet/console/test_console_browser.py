@@ -12,15 +12,15 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.chromium import BROWSER, browser  # noqa: F401 - a fixture
+from playwright.sync_api import expect
+from tests.browser import NO_SCROLL_BARS, list_messages, set_view
 from tests.fleet.console.conftest import PASSWORD
 from tests.fleet.console.rollout_sample import add_rollout
 from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN
 
 from edgekit_fleet.access.guard import LOGIN
+from edgekit_fleet.store import audit
 from edgekit_fleet.store.tables import DeviceRow, LoginRow
-
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on PATH")
 
 AXE = "axe-core@4.14.1"
 STOPPED, OPEN = "detector-1.6.0-r1", "keywords-1.1.0-r1"
@@ -47,8 +47,9 @@ PAGES = {
 PICTURES = ("fleet", "devices", "device", "rollout")
 OVERFLOW = """[...document.querySelectorAll('main *, header *')]
   .filter(e => !e.closest('.scroll, svg, nav, .hidden') && e.checkVisibility())
-  .filter(e => e.getBoundingClientRect().right > innerWidth + 1)
+  .filter(e => e.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
   .map(e => e.tagName + '.' + e.className).slice(0, 5)"""
+IS_WIDE = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
 FOCUS = """(e => e === document.body ? null : {
   name: (e.getAttribute('aria-label') || e.innerText || e.name || e.id).trim(),
   isSeen: getComputedStyle(e).outlineStyle !== 'none' && e.getBoundingClientRect().width > 0})
@@ -88,68 +89,68 @@ def addresses(served):
 
 
 @pytest.fixture
-def tab(browser, served, client):  # noqa: F811
+def tab(page, served, client):
     """Return a tab whose user has logged in."""
-    page = browser.new_page()
     login = f"{LOGIN}_{served.port}"
-    page.send("Network.setCookie", name=login, value=client.cookies[login], url=served.address)
-    yield page
-    page.close()
+    page.context.add_cookies([{"name": login, "value": client.cookies[login], "url": served.address}])
+    return page
 
 
 def test_every_page_is_clean_in_both_themes_and_fits_a_phone(tab, addresses, axe):
     faults = []
     for name, address in addresses.items():
-        for scheme, width in (("light", 1280), ("dark", 1280), ("light", 390)):
-            tab.set_view(width, 844 if width < 600 else 900, scheme=scheme)
-            tab.open(address)
-            wide = tab.run(OVERFLOW)
-            if wide or tab.run("document.documentElement.scrollWidth > innerWidth"):
-                faults.append(f"{name} {scheme} {width}: too wide: {wide}")
+        for theme, width in (("light", 1280), ("dark", 1280), ("light", 390)):
+            set_view(tab, width, 844 if width < 600 else 900, theme=theme)
+            tab.goto(address)
+            wide = tab.evaluate(OVERFLOW)
+            if wide or tab.evaluate(IS_WIDE):
+                faults.append(f"{name} {theme} {width}: too wide: {wide}")
             if width < 600 and name not in ("fleet", "device"):
                 continue
-            tab.run(axe + "; 0")
-            only = ", runOnly: ['color-contrast']" if scheme == "dark" else ""
-            result = tab.run(
+            tab.evaluate(axe + "; 0")
+            only = ", runOnly: ['color-contrast']" if theme == "dark" else ""
+            violations = tab.evaluate(
                 f"axe.run({{resultTypes: ['violations']{only}}}).then(r => r.violations.map(v =>"
                 " [v.impact, v.id, v.nodes.map(n => n.target.join(' ')).slice(0, 3)]))"
             )
             faults += [
-                f"{name} {scheme} {width}: {one}" for one in result if one[0] in ("serious", "critical")
+                f"{name} {theme} {width}: {violation}"
+                for violation in violations
+                if violation[0] in ("serious", "critical")
             ]
-        expected = [line for line in tab.messages if "404" not in line or name != "error"]
-        faults += [f"{name}: {line}" for line in expected]
-        tab.messages.clear()
+        faults += [f"{name}: {line}" for line in list_messages(tab) if "404" not in line or name != "error"]
+        tab.clear_console_messages()
+        tab.clear_page_errors()
     assert not faults, "\n".join(faults)
 
 
 def test_order_of_an_ended_login_is_confirmed_after_the_next_one(tab, addresses, served):
-    tab.set_view(1280)
-    tab.open(addresses["revoke"])
+    set_view(tab, 1280)
+    tab.goto(addresses["revoke"])
     device = addresses["device"].rpartition("/")[2]
-    tab.type("#why", "stolen on the train")
+    tab.fill("#why", "stolen on the train")
     with served.store.transaction() as session:
         session.query(LoginRow).update({"expires_at": 1.0})
     tab.click("main button")
-    tab.wait("main", "Your login has ended, so nothing was done yet.")
-    tab.type("#name", "maria")
-    tab.type("#password", PASSWORD)
+    expect(tab.locator("main:visible")).to_contain_text("Your login has ended, so nothing was done yet.")
+    tab.fill("#name", "maria")
+    tab.fill("#password", PASSWORD)
     tab.click("main button")
-    tab.wait("main", "stolen on the train")
-    assert tab.run(OVERFLOW) == []
-    tab.click("main button", "Do it now")
-    tab.wait("main", f"{device} was revoked at 20")
-    assert [line for line in tab.messages if "401" not in line] == []
+    expect(tab.locator("main:visible")).to_contain_text("stolen on the train")
+    assert tab.evaluate(OVERFLOW) == []
+    tab.locator("main button", has_text="Do it now").click()
+    expect(tab.locator("main:visible")).to_contain_text(f"{device} was revoked at 20")
+    assert [line for line in list_messages(tab) if "401" not in line] == []
 
 
-def test_keyboard_alone_logs_in_filters_and_revokes(browser, served):  # noqa: F811
-    page = browser.new_page()
-    page.set_view(1280)
+def test_keyboard_alone_logs_in_filters_and_revokes(page, served):
+    set_view(page, 1280)
+    keyboard = page.keyboard
 
     def tab_to(text, limit=60):
         for _ in range(limit):
-            page.press("Tab")
-            focus = page.run(FOCUS)
+            keyboard.press("Tab")
+            focus = page.evaluate(FOCUS)
             if focus is None:
                 continue
             assert focus["isSeen"], focus
@@ -157,76 +158,81 @@ def test_keyboard_alone_logs_in_filters_and_revokes(browser, served):  # noqa: F
                 return
         raise AssertionError(f"no way by keyboard to {text!r}")
 
-    page.open(served.address + "/devices")
-    page.send("Input.insertText", text="maria")
-    page.press("Tab")
-    page.send("Input.insertText", text=PASSWORD)
-    page.press("Enter", leaves=True)
-    page.wait("h1", "Devices")
-    page.press("Tab")
-    assert page.run(FOCUS)["name"] == "Skip to the content"
-    page.press("Enter")
+    def enter():
+        with page.expect_navigation():
+            keyboard.press("Enter")
+
+    page.goto(served.address + "/devices")
+    keyboard.type("maria")
+    keyboard.press("Tab")
+    keyboard.type(PASSWORD)
+    enter()
+    expect(page.locator("h1:visible")).to_contain_text("Devices")
+    keyboard.press("Tab")
+    assert page.evaluate(FOCUS)["name"] == "Skip to the content"
+    keyboard.press("Enter")
     tab_to("selector")
-    page.send("Input.insertText", text="site=lyon and status=converged")
-    page.press("Enter", leaves=True)
+    keyboard.type("site=lyon and status=converged")
+    enter()
     tab_to("lyon-")
-    page.press("Enter", leaves=True)
+    enter()
     tab_to("Revoke lyon-")
-    page.press("Enter", leaves=True)
-    page.wait("h1", "Revoke lyon-")
-    page.send("Input.insertText", text="lost on the way")
-    page.press("Enter", leaves=True)
-    page.wait(".notice", "is revoked")
-    assert page.messages == []
-    page.close()
+    enter()
+    expect(page.locator("h1:visible")).to_contain_text("Revoke lyon-")
+    keyboard.type("lost on the way")
+    enter()
+    expect(page.locator(".notice:visible")).to_contain_text("is revoked")
+    assert list_messages(page) == []
 
 
 def test_open_list_follows_the_store(tab, served):
-    tab.open(served.address + "/devices?selector=name%3D*-0001*")
-    tab.wait("#live-word", "Live")
-    name = tab.text("tbody th")
-    tab.run("document.querySelector('tbody th a').focus()")
+    tab.goto(served.address + "/devices?selector=name%3D*-0001*")
+    expect(tab.locator("#live-word:visible")).to_have_text("Live")
+    link = tab.locator("tbody th a").first
+    name = link.inner_text()
+    link.focus()
     with served.store.transaction() as session:
         row = session.get(DeviceRow, name)
         row.status, row.because, row.is_online, row.last_seen_at = "stale", "just now", True, time.time()
-    tab.wait("tr", "just now")
-    assert tab.run("document.activeElement.innerText") == name, "the part keeps the focus"
-    assert tab.messages == []
+    expect(tab.locator("tr", has_text=name)).to_contain_text("just now")
+    expect(tab.locator("tbody th a:focus")).to_have_text(name)  # the part keeps the focus
+    assert list_messages(tab) == []
 
 
 def test_hidden_tab_learns_what_it_missed(tab, served):
-    tab.open(served.address + "/audit")
-    tab.wait("#live-word", "Live")
+    other = tab.context.new_page()
+    for page in (tab, other):
+        page.goto(served.address + "/audit")
+        expect(page.locator("#live-word:visible")).to_have_text("Live")
     hide = "Object.defineProperty(document, 'hidden', {configurable: true, get: () => %s});"
     event = "document.dispatchEvent(new Event('visibilitychange'))"
-    tab.run(hide % "true" + event)
+    tab.evaluate(hide % "true" + event)
     with served.store.transaction() as session:
-        from edgekit_fleet.store import audit
-
         audit.record(session, "somebody", "device.tag", "while-hidden")
-    time.sleep(0.5)
-    assert not tab.find("td", "while-hidden")
-    tab.run(hide % "false" + event)
-    tab.wait("td", "while-hidden")
+    missed = "td >> text=while-hidden"
+    expect(other.locator(missed)).to_be_visible()
+    expect(tab.locator(missed)).to_have_count(0)
+    tab.evaluate(hide % "false" + event)
+    expect(tab.locator(missed)).to_be_visible()
 
 
 def test_page_that_gets_no_events_says_so(tab, served):
     served.console.watcher.max_listeners = 0
-    tab.open(served.address + "/audit")
-    tab.wait("#live-word", "Not live: reload the page")
+    tab.goto(served.address + "/audit")
+    expect(tab.locator("#live-word:visible")).to_have_text("Not live: reload the page")
 
 
 def test_pages_are_photographed(tab, addresses, tmp_path):
     folder = Path(os.environ.get("EDGEKIT_PICTURES", tmp_path))
     for name in PICTURES:
-        for kind, width, scheme in (("", 1280, "light"), ("-dark", 1280, "dark"), ("-phone", 390, "light")):
+        for kind, width, theme in (("", 1280, "light"), ("-dark", 1280, "dark"), ("-phone", 390, "light")):
             if folder != tmp_path and kind and name != "fleet":
                 continue
-            tab.set_view(width, 844 if width < 600 else 860, scheme=scheme)
-            tab.open(addresses[name])
-            tab.wait("#live-word", "Live")
+            set_view(tab, width, 844 if width < 600 else 860, theme=theme)
+            tab.goto(addresses[name])
+            expect(tab.locator("#live-word:visible")).to_have_text("Live")
             path = folder / f"{name}{kind}.png"
-            tab.photograph(path, whole=folder == tmp_path)
+            tab.screenshot(path=path, full_page=folder == tmp_path, style=NO_SCROLL_BARS)
             shrink(path)
             assert path.stat().st_size > 5000
 

@@ -3,20 +3,23 @@
 import asyncio
 import hashlib
 import http.client
+import re
+import shutil
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select, update
-from tests.fleet.console.conftest import PASSWORD, Client
+from tests.fleet.console.conftest import PASSWORD, Client, Served, log_in
 
 import edgekit_fleet.console
 from edgekit_fleet.console.app import make_app
 from edgekit_fleet.console.live import EventPosition, Watcher
 from edgekit_fleet.operations import records
 from edgekit_fleet.store import audit
+from edgekit_fleet.store.fleet_folder import FleetFolder
 from edgekit_fleet.store.tables import LoginRow
 from edgekit_fleet.web.server import WebServer
 from edgekit_runtime.errors import OutputError
@@ -247,3 +250,29 @@ def test_open_page_alone_does_not_keep_its_login_open(client, served, cookie):
     client.get("/")
     with served.store.snapshot() as session:
         assert read_seen_at(session) > before
+
+
+FURTHER_PAGE = """
+from edgekit_fleet.console.shell import Section
+
+SECTION = Section("Names", "/names", 45)
+
+
+def show_names(console, request):
+    return console.render(request, "error.html", message="Ada")
+
+
+def list_routes(console):
+    return [console.get("/names", show_names)]
+"""
+
+
+def test_further_page_is_a_file_and_has_a_link(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "further_page.py").write_text(FURTHER_PAGE)
+    monkeypatch.setattr(edgekit_fleet.console, "__path__", [*edgekit_fleet.console.__path__, str(tmp_path)])
+    shutil.copytree(filled, tmp_path / "fleet")
+    with closing(Served(FleetFolder(tmp_path / "fleet"))) as served:
+        page = log_in(served, "vera").get("/names")
+        assert page.status == 200 and "Ada" in page.text
+        links = re.findall(r'<li><a href="([^"]*)"', page.text)
+        assert links[3:6] == ["/rollouts", "/names", "/health"]

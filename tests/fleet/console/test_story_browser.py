@@ -1,6 +1,6 @@
 """The story in a browser, first half: a new fleet, a good release, and a bad one that stops by itself."""
 
-from tests.chromium import browser  # noqa: F401  # a fixture
+from playwright.sync_api import expect
 from tests.fleet.conftest import mosquitto  # noqa: F401  # a fixture
 from tests.fleet.console.story_site import find_name, operator  # noqa: F401  # a fixture
 from tests.waiting import wait_for
@@ -16,7 +16,7 @@ def test_operator_sees_a_good_release_through_and_a_bad_one_stop(operator):  # n
     operator.release(setup.good, picture="upload")
     operator.plan(waves="10%,25%,50%,100%", trial="shadow", picture="plan")
     operator.start()
-    page.wait(".waves .counts", "succeeded", 40)
+    expect(page.locator(".waves .counts", has_text="succeeded").first).to_be_visible(timeout=40_000)
     operator.photograph("rollout-live")
     operator.stay()
     operator.watch("succeeded")
@@ -26,20 +26,20 @@ def test_operator_sees_a_good_release_through_and_a_bad_one_stop(operator):  # n
     operator.plan(waves="10%,25%,50%,100%", trial="shadow")
     operator.start(find_name(setup.bad.version, slice(3)))
     operator.watch("aborted")
-    assert "stopped, and" in page.text(".lead")
-    page.wait(".gate.stops", "This stopped it.")
-    assert page.find(".gate.stops svg.chart")
-    assert page.find(".reasons a", "real")  # its own trial had refused it before
+    expect(page.locator(".lead:visible")).to_contain_text("stopped, and")
+    gate = page.locator(".gate.stops", has_text="This stopped it.")
+    expect(gate.locator("svg.chart")).to_be_visible()
+    # Its own trial had refused it before.
+    expect(page.locator(".reasons").get_by_role("link", name="real", exact=True)).to_be_visible()
     wait_for(lambda: site.count(setup.good.version) == 21, "the way back", 30)
     operator.photograph("rollout-stopped")
 
     # Model health follows the reports while its page is open.
-    page.click("nav a", "Model health")
+    operator.click("nav a", "Model health")
     operator.stay()
-    page.run("window.shown = document.getElementById('health').outerHTML; 0")
-    news = "document.getElementById('health').outerHTML !== window.shown"
-    wait_for(lambda: page.run(news), "new figures on the open page", 30)
-    assert page.run("window.isSame === true")
+    page.evaluate("window.before = document.getElementById('health').outerHTML")
+    page.wait_for_function("document.getElementById('health').outerHTML !== window.before")
+    assert page.evaluate("window.isSame === true")
     operator.photograph("health")
 
     site.check_end(["succeeded", "succeeded", "aborted"])

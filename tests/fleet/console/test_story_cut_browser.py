@@ -1,7 +1,7 @@
 """The story in a browser, second half: an approval, a cut network, a pause, and the way back by name."""
 
 import pytest
-from tests.chromium import browser  # noqa: F401  # a fixture
+from playwright.sync_api import expect
 from tests.fleet.conftest import mosquitto  # noqa: F401  # a fixture
 from tests.fleet.console.story_site import find_name, operator, order_of  # noqa: F401  # a fixture
 from tests.waiting import wait_for
@@ -26,39 +26,39 @@ def test_operator_rolls_out_over_a_cut_network_and_back(operator):  # noqa: F811
     operator.plan(waves="50%,100%", approval="first")
     operator.start(name)
     operator.press("Approve wave 1")
-    page.wait(".counts", "succeeded", 40)
+    expect(page.locator(".counts", has_text="succeeded").first).to_be_visible(timeout=40_000)
     operator.press("Pause")
     operator.watch("paused")
     operator.photograph("rollout-paused")
     operator.press("Resume")
     wait_for(lambda: site.count(setup.last.version) == 13, "the connected ones", 40)
-    assert page.text(".head .state").strip() == "running"
+    expect(page.locator(".head .state:visible")).to_have_text("running")
     site.restore(cut)
     operator.watch("succeeded", 60)
 
     # It is rolled back after all, by its name.
-    page.click(".orders a", "Roll back")
-    assert page.find(".lead", "21 devices go back")
-    page.type("#confirm", "something else")
-    page.click(".orders button", "Roll back")
-    page.wait(".problem", f"write the rollout's name: {name}")
-    page.type("#confirm", name)
-    page.type("#note", "we changed our minds")
+    operator.click(".orders a", "Roll back")
+    expect(page.locator(".lead:visible")).to_contain_text("21 devices go back")
+    page.fill("#confirm", "something else")
+    operator.click(".orders button", "Roll back")
+    expect(page.locator(".problem:visible")).to_contain_text(f"write the rollout's name: {name}")
+    page.fill("#confirm", name)
+    page.fill("#note", "we changed our minds")
     operator.photograph("rollout-back")
-    page.click(".orders button", "Roll back")
-    operator.stay()
+    operator.press("Roll back")
     operator.watch("aborted")
     wait_for(lambda: site.count(setup.first.version) == 21, "the way back", 40)
-    page.wait(".timeline p", "ordered the way back: we changed our minds")
+    order = page.locator(".timeline p", has_text="ordered the way back: we changed our minds")
+    expect(order.first).to_be_visible()
 
     # The release is withdrawn; the other pages show what was.
-    page.click("dl a", setup.last.version)
-    page.click("a", "Withdraw")
-    page.type("#confirm", setup.last.version)
-    page.click(".orders button", "Withdraw")
-    page.wait(".notice", "is withdrawn")
+    operator.click("dl a", setup.last.version)
+    operator.click("a", "Withdraw")
+    page.fill("#confirm", setup.last.version)
+    operator.click(".orders button", "Withdraw")
+    expect(page.locator(".notice:visible")).to_contain_text("is withdrawn")
     for section in ("Fleet", "Rollouts", "Releases", "Audit"):
-        page.click("nav a", section)
+        operator.click("nav a", section)
         operator.photograph(section.lower())
 
     site.check_end(["succeeded", "aborted"])

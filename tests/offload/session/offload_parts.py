@@ -14,8 +14,9 @@ import pytest
 from tests.runtime.conftest import WEIGHT, PackageMaker
 
 from edgekit_runtime.dataclass_json import to_plain
-from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.cut_table import CutTable
 from edgekit_runtime.offload.offload_options import OffloadOptions, write_offload_options
+from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 from edgekit_runtime.offload.session.remote_session import RemoteSession
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice

@@ -20,7 +20,8 @@ from edgekit_offload.packaging.submodels import attach_plans
 from edgekit_offload.partition.calibrate import find_bytes
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.split import Part, SplitModels, split_model, whole_upload
-from edgekit_runtime.offload.cut_table import CutTable, Escalation, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.cut_table import CutTable
+from edgekit_runtime.offload.offload_plan import Escalation, OffloadPlan, PlanCosts
 from edgekit_runtime.offload.session.remote_session import RemoteSession
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.sessions.backends import open_session

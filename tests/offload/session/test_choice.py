@@ -11,7 +11,7 @@ import pytest
 
 from edgekit_runtime.cli import main
 from edgekit_runtime.offload.choose import Preference, choose
-from edgekit_runtime.offload.cut_table import CutTable, Escalation, Objective, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.cut_table import CutTable
 from edgekit_runtime.offload.latency_model import (
     Conditions,
     LinkState,
@@ -27,6 +27,7 @@ from edgekit_runtime.offload.latency_model import (
 )
 from edgekit_runtime.offload.link_estimate import Exchange, LinkEstimate
 from edgekit_runtime.offload.offload_options import read_offload_options
+from edgekit_runtime.offload.offload_plan import Escalation, OffloadPlan, PlanCosts
 from edgekit_runtime.offload.probe_schedule import CircuitBreaker
 
 LOCAL = OffloadPlan("local", PlanCosts(0.055))
@@ -294,7 +295,7 @@ def test_request_that_was_given_up_measures_what_arrived() -> None:
     [("energy", 1.0, "cut3"), ("energy", 1e-4, "local"), ("capacity", 1.0, "local"), ("latency", 1.0, "raw")],
 )
 def test_objective_decides_among_plans_that_are_fast_enough(
-    objective: Objective, joules: float, expected: str
+    objective: str, joules: float, expected: str
 ) -> None:
     plans = [
         dataclasses.replace(plan, costs=dataclasses.replace(plan.costs, device_j=energy))

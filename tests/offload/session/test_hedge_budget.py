@@ -14,8 +14,9 @@ from tests.offload.session.offload_parts import RAW, WEIGHT, X, Y, wait_until, w
 from tests.runtime.conftest import PackageMaker
 
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.cut_table import CutTable
 from edgekit_runtime.offload.offload_options import OffloadOptions
+from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 from edgekit_runtime.offload.session.remote_session import RemoteSession
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.sessions.backends import open_session

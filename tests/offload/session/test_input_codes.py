@@ -10,7 +10,7 @@ from tests.offload.session.planned_package import Array, make_model, make_pictur
 from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series
 from edgekit_offload.partition.coding import Lattice
 from edgekit_runtime.errors import DataError, RefusedInputError
-from edgekit_runtime.offload.cut_table import OffloadPlan, PlanCosts
+from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 from edgekit_runtime.offload.session.plan_runner import PlanRunner
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession

@@ -11,8 +11,8 @@ from tests.runtime.conftest import PackageMaker
 from tests.service.service_parts import Running, ask, infer_bytes, make_config, running
 from tests.service.wiring_parts import load, served_version
 
-from edgekit_runtime.offload.cut_table import OffloadPlan
 from edgekit_runtime.offload.offload_options import find_options_file
+from edgekit_runtime.offload.offload_plan import OffloadPlan
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.slots import Slots
 

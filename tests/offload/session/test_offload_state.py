@@ -12,9 +12,10 @@ from tests.offload.session.offload_parts import wait_until
 
 from edgekit_runtime.client.responses import make_error, parse_head
 from edgekit_runtime.errors import EdgekitError, RequestError, TransportError
-from edgekit_runtime.offload.cut_table import CutTable, Escalation, Objective, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.cut_table import CutTable
 from edgekit_runtime.offload.link_estimate import Exchange
 from edgekit_runtime.offload.offload_options import OffloadOptions
+from edgekit_runtime.offload.offload_plan import Escalation, OffloadPlan, PlanCosts
 from edgekit_runtime.offload.offload_server import NonFiniteError, OffloadServer, Reply, ServerTimes
 from edgekit_runtime.offload.probe_schedule import BackOff
 from edgekit_runtime.offload.session import offload_state
@@ -33,7 +34,7 @@ CUT = OffloadPlan(
 
 
 def make_state(
-    cut: OffloadPlan = CUT, local: OffloadPlan = LOCAL, objective: Objective = "latency"
+    cut: OffloadPlan = CUT, local: OffloadPlan = LOCAL, objective: str = "latency"
 ) -> OffloadState:
     radio_w = None if local.costs.device_j is None else 1.0
     table = CutTable((local, cut), objective, latency_limit_s=10.0, radio_w=radio_w)
@@ -229,7 +230,7 @@ def test_what_a_server_said_of_itself_counts_for_two_minutes(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("objective", ["latency", "energy", "capacity"])
-def test_probe_is_sent_while_another_plan_would_be_better_on_a_good_link(objective: Objective) -> None:
+def test_probe_is_sent_while_another_plan_would_be_better_on_a_good_link(objective: str) -> None:
     costs = dataclasses.replace(LOCAL.costs, device_s=0.0102, device_j=0.05)
     local = dataclasses.replace(LOCAL, costs=costs)
     # Of the plan's 10 ms, 8 are on the server; so it wins by 2 % of the latency, and 44 % of the energy.

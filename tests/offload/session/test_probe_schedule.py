@@ -6,9 +6,10 @@ from itertools import pairwise
 import pytest
 
 from edgekit_runtime.offload.choose import PlanChoice, choose
-from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.cut_table import CutTable
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, predict_s
 from edgekit_runtime.offload.link_estimate import Exchange, LinkEstimate
+from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 from edgekit_runtime.offload.probe_schedule import HedgePolicy, ProbeSchedule, ReplyWait
 
 PROBE_BYTES = 12 << 10

@@ -29,8 +29,9 @@ from edgekit_host.emulation.testbed import Testbed
 from edgekit_runtime.client.link import Link
 from edgekit_runtime.errors import BackendError, UnavailableError
 from edgekit_runtime.offload.choose import PlanChoice
-from edgekit_runtime.offload.cut_table import CutTable, PlanCosts
+from edgekit_runtime.offload.cut_table import CutTable
 from edgekit_runtime.offload.offload_options import OffloadOptions
+from edgekit_runtime.offload.offload_plan import PlanCosts
 from edgekit_runtime.offload.offload_server import OffloadServer, Pending, Reply, TailRequest
 from edgekit_runtime.offload.session import offload_state
 from edgekit_runtime.offload.session.offload_state import OffloadState

@@ -29,8 +29,9 @@ from edgekit_offload.packaging.submodels import attach_plans
 from edgekit_offload.partition.split import split_model
 from edgekit_runtime.client.link import Address
 from edgekit_runtime.errors import CutError, DataError
-from edgekit_runtime.offload.cut_table import CutTable, Escalation, OffloadPlan
+from edgekit_runtime.offload.cut_table import CutTable
 from edgekit_runtime.offload.offload_options import OffloadOptions
+from edgekit_runtime.offload.offload_plan import Escalation, OffloadPlan
 from edgekit_runtime.offload.offload_server import OffloadServer, make_tail_request
 from edgekit_runtime.offload.offload_status import read_statuses
 from edgekit_runtime.offload.probe_schedule import CircuitBreaker

@@ -14,7 +14,8 @@ from edgekit_offload.packaging.submodels import attach_plans
 from edgekit_offload.partition.calibrate import SOUND, find_series
 from edgekit_offload.partition.coding import INTEGERS, Coding
 from edgekit_offload.partition.split import whole_upload
-from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan
+from edgekit_runtime.offload.cut_table import CutTable
+from edgekit_runtime.offload.offload_plan import OffloadPlan
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.trust.trust_store import TrustStore

@@ -24,6 +24,7 @@ from edgekit_toolkit.quantize.onnx.equalize import apply_factors
 from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, LITERT
+from edgekit_toolkit.quantize.sensitivity import Fidelity
 from edgekit_toolkit.samples.generated import Feeds
 
 needs_litert = pytest.mark.skipif(find_spec("ai_edge_quantizer") is None, reason="needs ai-edge-quantizer")
@@ -71,7 +72,15 @@ def pruned() -> Pruned:
     rng = np.random.default_rng(1)
     samples = [{"x": rng.normal(size=(1, 3, 6, 6)).astype(np.float32)} for _ in range(40)]
     source = network()
-    (sliced,) = prune(source, samples, shares=[0.25], multiple=8, threads=1)
+    fidelity = Fidelity(OnnxModel(source), samples[:16], threads=1, softmax_axes=[None])
+    (sliced,) = prune(
+        source,
+        samples,
+        shares=[0.25],
+        multiple=8,
+        threads=1,
+        measure_noise=lambda model: fidelity.noise(OnnxModel(model)),
+    )
     quantizer = OnnxQuantizer(sliced.model, ASYMMETRIC, threads=1)
     kernels = quantizer.kernels(elementwise=True)
     factors, ranges = quantizer.equalize(quantizer.ranges(kernels, lambda: iter(samples), lambda: None))

@@ -90,8 +90,12 @@ class Compression:
     @property
     def mean_bits(self) -> float:
         """Bits a weight that an ideal coder takes that knows how often each code occurs in a layer."""
-        total = sum(entropy_bits(weight.codes) for weight in self.weights.values())
-        return total / max(sum(weight.codes.size for weight in self.weights.values()), 1)
+        return 8 * self.code_bytes / max(sum(weight.codes.size for weight in self.weights.values()), 1)
+
+    @property
+    def code_bytes(self) -> float:
+        """Bytes that such a coder takes for all codes."""
+        return sum(entropy_bits(weight.codes) for weight in self.weights.values()) / 8
 
     def scales(self) -> dict[str, NDArray[np.float32]]:
         """Return the scale of each weight, float32 [channels], by the name of the initializer."""
@@ -147,8 +151,13 @@ def count_bits(codes: NDArray[np.int8]) -> int:
 
 
 def entropy_bits(codes: NDArray[Any]) -> float:
-    """Return the length of these codes where each takes the bits that suit how often it occurs."""
-    counts = np.unique(codes, return_counts=True)[1]
+    """Return the length of these codes where each takes the bits that suit how often it occurs.
+
+    `codes`: whole numbers, at least one.
+    """
+    values = codes.astype(np.int64).reshape(-1)
+    counts = np.bincount(values - values.min())
+    counts = counts[counts > 0]
     return float(-(counts * np.log2(counts / counts.sum())).sum())
 
 

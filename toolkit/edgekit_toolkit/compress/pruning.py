@@ -25,29 +25,26 @@ from onnx import numpy_helper
 from edgekit_toolkit.compress.moments import Moments
 from edgekit_toolkit.compress.twin_run import TwinRun
 from edgekit_toolkit.costs.onnx_operators import node_costs
-from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.onnx_graph.channels import (
     FOREIGN,
     ChannelGroup,
     Channels,
-    compose_channels,
     find_groups,
     slice_channels,
 )
-from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, copy_model
+from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model
 from edgekit_toolkit.onnx_graph.layers import Floats, Layer, find_layers
 from edgekit_toolkit.onnx_graph.specs import dimension, real_inputs
-from edgekit_toolkit.passes.dead_channels import SlicedModel, remove_dead_channels
+from edgekit_toolkit.passes.dead_channels import SlicedModel
 from edgekit_toolkit.samples.generated import Feeds
 
+PRUNED_SHARES: Final = (0.10, 0.25, 0.40)
+"""Shares of the multiply-adds that pruned candidates save."""
 _MIN_CHANNELS: Final = 8
 _MIN_SHARE: Final = 1 / 8  # of a group's channels stays
 _MIN_PATCHES: Final = 2  # for each column
 _STEPS: Final = 64  # in which a group's order is found: few channels alone, many some at a time
 _POINTS: Final = 8  # numbers of channels at which the noise of a group is measured
-# Samples on which it is measured: as many as this work allows, in multiply-adds.
-_MIN_SAMPLES, _MAX_SAMPLES, _MAX_MACS = 8, 64, 4e11
-_LEAST_PROBABILITY: Final = 1e-6
 
 
 def prune(
@@ -57,46 +54,53 @@ def prune(
     shares: Sequence[float],
     multiple: int,
     threads: int,
+    measure_noise: Callable[[onnx.ModelProto], float],
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[SlicedModel]:
     """Return models with fewer and fewer channels, until each share of the multiply-adds is saved.
 
-    The first is without dead channels, if there are any. A model may save several shares; those that cannot
-    be saved have none.
+    A model may save several shares; those that cannot be saved have none.
 
     Args:
-        model: float model.
+        model: float model, from which a pass of its own has removed dead channels.
         samples: inputs from which the moments are taken.
         shares: of the multiply-adds, in ascending order.
         multiple: of how many channels a group keeps a multiple.
         threads: threads of one inference.
+        measure_noise: returns the noise of the outputs of a model with other channels and weights.
         progress: called with the number of the layer that begins, and how many there are.
 
     Raises:
         BackendError: onnxruntime does not run a part of the model.
         ModelError: the multiply-adds of the model cannot be counted.
     """
-    dead = remove_dead_channels(model, multiple=multiple) or SlicedModel({}, model)
-    results = [dead] if dead.channels else []
-    total, macs = sum(_count_macs(model, samples[0]).values()), _count_macs(dead.model, samples[0])
-    rankings = _rank(dead.model, samples, sum(macs.values()), threads=threads, progress=progress)
-    for channels in _choose(rankings, macs, total, shares, multiple):
-        pruned = slice_channels(dead.model, channels)
-        repaired = _repair(dead.model, pruned, channels, samples, threads=threads)
-        results.append(SlicedModel(compose_channels(dead.channels, channels), repaired))
+    macs = count_macs(model, _dims(model, samples[0]))
+    rankings = _rank(model, samples, threads=threads, measure_noise=measure_noise, progress=progress)
+    results = []
+    for channels in _choose(rankings, macs, shares, multiple):
+        sliced = slice_channels(model, channels)
+        repaired = _repair(model, sliced, channels, samples, threads=threads)
+        results.append(SlicedModel(channels, repaired))
     return results
 
 
-def _count_macs(model: onnx.ModelProto, feeds: Feeds) -> dict[str, int]:
-    """Return the multiply-adds of each layer, by its first output."""
-    dims = {
+def count_macs(model: onnx.ModelProto, dims: Mapping[str, int]) -> dict[str, int]:
+    """Return the multiply-adds of each layer, by its first output.
+
+    Raises:
+        ModelError: they cannot be counted.
+    """
+    costs = {cost.name: cost.macs for cost in node_costs(model, dims)}
+    return {layer.name: costs.get(layer.node.name or layer.name, 0) for layer in find_layers(model)}
+
+
+def _dims(model: onnx.ModelProto, feeds: Feeds) -> dict[str, int]:
+    return {
         name: feeds[value.name].shape[axis]
         for value in real_inputs(model.graph)
         for axis, dim in enumerate(value.type.tensor_type.shape.dim)
         if isinstance(name := dimension(value.name, axis, dim), str)
     }
-    costs = {cost.name: cost.macs for cost in node_costs(model, dims)}
-    return {layer.name: costs.get(layer.node.name or layer.name, 0) for layer in find_layers(model)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +124,19 @@ class _Ranking:
 def _rank(
     model: onnx.ModelProto,
     samples: Sequence[Feeds],
-    macs: float,
     *,
     threads: int,
+    measure_noise: Callable[[onnx.ModelProto], float],
     progress: Callable[[int, int], None],
 ) -> list[_Ranking]:
     layers = find_layers(model)
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
-    waiting = [group for group in find_groups(model) if group.consumers and group.size > _least(group)]
+    waiting = [
+        group for group in find_groups(model) if group.consumers and group.size > find_least_channels(group)
+    ]
     readers = {consumer.name for group in waiting for consumer in group.consumers}
     moments: dict[str, Moments] = {}
     rankings = []
-    affordable = _MAX_MACS / max(macs * _POINTS * len(waiting), 1)
-    measured = samples[: int(np.clip(affordable, _MIN_SAMPLES, _MAX_SAMPLES))]
-    noise = _OutputNoise(model, measured, threads=threads)
     for number, (layer, inputs, _) in enumerate(TwinRun(model, layers, samples, threads=threads)):
         progress(number + 1, len(layers))
         if layer.name in readers:
@@ -149,13 +152,14 @@ def _rank(
                     for consumer in group.consumers
                 }
                 if all(np.isfinite(row).all() for row in rows.values()):
-                    rankings.append(_rank_group(model, group, rows, moments, noise))
+                    rankings.append(_rank_group(model, group, rows, moments, measure_noise))
         still_read = {consumer.name for group in waiting for consumer in group.consumers}
         moments = {name: moment for name, moment in moments.items() if name in still_read}
     return rankings
 
 
-def _least(group: ChannelGroup) -> int:
+def find_least_channels(group: ChannelGroup) -> int:
+    """Return how many channels of a group stay in any case."""
     return max(_MIN_CHANNELS, math.ceil(group.size * _MIN_SHARE))
 
 
@@ -164,7 +168,7 @@ def _rank_group(
     group: ChannelGroup,
     rows: Mapping[str, Floats],
     moments: Mapping[str, Moments],
-    noise: "_OutputNoise",
+    measure_noise: Callable[[onnx.ModelProto], float],
 ) -> _Ranking:
     readers = [
         _Reader(rows[layer.name][0], moments[layer.name].damped[0], group.columns(layer), group.size)
@@ -173,9 +177,9 @@ def _rank_group(
     order, errors, total = [], [], 0.0
     alive = np.ones(group.size, bool)
     step = max(1, group.size // _STEPS)
-    while alive.sum() > _least(group):
+    while alive.sum() > find_least_channels(group):
         costs = np.sum([reader.costs(alive) for reader in readers], axis=0)
-        chosen = np.argsort(costs, kind="stable")[: min(step, int(alive.sum()) - _least(group))]
+        chosen = np.argsort(costs, kind="stable")[: min(step, int(alive.sum()) - find_least_channels(group))]
         for channel in chosen:
             total += costs[channel]
             order.append(channel)
@@ -186,7 +190,7 @@ def _rank_group(
     ranking = _Ranking(group, np.array(order), np.array(errors))
     counts = sorted({math.ceil(len(order) * point / _POINTS) for point in range(1, _POINTS + 1)})
     scales = [
-        noise.measure(_fit_consumers(model, group, ranking.stays(count), rows, moments))
+        measure_noise(_fit_consumers(model, group, ranking.stays(count), rows, moments))
         / max(errors[count - 1], 1e-30)
         for count in counts
     ]
@@ -262,50 +266,9 @@ class _OwnWeights:
         self._index.initializers[name].CopyFrom(numpy_helper.from_array(value.astype(np.float32), name))
 
 
-class _OutputNoise:
-    """Power of the outputs' errors over that of the outputs; of a softmax those of its logits."""
-
-    def __init__(self, model: onnx.ModelProto, samples: Sequence[Feeds], *, threads: int) -> None:
-        self._samples, self._threads = samples, threads
-        index = GraphIndex(model.graph)
-        producers = [index.producers.get(value.name) for value in model.graph.output]
-        self._axes = [
-            attribute(node, "axis", -1) if node is not None and node.op_type == "Softmax" else None
-            for node in producers
-        ]
-        self._reference = self._run(model)
-
-    def measure(self, variant: onnx.ModelProto) -> float:
-        """Return the mean noise of the float outputs; infinite if one is not finite."""
-        noises = [
-            ((outputs - wanted) ** 2).sum() / max(((wanted - wanted.mean()) ** 2).sum(), 1e-30)
-            for outputs, wanted in zip(self._run(variant), self._reference, strict=True)
-            if outputs.shape == wanted.shape
-        ]
-        noise = float(np.mean(noises)) if noises else 0.0
-        return noise if math.isfinite(noise) else math.inf
-
-    def _run(self, model: onnx.ModelProto) -> list[Floats]:
-        session = session_for(model, threads=self._threads)
-        runs = [run_session(session, feeds) for feeds in self._samples]
-        return [
-            np.concatenate([_comparable(value, axis).reshape(-1) for value in values])
-            for values, axis in zip(zip(*runs, strict=True), self._axes, strict=True)
-            if np.issubdtype(values[0].dtype, np.floating)
-        ]
-
-
-def _comparable(value: NDArray[np.floating], softmax_axis: int | None) -> Floats:
-    if softmax_axis is None:
-        return value.astype(np.float64)
-    logits = np.log(np.maximum(value.astype(np.float64), _LEAST_PROBABILITY))
-    return np.asarray(logits - logits.mean(axis=softmax_axis, keepdims=True))
-
-
 def _choose(
     rankings: Sequence[_Ranking],
     macs: Mapping[str, int],
-    total: float,
     shares: Sequence[float],
     multiple: int,
 ) -> list[dict[str, tuple[int, ...]]]:
@@ -316,11 +279,10 @@ def _choose(
     Args:
         rankings: groups that may lose channels.
         macs: of each layer.
-        total: multiply-adds from which the shares count.
         shares: in ascending order.
         multiple: of how many channels a group keeps a multiple.
     """
-    removed = dict.fromkeys(range(len(rankings)), 0)
+    removed, total = dict.fromkeys(range(len(rankings)), 0), sum(macs.values())
 
     def remaining(counts: Mapping[int, int]) -> float:
         rest = {name: float(count) for name, count in macs.items()}
@@ -334,7 +296,7 @@ def _choose(
 
     choices = []
     now = remaining(removed)
-    targets = [share for share in shares if now > (1 - share) * total]
+    targets = list(shares)
     while targets:
         best = (math.inf, -1, 0, now)
         for number, ranking in enumerate(rankings):

@@ -1,5 +1,7 @@
 """How packages are made for each engine, a module each; importing one registers its record."""
 
-from edgekit_toolkit.engines import litert, ort, tensorrt
+import sys
 
-__all__ = ["litert", "ort", "tensorrt"]
+from edgekit_runtime.system.folder_modules import import_modules
+
+import_modules(sys.modules[__name__])

@@ -106,12 +106,13 @@ class EngineSupport:
         return self.judged_on == self.name
 
 
-_supports: Final[dict[str, EngineSupport]] = {}
+SUPPORTS: Final[dict[str, EngineSupport]] = {}
+"""Name of an engine -> how packages are made for it."""
 
 
 def register_support(support: EngineSupport) -> EngineSupport:
     """Put a record into the table, in place of an earlier one of this engine; return it."""
-    _supports[support.name] = support
+    SUPPORTS[support.name] = support
     return support
 
 
@@ -121,11 +122,11 @@ def find_support(engine: str) -> EngineSupport:
     Raises:
         TargetError: packages for it are not made here.
     """
-    if engine not in _supports:
-        raise TargetError(f"engine: expected one of {', '.join(_supports)}, got {engine!r}")
-    return _supports[engine]
+    if engine not in SUPPORTS:
+        raise TargetError(f"engine: expected one of {', '.join(SUPPORTS)}, got {engine!r}")
+    return SUPPORTS[engine]
 
 
 def list_supported() -> tuple[str, ...]:
     """Return the names of the engines that packages are made for here."""
-    return tuple(_supports)
+    return tuple(SUPPORTS)

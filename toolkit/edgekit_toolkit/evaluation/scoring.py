@@ -82,6 +82,10 @@ class PartScores:
             drops=tuple(self.drops[index] for index in remaining),
         )
 
+    def joined(self, added: "PartScores") -> "PartScores":
+        """Return the scores of these candidates and of others on the same samples."""
+        return replace(self, scores=(*self.scores, *added.scores), drops=(*self.drops, *added.drops))
+
 
 @dataclass(frozen=True, slots=True)
 class Scores:
@@ -94,6 +98,8 @@ class Scores:
             finite -> which outputs, and on how many samples. Such a candidate must not be used, whatever its
             score.
         unjudged: further samples, in which no model finds anything.
+        outcomes: [models, samples] of a metric of single samples, the source model first; NaN where a model
+            finds nothing.
     """
 
     metric: Metric | SetMetric
@@ -101,6 +107,7 @@ class Scores:
     confirmation: PartScores | None
     spoiled: Mapping[int, str] = field(default_factory=dict)
     unjudged: int = 0
+    outcomes: Floats | None = None
 
     @property
     def samples(self) -> int:
@@ -114,7 +121,25 @@ class Scores:
     def without(self, dropped: Collection[int]) -> "Scores":
         """Return the scores of the other candidates, which are all fit for use."""
         confirmation = None if self.confirmation is None else self.confirmation.without(dropped)
-        return replace(self, choosing=self.choosing.without(dropped), confirmation=confirmation, spoiled={})
+        rows = [index + 1 for index in dropped]
+        return replace(
+            self,
+            choosing=self.choosing.without(dropped),
+            confirmation=confirmation,
+            spoiled={},
+            outcomes=None if self.outcomes is None else np.delete(self.outcomes, rows, axis=0),
+        )
+
+    def joined(self, added: "Scores") -> "Scores":
+        """Return the scores of these candidates and of others, judged on the same samples."""
+        if isinstance(self.metric, Metric) and self.outcomes is not None and added.outcomes is not None:
+            outcomes = np.concatenate([self.outcomes, added.outcomes[1:]])
+            hold_back = self.confirmation is not None
+            return _scores_of_outcomes(self.metric, outcomes, {}, hold_back=hold_back)
+        confirmation = None
+        if self.confirmation is not None and added.confirmation is not None:
+            confirmation = self.confirmation.joined(added.confirmation)
+        return replace(self, choosing=self.choosing.joined(added.choosing), confirmation=confirmation)
 
 
 def score_candidates(
@@ -206,11 +231,8 @@ class _ScoreCollector:
             done += count
             self.progress(min(done, self.part.count), self.part.count)
         table = np.concatenate(rows, axis=1)
-        judged = judged_table(metric, table, reference)
-        all_scores = scores_of_table(metric, judged, hold_back=not self.part.is_generated)
-        return replace(
-            all_scores, spoiled=self._reasons(table.shape[1]), unjudged=table.shape[1] - judged.shape[1]
-        )
+        judged = _scores_of_outcomes(metric, table, reference, hold_back=not self.part.is_generated)
+        return replace(judged, spoiled=self._reasons(table.shape[1]))
 
     def by_set(self, runs: Sequence[Callable[[Feeds], Outputs]], metric: SetMetric) -> Scores:
         """Return scores over whole sets; the outputs of two models are held at a time."""
@@ -257,6 +279,12 @@ class _ScoreCollector:
             " the source model's is finite"
             for candidate, (name, count) in worst.items()
         }
+
+
+def _scores_of_outcomes(metric: Metric, outcomes: Floats, reference: Outputs, *, hold_back: bool) -> Scores:
+    judged = judged_table(metric, outcomes, reference)
+    unjudged = outcomes.shape[1] - judged.shape[1]
+    return replace(scores_of_table(metric, judged, hold_back=hold_back), unjudged=unjudged, outcomes=outcomes)
 
 
 def scores_of_table(metric: Metric, table: Floats, *, hold_back: bool) -> Scores:

@@ -19,7 +19,8 @@ from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute
 Floats = NDArray[np.float64]
 
 # Patches of a layer over all samples: more change a moment little.
-_PATCHES: Final = 12_000
+MAX_PATCHES: Final = 12_000
+"""About as many patches are gathered for the moments of a layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +74,15 @@ class Layer:
 
     def gather(self, inputs: Sequence[NDArray[Any]]) -> Floats:
         """Return patches of the inputs of all inferences, from the same positions in every call."""
-        rng, count = np.random.default_rng(0), max(1, _PATCHES // len(inputs))
-        return np.concatenate([self.patches(values, count, rng) for values in inputs])
+        rng, count = np.random.default_rng(0), max(1, MAX_PATCHES // len(inputs))
+        is_stackable = self.node.op_type == "Conv" and len({values.shape[1:] for values in inputs}) == 1
+        if not is_stackable:
+            return np.concatenate([self.patches(values, count, rng) for values in inputs])
+        windows = self._windows(np.concatenate(inputs))
+        sizes = [len(values) * math.prod(windows.shape[2 : inputs[0].ndim]) for values in inputs]
+        begins = np.cumsum([0, *sizes[:-1]])
+        draws = [begin + _draw(size, count, rng) for begin, size in zip(begins, sizes, strict=True)]
+        return self._take(windows, np.concatenate(draws))
 
     def patches(self, values: NDArray[Any], count: int, rng: np.random.Generator) -> Floats:
         """Return the patches of the input at some positions of the output, [positions, groups, columns].
@@ -89,17 +97,23 @@ class Layer:
                 values = values.T
             rows = values.reshape(-1, values.shape[-1])
             return rows[_draw(len(rows), count, rng)].astype(np.float64)[:, None]
+        windows = self._windows(values)
+        return self._take(windows, _draw(len(values) * math.prod(windows.shape[2 : values.ndim]), count, rng))
+
+    def _windows(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the view [batch, channels, positions of the output, kernel] of a Conv's input."""
         kernel = self.shape[2:]
         strides = list(attribute(self.node, "strides", [1] * len(kernel)))
         dilations = list(attribute(self.node, "dilations", [1] * len(kernel)))
         spans = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)]
         padded = np.pad(values, [(0, 0), (0, 0), *self._pads(values.shape[2:], strides, spans)])
-        axes = tuple(range(2, values.ndim))
-        windows = np.lib.stride_tricks.sliding_window_view(padded, spans, axes)
+        windows = np.lib.stride_tricks.sliding_window_view(padded, spans, tuple(range(2, values.ndim)))
         steps = [slice(None, None, step) for step in (1, 1, *strides, *dilations)]
-        windows = windows[tuple(steps)]
-        batch, positions = windows.shape[0], windows.shape[2 : values.ndim]
-        picks = np.unravel_index(_draw(batch * math.prod(positions), count, rng), (batch, *positions))
+        return windows[tuple(steps)]
+
+    def _take(self, windows: NDArray[Any], positions: NDArray[np.int64]) -> Floats:
+        batch, sizes = windows.shape[0], windows.shape[2 : len(self.shape)]
+        picks = np.unravel_index(positions, (batch, *sizes))
         chosen: Any = (picks[0], slice(None), *picks[1:])
         taken = windows[chosen]  # [positions, channels, kernel]
         patches: Floats = taken.astype(np.float64).reshape(len(taken), self.groups, -1)

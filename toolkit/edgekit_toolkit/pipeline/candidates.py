@@ -10,6 +10,7 @@ from itertools import islice
 
 from edgekit_runtime.errors import BackendError, EdgekitError, ModelError, RecipeError
 from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.pipeline.request import Progress
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.clipping import RANGE_METHODS
@@ -144,6 +145,7 @@ def find_candidates(
     progress: Progress,
     like: Form | None = None,
     group: int = 1,
+    prunable: OnnxModel | None = None,
 ) -> CandidateSet:
     """Return the candidates for a model.
 
@@ -160,12 +162,13 @@ def find_candidates(
         like: the only form beside the float model, made once with weights near to its `earlier` model and
             once without; None to search.
         group: samples in each feed of `calibration`.
+        prunable: float model whose channels may go later; None if none may.
 
     Raises:
         RecipeError: `like` does not fit the model.
         BudgetError: no form of the model can keep the limit on size.
     """
-    check_smallest_form(quantizer, max_bytes)
+    check_smallest_form(quantizer, max_bytes, prunable=prunable, dims=dims)
     name, source = quantizer.source_form()
     floats = Candidate(name, Form(forms.FLOAT32), source, decibel(0.0))
     candidate_set = CandidateSet([floats])
@@ -184,24 +187,18 @@ def find_candidates(
     )
     candidate_set.noise_samples = len(samples) * group
     if like is not None:
-        for label, form in ((_NEAR, like), (_LIKE, replace(like, earlier=None))):
-            if like.kind != forms.FLOAT32 and candidate_set.add(label, quantizer, form, fidelity) is None:
-                why = f": {candidate_set.dropped[0]}" if candidate_set.dropped else ""
-                raise RecipeError(f"--like: the earlier package's form fits no layer of this model{why}")
+        _add_earlier(candidate_set, quantizer, like, fidelity)
         return candidate_set
     search = _Search(quantizer, calibration, fidelity, per_channel, candidate_set, progress, work)
-    for kind, label in quantizer.labels.items():
-        if kind in kinds:
-            progress(f"building: {label}", None, None)
-            candidate_set.add(label, quantizer, Form(kind), fidelity)
-    if forms.STATIC_INT8 in kinds:
-        if (reason := quantizer.why_no_static_int8()) is None:
-            search.add_static_forms()
-        else:
-            candidate_set.dropped.append(f"static int8: {reason}")
-    if forms.INT8_WEIGHTS in kinds:
-        search.mix_weights()
+    search.add_all(kinds)
     return candidate_set
+
+
+def _add_earlier(candidate_set: CandidateSet, quantizer: Quantizer, like: Form, fidelity: Fidelity) -> None:
+    for label, form in ((_NEAR, like), (_LIKE, replace(like, earlier=None))):
+        if like.kind != forms.FLOAT32 and candidate_set.add(label, quantizer, form, fidelity) is None:
+            why = f": {candidate_set.dropped[0]}" if candidate_set.dropped else ""
+            raise RecipeError(f"--like: the earlier package's form fits no layer of this model{why}")
 
 
 def _fidelity_samples(calibration: Callable[[], Iterator[Feeds]], work: SearchWork) -> list[Feeds]:
@@ -225,6 +222,20 @@ class _Search:
     found: CandidateSet
     progress: Progress
     work: SearchWork
+
+    def add_all(self, kinds: frozenset[str]) -> None:
+        """Add the forms of some kinds."""
+        for kind, label in self.quantizer.labels.items():
+            if kind in kinds:
+                self.progress(f"building: {label}", None, None)
+                self.found.add(label, self.quantizer, Form(kind), self.fidelity)
+        if forms.STATIC_INT8 in kinds:
+            if (reason := self.quantizer.why_no_static_int8()) is None:
+                self.add_static_forms()
+            else:
+                self.found.dropped.append(f"static int8: {reason}")
+        if forms.INT8_WEIGHTS in kinds:
+            self.mix_weights()
 
     def mix_weights(self) -> None:
         """Add forms whose noisiest layers keep float16 weights while the others have int8 weights."""
@@ -359,25 +370,13 @@ class _Search:
                 balanced = {name: item.whole() for name, item in scaled.items()}
                 variants.append(_Variant(f"{scales} equalized", True, balanced, factors))
         if not self.work.reaches(self.work.limit_s)():
-            for label, clipped in self._clipped(kernels, whole).items():
+            self.progress("counting values", None, None)
+            samples = list(islice(self.calibration(), _HISTOGRAM_SAMPLES))
+            for label, clipped in narrow_ranges(self.quantizer, kernels, samples, whole).items():
                 variants.append(_Variant(f"{scales}, {label}", per_channel, clipped))
         if per_channel:
             variants.append(_Variant("per-tensor", False, whole))
         return variants
-
-    def _clipped(self, kernels: Sequence[str], whole: Ranges) -> dict[str, Ranges]:
-        """Return ranges without rare extremes, by label."""
-        self.progress("counting values", None, None)
-        samples = list(islice(self.calibration(), _HISTOGRAM_SAMPLES))
-        histograms = self.quantizer.histograms(kernels, samples, whole)
-        symmetric = self.quantizer.scheme.symmetric
-        ranges: dict[str, Ranges] = {}
-        for method in RANGE_METHODS:
-            narrowed = {
-                name: method.narrow(histogram, symmetric=symmetric) for name, histogram in histograms.items()
-            }
-            ranges[method.label] = {**whole, **narrowed}
-        return ranges
 
     def _mix_kernels(self, best: Candidate, limit_s: float) -> None:
         """Add mixed-precision forms: the best static one with its noisiest blocks in float."""
@@ -409,6 +408,21 @@ class _Search:
             self.progress("mixed precision", count, _MAX_RELEASED)
             label = f"int8 {base}, {count} layer{'s' if count > 1 else ''} in float"
             candidate_set.add(label, self.quantizer, replace(best.form, plan=step.plan), self.fidelity)
+
+
+def narrow_ranges(
+    quantizer: Quantizer, kernels: Sequence[str], samples: Sequence[Feeds], whole: Ranges
+) -> dict[str, Ranges]:
+    """Return ranges without rare extremes, by label; `whole` are those with them."""
+    histograms = quantizer.histograms(kernels, samples, whole)
+    symmetric = quantizer.scheme.symmetric
+    ranges: dict[str, Ranges] = {}
+    for method in RANGE_METHODS:
+        narrowed = {
+            name: method.narrow(histogram, symmetric=symmetric) for name, histogram in histograms.items()
+        }
+        ranges[method.label] = {**whole, **narrowed}
+    return ranges
 
 
 @dataclass(frozen=True, slots=True)

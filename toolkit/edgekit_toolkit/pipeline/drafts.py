@@ -2,27 +2,45 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from edgekit_host.transport.package_encoder import coded_size
 from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE, RUN_MEMORY_FIGURE
-from edgekit_runtime.sessions.latency import Latency
 from edgekit_runtime.system.engines import find_engine
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
-from edgekit_toolkit.evaluation.judge import find_memory, model_on_target
-from edgekit_toolkit.evaluation.scoring import Scores
-from edgekit_toolkit.measurement.arithmetic import measures_here, score_label
+from edgekit_toolkit.evaluation.judge import find_memory
+from edgekit_toolkit.evaluation.scoring import Score, Scores
+from edgekit_toolkit.measurement.arithmetic import score_label
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
-from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, assemble, package_file
+from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, PackageDraft, assemble, package_file
 from edgekit_toolkit.packaging.recipe import Recipe, tool_versions
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.pipeline.candidates import Candidate
 from edgekit_toolkit.pipeline.prepare import Preparation
 from edgekit_toolkit.pipeline.request import Request
-from edgekit_toolkit.pipeline.run import JudgedCandidate
 from edgekit_toolkit.selection.budget import Budget
-from edgekit_toolkit.selection.choice import CandidateFigures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A candidate, and the recipe and package that it would become.
+
+    Attributes:
+        score: score on the samples by which candidates are chosen.
+        confirmation: score on the samples held back; None if there are too few.
+        memory: memory of a process that runs it, or a text that says why it is unknown.
+        costs: figures that no clock measures, by the name of the cost.
+    """
+
+    candidate: Candidate
+    score: Score
+    confirmation: Score | None
+    memory: MemoryEstimate | PeakMemory | str
+    recipe: Recipe
+    package: PackageDraft
+    costs: Mapping[str, float]
 
 
 def draft_packages(
@@ -31,36 +49,24 @@ def draft_packages(
     candidates: Sequence[Candidate],
     scores: Scores,
     signer: StatementSigner,
-    *,
-    latencies: Sequence[Latency],
-    processor_ratios: Sequence[float],
-) -> list[JudgedCandidate]:
-    """Return the candidates with their costs, recipes and packages, in order.
+) -> list[Draft]:
+    """Return the candidates with recipes and packages, in order.
 
     Args:
         request: limits in its budget are those in force.
         prepared: model and samples behind the candidates.
-        candidates: the float model first.
+        candidates: the candidates.
         scores: scores of the candidates, in order.
         signer: signs packages, whose size counts.
-        latencies: latencies of the candidates here, in order.
-        processor_ratios: processor time of each here, over that of the source model.
 
     Raises:
         BackendError: a model does not run on the golden inputs.
         DataError: the ranges of the inputs do not suit the model.
     """
-    target, dims = request.target, prepared.dims
-    here = measures_here(target)
-    on_target = model_on_target(
-        [candidate.model for candidate in candidates], target, dims, prepared.feeds[0]
-    )
-    drafted = []
-    rows = zip(candidates, latencies, processor_ratios, on_target, strict=True)
-    for index, (candidate, latency, ratio, modelled) in enumerate(rows):
+    drafts = []
+    for index, candidate in enumerate(candidates):
         score = scores.choosing.of(index)
-        confirmation = None if scores.confirmation is None else scores.confirmation.of(index)
-        memory = find_memory(candidate.model, target, dims, prepared.feeds[0])
+        memory = find_memory(candidate.model, request.target, prepared.dims, prepared.feeds[0])
         figures = {
             **_figures(candidate, prepared, memory),
             "score": _score(candidate, prepared, scores, index),
@@ -69,46 +75,27 @@ def draft_packages(
         package = assemble(recipe, prepared.golden, candidate.model)
         costs = {
             **size_figures(package_file(package, signer), request.budget),
-            "latency": _known(latency.median_s * 1e3 if here else modelled.latency_ms),
             "memory": math.inf if isinstance(memory, str) else float(memory.total_bytes),
-            "energy": _known(modelled.energy_mj),
             "drop": score.drop.points,
         }
-        measured = CandidateFigures(
-            f"C{index}",
-            candidate.label,
-            costs,
-            latency_uncertainty=1.0 if here else modelled.uncertainty,
-            host_ratio=ratio,
-        )
-        drafted.append(
-            JudgedCandidate(
-                candidate.label,
-                candidate.form,
-                candidate.model,
-                candidate.snr_db,
+        drafts.append(
+            Draft(
+                candidate=candidate,
                 score=score,
-                confirmation=confirmation,
-                latency=latency,
-                modelled=modelled,
+                confirmation=None if scores.confirmation is None else scores.confirmation.of(index),
                 memory=memory,
                 recipe=recipe,
                 package=package,
-                measured=measured,
+                costs=costs,
             )
         )
-    return drafted
+    return drafts
 
 
 def size_figures(package: bytes, limits: Budget) -> dict[str, float]:
     """Return the size of a package file and, where that is limited, the bytes that travel to a device."""
     figures = {"size": float(len(package))}
     return {**figures, "transport": float(coded_size(package))} if "transport" in limits.limits else figures
-
-
-def _known(cost: float | None) -> float:
-    """Return a cost; an unknown one is infinite, so that no limit on it is kept."""
-    return math.inf if cost is None else cost
 
 
 def _recipe(request: Request, prepared: Preparation, candidate: Candidate, figures: dict[str, Any]) -> Recipe:

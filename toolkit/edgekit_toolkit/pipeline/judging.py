@@ -1,105 +1,183 @@
-"""Judges the candidates of a search: scores on samples, latencies here, and the package that each becomes."""
+"""Judges the candidates of a search: scores on samples, the package that each becomes, latencies here."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edgekit_runtime.sessions.latency import Latency
 from edgekit_toolkit.engines.record import find_support
-from edgekit_toolkit.evaluation.judge import measure_latencies, measure_processor_ratios
+from edgekit_toolkit.evaluation.judge import (
+    TargetCosts,
+    measure_latencies,
+    measure_processor_ratios,
+    model_on_target,
+)
 from edgekit_toolkit.evaluation.scoring import Scores, score_candidates
+from edgekit_toolkit.measurement.arithmetic import measures_here
 from edgekit_toolkit.measurement.host_load import HostLoad, LoadMeter
-from edgekit_toolkit.models.model import Runner
+from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
-from edgekit_toolkit.pipeline.candidates import CandidateSet
-from edgekit_toolkit.pipeline.drafts import draft_packages
+from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet
+from edgekit_toolkit.pipeline.drafts import Draft, draft_packages
 from edgekit_toolkit.pipeline.prepare import Preparation
-from edgekit_toolkit.pipeline.request import Phases, Progress, Request
+from edgekit_toolkit.pipeline.request import Phases, Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate
 from edgekit_toolkit.quantize.forms import DYNAMIC_INT8
 from edgekit_toolkit.selection.budget import Budget
+from edgekit_toolkit.selection.choice import CandidateFigures
+from edgekit_toolkit.selection.confirmation import limits_in_force
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedSet:
-    """Candidates with their figures."""
+    """Candidates with all their figures, and the limits in force."""
 
+    limits: Budget
     scores: Scores
-    drafted: Sequence[JudgedCandidate]
+    candidates: list[JudgedCandidate]
     source_latency: Latency
     load: HostLoad
 
 
-def judge(
-    request: Request,
-    limits: Budget,
-    prepared: Preparation,
-    candidate_set: CandidateSet,
-    signer: StatementSigner,
-    phases: Phases,
-) -> JudgedSet:
-    """Return scores, costs and packages of the candidates; removes those that cannot be chosen."""
-    names = [spec.name for spec in prepared.source.outputs]
-    with phases.phase("judge"):
-        reference = prepared.source.model.open(names, threads=request.threads)
-        scores, runs = _score(request, prepared, candidate_set, names, phases.progress)
-    with phases.phase("measure"):
-        meter = LoadMeter()
-        latencies = measure_latencies([reference, *runs], prepared.feeds[0])
-        load = meter.finish(latencies[0])
-        runs = [reference, *runs]
-        if request.threads != 1:
-            models = [prepared.source.model, *(candidate.model for candidate in candidate_set.candidates)]
-            runs = [model.open(names, threads=1) for model in models]
-        _, *ratios = measure_processor_ratios(runs, prepared.feeds[0])
-        drafted = draft_packages(
-            replace(request, budget=limits),
-            prepared,
-            candidate_set.candidates,
-            scores,
-            signer,
-            latencies=latencies[1:],
-            processor_ratios=ratios,
+class Judging:
+    """The judgement of a growing set of candidates; each is scored and drafted once.
+
+    Attributes:
+        limits: those in force.
+        drafts: the drafts of the candidates, in order.
+
+    Args:
+        request: the user's request.
+        prepared: model and samples behind the candidates.
+        candidate_set: the candidates; those that cannot be chosen are removed from it.
+        signer: signs packages, whose size counts.
+        phases: where the phases are shown.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        prepared: Preparation,
+        candidate_set: CandidateSet,
+        signer: StatementSigner,
+        phases: Phases,
+    ) -> None:
+        self._request, self._prepared, self._set = request, prepared, candidate_set
+        self._signer, self._phases = signer, phases
+        self.limits = limits_in_force(request.budget, has_data=prepared.has_data, strict=request.strict)
+        self._scores: Scores | None = None
+        self.drafts: list[Draft] = []
+
+    def judge_added(self) -> None:
+        """Score and draft the candidates that are not drafted yet; remove those that cannot be chosen."""
+        first = len(self.drafts)
+        with self._phases.phase("judge"):
+            scores = self._score(self._set.candidates[first:], first)
+            joined = scores if self._scores is None else self._scores.joined(scores)
+        if self._scores is not None and joined.unjudged != self._scores.unjudged:
+            first = 0  # other samples are judged now
+        self._scores = joined
+        with self._phases.phase("draft"):
+            self.drafts[first:] = draft_packages(
+                replace(self._request, budget=self.limits),
+                self._prepared,
+                self._set.candidates[first:],
+                joined.without(range(first)),
+                self._signer,
+            )
+
+    def measure(self) -> JudgedSet:
+        """Return the candidates with what a clock measures, in turns."""
+        if self._scores is None:
+            raise ValueError("no candidate is judged")
+        request, prepared = self._request, self._prepared
+        names, feeds = self._names, prepared.feeds[0]
+        with self._phases.phase("measure"):
+            models: list[Model] = [draft.candidate.model for draft in self.drafts]
+            meter = LoadMeter()
+            runs = [model.open(names, threads=request.threads) for model in (prepared.source.model, *models)]
+            source_latency, *latencies = measure_latencies(runs, feeds)
+            load = meter.finish(source_latency)
+            if request.threads != 1:
+                runs = [model.open(names, threads=1) for model in (prepared.source.model, *models)]
+            _, *ratios = measure_processor_ratios(runs, feeds)
+            on_target = model_on_target(models, request.target, prepared.dims, feeds)
+        rows = zip(self.drafts, latencies, ratios, on_target, strict=True)
+        candidates = [self._complete(f"C{index}", *row) for index, row in enumerate(rows)]
+        return JudgedSet(
+            limits=self.limits,
+            scores=self._scores,
+            candidates=candidates,
+            source_latency=source_latency,
+            load=load,
         )
-    return JudgedSet(scores=scores, drafted=drafted, source_latency=latencies[0], load=load)
+
+    @property
+    def _names(self) -> list[str]:
+        return [spec.name for spec in self._prepared.source.outputs]
+
+    def _complete(
+        self, candidate_id: str, draft: Draft, latency: Latency, ratio: float, modelled: TargetCosts
+    ) -> JudgedCandidate:
+        candidate, here = draft.candidate, measures_here(self._request.target)
+        costs = {
+            **draft.costs,
+            "latency": _known(latency.median_s * 1e3 if here else modelled.latency_ms),
+            "energy": _known(modelled.energy_mj),
+        }
+        return JudgedCandidate(
+            candidate.label,
+            candidate.form,
+            candidate.model,
+            candidate.snr_db,
+            score=draft.score,
+            confirmation=draft.confirmation,
+            latency=latency,
+            modelled=modelled,
+            memory=draft.memory,
+            recipe=draft.recipe,
+            package=draft.package,
+            measured=CandidateFigures(
+                candidate_id,
+                candidate.label,
+                costs,
+                latency_uncertainty=1.0 if here else modelled.uncertainty,
+                host_ratio=ratio,
+            ),
+        )
+
+    def _score(self, candidates: list[Candidate], first: int) -> Scores:
+        """Return scores of the candidates from `first` on; removes those that cannot be chosen."""
+        prepared, threads = self._prepared, self._request.threads
+        source, evaluation, names = prepared.source, prepared.samples.evaluation, self._names
+        # Dynamic int8 takes its ranges from the whole batch, so samples run alone, as on the device. A
+        # converted .tflite has a fixed batch.
+        takes_batch_range = any(candidate.form.kind == DYNAMIC_INT8 for candidate in candidates)
+        scores = score_candidates(
+            source.model.open(names, threads=threads, rewrites=False),
+            [candidate.model.open(names, threads=threads) for candidate in candidates],
+            evaluation,
+            self._request.metric,
+            inputs=source.inputs,
+            outputs=source.outputs,
+            alone=takes_batch_range or find_support(self._request.backend).maker.fixes_sizes,
+            progress=lambda done, total: self._phases.progress("judging on held-out samples", done, total),
+        )
+        self._set.leave_out({first + index: reason for index, reason in scores.spoiled.items()})
+        scores = scores.without(scores.spoiled)
+        if not evaluation.is_generated:
+            return scores
+        # Generated inputs say nothing of accuracy, but a form that computes nonsense on them must not be
+        # chosen because it is the smallest or fastest.
+        most = self._request.budget.limits.get("drop", math.inf)
+        unlike = {
+            index: f"{drop.points:.2f} points less {scores.metric.title} on generated inputs"
+            for index, drop in enumerate(scores.choosing.drops)
+            if first + index and drop.points > most
+        }
+        self._set.set_apart({first + index: reason for index, reason in unlike.items()})
+        return scores.without(unlike)
 
 
-def _score(
-    request: Request,
-    prepared: Preparation,
-    candidate_set: CandidateSet,
-    names: Sequence[str],
-    progress: Progress,
-) -> tuple[Scores, list[Runner]]:
-    """Return scores and sessions of the candidates; removes those that cannot be chosen."""
-    source, evaluation = prepared.source, prepared.samples.evaluation
-    runs = [candidate.model.open(names, threads=request.threads) for candidate in candidate_set.candidates]
-    # Dynamic int8 takes its ranges from the whole batch, so samples run alone, as on the device. A converted
-    # .tflite has a fixed batch.
-    takes_batch_range = any(candidate.form.kind == DYNAMIC_INT8 for candidate in candidate_set.candidates)
-    runs_alone = takes_batch_range or find_support(request.backend).maker.fixes_sizes
-    scores = score_candidates(
-        source.model.open(names, threads=request.threads, rewrites=False),
-        runs,
-        evaluation,
-        request.metric,
-        inputs=source.inputs,
-        outputs=source.outputs,
-        alone=runs_alone,
-        progress=lambda done, total: progress("judging on held-out samples", done, total),
-    )
-    candidate_set.leave_out(scores.spoiled)
-    runs = [run for index, run in enumerate(runs) if index not in scores.spoiled]
-    scores = scores.without(scores.spoiled)
-    if not evaluation.is_generated:
-        return scores, runs
-    # Generated inputs say nothing of accuracy, but a form that computes nonsense on them must not be chosen
-    # because it is the smallest or fastest.
-    most = request.budget.limits.get("drop", math.inf)
-    unlike = {
-        index: f"{drop.points:.2f} points less {scores.metric.title} on generated inputs"
-        for index, drop in enumerate(scores.choosing.drops)
-        if index and drop.points > most
-    }
-    candidate_set.set_apart(unlike)
-    return scores.without(unlike), [run for index, run in enumerate(runs) if index not in unlike]
+def _known(cost: float | None) -> float:
+    """Return a cost; an unknown one is infinite, so that no limit on it is kept."""
+    return math.inf if cost is None else cost

@@ -20,28 +20,23 @@ from dataclasses import replace
 
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.evaluation.host_memory import measure_memory_here
-from edgekit_toolkit.evaluation.scoring import Scores
-from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
-from edgekit_toolkit.packaging.assemble import PackageDraft, transport_bytes
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.pipeline.acceptance import check_accepted, choose_accepted
-from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet, find_candidates
-from edgekit_toolkit.pipeline.compressed_candidates import CompressionTask, add_compressed
-from edgekit_toolkit.pipeline.judging import judge
+from edgekit_toolkit.pipeline.candidates import CandidateSet, find_candidates
+from edgekit_toolkit.pipeline.compressed_candidates import compress, open_quantizer
+from edgekit_toolkit.pipeline.judging import JudgedSet, Judging
 from edgekit_toolkit.pipeline.prepare import Preparation, check_fixed_sizes, prepare
 from edgekit_toolkit.pipeline.request import Phases, Progress, Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
 from edgekit_toolkit.pipeline.warnings import find_warnings
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.samples.split import feeds_only
-from edgekit_toolkit.selection.budget import Budget
-from edgekit_toolkit.selection.choice import CandidateFigures, find_slowdown, pareto_front
+from edgekit_toolkit.selection.choice import CandidateFigures, Choice, find_slowdown, pareto_front
 from edgekit_toolkit.selection.confirmation import (
     Acceptance,
     AcceptedChoice,
     choose_confirmed,
-    limits_in_force,
 )
 
 
@@ -63,45 +58,17 @@ def search(
         BackendError: the engine fails on the source model.
         BudgetError: no form of the model can keep the limit on size.
     """
-    phases, support = Phases(progress), find_support(request.backend)
+    phases = Phases(progress)
     prepared = prepared or prepare(request, phases)
     with phases.phase("convert"):
-        if support.maker.fixes_sizes and not prepared.floats.has_fixed_sizes:
+        if find_support(request.backend).maker.fixes_sizes and not prepared.floats.has_fixed_sizes:
             check_fixed_sizes(prepared)
-        quantizer = _open_quantizer(request, prepared, prepared.floats)
+        quantizer = open_quantizer(request, prepared, prepared.floats)
     with phases.phase("search"):
-        candidate_set = find_candidates(
-            quantizer,
-            lambda: feeds_only(prepared.samples.calibration),
-            per_channel=request.target.quantization.per_channel,
-            kinds=support.kinds,
-            max_bytes=request.budget.limits.get("size", math.inf),
-            limit_s=request.search_s,
-            dims=prepared.dims,
-            progress=progress,
-            like=request.like,
-            group=prepared.samples.calibration.group,
-        )
-    limits = limits_in_force(request.budget, has_data=prepared.has_data, strict=request.strict)
-    judged = judge(request, limits, prepared, candidate_set, signer, phases)
-    if request.like is None and request.search_s > 0 and (binding := _find_binding(judged.drafted, limits)):
-        with phases.phase("compress"):
-            _compress(
-                request,
-                prepared,
-                quantizer,
-                candidate_set,
-                example=judged.drafted[-1].package,
-                binding=binding,
-                signer=signer,
-                progress=progress,
-            )
-        if len(candidate_set.candidates) > len(judged.drafted):
-            judged = judge(request, limits, prepared, candidate_set, signer, phases)
+        candidate_set = _find_candidates(request, prepared, quantizer, progress)
+    judged = _judge(request, prepared, quantizer, candidate_set, signer=signer, phases=phases)
     with phases.phase("choose"):
-        candidates, accepted = _choose(
-            request, limits, prepared, judged.drafted, scores=judged.scores, signer=signer, progress=progress
-        )
+        candidates, accepted = _choose(request, prepared, judged, signer=signer, progress=progress)
     run = Run(
         request=request,
         prepared=prepared,
@@ -112,7 +79,7 @@ def search(
         source_latency=judged.source_latency,
         load=judged.load,
         front=pareto_front([candidate.measured for candidate in candidates]),
-        choice=accepted.choice,
+        choice=_with_hint(accepted.choice, request, prepared),
         acceptance=accepted.acceptance,
         seconds=phases.seconds,
         warnings=[],
@@ -121,72 +88,104 @@ def search(
     return replace(run, warnings=[*find_warnings(run), *accepted.notes, *slowdown])
 
 
-def _open_quantizer(request: Request, prepared: Preparation, floats: Model) -> Quantizer:
-    maker = find_support(request.backend).maker
-    return maker.open_quantizer(
-        floats, request.target, threads=request.threads, dims=prepared.dims, feeds=prepared.feeds
+def _find_candidates(
+    request: Request, prepared: Preparation, quantizer: Quantizer, progress: Progress
+) -> CandidateSet:
+    may_prune = request.like is None and request.search_s > 0
+    return find_candidates(
+        quantizer,
+        lambda: feeds_only(prepared.samples.calibration),
+        per_channel=request.target.quantization.per_channel,
+        kinds=find_support(request.backend).kinds,
+        max_bytes=request.budget.limits.get("size", math.inf),
+        limit_s=request.search_s,
+        dims=prepared.dims,
+        progress=progress,
+        like=request.like,
+        group=prepared.samples.calibration.group,
+        prunable=prepared.floats if may_prune and isinstance(prepared.floats, OnnxModel) else None,
     )
 
 
-def _find_binding(drafted: Sequence[JudgedCandidate], limits: Budget) -> frozenset[str]:
-    """Return the limits that keep out every candidate; none if one keeps them all.
-
-    Samples that are held back do not count: they must not decide what is searched.
-    """
-    violations = [limits.violations(candidate.measured.figures) for candidate in drafted]
-    return frozenset[str]() if () in violations else frozenset().union(*violations)
-
-
-def _compress(
+def _judge(
     request: Request,
     prepared: Preparation,
     quantizer: Quantizer,
     candidate_set: CandidateSet,
     *,
-    example: PackageDraft,
-    binding: frozenset[str],
     signer: StatementSigner,
-    progress: Progress,
-) -> None:
-    """Add compressed candidates for the limits that bind.
+    phases: Phases,
+) -> JudgedSet:
+    """Return the candidates with their figures; compressed ones are added where a limit binds."""
+    judging = Judging(request, prepared, candidate_set, signer, phases)
+    judging.judge_added()
+    if request.like is not None or request.search_s == 0:
+        return judging.measure()
+    is_timed = not {"latency", "energy"}.isdisjoint(judging.limits.limits)
+    judged = judging.measure() if is_timed else None
+    if binding := _find_binding(judging, judged):
+        with phases.phase("compress"):
+            compress(
+                request,
+                prepared,
+                quantizer,
+                candidate_set,
+                drafts=judging.drafts,
+                binding=binding,
+                signer=signer,
+                progress=phases.progress,
+            )
+        if len(candidate_set.candidates) > len(judging.drafts):
+            judging.judge_added()
+            judged = None
+    return judged or judging.measure()
 
-    `example`: a package whose model is replaced to see how many bytes travel.
-    """
+
+def _with_hint(choice: Choice, request: Request, prepared: Preparation) -> Choice:
+    """Return a refusal because of the limit on transport with what would make smaller packages."""
+    if choice.chosen is not None or "transport" not in choice.binding or request.like is not None:
+        return choice
     if not isinstance(prepared.floats, OnnxModel):
-        candidate_set.dropped.append("compressed forms: they are made of ONNX models, and this is a .tflite")
-        return
+        hint = "the model as ONNX: weights of a .tflite cannot be coded in fewer bits"
+    elif request.search_s == 0:
+        hint = "--search-seconds over 0, so that weights of fewer bits are tried"
+    elif prepared.samples.calibration.is_generated:
+        hint = "samples (--calibration), with which weights of few bits lose less"
+    else:
+        return choice
+    return replace(choice, needed=f"{choice.needed}, or {hint}")
 
-    def measure_transport(candidate: Candidate) -> int:
-        artifacts = {**example.artifacts, candidate.model.file_name: candidate.model.content}
-        return transport_bytes(replace(example, artifacts=artifacts), signer)
 
-    limit = request.budget.limits.get("transport", math.inf)
-    task = CompressionTask(
-        quantizer=quantizer,
-        floats=prepared.floats.proto,
-        open_quantizer=lambda model: _open_quantizer(request, prepared, model),
-        calibration=lambda: feeds_only(prepared.samples.calibration),
-        dims=prepared.dims,
-        arch=request.target.arch,
-        needs_fewer_macs=not binding.isdisjoint({"latency", "energy", "memory", "size"}),
-        max_transport_bytes=limit if "transport" in binding else math.inf,
-        transport_bytes=measure_transport,
-        progress=progress,
+def _find_binding(judging: Judging, judged: JudgedSet | None) -> frozenset[str]:
+    """Return the limits that keep out every candidate; none if one keeps them all.
+
+    A candidate that breaks further limits than another one says nothing.
+
+    Samples that are held back do not count: they must not decide what is searched.
+
+    `judged`: None if no limit is on what a clock measures.
+    """
+    figures = (
+        [draft.costs for draft in judging.drafts]
+        if judged is None
+        else [candidate.measured.figures for candidate in judged.candidates]
     )
-    add_compressed(candidate_set, task)
+    violations = [frozenset(judging.limits.violations(costs)) for costs in figures]
+    return frozenset[str]().union(
+        *(broken for broken in violations if not any(fewer < broken for fewer in violations))
+    )
 
 
 def _choose(
     request: Request,
-    limits: Budget,
     prepared: Preparation,
-    drafted: Sequence[JudgedCandidate],
+    judged: JudgedSet,
     *,
-    scores: Scores,
     signer: StatementSigner,
     progress: Progress,
 ) -> tuple[tuple[JudgedCandidate, ...], AcceptedChoice]:
     """Return the choice, and the candidates with the drop of each that was compared with the limit."""
+    drafted, limits = judged.candidates, judged.limits
     by_id = {candidate.id: candidate for candidate in drafted}
     on_gpu = find_support(request.backend).on_gpu
 
@@ -215,7 +214,7 @@ def _choose(
 
     confirmed = choose_confirmed(
         [candidate.measured for candidate in drafted],
-        scores,
+        judged.scores,
         limits,
         choose,
         has_data=prepared.has_data,

@@ -35,8 +35,18 @@ class SearchWork:
         self.limit_s = limit_s
         self.spent_s = 0.0
 
-    def count(self, *, inferences: float = 0, models: float = 0) -> None:
-        self.spent_s += inferences * self.inference_s + models * self._open_s
+    def count(self, *, inferences: float = 0, models: float = 0, seconds: float = 0) -> None:
+        self.spent_s += inferences * self.inference_s + models * self._open_s + seconds
+
+    def allows(self, seconds: float) -> bool:
+        """Whether so much work keeps the limit."""
+        return self.spent_s + seconds <= self.limit_s
+
+    def take(self, seconds: float) -> bool:
+        """Count work before it is done, if it keeps the limit; return whether it does."""
+        is_allowed = self.allows(seconds)
+        self.count(seconds=seconds * is_allowed)
+        return is_allowed
 
     def part(self, share: float, limit_s: float) -> float:
         """Return the limit that leaves a share of the work from now to another limit."""

@@ -1,38 +1,82 @@
 """A lower bound on the size of every form of a model, before any form is made."""
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
-from edgekit_runtime.errors import BudgetError
+from edgekit_runtime.errors import BudgetError, ModelError
+from edgekit_toolkit.compress.pruning import PRUNED_SHARES, count_macs, find_least_channels
 from edgekit_toolkit.models.model import StoredTensor
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.onnx_graph.channels import find_groups
+from edgekit_toolkit.onnx_graph.layers import find_layers
 from edgekit_toolkit.quantize.quantizer import Quantizer
 
 _MIN_INT4_ELEMENTS: Final = 4096  # of a matrix, as both writers have it; all other weights take at least int8
+# Pruning ends with the first group that reaches a share of the work, so it may save more than that.
+_MAX_OVERSHOOT: Final = 0.1
 
 
-def check_smallest_form(quantizer: Quantizer, max_bytes: float) -> None:
+def check_smallest_form(
+    quantizer: Quantizer, max_bytes: float, *, prunable: OnnxModel | None, dims: Mapping[str, int]
+) -> None:
     """Check that the weights of some form may keep a limit on the size of the package.
+
+    Args:
+        quantizer: quantizer of the float model.
+        max_bytes: the limit.
+        prunable: float model that may lose channels; None if it may lose none.
+        dims: sizes of its free dimensions.
 
     Raises:
         BudgetError: they keep it in no form, so that a search would be in vain.
     """
     least_bytes = find_least_bytes(quantizer)
+    if least_bytes > max_bytes and prunable is not None:
+        least_bytes -= find_pruned_bytes(prunable, dims)
     if least_bytes > max_bytes:
         needed = f"size={math.ceil(least_bytes / 1e3)}kB or more, or a smaller model"
         raise BudgetError(
             f"no form of the model keeps size={max_bytes / 1e6:g}MB: in the smallest (int8, int4 in large"
-            f" matrices, if it can be quantized) it has at least {least_bytes:,} bytes, so nothing was"
-            f" searched. To package: {needed}",
+            " matrices, without channels that can be pruned, if it can be quantized) it has at least"
+            f" {least_bytes:,} bytes, so nothing was searched. To package: {needed}",
             binding=("size",),
             needed=needed,
         )
 
 
 def find_least_bytes(quantizer: Quantizer) -> int:
-    """Return a lower bound on the size of every form, in bytes: that of its weights."""
+    """Return a lower bound on the size of every form with all channels, in bytes: that of its weights."""
     if quantizer.why_no_forms() is not None:
         return quantizer.source_form()[1].size_bytes
     return sum(map(_least_bytes, quantizer.model.stored_tensors()))
+
+
+def find_pruned_bytes(model: OnnxModel, dims: Mapping[str, int]) -> int:
+    """Return an upper bound on the bytes of int8 weights that pruning saves.
+
+    A layer loses weights and multiply-adds in the same share. So the most bytes for the multiply-adds that
+    may be saved go where a multiply-add has the most weights.
+    """
+    proto = model.proto
+    remaining: dict[str, float] = {}  # the least share of each layer's weights
+    for group in find_groups(proto):
+        share = find_least_channels(group) / group.size if group.consumers else 1.0
+        for layer in (*group.producers, *group.depthwise, *group.consumers):
+            remaining[layer.name] = remaining.get(layer.name, 1.0) * min(share, 1.0)
+    try:
+        macs = count_macs(proto, dims)
+    except ModelError:
+        return 0  # such a model is not pruned
+    allowed_macs = (max(PRUNED_SHARES) + _MAX_OVERSHOOT) * sum(macs.values())
+    saved_bytes = 0.0
+    for layer in sorted(find_layers(proto), key=lambda layer: macs[layer.name] / math.prod(layer.shape)):
+        share = 1 - remaining.get(layer.name, 1.0)
+        if macs[layer.name]:
+            share = min(share, allowed_macs / macs[layer.name])
+        allowed_macs -= share * macs[layer.name]
+        saved_bytes += share * math.prod(layer.shape)
+    return math.ceil(saved_bytes)
 
 
 def _least_bytes(tensor: StoredTensor) -> int:

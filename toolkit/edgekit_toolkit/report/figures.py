@@ -153,6 +153,11 @@ def describe_accuracy(accuracy: Accuracy) -> str:
     if accuracy["state"] != "not resolved" or accuracy["limit"] is None:
         return text
     limit, needed = show(accuracy["limit"], "points"), accuracy["samples_needed"]
+    if needed is None and (accuracy["drop_points"] or 0.0) > accuracy["limit"]:
+        return (
+            f"{text}. This estimate is over the limit of {limit}: the package was chosen because so few"
+            " samples do not show that it breaks the limit; --strict refuses it"
+        )
     if needed is None:
         return f"{text}. The estimate is not below the limit of {limit}, so more samples may not settle it"
     return f"{text}. A limit of {limit} needs at least {needed:,} evaluation samples"

@@ -17,13 +17,18 @@ def headline(report: Report) -> str | None:
     package, ratio = report["package"], report["outcome"]["latency_to_float"]
     if package is None:
         return None
-    parts = [_size(report["source"]["bytes"], package["bytes"]), _accuracy(report["accuracy"])]
+    source_bytes = report["source"]["bytes"]
+    parts = [_size(source_bytes, package["bytes"])]
+    transport = next((line["value"] for line in report["budget"] if line["limit"] == "transport"), None)
+    if transport is not None and transport < (1 - _SAME_SIZE) * package["bytes"]:
+        parts[0] = f"{_size(source_bytes, transport)} on its way, {parts[0]} on the device"
+    parts.append(_accuracy(report["accuracy"]))
     if ratio is not None:
         parts.append(_latency(ratio))
     return ", ".join(part for part in parts if part)
 
 
-def _size(source_bytes: int, package_bytes: int) -> str:
+def _size(source_bytes: int, package_bytes: float) -> str:
     if abs(package_bytes / source_bytes - 1) < _SAME_SIZE:
         return "same size"
     if package_bytes < source_bytes:

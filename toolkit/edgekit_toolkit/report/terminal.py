@@ -53,6 +53,7 @@ _TABLE_WIDTH = 76
 _LABEL_CHARS = 60
 # Columns that fit into 80 characters beside id and label, most wanted first.
 _COLUMNS = ("size", "transport", "latency", "score", "drop")
+_HELD_BACK_SIGN = "*"
 _SHORT = {name: title for name, (title, _) in FIGURES.items()} | {
     "host_latency": "Host lat.",
     "memory": "Memory",
@@ -265,7 +266,9 @@ def _row(
         broken, unresolved = name in candidate["violations"], False
         if name == "drop" and candidate["drop"] is not None:
             unresolved = not broken and not candidate["drop"]["resolved"]
-            text = f"{'?' if unresolved else ''}{text} {_reach(figure['value'], candidate['drop'])}"
+            sign_of_half = _HELD_BACK_SIGN if candidate["drop"]["held_back"] else ""
+            reach = _reach(figure["value"], candidate["drop"])
+            text = f"{'?' if unresolved else ''}{text} {reach}{sign_of_half}"
         own = f" {figure['label'][:3]}." if shared[name] is None and figure["value"] is not None else ""
         cell = plain(f"{'!' if broken else ''}{text}{own}", console)
         cells.append(Text(cell, style="red" if broken else "yellow" if unresolved else style))
@@ -299,6 +302,8 @@ def _print_key(
         words.append("? not resolved")
     if None in shared.values():
         words.append("mea. measured, cal. calibrated, mod. modelled, est. estimated")
+    if any(c["drop"] is not None and c["drop"]["held_back"] for c in listed):
+        words.append(f"{_HELD_BACK_SIGN} on the samples held back; scores are on those that choose")
     hidden = len(report["candidates"]) - len(listed)
     if hidden:
         words.append(f"{hidden} dominated not shown")

@@ -255,9 +255,16 @@ def _binding(candidates: Sequence[CandidateFigures], budget: Budget) -> tuple[st
 def _gap(name: str, candidates: Sequence[CandidateFigures], budget: Budget) -> str:
     """Return the limit, and the best value of any candidate, alone and with the other limits kept."""
     others = [candidate for candidate in candidates if set(budget.violations(candidate.figures)) <= {name}]
-    least = min(candidate.figures[name] for candidate in others or candidates)
+    least = min(others or candidates, key=lambda candidate: (candidate.figures[name], candidate.id))
     where = "with the other limits kept" if others else "of any candidate"
-    return f"{name} at most {_show(name, budget.limits[name])}, the least {where} is {_show(name, least)}"
+    text = f"{name} at most {_show(name, budget.limits[name])}, the least {where} is"
+    text = f"{text} {_show(name, least.figures[name])}"
+    smallest = min(candidates, key=lambda candidate: (candidate.figures[name], candidate.id))
+    if others and smallest.figures[name] < least.figures[name]:
+        broken = (item for item in budget.violations(smallest.figures) if item != name)
+        cost = ", ".join(f"{item}={_show(item, smallest.figures[item])}" for item in broken)
+        text = f"{text}, and {_show(name, smallest.figures[name])} at {cost}"
+    return text
 
 
 def _show(name: str, value: float, *, rounding: str = ROUND_HALF_EVEN) -> str:

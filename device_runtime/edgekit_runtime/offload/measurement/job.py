@@ -10,9 +10,9 @@ from typing import IO, Annotated, Final, Literal, TypeAlias
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import Range, from_json
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.offload.cut_table import Compression
 from edgekit_runtime.offload.measurement.machine_facts import MachineFacts
 from edgekit_runtime.offload.measurement.request_cost import RequestCost
+from edgekit_runtime.offload.offload_plan import Compression
 
 MAX_HEADER_BYTES: Final = 4 << 20
 MAX_BLOBS_BYTES: Final = 16 << 30

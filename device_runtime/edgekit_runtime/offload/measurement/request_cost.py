@@ -29,8 +29,9 @@ from cryptography.x509.oid import NameOID
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import EdgekitError, TransportError
-from edgekit_runtime.offload.cut_table import LOCAL, CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.offload.cut_table import CutTable
 from edgekit_runtime.offload.offload_options import OffloadOptions
+from edgekit_runtime.offload.offload_plan import LOCAL, OffloadPlan, PlanCosts
 from edgekit_runtime.offload.offload_server import NO_MODEL
 from edgekit_runtime.offload.session.remote_session import RemoteSession
 from edgekit_runtime.package.archive import OpenedPackage

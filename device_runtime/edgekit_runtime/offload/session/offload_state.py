@@ -20,10 +20,11 @@ from typing import Final, TypeAlias
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.offload.choose import PlanChoice, Preference, choose
-from edgekit_runtime.offload.cut_table import CutTable, OffloadPlan
+from edgekit_runtime.offload.cut_table import CutTable
 from edgekit_runtime.offload.latency_model import Conditions, LinkState, as_sent, predict_s, send_plain
 from edgekit_runtime.offload.link_estimate import LinkEstimate
 from edgekit_runtime.offload.offload_options import OffloadOptions
+from edgekit_runtime.offload.offload_plan import OffloadPlan
 from edgekit_runtime.offload.offload_server import NonFiniteError, Reply, ServerTimes, is_overload
 from edgekit_runtime.offload.offload_status import Counts
 from edgekit_runtime.offload.probe_schedule import (

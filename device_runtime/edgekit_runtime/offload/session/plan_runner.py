@@ -10,7 +10,7 @@ import numpy as np
 
 from edgekit_runtime.codecs.media import MediaCodec, encode_media
 from edgekit_runtime.errors import BackendError, CutError, DataError, RefusedInputError
-from edgekit_runtime.offload.cut_table import Compression, InputCodes, OffloadPlan
+from edgekit_runtime.offload.offload_plan import Compression, InputCodes, OffloadPlan
 from edgekit_runtime.offload.offload_server import TailRequest, make_tail_request
 from edgekit_runtime.offload.probe_schedule import BackOff
 from edgekit_runtime.package.archive import OpenedPackage

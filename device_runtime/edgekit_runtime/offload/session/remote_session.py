@@ -15,9 +15,10 @@ from typing import Any, Final
 from edgekit_runtime.codecs.compression import has_zstd
 from edgekit_runtime.errors import BackendError, DataError, EdgekitError, RefusedInputError, UnavailableError
 from edgekit_runtime.offload.choose import PlanChoice
-from edgekit_runtime.offload.cut_table import CutTable, Escalation
+from edgekit_runtime.offload.cut_table import CutTable
 from edgekit_runtime.offload.latency_model import send_plain
 from edgekit_runtime.offload.offload_options import OffloadOptions
+from edgekit_runtime.offload.offload_plan import Escalation
 from edgekit_runtime.offload.offload_server import OffloadServer, Pending, Reply, TailRequest
 from edgekit_runtime.offload.offload_status import Counts
 from edgekit_runtime.offload.probe_schedule import ReplyWait

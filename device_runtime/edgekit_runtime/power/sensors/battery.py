@@ -7,26 +7,28 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.power.sensors.probe import Family, Probe
+from edgekit_runtime.power.sensors.family import Family
+from edgekit_runtime.power.sensors.power_source import PowerSource
+from edgekit_runtime.power.sensors.probe import Probe
 from edgekit_runtime.power.sensors.sysfs import Sysfs, read_label, read_number
 
 _J_PER_UWH: Final = 3.6e-3
 _PICO: Final = 1e-12  # microamperes times microvolts are picowatts
 
 
-def find_battery(sysfs: Sysfs) -> Family:
+def find_sensors(sysfs: Sysfs) -> Family:
     """Return the probes of the first battery: charge, and if it has them, discharge and capacity."""
     for folder in sysfs.find("class/power_supply/*"):
         is_battery = read_label(folder / "type", "") == "Battery"
         if is_battery and read_label(folder / "scope", "System") != "Device":
             return _describe(folder)
-    return Family("battery", (), "no battery that the kernel knows of")
+    return Family(name="battery", missing="no battery that the kernel knows of")
 
 
 def read_battery() -> tuple[float | None, bool]:
     """Return the battery's charge from 0 to 1, or None without a battery, and whether it is charging."""
     sysfs = Sysfs()
-    charges = [probe for probe in find_battery(sysfs).probes if probe.quantity == "charge"]
+    charges = [probe for probe in find_sensors(sysfs).probes if probe.quantity == "charge"]
     if not charges:
         return None, False
     folder = sysfs.root / "class/power_supply" / charges[0].name.split("/")[1]
@@ -36,13 +38,16 @@ def read_battery() -> tuple[float | None, bool]:
 def _describe(folder: Path) -> Family:
     name = f"battery/{folder.name}"
     probes = [Probe(f"{name}/charge", "charge", partial(_read_charge, folder))]
+    sources: tuple[PowerSource, ...] = ()
     if _exist(folder, "power_now") or _exist(folder, "current_now", "voltage_now"):
         probes.append(Probe(f"{name}/discharge", "discharge_w", partial(_read_discharge, folder)))
+        scope = "the device, while on battery"
+        sources = (PowerSource(scope, (probes[-1].name,), counts=False, rank=5, is_whole=True),)
     if _exist(folder, "energy_full") or _exist(folder, "charge_full", "voltage_now"):
         probes.append(Probe(f"{name}/capacity", "capacity_j", partial(_read_capacity, folder)))
-        return Family("battery", tuple(probes))
+        return Family(name="battery", probes=tuple(probes), sources=sources)
     missing = "the battery does not report its capacity: a floor can be kept, but not until a given time"
-    return Family("battery", tuple(probes), missing)
+    return Family(name="battery", probes=tuple(probes), missing=missing, sources=sources)
 
 
 def _exist(folder: Path, *attributes: str) -> bool:

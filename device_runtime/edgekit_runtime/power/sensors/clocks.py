@@ -6,18 +6,20 @@ Source: Documentation/admin-guide/pm/cpufreq.rst of the kernel (kilohertz).
 from functools import partial
 from pathlib import Path
 
-from edgekit_runtime.power.sensors.probe import Family, Probe
+from edgekit_runtime.power.sensors.family import Family
+from edgekit_runtime.power.sensors.probe import Probe
 from edgekit_runtime.power.sensors.sysfs import Sysfs, read_number
 
 
-def find_clocks(sysfs: Sysfs) -> Family:
+def find_sensors(sysfs: Sysfs) -> Family:
     """Return a probe per cluster of cores."""
     probes = tuple(
         Probe(f"cpufreq/{policy.name}", "clock_share", partial(_read, policy))
         for policy in sysfs.find("devices/system/cpu/cpufreq/policy*")
         if (policy / "cpuinfo_max_freq").exists()
     )
-    return Family("cpufreq", probes, "" if probes else "no cpufreq (virtual machines have none)")
+    missing = "" if probes else "no cpufreq (virtual machines have none)"
+    return Family(name="cpufreq", probes=probes, missing=missing)
 
 
 def _read(policy: Path, _now_s: float) -> float:

@@ -1,5 +1,7 @@
 """Finding the sensors of this device, and reading them all at once.
 
+Each module of this folder with a function `find_sensors` finds those of one family: a new one is a new file.
+
 Reading takes a few hundred microseconds to milliseconds (an INA3221 sits on a slow bus): `sampling` does
 it on a thread of its own.
 """
@@ -8,16 +10,13 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from edgekit_runtime.power.sensors.battery import find_battery
-from edgekit_runtime.power.sensors.clocks import find_clocks
-from edgekit_runtime.power.sensors.ina3221 import find_rails
-from edgekit_runtime.power.sensors.power_source import Interval, PowerSource, choose_source
-from edgekit_runtime.power.sensors.probe import Family, Probe, Quantity
-from edgekit_runtime.power.sensors.rapl import find_counters
-from edgekit_runtime.power.sensors.raspberry import find_raspberry
+from edgekit_runtime.power import sensors
+from edgekit_runtime.power.sensors.family import Family
+from edgekit_runtime.power.sensors.power_source import Interval, PowerSource
+from edgekit_runtime.power.sensors.probe import Probe, Quantity
 from edgekit_runtime.power.sensors.readings import Battery, Readings
 from edgekit_runtime.power.sensors.sysfs import Sysfs
-from edgekit_runtime.power.sensors.thermal import find_zones
+from edgekit_runtime.system.folder_modules import import_modules
 
 
 @dataclass(slots=True)
@@ -63,25 +62,18 @@ class Sensors:
         )
 
 
-def discover(sysfs: Sysfs | None = None, vcgencmd: str | None = None) -> Sensors:
-    """Return the sensors below a tree.
-
-    Args:
-        sysfs: tree to search; by default the device's own `/sys`, with `vcgencmd` from the search path.
-        vcgencmd: path of a Raspberry Pi's tool.
-    """
+def discover(sysfs: Sysfs | None = None) -> Sensors:
+    """Return the sensors below a tree, by default the device's own `/sys` with `vcgencmd` on the path."""
     if sysfs is None:
-        sysfs, vcgencmd = Sysfs(), shutil.which("vcgencmd") if vcgencmd is None else vcgencmd
-    families = (
-        find_rails(sysfs),
-        find_counters(sysfs),
-        find_raspberry(sysfs, vcgencmd),
-        find_battery(sysfs),
-        find_zones(sysfs),
-        find_clocks(sysfs),
+        sysfs = Sysfs(vcgencmd=shutil.which("vcgencmd"))
+    finders = [getattr(module, "find_sensors", None) for module in import_modules(sensors)]
+    families: list[Family] = [find(sysfs) for find in finders if find is not None]
+    sources = [source for family in families for source in family.sources]
+    return Sensors(
+        tuple(families),
+        tuple(probe for family in families for probe in family.probes),
+        min(sources, key=lambda source: source.rank, default=None),
     )
-    probes = tuple(probe for family in families for probe in family.probes)
-    return Sensors(families, probes, choose_source(probes))
 
 
 def _first(numbers: Iterable[float]) -> float | None:

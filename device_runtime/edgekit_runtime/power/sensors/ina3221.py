@@ -12,18 +12,28 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.power.sensors.probe import Family, Probe
+from edgekit_runtime.power.sensors.family import Family
+from edgekit_runtime.power.sensors.power_source import PowerSource
+from edgekit_runtime.power.sensors.probe import Probe
 from edgekit_runtime.power.sensors.sysfs import Sysfs, read_label, read_number
 
 # Rails at the board's input, which carry everything: Orin Nano/NX and Xavier NX, then Nano and TX.
-WHOLE_BOARD: Final = frozenset({"VDD_IN", "POM_5V_IN"})
+_AT_INPUT: Final = frozenset({"VDD_IN", "POM_5V_IN"})
 _CHANNELS: Final = (1, 2, 3)  # 4 to 7 are shunt voltages and their sum
 
 
-def find_rails(sysfs: Sysfs) -> Family:
+def find_sensors(sysfs: Sysfs) -> Family:
     """Return a probe of watts per rail."""
     rails = [*_hwmon_rails(sysfs), *_iio_rails(sysfs)]
-    return Family("ina3221", tuple(rails), "" if rails else "no INA3221 (they are on Jetson boards)")
+    if not rails:
+        return Family(name="ina3221", missing="no INA3221 (they are on Jetson boards)")
+    names = tuple(rail.name for rail in rails)
+    inputs = [name for name in names if name.removeprefix("ina3221/") in _AT_INPUT]
+    sources = [
+        PowerSource("the whole board", (name,), counts=False, rank=0, is_whole=True) for name in inputs[:1]
+    ]
+    sources.append(PowerSource("all rails of the board", names, counts=False, rank=1))
+    return Family(name="ina3221", probes=tuple(rails), sources=tuple(sources))
 
 
 def _hwmon_rails(sysfs: Sysfs) -> Iterator[Probe]:

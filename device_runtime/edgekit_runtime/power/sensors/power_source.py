@@ -1,14 +1,10 @@
-"""Chooses the sensors that measure the power of the device, and counts its energy between readings."""
+"""A source of power: probes that together measure the device, and its energy between readings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from edgekit_runtime.power.sensors.ina3221 import WHOLE_BOARD
-from edgekit_runtime.power.sensors.probe import MOST_POWER_W, Probe
-
-WHOLE_DEVICE: Final = frozenset({"the whole board", "the platform", "the device, while on battery"})
-"""Scopes of power sources that leave nothing of the device out."""
+from edgekit_runtime.power.sensors.probe import MOST_POWER_W
 
 # Over a longer gap, a straight line between two powers would be a guess.
 _MAX_GAP_S: Final = 10.0
@@ -29,12 +25,17 @@ class PowerSource:
 
     Attributes:
         scope: the part of the device that they measure, for messages.
+        names: names of the probes.
         counts: whether they are counters of joules; else they are watts, joined by straight lines.
+        rank: of several sources, the one with the least rank is used.
+        is_whole: whether they leave nothing of the device out.
     """
 
     scope: str
     names: tuple[str, ...]
     counts: bool
+    rank: int = 0
+    is_whole: bool = False
     _at_s: float | None = None
     _last: float | None = None
 
@@ -70,25 +71,3 @@ class PowerSource:
         if total is None or self._last is None or not 0 < seconds <= _MAX_GAP_S:
             return Interval(max(0.0, seconds), total, None)
         return Interval(seconds, total, (total + self._last) / 2 * seconds)
-
-
-def choose_source(probes: Sequence[Probe]) -> PowerSource | None:
-    """Return the source that covers most of the device, or None if nothing measures power."""
-    rails = [probe.name for probe in probes if probe.name.startswith("ina3221/")]
-    whole = [name for name in rails if name.removeprefix("ina3221/") in WHOLE_BOARD]
-    counters = [probe.name for probe in probes if probe.quantity == "energy_j"]
-    platform = [name for name in counters if name.startswith("rapl/psys")]
-    board = [probe.name for probe in probes if probe.name == "raspberry/pmic"]
-    battery = [probe.name for probe in probes if probe.quantity == "discharge_w"]
-    ranked = (
-        ("the whole board", whole[:1], False),
-        ("all rails of the board", rails, False),
-        ("the platform", platform[:1], True),
-        ("processor and memory", counters, True),
-        ("the rails of the power chip", board, False),
-        ("the device, while on battery", battery[:1], False),
-    )
-    for scope, names, counts in ranked:
-        if names:
-            return PowerSource(scope, tuple(names), counts)
-    return None

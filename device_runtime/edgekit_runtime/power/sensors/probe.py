@@ -75,17 +75,3 @@ class Probe:
         if not self._is_logged:  # a sensor that comes and goes would fill the log
             self._is_logged = True
             _logger.warning("sensor %s: no reading: %s", self.name, reason)
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """The sensors of one kind that were found.
-
-    Attributes:
-        probes: the found probes; may be empty.
-        missing: what is missing, why, and the remedy; empty if nothing is missing.
-    """
-
-    name: str
-    probes: tuple[Probe, ...]
-    missing: str = ""

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.power.sensors.probe import Family, Probe
+from edgekit_runtime.power.sensors.family import Family
+from edgekit_runtime.power.sensors.power_source import PowerSource
+from edgekit_runtime.power.sensors.probe import Probe
 from edgekit_runtime.power.sensors.sysfs import Sysfs, read_label, read_number
 
 # core and uncore are parts of a package: adding them would count twice.
@@ -51,7 +53,7 @@ class EnergyCounter:
         return self.total_uj * 1e-6
 
 
-def find_counters(sysfs: Sysfs) -> Family:
+def find_sensors(sysfs: Sysfs) -> Family:
     """Return a probe of joules per domain, in the order `psys`, packages, memory."""
     zones = [
         *sysfs.find("class/powercap/intel-rapl:*"),
@@ -60,14 +62,22 @@ def find_counters(sysfs: Sysfs) -> Family:
     named = {zone.name: (zone, read_label(zone / "name", "")) for zone in zones}
     counted = [(zone, label) for zone, label in named.values() if label.startswith(_COUNTED)]
     if not counted:
-        return Family("rapl", (), "no RAPL counters (x86 processors have them; virtual machines hide them)")
+        missing = "no RAPL counters (x86 processors have them; virtual machines hide them)"
+        return Family(name="rapl", missing=missing)
     try:
         probes = tuple(_probes(counted))
     except PermissionError:
-        return Family("rapl", (), _READ_PROTECTED)
+        return Family(name="rapl", missing=_READ_PROTECTED)
     except (OSError, ValueError) as cause:
-        return Family("rapl", (), f"the counters cannot be read: {cause}")
-    return Family("rapl", probes)
+        return Family(name="rapl", missing=f"the counters cannot be read: {cause}")
+    names = tuple(probe.name for probe in probes)
+    sources = [
+        PowerSource("the platform", (name,), counts=True, rank=2, is_whole=True)
+        for name in names
+        if name.startswith("rapl/psys")
+    ]
+    sources.append(PowerSource("processor and memory", names, counts=True, rank=3))
+    return Family(name="rapl", probes=probes, sources=tuple(sources))
 
 
 def _probes(zones: list[tuple[Path, str]]) -> Iterator[Probe]:

@@ -16,7 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.power.sensors.probe import Family, Probe
+from edgekit_runtime.power.sensors.family import Family
+from edgekit_runtime.power.sensors.power_source import PowerSource
+from edgekit_runtime.power.sensors.probe import Probe
 from edgekit_runtime.power.sensors.sysfs import Sysfs, read_text
 
 UNDER_VOLTAGE: Final = 1 << 0
@@ -72,13 +74,9 @@ class Vcgencmd:
         return self.answer
 
 
-def find_raspberry(sysfs: Sysfs, vcgencmd: str | None) -> Family:
-    """Return the probe of the throttling bits and, on a Pi 5, of watts.
-
-    Args:
-        sysfs: tree to search.
-        vcgencmd: path of the program, or None if there is none.
-    """
+def find_sensors(sysfs: Sysfs) -> Family:
+    """Return the probe of the throttling bits and, on a Pi 5, of watts."""
+    vcgencmd = sysfs.vcgencmd
     path = next((path for pattern in _PATTERNS for path in sysfs.find(pattern)), None)
     probes: list[Probe] = []
     if path is not None:
@@ -93,10 +91,12 @@ def find_raspberry(sysfs: Sysfs, vcgencmd: str | None) -> Family:
             power.until_s = float("-inf")
             probes.append(Probe("raspberry/pmic", "power_w", _asked(power, parse_pmic)))
         except (OSError, ValueError):
-            return Family("raspberry", tuple(probes), "no power chip that measures (the Pi 5 has one)")
-        return Family("raspberry", tuple(probes))
+            missing = "no power chip that measures (the Pi 5 has one)"
+            return Family(name="raspberry", probes=tuple(probes), missing=missing)
+        chip = PowerSource("the rails of the power chip", ("raspberry/pmic",), counts=False, rank=4)
+        return Family(name="raspberry", probes=tuple(probes), sources=(chip,))
     missing = "no power of a Pi 5 without vcgencmd" if probes else "no Raspberry Pi firmware, no vcgencmd"
-    return Family("raspberry", tuple(probes), missing)
+    return Family(name="raspberry", probes=tuple(probes), missing=missing)
 
 
 def _asked(question: Vcgencmd, parse: Callable[[str], float]) -> Callable[[float], float]:

@@ -11,9 +11,14 @@ _MAX_BYTES: Final = 4096  # one page, the largest attribute of sysfs
 
 @dataclass(frozen=True, slots=True)
 class Sysfs:
-    """A tree of attributes below `root`, so that a fake one works as well."""
+    """A tree of attributes below `root`, so that a fake one works as well.
+
+    Attributes:
+        vcgencmd: path of a Raspberry Pi's tool, or None if there is none.
+    """
 
     root: Path = SYSFS_ROOT
+    vcgencmd: str | None = None
 
     def find(self, pattern: str) -> tuple[Path, ...]:
         """Return the matching paths, in natural order; none if a folder is absent or not readable."""

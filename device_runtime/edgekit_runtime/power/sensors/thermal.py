@@ -7,14 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.power.sensors.probe import Family, Probe
+from edgekit_runtime.power.sensors.family import Family
+from edgekit_runtime.power.sensors.probe import Probe
 from edgekit_runtime.power.sensors.sysfs import Sysfs, read_label, read_number
 
 # No model computes there: radios, batteries, chargers; and the zone of old Jetsons that always shows 100 C.
 _ELSEWHERE: Final = ("wifi", "iwl", "bat", "charger", "pmic", "skin", "modem", "nvme", "fan")
 
 
-def find_zones(sysfs: Sysfs) -> Family:
+def find_sensors(sysfs: Sysfs) -> Family:
     """Return one probe of degrees per zone where a model computes, or per zone if none is known to."""
     zones = {
         zone: read_label(zone / "type", zone.name)
@@ -29,7 +30,8 @@ def find_zones(sysfs: Sysfs) -> Family:
         Probe(_name(zone, label, labels), "temperature_c", partial(_read, zone / "temp"))
         for zone, label in (near or zones).items()
     )
-    return Family("thermal", probes, "" if probes else "no thermal zones (virtual machines have none)")
+    missing = "" if probes else "no thermal zones (virtual machines have none)"
+    return Family(name="thermal", probes=probes, missing=missing)
 
 
 def _name(zone: Path, label: str, labels: list[str]) -> str:

@@ -15,7 +15,7 @@ from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.serving.served_version import Served
 
-_RECORD_AGAIN_S: Final = 60.0  # after a record that failed
+_WAITS_TO_RECORD: Final = 6  # as long as for a confirmation, after a record that failed
 
 _logger = logging.getLogger(__name__)
 
@@ -84,4 +84,4 @@ class Confirmations:
 
     def _record_later(self, name: str, version: str) -> None:
         if (name, version) in self._confirmed:  # it still serves
-            self._confirm_after(name, version, _RECORD_AGAIN_S)
+            self._confirm_after(name, version, _WAITS_TO_RECORD * self._source.confirm_after_s)

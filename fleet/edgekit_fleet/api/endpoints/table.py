@@ -1,15 +1,16 @@
-"""The table of all endpoints."""
+"""The table of all endpoints: those of every module of this folder."""
 
 from typing import Final
 
-from edgekit_fleet.api.endpoints import access, devices, releases
+from edgekit_fleet.api import endpoints
 from edgekit_fleet.api.endpoints.endpoint import AnyEndpoint, Endpoint
+from edgekit_runtime.system.folder_modules import import_modules
 
 PREFIX: Final = "/api/v1"
 
 ENDPOINTS: Final[tuple[AnyEndpoint, ...]] = tuple(
     value
-    for module in (devices, releases, access)
+    for module in import_modules(endpoints)
     for value in vars(module).values()
     if isinstance(value, Endpoint)
 )

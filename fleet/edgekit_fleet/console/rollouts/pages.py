@@ -7,17 +7,19 @@ from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from edgekit_fleet.console.rollouts import queries
 from edgekit_fleet.console.rollouts.gate_charts import view_gate
 from edgekit_fleet.console.rollouts.rollout_log import RolloutLogs
-from edgekit_fleet.console.shell import Console, with_query
+from edgekit_fleet.console.shell import Console, Section, with_query
 from edgekit_fleet.operations.rollouts import give_order
 from edgekit_fleet.rollouts.decide import EXPOSED_STATES
 from edgekit_fleet.rollouts.preview import read_number
 from edgekit_fleet.rollouts.progress import Order
 from edgekit_runtime.errors import FleetError
 
+SECTION: Final = Section("Rollouts", "/rollouts", 40)
 _ROLLOUTS: Final = 20
 _MEMBERS: Final = 100
 # The store has `offered` for devices that are started.
@@ -144,3 +146,14 @@ _MOMENT_KINDS: Final[Mapping[str, str]] = {
     "order": "idle",
     "withdraw": "stop",
 }
+
+
+def list_routes(console: Console) -> list[Route]:
+    rollouts = RolloutPages(console.closing)
+    return [
+        console.get("/rollouts", rollouts.show_all),
+        console.get("/rollouts/{name}", rollouts.show_one),
+        console.get("/rollouts/{name}/devices", rollouts.show_members),
+        console.get("/rollouts/{name}/abort", rollouts.confirm_abort, "rollout"),
+        console.post("/rollouts/{name}/order", rollouts.order, "rollout"),
+    ]

@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode
 from sqlalchemy import select
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from edgekit_fleet.console.rollouts.background import Background, Lookup
 from edgekit_fleet.console.rollouts.queries import Reason
@@ -245,3 +246,11 @@ def _group_refused(refused: Sequence[tuple[DeviceRefusal, Sequence[str]]]) -> li
 def _first(groups: Iterable[Sequence[str]]) -> list[str]:
     """Return the first few names of groups, each of which is sorted."""
     return sorted(itertools.chain.from_iterable(names[:_MAX_NAMES] for names in groups))[:_MAX_NAMES]
+
+
+def list_routes(console: Console) -> list[Route]:
+    plans = PlanPages(console.closing)
+    return [
+        console.post("/rollouts", plans.start, "rollout"),
+        console.get("/rollouts/new", plans.show, "rollout"),
+    ]

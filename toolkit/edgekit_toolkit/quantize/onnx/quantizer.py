@@ -56,8 +56,23 @@ class OnnxQuantizer:
         forms.DYNAMIC_INT8: "dynamic int8 matrix products",
     }
 
-    def __init__(self, model: onnx.ModelProto, scheme: Scheme, *, threads: int) -> None:
-        self.model, self._proto = OnnxModel(model), model
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        scheme: Scheme,
+        *,
+        threads: int,
+        make: Callable[[onnx.ModelProto], OnnxModel] = OnnxModel,
+    ) -> None:
+        """Make the quantizer.
+
+        Args:
+            model: float model.
+            scheme: codes of the engine.
+            threads: threads of one inference.
+            make: makes a model that the engine runs of its ONNX form.
+        """
+        self.model, self._proto, self._make = make(model), model, make
         self.scheme = scheme
         self.threads = threads
 
@@ -117,11 +132,11 @@ class OnnxQuantizer:
 
     def build(self, form: Form) -> OnnxModel | None:
         built = build(self._proto, form)
-        return None if built is None else OnnxModel(built)
+        return None if built is None else self._make(built)
 
     def wrong_rewrites(self, form: Form, noise: Callable[[Model], float]) -> WrongRewrites | None:
         built = build(self._proto, form)
-        return None if built is None else find_wrong_in_codes(built, lambda proto: noise(OnnxModel(proto)))
+        return None if built is None else find_wrong_in_codes(built, lambda proto: noise(self._make(proto)))
 
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
         return kernel_names(self._proto, self.scheme, elementwise=elementwise)
@@ -155,7 +170,7 @@ class OnnxQuantizer:
 
     def writer(self, factors: Factors) -> Callable[[Plan], OnnxModel]:
         scaled = onnx.shape_inference.infer_shapes(apply_factors(self._proto, factors))
-        return lambda plan: OnnxModel(write_qdq(scaled, plan))
+        return lambda plan: self._make(write_qdq(scaled, plan))
 
     def block_noises(
         self, plan: Plan, factors: Factors, fidelity: Fidelity, expired: Callable[[], bool]

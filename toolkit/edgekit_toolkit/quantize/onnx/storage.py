@@ -284,17 +284,17 @@ def dynamic_int8(model: onnx.ModelProto) -> onnx.ModelProto | None:
     copy = copy_model(model)
     quantizer = ONNXQuantizer(
         copy,
-        True,
-        False,
-        QuantizationMode.IntegerOps,
-        False,
-        QuantType.QInt8,
-        QuantType.QUInt8,
-        None,
-        [],
-        [],
-        kinds,
-        {"MatMulConstBOnly": True},
+        per_channel=True,
+        reduce_range=False,
+        mode=QuantizationMode.IntegerOps,
+        static=False,
+        weight_qType=QuantType.QInt8,
+        activation_qType=QuantType.QUInt8,
+        tensors_range=None,
+        nodes_to_quantize=[],
+        nodes_to_exclude=[],
+        op_types_to_quantize=kinds,
+        extra_options={"MatMulConstBOnly": True},
     )
     try:
         quantizer.quantize_model()

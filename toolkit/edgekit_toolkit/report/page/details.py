@@ -183,6 +183,11 @@ def _precision(precision: str) -> Markup:
     return el("span", precision, class_="chip")
 
 
+def _layer_figures(layer: ReportedLayer) -> tuple[str, ...]:
+    sizes = (f"{layer['bytes_before']:,}", f"{layer['bytes_after']:,}")
+    return (*sizes, show_macs(layer["macs"]), show(layer["noise_share"], "share"))
+
+
 def _all_layers(layers: Sequence[ReportedLayer]) -> Markup:
     rows = [
         el(
@@ -190,10 +195,7 @@ def _all_layers(layers: Sequence[ReportedLayer]) -> Markup:
             name_cell(layer["name"], 70),
             el("td", layer["op"]),
             el("td", _precision(layer["precision"])),
-            number(f"{layer['bytes_before']:,}"),
-            number(f"{layer['bytes_after']:,}"),
-            number(show_macs(layer["macs"])),
-            number(show(layer["noise_share"], "share")),
+            *map(number, _layer_figures(layer)),
         )
         for layer in layers
     ]

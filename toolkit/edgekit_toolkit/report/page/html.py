@@ -15,6 +15,7 @@ def render_page(report: Report) -> str:
         report: the document, without NaN (`finite_report`).
     """
     figures = el("p", "The same figures, for programs: the JSON file beside this page.")
+    details = [steps(report), compression(report) if report["compression"] else None, layers(report)]
     return render_document(
         f"{report['name']} {report['version']} for {report['target']['name']}: package report",
         read_style(__package__, "report.css"),
@@ -23,9 +24,7 @@ def render_page(report: Report) -> str:
         verdict(report),
         budget(report),
         candidates(report),
-        steps(report),
-        compression(report) if report["compression"] else None,
-        layers(report),
+        *details,
         origin(report),
         provenance(report),
         footer=el("footer", legend(), figures),

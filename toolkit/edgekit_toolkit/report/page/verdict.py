@@ -44,18 +44,18 @@ def verdict(report: Report) -> Markup:
     if outcome["kind"] == "packaged":
         outcome_title = "Packaged" if chosen is None else f"Packaged: {chosen['id']}, {chosen['label']}"
         is_open = report["accuracy"]["state"] == "not resolved"
+        title = f"? {outcome_title}, drop not resolved" if is_open else f"✔ {outcome_title}"
+        checks = [
+            None if ratio is None else el("p", show_latency_to_float(ratio)),
+            None if report["proof"] is None else el("p", describe_proof(report["proof"])),
+        ]
         return el(
             "section",
-            el(
-                "h2",
-                f"? {outcome_title}, drop not resolved" if is_open else f"✔ {outcome_title}",
-                id="verdict",
-            ),
+            el("h2", title, id="verdict"),
             el("p", headline(report), class_="headline"),
             el("p", outcome["reason"]),
             _accuracy(report),
-            None if ratio is None else el("p", show_latency_to_float(ratio)),
-            None if report["proof"] is None else el("p", describe_proof(report["proof"])),
+            *checks,
             _written(report),
             class_=f"verdict {'unresolved' if is_open else 'packaged'}",
         )

@@ -7,26 +7,26 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.hil.evidence_parts import EVIDENCE
 
 from edgekit_host.evidence import Evidence, NetworkTimes, list_committed, read_folders
 from edgekit_toolkit.targets.loader import list_targets
+from tests.hil.evidence_parts import EVIDENCE
 
-ROOT = Path(__file__).resolve().parents[2]
-SPEC = importlib.util.spec_from_file_location("support_table", ROOT / "scripts" / "support_table.py")
+ROOT = Path(__file__).resolve().parents[1]
+SPEC = importlib.util.spec_from_file_location("doc_tables", ROOT / "scripts" / "doc_tables.py")
 assert SPEC is not None and SPEC.loader is not None
-support_table = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(support_table)
+doc_tables = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(doc_tables)
 
 
 def row(target: str, *evidence: Evidence) -> str:
-    table = support_table.make_table(list_targets([]), evidence)
+    table = doc_tables.list_devices(list_targets([]), evidence)
     (line,) = [line for line in table.splitlines() if line.startswith(f"| `{target}`")]
     return line
 
 
-def test_readme_is_what_the_committed_evidence_says() -> None:
-    command = [sys.executable, ROOT / "scripts" / "support_table.py", "--check"]
+def test_tables_of_the_docs_are_what_their_records_say() -> None:
+    command = [sys.executable, ROOT / "scripts" / "doc_tables.py", "--check"]
     environment = {"PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 

@@ -1,31 +1,32 @@
-"""Write the table of devices in README.md from the evidence in hil/evidence; a test compares the two.
+"""Write the tables of the docs that derive from records: a test compares them.
 
-Usage: python scripts/support_table.py [--check]
+Usage: python scripts/doc_tables.py [--check]
 
-A cell says what a run has shown, and no more: kind of bench, device, tests that passed, date. The device is
-what it says of itself, so that a bench with the wrong target is seen.
+The table of devices in README.md is from the evidence in hil/evidence. A cell says what a run has shown, and
+no more: kind of bench, device, tests that passed, date. The device is what it says of itself, so that a bench
+with the wrong target is seen. The table of limits is from the gates of a rollout.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from edgekit_fleet.rollouts.gate_table import LIMITS
 from edgekit_host.evidence import Evidence, read_folders
 from edgekit_runtime.system.engines import list_registered
 from edgekit_toolkit.targets.loader import list_targets
 from edgekit_toolkit.targets.spec import Target
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-README: Final = ROOT / "README.md"
 EVIDENCE: Final = ROOT / "hil" / "evidence"
-BEGIN: Final = "<!-- written by scripts/support_table.py -->\n"
+BEGIN: Final = "<!-- written by scripts/doc_tables.py -->\n"
 END: Final = "<!-- end -->\n"
 _KINDS: Final = ("real", "emulated", "simulated")
 _ENGINES: Final = {engine.name: engine.title for engine in list_registered() if engine.file_format}
 
 
-def make_table(targets: Sequence[Target], evidence: Sequence[Evidence]) -> str:
+def list_devices(targets: Sequence[Target], evidence: Sequence[Evidence]) -> str:
     """Return the table in Markdown, one row for each target.
 
     Args:
@@ -69,25 +70,45 @@ def _describe(evidence: Evidence) -> str:
     return f"[{evidence.bench}](hil/evidence/{evidence.file_name}): {', '.join(parts)}"
 
 
-def split_readme(text: str) -> tuple[str, str, str]:
-    """Return what is before, between and after the marks."""
-    before, marker, rest = text.partition(BEGIN)
-    table, ended, after = rest.partition(END)
+def list_limits() -> str:
+    """Return the table of the limits of a rollout in Markdown."""
+    lines = ["| limit | meaning | default | range |", "|---|---|---|---|"]
+    for limit in LIMITS:
+        bounds = f"{limit.range.least:g} to {limit.range.most:g}"
+        lines.append(f"| `{limit.name}` | {limit.label} | {limit.shown_default} | {bounds} |")
+    return "\n".join(lines) + "\n"
+
+
+TABLES: Final[dict[str, Callable[[], str]]] = {
+    "README.md": lambda: list_devices(list_targets([]), read_folders([EVIDENCE])),
+    "docs/explanation/rollouts.md": list_limits,
+}
+
+
+def replace_table(name: str, text: str, table: str) -> str:
+    """Return the text of a file with this table between its marks."""
+    before, marker, behind = text.partition(BEGIN)
+    _, ended, after = behind.partition(END)
     if not marker or not ended:
-        raise SystemExit(f"README.md: expected a table between {BEGIN.strip()} and {END.strip()}")
-    return before + BEGIN, table, END + after
+        raise SystemExit(f"{name}: expected a table between {BEGIN.strip()} and {END.strip()}")
+    return before + BEGIN + table + END + after
 
 
 def main() -> int:
-    """Write the table, or with --check say whether it is right."""
-    before, table, after = split_readme(README.read_text(encoding="utf-8"))
-    wanted = make_table(list_targets([]), read_folders([EVIDENCE]))
-    if "--check" in sys.argv[1:]:
-        if table != wanted:
-            print("README.md differs from hil/evidence: run scripts/support_table.py", file=sys.stderr)
-        return int(table != wanted)
-    README.write_text(before + wanted + after, encoding="utf-8")
-    return 0
+    """Write the tables, or with --check say which are wrong."""
+    outdated = 0
+    for name, make_table in TABLES.items():
+        path = ROOT / name
+        text = path.read_text(encoding="utf-8")
+        current = replace_table(name, text, make_table())
+        if current == text:
+            continue
+        if "--check" in sys.argv[1:]:
+            print(f"{name} is outdated: run scripts/doc_tables.py", file=sys.stderr)
+            outdated += 1
+        else:
+            path.write_text(current, encoding="utf-8")
+    return outdated
 
 
 if __name__ == "__main__":

@@ -1,0 +1,123 @@
+"""The objectives of a choice between plans, a row each; planner, packages, commands and device ask the row.
+
+The solver minimises sums over kernels and sent tensors, which `stages` weighs; where plans are compared,
+`score` knows what no sum does, such as TCP's slow start.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from edgekit_runtime.offload.latency_model import Conditions, energy_j, reserved_server_s, slowest_stage_s
+from edgekit_runtime.offload.offload_plan import OffloadPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Costs of a second: of the device, the link, the server, and of waiting for a round trip or a turn."""
+
+    device: float = 0.0
+    link: float = 0.0
+    server: float = 0.0
+    wait: float = 0.0
+
+
+SECONDS: Final = Weights(device=1.0, link=1.0, server=1.0, wait=1.0)
+SERVER_SECONDS: Final = Weights(server=1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """How plans are compared; one row of `OBJECTIVES`.
+
+    Attributes:
+        goal: name for people.
+        unit: unit of its scores.
+        figure: the compared figure in words, with `cost` in ms or mJ, and `duration`.
+        ribbon: sentence about the best candidates in the planner's chart.
+        stages: weights for the solver, of the device's watts while it computes and while its radio is on: one
+            sum, or several of which the largest counts.
+        solver_unit: unit of those sums.
+        score: seconds or joules of a request, which are minimised, of a plan, conditions, the limit on
+            latency and the watts of the radio; infinity beyond the limit. None stands for the latency.
+        needs: fields of a cut table that must be given.
+        keeps_limit: whether a limit on latency holds.
+        tie: weight of the latency between plans of equal scores.
+        waits: waits on the server, in its service times, for which a search leaves room within the limit.
+        counts_devices: whether the planner says how many devices a server carries.
+        spans_tiers: whether kernels may be placed on three machines.
+        warning: warning about every result; empty if there is none.
+    """
+
+    goal: str
+    unit: str
+    figure: str
+    ribbon: str
+    stages: Callable[[float, float], tuple[Weights, ...]]
+    solver_unit: Literal["s", "J"] = "s"
+    score: Callable[[OffloadPlan, Conditions, float, float], float] | None = None
+    needs: tuple[Literal["radio_w", "latency_limit_s"], ...] = ()
+    keeps_limit: bool = False
+    tie: float = 0.0
+    waits: tuple[float, ...] = (0.0,)
+    counts_devices: bool = False
+    spans_tiers: bool = False
+    warning: str = ""
+
+    def cost(
+        self, plan: OffloadPlan, conditions: Conditions, *, predicted_s: float, limit_s: float, radio_w: float
+    ) -> float:
+        """Return the score of a plan with a predicted latency; infinity beyond a limit that holds."""
+        if self.keeps_limit and predicted_s > limit_s:
+            return math.inf
+        return predicted_s if self.score is None else self.score(plan, conditions, limit_s, radio_w)
+
+
+OBJECTIVES: Final[dict[str, Objective]] = {
+    "latency": Objective(
+        goal="least latency",
+        unit="ms",
+        figure="{duration}",
+        ribbon="The ribbon shows the fastest candidate.",
+        stages=lambda _compute_w, _radio_w: (SECONDS,),
+        spans_tiers=True,
+    ),
+    "energy": Objective(
+        goal="least energy",
+        unit="mJ",
+        figure="{cost:.3g} mJ in {duration}",
+        ribbon="The ribbon shows the candidate that takes the device the least energy.",
+        stages=lambda compute_w, radio_w: (
+            Weights(device=compute_w, link=radio_w, server=radio_w, wait=radio_w),
+        ),
+        solver_unit="J",
+        score=lambda plan, conditions, _limit_s, radio_w: energy_j(plan, conditions, radio_w),
+        needs=("radio_w",),
+        keeps_limit=True,
+        warning="Energy is modelled from the power of the device, not measured.",
+    ),
+    "throughput": Objective(
+        goal="most requests a second",
+        unit="ms a request",
+        figure="{cost:.3g} ms in its slowest stage",
+        ribbon="The ribbon shows the candidate with the most requests per second.",
+        # Requests overlap, so round trips do too.
+        stages=lambda _compute_w, _radio_w: (Weights(device=1.0), Weights(link=1.0), SERVER_SECONDS),
+        score=lambda plan, conditions, _limit_s, _radio_w: slowest_stage_s(plan, conditions),
+    ),
+    "capacity": Objective(
+        goal="most devices a server",
+        unit="server ms kept a request",
+        figure="{cost:.3g} ms of the server in {duration}",
+        ribbon="The ribbon shows the candidate that lets a server carry the most devices.",
+        stages=lambda _compute_w, _radio_w: (SERVER_SECONDS,),
+        score=lambda plan, conditions, limit_s, _radio_w: reserved_server_s(plan, conditions, limit_s),
+        needs=("latency_limit_s",),
+        keeps_limit=True,
+        tie=1e-6,
+        # The server may then be busy for 0.01, 0.87, 0.75, 0.56, 0.32, 0.2, 0.13, 0.05 and 0.02 of the time.
+        waits=(0.0, 16.0, 8.0, 4.0, 2.0, 1.4, 1.0, 0.8, 0.5),
+        counts_devices=True,
+    ),
+}

@@ -1,0 +1,11 @@
+"""Finds the modules of a folder in which each module is an entry of a table: a new file is a new entry."""
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+
+def import_modules(package: ModuleType) -> list[ModuleType]:
+    """Import and return the modules of a package, in the order of their names, without those below them."""
+    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    return [importlib.import_module(f"{package.__name__}.{name}") for name in names]

@@ -1,0 +1,72 @@
+"""How many bytes the codes of a model take: by their entropy, before a weight is rounded. Pure."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_toolkit.compress.compression import entropy_bits
+from edgekit_toolkit.compress.steps import EqualSlopeSteps
+from edgekit_toolkit.onnx_graph.layers import Floats, Layer
+
+MIN_STRENGTH: Final = 1e-4
+MAX_STRENGTH: Final = 10.0
+_HALVINGS: Final = 14
+
+
+class CodeSizes:
+    """Bytes of nearest codes, for steps of any strength.
+
+    Attributes:
+        steps: chooses the steps.
+
+    Args:
+        layers: layers that are rounded.
+        weights: their weights, by name.
+        steps: chooses the steps.
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer], weights: Mapping[str, NDArray[Any]], steps: EqualSlopeSteps
+    ) -> None:
+        self.steps = steps
+        by_weight = {layer.weight: layer for layer in layers}  # layers may share one
+        self._rows = [(layer, layer.to_rows(weights[name])) for name, layer in by_weight.items()]
+
+    def at(self, strength: float) -> float:
+        """Return the bytes with steps of a strength."""
+        return self._sum(lambda layer, rows: self.steps.choose(layer, rows, strength))
+
+    def of_peak(self, peak: int, fine_peak: int) -> float:
+        """Return the bytes with equal bits in all rows, at least; shorter steps, as few bits have, take more.
+
+        Args:
+            peak: largest code.
+            fine_peak: largest code of grouped layers.
+        """
+
+        def choose(layer: Layer, rows: Floats) -> Floats:
+            largest: Floats = np.maximum(np.abs(rows).max(axis=2, keepdims=True), 1e-30)
+            return largest / (fine_peak if layer.groups > 1 else peak)
+
+        return self._sum(choose)
+
+    def find_strength(self, max_bytes: float) -> float:
+        """Return the least strength whose codes take no more; the largest one if all take more."""
+        low, high = MIN_STRENGTH, MAX_STRENGTH
+        for _ in range(_HALVINGS):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if self.at(middle) > max_bytes else (low, middle)
+        return high
+
+    def list_steps(self, strength: float) -> dict[str, NDArray[np.float32]]:
+        """Return the step of each channel, by the name of the weight."""
+        return {
+            layer.weight: self.steps.choose(layer, rows, strength).astype(np.float32).reshape(-1)
+            for layer, rows in self._rows
+        }
+
+    def _sum(self, choose: Callable[[Layer, Floats], Floats]) -> float:
+        return sum(entropy_bits(np.rint(rows / choose(layer, rows))) for layer, rows in self._rows) / 8
