@@ -18,8 +18,8 @@ from onnx import numpy_helper
 from edgekit_runtime.errors import EdgekitError
 from edgekit_toolkit.compress.code_sizes import MAX_STRENGTH, MIN_STRENGTH, CodeSizes
 from edgekit_toolkit.compress.compression import CodedWeight, Compression
-from edgekit_toolkit.compress.sequential import MAX_COLUMNS, ChooseStep, round_weights
-from edgekit_toolkit.compress.steps import PROBE_STEP, EqualSlopeSteps
+from edgekit_toolkit.compress.sequential import MAX_COLUMNS, ChooseStep, least_error, round_weights
+from edgekit_toolkit.compress.steps import EqualSlopeSteps, probe_step
 from edgekit_toolkit.evaluation.judge import cost_of_nodes
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
@@ -29,7 +29,6 @@ from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet
 from edgekit_toolkit.pipeline.request import Progress
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.onnx.propagation import ODD_GRAPH, Rounding, propagate
-from edgekit_toolkit.quantize.onnx.storage import fits_half
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.scheme import fake_quantize
 from edgekit_toolkit.quantize.search_work import SearchWork
@@ -42,7 +41,7 @@ _OWN_SCALE_BYTES: Final = 3
 # Weights of so many bits: with a scale for each channel they lose little (benchmarks/compression.py).
 _FEW_BITS: Final = (4, 3)
 # The search for steps ends with a package of at least this share of the limit, or after so many tries.
-_CLOSE: Final = 0.97
+_CLOSE: Final = 0.985
 _MAX_TRIES: Final = 4
 # The package that is tried has the golden outputs of another form, which may take some bytes more or fewer.
 _MARGIN: Final = 0.998
@@ -181,13 +180,12 @@ class FormCompressor:
         label = ", ".join(filter(None, (arithmetic, self._start.name, label)))
         return self._set.add(label, self._task.quantizer, form, self._fidelity)
 
-    def _round(self, aim: str, peak: int, choose_step: ChooseStep | None = None) -> Compression | None:
+    def _round(self, aim: str, peak: int, choose_step: ChooseStep = least_error) -> Compression | None:
         """Return the rounded weights; None at the limit of the search. `aim` is shown as progress."""
         if not self._task.work.take(self._rounding_s):
             self.is_stopped = True
             return None
         step = " of the model with ".join(filter(None, (f"rounding weights to {aim}", self._start.name)))
-        options = {} if choose_step is None else {"choose_step": choose_step}
         compression = round_weights(
             self._start.floats,
             self._samples,
@@ -196,12 +194,9 @@ class FormCompressor:
             threads=self._task.quantizer.threads,
             quantize=self._quantize,
             progress=lambda done, total: self._task.progress(step, done, total),
-            **options,
+            coarse_biases=math.isfinite(self._limit),
+            choose_step=choose_step,
         )
-        if math.isfinite(self._limit):
-            # The low half of a float32 would travel for nothing: float16 is precise enough for a bias.
-            halves = {name: _to_half(bias) for name, bias in compression.biases.items()}
-            compression = replace(compression, biases=halves)
         start = self._start
         return replace(compression, channels=start.channels, is_distilled=start.is_distilled)
 
@@ -214,7 +209,7 @@ class FormCompressor:
     def _add_for_transport(self) -> None:
         """Add forms whose packages travel within the limit; where none does, the smallest ones."""
         noises = self._layer_noises()
-        steps = EqualSlopeSteps(self._layers, noises, peak=self._peak, limit_bytes=self._limit)
+        steps = EqualSlopeSteps(self._layers, noises, peak=self._peak)
         sizes = CodeSizes(self._layers, self._weights, steps)
         empty = {arithmetic: self._measure_empty(arithmetic, sizes) for arithmetic in self._start.bases}
         channels = sum(len(step) for step in sizes.list_steps(_EMPTY_STRENGTH).values())
@@ -283,7 +278,7 @@ class FormCompressor:
             name: CodedWeight(np.zeros(self._weights[name].shape, np.int8), step)
             for name, step in sizes.list_steps(_EMPTY_STRENGTH).items()
         }
-        biases = {name: _to_half(bias) for name, bias in self._biases.items()}
+        biases = {name: _coarsen(bias) for name, bias in self._biases.items()}
         form = replace(
             self._start.bases[arithmetic], compression=Compression(weights, biases, self._start.channels)
         )
@@ -304,22 +299,29 @@ class FormCompressor:
 
     def _layer_noises(self) -> dict[str, float]:
         """Return the output noise of each layer alone at the probe step; nothing for an odd graph."""
+        threads = self._task.quantizer.threads
+        self._task.work.count(seconds=self._rounding_s)
+        probes = round_weights(
+            self._start.floats,
+            self._samples,
+            peak=127,
+            choose_step=probe_step,
+            threads=threads,
+            alone=True,
+        )
+        layers = [layer for layer in self._layers if layer.weight in probes.weights]
 
         def probe(layer: Layer) -> Rounding:
-            weight = self._weights[layer.weight]
-            step = max(float(np.sqrt(np.mean(np.square(weight, dtype=np.float64)))) * PROBE_STEP, 1e-30)
-            return Rounding(layer.name, 1, rounded=(np.rint(weight / step) * step).astype(np.float32))
+            rounded = probes.weights[layer.weight].floats(layer.channel_axis)
+            bias = probes.biases.get(layer.bias)
+            return Rounding(layer.name, 1, rounded=rounded, bias=bias, by_channel=True)
 
+        roundings = [[probe(layer)] for layer in layers]
         try:
-            noises = propagate(
-                self._start.floats,
-                [[probe(layer)] for layer in self._layers],
-                self._fidelity,
-                threads=self._task.quantizer.threads,
-            )
+            noises = propagate(self._start.floats, roundings, self._fidelity, threads=threads)
         except ODD_GRAPH:
             return {}
-        return {layer.name: noise for layer, noise in zip(self._layers, noises, strict=True)}
+        return {layer.name: noise for layer, noise in zip(layers, noises, strict=True)}
 
 
 @dataclass(slots=True)
@@ -370,6 +372,7 @@ def _size(package: tuple[int, Candidate]) -> int:
     return package[0]
 
 
-def _to_half(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return values as float16 has them, where it can hold them all."""
-    return values.astype(np.float16).astype(np.float32) if fits_half(values) else values
+def _coarsen(bias: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return a bias with about the digits that the bias of coarse codes has."""
+    step = 2.0 ** np.floor(np.log2(max(float(np.abs(bias).max(initial=0)), 1e-30) / 64))
+    return np.asarray(np.rint(bias / step) * step, np.float32)

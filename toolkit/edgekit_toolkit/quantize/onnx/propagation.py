@@ -46,6 +46,8 @@ class Rounding:
         params: scale and zero point of a rounded activation; None for a weight.
         tensor: the rounded activation.
         rounded: values of a rounded weight.
+        bias: values of the layer's bias that go with them; None for its own.
+        by_channel: whether errors of its channels count as independent, which makes the noise more certain.
     """
 
     layer: str
@@ -53,6 +55,8 @@ class Rounding:
     params: QuantizationParams | None = None
     tensor: str = ""
     rounded: NDArray[np.float32] | None = None
+    bias: NDArray[np.float32] | None = None
+    by_channel: bool = False
 
     @property
     def size(self) -> int:
@@ -136,7 +140,7 @@ def propagate(
     zero = adjoint.constant(0.0)
     sums = []
     for errors in layers:
-        parts = [part for error in errors if (part := _product(adjoint, index, error)) is not None]
+        parts = [part for error in errors if (part := _product(adjoint, index, shapes, error)) is not None]
         total = adjoint.add("Sum", parts) if parts else zero
         sums.append(adjoint.add("Reshape", [total, adjoint.constant([1])]))
     program.graph.node.append(helper.make_node("Concat", sums, [_NOISES], axis=0))
@@ -157,11 +161,13 @@ def propagate(
     return [float(noise) if np.isfinite(noise) else np.inf for noise in scaled]
 
 
-def _product(adjoint: Adjoint, index: GraphIndex, error: Rounding) -> str | None:
+def _product(adjoint: Adjoint, index: GraphIndex, shapes: Shapes, error: Rounding) -> str | None:
     """Add the product of an error and its adjoint; returns the sum's name, or None if no output sees it."""
     node = index.producers[error.layer]
     if error.rounded is not None:
         inputs = {error.position or 0: adjoint.constant(error.rounded)}
+        if error.bias is not None:
+            inputs[2] = adjoint.constant(error.bias)
         result = adjoint.again(node, inputs).output[0]
         layer, value = adjoint.tensors.get(error.layer), adjoint.add("Sub", [result, error.layer])
     else:
@@ -174,7 +180,13 @@ def _product(adjoint: Adjoint, index: GraphIndex, error: Rounding) -> str | None
         value = _rounding(adjoint, name, error.params)
     if layer is None:
         return None
-    return adjoint.add("ReduceSum", [adjoint.add("Mul", [layer, value])], keepdims=0)
+    products = adjoint.add("Mul", [layer, value])
+    if not error.by_channel:
+        return adjoint.add("ReduceSum", [products], keepdims=0)
+    rank = len(shapes[error.layer])
+    channel = 1 if node.op_type == "Conv" else rank - 1
+    others = adjoint.store(np.array([axis for axis in range(rank) if axis != channel], np.int64))
+    return adjoint.add("ReduceL2", [adjoint.add("ReduceSum", [products, others])], keepdims=0)
 
 
 def _rounding(adjoint: Adjoint, name: str, params: QuantizationParams | None) -> str:
