@@ -180,7 +180,7 @@ class FormCompressor:
             self.is_stopped = True
             return None
         step = " of the model with ".join(filter(None, (f"rounding weights to {aim}", self._start.name)))
-        options = {} if choose_step is None else {"choose_step": choose_step}
+        options: dict[str, Any] = {} if choose_step is None else {"choose_step": choose_step}
         compression = round_weights(
             self._start.floats,
             self._samples,
