@@ -41,6 +41,7 @@ from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, fake_quantize
+from edgekit_toolkit.quantize.sensitivity import Fidelity, softmax_axes
 from edgekit_toolkit.samples.generated import Feeds
 from public_models import MissingError
 from results import machine, make_parser, print_head, print_row
@@ -51,6 +52,7 @@ CALIBRATION_SAMPLES = 200
 # Of pruned models: multiply-adds that go, and steps of training.
 SHARES = (0.25, 0.38)
 STEPS = 400
+NOISE_SAMPLES = 16
 DISTILLED = ("dscnn", "mnist5k_dscnn", "vww", "resnet8")
 HISTOGRAM_SAMPLES = 32
 
@@ -160,7 +162,18 @@ def distil_pruned(subject: Subject, multiple: int, unlabelled: int) -> Iterator[
         return ", ".join(f"{100 * score(metric, item, reference, evaluation):.2f}" for item in models)
 
     yield "1.00", show(floats), "", "", ""
-    for sliced in prune(floats, samples, shares=SHARES, multiple=multiple, threads=THREADS):
+    fidelity = Fidelity(
+        OnnxModel(floats), samples[:NOISE_SAMPLES], threads=THREADS, softmax_axes=softmax_axes(floats)
+    )
+    pruned = prune(
+        floats,
+        samples,
+        shares=SHARES,
+        multiple=multiple,
+        threads=THREADS,
+        measure_noise=lambda model: fidelity.noise(OnnxModel(model)),
+    )
+    for sliced in pruned:
         begin = time.process_time()
         try:
             result = distil(floats, sliced.model, samples, steps=STEPS)
