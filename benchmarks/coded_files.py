@@ -1,6 +1,7 @@
 """How small coded files of packages are, beside xz -9, and how fast they are coded and decoded.
 
     scripts/python benchmarks/coded_files.py                  models/tiny and ../shared/models, 2 minutes
+    scripts/python benchmarks/coded_files.py --damaged 100000 decode damaged and random files, about a minute
 
 Weights are int8 with a scale a channel, as `edgekit package` stores them; then in coarser steps, which leave
 2.5 bits of entropy a weight: here that loses accuracy, and is for the size alone. Times are of the processor.
@@ -10,6 +11,7 @@ import telemetry_off  # noqa: F401
 
 import hashlib
 import lzma
+import resource
 import tempfile
 import threading
 import time
@@ -22,7 +24,8 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from edgekit_host.transport.package_encoder import encode
-from edgekit_runtime.agent.artifacts.deltas import apply_delta
+from edgekit_runtime.agent.artifacts.deltas import MAGIC, apply_delta
+from edgekit_runtime.errors import PackageError
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
 from edgekit_toolkit.quantize.forms import INT8_WEIGHTS, Form, build
@@ -99,11 +102,62 @@ def measure(name: str, model: onnx.ModelProto, folder: Path) -> dict[str, object
     }
 
 
+def damage(content: bytes, rng: np.random.Generator) -> bytes:
+    """Return a coded file with some bytes changed, cut off, repeated or drawn."""
+    data = bytearray(content)
+    kind = rng.integers(4)
+    if kind == 0:
+        for position in rng.integers(len(MAGIC), len(data), rng.integers(1, 4)):
+            data[position] = rng.integers(256)
+    elif kind == 1:  # the head, which states sizes
+        data[rng.integers(len(MAGIC), 40)] = rng.integers(256)
+    elif kind == 2:
+        begin, end = sorted(rng.integers(len(MAGIC), len(data), 2))
+        data[begin:end] = data[begin:end] * int(rng.integers(3))
+    else:
+        data = bytearray(MAGIC) + bytearray(rng.bytes(rng.integers(200)))
+    return bytes(data)
+
+
+def decode_damaged(count: int, folder: Path) -> dict[str, float]:
+    """Decode damaged files of a small package; return worst time, peak memory and how many decoded."""
+    model = build(onnx.load(ROOT / "models" / "tiny" / "digits_cnn.onnx"), Form(INT8_WEIGHTS))
+    assert model is not None
+    source, coded, rng = folder / "source.onnx", folder / "coded", np.random.default_rng(0)
+    onnx.save(model, source)
+    sign = load_signer("benchmark", folder / "keys")
+    package = write_plain_package(source, name="x", target="x86-64", folder=folder, sign=sign).read_bytes()
+    content, sha256 = encode(b"", package) or b"", hashlib.sha256(package).hexdigest()
+    begin_kib, worst_s, decoded = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0.0, 0
+    for _ in range(count):
+        coded.write_bytes(damage(content, rng))
+        started_s = time.process_time()
+        try:
+            apply_delta(
+                *(coded, None, folder / "decoded"),
+                size_bytes=len(package),
+                sha256=sha256,
+                stop=threading.Event(),
+            )
+            decoded += 1
+        except PackageError:
+            pass
+        worst_s = max(worst_s, time.process_time() - started_s)
+    end_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"files": count, "decoded": decoded, "worst_s": worst_s, "memory_kib": end_kib - begin_kib}
+
+
 def main() -> None:
     parser = make_parser(__doc__)
+    parser.add_argument("--damaged", type=int, metavar="N", help="decode N damaged files instead")
     parser.add_argument("--models", type=Path, default=ROOT.parent / "shared" / "models" / "models")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if arguments.damaged:
+        with tempfile.TemporaryDirectory() as temporary:
+            generate_key("benchmark", Path(temporary) / "keys")
+            print(decode_damaged(arguments.damaged, Path(temporary)))
+        return
     rows = []
     print_head("model", "weights", "bits", "their entropy", "package", "xz -9", "coded", "code s", "decode s")
     paths = [*sorted((ROOT / "models" / "tiny").glob("*.onnx")), *sorted(arguments.models.glob("*.onnx"))]

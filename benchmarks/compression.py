@@ -1,10 +1,14 @@
 """Scores of static int8 models whose weights have few bits, and the bytes in which they travel.
 
     python benchmarks/compression.py [--only NAME] [--bits 8 4 3]
+    python benchmarks/compression.py --distil [--only NAME] [--multiple 16] [--unlabelled 250]
 
 Each model of `works.py` is quantized as the search does, per channel with ranges of least error, and its
 weights are rounded to nearest and by second-order rounding. Nearest codes of fewer bits have the scale of the
 channel's largest weight. Scores are on the evaluation samples, which nothing else sees.
+
+With `--distil` channels go, then the pruned models are trained on the float model's outputs, unless held-back
+samples refuse that. `--unlabelled` takes so many samples of the evaluation for it, without their labels.
 """
 
 import telemetry_off  # noqa: F401
@@ -13,6 +17,7 @@ import lzma
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +26,10 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 import metrics
+from edgekit_runtime.errors import EdgekitError
 from edgekit_toolkit.compress.compression import CodedWeight, Compression
+from edgekit_toolkit.compress.distillation import distil
+from edgekit_toolkit.compress.pruning import prune
 from edgekit_toolkit.compress.sequential import round_weights
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
@@ -33,13 +41,19 @@ from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, fake_quantize
+from edgekit_toolkit.quantize.sensitivity import Fidelity, softmax_axes
 from edgekit_toolkit.samples.generated import Feeds
 from public_models import MissingError
 from results import machine, make_parser, print_head, print_row
-from works import WORKS, Arrays, Work
+from works import WORKS, Arrays, Subject, Work, list_subjects
 
 THREADS = 2
 CALIBRATION_SAMPLES = 200
+# Of pruned models: multiply-adds that go, and steps of training.
+SHARES = (0.25, 0.38)
+STEPS = 400
+NOISE_SAMPLES = 16
+DISTILLED = ("dscnn", "mnist5k_dscnn", "vww", "resnet8")
 HISTOGRAM_SAMPLES = 32
 
 
@@ -62,13 +76,13 @@ def round_to_nearest(floats: onnx.ModelProto, bits: int) -> Compression:
     return Compression(weights)
 
 
-def score(work: Work, model: Model, source: Model, evaluation: Arrays) -> float:
+def score(metric: str, model: Model, source: Model, evaluation: Arrays) -> float:
     """Return the share of right answers, or of answers that agree with the source's, 0..1."""
     outputs, references = ([], [])
     for run, results in ((model.open(threads=THREADS), outputs), (source.open(threads=THREADS), references)):
         results.extend(run(feeds)[0] for feeds in list_feeds(evaluation))
     labels = evaluation.get("y")
-    if work.metric == "mask_iou":
+    if metric == "mask_iou":
         pairs = zip(outputs, references, strict=True)
         return float(np.mean([metrics.mask_iou({"y": ours}, {"y": theirs}, None) for ours, theirs in pairs]))
     answers, wanted = (
@@ -77,13 +91,14 @@ def score(work: Work, model: Model, source: Model, evaluation: Arrays) -> float:
     return float((answers == (wanted if labels is None else labels)).mean())
 
 
-def compress(work: Work, all_bits: list[int]) -> Iterator[tuple[str, float, int, int, float]]:
-    """Yield label, score, bytes of the model, bytes after xz and processor seconds of each form."""
-    path = work.find_model()
-    calibration, evaluation = work.load()
-    samples = list_feeds(calibration)[:CALIBRATION_SAMPLES]
+def read_model(path: Path, samples: list[Feeds]) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    """Return a model as it is, and optimised."""
     source = onnx.load(path)
-    floats = onnx.shape_inference.infer_shapes(optimise(source, batch=None, feeds=samples[:1]).model)
+    return source, onnx.shape_inference.infer_shapes(optimise(source, batch=None, feeds=samples[:1]).model)
+
+
+def quantize_static(floats: onnx.ModelProto, samples: list[Feeds]) -> tuple[OnnxQuantizer, Form]:
+    """Return the static int8 form with ranges of least error."""
     quantizer = OnnxQuantizer(floats, ASYMMETRIC, threads=THREADS)
     kernels = quantizer.kernels(elementwise=True)
     ranges = quantizer.ranges(kernels, lambda: iter(samples), lambda: None)
@@ -91,7 +106,17 @@ def compress(work: Work, all_bits: list[int]) -> Iterator[tuple[str, float, int,
     histograms = quantizer.histograms(kernels, samples[:HISTOGRAM_SAMPLES], whole)
     narrow = {name: least_error_range(item, symmetric=False) for name, item in histograms.items()}
     plan = Plan(quantizer.scheme, frozenset(kernels), {**whole, **narrow})
-    base = Form(forms.STATIC_INT8, plan)
+    return quantizer, Form(forms.STATIC_INT8, plan)
+
+
+def compress(work: Work, all_bits: list[int]) -> Iterator[tuple[str, float, int, int, float]]:
+    """Yield label, score, bytes of the model, bytes after xz and processor seconds of each form."""
+    calibration, evaluation = work.load()
+    samples = list_feeds(calibration)[:CALIBRATION_SAMPLES]
+    source, floats = read_model(work.find_model(), samples)
+    quantizer, base = quantize_static(floats, samples)
+    plan = base.plan
+    assert plan is not None
     reference = OnnxModel(source)
 
     def quantize(name: str, values: NDArray[Any]) -> NDArray[Any]:
@@ -100,7 +125,13 @@ def compress(work: Work, all_bits: list[int]) -> Iterator[tuple[str, float, int,
     def row(label: str, form: Form, seconds: float) -> tuple[str, float, int, int, float]:
         model = quantizer.build(form) or reference
         packed_bytes = len(lzma.compress(model.content, preset=9))
-        return label, score(work, model, reference, evaluation), len(model.content), packed_bytes, seconds
+        return (
+            label,
+            score(work.metric, model, reference, evaluation),
+            len(model.content),
+            packed_bytes,
+            seconds,
+        )
 
     yield row("float32", Form(forms.FLOAT32), 0.0)
     yield row("int8", base, 0.0)
@@ -113,12 +144,74 @@ def compress(work: Work, all_bits: list[int]) -> Iterator[tuple[str, float, int,
         yield row(f"{bits} bits, second order", replace(base, compression=rounded), seconds)
 
 
+def distil_pruned(subject: Subject, multiple: int, unlabelled: int) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each pruned model of a subject."""
+    with np.load(subject.calibration) as first, np.load(subject.evaluation) as second:
+        calibration, whole = dict(first), dict(second)
+    samples = list_feeds(calibration)[:CALIBRATION_SAMPLES]
+    samples += list_feeds({name: values[:unlabelled] for name, values in whole.items()})
+    evaluation = {name: values[unlabelled:] for name, values in whole.items()}
+    source, floats = read_model(subject.model, samples)
+    reference, metric = OnnxModel(source), "top1" if subject.work is None else subject.work.metric
+
+    def show(model: onnx.ModelProto) -> str:
+        """Return the scores of the float model and of its int8 form, rounded by second order."""
+        quantizer, form = quantize_static(onnx.shape_inference.infer_shapes(model), samples)
+        form = replace(form, compression=round_weights(model, samples, peak=127, threads=THREADS))
+        models = (OnnxModel(model), quantizer.build(form) or reference)
+        return ", ".join(f"{100 * score(metric, item, reference, evaluation):.2f}" for item in models)
+
+    yield "1.00", show(floats), "", "", ""
+    fidelity = Fidelity(
+        OnnxModel(floats), samples[:NOISE_SAMPLES], threads=THREADS, softmax_axes=softmax_axes(floats)
+    )
+    pruned = prune(
+        floats,
+        samples,
+        shares=SHARES,
+        multiple=multiple,
+        threads=THREADS,
+        measure_noise=lambda model: fidelity.noise(OnnxModel(model)),
+    )
+    for sliced in pruned:
+        begin = time.process_time()
+        try:
+            result = distil(floats, sliced.model, samples, steps=STEPS)
+            seconds = time.process_time() - begin
+            noises = f"{100 * result.noise_before:.1f} to {100 * result.noise_after:.1f} %"
+            better = "refused" if result.model is None else show(result.model)
+        except EdgekitError as error:
+            seconds, noises, better = 0.0, "", f"refused: {error}"
+        share = count_macs(sliced.model) / count_macs(floats)
+        yield f"{share:.2f}", show(sliced.model), better, noises, f"{seconds:.1f}"
+
+
+def count_macs(model: onnx.ModelProto) -> int:
+    sizes = [dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim]
+    return sum(cost.macs for cost in OnnxModel(model).node_costs(dict.fromkeys(filter(None, sizes), 1)))
+
+
+def print_distilled(only: str | None, multiple: int, unlabelled: int) -> None:
+    print_head(
+        "model", "multiply-adds", "pruned: float, int8", "distilled", "held-back noise", "processor seconds"
+    )
+    for subject in list_subjects(DISTILLED if only is None else [only]):
+        for row in distil_pruned(subject, multiple, unlabelled):
+            print_row(subject.name, *row)
+
+
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--only", help="name of one work")
     parser.add_argument("--bits", type=int, nargs="+", default=[8, 6, 4, 3])
+    parser.add_argument("--distil", action="store_true", help="prune and distil instead")
+    parser.add_argument("--multiple", type=int, default=16, help="of channels, of pruned models")
+    parser.add_argument("--unlabelled", type=int, default=0, help="evaluation samples to train by")
     options = parser.parse_args()
     print(machine())
+    if options.distil:
+        print_distilled(options.only, options.multiple, options.unlabelled)
+        return
     print_head("model", "weights", "score", "model bytes", "xz -9", "processor seconds")
     for work in WORKS:
         if options.only not in (None, work.name):

@@ -13,6 +13,7 @@ from edgekit_host.transport.package_encoder import coded_size, encode
 from edgekit_runtime.agent.artifacts import deltas
 from edgekit_runtime.errors import PackageError
 from edgekit_runtime.package.canonical_zip import write_archive
+from edgekit_runtime.package.golden import draw_bytes
 
 SCALES = np.ones(64, np.float32)
 
@@ -88,6 +89,42 @@ def test_tensors_without_elements_are_coded(tmp_path):
         made.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(shape, np.int8), f"empty{shape}"))
     new = package(tmp_path / "new", made.SerializeToString())
     apply_coded(encode(b"", new.read_bytes()), new, tmp_path)
+
+
+def archive(path, *members):
+    buffer = io.BytesIO()
+    write_archive(buffer, members)
+    return write(path, buffer.getvalue())
+
+
+def test_golden_noise_travels_as_its_seed(tmp_path):
+    noise, other = draw_bytes(3, 0, 5000).tobytes(), draw_bytes(3, 1, 5001).tobytes()
+    new = archive(tmp_path / "new", ("golden/input0.bin", noise), ("manifest.json", b"{}"))
+    assert coded_size(new.read_bytes()) < 200
+    apply_coded(encode(b"", new.read_bytes()), new, tmp_path)
+    assert coded_size(new.read_bytes().replace(noise, other)) > 5000
+
+
+@pytest.mark.parametrize("step", [2.0**-140, 2.0**-9, 1.0, 2.0**100])
+def test_floats_of_few_multiples_travel_as_whole_numbers(tmp_path, step):
+    counts = np.random.default_rng(2).integers(-100, 100, 2000)
+    new = archive(tmp_path / "new", ("golden/rows0.bin", (counts * step).astype("<f4").tobytes()))
+    content = encode(b"", new.read_bytes())
+    assert len(content) < 1.1 * len(counts) + 150
+    apply_coded(content, new, tmp_path)
+
+
+@pytest.mark.parametrize("value", [-0.0, np.nan, np.inf, 1e-44, 3e38])
+def test_odd_float_among_multiples_is_made_exactly(tmp_path, value):
+    floats = np.append(np.arange(-50, 50) / 8, value).astype("<f4")
+    new = archive(tmp_path / "new", ("golden/rows0.bin", floats.tobytes()), ("padding", bytes(1000)))
+    apply_coded(encode(b"", new.read_bytes()), new, tmp_path)
+
+
+@pytest.mark.parametrize("run", [(14, 100, 1 << 16), (0x8E, 100, 0), (13, 102, 0), (14, 1 << 33, 0)])
+def test_forged_run_of_noise_or_multiples_is_refused(new, tmp_path, run):
+    with pytest.raises(PackageError, match="malformed"):
+        apply_coded(forge(0, new.stat().st_size, [run]), new, tmp_path)
 
 
 def test_archive_without_a_model_is_coded(tmp_path):

@@ -183,7 +183,8 @@ def test_a_large_output_is_sampled() -> None:
     value = np.arange(100_000, dtype=np.float32).reshape(1, -1)
     described, stored_bytes = one_output(value, value)
     assert len(stored_bytes) <= 4 * MAX_ELEMENTS
-    np.testing.assert_array_equal(described.decode(stored_bytes), described.pick(value))
+    expected = described.pick(value)
+    np.testing.assert_allclose(described.decode(stored_bytes), expected, rtol=0, atol=described.atol / 32)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])

@@ -9,9 +9,10 @@ If the symbol 0 has half of all slots, f = 2^13 and c = 0, the state 0x10005 wit
 2^13 * 4 + 5 = 0x8005: it has lost one bit. With the next word 0xABCD it is 0x8005ABCD. All lanes do this
 together, with numpy; where several need a word, the first lane reads first.
 
-Each lane decodes its own stretch of a chunk. Eight tables of frequencies are for eight levels of the mean of
-the bytes before, each twice the last. They begin with geometric distributions, count what is decoded, and are
-rebuilt whenever that has grown by an eighth. All numbers are integers: every machine decodes the same bytes.
+Each lane decodes its own stretch of a chunk. Sixteen tables of frequencies are for as many levels of the
+mean of the bytes before, each 1.4 times the last. They begin with geometric distributions, count what is
+decoded, and are rebuilt whenever that has grown by an eighth. All numbers are integers: every machine decodes
+the same bytes.
 
 Source: Duda, "Asymmetric numeral systems" (arXiv:1311.2540); docs/reference/fleet-deltas.md.
 """
@@ -28,16 +29,16 @@ WORD_BITS: Final = 16
 CHUNK: Final = 1 << 18
 """Most symbols that the lanes decode before they go on to the next stretch."""
 
-_LEVELS: Final = 8
-_MEANS: Final = (8, 24, 48, 96, 192, 384, 768, 1600)  # of the tables at the start, in sixteenths
+# Of the tables, in sixteenths: the least mean of the bytes before, and the mean of a table at the start.
+_LEAST: Final = (0, 12, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512, 724, 1024, 1448)
+_MEANS: Final = (8, 14, 19, 27, 38, 54, 76, 108, 152, 215, 304, 430, 609, 861, 1218, 1722)
+_LEVELS: Final = len(_LEAST)
 _SYMBOLS_PER_LANE: Final = 1 << 13
 _MIN_LANES: Final = 4
 _MAX_LANES: Final = 512
 _MIN_STEPS: Final = 8  # before the tables are rebuilt
 _FIRST_SUM: Final = 64
-_LEVEL_OF_SUM: Final = np.array(
-    [min(_LEVELS - 1, max(0, total.bit_length() - 4)) for total in range(1 << 12)], np.int64
-)
+_LEVEL_OF_SUM: Final = np.searchsorted(_LEAST, np.arange(1 << 12), side="right") - 1
 _INPUT_BYTES: Final = 64 << 10
 
 
@@ -93,7 +94,7 @@ def _list_prior(level: int, mean: int) -> list[int]:
     weights = [1 << 24]
     for _ in range(255):
         weights.append(weights[-1] * mean // (16 + mean))
-    symbols = 16 << max(1, level - 2)  # wide distributions are learned more slowly
+    symbols = 16 << max(1, level // 2 - 2)  # wide distributions are learned more slowly
     return [weight * (symbols << 6) // sum(weights) for weight in weights]
 
 

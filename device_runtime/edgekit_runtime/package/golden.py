@@ -85,6 +85,13 @@ def _resample(values: np.ndarray[Any, np.dtype[Any]], stream: int) -> np.ndarray
     return drawn
 
 
+def draw_bytes(seed: int, begin: int, end: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the bytes `begin` ... `end` - 1 of the noise of a seed, 0 to `MAX_SEED`."""
+    numbers = np.arange(begin, end, dtype=np.uint64) + np.uint64(seed << 40)
+    drawn: np.ndarray[Any, np.dtype[np.uint8]] = (_hash(numbers) >> np.uint64(56)).astype(np.uint8)
+    return drawn
+
+
 def _hash(numbers: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """Return the outputs of SplitMix64 for these positions of its stream, modulo 2**64.
 

@@ -30,6 +30,8 @@ from edgekit_runtime.agent.artifacts.deltas import (
     NEW_FLOAT16,
     NEW_FLOAT32,
     NEW_INT32,
+    NEW_MULTIPLES,
+    NEW_NOISE,
     ONE,
     PRODUCT,
     SCALED_INT8,
@@ -44,12 +46,14 @@ from edgekit_runtime.agent.artifacts.deltas import (
     add_steps,
     list_lzma_filters,
     multiply,
+    multiply_step,
     predict,
     read_words,
 )
 from edgekit_runtime.errors import PackageError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS
 from edgekit_runtime.package.canonical_zip import read_members
+from edgekit_runtime.package.golden import draw_bytes
 
 WORTH: Final = 0.8
 """A coded file or delta that is larger than this share of the package is not offered."""
@@ -67,6 +71,9 @@ _LZMA_END_BYTES: Final = 12
 _LZMA_MODELS: Final = (3, 0, 90, 93, 110)  # lc, lp, pb: 3, 0, 0; 0, 0, 0; 0, 0, 2; 3, 0, 2; 2, 2, 2
 _LEAST_CODED_WORDS_BYTES: Final = 16 << 10  # planes of smaller tensors change before the tables follow
 _HALF_EXPONENTS: Final = (-24, 15)  # of float16
+_NOISE_SEEDS: Final = range(16)  # of golden inputs, one each
+_MAX_MULTIPLE: Final = 0x7FFF
+_GOLDEN: Final = "golden/"
 _TRIED_BYTES: Final = 4 << 10  # of float16 weights; most steps do not fit even those
 _UNKNOWN_BYTES: Final = 64 << 10  # a larger member without known tensors is compared in place
 _MAX_SEARCHED_BYTES: Final = (
@@ -205,6 +212,8 @@ def _measure_packed(content: NDArray[np.uint8]) -> float:
 
 def _estimate_coded(residual: NDArray[np.uint8], width: int) -> float:
     """Return the size of residuals of up to a block by adaptive codes of their byte planes."""
+    if not len(residual):
+        return 0.0
     if width > 1 and len(residual) < _LEAST_CODED_WORDS_BYTES:
         return math.inf
     return sum(_count_bits(plane) for plane in residual.reshape(width, -1)) / 8
@@ -226,29 +235,54 @@ def _choose_coding(
     residual = _subtract(replace(run, length=min(run.length, BLOCK_BYTES)), base, new)
     packed_bytes, coded_bytes = (
         _measure_packed(residual),
-        codes_factor * _estimate_coded(residual, run.kind.width),
+        codes_factor * _estimate_coded(residual, run.kind.residual_width),
     )
     return min(packed_bytes, coded_bytes), replace(run, is_coded=coded_bytes < packed_bytes)
 
 
 def _choose_new_run(tensor: TensorPosition, new: NDArray[np.uint8], codes_factor: float) -> _Run | None:
     """Return the run that makes a tensor without a base; None if a literal does as well."""
+    content = new[tensor.offset : tensor.offset + tensor.length]
+    if tensor.width == 1:
+        seed = _find_noise(content)
+        if seed is not None:
+            return _Run(NEW_NOISE, 0, tensor.offset, tensor.length, step=seed)
     kinds = {1: [NEW_BYTES], 2: [NEW_FLOAT16], 4: [NEW_INT32, NEW_FLOAT32]}[tensor.width]
     zero = 0x80 if tensor.is_signed is False else 0
+    runs = [_Run(kind, 0, tensor.offset, tensor.length, step=zero if kind.has_step else 0) for kind in kinds]
+    step = _find_step(content) if tensor.width == 4 else 0
+    if step:
+        runs.append(_Run(NEW_MULTIPLES, 0, tensor.offset, tensor.length, step=step))
     size, run = min(
-        (
-            _choose_coding(
-                _Run(kind, 0, tensor.offset, tensor.length, step=zero if kind.has_step else 0),
-                new,
-                new,
-                codes_factor,
-            )
-            for kind in kinds
-        ),
-        key=lambda candidate: candidate[0],
+        (_choose_coding(run, new, new, codes_factor) for run in runs), key=lambda candidate: candidate[0]
     )
     literal_bytes = _measure_packed(new[tensor.offset :][: min(tensor.length, BLOCK_BYTES)])
     return run if codes_factor < math.inf and size + _RUN_BYTES < literal_bytes else None
+
+
+def _find_noise(content: NDArray[np.uint8]) -> int | None:
+    """Return the seed whose noise some bytes are, if there is one."""
+    for seed in _NOISE_SEEDS:
+        begin = draw_bytes(seed, 0, min(len(content), _GRAM_BYTES))
+        if np.array_equal(begin, content[: len(begin)]):
+            return seed if np.array_equal(draw_bytes(seed, 0, len(content)), content) else None
+    return None
+
+
+def _find_step(content: NDArray[np.uint8]) -> int:
+    """Return the bits of the largest power of two of which float32 words are few multiples; 0 if none is."""
+    words = np.ascontiguousarray(content).view("<f4").astype(np.float64)
+    if not np.isfinite(words).all() or not words.any():
+        return 0
+    mantissas, exponents = np.frexp(words[words != 0])
+    integers = np.abs(mantissas * 2.0**24).astype(np.int64)
+    lowest = (exponents - 24 + np.log2(integers & -integers).astype(np.int64)).min()
+    step = np.float32(2.0 ** float(lowest))
+    bits = int(step.view(np.uint32))
+    counts = words / float(step)
+    if np.abs(counts).max() > _MAX_MULTIPLE:
+        return 0
+    return bits if np.array_equal(multiply_step(counts.astype(np.int16), bits), content) else 0
 
 
 # The runs
@@ -306,9 +340,16 @@ def list_tensors(package: bytes) -> Iterator[TensorPosition]:
     view = memoryview(package)
     for member in read_members(view, "package", DEFAULT_LIMITS.max_members):
         tensors = find_tensors(view[member.payload_offset : member.end_offset], member.name)
-        if not tensors and member.size_bytes > _UNKNOWN_BYTES:
+        if not tensors and member.size_bytes > _UNKNOWN_BYTES and not member.name.startswith(_GOLDEN):
             yield TensorPosition(
                 name=member.name, offset=member.payload_offset, length=member.size_bytes, width=1
+            )
+        if member.name.startswith(_GOLDEN):
+            yield TensorPosition(
+                name=member.name,
+                offset=member.payload_offset,
+                length=member.size_bytes,
+                width=1 if "input" in member.name or member.size_bytes % 4 else 4,
             )
         for tensor in tensors:
             yield replace(
@@ -502,7 +543,7 @@ def _read_pair(
     if run.kind is PRODUCT:
         return multiply(new[run.base : run.base + run.length].tobytes(), run.step), new_words
     if not run.kind.has_base:
-        return np.full(run.length, run.step, np.uint8), new_words
+        return np.full(run.length, run.step if run.kind is NEW_BYTES else 0, np.uint8), new_words
     old = np.ascontiguousarray(base[run.base : run.base + run.length])
     if run.multipliers is not None:
         old = predict(old, run.multipliers, run.step, 0, is_signed=run.kind is SCALED_INT8)
@@ -511,19 +552,24 @@ def _read_pair(
 
 def _subtract(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return the residual that `add_residual` on the device adds."""
+    if run.kind is NEW_NOISE:
+        return np.zeros(0, np.uint8)
     old, new_words = _read_pair(run, base, new)
-    width = run.kind.width
-    if width == 1:
+    width = run.kind.residual_width
+    if run.kind.width == 1:
         return _fold(new_words - old)
     unsigned = np.dtype(f"<u{width}")
-    if run.kind is STEPS_16:
+    if run.kind is NEW_MULTIPLES:
+        step = np.array([run.step], "<u4").view("<f4")
+        folded = _fold((new_words.view("<f4") / step).astype(np.int16).view(unsigned))
+    elif run.kind is STEPS_16:
         folded = _fold(_count_steps(old, new_words, run.step).view(unsigned))
     elif run.kind.is_float:
         word = new_words.view(unsigned)
         folded = (word << unsigned.type(1)) | (word >> unsigned.type(8 * width - 1))
     else:
         folded = _fold(new_words.view(unsigned) - old.view(unsigned))
-    words = BLOCK_BYTES // width
+    words = BLOCK_BYTES // run.kind.width
     blocks = (folded[start : start + words] for start in range(0, len(folded), words))
     return np.concatenate([block.view(np.uint8).reshape(-1, width).T.ravel() for block in blocks])
 

@@ -14,7 +14,7 @@ def sizes() -> CodeSizes:
     weight = random_weight(np.random.default_rng(0), 32, 64)
     nodes = [node("Gemm", ["x", "w"], ["h"], transB=1), node("Relu", ["h"], ["y"])]
     layers = find_layers(model_of(nodes, {"w": weight}, {"x": [1, 64]}))
-    steps = EqualSlopeSteps(layers, {"h": 0.01}, peak=127, limit_bytes=1e4)
+    steps = EqualSlopeSteps(layers, {"h": 0.01}, peak=127)
     return CodeSizes(layers, {"w": weight}, steps)
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, LITERT
 from edgekit_toolkit.quantize.sensitivity import Fidelity
+from edgekit_toolkit.report.compression_steps import describe_compression
 from edgekit_toolkit.samples.generated import Feeds
 
 needs_litert = pytest.mark.skipif(find_spec("ai_edge_quantizer") is None, reason="needs ai-edge-quantizer")
@@ -160,6 +162,25 @@ def test_litert_makes_the_forms_of_pruned_models(pruned: Pruned, kind: str) -> N
     assert first.content == second.content
     (result,) = first.open(threads=1)(pruned.samples[0])
     assert snr_db(run(pruned.sliced.model, pruned.samples[0])["y"], np.asarray(result)) > 20
+
+
+def test_compression_says_whether_it_was_distilled() -> None:
+    for is_distilled in (False, True):
+        value = json.loads(json.dumps(Compression(is_distilled=is_distilled).to_json()))
+        assert Compression.from_json(value).is_distilled == is_distilled
+
+
+@pytest.mark.parametrize("is_distilled", [False, True])
+def test_report_shows_the_step_of_distillation(pruned: Pruned, is_distilled: bool) -> None:
+    compression = Compression(channels=pruned.sliced.channels, is_distilled=is_distilled)
+    candidate: Any = SimpleNamespace(
+        form=Form(forms.FLOAT32, compression=compression),
+        model=OnnxModel(pruned.sliced.model),
+        measured=SimpleNamespace(figures={}),
+    )
+    run_of_source: Any = SimpleNamespace(prepared=SimpleNamespace(floats=OnnxModel(pruned.source)))
+    steps = [step["step"] for step in describe_compression(run_of_source, candidate)]
+    assert ("distilled, float32" in steps) == is_distilled
 
 
 def test_compression_of_channels_round_trips() -> None:

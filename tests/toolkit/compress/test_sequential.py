@@ -9,6 +9,7 @@ from tests.toolkit.package_run import TINY
 from tests.toolkit.small_models import Array, model_of, node, random_weight, run, snr_db
 
 from edgekit_toolkit.compress.sequential import round_weights
+from edgekit_toolkit.onnx_graph.layers import Floats, Layer
 from edgekit_toolkit.passes.optimiser import optimise
 
 SEED = 7
@@ -154,6 +155,29 @@ def test_layer_that_is_read_twice_is_rounded_for_both_readers() -> None:
     compression = round_weights(model, samples, peak=31, threads=1)
     assert sorted(compression.weights) == ["w1", "w2", "w3"]
     assert snr_db(run(model, samples[0])["y"], run(compression.apply(model), samples[0])["y"]) > 20
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_layer_that_is_rounded_alone_does_not_see_the_others(alone: bool) -> None:
+    model, samples = two_convolutions(usual_weights()), feeds_of((1, 4, 10, 10))
+    codes = []
+    for coarseness in (0.1, 2.0):  # of the first layer
+
+        def choose_step(layer: Layer, rows: Floats, coarseness: float = coarseness) -> Floats:
+            return np.full((*rows.shape[:2], 1), coarseness if layer.weight == "w1" else 0.1)
+
+        rounded = round_weights(model, samples, peak=127, choose_step=choose_step, threads=1, alone=alone)
+        codes.append(rounded.weights["w2"].codes)
+    assert np.array_equal(*codes) == alone
+
+
+@pytest.mark.parametrize(("peak", "most"), [(1, 100), (7, 500)])
+def test_bias_has_as_few_digits_as_its_weights(peak: int, most: int) -> None:
+    model = two_convolutions(usual_weights())
+    samples = feeds_of((1, 4, 10, 10))
+    biases = round_weights(model, samples, peak=peak, threads=1, coarse_biases=True).biases["b1"]
+    step = np.gcd.reduce((biases.astype(np.float64) * 2**40).astype(np.int64)) / 2**40
+    assert np.abs(biases / step).max() < most
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])

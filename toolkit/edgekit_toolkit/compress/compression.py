@@ -55,11 +55,13 @@ class Compression:
         weights: coded weights, by the name of the initializer.
         biases: float32 [channels] that go with them, by the name of the initializer.
         channels: the channels that stay, in groups that lose some; weights and biases are of these.
+        is_distilled: whether they were trained on the float model's outputs before they were rounded.
     """
 
     weights: Mapping[str, CodedWeight] = field(default_factory=dict)
     biases: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     channels: Channels = field(default_factory=dict)
+    is_distilled: bool = False
 
     def slice(self, model: onnx.ModelProto) -> onnx.ModelProto:
         """Return the model with the channels that stay.
@@ -128,6 +130,7 @@ class Compression:
             },
             "biases": {name: _encode_floats(value) for name, value in sorted(self.biases.items())},
             **({"channels": _sorted_lists(self.channels)} if self.channels else {}),
+            **({"distilled": True} if self.is_distilled else {}),
         }
 
     @classmethod
@@ -141,6 +144,7 @@ class Compression:
             {name: _read_weight(name, item) for name, item in value["weights"].items()},
             {name: _read_floats(name, text) for name, text in value["biases"].items()},
             _read_channels(value.get("channels", {})),
+            value.get("distilled", False) is True,
         )
 
 

@@ -2,25 +2,31 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from edgekit_toolkit.compress.compression import CodedWeight, Compression
 from edgekit_toolkit.compress.moments import Moments
-from edgekit_toolkit.compress.rounding import choose_scale, fit_scale, is_coarse, round_rows
+from edgekit_toolkit.compress.rounding import choose_scale, fit_scale, is_coarse, measure_errors, round_rows
 from edgekit_toolkit.compress.twin_run import Quantize, TwinRun
 from edgekit_toolkit.onnx_graph.layers import Floats, Layer, find_layers
 from edgekit_toolkit.samples.generated import Feeds
 
 MAX_COLUMNS: Final = 4096
 """Inputs of a channel in layers that are rounded: their moment takes 128 MB. Wider layers stay."""
+_LEAST_NOISE: Final = 1e-12  # float32 has no finer steps of a bias
 _REFITS: Final = 2  # of a step to its codes; more change nothing
 
 # The step of each row, float64 [G, R, 1], from a layer and its rows; None to choose the one of least error.
 ChooseStep = Callable[[Layer, Floats], Floats | None]
+
+
+def least_error(_layer: Layer, _rows: Floats) -> None:
+    """Choose for each row the step of least error."""
 
 
 def round_weights(
@@ -29,9 +35,11 @@ def round_weights(
     *,
     peak: int,
     fine_peak: int = 127,
-    choose_step: ChooseStep = lambda _layer, _rows: None,
+    choose_step: ChooseStep = least_error,
     threads: int,
     quantize: Quantize = lambda _name, values: values,
+    alone: bool = False,
+    coarse_biases: bool = False,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Compression:
     """Return the weights of all layers as codes, and biases that keep the means of the layers' outputs.
@@ -45,6 +53,8 @@ def round_weights(
         choose_step: returns the steps of a layer.
         threads: threads of one inference.
         quantize: returns the values that an input of a layer has, by its name, where activations are codes.
+        alone: whether each layer is rounded as if all others stayed as they are.
+        coarse_biases: whether biases get the digits of a weight alone, which travel in fewer bytes.
         progress: called with the number of the layer that begins, and how many there are.
 
     Raises:
@@ -55,6 +65,7 @@ def round_weights(
     readers = Counter(name for node in model.graph.node for name in node.input)
     run = TwinRun(model, layers, samples, threads=threads, quantize=quantize)
     weights: dict[str, CodedWeight] = {}
+    values: dict[str, NDArray[Any]] = {} if alone else run.weights
     for number, (layer, float_inputs, inputs) in enumerate(run):
         progress(number + 1, len(layers))
         rows = layer.to_rows(constants[layer.weight])
@@ -74,15 +85,23 @@ def round_weights(
             codes = round_rows(fitted, moment, scale.astype(np.float64), own_peak)
             coded = layer.from_rows(codes).astype(np.int8)
             weights[layer.weight] = CodedWeight(coded, scale.reshape(layer.channels))
-            run.weights[layer.weight] = weights[layer.weight].floats(layer.channel_axis)
+            values[layer.weight] = weights[layer.weight].floats(layer.channel_axis)
         if layer.bias and readers[layer.bias] == 1:
-            rounded = layer.to_rows(run.weights[layer.weight])
+            rounded = layer.to_rows(values[layer.weight])
             bias = constants[layer.bias] + moments.bias_change(rows, rounded)
-            run.weights[layer.bias] = bias.astype(np.float32)
-    biases = {
-        name: np.asarray(value, np.float32) for name, value in run.weights.items() if name not in weights
-    }
+            if coarse_biases:
+                noise = measure_errors(rounded - moments.fit(rows), moments.damped)
+                bias = _coarsen(bias, float(noise.mean()) / layer.columns)
+            values[layer.bias] = bias.astype(np.float32)
+    biases = {name: np.asarray(value, np.float32) for name, value in values.items() if name not in weights}
     return Compression(weights, biases)
+
+
+def _coarsen(bias: Floats, noise: float) -> Floats:
+    """Return a bias in multiples of the power of two whose rounding leaves about the noise of a weight."""
+    step = 2.0 ** np.floor(np.log2(12 * max(noise, _LEAST_NOISE)) / 2)
+    coarse: Floats = np.rint(bias / step) * step
+    return coarse
 
 
 def _own_step(rows: Floats, moment: Floats, peak: int) -> Floats:

@@ -13,16 +13,19 @@ import numpy as np
 
 from edgekit_toolkit.onnx_graph.layers import Floats, Layer
 
-PROBE_STEP: Final = 0.25
-"""Step at which the noise of a layer is measured, as a share of the root mean square of its weights."""
+# Step at which the noise of a layer is measured, as a share of the root mean square of its weights.
+_PROBE_STEP: Final = 0.25
 # Where a layer's noise was not seen, and against steps that leave nothing of a layer.
 _LEAST_NOISE: Final = 1e-10
 _MAX_STEP: Final = 3.0
-# Steps of rows follow their size half way, in quarters of a power of two: few values, which take few bits.
-# With the scale of its bias, a channel's own step takes about a byte.
-_ROW_POWER: Final = 0.5
-_ROW_LEAST: Final = 0.02
-_MOST_FOR_SCALES: Final = 0.03
+# The own steps of rows are quarters of a power of two: few values, which take few bits.
+_STEPS_A_POWER: Final = 4
+
+
+def probe_step(_layer: Layer, rows: Floats) -> Floats:
+    """Return the step of each row, [G, R, 1], at which the noise of a layer is measured."""
+    size = max(float(np.sqrt((rows**2).mean())), 1e-30)
+    return np.full((*rows.shape[:2], 1), _PROBE_STEP * size)
 
 
 class EqualSlopeSteps:
@@ -30,26 +33,21 @@ class EqualSlopeSteps:
 
     Args:
         layers: layers of the model.
-        noises: noise of the output if a layer alone has steps of `PROBE_STEP`, by the name of the layer.
+        noises: noise of the output if a layer alone has steps of `probe_step`, by the name of the layer.
         peak: largest code.
-        limit_bytes: limit on all bytes that travel: a small one leaves no bytes for steps of single rows.
     """
 
-    def __init__(
-        self, layers: Sequence[Layer], noises: Mapping[str, float], *, peak: int, limit_bytes: float
-    ) -> None:
+    def __init__(self, layers: Sequence[Layer], noises: Mapping[str, float], *, peak: int) -> None:
         self._peak = peak
-        channels = sum(layer.channels for layer in layers)
-        self._row_power = _ROW_POWER if channels <= _MOST_FOR_SCALES * limit_bytes else 0.0
         sizes = {layer.name: layer.channels * layer.columns for layer in layers}
         mean = sum(sizes.values()) / max(len(sizes), 1)
         self._shares = {
-            name: np.sqrt(size / mean / max(noises.get(name, 1.0), _LEAST_NOISE)) * PROBE_STEP
+            name: np.sqrt(size / mean / max(noises.get(name, 1.0), _LEAST_NOISE)) * _PROBE_STEP
             for name, size in sizes.items()
         }
 
     def choose(self, layer: Layer, rows: Floats, strength: float) -> Floats:
-        """Return the step of each row, [G, R, 1].
+        """Return the step of each row, [G, R, 1]: the same for all but those that need a longer one.
 
         Args:
             layer: the layer.
@@ -58,8 +56,7 @@ class EqualSlopeSteps:
         """
         share = min(strength * self._shares[layer.name], _MAX_STEP)
         whole = max(float(np.sqrt((rows**2).mean())), 1e-30)
-        own = np.maximum(np.sqrt((rows**2).mean(axis=2, keepdims=True)) / whole, _ROW_LEAST)
-        sizes = np.abs(rows).max(axis=2, keepdims=True) if self._row_power else np.abs(rows).max()
-        steps = np.maximum(whole * share * own**self._row_power, sizes / self._peak)
-        quantized: Floats = 2 ** (np.ceil(4 * np.log2(np.maximum(steps, 1e-30))) / 4)
-        return quantized
+        least = np.maximum(np.abs(rows).max(axis=2, keepdims=True), 1e-30) / self._peak
+        least = 2 ** (np.ceil(_STEPS_A_POWER * np.log2(least)) / _STEPS_A_POWER)
+        steps: Floats = np.maximum(least, whole * share)
+        return steps

@@ -6,10 +6,12 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
+from onnx import TensorProto, helper
 
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.sessions.ort import WRONG_REWRITES
 from edgekit_runtime.sessions.ort_products import open_exact
+from edgekit_toolkit.onnx_graph.index import copy_model
 from edgekit_toolkit.onnx_graph.ort_options import ort_options, stated_options
 from edgekit_toolkit.openings.model_opening import check_opening
 from edgekit_toolkit.samples.generated import Feeds
@@ -62,3 +64,23 @@ def run_session(
     except Exception as error:
         raise BackendError(f"onnxruntime cannot run the model: {error}") from error
     return results
+
+
+def measure_shapes(model: onnx.ModelProto, feeds: Feeds, *, threads: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all tensors of a model that a run gives, those of its constants included.
+
+    Raises:
+        BackendError: onnxruntime fails on the model.
+    """
+    copy = copy_model(model)
+    names = [name for node in model.graph.node for name in node.output if name]
+    del copy.graph.output[:]
+    for number, name in enumerate(names):
+        shape = f"edgekit_shape_{number}"
+        copy.graph.node.append(helper.make_node("Shape", [name], [shape]))
+        copy.graph.output.append(helper.make_tensor_value_info(shape, TensorProto.INT64, None))
+    session = session_for(copy, threads=threads)
+    values = run_session(session, feeds, [value.name for value in copy.graph.output])
+    shapes = {name: tuple(map(int, value)) for name, value in zip(names, values, strict=True)}
+    shapes |= {name: tuple(value.shape) for name, value in feeds.items()}
+    return shapes | {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}

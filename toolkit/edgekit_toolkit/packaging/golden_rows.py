@@ -32,6 +32,8 @@ _ENOUGH: Final = 1000.0
 _SHARE: Final = {"float": 0.005, "int8": 0.01}
 _SCORE_SHARE: Final = {"float": 0.05, "int8": 0.1}
 NOISE_FACTOR: Final = 2.0
+_DIGITS_A_TOLERANCE: Final = 16.0
+_FINEST_DIGIT: Final = 2.0**-22  # of a value: float32 has no more
 _LEAST_SCORE: Final = 1e-9
 _FLOORS: Final = (1e-6, 1e-4, 1e-2)  # where rounding moves small scores too far
 _MIN_ROWS: Final = 2
@@ -116,8 +118,6 @@ def golden_rows(
         values = np.stack([output[index] for output in outputs_by_seed.values()])
         every = max(1, -(-values[0].size // _MAX_VALUES))
         path = f"golden/rows{index}.bin"
-        stored = np.ascontiguousarray(values.reshape(len(values), -1)[:, ::every])
-        artifacts[path] = stored.astype(stored.dtype.newbyteorder("<")).tobytes()
         least_score = None
         if all(_holds_scores(floats[seed][index]) for seed in outputs_by_seed):
             # An output of codes holds 0 where a score is less than a code, and float16 few digits there.
@@ -129,10 +129,27 @@ def golden_rows(
             for value, other in zip(values, others, strict=True)
         ]
         atol, rtol = zip(*tolerances, strict=True)
+        stored = values.reshape(len(values), -1)[:, ::every]
+        artifacts[path] = pack_values(stored, np.array(atol)[:, None], np.array(rtol)[:, None])
         outputs.append(
             RowsOutput(name=name, path=path, atol=atol, rtol=rtol if any(rtol) else (), every=every)
         )
     return GoldenRows(tuple(outputs_by_seed), tuple(outputs)), artifacts
+
+
+def pack_values(
+    values: NDArray[Any], atol: float | NDArray[np.float64], rtol: float | NDArray[np.float64] = 0.0
+) -> bytes:
+    """Return expected values as a package stores them: floats with the digits that their tolerances need."""
+    stored = np.ascontiguousarray(values)
+    if stored.dtype == np.float32:
+        exact = stored.astype(np.float64)
+        finite = np.where(np.isfinite(exact), exact, 0.0)
+        tolerance = np.maximum(atol + rtol * np.abs(finite), _FINEST_DIGIT * np.abs(finite) + 1e-44)
+        digit = 2.0 ** np.floor(np.log2(tolerance / _DIGITS_A_TOLERANCE))
+        rounded = np.rint(finite / digit) * digit
+        stored = np.where(np.isfinite(exact), rounded, exact).astype(np.float32)
+    return stored.astype(stored.dtype.newbyteorder("<")).tobytes()
 
 
 def _tolerance(

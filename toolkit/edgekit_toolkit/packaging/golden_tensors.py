@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
-from edgekit_runtime.package.golden import Codes, GoldenInput, GoldenOutput
+from edgekit_runtime.package.golden import Codes, GoldenInput, GoldenOutput, draw_bytes
 from edgekit_runtime.package.row_sets import AlignedRows, align_rows
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.packaging.golden_rows import NOISE_FACTOR, distance
+from edgekit_toolkit.packaging.golden_rows import NOISE_FACTOR, distance, pack_values
 from edgekit_toolkit.samples.generated import Feeds, generate_feeds
 
 Array = NDArray[Any]
@@ -25,6 +25,8 @@ Outputs = Mapping[str, Array]
 # Larger inputs are stored in blocks of equal values; of larger outputs, every k-th value is stored.
 _MAX_INPUT_ELEMENTS: Final = 1024
 _MAX_OUTPUT_ELEMENTS: Final = 4096
+_MIN_NOISE: Final = 64  # values; fewer cost little as they are
+_SCALE_DIGIT: Final = 5e-5  # a scale has five digits, and codes stay within the range
 # Other engines and processors round differently. Then codes of an int8 model may differ by a step or two in
 # each layer, a float model only in its last bits.
 _TOLERANCE: Final = {"int8": 0.10, "float": 0.005}
@@ -46,38 +48,43 @@ def golden_feeds(
     decoded: Feeds = {}
     for position, spec in enumerate(inputs):
         path = f"golden/input{position}.bin"
-        golden, data = golden_input(spec.name, feeds[spec.name], path)
+        golden, data = golden_input(spec.name, feeds[spec.name], path, seed=position)
         described.append(golden)
         artifacts[path] = data
         decoded[spec.name] = golden.decode(data)
     return tuple(described), artifacts, decoded
 
 
-def golden_input(name: str, value: NDArray[Any], path: str) -> tuple[GoldenInput, bytes]:
-    """Return a golden input near `value`, and the content of its artifact.
+def golden_input(name: str, value: NDArray[Any], path: str, *, seed: int = 0) -> tuple[GoldenInput, bytes]:
+    """Return a golden input like `value`, and the content of its artifact.
 
     Args:
         name: name of the input.
         value: value without NaN and infinities; float32 is stored as 8-bit codes, so the device feeds
-            slightly other values.
+            slightly other values. Of many only shape and range count: the codes are noise, which a coded file
+            states by its seed.
         path: path of the artifact.
+        seed: seed of the noise.
     """
     if value.dtype == np.float32 and value.size:
-        codes, stored = _encode(value)
+        codes, stored = _encode(value, seed)
     else:
         codes, stored = None, value
     data = np.ascontiguousarray(stored).astype(stored.dtype.newbyteorder("<")).tobytes()
     return GoldenInput(name, value.dtype.name, value.shape, path, codes), data
 
 
-def _encode(value: NDArray[Any]) -> tuple[Codes, NDArray[np.uint8]]:
+def _encode(value: NDArray[Any], seed: int) -> tuple[Codes, NDArray[np.uint8]]:
     repeat = _repeat(value.shape)
+    low, high = float(value.min()), float(value.max())
+    scale = float(f"{max(high - low, 1e-6) / 255 * (1 - _SCALE_DIGIT):.5g}")
+    offset = float(str(np.float32(low)))
+    codes = Codes("uint8", scale, offset, repeat=repeat if max(repeat, default=1) > 1 else None)
+    shape = codes.stored_shape(value.shape)
+    if value.size >= _MIN_NOISE:
+        return codes, draw_bytes(seed, 0, math.prod(shape)).reshape(shape)
     blocks = value[tuple(slice(None, None, step) for step in repeat)]
-    low, high = float(blocks.min()), float(blocks.max())
-    scale = float(np.float32(max(high - low, 1e-6) / 255))
-    offset = float(np.float32(low))
-    stored = np.clip(np.rint((blocks - offset) / scale), 0, 255).astype(np.uint8)
-    return Codes("uint8", scale, offset, repeat=repeat if max(repeat, default=1) > 1 else None), stored
+    return codes, np.clip(np.rint((blocks - offset) / scale), 0, 255).astype(np.uint8)
 
 
 def _repeat(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -154,8 +161,8 @@ def golden_outputs(
         )
         if axis is not None:
             golden = _loosen(golden, value, moved)
-        stored = np.ascontiguousarray(golden.pick(value))
-        artifacts[path] = stored.astype(stored.dtype.newbyteorder("<")).tobytes()
+        # Rows that are compared as a set keep all digits: rounded ones might have other counterparts.
+        artifacts[path] = pack_values(golden.pick(value), atol if axis is None else 0.0)
         described.append(golden)
     return tuple(described), artifacts
 
@@ -188,4 +195,5 @@ def _atol(value: Array, reference: Array, jittered: Sequence[Array], *, integer:
     own = share * max(scale, 1e-6)
     noise = max((float(distance(value, other).max()) for other in jittered), default=0.0)
     # A form that is far from float must not get a large tolerance for that, but for what rounding moves.
-    return float(np.float32(own + (max(min(apart, own), NOISE_FACTOR * noise) if integer else 0.0)))
+    atol = own + (max(min(apart, own), NOISE_FACTOR * noise) if integer else 0.0)
+    return float(f"{atol:.3g}")

@@ -30,6 +30,7 @@ from edgekit_toolkit.pipeline.compressed_forms import (
     rounding_s,
 )
 from edgekit_toolkit.pipeline.drafts import Draft
+from edgekit_toolkit.pipeline.near_misses import Distiller, MeasureDrops
 from edgekit_toolkit.pipeline.prepare import Preparation
 from edgekit_toolkit.pipeline.request import Progress, Request
 from edgekit_toolkit.quantize import forms
@@ -59,11 +60,14 @@ def compress(
     *,
     drafts: Sequence[Draft],
     binding: frozenset[str],
+    max_drop: float,
+    measure_drops: MeasureDrops,
     signer: StatementSigner,
     progress: Progress,
 ) -> None:
     """Add compressed candidates for the limits that bind.
 
+    `max_drop` and `measure_drops`: limit on the drop, in points, and the drops of float models.
     `drafts`: plain forms; the model in a package of theirs is replaced to see how many bytes travel.
     """
     if not isinstance(prepared.floats, OnnxModel):
@@ -88,6 +92,8 @@ def compress(
         needs_fewer_macs=not binding.isdisjoint({"latency", "energy", "memory", "size"}),
         max_transport_bytes=limit if "transport" in binding else math.inf,
         transport_bytes=measure_transport,
+        max_drop=max_drop,
+        measure_drops=measure_drops,
         work=SearchWork(prepared.floats, prepared.dims, request.search_s),
         progress=progress,
     )
@@ -190,13 +196,30 @@ def _prune(
             progress=lambda done, total: task.progress("ranking channels", done, total),
         )
         all_macs = _count_macs(task.floats, task.dims)
+        distiller = Distiller(
+            floats=task.floats,
+            max_drop=task.max_drop,
+            measure_drops=task.measure_drops,
+            work=task.work,
+            progress=task.progress,
+        )
+        better, reasons = distiller.improve([sliced.model for sliced in sliced_models], samples)
+        candidate_set.dropped += reasons
         starts = []
-        for sliced in sliced_models:
+        for sliced, distilled in zip(sliced_models, better, strict=True):
+            model, note = (sliced.model, "") if distilled is None else (distilled, ", distilled")
             saved = 1 - _count_macs(sliced.model, task.dims) / all_macs
-            quantizer = task.open_quantizer(OnnxModel(onnx.shape_inference.infer_shapes(sliced.model)))
+            quantizer = task.open_quantizer(OnnxModel(onnx.shape_inference.infer_shapes(model)))
             own = {name: _with_own_ranges(task, quantizer, form, fidelity) for name, form in bases.items()}
-            name = f"{100 * saved:.0f} % of the work pruned"
-            starts.append(FloatStart(name=name, floats=sliced.model, channels=sliced.channels, bases=own))
+            starts.append(
+                FloatStart(
+                    name=f"{100 * saved:.0f} % of the work pruned{note}",
+                    floats=model,
+                    channels=sliced.channels,
+                    is_distilled=distilled is not None,
+                    bases=own,
+                )
+            )
     except FAILURES as error:
         candidate_set.dropped.append(f"pruned forms: {str(error).splitlines()[0]}")
         return []

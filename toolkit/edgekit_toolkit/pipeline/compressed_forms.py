@@ -18,8 +18,8 @@ from onnx import numpy_helper
 from edgekit_runtime.errors import EdgekitError
 from edgekit_toolkit.compress.code_sizes import MAX_STRENGTH, MIN_STRENGTH, CodeSizes
 from edgekit_toolkit.compress.compression import CodedWeight, Compression
-from edgekit_toolkit.compress.sequential import MAX_COLUMNS, ChooseStep, round_weights
-from edgekit_toolkit.compress.steps import PROBE_STEP, EqualSlopeSteps
+from edgekit_toolkit.compress.sequential import MAX_COLUMNS, ChooseStep, least_error, round_weights
+from edgekit_toolkit.compress.steps import EqualSlopeSteps, probe_step
 from edgekit_toolkit.evaluation.judge import cost_of_nodes
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
@@ -29,7 +29,6 @@ from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet
 from edgekit_toolkit.pipeline.request import Progress
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.onnx.propagation import ODD_GRAPH, Rounding, propagate
-from edgekit_toolkit.quantize.onnx.storage import fits_half
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.scheme import fake_quantize
 from edgekit_toolkit.quantize.search_work import SearchWork
@@ -42,7 +41,7 @@ _OWN_SCALE_BYTES: Final = 3
 # Weights of so many bits: with a scale for each channel they lose little (benchmarks/compression.py).
 _FEW_BITS: Final = (4, 3)
 # The search for steps ends with a package of at least this share of the limit, or after so many tries.
-_CLOSE: Final = 0.97
+_CLOSE: Final = 0.985
 _MAX_TRIES: Final = 4
 # The package that is tried has the golden outputs of another form, which may take some bytes more or fewer.
 _MARGIN: Final = 0.998
@@ -70,6 +69,8 @@ class CompressionTask:
         needs_fewer_macs: whether a limit on time, energy, memory or size binds.
         max_transport_bytes: limit on the bytes that travel, if it binds; else infinite.
         transport_bytes: returns the bytes that travel of a package with this model, a form of this kind.
+        max_drop: limit on the drop in points; infinite without one.
+        measure_drops: returns the drops of float models in points.
         work: counts the work and limits it.
         progress: where the steps are shown.
     """
@@ -83,6 +84,8 @@ class CompressionTask:
     needs_fewer_macs: bool
     max_transport_bytes: float
     transport_bytes: Callable[[Model, str], int]
+    max_drop: float
+    measure_drops: Callable[[Sequence[Model]], Sequence[float]]
     work: SearchWork
     progress: Progress
 
@@ -95,12 +98,14 @@ class FloatStart:
         name: how it differs from the whole model, for labels.
         floats: the model; its layers are rounded.
         channels: the channels that stay, in groups that lose some.
+        is_distilled: whether its weights were trained.
         bases: forms that are made of it, by the name of the arithmetic.
     """
 
     name: str = ""
     floats: onnx.ModelProto
     channels: Channels = field(default_factory=dict)
+    is_distilled: bool = False
     bases: dict[str, Form]
 
 
@@ -175,13 +180,12 @@ class FormCompressor:
         label = ", ".join(filter(None, (arithmetic, self._start.name, label)))
         return self._set.add(label, self._task.quantizer, form, self._fidelity)
 
-    def _round(self, aim: str, peak: int, choose_step: ChooseStep | None = None) -> Compression | None:
+    def _round(self, aim: str, peak: int, choose_step: ChooseStep = least_error) -> Compression | None:
         """Return the rounded weights; None at the limit of the search. `aim` is shown as progress."""
         if not self._task.work.take(self._rounding_s):
             self.is_stopped = True
             return None
         step = " of the model with ".join(filter(None, (f"rounding weights to {aim}", self._start.name)))
-        options = {} if choose_step is None else {"choose_step": choose_step}
         compression = round_weights(
             self._start.floats,
             self._samples,
@@ -190,13 +194,11 @@ class FormCompressor:
             threads=self._task.quantizer.threads,
             quantize=self._quantize,
             progress=lambda done, total: self._task.progress(step, done, total),
-            **options,
+            coarse_biases=math.isfinite(self._limit),
+            choose_step=choose_step,
         )
-        if math.isfinite(self._limit):
-            # The low half of a float32 would travel for nothing: float16 is precise enough for a bias.
-            halves = {name: _to_half(bias) for name, bias in compression.biases.items()}
-            compression = replace(compression, biases=halves)
-        return replace(compression, channels=self._start.channels)
+        start = self._start
+        return replace(compression, channels=start.channels, is_distilled=start.is_distilled)
 
     def _quantize(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         """Return an activation as the kernels see it."""
@@ -207,7 +209,7 @@ class FormCompressor:
     def _add_for_transport(self) -> None:
         """Add forms whose packages travel within the limit; where none does, the smallest ones."""
         noises = self._layer_noises()
-        steps = EqualSlopeSteps(self._layers, noises, peak=self._peak, limit_bytes=self._limit)
+        steps = EqualSlopeSteps(self._layers, noises, peak=self._peak)
         sizes = CodeSizes(self._layers, self._weights, steps)
         empty = {arithmetic: self._measure_empty(arithmetic, sizes) for arithmetic in self._start.bases}
         channels = sum(len(step) for step in sizes.list_steps(_EMPTY_STRENGTH).values())
@@ -276,7 +278,7 @@ class FormCompressor:
             name: CodedWeight(np.zeros(self._weights[name].shape, np.int8), step)
             for name, step in sizes.list_steps(_EMPTY_STRENGTH).items()
         }
-        biases = {name: _to_half(bias) for name, bias in self._biases.items()}
+        biases = {name: _coarsen(bias) for name, bias in self._biases.items()}
         form = replace(
             self._start.bases[arithmetic], compression=Compression(weights, biases, self._start.channels)
         )
@@ -297,22 +299,29 @@ class FormCompressor:
 
     def _layer_noises(self) -> dict[str, float]:
         """Return the output noise of each layer alone at the probe step; nothing for an odd graph."""
+        threads = self._task.quantizer.threads
+        self._task.work.count(seconds=self._rounding_s)
+        probes = round_weights(
+            self._start.floats,
+            self._samples,
+            peak=127,
+            choose_step=probe_step,
+            threads=threads,
+            alone=True,
+        )
+        layers = [layer for layer in self._layers if layer.weight in probes.weights]
 
         def probe(layer: Layer) -> Rounding:
-            weight = self._weights[layer.weight]
-            step = max(float(np.sqrt(np.mean(np.square(weight, dtype=np.float64)))) * PROBE_STEP, 1e-30)
-            return Rounding(layer.name, 1, rounded=(np.rint(weight / step) * step).astype(np.float32))
+            rounded = probes.weights[layer.weight].floats(layer.channel_axis)
+            bias = probes.biases.get(layer.bias)
+            return Rounding(layer.name, 1, rounded=rounded, bias=bias, by_channel=True)
 
+        roundings = [[probe(layer)] for layer in layers]
         try:
-            noises = propagate(
-                self._start.floats,
-                [[probe(layer)] for layer in self._layers],
-                self._fidelity,
-                threads=self._task.quantizer.threads,
-            )
+            noises = propagate(self._start.floats, roundings, self._fidelity, threads=threads)
         except ODD_GRAPH:
             return {}
-        return {layer.name: noise for layer, noise in zip(self._layers, noises, strict=True)}
+        return {layer.name: noise for layer, noise in zip(layers, noises, strict=True)}
 
 
 @dataclass(slots=True)
@@ -363,6 +372,7 @@ def _size(package: tuple[int, Candidate]) -> int:
     return package[0]
 
 
-def _to_half(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return values as float16 has them, where it can hold them all."""
-    return values.astype(np.float16).astype(np.float32) if fits_half(values) else values
+def _coarsen(bias: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return a bias with about the digits that the bias of coarse codes has."""
+    step = 2.0 ** np.floor(np.log2(max(float(np.abs(bias).max(initial=0)), 1e-30) / 64))
+    return np.asarray(np.rint(bias / step) * step, np.float32)

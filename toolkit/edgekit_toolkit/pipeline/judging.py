@@ -1,6 +1,7 @@
 """Judges the candidates of a search: scores on samples, the package that each becomes, latencies here."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edgekit_runtime.sessions.latency import Latency
@@ -147,21 +148,12 @@ class Judging:
 
     def _score(self, candidates: list[Candidate], first: int) -> Scores:
         """Return scores of the candidates from `first` on; removes those that cannot be chosen."""
-        prepared, threads = self._prepared, self._request.threads
-        source, evaluation, names = prepared.source, prepared.samples.evaluation, self._names
+        evaluation = self._prepared.samples.evaluation
         # Dynamic int8 takes its ranges from the whole batch, so samples run alone, as on the device. A
         # converted .tflite has a fixed batch.
         takes_batch_range = any(candidate.form.kind == DYNAMIC_INT8 for candidate in candidates)
-        scores = score_candidates(
-            source.model.open(names, threads=threads, rewrites=False),
-            [candidate.model.open(names, threads=threads) for candidate in candidates],
-            evaluation,
-            self._request.metric,
-            inputs=source.inputs,
-            outputs=source.outputs,
-            alone=takes_batch_range or find_support(self._request.backend).maker.fixes_sizes,
-            progress=lambda done, total: self._phases.progress("judging on held-out samples", done, total),
-        )
+        alone = takes_batch_range or find_support(self._request.backend).maker.fixes_sizes
+        scores = self._score_models([candidate.model for candidate in candidates], alone=alone)
         self._set.leave_out({first + index: reason for index, reason in scores.spoiled.items()})
         scores = scores.without(scores.spoiled)
         if not evaluation.is_generated:
@@ -176,6 +168,23 @@ class Judging:
         }
         self._set.set_apart({first + index: reason for index, reason in unlike.items()})
         return scores.without(unlike)
+
+    def _score_models(self, models: Sequence[Model], *, alone: bool) -> Scores:
+        source, names, threads = self._prepared.source, self._names, self._request.threads
+        return score_candidates(
+            source.model.open(names, threads=threads, rewrites=False),
+            [model.open(names, threads=threads) for model in models],
+            self._prepared.samples.evaluation,
+            self._request.metric,
+            inputs=source.inputs,
+            outputs=source.outputs,
+            alone=alone,
+            progress=lambda done, total: self._phases.progress("judging on held-out samples", done, total),
+        )
+
+    def measure_drops(self, models: Sequence[Model]) -> list[float]:
+        """Return the drop of each float model in points, on the samples that choose."""
+        return [drop.points for drop in self._score_models(models, alone=False).choosing.drops]
 
 
 def _known(cost: float | None) -> float:

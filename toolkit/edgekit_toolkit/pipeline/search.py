@@ -132,6 +132,8 @@ def _judge(
                 candidate_set,
                 drafts=judging.drafts,
                 binding=binding,
+                max_drop=judging.limits.limits.get("drop", math.inf),
+                measure_drops=judging.measure_drops,
                 signer=signer,
                 progress=phases.progress,
             )

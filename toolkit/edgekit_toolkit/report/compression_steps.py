@@ -16,6 +16,8 @@ def describe_compression(run: Run, candidate: JudgedCandidate) -> list[dict[str,
     if compression.channels and isinstance(run.prepared.floats, OnnxModel):
         sliced = compression.slice(run.prepared.floats.proto)
         steps.append(("channels pruned, float32", OnnxModel(sliced).size_bytes))
+        if compression.is_distilled:
+            steps.append(("distilled, float32", OnnxModel(sliced).size_bytes))
     steps.append((f"weights as codes of {largest} bits", candidate.model.size_bytes))
     if "transport" in candidate.measured.figures:
         transport = int(candidate.measured.figures["transport"])

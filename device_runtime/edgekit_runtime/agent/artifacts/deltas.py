@@ -32,6 +32,7 @@ from edgekit_runtime.agent.documents import DeltaOffer, DesiredModel
 from edgekit_runtime.codecs.compression import find_zstd
 from edgekit_runtime.codecs.rans import RansDecoder
 from edgekit_runtime.errors import DigestError, OutputError, PackageError
+from edgekit_runtime.package.golden import draw_bytes
 from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
 
 MAGIC: Final = b"EKDELTA3"
@@ -47,6 +48,7 @@ class RunKind:
         has_base: whether they are made from bytes of the base.
         has_channels, has_step: numbers that the run states.
         is_float: whether words lie in the delta with the sign behind the other bits, not folded.
+        residual_width: bytes of the residual of a word: `width`, unless stated.
     """
 
     number: int
@@ -55,6 +57,11 @@ class RunKind:
     has_channels: bool = False
     has_step: bool = False
     is_float: bool = False
+    residual_width: int = -1
+
+    def __post_init__(self) -> None:
+        if self.residual_width < 0:
+            object.__setattr__(self, "residual_width", self.width)
 
 
 LITERAL: Final = RunKind(0, 1)
@@ -69,11 +76,13 @@ NEW_BYTES: Final = RunKind(9, 1, has_step=True)
 NEW_INT32: Final = RunKind(10, 4)
 NEW_FLOAT32: Final = RunKind(11, 4, is_float=True)
 NEW_FLOAT16: Final = RunKind(12, 2, is_float=True)
+NEW_MULTIPLES: Final = RunKind(13, 4, has_step=True, residual_width=2)
+NEW_NOISE: Final = RunKind(14, 1, has_step=True, residual_width=0)
 KINDS: Final = {
     kind.number: kind
     for kind in (
         *(LITERAL, BYTES, WORDS_16, WORDS_32, SCALED_INT8, SCALED_UINT8, PRODUCT, STEPS_16),
-        *(NEW_BYTES, NEW_INT32, NEW_FLOAT32, NEW_FLOAT16),
+        *(NEW_BYTES, NEW_INT32, NEW_FLOAT32, NEW_FLOAT16, NEW_MULTIPLES, NEW_NOISE),
     )
 }
 CODED: Final = 0x80
@@ -92,6 +101,7 @@ MAX_ZSTD_BYTES: Final = 32 << 20
 ZSTD_SUFFIX: Final = ".zst"
 RUNS_SUFFIX: Final = ".ekdelta"
 
+_STEP_BITS: Final = {NEW_BYTES.number: 8, NEW_NOISE.number: 16}
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _WINDOW_BYTES: Final = 64 << 20
 _PACKED_BYTES: Final = 16 << 10
@@ -130,11 +140,11 @@ class _Run:
         if (
             not 0 < self.length <= left_bytes
             or self.length % self.kind.width
-            or (self.is_coded and self.kind is LITERAL)
+            or (self.is_coded and self.kind in (LITERAL, NEW_NOISE))
             or (self.kind.has_base and not 0 <= self.offset <= base_bytes - self.length)
             or (self.kind is PRODUCT and self.length != factors_bytes)
             or (self.kind.has_channels and not (0 < self.channels <= MAX_CHANNELS and self.step))
-            or self.step >= 1 << (8 if self.kind is NEW_BYTES else 32)
+            or self.step >= 1 << _STEP_BITS.get(self.kind.number, 32)
         ):
             raise PackageError(f"the delta is malformed: {self} of a base of {base_bytes} bytes")
 
@@ -269,6 +279,9 @@ def _decode_runs(file: BinaryIO, base: mmap.mmap | bytes, size_bytes: int) -> It
             if run.kind is LITERAL:
                 yield literals.read(length)
                 continue
+            if run.kind is NEW_NOISE:
+                yield draw_bytes(run.step, start, start + length).tobytes()
+                continue
             begin = run.offset + start
             old = np.frombuffer(
                 base[begin : begin + length] if run.kind.has_base else bytes(length), np.uint8
@@ -279,7 +292,10 @@ def _decode_runs(file: BinaryIO, base: mmap.mmap | bytes, size_bytes: int) -> It
                 old = np.full(length, run.step, np.uint8)
             elif multipliers is not None:
                 old = predict(old, multipliers, run.step, start, is_signed=run.kind is SCALED_INT8)
-            residual = np.frombuffer((codes if run.is_coded else residuals).read(length), dtype=np.uint8)
+            residual_bytes = length // run.kind.width * run.kind.residual_width
+            residual = np.frombuffer(
+                (codes if run.is_coded else residuals).read(residual_bytes), dtype=np.uint8
+            )
             piece = add_residual(old, residual, run.kind, run.step).tobytes()
             yield piece
             if run.kind.width == 4:
@@ -385,6 +401,18 @@ def multiply(factors: bytes, bits: int) -> NDArray[np.uint8]:
         return np.asarray(product.astype("<f4")).view(np.uint8)
 
 
+def multiply_step(counts: NDArray[np.int16], bits: int) -> NDArray[np.uint8]:
+    """Return float32 words that are whole numbers times a step, in double precision, rounded once.
+
+    Args:
+        counts: int16 [n].
+        bits: the float32 step as its 32 bits.
+    """
+    step = np.array([bits], "<u4").view("<f4").astype(np.float64)
+    with np.errstate(all="ignore"):  # as in `multiply`
+        return np.asarray((counts * step).astype("<f4")).view(np.uint8)
+
+
 def add_steps(old: NDArray[np.uint8], steps: NDArray[np.int16], bits: int) -> NDArray[np.uint8]:
     """Return float16 words plus a number of steps each, in double precision, rounded once.
 
@@ -414,8 +442,10 @@ def add_residual(
     """
     if kind.width == 1:
         return np.asarray(old + unfold(residual))
-    unsigned = np.dtype(f"<u{kind.width}")
-    words = np.ascontiguousarray(residual.reshape(kind.width, -1).T).view(unsigned).ravel()
+    unsigned = np.dtype(f"<u{kind.residual_width}")
+    words = np.ascontiguousarray(residual.reshape(kind.residual_width, -1).T).view(unsigned).ravel()
+    if kind is NEW_MULTIPLES:
+        return multiply_step(unfold(words).view(np.int16), step)
     if kind is STEPS_16:
         return add_steps(old, unfold(words).view(np.int16), step)
     if kind.is_float:

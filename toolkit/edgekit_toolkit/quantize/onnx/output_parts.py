@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 
 from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.models.ort_session import run_session, session_for
+from edgekit_toolkit.onnx_graph.adjoint import MOVES, VIEWS
 from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model, fresh_name
-from edgekit_toolkit.quantize.onnx.adjoint import MOVES, VIEWS
 from edgekit_toolkit.samples.generated import Feeds
 
 # Not `Pad`, whose own values come from no tensor, nor `Resize`, which may mix values.

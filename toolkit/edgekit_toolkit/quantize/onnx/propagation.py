@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from edgekit_runtime.errors import BackendError
-from edgekit_toolkit.models.ort_session import run_session, session_for
-from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model, float_tensors
-from edgekit_toolkit.quantize.onnx.adjoint import MIN_IR, MIN_OPSET, Adjoint, Shapes
+from edgekit_toolkit.models.ort_session import measure_shapes, run_session, session_for
+from edgekit_toolkit.onnx_graph.adjoint import Adjoint, Shapes, copy_for_adjoint
+from edgekit_toolkit.onnx_graph.index import GraphIndex, float_tensors
 from edgekit_toolkit.quantize.onnx.embedding_tables import added_table, is_table_lookup
 from edgekit_toolkit.quantize.plan import COMPUTE, Plan, kernel_output, live_range, weight_axis
 from edgekit_toolkit.quantize.scheme import QuantizationParams, activation_params, quantize_weight
@@ -46,6 +46,8 @@ class Rounding:
         params: scale and zero point of a rounded activation; None for a weight.
         tensor: the rounded activation.
         rounded: values of a rounded weight.
+        bias: values of the layer's bias that go with them; None for its own.
+        by_channel: whether errors of its channels count as independent, which makes the noise more certain.
     """
 
     layer: str
@@ -53,6 +55,8 @@ class Rounding:
     params: QuantizationParams | None = None
     tensor: str = ""
     rounded: NDArray[np.float32] | None = None
+    bias: NDArray[np.float32] | None = None
+    by_channel: bool = False
 
     @property
     def size(self) -> int:
@@ -125,22 +129,18 @@ def propagate(
         BackendError: onnxruntime fails on the graph with its backward pass; see `ODD_GRAPH` for others.
     """
     first = fidelity.samples[0]
-    shapes = _measure_shapes(model, first, threads)
-    program = copy_model(model)
-    program.ir_version = max(program.ir_version, MIN_IR)
-    for item in program.opset_import:
-        if item.domain in {"", "ai.onnx"}:
-            item.version = max(item.version, MIN_OPSET)
+    shapes = measure_shapes(model, first, threads=threads)
+    program = copy_for_adjoint(model)
     activation_bytes = 4 * sum(math.prod(shapes[name]) for name in float_tensors(model))
     if activation_bytes > _MAX_BYTES:
         raise BackendError(f"activations of {activation_bytes} bytes are too many for a backward pass")
-    seeds = _add_seeds(program, fidelity, shapes)
-    adjoint = Adjoint(program.graph, shapes, float_tensors(model), seeds)
+    adjoint = Adjoint(program.graph, shapes, float_tensors(model))
+    adjoint.pass_back(_add_seeds(program, fidelity, shapes))
     index = GraphIndex(program.graph)
     zero = adjoint.constant(0.0)
     sums = []
     for errors in layers:
-        parts = [part for error in errors if (part := _product(adjoint, index, error)) is not None]
+        parts = [part for error in errors if (part := _product(adjoint, index, shapes, error)) is not None]
         total = adjoint.add("Sum", parts) if parts else zero
         sums.append(adjoint.add("Reshape", [total, adjoint.constant([1])]))
     program.graph.node.append(helper.make_node("Concat", sums, [_NOISES], axis=0))
@@ -161,11 +161,13 @@ def propagate(
     return [float(noise) if np.isfinite(noise) else np.inf for noise in scaled]
 
 
-def _product(adjoint: Adjoint, index: GraphIndex, error: Rounding) -> str | None:
+def _product(adjoint: Adjoint, index: GraphIndex, shapes: Shapes, error: Rounding) -> str | None:
     """Add the product of an error and its adjoint; returns the sum's name, or None if no output sees it."""
     node = index.producers[error.layer]
     if error.rounded is not None:
         inputs = {error.position or 0: adjoint.constant(error.rounded)}
+        if error.bias is not None:
+            inputs[2] = adjoint.constant(error.bias)
         result = adjoint.again(node, inputs).output[0]
         layer, value = adjoint.tensors.get(error.layer), adjoint.add("Sub", [result, error.layer])
     else:
@@ -178,7 +180,13 @@ def _product(adjoint: Adjoint, index: GraphIndex, error: Rounding) -> str | None
         value = _rounding(adjoint, name, error.params)
     if layer is None:
         return None
-    return adjoint.add("ReduceSum", [adjoint.add("Mul", [layer, value])], keepdims=0)
+    products = adjoint.add("Mul", [layer, value])
+    if not error.by_channel:
+        return adjoint.add("ReduceSum", [products], keepdims=0)
+    rank = len(shapes[error.layer])
+    channel = 1 if node.op_type == "Conv" else rank - 1
+    others = adjoint.store(np.array([axis for axis in range(rank) if axis != channel], np.int64))
+    return adjoint.add("ReduceL2", [adjoint.add("ReduceSum", [products, others])], keepdims=0)
 
 
 def _rounding(adjoint: Adjoint, name: str, params: QuantizationParams | None) -> str:
@@ -206,21 +214,6 @@ def _add_seeds(program: onnx.ModelProto, fidelity: Fidelity, shapes: Shapes) -> 
             probe = total
         seeds[name] = probe
     return seeds
-
-
-def _measure_shapes(model: onnx.ModelProto, feeds: Feeds, threads: int) -> Shapes:
-    copy = copy_model(model)
-    names = [name for node in model.graph.node for name in node.output if name]
-    del copy.graph.output[:]
-    for number, name in enumerate(names):
-        shape = f"edgekit_shape_{number}"
-        copy.graph.node.append(helper.make_node("Shape", [name], [shape]))
-        copy.graph.output.append(helper.make_tensor_value_info(shape, TensorProto.INT64, None))
-    session = session_for(copy, threads=threads)
-    values = run_session(session, feeds, [value.name for value in copy.graph.output])
-    shapes = {name: tuple(map(int, value)) for name, value in zip(names, values, strict=True)}
-    shapes |= {name: tuple(value.shape) for name, value in feeds.items()}
-    return shapes | {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
 
 
 def _same_shapes(feeds: Feeds, first: Mapping[str, NDArray[np.generic]]) -> bool:

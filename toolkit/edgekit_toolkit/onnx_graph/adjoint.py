@@ -4,7 +4,8 @@
 value of t, where y are the outputs and v their weights. Linear operators, products and moves have exact
 rules. Element-wise operators share one rule, a difference as wide as a rounding step. An operator without a
 rule (a recurrent layer, control flow, a new one) passes on white noise of the right power: it loses which
-values matter, and refuses no graph.
+values matter, and refuses no graph. With `exact`, slopes replace that difference, and a graph is refused that
+has an operator without rule or slope: then the adjoints, those of weights too, are gradients to train by.
 
 Example: y = Conv(x, W). With v at y, the adjoint of x is Conv(v, W flipped), and an error e of x changes v.y
 by the product of both.
@@ -20,14 +21,22 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from edgekit_toolkit.onnx_graph.index import GraphIndex, add_constant, attribute, fresh_name
+from edgekit_runtime.errors import ModelError
+from edgekit_toolkit.onnx_graph.index import (
+    DEFAULT_DOMAINS,
+    GraphIndex,
+    add_constant,
+    attribute,
+    copy_model,
+    fresh_name,
+)
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 # ScatterElements adds from this opset on; no operator of opset 13 to 15 means something else in it.
-MIN_OPSET: Final = 16
+_MIN_OPSET: Final = 16
 # Before, each constant had to be an input too.
-MIN_IR: Final = 4
+_MIN_IR: Final = 4
 # Width of a difference as a share of the tensor's root mean square: near the step of 8-bit codes.
 _STEP: Final = 0.01
 _TINY: Final = 1e-6
@@ -46,14 +55,25 @@ _POINTWISE: Final = frozenset(
 )
 
 
+def copy_for_adjoint(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy in whose opset the backward pass can be written."""
+    copy = copy_model(model)
+    copy.ir_version = max(copy.ir_version, _MIN_IR)
+    for item in copy.opset_import:
+        if item.domain in DEFAULT_DOMAINS:
+            item.version = max(item.version, _MIN_OPSET)
+    return copy
+
+
 class Adjoint:
     """Adds the backward pass to a graph, in place.
 
     Args:
-        graph: float graph in topological order, opset `MIN_OPSET` or later.
+        graph: float graph in topological order, of a copy by `copy_for_adjoint`.
         shapes: shapes of all its tensors, as one input gave them.
-        floats: names of its float32 activations.
-        seeds: tensor -> adjoint to start from, such as an input with the weights of an output.
+        floats: names of the float32 tensors that have an adjoint: activations, or weights that are inputs
+            and all that depends on them.
+        exact: whether each adjoint must be exact.
 
     Attributes:
         tensors: adjoint of each float activation that reaches a seed.
@@ -62,18 +82,30 @@ class Adjoint:
     """
 
     def __init__(
-        self, graph: onnx.GraphProto, shapes: Shapes, floats: frozenset[str], seeds: Mapping[str, str]
+        self, graph: onnx.GraphProto, shapes: Shapes, floats: frozenset[str], *, exact: bool = False
     ) -> None:
         self._graph = graph
         self._index = GraphIndex(graph)
         self._shapes = shapes
         self._floats = floats
+        self._exact = exact
         self._random = np.random.default_rng(0)
-        self.tensors = dict(seeds)
+        self.tensors: dict[str, str] = {}
         self.edges: dict[tuple[str, int], str] = {}
-        for node in reversed(list(graph.node)):
+
+    def pass_back(self, seeds: Mapping[str, str]) -> None:
+        """Add the adjoints of all that reaches a seed.
+
+        Args:
+            seeds: tensor -> adjoint to start from, such as an input with the weights of an output.
+
+        Raises:
+            ModelError: adjoints must be exact, and an operator has no exact rule.
+        """
+        self.tensors.update(seeds)
+        for node in reversed(list(self._graph.node)):
             if any(name in self.tensors for name in node.output):
-                self._pass_back(node)
+                self._pass_through(node)
 
     def add(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
         """Append a node with one output; returns the output's name."""
@@ -102,12 +134,14 @@ class Adjoint:
         added: onnx.NodeProto = self._graph.node[-1]
         return added
 
-    def _pass_back(self, node: onnx.NodeProto) -> None:
+    def _pass_through(self, node: onnx.NodeProto) -> None:
         active = [number for number, name in enumerate(node.input) if name in self._floats]
         rule = self._rule(node) if node.domain in {"", "ai.onnx"} else self._white
         for position in active:
             grad = rule(node, position)
             if grad is None:
+                if self._exact:
+                    raise ModelError(f"{node.op_type} has no exact gradient here")
                 continue
             name = node.input[position]
             self.edges[node.output[0], position] = grad
@@ -145,11 +179,73 @@ class Adjoint:
         )
 
     def _pointwise(self, node: onnx.NodeProto, position: int) -> str:
+        slope = self._slope(node, position) if self._exact else self._difference_quotient(node, position)
+        return self._unsum(node, position, self.add("Mul", [self._grad(node), slope]))
+
+    def _slope(self, node: onnx.NodeProto, position: int) -> str:
+        slope = _SLOPES.get(node.op_type)
+        if slope is None or (position and node.op_type != "Div"):
+            raise ModelError(f"{node.op_type} has no exact gradient here")
+        return slope(self, node, position)
+
+    def _difference_quotient(self, node: onnx.NodeProto, position: int) -> str:
         name = node.input[position]
         step = self._step(name)
         moved = self.again(node, {position: self.add("Add", [name, step])}).output[0]
-        slope = self.add("Div", [self.add("Sub", [moved, node.output[0]]), step])
-        return self._unsum(node, position, self.add("Mul", [self._grad(node), slope]))
+        return self.add("Div", [self.add("Sub", [moved, node.output[0]]), step])
+
+    def _within(self, name: str, low: str, high: str) -> str:
+        """Return 1 where a tensor is between two bounds, which may be absent, and 0 elsewhere."""
+        inside = [self.add(op, [name, bound]) for op, bound in (("Greater", low), ("Less", high)) if bound]
+        both = self.add("And", inside) if len(inside) == 2 else inside[0]
+        return self.add("Cast", [both], to=TensorProto.FLOAT)
+
+    def _relu_slope(self, node: onnx.NodeProto, _position: int) -> str:
+        return self._within(node.output[0], self.constant(0.0), "")
+
+    def _leaky_slope(self, node: onnx.NodeProto, _position: int) -> str:
+        below = node.input[1] if node.op_type == "PRelu" else self.constant(attribute(node, "alpha", 0.01))
+        positive = self.add("Greater", [node.input[0], self.constant(0.0)])
+        return self.add("Where", [positive, self.constant(1.0), below])
+
+    def _clip_slope(self, node: onnx.NodeProto, _position: int) -> str:
+        low, high = [*node.input[1:], "", ""][:2]
+        return self._within(node.output[0], low, high) if low or high else self.constant(1.0)
+
+    def _hard_sigmoid_slope(self, node: onnx.NodeProto, _position: int) -> str:
+        inside = self._within(node.output[0], self.constant(0.0), self.constant(1.0))
+        return self.add("Mul", [inside, self.constant(attribute(node, "alpha", 0.2))])
+
+    def _hard_swish_slope(self, node: onnx.NodeProto, _position: int) -> str:
+        gate = self.add("HardSigmoid", [node.input[0]], alpha=1 / 6, beta=0.5)
+        inside = self._within(gate, self.constant(0.0), self.constant(1.0))
+        own = self.add("Mul", [node.input[0], self.add("Mul", [inside, self.constant(1 / 6)])])
+        return self.add("Add", [gate, own])
+
+    def _sigmoid_slope(self, node: onnx.NodeProto, _position: int) -> str:
+        result = node.output[0]
+        return self.add("Mul", [result, self.add("Sub", [self.constant(1.0), result])])
+
+    def _tanh_slope(self, node: onnx.NodeProto, _position: int) -> str:
+        result = node.output[0]
+        return self.add("Sub", [self.constant(1.0), self.add("Mul", [result, result])])
+
+    def _erf_slope(self, node: onnx.NodeProto, _position: int) -> str:
+        square = self.add("Mul", [node.input[0], node.input[0]])
+        bell = self.add("Exp", [self.add("Neg", [square])])
+        return self.add("Mul", [bell, self.constant(2 / math.sqrt(math.pi))])
+
+    def _exp_slope(self, node: onnx.NodeProto, _position: int) -> str:
+        return str(node.output[0])
+
+    def _sqrt_slope(self, node: onnx.NodeProto, _position: int) -> str:
+        return self.add("Div", [self.constant(0.5), node.output[0]])
+
+    def _quotient_slope(self, node: onnx.NodeProto, position: int) -> str:
+        divisor = node.input[1]
+        if position:
+            return self.add("Neg", [self.add("Div", [node.output[0], divisor])])
+        return self.add("Reciprocal", [divisor])
 
     def _step(self, name: str) -> str:
         """Return a scalar of the width of a rounding step of a tensor."""
@@ -251,46 +347,112 @@ class Adjoint:
         rank = len(self._shapes[name])
         return self.add("Transpose", [name], perm=[*range(rank - 2), rank - 1, rank - 2])
 
-    def _gemm(self, node: onnx.NodeProto, position: int) -> str | None:
-        if position != 0 or attribute(node, "transA", 0):
-            return self._white(node, position)
-        weight = node.input[1] if attribute(node, "transB", 0) else self._swap(node.input[1])
-        product = self.add("MatMul", [self._grad(node), weight])
-        return self.add("Mul", [product, self.constant(float(attribute(node, "alpha", 1.0)))])
+    def _gemm(self, node: onnx.NodeProto, position: int) -> str:
+        grad = self._grad(node)
+        if position == 2:
+            scaled = self.add("Mul", [grad, self.constant(float(attribute(node, "beta", 1.0)))])
+            return self._unsum(node, position, scaled)
+        turn_a, turn_b = (int(attribute(node, name, 0)) for name in ("transA", "transB"))
+        other = node.input[1 - position]
+        if position == 0:
+            inputs, turns = ([other, grad], (turn_b, 1)) if turn_a else ([grad, other], (0, 1 - turn_b))
+        else:
+            inputs, turns = ([grad, other], (1, turn_a)) if turn_b else ([other, grad], (1 - turn_a, 0))
+        alpha = float(attribute(node, "alpha", 1.0))
+        return self.add("Gemm", inputs, transA=turns[0], transB=turns[1], alpha=alpha)
 
-    def _conv(self, node: onnx.NodeProto, position: int) -> str | None:
-        weight = self._index.constant(node.input[1])
-        if position != 0 or weight is None:
-            return self._white(node, position)
-        return self._convolve_back(node, np.asarray(weight), int(attribute(node, "group", 1)))
+    def _conv(self, node: onnx.NodeProto, position: int) -> str:
+        if position == 0:
+            weight = node.input[1]
+            pair = [self._grad(node), weight]
+            return self._convolve_back(node, pair, self._shapes[weight], int(attribute(node, "group", 1)))
+        if position == 1:
+            return self._conv_weight(node)
+        axes = [0, *range(2, len(self._shapes[node.output[0]]))]
+        return self.add("ReduceSum", [self._grad(node), self.constant(axes)], keepdims=0)
+
+    def _conv_weight(self, node: onnx.NodeProto) -> str:
+        """Convolve the input with the adjoint of the result: samples are channels, and strides dilate."""
+        name, weight = node.input[:2]
+        samples, channels, *shape = self._shapes[name]
+        outputs, columns, *kernel = self._shapes[weight]
+        result = self._shapes[node.output[0]][2:]
+        group, space = channels // columns, list(range(2, 2 + len(kernel)))
+        strides, dilations, reach = _steps(node, kernel)
+        begin, end = self._pads(node, [*zip(shape, result, strides, reach, strict=True)])
+        grad = self.add("Transpose", [self._grad(node)], perm=[1, 0, *space])
+        if group == 1 and max(reach, default=0) == 0 and max(strides) == 1 and not any([*begin, *end]):
+            rows = self.add("Reshape", [grad, self.constant([outputs, -1])])
+            turned = self.add("Transpose", [name], perm=[1, 0, *space])
+            patches = self.add("Reshape", [turned, self.constant([channels, -1])])
+            product = self.add("Gemm", [rows, patches], transB=1)
+            return self.add("Reshape", [product, self.constant([outputs, columns, *kernel])])
+        split = self.add("Reshape", [name, self.constant([samples, group, columns, *shape])])
+        turned = self.add("Transpose", [split], perm=[2, 1, 0, *(axis + 1 for axis in space)])
+        inputs = self.add("Reshape", [turned, self.constant([columns, group * samples, *shape])])
+        product = self.add(
+            "Conv", [inputs, grad], group=group, pads=[*begin, *end], strides=dilations, dilations=strides
+        )
+        # Where strides do not reach the end of the input, there are more places than weights.
+        limits = [self.constant(values) for values in ([0] * len(kernel), kernel, space)]
+        weights = self.add("Slice", [product, *limits])
+        return self.add("Transpose", [weights], perm=[1, 0, *space])
 
     def _average_pool(self, node: onnx.NodeProto, _position: int) -> str:
-        """Pass back as through a convolution; at padded edges the mean of fewer values counts too little."""
+        """Pass back as through a convolution whose results are divided by the number of values."""
         kernel, channels = attribute(node, "kernel_shape"), self._shapes[node.input[0]][1]
-        weight = np.full((channels, 1, *kernel), 1 / math.prod(kernel), np.float32)
-        return self._convolve_back(node, weight, channels)
+        if attribute(node, "count_include_pad", 0):
+            if self._exact and attribute(node, "ceil_mode", 0):
+                raise ModelError(
+                    "AveragePool with count_include_pad and ceil_mode has no exact gradient here"
+                )
+            counts: Any = np.full([1] * len(kernel), math.prod(kernel))
+        else:
+            counts = self._count_values(node, kernel)
+        grad = self.add("Div", [self._grad(node), self.constant(counts.astype(np.float32))])
+        weight = np.ones((channels, 1, *kernel), np.float32)
+        return self._convolve_back(node, [grad, self.constant(weight)], weight.shape, channels)
 
-    def _convolve_back(self, node: onnx.NodeProto, weight: NDArray[Any], group: int) -> str:
+    def _count_values(self, node: onnx.NodeProto, kernel: Sequence[int]) -> NDArray[np.int64]:
+        """Return how many values of the input each window covers."""
         shape, result = self._shapes[node.input[0]][2:], self._shapes[node.output[0]][2:]
-        kernel = weight.shape[2:]
-        strides = list(attribute(node, "strides", [1] * len(kernel)))
-        dilations = list(attribute(node, "dilations", [1] * len(kernel)))
+        strides, dilations, reach = _steps(node, kernel)
+        begin, _ = self._pads(node, [*zip(shape, result, strides, reach, strict=True)])
+        counts = np.ones((), np.int64)
+        for axis, size in enumerate(shape):
+            starts = np.arange(result[axis]) * strides[axis] - begin[axis]
+            reads = starts[:, np.newaxis] + np.arange(kernel[axis]) * dilations[axis]
+            counts = np.multiply.outer(counts, ((reads >= 0) & (reads < size)).sum(axis=1))
+        return np.asarray(counts)
+
+    def _convolve_back(
+        self, node: onnx.NodeProto, inputs: list[str], weight_shape: Sequence[int], group: int
+    ) -> str:
+        """Add the convolution of an adjoint with a turned weight; `inputs` names both."""
+        shape, result = self._shapes[node.input[0]][2:], self._shapes[node.output[0]][2:]
+        outputs, columns, *kernel = weight_shape
+        strides, dilations, reach = _steps(node, kernel)
         common = {"group": group, "dilations": dilations}
-        reach = [dilation * (size - 1) for dilation, size in zip(dilations, kernel, strict=True)]
         begin, end = self._pads(node, [*zip(shape, result, strides, reach, strict=True)])
         mirrored = [far - pad for far, pad in zip(reach * 2, [*begin, *end], strict=True)]
         if max(strides) == 1 and min(mirrored) >= 0:
             # A convolution again, whose kernels are faster than those of ConvTranspose.
-            grouped = weight.reshape(group, -1, *weight.shape[1:]).swapaxes(1, 2)
-            flipped = np.flip(grouped, tuple(range(3, grouped.ndim)))
-            turned = np.ascontiguousarray(flipped.reshape(-1, weight.shape[0] // group, *kernel))
-            return self.add("Conv", [self._grad(node), self.constant(turned)], pads=mirrored, **common)
+            sizes = [group, outputs // group, columns, *kernel]
+            grouped = self.add("Reshape", [inputs[1], self.constant(sizes)])
+            axes = list(range(3, len(sizes)))
+            swapped = self.add("Transpose", [grouped], perm=[0, 2, 1, *axes])
+            if max(kernel) > 1:
+                backwards = [-1] * len(kernel)
+                limits = [backwards, [-size - 1 for size in kernel], axes, backwards]
+                swapped = self.add("Slice", [swapped, *map(self.constant, limits)])
+            sizes = [group * columns, outputs // group, *kernel]
+            turned = self.add("Reshape", [swapped, self.constant(sizes)])
+            return self.add("Conv", [inputs[0], turned], pads=mirrored, **common)
         whole = zip(shape, result, strides, reach, begin, end, strict=True)
         summed_axes = [
             size - (length - 1) * stride - far - 1 + first + last
             for size, length, stride, far, first, last in whole
         ]
-        inputs = [self._grad(node), self.constant(weight)]
         # Where the last window begins beyond the input (`ceil_mode`), its values are cut off.
         pads = [*begin, *(last - min(size, 0) for last, size in zip(end, summed_axes, strict=True))]
         added = [max(size, 0) for size in summed_axes]
@@ -347,6 +509,8 @@ class Adjoint:
 
     def _white(self, node: onnx.NodeProto, position: int) -> str | None:
         """Return white noise with the power of the adjoint, which a random change of the input shows."""
+        if self._exact:
+            raise ModelError(f"{node.op_type} has no exact gradient here")
         name = node.input[position]
         size = math.prod(self._shapes[name])
         if not size:
@@ -370,6 +534,26 @@ class Adjoint:
         return self.constant(self._random.normal(size=self._shapes[name]))
 
 
+def _steps(node: onnx.NodeProto, kernel: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+    """Return strides, dilations and how far a window reaches beyond its first value."""
+    strides, dilations = (list(attribute(node, name, [1] * len(kernel))) for name in ("strides", "dilations"))
+    return strides, dilations, [step * (size - 1) for step, size in zip(dilations, kernel, strict=True)]
+
+
+_SLOPES: Final[Mapping[str, Callable[[Adjoint, onnx.NodeProto, int], str]]] = {
+    "Clip": Adjoint._clip_slope,
+    "Div": Adjoint._quotient_slope,
+    "Erf": Adjoint._erf_slope,
+    "Exp": Adjoint._exp_slope,
+    "HardSigmoid": Adjoint._hard_sigmoid_slope,
+    "HardSwish": Adjoint._hard_swish_slope,
+    "LeakyRelu": Adjoint._leaky_slope,
+    "PRelu": Adjoint._leaky_slope,
+    "Relu": Adjoint._relu_slope,
+    "Sigmoid": Adjoint._sigmoid_slope,
+    "Sqrt": Adjoint._sqrt_slope,
+    "Tanh": Adjoint._tanh_slope,
+}
 _RULES: Final[Mapping[str, Callable[[Adjoint, onnx.NodeProto, int], str | None]]] = {
     "Add": Adjoint._sum,
     "AveragePool": Adjoint._average_pool,

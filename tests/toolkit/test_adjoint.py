@@ -10,9 +10,9 @@ from tests.toolkit.small_models import Array, model_of, node, random_weight, run
 
 from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.onnx_graph.adjoint import Adjoint
 from edgekit_toolkit.onnx_graph.index import copy_model, float_tensors
 from edgekit_toolkit.quantize.forms import FLOAT16_WEIGHTS
-from edgekit_toolkit.quantize.onnx.adjoint import Adjoint
 from edgekit_toolkit.quantize.onnx.output_parts import output_parts
 from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.plan import Plan
@@ -107,7 +107,8 @@ def test_adjoint_of_an_operator_agrees_with_a_difference(name: str) -> None:
     shapes = {key: value.shape for key, value in {**values, **weights, "x": x}.items()}
     program = copy_model(model)
     program.graph.input.append(onnx.helper.make_tensor_value_info("v", onnx.TensorProto.FLOAT, seed.shape))
-    adjoint = Adjoint(program.graph, shapes, float_tensors(model), {"y": "v"})
+    adjoint = Adjoint(program.graph, shapes, float_tensors(model))
+    adjoint.pass_back({"y": "v"})
     del program.graph.output[:]
     program.graph.output.append(
         onnx.helper.make_tensor_value_info(adjoint.tensors["x"], onnx.TensorProto.FLOAT, None)

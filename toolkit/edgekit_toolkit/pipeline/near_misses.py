@@ -1,0 +1,92 @@
+"""Distils pruned models that miss the limit on the drop by little.
+
+A model that keeps the limit needs no training, and one far from it does not come back. The work is a share of
+the search's, in seconds of a nominal processor: a busy machine trains the same steps.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import onnx
+
+from edgekit_runtime.errors import EdgekitError
+from edgekit_toolkit.compress.distillation import BATCH, WORK, distil
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.pipeline.request import Progress
+from edgekit_toolkit.quantize.onnx.propagation import ODD_GRAPH
+from edgekit_toolkit.quantize.search_work import SearchWork
+from edgekit_toolkit.samples.generated import Feeds
+
+MeasureDrops = Callable[[Sequence[Model]], Sequence[float]]
+
+# A drop of so many times the limit, or of so many points, is a near miss: training takes away half of one
+# (docs/benchmarks/quantization.md).
+_NEAR_LIMITS: Final = 3.0
+_NEAR_POINTS: Final = 3.0
+_SHARE: Final = 0.5  # of the work that is left to the search, for all of them
+# More steps change little, and fewer are a short search.
+_MAX_STEPS: Final = 400
+_MIN_STEPS: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distiller:
+    """Trains pruned models.
+
+    Attributes:
+        floats: the float model.
+        max_drop: limit on the drop in points; infinite without one.
+        measure_drops: returns the drops of models in points.
+        work: counts the work of the search and limits it.
+        progress: where the steps are shown.
+    """
+
+    floats: onnx.ModelProto
+    max_drop: float
+    measure_drops: MeasureDrops
+    work: SearchWork
+    progress: Progress
+
+    def improve(
+        self, pruned: Sequence[onnx.ModelProto], samples: Sequence[Feeds]
+    ) -> tuple[list[onnx.ModelProto | None], list[str]]:
+        """Return a better model for each pruned one, or None, and why near misses have none."""
+        better: list[onnx.ModelProto | None] = [None] * len(pruned)
+        reasons: list[str] = []
+        if not pruned or not math.isfinite(self.max_drop):
+            return better, reasons
+        drops = self.measure_drops([OnnxModel(model) for model in pruned])
+        reach = max(_NEAR_LIMITS * self.max_drop, _NEAR_POINTS)
+        near = [index for index, drop in enumerate(drops) if self.max_drop < drop <= reach]
+        step_s = self.work.inference_s * BATCH * WORK
+        share_s = _SHARE * (self.work.limit_s - self.work.spent_s) / max(len(near), 1)
+        steps = int(min(share_s / step_s, _MAX_STEPS))
+        for index in near:
+            better[index], reason = self._distil(pruned[index], samples, steps)
+            if reason:
+                reasons.append(f"distillation of a pruned form, drop {drops[index]:.1f} points: {reason}")
+        return better, reasons
+
+    def _distil(
+        self, model: onnx.ModelProto, samples: Sequence[Feeds], steps: int
+    ) -> tuple[onnx.ModelProto | None, str]:
+        if steps < _MIN_STEPS:
+            return None, f"limit of the search (--search-seconds) after {steps} steps of {_MIN_STEPS}"
+        self.work.count(inferences=steps * BATCH * WORK)
+        try:
+            result = distil(
+                self.floats,
+                model,
+                samples,
+                steps=steps,
+                progress=lambda done, total: self.progress("distilling", done, total),
+            )
+        except (EdgekitError, *ODD_GRAPH) as error:
+            return None, str(error).splitlines()[0]
+        if result.model is None:
+            noises = f"{100 * result.noise_before:.1f} to {100 * result.noise_after:.1f} %"
+            return None, f"no gain on held-back samples (noise {noises})"
+        return result.model, ""
