@@ -49,7 +49,7 @@ def one_in(pytestconfig):
 def whole(tmp_path_factory, one_in):
     """The folder of a run with all that it keeps, and what `run` returned."""
     folder = tmp_path_factory.mktemp("whole")
-    words = ("--finish-every", "100" if one_in == 1 else "20", "--folder", str(folder / "kept"))
+    words = ("--finish-every", "100" if one_in == 1 else "30", "--folder", str(folder / "kept"))
     return folder, *run(folder, *words, one_in=one_in)
 
 
@@ -79,7 +79,7 @@ def test_interrupted_command_goes_on_with_what_is_left(whole, tmp_path, one_in):
     (results,) = (folder / "kept").glob("slots-*/*.jsonl")
     lines = results.read_text().splitlines(keepends=True)
     results.write_text("".join(lines[:-3]) + lines[-3][:20])  # interrupted in mid-write
-    words = ("--finish-every", "100" if one_in == 1 else "20", "--folder", str(folder / "kept"))
+    words = ("--finish-every", "100" if one_in == 1 else "30", "--folder", str(folder / "kept"))
     _, again = run(tmp_path, "--run", "slots", *words, one_in=one_in)
     assert again["runs"]["slots"] == found["runs"]["slots"]
     assert sorted(results.read_text().splitlines(keepends=True)) == sorted(lines)
