@@ -21,18 +21,26 @@ import logging
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.results import make_parser, write_json
 from tests.faults import journal_faults, manager_faults, step_faults
 from tests.faults.disk_calls import KINDS
 from tests.faults.processes import Outcome
+from tests.runtime.conftest import PackageMaker
 from tests.runtime.conftest import maker as make_maker
+
+
+@contextlib.contextmanager
+def _open_nothing(maker: PackageMaker, _most: int | None) -> Iterator[PackageMaker]:
+    yield maker
+
 
 PARTS = {
     # name -> what opens its bench, which parts may share; what runs it there, and its share of the time
-    "journal": (contextlib.nullcontext, journal_faults.run, 0.4),
-    "steps": (contextlib.nullcontext, step_faults.run, 0.15),
+    "journal": (_open_nothing, journal_faults.run, 0.4),
+    "steps": (_open_nothing, step_faults.run, 0.15),
     "manager": (manager_faults.open_bench, manager_faults.run, 0.4),
     "torn": (manager_faults.open_bench, manager_faults.run_torn, 0.05),
 }
@@ -68,7 +76,7 @@ def main() -> int:
             open_bench, run, share = PARTS[part]
             begin_s = time.monotonic()
             if open_bench not in benches:
-                benches[open_bench] = opened.enter_context(open_bench(maker))
+                benches[open_bench] = opened.enter_context(open_bench(maker, arguments.most))
             outcomes[part] = run(benches[open_bench], s_per_share * share, arguments.most)
             _print(part, outcomes[part], time.monotonic() - begin_s)
     total = sum(sum(one.counts.values()) for one in outcomes.values())

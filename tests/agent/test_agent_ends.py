@@ -16,7 +16,6 @@ pytest.importorskip("onnxruntime")
 
 
 def start_online(site):  # noqa: F811
-    site.enrol()
     agent = site.start("agent")
     wait_for(lambda: site.fleet.detail(site.name).summary.is_online, f"the hello; {site.log()}")
     return agent
@@ -36,13 +35,14 @@ def wait_for_words(read, *words):
         raise AssertionError(f"{error}, not in: {texts[0]}") from error
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_agent_that_is_stopped_in_order_is_offline_at_once(site, number):  # noqa: F811
-    agent = start_online(site)
-    wait_for_words(lambda: site.run("fleet", "status"), "connected since 20", "UTC")
-    agent.send_signal(number)
-    assert agent.wait(20) == 0
-    wait_for(lambda: not site.fleet.detail(site.name).summary.is_online, "the goodbye")
+def test_agent_that_is_stopped_in_order_is_offline_at_once(site):  # noqa: F811
+    site.enrol()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        agent = start_online(site)
+        wait_for_words(lambda: site.run("fleet", "status"), "\n  connected since 20", "UTC")
+        agent.send_signal(number)
+        assert agent.wait(20) == 0
+        wait_for(lambda: not site.fleet.detail(site.name).summary.is_online, "the goodbye")
     assert "(offline; last seen" in site.fleet.detail(site.name).why
     assert "no agent runs; the fleet was last reached at 20" in site.run("fleet", "status")
     shown = json.loads(site.run("fleet", "status", "--json"))
@@ -50,6 +50,7 @@ def test_agent_that_is_stopped_in_order_is_offline_at_once(site, number):  # noq
 
 
 def test_device_that_left_its_fleet_is_offline_at_once(site):  # noqa: F811
+    site.enrol()
     agent = start_online(site)
     shutil.rmtree(site.home / "fleet")
     assert agent.wait(20) != 0
@@ -58,6 +59,7 @@ def test_device_that_left_its_fleet_is_offline_at_once(site):  # noqa: F811
 
 
 def test_revoked_device_says_so_and_comes_back_when_it_is_enrolled_again(site):  # noqa: F811
+    site.enrol()
     agent = start_online(site)
     devices.revoke(site.fleet.store, site.name, "alice", "stolen")
     wait_for_words(
@@ -77,6 +79,7 @@ def test_revoked_device_says_so_and_comes_back_when_it_is_enrolled_again(site): 
 
 
 def test_two_machines_with_one_identity_are_named_on_both_sides(site, tmp_path):  # noqa: F811
+    site.enrol()
     start_online(site)
     site.want("1.0.0")  # with a document devices connect again within seconds
     wait_for(lambda: site.reported() and site.reported().desired_version, "the document")
@@ -98,6 +101,7 @@ def test_two_machines_with_one_identity_are_named_on_both_sides(site, tmp_path):
 
 
 def test_agent_that_is_started_again_is_no_copy(site):  # noqa: F811
+    site.enrol()
     agent = start_online(site)
     for _ in range(2):
         agent.kill()

@@ -1,7 +1,6 @@
 """Rollouts by a real manager, over a real broker, to agents that are processes."""
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -25,9 +24,8 @@ def sites(fleet, maker, tmp_path):  # noqa: F811
     fleet.decide = RolloutRunner().turn
     sites = [Site(fleet, maker, tmp_path / f"d{number}", f"d{number}") for number in range(DEVICES)]
     try:
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(Site.enrol, sites))
         for site in sites:
+            site.enrol()
             site.start("agent")
         wait_for(lambda: all(site.reported() for site in sites), "the first reports")
         yield sites

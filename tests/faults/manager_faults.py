@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from tests.runtime.conftest import PackageMaker
 from edgekit_runtime.errors import EdgekitError
 
 _TURNS = 3
+_WARM_FOR_FEW = 4  # transitions; they have most of the statements
 _LEASE_S = 20.0  # after a kill the next manager waits for the end of the lease
 
 
@@ -45,8 +46,10 @@ class Bench:
     steps: list[list[str]] = field(default_factory=list)
     released: dict[str, str] = field(default_factory=dict)
 
-    def prepare(self) -> None:
+    def prepare(self, warm_up: Sequence[Transition] = TRANSITIONS) -> None:
         """Make packages, and carry out all transitions once without a fault.
+
+        `warm_up`: the first transitions, which are done before that, for what each process repeats otherwise.
 
         Raises:
             AssertionError: one has an effect that it should not have.
@@ -57,7 +60,7 @@ class Bench:
                 self.maker.write(path, version=version, target=target)
                 self.packages[version, target] = path
         prepare_process()
-        self._warm_up()
+        self._warm_up(warm_up)
         root = self.folder / "root"
         (root / "disk").mkdir(parents=True)
         for number, transition in enumerate(TRANSITIONS):
@@ -71,10 +74,10 @@ class Bench:
             assert problems == [], f"{transition.name}: {problems}"
         self.released = fork(lambda: (True, self._open(root).list_released()))[1]
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, transitions: Sequence[Transition]) -> None:
         """Do all in this process, so that each process that it forks has its modules and statements."""
         root = self.folder / "warm"
-        for transition in TRANSITIONS:
+        for transition in transitions:
             world = self._open(root)
             transition.prepare(world)
             transition.act(world)
@@ -190,11 +193,11 @@ class Bench:
 
 
 @contextlib.contextmanager
-def open_bench(maker: PackageMaker) -> Iterator[Bench]:
-    """Yield a bench that is prepared."""
+def open_bench(maker: PackageMaker, most: int | None = None) -> Iterator[Bench]:
+    """Yield a bench that is prepared; for `most` faults, a few, without warming all transitions up."""
     with memory_folder() as folder:
         bench = Bench(folder, maker)
-        bench.prepare()
+        bench.prepare(TRANSITIONS if most is None else TRANSITIONS[:_WARM_FOR_FEW])
         yield bench
 
 

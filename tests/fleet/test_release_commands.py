@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
+from tests.fleet.new_fleet import copy_new_fleet
 from tests.runtime.conftest import PackageMaker
 from tests.runtime.conftest import maker as maker  # a fixture
 from tests.runtime.slot_cases import write_keys
@@ -29,9 +30,8 @@ from edgekit_runtime.errors import FleetError, OutputError, PackageError, Signat
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[FleetFolder]:
-    made = FleetFolder(tmp_path / "fleet")
+    made = copy_new_fleet(tmp_path / "fleet")
     made.write_settings(FleetSettings())
-    TufRepository(made.repository, made.repository_keys).create(time.time())
     store = made.open_store()
     with store.transaction() as session:
         for number, target in enumerate(("x86-64", "x86-64", "rpi5", "jetson-orin-nano")):

@@ -63,8 +63,8 @@ def add_devices(store: Store, count: int, **facts: str) -> None:
                     is_online=True,
                 )
             )
-            session.flush()
-            session.add(DesiredRow(device=name, is_due=False))
+        session.flush()
+        session.add_all(DesiredRow(device=f"d{number:03}", is_due=False) for number in range(count))
         replace_attributes(session, {f"d{number:03}": facts for number in range(count)})
 
 

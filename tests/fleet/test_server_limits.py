@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from tests.fleet.new_fleet import copy_new_fleet
 from tests.free_port import free_port
 from tests.waiting import wait_for
 
 from edgekit_fleet.broker.mosquitto import Mosquitto, write_configuration
 from edgekit_fleet.identity.authority import MANAGER, Authority
 from edgekit_fleet.operations.running import open_authority
-from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.store.fleet_folder import FleetSettings
 from edgekit_fleet.web.server import ConnectionLimits, WebServer, serve_devices
 from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, topic
 
@@ -32,7 +33,7 @@ class Site:
     """Broker and web server of a fleet, without a manager."""
 
     def __init__(self, path):
-        self.folder = FleetFolder(path)
+        self.folder = copy_new_fleet(path)
         self.settings = FleetSettings(broker_port=free_port(), web_port=free_port())
         self.folder.write_settings(self.settings)
         self.authority = open_authority(self.folder, self.settings)

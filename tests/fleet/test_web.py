@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 from sqlalchemy import event, select, update
 from tests.fleet.fleet_device import FleetDevice, make_csr, post
+from tests.fleet.new_fleet import copy_new_fleet
 from tests.free_port import free_port
 
 from edgekit_fleet.access import failure_limit
@@ -35,12 +36,13 @@ from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX
 class Site:
     """Store and web server, without a broker."""
 
-    def __init__(self, path):
-        self.folder, self.settings = FleetFolder(path), FleetSettings(web_port=free_port())
+    def __init__(self, path, make_folder=copy_new_fleet):
+        self.folder, self.settings = make_folder(path), FleetSettings(web_port=free_port())
         self.folder.write_settings(self.settings)
         self.authority = running.open_authority(self.folder, self.settings)
         self.repository = TufRepository(self.folder.repository, self.folder.repository_keys)
-        self.repository.create(time.time())
+        if not self.repository.exists:
+            self.repository.create(time.time())
         self.store = self.folder.open_store()
         self.pem = self.authority.certificate_path.read_text()
 
@@ -308,7 +310,7 @@ def test_device_that_moves_to_another_fleet_trusts_keys_of_the_old_one_no_more(
         return
     for name in ("changed", "signs"):
         (served / f"{name}{PUBLIC_KEY_SUFFIX}").unlink()
-    other = Site(tmp_path / "other")
+    other = Site(tmp_path / "other", FleetFolder)
     with serve_devices(other.store, other.folder, other.settings, other.authority):
         monkeypatch.setenv("EDGEKIT_HOME", str(config))
         done = run(Namespace(code=str(invite(other, "d1"))))
@@ -331,7 +333,7 @@ def test_move_to_another_fleet_that_is_cut_off_leaves_the_old_trust(site, monkey
     (served / f"old{PUBLIC_KEY_SUFFIX}").write_text("of the old fleet")
     enrol(invite(site, "d1"), config, {})
     (served / f"old{PUBLIC_KEY_SUFFIX}").rename(served / f"new{PUBLIC_KEY_SUFFIX}")
-    other = Site(tmp_path / "other")
+    other = Site(tmp_path / "other", FleetFolder)
     with serve_devices(other.store, other.folder, other.settings, other.authority):
         code = invite(other, "d1")
         with pytest.raises(OutputError):

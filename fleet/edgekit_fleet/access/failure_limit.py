@@ -9,7 +9,7 @@ The counts are in the store, so that all managers count together, and a restart 
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from sqlalchemy import delete
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.access.digests import digest
@@ -34,18 +34,18 @@ def allows(session: Session, limits: Mapping[str, int], now: float) -> bool:
         limits: whom the attempt counts against, such as `login address 10.0.0.1` -> failures a minute.
         now: seconds since 1970.
     """
-    rows = ((session.get(FailureRow, digest(key)), limit) for key, limit in limits.items())
-    return all(row is None or row.count - _count_forgiven(row, limit, now) < limit for row, limit in rows)
+    return _allows(_read(session, limits), limits, now)
 
 
 def take(session: Session, limits: Mapping[str, int], now: float) -> bool:
     """Count an attempt as failed; returns False, without counting it, if it should not be checked at all."""
-    if not allows(session, limits, now):
+    rows = _read(session, limits)
+    if not _allows(rows, limits, now):
         return False
     session.execute(delete(FailureRow).where(FailureRow.begun_at <= now - _MINUTE_S))
     for key, limit in limits.items():
-        row = session.get(FailureRow, digest(key), populate_existing=True)
-        if row is None:
+        row = rows.get(digest(key))
+        if row is None or row.begun_at <= now - _MINUTE_S:  # deleted just now
             session.add(FailureRow(key_sha256=digest(key), begun_at=now, count=1))
         else:
             forgiven = _count_forgiven(row, limit, now)
@@ -54,13 +54,23 @@ def take(session: Session, limits: Mapping[str, int], now: float) -> bool:
     return True
 
 
+def _read(session: Session, keys: Iterable[str]) -> dict[str, FailureRow]:
+    """Return the row of each digest of a key that has failed; one statement reads all."""
+    statement = select(FailureRow).where(FailureRow.key_sha256.in_([digest(key) for key in keys]))
+    return {row.key_sha256: row for row in session.scalars(statement)}
+
+
+def _allows(rows: Mapping[str, FailureRow], limits: Mapping[str, int], now: float) -> bool:
+    counted = ((rows.get(digest(key)), limit) for key, limit in limits.items())
+    return all(row is None or row.count - _count_forgiven(row, limit, now) < limit for row, limit in counted)
+
+
 def _count_forgiven(row: FailureRow, limit: int, now: float) -> int:
     return min(row.count, int((now - row.begun_at) * limit / _MINUTE_S))
 
 
 def forgive(session: Session, keys: Iterable[str]) -> None:
     """Take the count of an attempt back, since it has succeeded."""
-    for key in keys:
-        row = session.get(FailureRow, digest(key))
-        if row is not None and row.count:
+    for row in _read(session, keys).values():
+        if row.count:
             row.count -= 1

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from tests.fleet.filled_store import fill_store
+from tests.fleet.new_fleet import copy_new_fleet
 
 from edgekit_fleet.access import tokens
 from edgekit_fleet.api.endpoints.endpoint import Fleet
 from edgekit_fleet.api.endpoints.table import PREFIX
 from edgekit_fleet.api.routes import join_apps, make_api
-from edgekit_fleet.operations.running import open_authority
-from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.store.attributes import replace_attributes
-from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.store.fleet_folder import FleetSettings
 from edgekit_fleet.store.tables import DeviceRow
 from edgekit_fleet.web.server import WebServer
 
@@ -38,11 +37,8 @@ class Api:
     """A fleet with 60 devices, its server, and a token with all scopes."""
 
     def __init__(self, path: Path) -> None:
-        self.folder = FleetFolder(path / "fleet")
-        settings = FleetSettings()
-        self.folder.write_settings(settings)
-        open_authority(self.folder, settings)
-        TufRepository(self.folder.repository, self.folder.repository_keys).create(1_700_000_000.0)
+        self.folder = copy_new_fleet(path / "fleet")
+        self.folder.write_settings(FleetSettings())
         self.store = self.folder.open_store()
         fill_store(self.store, 59)
         with self.store.transaction() as session:
