@@ -40,6 +40,7 @@ from edgekit_toolkit.quantize.clipping import least_error_range
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.plan import Plan
+from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, fake_quantize
 from edgekit_toolkit.quantize.sensitivity import Fidelity, softmax_axes
 from edgekit_toolkit.samples.generated import Feeds
@@ -97,16 +98,19 @@ def read_model(path: Path, samples: list[Feeds]) -> tuple[onnx.ModelProto, onnx.
     return source, onnx.shape_inference.infer_shapes(optimise(source, batch=None, feeds=samples[:1]).model)
 
 
-def quantize_static(floats: onnx.ModelProto, samples: list[Feeds]) -> tuple[OnnxQuantizer, Form]:
-    """Return the static int8 form with ranges of least error."""
-    quantizer = OnnxQuantizer(floats, ASYMMETRIC, threads=THREADS)
+def find_static(quantizer: Quantizer, samples: list[Feeds]) -> Form:
+    """Return the static int8 form of all kernels, per channel with ranges of least error."""
     kernels = quantizer.kernels(elementwise=True)
     ranges = quantizer.ranges(kernels, lambda: iter(samples), lambda: None)
     whole = {name: item.whole() for name, item in ranges.items()}
     histograms = quantizer.histograms(kernels, samples[:HISTOGRAM_SAMPLES], whole)
     narrow = {name: least_error_range(item, symmetric=False) for name, item in histograms.items()}
-    plan = Plan(quantizer.scheme, frozenset(kernels), {**whole, **narrow})
-    return quantizer, Form(forms.STATIC_INT8, plan)
+    return Form(forms.STATIC_INT8, Plan(quantizer.scheme, frozenset(kernels), {**whole, **narrow}))
+
+
+def quantize_static(floats: onnx.ModelProto, samples: list[Feeds]) -> tuple[OnnxQuantizer, Form]:
+    quantizer = OnnxQuantizer(floats, ASYMMETRIC, threads=THREADS)
+    return quantizer, find_static(quantizer, samples)
 
 
 def compress(work: Work, all_bits: list[int]) -> Iterator[tuple[str, float, int, int, float]]:

@@ -29,7 +29,8 @@ def make_environment(name: str, packages: Sequence[str], size: str) -> Path | No
         if uv
         else [str(python), "-m", "pip", "install"]
     )
-    for command in ([sys.executable, "-m", "venv", "--clear", str(folder)], [*pip, *packages]):
+    bare = ["--without-pip"] if uv else []
+    for command in ([sys.executable, "-m", "venv", "--clear", *bare, str(folder)], [*pip, *packages]):
         if subprocess.run(command, check=False).returncode:
             return None
     stamp.write_text(wanted)

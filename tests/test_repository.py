@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.compression_pictures import FOLDER, PICTURES
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -154,3 +155,9 @@ def test_excluded_packages_are_in_no_requirements_file(kind: str, python: str) -
 @pytest.mark.parametrize("python", PYTHONS)
 def test_environment_has_few_packages(kind: str, limit: int, python: str) -> None:
     assert len(installed(kind, python)) <= limit
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_picture_of_compression_shows_the_figures_of_the_benchmarks(name: str) -> None:
+    stale = f"run scripts/python -m benchmarks.compression_pictures: {name}.svg is not of these tables"
+    assert (FOLDER / f"{name}.svg").read_text() == f"{PICTURES[name]()}\n", stale

@@ -1,6 +1,6 @@
 """Quantize one model with Olive's pass OnnxStaticQuantization, everything else as Olive has it.
 
-    PYTHON-OF-OLIVE olive_static.py MODEL CALIBRATION.npz OUTPUT [--per-channel]
+    PYTHON-OF-OLIVE olive_static.py MODEL CALIBRATION.npz OUTPUT [--per-channel [--bits 4]]
 
 Runs in the environment that `quantization.py` makes.
 """
@@ -40,14 +40,14 @@ def npz_samples(path: str, **_: Any) -> Samples:
     return Samples(path)
 
 
-def quantize(source: Path, calibration: Path, target: Path, *, per_channel: bool) -> None:
+def quantize(source: Path, calibration: Path, target: Path, *, per_channel: bool, bits: int) -> None:
     data = {
         "name": "calibration",
         "load_dataset_config": {"type": "npz_samples", "params": {"path": str(calibration)}},
     }
     steps: dict[str, Any] = {"quantize": {"type": "OnnxStaticQuantization", "data_config": "calibration"}}
     if per_channel:
-        steps["quantize"]["per_channel"] = True
+        steps["quantize"] |= {"per_channel": True, "precision": f"int{bits}"}
         if next(item.version for item in onnx.load(source).opset_import if not item.domain) < 13:
             # The first opset with a scale for each channel; without it the result is no valid model.
             steps = {"convert": {"type": "OnnxOpVersionConversion", "target_opset": 13}, **steps}
@@ -70,8 +70,15 @@ def main() -> None:
     parser.add_argument("calibration", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--per-channel", action="store_true")
+    parser.add_argument("--bits", type=int, choices=(8, 4), default=8, help="of weights per channel")
     arguments = parser.parse_args()
-    quantize(arguments.model, arguments.calibration, arguments.output, per_channel=arguments.per_channel)
+    quantize(
+        arguments.model,
+        arguments.calibration,
+        arguments.output,
+        per_channel=arguments.per_channel,
+        bits=arguments.bits,
+    )
 
 
 if __name__ == "__main__":

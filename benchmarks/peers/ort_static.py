@@ -1,10 +1,10 @@
 """Quantize one model with onnxruntime.quantization.
 
-    python ort_static.py MODEL CALIBRATION.npz OUTPUT [--per-channel METHOD]
+    python ort_static.py MODEL CALIBRATION.npz OUTPUT [--per-channel METHOD [--bits 4]]
 
 By default everything is left as `quantize_static` has it: QDQ, int8 activations and weights, per tensor,
 MinMax. `--per-channel METHOD` is the strongest plain recipe for x86-64: uint8 activations, int8 weights per
-channel, and MinMax, Entropy or Percentile ranges.
+channel, and MinMax, Entropy or Percentile ranges. `--bits 4` stores the weights as int4.
 """
 
 import argparse
@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-PER_CHANNEL_OPSET = 13  # the first whose QuantizeLinear takes a scale for each channel
+# The first opset whose QuantizeLinear takes a scale for each channel, and the first with 4 bits.
+OPSETS = {8: 13, 4: 21}
+WEIGHTS = {8: QuantType.QInt8, 4: QuantType.QInt4}
 
 
 class Samples(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types
@@ -46,21 +48,21 @@ class Samples(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has n
         return next(self._feeds, None)
 
 
-def quantize(source: Path, calibration: Path, target: Path, method: str | None) -> None:
+def quantize(source: Path, calibration: Path, target: Path, method: str | None, bits: int) -> None:
     options: dict[str, Any] = {}
     model = onnx.load(source)
     if method:
         options = {
             "per_channel": True,
             "activation_type": QuantType.QUInt8,
-            "weight_type": QuantType.QInt8,
+            "weight_type": WEIGHTS[bits],
             "calibrate_method": CalibrationMethod[method],
         }
         if method != "MinMax":
             # Collect sample by sample: otherwise the activations of all samples are held in memory at once.
             options["extra_options"] = {"CalibStridedMinMax": 1}
-        if next(item.version for item in model.opset_import if not item.domain) < PER_CHANNEL_OPSET:
-            model = onnx.version_converter.convert_version(model, PER_CHANNEL_OPSET)
+        if next(item.version for item in model.opset_import if not item.domain) < OPSETS[bits]:
+            model = onnx.version_converter.convert_version(model, OPSETS[bits])
     with tempfile.TemporaryDirectory() as folder:
         start, prepared = Path(folder, "start.onnx"), Path(folder, "prepared.onnx")
         onnx.save(model, start)
@@ -76,8 +78,9 @@ def main() -> None:
     parser.add_argument("calibration", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--per-channel", choices=("MinMax", "Entropy", "Percentile"))
+    parser.add_argument("--bits", type=int, choices=WEIGHTS, default=8, help="of weights per channel")
     arguments = parser.parse_args()
-    quantize(arguments.model, arguments.calibration, arguments.output, arguments.per_channel)
+    quantize(arguments.model, arguments.calibration, arguments.output, arguments.per_channel, arguments.bits)
 
 
 if __name__ == "__main__":

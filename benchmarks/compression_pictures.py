@@ -1,0 +1,320 @@
+"""Draws the pictures of docs/explanation/compression.md from the tables of docs/benchmarks/quantization.md.
+
+    scripts/python -m benchmarks.compression_pictures [--folder docs/explanation]
+
+A figure that changes in the tables changes in the pictures with the next run; no figure is in here.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.results import make_parser
+
+from edgekit_host.markup import Markup, el
+from edgekit_host.plots.axes import Axis, linear_ticks, log_ticks
+from edgekit_host.plots.frame import Frame, rect, text
+from edgekit_host.plots.placement import Room
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+FIGURES = DOCS / "benchmarks" / "quantization.md"
+FOLDER = DOCS / "explanation"
+OURS, OTHER, BEFORE = "ours", "other", "before"
+OURS_NAME = "edgekit"
+NAMES = {
+    "resnet8": "ResNet8",
+    "dscnn": "DS-CNN",
+    "mnist5k_dscnn": "MNIST",
+    "mobilenet_v1_025": "MobileNet v1",
+    "vww": "VWW",
+    "ppocr_det": "PP-OCRv4",
+    "efficientnet_lite0": "EfficientNet-Lite0",
+}
+_STYLE = """
+.bg{fill:#fff}text{fill:#1b2330;font-size:13px}.h{font-size:15px;font-weight:600}
+.grid{stroke:#e4e8ec}.tick,.axis,text.other,text.before{fill:#57606a}.tick{font-size:12px}
+text.ours{fill:#0a7d55;font-weight:600}
+.ours{stroke:#0a7d55;fill:#0a7d55}.other{stroke:#8b949e;fill:#8b949e}.before{stroke:none;fill:#c4cad2}
+text,text.ours,text.other,text.before{stroke:none}.baseline{stroke:#8b949e;stroke-dasharray:4 4}
+polyline.ours,polyline.other{fill:none;stroke-width:2}
+@media(prefers-color-scheme:dark){.bg{fill:#0d1117}text{fill:#e6edf3}.grid{stroke:#262c34}
+.tick,.axis,text.other,text.before{fill:#9aa4af}.ours{stroke:#3fc28a;fill:#3fc28a}text.ours{fill:#3fc28a}
+.other{stroke:#7d8690;fill:#7d8690}.before{fill:#48515c}.baseline{stroke:#7d8690}}
+"""
+_HEIGHT = 300.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 48.0, 16.0, 60.0, 246.0
+_PANEL, _WIDE_PANEL = 360.0, 560.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Points that belong together.
+
+    Attributes:
+        style: `ours` or `other`.
+        label: beside the point `label_at`.
+        joined: whether a line goes through the points.
+    """
+
+    label: str
+    style: str
+    points: Sequence[tuple[float, float]]
+    label_at: int = -1
+    joined: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One chart of a picture; `baseline` is a value of y with its label."""
+
+    title: str
+    x_title: str
+    y_title: str
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
+    baseline: tuple[float, str] | None = None
+
+
+def read_table(head: str) -> list[list[str]]:
+    """Return the cells of the rows below the first table head that begins so; an empty first cell is filled.
+
+    Raises:
+        LookupError: there is no such table.
+    """
+    lines = FIGURES.read_text().splitlines()
+    start = next((number for number, text in enumerate(lines) if text.startswith(head)), None)
+    if start is None:
+        raise LookupError(f"{FIGURES} has no table that begins {head!r}")
+    rows = []
+    for text_line in lines[start + 2 :]:
+        if not text_line.startswith("|"):
+            break
+        cells = [cell.strip().replace("`", "") for cell in text_line[1:-1].split("|")]
+        rows.append([cells[0] or rows[-1][0], *cells[1:]])
+    return rows
+
+
+def read_numbers(cell: str) -> list[float]:
+    return [float(number.replace(",", "")) for number in re.findall(r"-?\d[\d,]*\.?\d*", cell)]
+
+
+def make_axis(low: float, high: float, *, log: bool = False) -> Axis:
+    ticks = log_ticks(low, high, dense_up_to=200) if log else linear_ticks(low, high)
+    return Axis(low, high, tuple(ticks), 0, log=log)
+
+
+def draw_panel(panel: Panel, left: float, width: float) -> list[Markup]:
+    right = left + width - _RIGHT
+    frame = Frame(x=panel.x, y=panel.y, left=left + _LEFT, right=right, top=_TOP, bottom=_BOTTOM)
+    ticks = [[(tick, f"{tick:g}") for tick in axis.ticks] for axis in (panel.x, panel.y)]
+    parts = [text(left + 14, 24, panel.title, "h"), text(left + 14, 46, panel.y_title, "axis")]
+    parts += frame.grid(*ticks)
+    parts.append(text((frame.left + frame.right) / 2, _BOTTOM + 40, panel.x_title, "axis", "middle"))
+    room = Room(frame.left, frame.right, frame.top, frame.bottom)
+    if panel.baseline is not None:
+        value, label = panel.baseline
+        y = frame.y_at(value)
+        parts += [frame.across(value, "baseline"), text(frame.right, y - 5, label, OTHER, "end")]
+        room.take_point(frame.right - 24, y - 8, 24.0)
+    for series in panel.series:
+        for x, y in series.points:
+            room.take_point(frame.x_at(x), frame.y_at(frame.y.clamp(y)), 5.0)
+    for series in panel.series:
+        parts += draw_series(frame, series, room)
+    return parts
+
+
+def draw_series(frame: Frame, series: Series, room: Room) -> list[Markup]:
+    """Draw points and line; points below the axis are on its lower edge with their value."""
+    points = [(x, frame.y.clamp(y)) for x, y in series.points]
+    parts = [frame.trace(points, series.style)] if series.joined else []
+    places = [(frame.x_at(x), frame.y_at(y)) for x, y in points]
+    parts += [el("circle", cx=x, cy=y, r=3.5, class_=series.style) for x, y in places]
+    value = series.points[series.label_at][1]
+    label = series.label if frame.y.shows(value) else f"{series.label} ↓ {value:g}"
+    spot = room.place_label(label, *places[series.label_at])
+    if spot is not None:
+        parts.append(text(spot.x, spot.y, label, series.style))
+    return parts
+
+
+def draw(description: str, width: float, height: float, parts: Iterable[Markup]) -> Markup:
+    return el(
+        "svg",
+        el("style", Markup(_STYLE)),
+        rect(0, 0, width, height, "bg"),
+        *parts,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {width:.0f} {height:.0f}",
+        width=width,
+        height=height,
+        font_family="system-ui, sans-serif",
+        role="img",
+        aria_label=description,
+    )
+
+
+def draw_panels(description: str, panels: Sequence[Panel]) -> Markup:
+    width = _PANEL if len(panels) > 1 else _WIDE_PANEL
+    parts = [part for number, panel in enumerate(panels) for part in draw_panel(panel, number * width, width)]
+    return draw(description, len(panels) * width, _HEIGHT, parts)
+
+
+def draw_rounding() -> Markup:
+    """Draw score over bits, nearest against second order."""
+    bits = (8, 6, 4, 3)
+    panels = []
+    for name, floats, int8, *few, _seconds in read_table("| model | float32 | int8 | 6 bits"):
+        model, metric = name.split(", ")
+        if model not in NAMES or not all(few):
+            continue
+        pairs = [read_numbers(int8) * 2, *map(read_numbers, few)]
+        nearest, rounded = zip(*pairs, strict=True)
+        (source,) = read_numbers(floats)
+        low = 10 * (min(nearest) // 10)
+        panels.append(
+            Panel(
+                title=NAMES[model],
+                x_title="bits of a weight",
+                y_title=f"{metric}, %",
+                x=Axis(2.7, 8.3, bits),
+                y=make_axis(low, source + (source - low) / 8),
+                series=[
+                    Series(label="nearest", style=OTHER, points=list(zip(bits, nearest, strict=True))),
+                    Series(label="second order", style=OURS, points=list(zip(bits, rounded, strict=True))),
+                ],
+                baseline=(source, "float32"),
+            )
+        )
+    return draw_panels("Score over bits of the weights, nearest and second-order rounding", panels)
+
+
+def draw_coding() -> Markup:
+    """Draw score over the bytes in which a model travels, ours and other tools'."""
+    rows = read_table("| model | tool | method | bits | score")
+    panels = []
+    for model, title in NAMES.items():
+        points: dict[str, list[tuple[float, float]]] = {}
+        for name, tool, method, _bits, score, _file, packed in rows:
+            if name == model and (tool != OURS_NAME or method in ("int8", "second order")):
+                points.setdefault(tool, []).append((read_numbers(packed)[0], read_numbers(score)[0]))
+        if not points:
+            continue
+        sizes, scores = zip(*(point for values in points.values() for point in values), strict=True)
+        panels.append(
+            Panel(
+                title=title,
+                x_title="kB of the model after xz",
+                y_title="score, %",
+                x=make_axis(0.85 * min(sizes), 1.04 * max(sizes)),
+                y=make_axis(min(scores) - 0.5, max(scores) + 0.7),
+                series=[
+                    Series(
+                        label=f"{tool}, second order" if tool == OURS_NAME else tool,
+                        style=OURS if tool == OURS_NAME else OTHER,
+                        points=sorted(values),
+                        label_at=0,
+                        joined=tool == OURS_NAME,
+                    )
+                    for tool, values in points.items()
+                ],
+            )
+        )
+    return draw_panels("Score over bytes after xz, edgekit and other tools", panels)
+
+
+def draw_pruning() -> Markup:
+    """Draw the change of the score over the multiply-adds that stay."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for model, macs, scores, *_ in read_table("| model | multiply-adds | score before, after"):
+        before, after = read_numbers(scores)
+        name = model.split(",")[0]
+        label = f"{NAMES.get(name, name)} ({model.split()[-1]})"
+        lines.setdefault(label, []).append((100 * read_numbers(macs)[0], round(after - before, 2)))
+    panel = Panel(
+        title="Pruned channels",
+        x_title="% of the multiply-adds that stay",
+        y_title="change of the score, points",
+        x=make_axis(30, 102),
+        y=make_axis(-7, 1),
+        series=[
+            Series(label=label, style=OURS, points=[*sorted(points), (100.0, 0.0)], label_at=0)
+            for label, points in lines.items()
+        ],
+    )
+    return draw_panels("Change of the score over the multiply-adds that stay", [panel])
+
+
+def draw_distillation() -> Markup:
+    """Draw the change of the float score over the multiply-adds, pruned and then trained."""
+    lines: dict[str, list[tuple[float, float]]] = {"pruned": []}
+    for model, macs, pruned, distilled, *_ in read_table("| model, float32 | multiply-adds | pruned"):
+        name, source, *_samples = model.split(", ")
+        share = 100 * read_numbers(macs)[0]
+        for label, cell in (("pruned", pruned), (f"{NAMES[name]}, distilled", distilled)):
+            if scores := read_numbers(cell):
+                change = round(scores[0] - read_numbers(source)[0], 2)
+                lines.setdefault(label, []).append((share, change))
+    panel = Panel(
+        title="Distillation of pruned models",
+        x_title="% of the multiply-adds that stay",
+        y_title="change of the score in float, points",
+        x=make_axis(50, 82),
+        y=make_axis(-7, 1),
+        series=[
+            Series(label=label, style=OTHER if label == "pruned" else OURS, points=points, joined=False)
+            for label, points in lines.items()
+        ],
+    )
+    return draw_panels("Change of the score of pruned models, before and after distillation", [panel])
+
+
+def draw_dead_channels() -> Markup:
+    """Draw the size of float models with and without dead channels."""
+    rows = [
+        (NAMES.get(model, model), read_numbers(before)[0], read_numbers(after)[0])
+        for model, before, after, *_ in read_table("| model | kB with dead channels")
+    ]
+    parts, width, begin = (
+        [text(14, 24, "Dead channels: kB of the float model, outputs equal", "h")],
+        560.0,
+        150.0,
+    )
+    for number, (name, before, after) in enumerate(rows):
+        top = 44.0 + 34 * number
+        length = width - begin - 150
+        parts += [
+            text(begin - 8, top + 16, name, "axis", "end"),
+            rect(begin, top, length, 9, BEFORE),
+            rect(begin, top + 11, length * after / before, 9, OURS),
+            text(
+                begin + length + 8,
+                top + 16,
+                f"{before:,.0f} → {after:,.0f} kB",
+                OURS if after < before else OTHER,
+            ),
+        ]
+    return draw("Size of float models with and without dead channels", width, 56.0 + 34 * len(rows), parts)
+
+
+PICTURES: Mapping[str, Callable[[], Markup]] = {
+    "compression-rounding": draw_rounding,
+    "compression-coding": draw_coding,
+    "compression-pruning": draw_pruning,
+    "compression-distillation": draw_distillation,
+    "compression-dead-channels": draw_dead_channels,
+}
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    folder = parser.parse_args().folder
+    for name, draw_picture in PICTURES.items():
+        (folder / f"{name}.svg").write_text(f"{draw_picture()}\n")
+
+
+if __name__ == "__main__":
+    main()
