@@ -45,6 +45,7 @@ polyline.ours,polyline.other{fill:none;stroke-width:2}
 _HEIGHT = 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48.0, 16.0, 60.0, 246.0
 _PANEL, _WIDE_PANEL = 360.0, 560.0
+_MAX_POINTS = 10.0  # of the widest bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,20 @@ class Panel:
     y: Axis
     series: Sequence[Series]
     baseline: tuple[float, str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars:
+    """Bars of a model, one below the other, and what they show.
+
+    Attributes:
+        shares: length of each as a share of the widest, and its style.
+    """
+
+    name: str
+    shares: Sequence[tuple[float, str]]
+    label: str
+    label_style: str
 
 
 def read_table(head: str) -> list[list[str]]:
@@ -225,78 +240,77 @@ def draw_coding() -> Markup:
     return draw_panels("Score over bytes after xz, edgekit and other tools", panels)
 
 
+def draw_bars(title: str, rows: Sequence[Bars]) -> Markup:
+    """Draw a row of bars for each model, as long as its figures; longer ones than the widest end there."""
+    begin, length, width = 190.0, 210.0, 560.0
+    parts = [text(14, 24, title, "h")]
+    for number, row in enumerate(rows):
+        top = 44.0 + 34 * number
+        parts.append(text(begin - 8, top + 16, row.name, "axis", "end"))
+        for place, (share, style) in enumerate(row.shares):
+            parts.append(rect(begin, top + 11 * place, max(length * min(share, 1.0), 1.5), 9, style))
+        parts.append(text(begin + length + 8, top + 16, row.label, row.label_style))
+    return draw(title, width, 56.0 + 34 * len(rows), parts)
+
+
 def draw_pruning() -> Markup:
-    """Draw the change of the score over the multiply-adds that stay."""
-    lines: dict[str, list[tuple[float, float]]] = {}
+    """Draw the points that pruned models lose."""
+    rows = []
     for model, macs, scores, *_ in read_table("| model | multiply-adds | score before, after"):
         before, after = read_numbers(scores)
-        name = model.split(",")[0]
-        label = f"{NAMES.get(name, name)} ({model.split()[-1]})"
-        lines.setdefault(label, []).append((100 * read_numbers(macs)[0], round(after - before, 2)))
-    panel = Panel(
-        title="Pruned channels",
-        x_title="% of the multiply-adds that stay",
-        y_title="change of the score, points",
-        x=make_axis(30, 102),
-        y=make_axis(-7, 1),
-        series=[
-            Series(label=label, style=OURS, points=[*sorted(points), (100.0, 0.0)], label_at=0)
-            for label, points in lines.items()
-        ],
-    )
-    return draw_panels("Change of the score over the multiply-adds that stay", [panel])
+        name, lost = model.split(",")[0], round(before - after, 2)
+        label = f"{lost:g} points"
+        share = f"{NAMES.get(name, name)}, -{100 - 100 * read_numbers(macs)[0]:.0f} %"
+        rows.append(
+            Bars(
+                name=share,
+                shares=[(lost / _MAX_POINTS, OURS)],
+                label=label,
+                label_style=OURS if lost <= 1 else OTHER,
+            )
+        )
+    return draw_bars("Points lost by pruned models in int8, by multiply-adds saved", rows)
 
 
 def draw_distillation() -> Markup:
-    """Draw the change of the float score over the multiply-adds, pruned and then trained."""
-    lines: dict[str, list[tuple[float, float]]] = {"pruned": []}
+    """Draw the points that pruned models lose, before and after distillation."""
+    rows = []
     for model, macs, pruned, distilled, *_ in read_table("| model, float32 | multiply-adds | pruned"):
         name, source, *_samples = model.split(", ")
-        share = 100 * read_numbers(macs)[0]
-        for label, cell in (("pruned", pruned), (f"{NAMES[name]}, distilled", distilled)):
-            if scores := read_numbers(cell):
-                change = round(scores[0] - read_numbers(source)[0], 2)
-                lines.setdefault(label, []).append((share, change))
-    panel = Panel(
-        title="Distillation of pruned models",
-        x_title="% of the multiply-adds that stay",
-        y_title="change of the score in float, points",
-        x=make_axis(50, 82),
-        y=make_axis(-7, 1),
-        series=[
-            Series(label=label, style=OTHER if label == "pruned" else OURS, points=points, joined=False)
-            for label, points in lines.items()
-        ],
-    )
-    return draw_panels("Change of the score of pruned models, before and after distillation", [panel])
+        costs = [
+            round(read_numbers(source)[0] - numbers[0], 2)
+            for numbers in map(read_numbers, (pruned, distilled))
+            if numbers
+        ]
+        rows.append(
+            Bars(
+                name=f"{NAMES[name]}, -{100 - 100 * read_numbers(macs)[0]:.0f} %",
+                shares=[
+                    (cost / _MAX_POINTS, style) for cost, style in zip(costs, (BEFORE, OURS), strict=False)
+                ],
+                label=" → ".join(f"{cost:g}" for cost in costs)
+                if len(costs) > 1
+                else f"{costs[0]:g}, not trained",
+                label_style=OURS if len(costs) > 1 else OTHER,
+            )
+        )
+    return draw_bars("Points lost by pruned models in float: pruned, distilled", rows)
 
 
 def draw_dead_channels() -> Markup:
     """Draw the size of float models with and without dead channels."""
-    rows = [
-        (NAMES.get(model, model), read_numbers(before)[0], read_numbers(after)[0])
-        for model, before, after, *_ in read_table("| model | kB with dead channels")
-    ]
-    parts, width, begin = (
-        [text(14, 24, "Dead channels: kB of the float model, outputs equal", "h")],
-        560.0,
-        150.0,
-    )
-    for number, (name, before, after) in enumerate(rows):
-        top = 44.0 + 34 * number
-        length = width - begin - 150
-        parts += [
-            text(begin - 8, top + 16, name, "axis", "end"),
-            rect(begin, top, length, 9, BEFORE),
-            rect(begin, top + 11, length * after / before, 9, OURS),
-            text(
-                begin + length + 8,
-                top + 16,
-                f"{before:,.0f} → {after:,.0f} kB",
-                OURS if after < before else OTHER,
-            ),
-        ]
-    return draw("Size of float models with and without dead channels", width, 56.0 + 34 * len(rows), parts)
+    rows = []
+    for model, *cells in read_table("| model | kB with dead channels"):
+        before, after = (read_numbers(cell)[0] for cell in cells[:2])
+        rows.append(
+            Bars(
+                name=NAMES.get(model, model),
+                shares=[(1.0, BEFORE), (after / before, OURS)],
+                label=f"{before:,.0f} → {after:,.0f} kB",
+                label_style=OURS if after < before else OTHER,
+            )
+        )
+    return draw_bars("Float models with dead channels and without, outputs equal", rows)
 
 
 PICTURES: Mapping[str, Callable[[], Markup]] = {
