@@ -231,8 +231,9 @@ def find_hidden_imports(modules: dict[str, ast.Module]) -> list[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__")
+        and node.args
         and isinstance(node.args[0], ast.Constant)
-        and node.args[0].value.startswith(tuple(PACKAGES))
+        and str(node.args[0].value).startswith(tuple(PACKAGES))
     ]
 
 

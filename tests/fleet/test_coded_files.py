@@ -103,6 +103,8 @@ def test_golden_noise_travels_as_its_seed(tmp_path):
     assert coded_size(new.read_bytes()) < 200
     apply_coded(encode(b"", new.read_bytes()), new, tmp_path)
     assert coded_size(new.read_bytes().replace(noise, other)) > 5000
+    earlier = archive(tmp_path / "earlier", ("golden/input0.bin", other), ("manifest.json", b"{}"))
+    assert len(encode(earlier.read_bytes(), new.read_bytes())) < 300
 
 
 @pytest.mark.parametrize("step", [2.0**-140, 2.0**-9, 1.0, 2.0**100])

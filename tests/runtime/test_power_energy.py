@@ -42,21 +42,21 @@ def test_counter_outside_its_range_is_refused() -> None:
 
 
 def test_rails_are_joined_by_straight_lines() -> None:
-    source = PowerSource("board", ("a",), counts=False)
+    source = PowerSource(scope="board", names=("a",), counts=False, rank=0)
     source.measure({"a": 2.0}, 0.0)
     assert source.measure({"a": 4.0}, 2.0).energy_j == pytest.approx(6.0)
 
 
 @pytest.mark.parametrize("gap_s", [11.0, 0.0, -1.0])
 def test_gap_or_clock_that_stands_is_no_energy(gap_s: float) -> None:
-    source = PowerSource("board", ("a",), counts=False)
+    source = PowerSource(scope="board", names=("a",), counts=False, rank=0)
     source.measure({"a": 2.0}, 100.0)
     assert source.measure({"a": 4.0}, 100.0 + gap_s).energy_j is None
 
 
 def test_missing_reading_breaks_a_line_but_not_a_counter() -> None:
-    rail = PowerSource("board", ("a",), counts=False)
-    counter = PowerSource("processor", ("a",), counts=True)
+    rail = PowerSource(scope="board", names=("a",), counts=False, rank=0)
+    counter = PowerSource(scope="processor", names=("a",), counts=True, rank=0)
     for value, now_s in ((10.0, 0.0), (None, 1.0)):
         rail.measure({"a": value}, now_s)
         counter.measure({"a": value}, now_s)
@@ -66,7 +66,10 @@ def test_missing_reading_breaks_a_line_but_not_a_counter() -> None:
 
 
 def test_counter_that_began_anew_is_no_energy() -> None:
-    counter, source = EnergyCounter(262_000_000_000), PowerSource("processor", ("a",), counts=True)
+    counter, source = (
+        EnergyCounter(262_000_000_000),
+        PowerSource(scope="processor", names=("a",), counts=True, rank=0),
+    )
     for counted, now_s in ((5_000_000, 0.0), (10_000_000, 1.0)):
         source.measure({"a": counter.add(counted)}, now_s)
     assert source.measure({"a": counter.add(0)}, 2.0).energy_j is None

@@ -330,7 +330,7 @@ def find_sensors(sysfs):
         for path in sysfs.find("class/hwmon/hwmon*/power1_input")
     )
     names = tuple(probe.name for probe in probes)
-    sources = (PowerSource("the monitored rails", names, counts=False, rank=1),) if probes else ()
+    sources = (PowerSource(scope="the monitored rails", names=names, counts=False, rank=1),) if probes else ()
     return Family(name="hwmon", probes=probes, sources=sources)
 """
 

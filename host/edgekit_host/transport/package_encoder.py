@@ -71,7 +71,7 @@ _LZMA_END_BYTES: Final = 12
 _LZMA_MODELS: Final = (3, 0, 90, 93, 110)  # lc, lp, pb: 3, 0, 0; 0, 0, 0; 0, 0, 2; 3, 0, 2; 2, 2, 2
 _LEAST_CODED_WORDS_BYTES: Final = 16 << 10  # planes of smaller tensors change before the tables follow
 _HALF_EXPONENTS: Final = (-24, 15)  # of float16
-_NOISE_SEEDS: Final = range(16)  # of golden inputs, one each
+_NOISE_SEEDS: Final = range(64)  # of golden inputs, one each
 _MAX_MULTIPLE: Final = 0x7FFF
 _GOLDEN: Final = "golden/"
 _TRIED_BYTES: Final = 4 << 10  # of float16 weights; most steps do not fit even those
@@ -243,10 +243,6 @@ def _choose_coding(
 def _choose_new_run(tensor: TensorPosition, new: NDArray[np.uint8], codes_factor: float) -> _Run | None:
     """Return the run that makes a tensor without a base; None if a literal does as well."""
     content = new[tensor.offset : tensor.offset + tensor.length]
-    if tensor.width == 1:
-        seed = _find_noise(content)
-        if seed is not None:
-            return _Run(NEW_NOISE, 0, tensor.offset, tensor.length, step=seed)
     kinds = {1: [NEW_BYTES], 2: [NEW_FLOAT16], 4: [NEW_INT32, NEW_FLOAT32]}[tensor.width]
     zero = 0x80 if tensor.is_signed is False else 0
     runs = [_Run(kind, 0, tensor.offset, tensor.length, step=zero if kind.has_step else 0) for kind in kinds]
@@ -304,7 +300,10 @@ def _find_runs(old: bytes, target: bytes, codes_factor: float) -> list[_Run]:
         if tensor.offset < end or tensor.length < _LEAST_TENSOR_BYTES or tensor.length % tensor.width:
             continue
         twin = base_tensors.get(tensor.name)
-        if twin is None or (twin.length, twin.width) != (tensor.length, tensor.width):
+        seed = _find_noise(new[tensor.offset : tensor.offset + tensor.length]) if tensor.width == 1 else None
+        if seed is not None:
+            run = _Run(NEW_NOISE, 0, tensor.offset, tensor.length, step=seed)
+        elif twin is None or (twin.length, twin.width) != (tensor.length, tensor.width):
             run = _choose_new_run(tensor, new, codes_factor)
         else:
             scales = (

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import select, update
+from starlette.routing import Route
 from tests.fleet.console.conftest import PASSWORD, Client, Served, log_in
 
 import edgekit_fleet.console
-from edgekit_fleet.console.app import make_app
+from edgekit_fleet.console.app import make_app, make_routes
 from edgekit_fleet.console.live import EventPosition, Watcher
 from edgekit_fleet.operations import records
 from edgekit_fleet.store import audit
@@ -30,6 +31,16 @@ VENDORED = {
     "htmx-LICENSE.txt": "d3d2456f76414f2456104660ebd65aff1c04cd7966b942bdabd63f3cdb316a38",
 }
 STATIC = Path(edgekit_fleet.console.__file__).with_name("static")
+
+
+def test_every_module_of_pages_has_routes_of_its_own(served):
+    folder = Path(edgekit_fleet.console.__file__).parent
+    pages = {path.stem for path in folder.rglob("*.py") if path.stem.endswith(("page", "pages"))}
+    routes = [route for route in make_routes(served.console) if isinstance(route, Route)]
+    owners = {route.endpoint.__module__.rpartition(".")[2] for route in routes}
+    assert pages <= owners
+    stated = [(route.path, method) for route in routes for method in route.methods or ()]
+    assert len(stated) == len(set(stated))
 
 
 def test_vendored_files_are_those_of_the_release():

@@ -5,7 +5,7 @@ result counts only with the digest that the manager signed. There are two format
 bytes: a zstd frame whose dictionary is the installed package (`zstd --patch-from`), and runs over the tensors
 of both. A coded file is a delta of runs from nothing. That of a package with the int8 weights -1 and 2 is:
 
-    head       EKDELTA3, base of 0 bytes, result of 1000, 3 runs, sizes of the streams that follow
+    head       EKDELTA4, base of 0 bytes, result of 1000, 3 runs, sizes of the streams that follow
     runs       literal of 700 bytes; new bytes from zero point 0, 2 bytes, coded; literal of 298 bytes
     literals   700 + 298 bytes: headers, manifest, graph
     residuals  none
@@ -35,7 +35,7 @@ from edgekit_runtime.errors import DigestError, OutputError, PackageError
 from edgekit_runtime.package.golden import draw_bytes
 from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
 
-MAGIC: Final = b"EKDELTA3"
+MAGIC: Final = b"EKDELTA4"
 
 
 @dataclass(frozen=True, slots=True)

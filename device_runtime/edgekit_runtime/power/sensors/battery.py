@@ -42,7 +42,7 @@ def _describe(folder: Path) -> Family:
     if _exist(folder, "power_now") or _exist(folder, "current_now", "voltage_now"):
         probes.append(Probe(f"{name}/discharge", "discharge_w", partial(_read_discharge, folder)))
         scope = "the device, while on battery"
-        sources = (PowerSource(scope, (probes[-1].name,), counts=False, rank=5, is_whole=True),)
+        sources = (PowerSource(scope=scope, names=(probes[-1].name,), counts=False, rank=5, is_whole=True),)
     if _exist(folder, "energy_full") or _exist(folder, "charge_full", "voltage_now"):
         probes.append(Probe(f"{name}/capacity", "capacity_j", partial(_read_capacity, folder)))
         return Family(name="battery", probes=tuple(probes), sources=sources)

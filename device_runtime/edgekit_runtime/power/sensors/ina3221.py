@@ -30,9 +30,10 @@ def find_sensors(sysfs: Sysfs) -> Family:
     names = tuple(rail.name for rail in rails)
     inputs = [name for name in names if name.removeprefix("ina3221/") in _AT_INPUT]
     sources = [
-        PowerSource("the whole board", (name,), counts=False, rank=0, is_whole=True) for name in inputs[:1]
+        PowerSource(scope="the whole board", names=(name,), counts=False, rank=0, is_whole=True)
+        for name in inputs[:1]
     ]
-    sources.append(PowerSource("all rails of the board", names, counts=False, rank=1))
+    sources.append(PowerSource(scope="all rails of the board", names=names, counts=False, rank=1))
     return Family(name="ina3221", probes=tuple(rails), sources=tuple(sources))
 
 

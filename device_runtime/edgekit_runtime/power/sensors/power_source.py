@@ -19,7 +19,7 @@ class Interval:
     energy_j: float | None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class PowerSource:
     """Adds up probes that together measure the device, as far as possible.
 
@@ -34,7 +34,7 @@ class PowerSource:
     scope: str
     names: tuple[str, ...]
     counts: bool
-    rank: int = 0
+    rank: int
     is_whole: bool = False
     _at_s: float | None = None
     _last: float | None = None

@@ -72,11 +72,11 @@ def find_sensors(sysfs: Sysfs) -> Family:
         return Family(name="rapl", missing=f"the counters cannot be read: {cause}")
     names = tuple(probe.name for probe in probes)
     sources = [
-        PowerSource("the platform", (name,), counts=True, rank=2, is_whole=True)
+        PowerSource(scope="the platform", names=(name,), counts=True, rank=2, is_whole=True)
         for name in names
         if name.startswith("rapl/psys")
     ]
-    sources.append(PowerSource("processor and memory", names, counts=True, rank=3))
+    sources.append(PowerSource(scope="processor and memory", names=names, counts=True, rank=3))
     return Family(name="rapl", probes=probes, sources=tuple(sources))
 
 

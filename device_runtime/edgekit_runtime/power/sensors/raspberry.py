@@ -93,7 +93,9 @@ def find_sensors(sysfs: Sysfs) -> Family:
         except (OSError, ValueError):
             missing = "no power chip that measures (the Pi 5 has one)"
             return Family(name="raspberry", probes=tuple(probes), missing=missing)
-        chip = PowerSource("the rails of the power chip", ("raspberry/pmic",), counts=False, rank=4)
+        chip = PowerSource(
+            scope="the rails of the power chip", names=("raspberry/pmic",), counts=False, rank=4
+        )
         return Family(name="raspberry", probes=tuple(probes), sources=(chip,))
     missing = "no power of a Pi 5 without vcgencmd" if probes else "no Raspberry Pi firmware, no vcgencmd"
     return Family(name="raspberry", probes=tuple(probes), missing=missing)

@@ -84,4 +84,4 @@ class Confirmations:
 
     def _record_later(self, name: str, version: str) -> None:
         if (name, version) in self._confirmed:  # it still serves
-            self._confirm_after(name, version, _WAITS_TO_RECORD * self._source.confirm_after_s)
+            self._confirm_after(name, version, max(1.0, _WAITS_TO_RECORD * self._source.confirm_after_s))
