@@ -123,6 +123,11 @@ def test_odd_float_among_multiples_is_made_exactly(tmp_path, value):
     apply_coded(encode(b"", new.read_bytes()), new, tmp_path)
 
 
+@pytest.mark.parametrize("bits", [0x7FA00000, 0x7F800000, 0xFFFFFFFF, 1])
+def test_step_that_is_no_number_makes_other_bytes_without_a_warning(bits):
+    assert multiply_step(np.arange(-3, 3, dtype=np.int16), bits).shape == (24,)
+
+
 @pytest.mark.parametrize("run", [(14, 100, 1 << 16), (0x8E, 100, 0), (13, 102, 0), (14, 1 << 33, 0)])
 def test_forged_run_of_noise_or_multiples_is_refused(new, tmp_path, run):
     with pytest.raises(PackageError, match="malformed"):

@@ -204,6 +204,24 @@ def test_one_sample_is_enough() -> None:
     assert sorted(compression.weights) == ["w1", "w2"]
 
 
+def test_layer_that_no_sample_reaches_is_left_alone() -> None:
+    rng = np.random.default_rng(SEED)
+    model = model_of(
+        [
+            node("Gemm", ["x", "w1"], ["h"]),
+            node("Compress", ["h", "first"], ["rows"], axis=0),
+            node("MatMul", ["rows", "w2"], ["y"]),
+        ],
+        {
+            "w1": random_weight(rng, 6, 5),
+            "w2": random_weight(rng, 5, 4),
+            "first": np.array([False]),
+        },
+        {"x": [1, 6]},
+    )
+    assert "w2" not in round_weights(model, feeds_of((1, 6)), peak=7, threads=1).weights
+
+
 def test_branches_that_read_an_activation_are_followed() -> None:
     rng = np.random.default_rng(SEED)
     branches = {

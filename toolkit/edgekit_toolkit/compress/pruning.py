@@ -335,7 +335,7 @@ def _repair(
         rows_stay, columns = parts[layer.name]
         rows = layer.to_rows(source.value(layer.weight))
         patches, float_patches = new_layer.gather(inputs), layer.gather(float_inputs)
-        if np.array_equal(patches, float_patches) or not weights.is_own(new_layer.weight):
+        if not len(patches) or np.array_equal(patches, float_patches) or not weights.is_own(new_layer.weight):
             continue
         if layer.groups == 1:
             rows = rows[:, rows_stay]

@@ -71,7 +71,10 @@ def round_weights(
         rows = layer.to_rows(constants[layer.weight])
         if layer.columns > MAX_COLUMNS or not np.isfinite(rows).all():
             continue
-        moments = Moments.measure(layer.gather(inputs), layer.gather(float_inputs), centred=bool(layer.bias))
+        patches = layer.gather(inputs)
+        if not len(patches):  # no sample reaches the layer
+            continue
+        moments = Moments.measure(patches, layer.gather(float_inputs), centred=bool(layer.bias))
         if not np.isfinite(moments.cross).all():
             continue
         if layer.weight not in weights:

@@ -213,8 +213,9 @@ class _ChannelSearch:
 
     def cut(self, node: onnx.NodeProto, operand: int, where: ChannelAxis) -> None:
         """Note that the channels of the group lie in a constant."""
-        value = self.index.constant(node.input[operand])
-        if value is None or value.shape[where.axis] != len(where.channels):
+        name = node.input[operand]
+        value = self.index.constant(name)
+        if value is None or value.shape[where.axis] != len(where.channels) or name in self.index.outputs:
             raise _ChannelsStayError
         self._group.constants[self._positions[id(node)], operand, where.axis] = where
 
@@ -408,7 +409,8 @@ def _unsqueezed(index: GraphIndex, node: onnx.NodeProto, rank: int) -> list[int 
 
 def _padded(index: GraphIndex, node: onnx.NodeProto, rank: int) -> list[int | None]:
     pads = index.constant(node.input[1]) if len(node.input) > 1 else None
-    if pads is None or pads.size != 2 * rank:
+    has_axes = len(node.input) > 3 and node.input[3]
+    if pads is None or pads.size != 2 * rank or has_axes:
         return [None] * rank
     return [None if pads[axis] or pads[axis + rank] else axis for axis in range(rank)]
 

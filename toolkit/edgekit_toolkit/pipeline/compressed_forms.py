@@ -35,7 +35,7 @@ from edgekit_toolkit.quantize.search_work import SearchWork
 from edgekit_toolkit.quantize.sensitivity import Fidelity
 from edgekit_toolkit.samples.generated import Feeds
 
-FAILURES: Final = (EdgekitError, np.linalg.LinAlgError)
+FAILURES: Final = (EdgekitError, *ODD_GRAPH)
 # Bytes of the scale of a channel and of its bias, where a channel has a step of its own.
 _OWN_SCALE_BYTES: Final = 3
 # Weights of so many bits: with a scale for each channel they lose little (benchmarks/compression.py).

@@ -395,8 +395,8 @@ def multiply(factors: bytes, bits: int) -> NDArray[np.uint8]:
         factors: float32 words that were made before.
         bits: the float32 factor as its 32 bits.
     """
-    factor = np.array([bits], "<u4").view("<f4").astype(np.float64)
     with np.errstate(all="ignore"):  # Bad factors give bad bytes; the digest check rejects them.
+        factor = np.array([bits], "<u4").view("<f4").astype(np.float64)
         product = np.frombuffer(factors, "<f4").astype(np.float64) * factor
         return np.asarray(product.astype("<f4")).view(np.uint8)
 
@@ -408,8 +408,8 @@ def multiply_step(counts: NDArray[np.int16], bits: int) -> NDArray[np.uint8]:
         counts: int16 [n].
         bits: the float32 step as its 32 bits.
     """
-    step = np.array([bits], "<u4").view("<f4").astype(np.float64)
     with np.errstate(all="ignore"):  # as in `multiply`
+        step = np.array([bits], "<u4").view("<f4").astype(np.float64)
         return np.asarray((counts * step).astype("<f4")).view(np.uint8)
 
 
@@ -421,9 +421,9 @@ def add_steps(old: NDArray[np.uint8], steps: NDArray[np.int16], bits: int) -> ND
         steps: int16 [n]; at 0 the word stays the same, even NaN.
         bits: the float32 step as its 32 bits.
     """
-    step = np.array([bits], "<u4").view("<f4").astype(np.float64)
     words = old.view("<f2")
     with np.errstate(all="ignore"):  # as in `multiply`
+        step = np.array([bits], "<u4").view("<f4").astype(np.float64)
         moved = (words.astype(np.float64) + steps * step).astype("<f2")
     return np.where(steps == 0, words.view("<u2"), moved.view("<u2")).view(np.uint8)
 
