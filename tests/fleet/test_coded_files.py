@@ -125,7 +125,7 @@ def test_odd_float_among_multiples_is_made_exactly(tmp_path, value):
 
 @pytest.mark.parametrize("bits", [0x7FA00000, 0x7F800000, 0xFFFFFFFF, 1])
 def test_step_that_is_no_number_makes_other_bytes_without_a_warning(bits):
-    assert multiply_step(np.arange(-3, 3, dtype=np.int16), bits).shape == (24,)
+    assert deltas.multiply_step(np.arange(-3, 3, dtype=np.int16), bits).shape == (24,)
 
 
 @pytest.mark.parametrize("run", [(14, 100, 1 << 16), (0x8E, 100, 0), (13, 102, 0), (14, 1 << 33, 0)])

@@ -212,7 +212,6 @@ def test_a_constant_with_other_readers_is_copied() -> None:
     ("nodes", "outputs"),
     [
         ([node("Conv", ["c", "v"], ["y"])], ("y", "c")),
-        ([node("Conv", ["c", "v"], ["y"])], ("y", "v")),
         ([node("Softmax", ["c"], ["d"], axis=1), node("Conv", ["d", "v"], ["y"])], ("y",)),
         ([node("ReduceMax", ["c"], ["d"], axes=[1]), node("Conv", ["c", "v"], ["e"]),
           node("Add", ["d", "e"], ["y"])], ("y",)),
@@ -220,7 +219,7 @@ def test_a_constant_with_other_readers_is_copied() -> None:
         ([node("Shape", ["c"], ["s"]), node("Conv", ["c", "v"], ["e"]),
           node("Expand", ["one", "s"], ["y"])], ("e",)),
     ],
-    ids=["output", "weight as output", "softmax", "reduced", "groups", "shape"],
+    ids=["output", "softmax", "reduced", "groups", "shape"],
 )  # fmt: skip
 def test_channels_with_other_uses_stay(nodes: list[NodeProto], outputs: Sequence[str]) -> None:
     weights = {"grouped": random_weight(RNG, 12, 3, 1, 1), "one": np.ones((1, 1, 1, 1), np.float32)}
@@ -228,6 +227,12 @@ def test_channels_with_other_uses_stay(nodes: list[NodeProto], outputs: Sequence
     assert "c" not in names(model)
     with pytest.raises(ValueError, match="cannot be removed"):
         slice_channels(model, {"c": STAYS})
+
+
+def test_channels_of_a_weight_that_is_an_output_stay() -> None:
+    model = network([node("Conv", ["c", "v"], ["y"])], {})
+    model.graph.output.append(helper.make_tensor_value_info("v", TensorProto.FLOAT, None))
+    assert "c" not in names(model)
 
 
 def test_channels_that_control_flow_reads_stay() -> None:
