@@ -1,7 +1,7 @@
 """How small coded files of packages are, beside xz -9, and how fast they are coded and decoded.
 
     scripts/python benchmarks/coded_files.py                  models/tiny and ../shared/models, 2 minutes
-    scripts/python benchmarks/coded_files.py --damaged 100000 decode damaged and random files, about a minute
+    scripts/python benchmarks/coded_files.py --damaged 100000 decode damaged and random files of a small package
 
 Weights are int8 with a scale a channel, as `edgekit package` stores them; then in coarser steps, which leave
 2.5 bits of entropy a weight: here that loses accuracy, and is for the size alone. Times are of the processor.
@@ -15,6 +15,7 @@ import resource
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,44 +120,74 @@ def damage(content: bytes, rng: np.random.Generator) -> bytes:
     return bytes(data)
 
 
-def decode_damaged(count: int, folder: Path) -> dict[str, float]:
-    """Decode damaged files of a small package; return worst time, peak memory and how many decoded."""
-    model = build(onnx.load(ROOT / "models" / "tiny" / "digits_cnn.onnx"), Form(INT8_WEIGHTS))
+def make_small_package(folder: Path) -> bytes:
+    """Return a package of one layer of int8 weights, whose coded file has codes, biases and noise."""
+    rng = np.random.default_rng(0)
+    weights, biases = rng.normal(0, 0.1, (64, 10)), rng.normal(0, 0.1, 10)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Gemm", ["x", "w", "b"], ["y"])],
+        "layer",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 64])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 10])],
+        [
+            numpy_helper.from_array(array.astype(np.float32), name)
+            for name, array in (("w", weights), ("b", biases))
+        ],
+    )
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    model = build(onnx.helper.make_model(graph, ir_version=8, opset_imports=opsets), Form(INT8_WEIGHTS))
     assert model is not None
-    source, coded, rng = folder / "source.onnx", folder / "coded", np.random.default_rng(0)
+    coarsen(model, BITS)
+    source = folder / "source.onnx"
     onnx.save(model, source)
     sign = load_signer("benchmark", folder / "keys")
-    package = write_plain_package(source, name="x", target="x86-64", folder=folder, sign=sign).read_bytes()
+    return write_plain_package(source, name="x", target="x86-64", folder=folder, sign=sign).read_bytes()
+
+
+def decode_damaged(count: int, seed: int, folder: Path) -> dict[str, object]:
+    """Decode damaged files of a small package; return outcomes, worst time and growth of memory.
+
+    Raises:
+        AssertionError: a file other than the signed package came out, or anything lies there after an error.
+    """
+    package, coded, result = make_small_package(folder), folder / "coded", folder / "decoded"
     content, sha256 = encode(b"", package) or b"", hashlib.sha256(package).hexdigest()
-    begin_kib, worst_s, decoded = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0.0, 0
-    for _ in range(count):
-        coded.write_bytes(damage(content, rng))
+    rng, outcomes, worst_s = np.random.default_rng(seed), Counter[str](), 0.0
+    begin_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    while outcomes.total() < count:
+        damaged = damage(content, rng)
+        if damaged == content:
+            continue
+        coded.write_bytes(damaged)
         started_s = time.process_time()
         try:
             apply_delta(
-                *(coded, None, folder / "decoded"),
-                size_bytes=len(package),
-                sha256=sha256,
-                stop=threading.Event(),
+                *(coded, None, result), size_bytes=len(package), sha256=sha256, stop=threading.Event()
             )
-            decoded += 1
-        except PackageError:
-            pass
+        except PackageError as error:
+            outcome = type(error).__name__
+            assert not result.exists()
+        else:
+            outcome = "same package"
+            assert result.read_bytes() == package
+            result.unlink()
         worst_s = max(worst_s, time.process_time() - started_s)
-    end_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"files": count, "decoded": decoded, "worst_s": worst_s, "memory_kib": end_kib - begin_kib}
+        outcomes[outcome] += 1
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - begin_kib
+    return {"coded_bytes": len(content), **outcomes, "worst_s": worst_s, "memory_grown_kib": grown_kib}
 
 
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--damaged", type=int, metavar="N", help="decode N damaged files instead")
+    parser.add_argument("--seed", type=int, default=0, help="of the damage")
     parser.add_argument("--models", type=Path, default=ROOT.parent / "shared" / "models" / "models")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if arguments.damaged:
         with tempfile.TemporaryDirectory() as temporary:
             generate_key("benchmark", Path(temporary) / "keys")
-            print(decode_damaged(arguments.damaged, Path(temporary)))
+            print(decode_damaged(arguments.damaged, arguments.seed, Path(temporary)))
         return
     rows = []
     print_head("model", "weights", "bits", "their entropy", "package", "xz -9", "coded", "code s", "decode s")
