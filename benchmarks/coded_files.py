@@ -1,7 +1,7 @@
 """How small coded files of packages are, beside xz -9, and how fast they are coded and decoded.
 
     scripts/python benchmarks/coded_files.py                  models/tiny and ../shared/models, 2 minutes
-    scripts/python benchmarks/coded_files.py --damaged 100000 decode damaged and random files of a small package
+    scripts/python benchmarks/coded_files.py --damaged 100000 decode damaged and random files, 2 to 4 minutes
 
 Weights are int8 with a scale a channel, as `edgekit package` stores them; then in coarser steps, which leave
 2.5 bits of entropy a weight: here that loses accuracy, and is for the size alone. Times are of the processor.

@@ -33,6 +33,7 @@ _SHARE: Final = {"float": 0.005, "int8": 0.01}
 _SCORE_SHARE: Final = {"float": 0.05, "int8": 0.1}
 NOISE_FACTOR: Final = 2.0
 _DIGITS_A_TOLERANCE: Final = 16.0
+_ROUNDING: Final = 32 / 31  # rounding to these digits moves expected values by 1/32 of the stated tolerance
 _FINEST_DIGIT: Final = 2.0**-22  # of a value: float32 has no more
 _LEAST_SCORE: Final = 1e-9
 _FLOORS: Final = (1e-6, 1e-4, 1e-2)  # where rounding moves small scores too far
@@ -168,19 +169,19 @@ def _tolerance(
     size = _size(value)
     extent = max(float(np.ptp(value[np.isfinite(value)])), float(size.max()), 1e-6) if size.any() else 1.0
     share = _SHARE[kind] + NOISE_FACTOR * _noise(value, jittered, np.asarray(extent))
-    choices = [(_short(share * extent), 0.0)]
+    choices = [(state_tolerance(share * extent), 0.0)]
     floors = (
         () if least_score is None else (least_score, *(floor for floor in _FLOORS if floor > least_score))
     )
     for floor in floors:
         share = _SCORE_SHARE[kind] + NOISE_FACTOR * _noise(value, jittered, size + floor)
-        choices.append((_short(share * floor), _short(share)))
+        choices.append((state_tolerance(share * floor), state_tolerance(share)))
     return min(choices, key=lambda choice: float(np.log(choice[0] + choice[1] * size).mean()))
 
 
-def _short(value: float) -> float:
-    """Return a number of few digits, as the manifest holds one for each row."""
-    return float(f"{value:.2e}")
+def state_tolerance(tolerance: float) -> float:
+    """Return a tolerance as packages state it: few digits, and room for the rounding of `pack_values`."""
+    return float(f"{tolerance * _ROUNDING:.2e}")
 
 
 def _noise(value: NDArray[Any], jittered: Outputs, unit: NDArray[np.float64]) -> float:

@@ -16,7 +16,7 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.package.golden import Codes, GoldenInput, GoldenOutput, draw_bytes
 from edgekit_runtime.package.row_sets import AlignedRows, align_rows
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.packaging.golden_rows import NOISE_FACTOR, distance, pack_values
+from edgekit_toolkit.packaging.golden_rows import NOISE_FACTOR, distance, pack_values, state_tolerance
 from edgekit_toolkit.samples.generated import Feeds, generate_feeds
 
 Array = NDArray[Any]
@@ -196,4 +196,4 @@ def _atol(value: Array, reference: Array, jittered: Sequence[Array], *, integer:
     noise = max((float(distance(value, other).max()) for other in jittered), default=0.0)
     # A form that is far from float must not get a large tolerance for that, but for what rounding moves.
     atol = own + (max(min(apart, own), NOISE_FACTOR * noise) if integer else 0.0)
-    return float(f"{atol:.3g}")
+    return state_tolerance(atol)
