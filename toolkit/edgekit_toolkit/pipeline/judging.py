@@ -143,6 +143,8 @@ class Judging:
                 costs,
                 latency_uncertainty=1.0 if here else modelled.uncertainty,
                 host_ratio=ratio,
+                drop_error=draft.score.drop.standard_error,
+                snr_db=candidate.snr_db,
             ),
         )
 
