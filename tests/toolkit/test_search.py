@@ -70,7 +70,7 @@ def test_limited_transport_and_drops_alike_by_chance_choose_the_least_noise() ->
     ]
     choice = choose(few_samples, Budget({"transport": 9.1e3, "drop": 90.0}))
     assert choice.chosen == "B"
-    assert "2 drops differ by no more than chance, and its output has least noise" in choice.reason
+    assert "the drops of 2 differ by chance at most, and its output has the least noise" in choice.reason
 
 
 def test_limited_transport_and_drops_apart_choose_the_least_drop() -> None:

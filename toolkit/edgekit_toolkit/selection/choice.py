@@ -134,8 +134,10 @@ def choose(candidates: Sequence[CandidateFigures], budget: Budget, *, on_gpu: bo
         accurate = _most_accurate(fastest) if "transport" in budget.limits else fastest
         best = min(accurate, key=lambda candidate: (*_rank(candidate), candidate.id))
         reason = f"{best.label}: within every limit; {reason_of_fastest}"
-        if "transport" in budget.limits and len(accurate) > 1:
-            reason += f"; {len(accurate)} drops differ by no more than chance, and its output has least noise"
+        if {"transport", "drop"} <= budget.limits.keys() and len(accurate) > 1:
+            reason += (
+                f"; the drops of {len(accurate)} differ by chance at most, and its output has the least noise"
+            )
         return Choice(best.id, (), None, reason, None)
     closest = min(candidates, key=lambda candidate: (budget.excess(candidate.figures), candidate.id))
     binding = _binding(candidates, budget)
