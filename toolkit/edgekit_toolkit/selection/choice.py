@@ -32,7 +32,7 @@ class CandidateFigures:
         host_ratio: processor time measured on this machine as a multiple of the source model's; infinite if
             it was not.
         drop_error: standard error of the drop in points.
-        snr_db: signal to noise of the outputs on calibration samples, against the float model.
+        snr_db: signal to noise of the outputs on samples that choose, against the float model.
     """
 
     id: str
