@@ -180,6 +180,18 @@ def test_strict_takes_only_what_is_shown() -> None:
     assert decided([0, 0], [0, 0], samples=100, strict=True).accepted.choice.chosen is None
 
 
+def test_strict_refusal_of_too_few_samples_says_how_many_are_enough() -> None:
+    needed = decided([0], [0], samples=100, strict=True).accepted.choice.needed
+    assert needed is not None
+    assert needed.endswith("or at least 736 evaluation samples")
+
+
+def test_strict_refusal_without_data_asks_for_samples() -> None:
+    needed = decided([0], None, strict=True, has_data=False).accepted.choice.needed
+    assert needed is not None
+    assert "samples (--calibration, --eval)" in needed
+
+
 def test_strict_without_samples_held_back_or_without_data_is_a_refusal() -> None:
     for found in (decided([0], None, strict=True), decided([0], None, strict=True, has_data=False)):
         assert found.accepted.choice.chosen is None

@@ -130,6 +130,12 @@ def test_upper_end_is_seldom_below_the_true_drop_whatever_the_shape_of_the_loss(
     assert sum(interval_of(changes(draw, count)).high < true for _ in range(200)) <= 11
 
 
+def test_standard_error_reckons_with_one_more_lost_sample() -> None:
+    few, many = (mean_drops(np.ones(count), np.ones((1, count)))[0] for count in (25, 2500))
+    assert few.standard_error == pytest.approx(100 * (25 / 26**3) ** 0.5)
+    assert many.standard_error < 0.05
+
+
 def test_wider_confidence_gives_a_wider_interval_that_holds_the_drop() -> None:
     changes = _skewed(np.random.default_rng(3), 80)
     narrow, wide = interval_of(changes, 0.9), interval_of(changes, 0.99)

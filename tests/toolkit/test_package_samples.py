@@ -103,6 +103,11 @@ def test_one_set_is_split_into_disjoint_halves(option: str, tmp_path: Path) -> N
     assert "10 of its samples calibrate, 10 others judge" in " ".join(chosen.warnings)
 
 
+def test_two_samples_are_split_into_one_that_calibrates_and_one_other(tmp_path: Path) -> None:
+    chosen = choose_samples(INPUTS, data(tmp_path, "d", samples(2, 1)["x"]), None, {})
+    assert "1 of its samples calibrate, 1 other judges" in " ".join(chosen.warnings)
+
+
 def test_copies_within_one_set_are_not_on_both_sides(tmp_path: Path) -> None:
     x = np.repeat(samples(10, 1)["x"], 3, axis=0)
     chosen = choose_samples(INPUTS, None, data(tmp_path, "e", x), {})

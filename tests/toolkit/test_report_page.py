@@ -52,6 +52,14 @@ def test_hostile_text_everywhere_is_shown_and_never_becomes_markup(sample: str, 
     assert page.html.count("<script") == 0
 
 
+def test_first_plot_shows_transport_where_it_is_limited(tmp_path: Path) -> None:
+    document = report_sample.packaged()
+    for candidate in document["candidates"]:
+        candidate["figures"]["transport"] = {**candidate["figures"]["size"], "value": 1e5}
+    (plot,) = (item for item in Page(document, tmp_path).all("figcaption") if "Transport" in text(item))
+    assert "Transport and score" in text(plot)
+
+
 def test_page_refers_to_nothing_outside_itself(tmp_path: Path) -> None:
     page = Page(report_sample.packaged(), tmp_path)
 

@@ -200,6 +200,14 @@ def test_without_data_the_limit_on_the_drop_is_not_checked() -> None:
     assert "? Drop not checked: no data" in text
 
 
+def test_drop_that_only_its_interval_takes_over_the_limit_has_no_headroom() -> None:
+    document = report_sample.packaged()
+    document["budget"][3].update(value=0.0, high=4.81, state="over")
+    text = " ".join(_printed(document).split())
+
+    assert "OVER Drop 0.00 of 1.00 points ████████████▶ up to 4.81" in text
+
+
 def test_drop_that_is_kept_is_stated_with_its_interval() -> None:
     document = report_sample.packaged()
     document["budget"][3].update(value=-0.4, high=0.7, state="ok")

@@ -1,5 +1,6 @@
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -53,6 +54,39 @@ def test_fastest_candidate_that_keeps_every_limit_is_chosen() -> None:
     assert found.chosen == "C"
     assert (found.binding, found.closest, found.needed) == ((), None, None)
     assert "form C" in found.reason
+
+
+def in_transit(name: str, *, drop: float, error: float, snr_db: float, host: float = 1.0) -> CandidateFigures:
+    figures = {**candidate(name, drop=drop).figures, "transport": 9e3}
+    return replace(
+        candidate(name, host=host, uncertainty=1.4), figures=figures, drop_error=error, snr_db=snr_db
+    )
+
+
+def test_limited_transport_and_drops_alike_by_chance_choose_the_least_noise() -> None:
+    few_samples = [
+        in_transit("A", drop=0, error=4, snr_db=12.5, host=0.8),
+        in_transit("B", drop=4, error=4, snr_db=12.9, host=0.95),
+    ]
+    choice = choose(few_samples, Budget({"transport": 9.1e3, "drop": 90.0}))
+    assert choice.chosen == "B"
+    assert "the drops of 2 differ by chance at most, and its output has the least noise" in choice.reason
+
+
+def test_limited_transport_and_drops_apart_choose_the_least_drop() -> None:
+    many_samples = [
+        in_transit("A", drop=0, error=0.4, snr_db=12.5),
+        in_transit("B", drop=4, error=0.4, snr_db=12.9),
+    ]
+    assert choose(many_samples, Budget({"transport": 9.1e3})).chosen == "A"
+
+
+def test_limited_transport_chooses_int8_that_is_clearly_faster() -> None:
+    candidates = [
+        in_transit("A", drop=0, error=4, snr_db=12.5, host=0.5),
+        in_transit("B", drop=0, error=4, snr_db=12.9, host=0.95),
+    ]
+    assert choose(candidates, Budget({"transport": 9.1e3})).chosen == "A"
 
 
 def test_single_candidate_that_keeps_every_limit_is_chosen_as_the_only_one() -> None:

@@ -80,6 +80,13 @@ class Drop:
         low = 0.0 - self._upper_end(-self.changes, error, unseen=self.max_gain)  # never -0.0
         return Interval(low, self._upper_end(self.changes, error), confidence)
 
+    @property
+    def standard_error(self) -> float:
+        """Standard error of the drop in points; as the interval, it reckons with one more sample lost."""
+        changes, counts = np.append(self.changes, 1.0), np.append(self.counts, 1.0)
+        deviations = changes - np.average(changes, weights=counts)
+        return 100 * math.sqrt(np.average(deviations**2, weights=counts) / counts.sum())
+
     def samples_for(self, limit_points: float, confidence: float = CONFIDENCE) -> int | None:
         """Return how many samples with these shares of changes show the drop to be within a limit.
 

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
 
 from edgekit_runtime.sessions.latency import Latency
 from edgekit_toolkit.engines.record import find_support
@@ -12,7 +14,7 @@ from edgekit_toolkit.evaluation.judge import (
     measure_processor_ratios,
     model_on_target,
 )
-from edgekit_toolkit.evaluation.scoring import Scores, score_candidates
+from edgekit_toolkit.evaluation.scoring import Scores, score_candidates, split_evaluation
 from edgekit_toolkit.measurement.arithmetic import measures_here
 from edgekit_toolkit.measurement.host_load import HostLoad, LoadMeter
 from edgekit_toolkit.models.model import Model
@@ -23,9 +25,14 @@ from edgekit_toolkit.pipeline.prepare import Preparation
 from edgekit_toolkit.pipeline.request import Phases, Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate
 from edgekit_toolkit.quantize.forms import DYNAMIC_INT8
+from edgekit_toolkit.quantize.quantizer import Quantizer
+from edgekit_toolkit.quantize.sensitivity import Fidelity, decibel
+from edgekit_toolkit.samples.split import feeds_only
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import CandidateFigures
 from edgekit_toolkit.selection.confirmation import limits_in_force
+
+_NOISE_SAMPLES: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +59,7 @@ class Judging:
         candidate_set: the candidates; those that cannot be chosen are removed from it.
         signer: signs packages, whose size counts.
         phases: where the phases are shown.
+        quantizer: quantizer of the float model.
     """
 
     def __init__(
@@ -61,9 +69,11 @@ class Judging:
         candidate_set: CandidateSet,
         signer: StatementSigner,
         phases: Phases,
+        *,
+        quantizer: Quantizer,
     ) -> None:
         self._request, self._prepared, self._set = request, prepared, candidate_set
-        self._signer, self._phases = signer, phases
+        self._signer, self._phases, self._quantizer = signer, phases, quantizer
         self.limits = limits_in_force(request.budget, has_data=prepared.has_data, strict=request.strict)
         self._scores: Scores | None = None
         self.drafts: list[Draft] = []
@@ -102,7 +112,7 @@ class Judging:
                 runs = [model.open(names, threads=1) for model in (prepared.source.model, *models)]
             _, *ratios = measure_processor_ratios(runs, feeds)
             on_target = model_on_target(models, request.target, prepared.dims, feeds)
-        rows = zip(self.drafts, latencies, ratios, on_target, strict=True)
+        rows = zip(self.drafts, latencies, ratios, on_target, self._measure_noises(), strict=True)
         candidates = [self._complete(f"C{index}", *row) for index, row in enumerate(rows)]
         return JudgedSet(
             limits=self.limits,
@@ -117,7 +127,13 @@ class Judging:
         return [spec.name for spec in self._prepared.source.outputs]
 
     def _complete(
-        self, candidate_id: str, draft: Draft, latency: Latency, ratio: float, modelled: TargetCosts
+        self,
+        candidate_id: str,
+        draft: Draft,
+        latency: Latency,
+        ratio: float,
+        modelled: TargetCosts,
+        snr_db: float,
     ) -> JudgedCandidate:
         candidate, here = draft.candidate, measures_here(self._request.target)
         costs = {
@@ -143,8 +159,37 @@ class Judging:
                 costs,
                 latency_uncertainty=1.0 if here else modelled.uncertainty,
                 host_ratio=ratio,
+                drop_error=draft.score.drop.standard_error,
+                snr_db=snr_db,
             ),
         )
+
+    def _measure_noises(self) -> list[float]:
+        """Return the signal to noise, in dB, of each candidate on the samples that choose.
+
+        It tells forms within a limit on transport apart, so others are not measured. Rounding has adapted to
+        the calibration samples, so their noise says less.
+        """
+        limit = self.limits.limits.get("transport", 0.0)
+        within = [draft.costs.get("transport", math.inf) <= limit for draft in self.drafts]
+        part = self._prepared.samples.evaluation
+        is_aligned = self._scores is not None and not self._scores.unjudged and part.group == 1
+        if sum(within) < 2 or not is_aligned:
+            return [draft.candidate.snr_db for draft in self.drafts]
+        choosing = set(split_evaluation(part.count, hold_back=not part.is_generated)[0].tolist())
+        feeds = (feed for index, feed in enumerate(feeds_only(part)) if index in choosing)
+        samples = list(islice(feeds, _NOISE_SAMPLES))
+        fidelity = Fidelity(
+            self._quantizer.model,
+            samples,
+            threads=self._request.threads,
+            softmax_axes=self._quantizer.softmax_axes(),
+            parts=self._quantizer.output_parts(samples[0]),
+        )
+        return [
+            decibel(fidelity.noise(draft.candidate.model)) if is_within else draft.candidate.snr_db
+            for draft, is_within in zip(self.drafts, within, strict=True)
+        ]
 
     def _score(self, candidates: list[Candidate], first: int) -> Scores:
         """Return scores of the candidates from `first` on; removes those that cannot be chosen."""

@@ -117,7 +117,7 @@ def _judge(
     phases: Phases,
 ) -> JudgedSet:
     """Return the candidates with their figures; compressed ones are added where a limit binds."""
-    judging = Judging(request, prepared, candidate_set, signer, phases)
+    judging = Judging(request, prepared, candidate_set, signer, phases, quantizer=quantizer)
     judging.judge_added()
     if request.like is not None or request.search_s == 0:
         return judging.measure()

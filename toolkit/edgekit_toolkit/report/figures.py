@@ -110,7 +110,11 @@ def show_limit(line: BudgetLine, value: float | None) -> str:
 
 def against_limit(line: BudgetLine) -> float | None:
     """Return the value that uses up the limit: of a drop, the upper end of its interval."""
-    return line["value"] if line["high"] is None or line["state"] == "over" else line["high"]
+    return line["value"] if line["high"] is None or _estimate_is_over(line) else line["high"]
+
+
+def _estimate_is_over(line: BudgetLine) -> bool:
+    return line["state"] == "over" and (line["value"] is None or line["value"] > line["max"])
 
 
 def headroom(line: BudgetLine) -> str:
@@ -122,6 +126,8 @@ def headroom(line: BudgetLine) -> str:
         return "no figure to hold against it"
     if line["state"] == "not resolved":
         return "not resolved"
+    if line["state"] == "over" and not _estimate_is_over(line):  # --strict asks for the whole interval
+        return f"up to {show_number(value)}"
     if limit <= 0:
         return "kept" if line["state"] == "ok" else f"over by {show(value - limit, line['unit'])}"
     share = 100 * (limit - value) / limit
@@ -138,6 +144,10 @@ def show_drop(points: float | None, drop: ReportedDrop | None) -> str:
     return f"{show(points, 'points')} ({low:.2f} to {high:.2f})"
 
 
+def count_samples(drop: ReportedDrop) -> str:
+    return "1 sample" if drop["samples"] == 1 else f"{drop['samples']:,} samples"
+
+
 def describe_accuracy(accuracy: Accuracy) -> str:
     """Return what the samples show about the drop, in at most two sentences."""
     title, drop = accuracy["title"], accuracy["drop"]
@@ -148,7 +158,7 @@ def describe_accuracy(accuracy: Accuracy) -> str:
     text = (
         f"{title} {show(accuracy['score'], 'share')}, source {show(accuracy['baseline'], 'share')}: drop"
         f" {show(accuracy['drop_points'], 'points')} ({100 * drop['confidence']:g} % interval {low:.2f} to"
-        f" {high:.2f}, {drop['samples']:,} samples{part})"
+        f" {high:.2f}, {count_samples(drop)}{part})"
     )
     if accuracy["state"] != "not resolved" or accuracy["limit"] is None:
         return text

@@ -1,6 +1,7 @@
 """The headline of a report: how much smaller the package is, at what accuracy, how much faster."""
 
 from edgekit_toolkit.report.document import Accuracy, LatencyToFloat, Report
+from edgekit_toolkit.report.figures import count_samples
 
 # A smaller drop does not show in two decimals.
 _NO_DROP_POINTS = 0.005
@@ -41,7 +42,7 @@ def _accuracy(accuracy: Accuracy) -> str:
     if drop is None or points is None:
         return "accuracy not checked"
     low, high = drop["interval"]
-    samples = "1 sample" if drop["samples"] == 1 else f"{drop['samples']:,} samples"
+    samples = count_samples(drop)
     if accuracy["state"] == "not resolved":
         return f"drop of {title} not resolved by {samples} ({low:.1f} to {high:.1f} points)"
     reach = f"on {samples} (±{max(high - points, points - low):.1f} points)"

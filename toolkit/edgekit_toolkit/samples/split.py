@@ -130,7 +130,8 @@ def _from_one(whole: DataSource, role: str, held_out_kind: str, notes: list[str]
     used, held_out = split(whole, _CALIBRATION_SHARE, _GENERATED_SEED)
     held_out = _held_out(held_out, used, notes)
     _note_thinning(used, notes)
-    notes.append(f"only {role} was given: {len(used)} of its samples calibrate, {len(held_out)} others judge")
+    judging = "1 other judges" if len(held_out) == 1 else f"{len(held_out)} others judge"
+    notes.append(f"only {role} was given: {len(used)} of its samples calibrate, {judging}")
     return Samples(_part("user", _thinned(used)), _part(held_out_kind, held_out), tuple(notes))
 
 

@@ -14,6 +14,8 @@ SAME_LATENCY = 0.03
 # For processor times measured on this machine: a second run of the same forms moves their ratio by less, and
 # other work on the machine does not move this limit, as it would move the spread of the runs (ADR 0032).
 SAME_HOST_TIME = 0.15
+# Where transport is limited, up to this difference accuracy counts more: few bits cost much of it.
+SAME_TIME_FOR_TRANSPORT = 0.4
 # Largest time of a form for a GPU on this machine's processor, as a multiple of float32.
 MOST_FOR_GPU = 1 + SAME_HOST_TIME
 
@@ -29,6 +31,8 @@ class CandidateFigures:
             was measured on the target.
         host_ratio: processor time measured on this machine as a multiple of the source model's; infinite if
             it was not.
+        drop_error: standard error of the drop in points.
+        snr_db: signal to noise of the outputs on samples that choose, against the float model.
     """
 
     id: str
@@ -36,6 +40,8 @@ class CandidateFigures:
     figures: Mapping[str, float]
     latency_uncertainty: float = 1.0
     host_ratio: float = math.inf
+    drop_error: float = 0.0
+    snr_db: float = -math.inf
 
     def __post_init__(self) -> None:
         for cost in COSTS:
@@ -125,11 +131,14 @@ def choose(candidates: Sequence[CandidateFigures], budget: Budget, *, on_gpu: bo
         return Choice(within[0].id, (), None, f"{within[0].label}: the only one that keeps every limit", None)
     if within:
         fastest, reason_of_fastest = _find_fastest(within, on_gpu=on_gpu)
-        best = min(
-            fastest,
-            key=lambda candidate: (*_rank(candidate), candidate.id),
-        )
-        return Choice(best.id, (), None, f"{best.label}: within every limit; {reason_of_fastest}", None)
+        accurate = _most_accurate(fastest) if "transport" in budget.limits else fastest
+        best = min(accurate, key=lambda candidate: (*_rank(candidate), candidate.id))
+        reason = f"{best.label}: within every limit; {reason_of_fastest}"
+        if {"transport", "drop"} <= budget.limits.keys() and len(accurate) > 1:
+            reason += (
+                f"; the drops of {len(accurate)} differ by chance at most, and its output has the least noise"
+            )
+        return Choice(best.id, (), None, reason, None)
     closest = min(candidates, key=lambda candidate: (budget.excess(candidate.figures), candidate.id))
     binding = _binding(candidates, budget)
     gaps = "; ".join(_gap(name, candidates, budget) for name in binding)
@@ -138,14 +147,25 @@ def choose(candidates: Sequence[CandidateFigures], budget: Budget, *, on_gpu: bo
     return Choice(None, binding, closest.id, reason, needed)
 
 
-def _rank(candidate: CandidateFigures) -> tuple[float, float]:
+def _most_accurate(candidates: Sequence[CandidateFigures]) -> list[CandidateFigures]:
+    """Return the candidates whose drops the samples do not tell from the least."""
+    best = min(candidates, key=lambda candidate: candidate.figures["drop"])
+    least = best.figures["drop"] + best.drop_error
+    return [
+        candidate for candidate in candidates if candidate.figures["drop"] - candidate.drop_error <= least
+    ]
+
+
+def _rank(candidate: CandidateFigures) -> tuple[float, ...]:
     """Return what is least in the best of equally fast candidates: its size, then its drop.
 
-    Where transport is limited, the drop counts first: a limit is there to be used, and forms of fewer bits
-    always travel in fewer bytes.
+    Where transport is limited, accuracy counts first: a limit is there to be used, and forms of fewer bits
+    always travel in fewer bytes. The noise of the outputs tells more of it than a few right answers.
     """
     size, drop = candidate.figures["size"], candidate.figures["drop"]
-    return (drop, candidate.figures["transport"]) if "transport" in candidate.figures else (size, drop)
+    if "transport" in candidate.figures:
+        return (-candidate.snr_db, drop, candidate.figures["transport"])
+    return (size, drop)
 
 
 def _superlative(candidates: Sequence[CandidateFigures]) -> str:
@@ -201,11 +221,13 @@ def _fastest(
     candidates: Sequence[CandidateFigures], times: Sequence[float]
 ) -> tuple[Sequence[CandidateFigures], str]:
     """Return the candidates whose times here are alike with the least, and words for the smallest."""
-    limit = (1 + SAME_HOST_TIME) * min(times)
+    is_transport_limited = any("transport" in candidate.figures for candidate in candidates)
+    same = SAME_TIME_FOR_TRANSPORT if is_transport_limited else SAME_HOST_TIME
+    limit = (1 + same) * min(times)
     fastest = [candidate for candidate, time in zip(candidates, times, strict=True) if time <= limit]
     if len(fastest) == 1:
         return fastest, "the fastest measured on this machine"
-    share = f"{100 * SAME_HOST_TIME:g} %"
+    share = f"{100 * same:g} %"
     chosen_by = _superlative(fastest)
     return (
         fastest,

@@ -133,7 +133,11 @@ def choose_confirmed(
         unjudged = tuple(
             replace(candidate, figures={**candidate.figures, **unknown}) for candidate in measured
         )
-        return ConfirmedChoice(choose(unjudged), unjudged, None)
+        accepted = choose(unjudged)
+        if strict and accepted.choice.needed is not None:
+            needed = f"{accepted.choice.needed}, or samples (--calibration, --eval): --strict needs them"
+            accepted = replace(accepted, choice=replace(accepted.choice, needed=needed))
+        return ConfirmedChoice(accepted, unjudged, None)
     stated_drops = [HeldDrop(drop, CONFIDENCE, held_back=False) for drop in scores.choosing.drops]
     judged = [
         _hold(candidate, drop, scores, strict=strict)
@@ -189,4 +193,8 @@ def _explained(
         f"the drop of {choice.closest} is not resolved: {interval.low:.2f} to {interval.high:.2f} points"
         f" ({100 * interval.confidence:g} % interval, {samples} samples)"
     )
-    return replace(accepted, choice=replace(choice, reason=f"{choice.reason}; {note}"))
+    samples_needed = stated_drops[index].samples_needed(limit)
+    needed = choice.needed
+    if samples_needed is not None:
+        needed = f"{needed}, or at least {samples_needed:,} evaluation samples"
+    return replace(accepted, choice=replace(choice, reason=f"{choice.reason}; {note}", needed=needed))

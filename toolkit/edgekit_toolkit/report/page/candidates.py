@@ -32,8 +32,9 @@ def candidates(report: Report) -> Markup:
     if not reported:
         return section("Candidates", el("p", "No candidate was built.", class_="empty"), key="candidates")
     latency = "latency" if _plotted(reported, "latency") else "host_latency"
-    plots = [_plot(report, "size"), _plot(report, latency)]
-    drawn = bool(_plotted(reported, "size") or _plotted(reported, latency))
+    size = "transport" if "transport" in known_figures(reported) else "size"
+    plots = [_plot(report, size), _plot(report, latency)]
+    drawn = bool(_plotted(reported, size) or _plotted(reported, latency))
     return section(
         "Candidates",
         el("div", *plots, class_="plots"),

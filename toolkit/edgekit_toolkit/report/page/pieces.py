@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from edgekit_host.markup import Markup, el, join
 from edgekit_toolkit.report.document import Label, ReportedDrop, ReportedFigure
-from edgekit_toolkit.report.figures import common_origin, exact, shorten, show
+from edgekit_toolkit.report.figures import common_origin, count_samples, exact, shorten, show
 
 MEASURED: ReportedFigure = {"value": 0, "label": "measured", "on": "host"}
 """Origin of figures that the toolkit counts or measures itself: file sizes, parity, scores."""
@@ -79,7 +79,7 @@ def _interval(drop: ReportedDrop | None) -> Markup | None:
         return None
     low, high = drop["interval"]
     part = "which chose nothing" if drop["held_back"] else "which also chose"
-    title = f"{100 * drop['confidence']:g} % interval, {drop['samples']:,} samples {part}"
+    title = f"{100 * drop['confidence']:g} % interval, {count_samples(drop)} {part}"
     return el("small", f" {low:.2f} to {high:.2f}", title=title)
 
 
