@@ -301,6 +301,7 @@ def _find_runs(old: bytes, target: bytes, codes_factor: float) -> list[_Run]:
             continue
         twin = base_tensors.get(tensor.name)
         seed = _find_noise(new[tensor.offset : tensor.offset + tensor.length]) if tensor.width == 1 else None
+        run: _Run | None
         if seed is not None:
             run = _Run(NEW_NOISE, 0, tensor.offset, tensor.length, step=seed)
         elif twin is None or (twin.length, twin.width) != (tensor.length, tensor.width):
