@@ -1,15 +1,21 @@
 """A model that no form brings under the limit on size is refused before any form is made."""
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 from tests.toolkit.package_run import listing, model_of, package, saved, tensor
+from tests.toolkit.small_models import random_weight
 
+from edgekit_toolkit.compress.pruning import PRUNED_SHARES, prune
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.quantize.forms import Form
+from edgekit_toolkit.quantize.sensitivity import Fidelity
 from edgekit_toolkit.quantize.smallest_form import find_least_bytes, find_pruned_bytes
 from edgekit_toolkit.targets.loader import load_target
 
@@ -27,12 +33,9 @@ def test_model_that_no_form_makes_small_enough_is_refused_before_the_search(tmp_
     assert listing(out) == {}
 
 
-def test_bytes_that_pruning_saves_are_bounded_by_the_share_of_the_work() -> None:
+def conv_network() -> onnx.ModelProto:
     draw = np.random.default_rng(0)
-    weights = {
-        name: draw.standard_normal(shape).astype(np.float32)
-        for name, shape in {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3), "u": (32, 32, 3, 3)}.items()
-    }
+    weights = {name: random_weight(draw, 32, 32, 3, 3) for name in ("w", "v", "u")}
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
         helper.make_node("Relu", ["a"], ["b"]),
@@ -40,8 +43,49 @@ def test_bytes_that_pruning_saves_are_bounded_by_the_share_of_the_work() -> None
         helper.make_node("Relu", ["c"], ["d"]),
         helper.make_node("Conv", ["d", "u"], ["y"], pads=[1, 1, 1, 1]),
     ]
-    model = model_of(nodes, [tensor("x", [1, 32, 8, 8])], [tensor("y", [1, 32, 8, 8])], weights)
-    assert 0.4 * 27_648 < find_pruned_bytes(OnnxModel(model), {}) <= 0.51 * 27_648
+    return model_of(nodes, [tensor("x", [1, 32, 8, 8])], [tensor("y", [1, 32, 8, 8])], weights)
+
+
+def product_network() -> onnx.ModelProto:
+    draw = np.random.default_rng(0)
+    weights = {
+        "w": random_weight(draw, 24, 64),
+        "b": random_weight(draw, 24),
+        "v": random_weight(draw, 4, 24),
+    }
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "b"], ["a"], transB=1),
+        helper.make_node("Relu", ["a"], ["c"]),
+        helper.make_node("Gemm", ["c", "v"], ["y"], transB=1),
+    ]
+    return model_of(nodes, [tensor("x", [1, 64])], [tensor("y", [1, 4])], weights)
+
+
+@pytest.mark.parametrize("network", [conv_network, product_network])
+@pytest.mark.parametrize("multiple", [8, 16])
+def test_pruning_saves_no_more_bytes_than_the_bound(
+    network: Callable[[], onnx.ModelProto], multiple: int
+) -> None:
+    model = onnx.shape_inference.infer_shapes(network())
+    shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    draw = np.random.default_rng(1)
+    samples = [{"x": draw.standard_normal(shape).astype(np.float32)} for _ in range(60)]
+    fidelity = Fidelity(OnnxModel(model), samples[:4], threads=1, softmax_axes=[None])
+    pruned = prune(
+        model,
+        samples,
+        shares=PRUNED_SHARES,
+        multiple=multiple,
+        threads=1,
+        measure_noise=lambda variant: fidelity.noise(OnnxModel(variant)),
+    )
+    saved = count_weights(model) - count_weights(pruned[-1].model)
+    bound = find_pruned_bytes(OnnxModel(model), {}, multiple=multiple)
+    assert 0 < saved <= bound < count_weights(model)
+
+
+def count_weights(model: onnx.ModelProto) -> int:
+    return sum(math.prod(tensor.dims) for tensor in model.graph.initializer)
 
 
 @pytest.mark.parametrize("backend", ["ort", "litert"])

@@ -40,6 +40,8 @@ from edgekit_toolkit.samples.generated import Feeds
 
 PRUNED_SHARES: Final = (0.10, 0.25, 0.40)
 """Shares of the multiply-adds that pruned candidates save."""
+MAX_MULTIPLE: Final = 16
+"""Of how many channels a group keeps a multiple at most; see `prune`."""
 _MIN_CHANNELS: Final = 8
 _MIN_SHARE: Final = 1 / 8  # of a group's channels stays
 _MIN_PATCHES: Final = 2  # for each column

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from edgekit_runtime.errors import EdgekitError
-from edgekit_toolkit.compress.pruning import PRUNED_SHARES, prune
+from edgekit_toolkit.compress.pruning import MAX_MULTIPLE, PRUNED_SHARES, prune
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
@@ -42,7 +42,7 @@ from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.split import feeds_only
 
 # Int8 kernels are fast for multiples of so many channels: AVX-512 multiplies 16 at a time.
-_CHANNELS_MULTIPLES: Final = {"x86_64": 16}
+_CHANNELS_MULTIPLES: Final = {"x86_64": MAX_MULTIPLE}
 _USUAL_MULTIPLE: Final = 8
 # Samples for second moments, and the most bytes that their activations take while layers are rounded.
 _SAMPLES: Final = 200

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from edgekit_runtime.errors import BudgetError, ModelError
-from edgekit_toolkit.compress.pruning import PRUNED_SHARES, count_macs, find_least_channels
+from edgekit_toolkit.compress.pruning import MAX_MULTIPLE, PRUNED_SHARES, count_macs, find_least_channels
 from edgekit_toolkit.models.model import StoredTensor
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.channels import find_groups
@@ -13,8 +13,6 @@ from edgekit_toolkit.onnx_graph.layers import find_layers
 from edgekit_toolkit.quantize.quantizer import Quantizer
 
 _MIN_INT4_ELEMENTS: Final = 4096  # of a matrix, as both writers have it; all other weights take at least int8
-# Pruning ends with the first group that reaches a share of the work, so it may save more than that.
-_MAX_OVERSHOOT: Final = 0.1
 
 
 def check_smallest_form(
@@ -33,7 +31,7 @@ def check_smallest_form(
     """
     least_bytes = find_least_bytes(quantizer)
     if least_bytes > max_bytes and prunable is not None:
-        least_bytes -= find_pruned_bytes(prunable, dims)
+        least_bytes -= find_pruned_bytes(prunable, dims, multiple=MAX_MULTIPLE)
     if least_bytes > max_bytes:
         needed = f"size={math.ceil(least_bytes / 1e3)}kB or more, or a smaller model"
         raise BudgetError(
@@ -52,30 +50,40 @@ def find_least_bytes(quantizer: Quantizer) -> int:
     return sum(map(_least_bytes, quantizer.model.stored_tensors()))
 
 
-def find_pruned_bytes(model: OnnxModel, dims: Mapping[str, int]) -> int:
-    """Return an upper bound on the bytes of int8 weights that pruning saves.
+def find_pruned_bytes(model: OnnxModel, dims: Mapping[str, int], *, multiple: int) -> int:
+    """Return an upper bound on the bytes of int8 weights and biases that pruning saves.
 
     A layer loses weights and multiply-adds in the same share. So the most bytes for the multiply-adds that
-    may be saved go where a multiply-add has the most weights.
+    may be saved go where a multiply-add has the most weights. Pruning ends with the step of a group that
+    reaches the largest share of the work, so it saves less than that share and the largest step.
+
+    Args:
+        model: float model.
+        dims: sizes of its free dimensions.
+        multiple: of how many channels a group keeps a multiple.
     """
     proto = model.proto
-    remaining: dict[str, float] = {}  # the least share of each layer's weights
-    for group in find_groups(proto):
-        share = find_least_channels(group) / group.size if group.consumers else 1.0
-        for layer in (*group.producers, *group.depthwise, *group.consumers):
-            remaining[layer.name] = remaining.get(layer.name, 1.0) * min(share, 1.0)
     try:
         macs = count_macs(proto, dims)
     except ModelError:
         return 0  # such a model is not pruned
-    allowed_macs = (max(PRUNED_SHARES) + _MAX_OVERSHOOT) * sum(macs.values())
+    step_macs = 0.0
+    remaining: dict[str, float] = {}  # the least share of each layer's weights
+    for group in find_groups(proto):
+        prunable = max(group.size - find_least_channels(group), 0) if group.consumers else 0
+        layers = (*group.producers, *group.depthwise, *group.consumers)
+        for layer in layers:
+            remaining[layer.name] = remaining.get(layer.name, 1.0) * (1 - prunable / group.size)
+        group_macs = sum(macs[layer.name] for layer in layers)
+        step_macs = max(step_macs, min(multiple, prunable) / group.size * group_macs)
+    allowed_macs = max(PRUNED_SHARES) * sum(macs.values()) + step_macs
     saved_bytes = 0.0
     for layer in sorted(find_layers(proto), key=lambda layer: macs[layer.name] / math.prod(layer.shape)):
         share = 1 - remaining.get(layer.name, 1.0)
         if macs[layer.name]:
             share = min(share, allowed_macs / macs[layer.name])
         allowed_macs -= share * macs[layer.name]
-        saved_bytes += share * math.prod(layer.shape)
+        saved_bytes += share * (math.prod(layer.shape) + (layer.channels if layer.bias else 0))
     return math.ceil(saved_bytes)
 
 
