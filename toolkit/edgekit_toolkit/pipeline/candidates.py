@@ -46,7 +46,7 @@ _FIDELITY_BYTES = 64 << 20
 _FIDELITY_PASS_S = 0.3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # forms hold arrays, which have no single ==
 class Candidate:
     """One form of the model.
 
@@ -83,18 +83,23 @@ class CandidateSet:
     wrong_rewrites: list[str] = field(default_factory=list)
 
     def add(self, label: str, quantizer: Quantizer, form: Form, fidelity: Fidelity) -> Candidate | None:
-        """Build a form and add it, unless it changes nothing; one that fails or cannot run is dropped."""
+        """Build a form and add it; see `build`."""
+        candidate = self.build(label, quantizer, form, fidelity)
+        if candidate is not None:
+            self.candidates.append(candidate)
+        return candidate
+
+    def build(self, label: str, quantizer: Quantizer, form: Form, fidelity: Fidelity) -> Candidate | None:
+        """Return a form as a candidate; None if it changes nothing, or fails, as `dropped` then says."""
         try:
             built = quantizer.build(form)
             if built is None:
                 return None
             snr_db = decibel(fidelity.noise(built))
-            candidate = Candidate(label, form, built, snr_db)
         except EdgekitError as error:
             self.dropped.append(f"{label}: {str(error).splitlines()[0]}")
             return None
-        self.candidates.append(candidate)
-        return candidate
+        return Candidate(label, form, built, snr_db)
 
     def undo(self, candidate: Candidate | None) -> None:
         """Forget the form that was added or dropped last."""

@@ -171,14 +171,14 @@ class FormCompressor:
         """Add the forms with weights of equal bits, and return these."""
         compression = self._round(aim, peak)
         if compression is not None:
-            for arithmetic in self._start.bases:
-                self._add_form(arithmetic, label, compression)
+            forms = (self._build_form(arithmetic, label, compression) for arithmetic in self._start.bases)
+            self._set.candidates += filter(None, forms)
         return compression
 
-    def _add_form(self, arithmetic: str, label: str, compression: Compression) -> Candidate | None:
+    def _build_form(self, arithmetic: str, label: str, compression: Compression) -> Candidate | None:
         form = replace(self._start.bases[arithmetic], compression=compression)
         label = ", ".join(filter(None, (arithmetic, self._start.name, label)))
-        return self._set.add(label, self._task.quantizer, form, self._fidelity)
+        return self._set.build(label, self._task.quantizer, form, self._fidelity)
 
     def _round(self, aim: str, peak: int, choose_step: ChooseStep = least_error) -> Compression | None:
         """Return the rounded weights; None at the limit of the search. `aim` is shown as progress."""
@@ -244,10 +244,9 @@ class FormCompressor:
             if trial is None and (trial := self._try(search.guess(empty_bytes, bounds), search)) is None:
                 break
             label = f"weights of {trial.compression.mean_bits:.1f} bits"
-            candidate = self._add_form(arithmetic, label, trial.compression)
+            candidate = self._build_form(arithmetic, label, trial.compression)
             if candidate is None:
                 return False
-            self._set.candidates.remove(candidate)
             size = self._measure_transport(arithmetic, candidate.model)
             packages.append((size, candidate))
             trial.code_bytes = size - empty_bytes

@@ -1,0 +1,119 @@
+"""The search for compressed forms within a limit on transport: which packages it tries, and what it adds."""
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from tests.toolkit.small_models import model_of, node, random_weight
+
+from edgekit_runtime.errors import BackendError
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet
+from edgekit_toolkit.pipeline.compressed_forms import CompressionTask, FloatStart, FormCompressor
+from edgekit_toolkit.quantize import forms
+from edgekit_toolkit.quantize.forms import Form
+from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
+from edgekit_toolkit.quantize.plan import Plan
+from edgekit_toolkit.quantize.scheme import ASYMMETRIC
+from edgekit_toolkit.quantize.search_work import SearchWork
+from edgekit_toolkit.quantize.sensitivity import Fidelity
+from edgekit_toolkit.samples.generated import Feeds
+
+EMPTY_BYTES = 1000
+
+
+def network() -> onnx.ModelProto:
+    """Gemm -> Relu -> Gemm, 6,912 weights."""
+    draw = np.random.default_rng(0)
+    weights = {"w": random_weight(draw, 96, 64), "v": random_weight(draw, 8, 96)}
+    nodes = [
+        node("Gemm", ["x", "w"], ["h"], "h", transB=1),
+        node("Relu", ["h"], ["r"], "r"),
+        node("Gemm", ["r", "v"], ["y"], "y", transB=1),
+    ]
+    return model_of(nodes, weights, {"x": [1, 64]})
+
+
+def deflated_bytes(model: Model, _kind: str) -> int:
+    return len(zlib.compress(model.content, 9))
+
+
+class PartlyFailingQuantizer(OnnxQuantizer):
+    """Fails to build the forms that a test refuses."""
+
+    refuses: Callable[[Form], bool] = staticmethod(lambda _form: False)
+
+    def build(self, form: Form) -> OnnxModel | None:
+        if self.refuses(form):
+            raise BackendError("refused")
+        return super().build(form)
+
+
+@dataclass
+class Search:
+    """One search for the compressed forms of `network`.
+
+    Attributes:
+        kinds: of the forms to compress.
+        transport_bytes: returns the bytes that travel of a model.
+    """
+
+    kinds: tuple[str, ...] = (forms.INT8_WEIGHTS,)
+    transport_bytes: Callable[[Model, str], int] = deflated_bytes
+    candidate_set: CandidateSet = field(default_factory=CandidateSet)
+
+    def __post_init__(self) -> None:
+        draw = np.random.default_rng(1)
+        self.samples: list[Feeds] = [{"x": draw.normal(size=(1, 64)).astype(np.float32)} for _ in range(80)]
+        self.floats = network()
+        self.quantizer = PartlyFailingQuantizer(self.floats, ASYMMETRIC, threads=1)
+        self.work = SearchWork(OnnxModel(self.floats), {}, math.inf)
+
+    def run(self, max_transport_bytes: float) -> list[Candidate]:
+        """Return the candidates that it adds."""
+        fidelity = Fidelity(OnnxModel(self.floats), self.samples[:4], threads=1, softmax_axes=[None])
+        task = CompressionTask(
+            quantizer=self.quantizer,
+            floats=self.floats,
+            open_quantizer=lambda _model: self.quantizer,
+            calibration=lambda: iter(self.samples),
+            dims={},
+            arch="x86_64",
+            needs_fewer_macs=False,
+            max_transport_bytes=max_transport_bytes,
+            transport_bytes=self.transport_bytes,
+            max_drop=math.inf,
+            measure_drops=lambda models: [0.0] * len(models),
+            work=self.work,
+            progress=lambda _text, _done, _total: None,
+        )
+        start = FloatStart(floats=self.floats, bases={kind: self._base(kind) for kind in self.kinds})
+        FormCompressor(self.candidate_set, task, self.samples, fidelity, start).add_all()
+        return self.candidate_set.candidates
+
+    def _base(self, kind: str) -> Form:
+        if kind != forms.STATIC_INT8:
+            return Form(kind)
+        kernels = self.quantizer.kernels(elementwise=True)
+        ranges = self.quantizer.ranges(kernels, lambda: iter(self.samples), lambda: None)
+        return Form(
+            kind, Plan(ASYMMETRIC, frozenset(kernels), {name: item.whole() for name, item in ranges.items()})
+        )
+
+
+def scripted(*sizes: int) -> Callable[[Model, str], int]:
+    """Return a measure of packages that gives these sizes one after the other, then the last again."""
+    remaining = list(sizes)
+    return lambda _model, _kind: remaining.pop(0) if len(remaining) > 1 else remaining[0]
+
+
+def test_forms_of_equal_label_and_plan_are_told_apart() -> None:
+    search = Search()
+    first, second = (Search().run(math.inf)[0] for _ in range(2))
+    search.candidate_set.candidates += [first, second]
+    search.candidate_set.put_aside(second, first)
+    assert search.candidate_set.candidates == [first]
