@@ -117,3 +117,17 @@ def test_forms_of_equal_label_and_plan_are_told_apart() -> None:
     search.candidate_set.candidates += [first, second]
     search.candidate_set.put_aside(second, first)
     assert search.candidate_set.candidates == [first]
+
+
+def test_failure_of_a_finer_form_leaves_the_one_that_travels_within_the_limit() -> None:
+    search = Search(transport_bytes=scripted(EMPTY_BYTES, 3000))
+    labels: list[str] = []
+
+    def is_second_try(form: Form) -> bool:
+        assert form.compression is not None
+        labels.append(f"weights of {form.compression.mean_bits:.1f} bits")
+        return len(labels) == 3  # the first is the package without codes
+
+    search.quantizer.refuses = is_second_try
+    candidates = search.run(4000)
+    assert f"{forms.INT8_WEIGHTS}, {labels[1]}" in [candidate.label for candidate in candidates]

@@ -246,7 +246,7 @@ class FormCompressor:
             label = f"weights of {trial.compression.mean_bits:.1f} bits"
             candidate = self._build_form(arithmetic, label, trial.compression)
             if candidate is None:
-                return False
+                break
             size = self._measure_transport(arithmetic, candidate.model)
             packages.append((size, candidate))
             trial.code_bytes = size - empty_bytes
