@@ -131,3 +131,25 @@ def test_failure_of_a_finer_form_leaves_the_one_that_travels_within_the_limit() 
     search.quantizer.refuses = is_second_try
     candidates = search.run(4000)
     assert f"{forms.INT8_WEIGHTS}, {labels[1]}" in [candidate.label for candidate in candidates]
+
+
+def test_refusal_speaks_of_the_packages_that_were_tried() -> None:
+    search = Search(transport_bytes=scripted(EMPTY_BYTES, 5000, 4800, 4900))
+    search.run(4000)
+    (note,) = search.candidate_set.dropped
+    assert note.endswith("none travels within the limit; the smallest tried takes 4,800 bytes")
+
+
+def test_refusal_of_a_search_that_was_stopped_names_its_limit() -> None:
+    sizes = scripted(EMPTY_BYTES, 5000)
+
+    def measure_last(model: Model, kind: str) -> int:
+        size = sizes(model, kind)
+        if size > EMPTY_BYTES:
+            search.work.limit_s = search.work.spent_s
+        return size
+
+    search = Search(transport_bytes=measure_last)
+    search.run(4000)
+    (note,) = search.candidate_set.dropped
+    assert note.endswith("the smallest tried takes 5,000 bytes; limit of the search (--search-seconds)")

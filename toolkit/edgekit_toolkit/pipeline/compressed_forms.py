@@ -221,7 +221,9 @@ class FormCompressor:
         has_fit = False
         for arithmetic, empty_bytes in empty.items():
             if empty_bytes > self._limit:
-                self._note_too_large(arithmetic, f"without its weights the package takes {empty_bytes:,}")
+                self._note_too_large(
+                    arithmetic, f"without its weights the package takes {empty_bytes:,} bytes"
+                )
             else:
                 has_fit |= self._search_steps(arithmetic, empty_bytes, search)
         for bits in _FEW_BITS:
@@ -259,7 +261,8 @@ class FormCompressor:
         size, candidate = max(within or [min(packages, key=_size)], key=_size)
         self._set.candidates.append(candidate)
         if not within:
-            self._note_too_large(arithmetic, f"the smallest takes {size:,}")
+            limit = "; limit of the search (--search-seconds)" if self.is_stopped else ""
+            self._note_too_large(arithmetic, f"the smallest tried takes {size:,} bytes{limit}")
         return bool(within)
 
     def _try(self, strength: float, search: "_StepSearch") -> "_Trial | None":
@@ -293,7 +296,7 @@ class FormCompressor:
 
     def _note_too_large(self, arithmetic: str, reason: str) -> None:
         self._set.dropped.append(
-            f"{arithmetic}, weights of few bits: none travels within the limit; {reason} bytes"
+            f"{arithmetic}, weights of few bits: none travels within the limit; {reason}"
         )
 
     def _layer_noises(self) -> dict[str, float]:
