@@ -153,3 +153,13 @@ def test_refusal_of_a_search_that_was_stopped_names_its_limit() -> None:
     search.run(4000)
     (note,) = search.candidate_set.dropped
     assert note.endswith("the smallest tried takes 5,000 bytes; limit of the search (--search-seconds)")
+
+
+def test_arithmetic_whose_forms_cannot_be_built_ends_no_search_for_another() -> None:
+    search = Search(kinds=(forms.STATIC_INT8, forms.INT8_WEIGHTS))
+    search.quantizer.refuses = lambda form: form.kind == forms.STATIC_INT8
+    candidates = search.run(7000)
+    assert any(deflated_bytes(candidate.model, "") <= 7000 for candidate in candidates)
+    assert any(
+        f"{forms.STATIC_INT8}, " in note and "refused" in note for note in search.candidate_set.dropped
+    )

@@ -211,7 +211,10 @@ class FormCompressor:
         noises = self._layer_noises()
         steps = EqualSlopeSteps(self._layers, noises, peak=self._peak)
         sizes = CodeSizes(self._layers, self._weights, steps)
-        empty = {arithmetic: self._measure_empty(arithmetic, sizes) for arithmetic in self._start.bases}
+        measured = {arithmetic: self._measure_empty(arithmetic, sizes) for arithmetic in self._start.bases}
+        empty = {arithmetic: size for arithmetic, size in measured.items() if size is not None}
+        if not empty:
+            return
         channels = sum(len(step) for step in sizes.list_steps(_EMPTY_STRENGTH).values())
         uniform_bytes = min(empty.values()) + _OWN_SCALE_BYTES * channels
         if uniform_bytes + sizes.of_peak(self._peak, self._peak) <= self._limit:
@@ -274,8 +277,8 @@ class FormCompressor:
         )
         return None if compression is None else search.add(strength, compression)
 
-    def _measure_empty(self, arithmetic: str, sizes: CodeSizes) -> int:
-        """Return the bytes that travel of a package whose codes are all 0; 0 if it cannot be made."""
+    def _measure_empty(self, arithmetic: str, sizes: CodeSizes) -> int | None:
+        """Return the bytes that travel of a package whose codes are all 0; None if it cannot be made."""
         weights = {
             name: CodedWeight(np.zeros(self._weights[name].shape, np.int8), step)
             for name, step in sizes.list_steps(_EMPTY_STRENGTH).items()
@@ -286,9 +289,10 @@ class FormCompressor:
         )
         try:
             built = self._task.quantizer.build(form)
-        except EdgekitError:
-            return 0
-        return 0 if built is None else self._measure_transport(arithmetic, built)
+        except EdgekitError as error:
+            self._set.dropped.append(f"{arithmetic}, compressed: {str(error).splitlines()[0]}")
+            return None
+        return None if built is None else self._measure_transport(arithmetic, built)
 
     def _measure_transport(self, arithmetic: str, model: Model) -> int:
         self._task.work.count(seconds=_CODED_BYTE_S * model.size_bytes)
