@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
+import pytest
 from tests.toolkit.small_models import model_of, node, random_weight
 
 from edgekit_runtime.errors import BackendError
@@ -163,3 +164,11 @@ def test_arithmetic_whose_forms_cannot_be_built_ends_no_search_for_another() -> 
     assert any(
         f"{forms.STATIC_INT8}, " in note and "refused" in note for note in search.candidate_set.dropped
     )
+
+
+@pytest.mark.parametrize("max_bytes", range(7100, 7700, 100))
+def test_limits_about_the_size_of_8_bits_are_kept_in_each_arithmetic(max_bytes: int) -> None:
+    candidates = Search(kinds=(forms.STATIC_INT8, forms.INT8_WEIGHTS)).run(max_bytes)
+    sizes = {candidate.form.kind: deflated_bytes(candidate.model, "") for candidate in candidates}
+    assert sizes.keys() == {forms.STATIC_INT8, forms.INT8_WEIGHTS}
+    assert max(sizes.values()) <= max_bytes

@@ -54,6 +54,8 @@ _PRODUCT_S: Final = 1 / 25e9
 _PATCH_VALUE_S: Final = 50e-9
 _CODED_BYTE_S: Final = 3e-6
 
+_Package = tuple[int, Candidate]  # with the bytes that travel
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionTask:
@@ -161,19 +163,21 @@ class FormCompressor:
         if not self._layers:
             self._set.dropped.append("compressed forms: the model has no weights that can be rounded")
         elif math.isinf(self._limit):
-            self._add_rounded("second-order rounding", "8 bits", self._peak)
+            self._set.candidates += self._build_rounded(
+                "second-order rounding", "8 bits", self._peak
+            ).values()
         elif self._task.work.allows(self._rounding_s):
             self._add_for_transport()
         else:
             self.is_stopped = True
 
-    def _add_rounded(self, label: str, aim: str, peak: int) -> Compression | None:
-        """Add the forms with weights of equal bits, and return these."""
+    def _build_rounded(self, label: str, aim: str, peak: int) -> dict[str, Candidate]:
+        """Return the forms with weights of equal bits, by arithmetic; none at the limit of the search."""
         compression = self._round(aim, peak)
-        if compression is not None:
-            forms = (self._build_form(arithmetic, label, compression) for arithmetic in self._start.bases)
-            self._set.candidates += filter(None, forms)
-        return compression
+        if compression is None:
+            return {}
+        forms = {name: self._build_form(name, label, compression) for name in self._start.bases}
+        return {name: form for name, form in forms.items() if form is not None}
 
     def _build_form(self, arithmetic: str, label: str, compression: Compression) -> Candidate | None:
         form = replace(self._start.bases[arithmetic], compression=compression)
@@ -217,32 +221,44 @@ class FormCompressor:
             return
         channels = sum(len(step) for step in sizes.list_steps(_EMPTY_STRENGTH).values())
         uniform_bytes = min(empty.values()) + _OWN_SCALE_BYTES * channels
-        if uniform_bytes + sizes.of_peak(self._peak, self._peak) <= self._limit:
-            self._add_rounded("second-order rounding", "8 bits", self._peak)
-            return
+        fine: dict[str, _Package] = {}
+        if uniform_bytes + sizes.of_peak(self._peak, self._peak) <= self._limit:  # a guess that may be low
+            fine = self._measure(self._build_rounded("second-order rounding", "8 bits", self._peak))
         search = _StepSearch(sizes, self._limit)
-        has_fit = False
+        has_fit = self._has_fit(fine)
         for arithmetic, empty_bytes in empty.items():
-            if empty_bytes > self._limit:
+            if arithmetic in fine and fine[arithmetic][0] <= self._limit:
+                self._set.candidates.append(fine[arithmetic][1])
+            elif empty_bytes > self._limit:
                 self._note_too_large(
                     arithmetic, f"without its weights the package takes {empty_bytes:,} bytes"
                 )
             else:
                 has_fit |= self._search_steps(arithmetic, empty_bytes, search)
-        for bits in _FEW_BITS:
+        for bits in () if self._has_fit(fine) else _FEW_BITS:
             peak = 2 ** (bits - 1) - 1
             is_reference = bits == _FEW_BITS[-1] and not has_fit  # for a refusal
             if uniform_bytes + sizes.of_peak(peak, self._peak) <= self._limit or is_reference:
-                compression = self._add_rounded(f"weights of {bits} bits", f"{bits} bits", peak)
-                if compression is None or uniform_bytes + compression.code_bytes <= self._limit:
+                packages = self._measure(self._build_rounded(f"weights of {bits} bits", f"{bits} bits", peak))
+                self._set.candidates += [candidate for _, candidate in packages.values()]
+                if not packages or self._has_fit(packages):
                     return
+
+    def _measure(self, candidates: Mapping[str, Candidate]) -> dict[str, _Package]:
+        return {
+            arithmetic: (self._measure_transport(arithmetic, candidate.model), candidate)
+            for arithmetic, candidate in candidates.items()
+        }
+
+    def _has_fit(self, packages: Mapping[str, _Package]) -> bool:
+        return any(size <= self._limit for size, _ in packages.values())
 
     def _search_steps(self, arithmetic: str, empty_bytes: int, search: "_StepSearch") -> bool:
         """Add the form with the finest steps whose package travels within the limit, or the smallest one.
 
         Returns whether it is within the limit.
         """
-        packages: list[tuple[int, Candidate]] = []
+        packages: list[_Package] = []
         bounds = (0.0, math.inf)  # a strength that is too small, and one that is not
         for _ in range(_MAX_TRIES):
             trial = search.find(empty_bytes)
@@ -374,7 +390,7 @@ class _StepSearch:
         return self._trials[-1]
 
 
-def _size(package: tuple[int, Candidate]) -> int:
+def _size(package: _Package) -> int:
     return package[0]
 
 
