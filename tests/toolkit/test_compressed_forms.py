@@ -172,3 +172,15 @@ def test_limits_about_the_size_of_8_bits_are_kept_in_each_arithmetic(max_bytes: 
     sizes = {candidate.form.kind: deflated_bytes(candidate.model, "") for candidate in candidates}
     assert sizes.keys() == {forms.STATIC_INT8, forms.INT8_WEIGHTS}
     assert max(sizes.values()) <= max_bytes
+
+
+def test_finest_steps_are_tried_once() -> None:
+    measured: list[tuple[str, int]] = []
+
+    def measure(model: Model, kind: str) -> int:
+        measured.append((kind, deflated_bytes(model, kind)))
+        return measured[-1][1]
+
+    candidates = Search(kinds=(forms.STATIC_INT8, forms.INT8_WEIGHTS), transport_bytes=measure).run(7300)
+    assert max(deflated_bytes(candidate.model, "") for candidate in candidates) < 0.98 * 7300
+    assert len(measured) == len(set(measured))

@@ -271,7 +271,7 @@ class FormCompressor:
             size = self._measure_transport(arithmetic, candidate.model)
             packages.append((size, candidate))
             trial.code_bytes = size - empty_bytes
-            if search.is_close(size):
+            if search.suits(size, trial.strength):
                 break
             bounds = (bounds[0], trial.strength) if size <= self._limit else (trial.strength, bounds[1])
         if not packages:
@@ -366,12 +366,19 @@ class _StepSearch:
         self.sizes, self._limit = sizes, limit
         self._trials: list[_Trial] = []
 
-    def is_close(self, size: float) -> bool:
-        return _CLOSE * self._limit <= size <= self._limit
+    def suits(self, size: float, strength: float) -> bool:
+        """Whether a package is within the limit, and close to it or of the finest steps there are."""
+        is_within = size <= self._limit
+        return is_within and (
+            size >= _CLOSE * self._limit or self.sizes.at(strength) >= self.sizes.at(MIN_STRENGTH)
+        )
 
     def find(self, empty_bytes: int) -> _Trial | None:
         """Return a trial that suits a package of so many bytes without codes."""
-        return next((trial for trial in self._trials if self.is_close(empty_bytes + trial.code_bytes)), None)
+        return next(
+            (trial for trial in self._trials if self.suits(empty_bytes + trial.code_bytes, trial.strength)),
+            None,
+        )
 
     def guess(self, empty_bytes: int, bounds: tuple[float, float]) -> float:
         """Return the next strength to try, between those of earlier trials."""
