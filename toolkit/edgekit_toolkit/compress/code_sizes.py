@@ -40,7 +40,10 @@ class CodeSizes:
         return self._sum(lambda layer, rows: self.steps.choose(layer, rows, strength))
 
     def of_peak(self, peak: int, fine_peak: int) -> float:
-        """Return the bytes with equal bits in all rows, at least; shorter steps, as few bits have, take more.
+        """Return a lower bound on the bytes of the codes alone, with equal bits in all rows.
+
+        It is the entropy of the nearest codes, where the largest weight of each row has the largest code.
+        Coded packages take some percent more, and their scales; rounding to few bits chooses shorter steps.
 
         Args:
             peak: largest code.
