@@ -94,13 +94,13 @@ def round_weights(
             bias = constants[layer.bias] + moments.bias_change(rows, rounded)
             if coarse_biases:
                 noise = measure_errors(rounded - moments.fit(rows), moments.damped)
-                bias = _coarsen(bias, float(noise.mean()) / layer.columns)
+                bias = _coarsen_to_noise(bias, float(noise.mean()) / layer.columns)
             values[layer.bias] = bias.astype(np.float32)
     biases = {name: np.asarray(value, np.float32) for name, value in values.items() if name not in weights}
     return Compression(weights, biases)
 
 
-def _coarsen(bias: Floats, noise: float) -> Floats:
+def _coarsen_to_noise(bias: Floats, noise: float) -> Floats:
     """Return a bias in multiples of the power of two whose rounding leaves about the noise of a weight."""
     step = 2.0 ** np.floor(np.log2(12 * max(noise, _LEAST_NOISE)) / 2)
     coarse: Floats = np.rint(bias / step) * step

@@ -299,7 +299,7 @@ class FormCompressor:
             name: CodedWeight(np.zeros(self._weights[name].shape, np.int8), step)
             for name, step in sizes.list_steps(_EMPTY_STRENGTH).items()
         }
-        biases = {name: _coarsen(bias) for name, bias in self._biases.items()}
+        biases = {name: _coarsen_to_seven_bits(bias) for name, bias in self._biases.items()}
         form = replace(
             self._start.bases[arithmetic], compression=Compression(weights, biases, self._start.channels)
         )
@@ -401,7 +401,10 @@ def _size(package: _Package) -> int:
     return package[0]
 
 
-def _coarsen(bias: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return a bias with about the digits that the bias of coarse codes has."""
+def _coarsen_to_seven_bits(bias: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return a bias in multiples of a power of two, at most 128: about the digits of `_coarsen_to_noise`.
+
+    A package without codes has no rounded weights whose noise would tell the step.
+    """
     step = 2.0 ** np.floor(np.log2(max(float(np.abs(bias).max(initial=0)), 1e-30) / 64))
     return np.asarray(np.rint(bias / step) * step, np.float32)
