@@ -16,7 +16,7 @@ logits; H. Zhang et al., mixup, 2018.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,7 +29,7 @@ from edgekit_runtime.errors import BackendError, DataError, ModelError
 from edgekit_toolkit.compress.sequential import MAX_COLUMNS
 from edgekit_toolkit.models.ort_session import measure_shapes, run_session, session_for
 from edgekit_toolkit.onnx_graph.adjoint import Adjoint, copy_for_adjoint
-from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, copy_model, reads
+from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, copy_model, reads, with_outputs
 from edgekit_toolkit.onnx_graph.layers import find_layers
 from edgekit_toolkit.samples.generated import Feeds
 
@@ -100,9 +100,9 @@ def distil(
     if len(alike) < _MIN_SAMPLES:
         raise DataError(f"{len(alike)} samples are too few, at least {_MIN_SAMPLES} are needed")
     rng = np.random.default_rng(0)
-    order = rng.permutation(len(alike))
+    shuffled = rng.permutation(len(alike))
     count = math.ceil(len(alike) * _HELD_BACK)
-    held_back, own = ([alike[index] for index in part] for part in (order[:count], order[count:]))
+    held_back, own = ([alike[index] for index in part] for part in (shuffled[:count], shuffled[count:]))
     targets = _Targets(teacher, own)
     room = _MAX_BYTES // max(sum(value.nbytes for value in targets.outputs[0]), 1)
     mixes = _Mixes(own, min(_MIXES * len(own), room), rng)
@@ -120,9 +120,9 @@ def distil(
     noise_before = noise_after = noise(weights)
     model = None
     rounds = math.ceil(steps * BATCH / mixes.count)
-    order = np.concatenate([rng.permutation(mixes.count) for _ in range(rounds)])
+    draws = np.concatenate([rng.permutation(mixes.count) for _ in range(rounds)])
     for step in range(steps):
-        batch = order[step * BATCH : (step + 1) * BATCH]
+        batch = draws[step * BATCH : (step + 1) * BATCH]
         parts = [
             network.gradients(weights, [mixes.feeds(i) for i in part], [wanted[i] for i in part])
             for part in np.split(batch, BATCH // network.batch)
@@ -196,7 +196,7 @@ class _Targets:
                 is_softmax = node.op_type == "Softmax"
                 name = node.input[0] if is_softmax else value.name
                 self.axes[name] = int(attribute(node, "axis", -1)) if is_softmax else None
-        self._session = session_for(_with_outputs(teacher, self.axes), threads=1)
+        self._session = session_for(with_outputs(teacher, self.axes), threads=1)
         self.outputs = [self.run(feeds) for feeds in samples]
         powers = [np.mean([row.var() * row.size for row in rows]) for rows in zip(*self.outputs, strict=True)]
         # An output that never changes has no power, and does not count.
@@ -231,7 +231,7 @@ class _Network:
         constants = {tensor.name: tensor for tensor in model.graph.initializer}
         self.weights = {name: numpy_helper.to_array(constants[name]) for name in _trained_names(model)}
         self._targets = targets
-        self._forward = session_for(_with_outputs(_free(model, self.weights), targets.axes), threads=1)
+        self._forward = session_for(with_outputs(_free(model, self.weights), targets.axes), threads=1)
         program = _free(copy_for_adjoint(model), self.weights)
         floats = _dependent(model, self.weights)
         shapes = measure_shapes(model, samples[0], threads=1)
@@ -259,7 +259,7 @@ class _Network:
         self._names = [name for name in self.weights if name in adjoint.tensors]
         if not self._names:
             raise ModelError("no layer of the model can train")
-        gradients = _with_outputs(program, [adjoint.tensors[name] for name in self._names])
+        gradients = with_outputs(program, [adjoint.tensors[name] for name in self._names])
         self._backward = session_for(gradients, threads=1)
 
     def run(self, weights: Weights, feeds: Feeds) -> list[Array]:
@@ -335,13 +335,6 @@ def _free(model: onnx.ModelProto, weights: Collection[str]) -> onnx.ModelProto:
             result.graph.input.append(info)
         else:
             result.graph.initializer.append(tensor)
-    return result
-
-
-def _with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
-    result = copy_model(model)
-    del result.graph.output[:]
-    result.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     return result
 
 
