@@ -25,7 +25,7 @@ from edgekit_toolkit.samples.generated import Feeds
 STEPS = 100
 
 
-def network(batch: int | str = "n", *, tail: str = "Softmax") -> onnx.ModelProto:
+def network(batch: int | str = "n", *, tail: str = "Softmax", outputs: int = 4) -> onnx.ModelProto:
     """Conv -> Relu -> depthwise Conv -> Clip -> mean -> Gemm -> Softmax or another operator."""
     rng = np.random.default_rng(0)
     nodes = [
@@ -45,10 +45,31 @@ def network(batch: int | str = "n", *, tail: str = "Softmax") -> onnx.ModelProto
         "db": random_weight(rng, 8),
         "low": np.float32(0),
         "high": np.float32(6),
-        "v": random_weight(rng, 4, 8) * np.float32(4),
-        "vb": random_weight(rng, 4),
+        "v": random_weight(rng, outputs, 8) * np.float32(4),
+        "vb": random_weight(rng, outputs),
     }
     return model_of(nodes, weights, {"x": [batch, 3, 8, 8]})
+
+
+def two_headed(scale: float = 1.0) -> onnx.ModelProto:
+    """Return the network with a further output `object` [n, 1] about 1."""
+    model = network()
+    nodes = [
+        node("Gemm", ["h", "o"], ["score"]),
+        node("Mul", ["score", "scale"], ["scaled"]),
+        node("Add", ["scaled", "one"], ["object"]),
+    ]
+    weights = {
+        "o": random_weight(np.random.default_rng(3), 8, 1) * np.float32(4),
+        "scale": np.array(scale, np.float32),
+        "one": np.float32(1),
+    }
+    model.graph.node.extend(nodes)
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()
+    )
+    model.graph.output.append(helper.make_tensor_value_info("object", TensorProto.FLOAT, ["n", 1]))
+    return model
 
 
 def spoil(model: onnx.ModelProto, share: float = 0.3) -> onnx.ModelProto:
@@ -69,9 +90,11 @@ def images(count: int, seed: int = 2) -> list[Feeds]:
     ]
 
 
-def noise(model: onnx.ModelProto, variant: onnx.ModelProto, samples: Sequence[Feeds]) -> float:
+def noise(
+    model: onnx.ModelProto, variant: onnx.ModelProto, samples: Sequence[Feeds], output: str = "y"
+) -> float:
     wanted, outputs = (
-        np.concatenate([run(proto, sample)["y"] for sample in samples]) for proto in (model, variant)
+        np.concatenate([run(proto, sample)[output] for sample in samples]) for proto in (model, variant)
     )
     return float(((outputs - wanted) ** 2).sum() / ((wanted - wanted.mean()) ** 2).sum())
 
@@ -131,8 +154,37 @@ def test_output_that_is_no_softmax_trains_by_its_own_error() -> None:
     assert noise(model, result.model, images(30, 3)) < noise(model, spoil(model), images(30, 3)) / 3
 
 
-def test_student_equal_to_its_teacher_stays() -> None:
-    result = distil(network(), network(), images(60), steps=STEPS)
+@pytest.mark.parametrize("tail", ["Sigmoid", "Identity"])
+def test_output_of_one_value_trains(tail: str) -> None:
+    model = network(tail=tail, outputs=1)
+    result = distil(model, spoil(model), images(60), steps=STEPS)
+    assert result.model is not None
+    assert noise(model, result.model, images(30, 3)) < noise(model, spoil(model), images(30, 3)) / 3
+
+
+def test_output_of_one_value_counts_beside_others() -> None:
+    model = two_headed()
+    student = spoil(model, 0.1)
+    result = distil(model, student, images(60), steps=STEPS)
+    assert result.model is not None
+    for output in ("y", "object"):
+        before, after = (noise(model, item, images(30, 3), output) for item in (student, result.model))
+        assert after < before / 3
+
+
+def test_output_that_never_changes_does_not_count() -> None:
+    """It changes by rounding alone, which would outweigh all else."""
+    model = two_headed(scale=1e-7)
+    student = spoil(model)
+    result = distil(model, student, images(60), steps=STEPS)
+    assert result.model is not None
+    assert noise(model, result.model, images(30, 3)) < noise(model, student, images(30, 3)) / 3
+
+
+@pytest.mark.parametrize(("tail", "outputs"), [("Softmax", 4), ("Identity", 1)])
+def test_student_equal_to_its_teacher_stays(tail: str, outputs: int) -> None:
+    model = network(tail=tail, outputs=outputs)
+    result = distil(model, model, images(60), steps=STEPS)
     assert result.model is None
     assert result.noise_before < 1e-9
 

@@ -2,7 +2,8 @@
 
 One ONNX graph holds the forward pass of the student, the slope of its error, and the adjoint of each weight
 and bias (`onnx_graph.adjoint`). onnxruntime runs it, and Adam moves the weights here. The error is the power
-of the outputs' differences over that of the float model's outputs, of a softmax that of its logits.
+of the outputs' differences over that of the float model's outputs about their means over samples; of a
+softmax that of its logits about the mean of each sample, which it does not see.
 Inputs are samples and mixes of two of them, for which the float model has answers too: so few samples do not
 wear out. A part of the samples is held back. It says when to stop, and whether the result is of use at all:
 training repairs broken structure, and makes a good fit worse.
@@ -56,6 +57,7 @@ _MAX_BYTES: Final = 1 << 29
 _COPIES: Final = 3
 # Tensors of these types have no gradient.
 _COUNTED: Final = frozenset({TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8})
+_LEAST_POWER: Final = 1e-10  # of an output, as a share of its mean square; rounding makes less
 _MIN_GAIN: Final = 0.1  # of the noise, for a result to be of use
 
 
@@ -133,7 +135,7 @@ def distil(
         progress(step + 1, steps)
         if step + 1 in {steps // 2, steps}:  # most of a gain shows in the first half
             noise_after = noise(weights)
-            if not noise_after <= (1 - _MIN_GAIN) * noise_before:  # NaN is no gain
+            if not noise_after < (1 - _MIN_GAIN) * noise_before:  # nor is NaN, nor 0 of 0
                 break
     else:
         model = _with_weights(student, weights)
@@ -198,7 +200,10 @@ class _Targets:
                 self.axes[name] = int(attribute(node, "axis", -1)) if is_softmax else None
         self._session = session_for(with_outputs(teacher, self.axes), threads=1)
         self.outputs = [self.run(feeds) for feeds in samples]
-        powers = [np.mean([row.var() * row.size for row in rows]) for rows in zip(*self.outputs, strict=True)]
+        powers = [
+            _power(rows, is_centred=axis is not None)
+            for rows, axis in zip(zip(*self.outputs, strict=True), self.axes.values(), strict=True)
+        ]
         # An output that never changes has no power, and does not count.
         self.scales = [1 / (power * len(powers)) if power > 0 else 0.0 for power in powers]
 
@@ -216,6 +221,16 @@ class _Targets:
         """Return the noise of the outputs of a sample, as a share of their power."""
         squares = [np.square(a - b, dtype=np.float64).sum() for a, b in zip(outputs, wanted, strict=True)]
         return float(np.dot(self.scales, squares))
+
+
+def _power(rows: Sequence[Array], *, is_centred: bool) -> float:
+    """Return the power about the mean over samples, of centred values about 0; 0 if rounding explains it."""
+    mean = np.zeros(1) if is_centred else np.mean(rows, axis=0, dtype=np.float64)
+    total, power = (
+        float(np.mean([np.square(row - centre, dtype=np.float64).sum() for row in rows]))
+        for centre in (0.0, mean)
+    )
+    return power if power > _LEAST_POWER * total else 0.0
 
 
 class _Network:
