@@ -74,7 +74,9 @@ class Distiller:
         self, model: onnx.ModelProto, samples: Sequence[Feeds], steps: int
     ) -> tuple[onnx.ModelProto | None, str]:
         if steps < _MIN_STEPS:
-            return None, f"limit of the search (--search-seconds) after {steps} steps of {_MIN_STEPS}"
+            return None, (
+                f"too little of the search's work is left for {_MIN_STEPS} steps: raise --search-seconds"
+            )
         self.work.count(inferences=steps * BATCH * WORK)
         try:
             result = distil(
