@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.toolkit.small_models import assert_valid, model_of, node, random_weight, run
 
 from edgekit_runtime.errors import DataError, ModelError
-from edgekit_toolkit.compress.distillation import Distillation, distil
+from edgekit_toolkit.compress.distillation import BATCH, WORK, Distillation, distil
 from edgekit_toolkit.compress.sequential import round_weights
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.index import copy_model
@@ -270,13 +270,13 @@ class Misses:
     """
 
     def __init__(self, floats: onnx.ModelProto, drops: Sequence[float], *, limit_s: float = 60.0) -> None:
-        self.totals: set[int | None] = set()
+        self.totals: set[int] = set()
         self.distiller = Distiller(
             floats=floats,
             work=SearchWork(OnnxModel(floats), {"n": 1}, limit_s),
             max_drop=1.0,
             measure_drops=lambda _models: drops,
-            progress=lambda _text, _done, total: self.totals.add(total),
+            progress=lambda _text, _done, total: self.totals.add(total or 0),
         )
 
 
@@ -306,21 +306,30 @@ def test_short_search_distils_nothing(spent_s: float) -> None:
     misses.distiller.work.count(seconds=spent_s)
     better, reasons = misses.distiller.improve([spoil(network())], images(60))
     assert better == [None]
-    assert reasons == [
-        "distillation of a pruned form, drop 2.0 points: too little of the search's work is left for 100"
-        " steps: raise --search-seconds"
-    ]
+    expected = "too little of the search's work is left for 100 steps: raise --search-seconds"
+    assert reasons == [f"distillation of a pruned form, drop 2.0 points: {expected}"]
     assert misses.totals == set()
 
 
-def test_near_misses_share_the_work_of_the_search() -> None:
+def test_near_misses_share_half_the_work_of_the_search() -> None:
     model = network()
-    alone, together = Misses(model, [2.0], limit_s=2.0), Misses(model, [2.0, 2.0], limit_s=2.0)
-    for misses, count in ((alone, 1), (together, 2)):
+    limit_s = SearchWork(OnnxModel(model), {"n": 1}, 0.0).inference_s * 300_000
+    for count in (1, 2):
+        misses = Misses(model, [2.0] * count, limit_s=limit_s)
         misses.distiller.improve([model] * count, images(60))
-    (most,), (half,) = alone.totals, together.totals
-    assert most is not None
-    assert half == most // 2
+        assert 0.48 * limit_s < misses.distiller.work.spent_s <= 0.5 * limit_s
+
+
+def test_runs_of_the_float_model_on_samples_and_mixes_are_counted() -> None:
+    model = network()
+    inference_s = SearchWork(OnnxModel(model), {"n": 1}, 0.0).inference_s
+    steps: list[int] = []
+    for count in (50, 250):
+        misses = Misses(model, [2.0], limit_s=inference_s * 120_000)
+        misses.distiller.improve([model], images(count))
+        steps += misses.totals
+    runs_of_further_samples = 200 * 33
+    assert steps[0] - steps[1] == pytest.approx(runs_of_further_samples / (BATCH * WORK), abs=1)
 
 
 def test_without_a_limit_on_the_drop_nothing_is_distilled() -> None:

@@ -36,7 +36,7 @@ from edgekit_toolkit.samples.generated import Feeds
 
 BATCH: Final = 32
 """Samples of a step."""
-WORK: Final = 12
+WORK: Final = 14
 """Work of a step for each of its samples, in inferences, as DS-CNN and ResNet8 take it (13 to 14): the model
 runs forward and twice back, without weights that the engine laid out before."""
 
@@ -47,6 +47,9 @@ _HELD_BACK: Final = 0.2
 # Of 28 samples of a person detector 6 were held back: their noise halved while its score fell.
 _MIN_SAMPLES: Final = 50
 _MIXES: Final = 32  # for each sample
+SAMPLE_RUNS: Final = 1 + _MIXES
+"""Inferences for each sample beside the steps, at most: of the float model, on its mixes too; those held back
+have no mixes, and three of the student."""
 _RATE: Final = 2e-3  # of a step, as a share of the weights' root mean square
 _LEAST_SIZE: Final = 1e-3  # of weights, for biases near 0
 _WARM_UP: Final = 0.1  # of the steps: the first ones of Adam are as long as the rate allows, in every weight
