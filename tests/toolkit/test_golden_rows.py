@@ -20,7 +20,7 @@ from edgekit_runtime.sessions.selftest import read_golden, run_selftest
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.assemble import describe_artifacts
-from edgekit_toolkit.packaging.golden_rows import choose_seeds, golden_rows
+from edgekit_toolkit.packaging.golden_rows import choose_seeds, golden_rows, pack_values
 from edgekit_toolkit.packaging.signing_keys import load_signer
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -211,3 +211,25 @@ def test_output_without_elements_of_a_model_in_codes_is_exact() -> None:
     assert rows is not None
     assert rows.outputs[1].atol == (0.0, 0.0)
     assert artifacts[rows.outputs[1].path] == b""
+
+
+def test_smallest_float_stays_where_rounding_would_make_it_infinite() -> None:
+    smallest = np.finfo(np.float32).min
+    masked = np.float32([0.1, smallest, -np.inf, smallest])
+    stored = np.frombuffer(pack_values(masked, 0.005, 0.01), "<f4")
+    np.testing.assert_array_equal(stored[1:], masked[1:])
+    assert stored[0] != masked[0]
+
+
+def test_model_whose_masked_logits_are_the_smallest_float_is_packaged(tmp_path: Path) -> None:
+    weights = {
+        "w": np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32),
+        "mask": np.array([[True, False, True, False]]),
+        "least": np.array(np.finfo(np.float32).min),
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["z"]),
+        helper.make_node("Where", ["mask", "z", "least"], ["y"]),
+    ]
+    model = model_of(nodes, [tensor("x", [1, 8])], [tensor("y", [1, 4])], weights)
+    assert package(saved(model, tmp_path / "model.onnx"), tmp_path / "out").code == 0

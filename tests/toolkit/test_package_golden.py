@@ -171,6 +171,18 @@ def test_an_input_stays_in_the_range_of_the_calibration_samples() -> None:
     assert 3 - 2 / 255 <= value.min() < 3.2 < 4.8 < value.max() <= 5 + 2 / 255
 
 
+@pytest.mark.parametrize("number", [0.0, 1.0, -0.1, 1e30])
+@pytest.mark.parametrize("size", [8, 128, 4099])
+def test_constant_input_is_exact(number: float, size: int) -> None:
+    _, _, value = one_input(TensorSpec("x", "float32", (1, size)), {"x": (number, number)})
+    np.testing.assert_array_equal(value, np.full((1, size), number, np.float32))
+
+
+def test_input_of_a_tiny_range_stays_in_it() -> None:
+    _, _, value = one_input(TensorSpec("x", "float32", (1, 500)), {"x": (0.0, 1e-9)})
+    assert 0 <= value.min() < value.max() <= 1e-9
+
+
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "bool", "float16", "float64"])
 def test_other_types_are_stored_as_they_are(dtype: str) -> None:
     described, stored_bytes, value = one_input(TensorSpec("x", dtype, (1, 6)))

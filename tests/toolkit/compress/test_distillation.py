@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.toolkit.small_models import assert_valid, model_of, node, random_weight, run
 
 from edgekit_runtime.errors import DataError, ModelError
-from edgekit_toolkit.compress.distillation import Distillation, distil
+from edgekit_toolkit.compress.distillation import BATCH, WORK, Distillation, distil
 from edgekit_toolkit.compress.sequential import round_weights
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.index import copy_model
@@ -25,7 +25,7 @@ from edgekit_toolkit.samples.generated import Feeds
 STEPS = 100
 
 
-def network(batch: int | str = "n", *, tail: str = "Softmax") -> onnx.ModelProto:
+def network(batch: int | str = "n", *, tail: str = "Softmax", outputs: int = 4) -> onnx.ModelProto:
     """Conv -> Relu -> depthwise Conv -> Clip -> mean -> Gemm -> Softmax or another operator."""
     rng = np.random.default_rng(0)
     nodes = [
@@ -45,10 +45,31 @@ def network(batch: int | str = "n", *, tail: str = "Softmax") -> onnx.ModelProto
         "db": random_weight(rng, 8),
         "low": np.float32(0),
         "high": np.float32(6),
-        "v": random_weight(rng, 4, 8) * np.float32(4),
-        "vb": random_weight(rng, 4),
+        "v": random_weight(rng, outputs, 8) * np.float32(4),
+        "vb": random_weight(rng, outputs),
     }
     return model_of(nodes, weights, {"x": [batch, 3, 8, 8]})
+
+
+def two_headed(scale: float = 1.0) -> onnx.ModelProto:
+    """Return the network with a further output `object` [n, 1] about 1."""
+    model = network()
+    nodes = [
+        node("Gemm", ["h", "o"], ["score"]),
+        node("Mul", ["score", "scale"], ["scaled"]),
+        node("Add", ["scaled", "one"], ["object"]),
+    ]
+    weights = {
+        "o": random_weight(np.random.default_rng(3), 8, 1) * np.float32(4),
+        "scale": np.array(scale, np.float32),
+        "one": np.float32(1),
+    }
+    model.graph.node.extend(nodes)
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()
+    )
+    model.graph.output.append(helper.make_tensor_value_info("object", TensorProto.FLOAT, ["n", 1]))
+    return model
 
 
 def spoil(model: onnx.ModelProto, share: float = 0.3) -> onnx.ModelProto:
@@ -69,9 +90,11 @@ def images(count: int, seed: int = 2) -> list[Feeds]:
     ]
 
 
-def noise(model: onnx.ModelProto, variant: onnx.ModelProto, samples: Sequence[Feeds]) -> float:
+def noise(
+    model: onnx.ModelProto, variant: onnx.ModelProto, samples: Sequence[Feeds], output: str = "y"
+) -> float:
     wanted, outputs = (
-        np.concatenate([run(proto, sample)["y"] for sample in samples]) for proto in (model, variant)
+        np.concatenate([run(proto, sample)[output] for sample in samples]) for proto in (model, variant)
     )
     return float(((outputs - wanted) ** 2).sum() / ((wanted - wanted.mean()) ** 2).sum())
 
@@ -131,8 +154,37 @@ def test_output_that_is_no_softmax_trains_by_its_own_error() -> None:
     assert noise(model, result.model, images(30, 3)) < noise(model, spoil(model), images(30, 3)) / 3
 
 
-def test_student_equal_to_its_teacher_stays() -> None:
-    result = distil(network(), network(), images(60), steps=STEPS)
+@pytest.mark.parametrize("tail", ["Sigmoid", "Identity"])
+def test_output_of_one_value_trains(tail: str) -> None:
+    model = network(tail=tail, outputs=1)
+    result = distil(model, spoil(model), images(60), steps=STEPS)
+    assert result.model is not None
+    assert noise(model, result.model, images(30, 3)) < noise(model, spoil(model), images(30, 3)) / 3
+
+
+def test_output_of_one_value_counts_beside_others() -> None:
+    model = two_headed()
+    student = spoil(model, 0.1)
+    result = distil(model, student, images(60), steps=STEPS)
+    assert result.model is not None
+    for output in ("y", "object"):
+        before, after = (noise(model, item, images(30, 3), output) for item in (student, result.model))
+        assert after < before / 3
+
+
+def test_output_that_never_changes_does_not_count() -> None:
+    """It changes by rounding alone, which would outweigh all else."""
+    model = two_headed(scale=1e-7)
+    student = spoil(model)
+    result = distil(model, student, images(60), steps=STEPS)
+    assert result.model is not None
+    assert noise(model, result.model, images(30, 3)) < noise(model, student, images(30, 3)) / 3
+
+
+@pytest.mark.parametrize(("tail", "outputs"), [("Softmax", 4), ("Identity", 1)])
+def test_student_equal_to_its_teacher_stays(tail: str, outputs: int) -> None:
+    model = network(tail=tail, outputs=outputs)
+    result = distil(model, model, images(60), steps=STEPS)
     assert result.model is None
     assert result.noise_before < 1e-9
 
@@ -218,13 +270,13 @@ class Misses:
     """
 
     def __init__(self, floats: onnx.ModelProto, drops: Sequence[float], *, limit_s: float = 60.0) -> None:
-        self.totals: set[int | None] = set()
+        self.totals: set[int] = set()
         self.distiller = Distiller(
             floats=floats,
             work=SearchWork(OnnxModel(floats), {"n": 1}, limit_s),
             max_drop=1.0,
             measure_drops=lambda _models: drops,
-            progress=lambda _text, _done, total: self.totals.add(total),
+            progress=lambda _text, _done, total: self.totals.add(total or 0),
         )
 
 
@@ -248,22 +300,36 @@ def test_operator_without_exact_gradient_is_a_reason() -> None:
     assert "Softplus has no exact gradient" in reasons[0]
 
 
-def test_short_search_distils_nothing() -> None:
+@pytest.mark.parametrize("spent_s", [0.0, 1.0])
+def test_short_search_distils_nothing(spent_s: float) -> None:
     misses = Misses(network(), [2.0], limit_s=1e-3)
+    misses.distiller.work.count(seconds=spent_s)
     better, reasons = misses.distiller.improve([spoil(network())], images(60))
     assert better == [None]
-    assert "--search-seconds" in reasons[0]
+    expected = "too little of the search's work is left for 100 steps: raise --search-seconds"
+    assert reasons == [f"distillation of a pruned form, drop 2.0 points: {expected}"]
     assert misses.totals == set()
 
 
-def test_near_misses_share_the_work_of_the_search() -> None:
+def test_near_misses_share_half_the_work_of_the_search() -> None:
     model = network()
-    alone, together = Misses(model, [2.0], limit_s=2.0), Misses(model, [2.0, 2.0], limit_s=2.0)
-    for misses, count in ((alone, 1), (together, 2)):
+    limit_s = SearchWork(OnnxModel(model), {"n": 1}, 0.0).inference_s * 300_000
+    for count in (1, 2):
+        misses = Misses(model, [2.0] * count, limit_s=limit_s)
         misses.distiller.improve([model] * count, images(60))
-    (most,), (half,) = alone.totals, together.totals
-    assert most is not None
-    assert half == most // 2
+        assert 0.48 * limit_s < misses.distiller.work.spent_s <= 0.5 * limit_s
+
+
+def test_runs_of_the_float_model_on_samples_and_mixes_are_counted() -> None:
+    model = network()
+    inference_s = SearchWork(OnnxModel(model), {"n": 1}, 0.0).inference_s
+    steps: list[int] = []
+    for count in (50, 250):
+        misses = Misses(model, [2.0], limit_s=inference_s * 120_000)
+        misses.distiller.improve([model], images(count))
+        steps += misses.totals
+    runs_of_further_samples = 200 * 33
+    assert steps[0] - steps[1] == pytest.approx(runs_of_further_samples / (BATCH * WORK), abs=1)
 
 
 def test_without_a_limit_on_the_drop_nothing_is_distilled() -> None:

@@ -2,7 +2,8 @@
 
 One ONNX graph holds the forward pass of the student, the slope of its error, and the adjoint of each weight
 and bias (`onnx_graph.adjoint`). onnxruntime runs it, and Adam moves the weights here. The error is the power
-of the outputs' differences over that of the float model's outputs, of a softmax that of its logits.
+of the outputs' differences over that of the float model's outputs about their means over samples; of a
+softmax that of its logits about the mean of each sample, which it does not see.
 Inputs are samples and mixes of two of them, for which the float model has answers too: so few samples do not
 wear out. A part of the samples is held back. It says when to stop, and whether the result is of use at all:
 training repairs broken structure, and makes a good fit worse.
@@ -16,7 +17,7 @@ logits; H. Zhang et al., mixup, 2018.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,13 +30,13 @@ from edgekit_runtime.errors import BackendError, DataError, ModelError
 from edgekit_toolkit.compress.sequential import MAX_COLUMNS
 from edgekit_toolkit.models.ort_session import measure_shapes, run_session, session_for
 from edgekit_toolkit.onnx_graph.adjoint import Adjoint, copy_for_adjoint
-from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, copy_model, reads
+from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, copy_model, reads, with_outputs
 from edgekit_toolkit.onnx_graph.layers import find_layers
 from edgekit_toolkit.samples.generated import Feeds
 
 BATCH: Final = 32
 """Samples of a step."""
-WORK: Final = 12
+WORK: Final = 14
 """Work of a step for each of its samples, in inferences, as DS-CNN and ResNet8 take it (13 to 14): the model
 runs forward and twice back, without weights that the engine laid out before."""
 
@@ -46,6 +47,9 @@ _HELD_BACK: Final = 0.2
 # Of 28 samples of a person detector 6 were held back: their noise halved while its score fell.
 _MIN_SAMPLES: Final = 50
 _MIXES: Final = 32  # for each sample
+SAMPLE_RUNS: Final = 1 + _MIXES
+"""Inferences for each sample beside the steps, at most: of the float model, on its mixes too; those held back
+have no mixes, and three of the student."""
 _RATE: Final = 2e-3  # of a step, as a share of the weights' root mean square
 _LEAST_SIZE: Final = 1e-3  # of weights, for biases near 0
 _WARM_UP: Final = 0.1  # of the steps: the first ones of Adam are as long as the rate allows, in every weight
@@ -56,6 +60,7 @@ _MAX_BYTES: Final = 1 << 29
 _COPIES: Final = 3
 # Tensors of these types have no gradient.
 _COUNTED: Final = frozenset({TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8})
+_LEAST_POWER: Final = 1e-10  # of an output, as a share of its mean square; rounding makes less
 _MIN_GAIN: Final = 0.1  # of the noise, for a result to be of use
 
 
@@ -100,9 +105,9 @@ def distil(
     if len(alike) < _MIN_SAMPLES:
         raise DataError(f"{len(alike)} samples are too few, at least {_MIN_SAMPLES} are needed")
     rng = np.random.default_rng(0)
-    order = rng.permutation(len(alike))
+    shuffled = rng.permutation(len(alike))
     count = math.ceil(len(alike) * _HELD_BACK)
-    held_back, own = ([alike[index] for index in part] for part in (order[:count], order[count:]))
+    held_back, own = ([alike[index] for index in part] for part in (shuffled[:count], shuffled[count:]))
     targets = _Targets(teacher, own)
     room = _MAX_BYTES // max(sum(value.nbytes for value in targets.outputs[0]), 1)
     mixes = _Mixes(own, min(_MIXES * len(own), room), rng)
@@ -120,9 +125,9 @@ def distil(
     noise_before = noise_after = noise(weights)
     model = None
     rounds = math.ceil(steps * BATCH / mixes.count)
-    order = np.concatenate([rng.permutation(mixes.count) for _ in range(rounds)])
+    draws = np.concatenate([rng.permutation(mixes.count) for _ in range(rounds)])
     for step in range(steps):
-        batch = order[step * BATCH : (step + 1) * BATCH]
+        batch = draws[step * BATCH : (step + 1) * BATCH]
         parts = [
             network.gradients(weights, [mixes.feeds(i) for i in part], [wanted[i] for i in part])
             for part in np.split(batch, BATCH // network.batch)
@@ -133,7 +138,7 @@ def distil(
         progress(step + 1, steps)
         if step + 1 in {steps // 2, steps}:  # most of a gain shows in the first half
             noise_after = noise(weights)
-            if not noise_after <= (1 - _MIN_GAIN) * noise_before:  # NaN is no gain
+            if not noise_after < (1 - _MIN_GAIN) * noise_before:  # nor is NaN, nor 0 of 0
                 break
     else:
         model = _with_weights(student, weights)
@@ -196,9 +201,12 @@ class _Targets:
                 is_softmax = node.op_type == "Softmax"
                 name = node.input[0] if is_softmax else value.name
                 self.axes[name] = int(attribute(node, "axis", -1)) if is_softmax else None
-        self._session = session_for(_with_outputs(teacher, self.axes), threads=1)
+        self._session = session_for(with_outputs(teacher, self.axes), threads=1)
         self.outputs = [self.run(feeds) for feeds in samples]
-        powers = [np.mean([row.var() * row.size for row in rows]) for rows in zip(*self.outputs, strict=True)]
+        powers = [
+            _power(rows, is_centred=axis is not None)
+            for rows, axis in zip(zip(*self.outputs, strict=True), self.axes.values(), strict=True)
+        ]
         # An output that never changes has no power, and does not count.
         self.scales = [1 / (power * len(powers)) if power > 0 else 0.0 for power in powers]
 
@@ -218,6 +226,16 @@ class _Targets:
         return float(np.dot(self.scales, squares))
 
 
+def _power(rows: Sequence[Array], *, is_centred: bool) -> float:
+    """Return the power about the mean over samples, of centred values about 0; 0 if rounding explains it."""
+    mean = np.zeros(1) if is_centred else np.mean(rows, axis=0, dtype=np.float64)
+    total, power = (
+        float(np.mean([np.square(row - centre, dtype=np.float64).sum() for row in rows]))
+        for centre in (0.0, mean)
+    )
+    return power if power > _LEAST_POWER * total else 0.0
+
+
 class _Network:
     """A student whose weights are inputs, and the gradients of its error.
 
@@ -231,7 +249,7 @@ class _Network:
         constants = {tensor.name: tensor for tensor in model.graph.initializer}
         self.weights = {name: numpy_helper.to_array(constants[name]) for name in _trained_names(model)}
         self._targets = targets
-        self._forward = session_for(_with_outputs(_free(model, self.weights), targets.axes), threads=1)
+        self._forward = session_for(with_outputs(_free(model, self.weights), targets.axes), threads=1)
         program = _free(copy_for_adjoint(model), self.weights)
         floats = _dependent(model, self.weights)
         shapes = measure_shapes(model, samples[0], threads=1)
@@ -259,7 +277,7 @@ class _Network:
         self._names = [name for name in self.weights if name in adjoint.tensors]
         if not self._names:
             raise ModelError("no layer of the model can train")
-        gradients = _with_outputs(program, [adjoint.tensors[name] for name in self._names])
+        gradients = with_outputs(program, [adjoint.tensors[name] for name in self._names])
         self._backward = session_for(gradients, threads=1)
 
     def run(self, weights: Weights, feeds: Feeds) -> list[Array]:
@@ -335,13 +353,6 @@ def _free(model: onnx.ModelProto, weights: Collection[str]) -> onnx.ModelProto:
             result.graph.input.append(info)
         else:
             result.graph.initializer.append(tensor)
-    return result
-
-
-def _with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
-    result = copy_model(model)
-    del result.graph.output[:]
-    result.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     return result
 
 

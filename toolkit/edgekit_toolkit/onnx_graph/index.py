@@ -131,6 +131,14 @@ def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
+def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
+    """Return a copy whose outputs are these tensors, with types that the engine infers."""
+    copy = copy_model(model)
+    del copy.graph.output[:]
+    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return copy
+
+
 def opset(model: onnx.ModelProto) -> int:
     """Version of the default operator set that a model imports."""
     return next((int(item.version) for item in model.opset_import if item.domain in DEFAULT_DOMAINS), 0)

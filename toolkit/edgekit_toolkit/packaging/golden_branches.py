@@ -7,6 +7,7 @@ import onnx
 from edgekit_runtime.package.golden import resample
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.onnx_graph.index import with_outputs
 from edgekit_toolkit.onnx_graph.traversal import nodes
 from edgekit_toolkit.samples.generated import Feeds
 
@@ -24,14 +25,8 @@ def open_conditions(model: Model) -> Conditions:
     tensors = {_name(node): node.input[0] for node in graph.node if node.op_type == "If"}
     if not isinstance(model, OnnxModel) or not tensors:
         return lambda _: {}
-    probe = onnx.ModelProto()
-    probe.CopyFrom(model.proto)
-    del probe.graph.output[:]
     names = list(dict.fromkeys(tensors.values()))
-    probe.graph.output.extend(
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.BOOL, None) for name in names
-    )
-    run = OnnxModel(probe).open(names, threads=1)
+    run = OnnxModel(with_outputs(model.proto, names)).open(names, threads=1)
 
     def read(feeds: Feeds) -> Mapping[str, bool]:
         values = dict(zip(names, run(feeds), strict=True))

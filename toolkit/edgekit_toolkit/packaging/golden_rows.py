@@ -141,7 +141,10 @@ def golden_rows(
 def pack_values(
     values: NDArray[Any], atol: float | NDArray[np.float64], rtol: float | NDArray[np.float64] = 0.0
 ) -> bytes:
-    """Return expected values as a package stores them: floats with the digits that their tolerances need."""
+    """Return expected values as a package stores them: floats with the digits that their tolerances need.
+
+    Values near the largest float, as masks have them, keep all digits where rounded ones would be infinite.
+    """
     stored = np.ascontiguousarray(values)
     if stored.dtype == np.float32:
         exact = stored.astype(np.float64)
@@ -149,7 +152,8 @@ def pack_values(
         tolerance = np.maximum(atol + rtol * np.abs(finite), _FINEST_DIGIT * np.abs(finite) + 1e-44)
         digit = 2.0 ** np.floor(np.log2(tolerance / _DIGITS_A_TOLERANCE))
         rounded = np.rint(finite / digit) * digit
-        stored = np.where(np.isfinite(exact), rounded, exact).astype(np.float32)
+        is_rounded = np.isfinite(exact) & (np.abs(rounded) <= np.finfo(np.float32).max)
+        stored = np.where(is_rounded, rounded, exact).astype(np.float32)
     return stored.astype(stored.dtype.newbyteorder("<")).tobytes()
 
 

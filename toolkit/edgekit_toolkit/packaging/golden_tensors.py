@@ -77,10 +77,12 @@ def golden_input(name: str, value: NDArray[Any], path: str, *, seed: int = 0) ->
 def _encode(value: NDArray[Any], seed: int) -> tuple[Codes, NDArray[np.uint8]]:
     repeat = _repeat(value.shape)
     low, high = float(value.min()), float(value.max())
-    scale = float(f"{max(high - low, 1e-6) / 255 * (1 - _SCALE_DIGIT):.5g}")
+    scale = float(f"{(high - low) / 255 * (1 - _SCALE_DIGIT):.5g}") or 1.0
     offset = float(str(np.float32(low)))
     codes = Codes("uint8", scale, offset, repeat=repeat if max(repeat, default=1) > 1 else None)
     shape = codes.stored_shape(value.shape)
+    if low == high:  # a model may take another branch for other values
+        return codes, np.zeros(shape, np.uint8)
     if value.size >= _MIN_NOISE:
         return codes, draw_bytes(seed, 0, math.prod(shape)).reshape(shape)
     blocks = value[tuple(slice(None, None, step) for step in repeat)]

@@ -10,13 +10,12 @@ from typing import Any, Final
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from edgekit_runtime.errors import BackendError, ModelError
 from edgekit_runtime.sessions.ort import OrtOptions
 from edgekit_toolkit.onnx_graph.functions import function_operators
-from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model
+from edgekit_toolkit.onnx_graph.index import GraphIndex, with_outputs
 from edgekit_toolkit.openings.sessions import open_ort
 from edgekit_toolkit.passes.parity import Tolerance, compare
 from edgekit_toolkit.samples.generated import Feeds
@@ -71,8 +70,6 @@ def _values(model: onnx.ModelProto, names: set[str], feed: Feeds) -> dict[str, N
     values = {name: value for name in names if (value := index.constant(name)) is not None}
     values |= {name: feed[name] for name in names & feed.keys()}
     computed = sorted(name for name in names - values.keys() if name)
-    probe = copy_model(model)
-    del probe.graph.output[:]
-    probe.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in computed)
+    probe = with_outputs(model, computed)
     session = open_ort(probe.SerializeToString(), OrtOptions(optimise=False))
     return values | dict(session.run(feed))

@@ -12,7 +12,7 @@ from typing import Final
 import onnx
 
 from edgekit_runtime.errors import EdgekitError
-from edgekit_toolkit.compress.distillation import BATCH, WORK, distil
+from edgekit_toolkit.compress.distillation import BATCH, SAMPLE_RUNS, WORK, distil
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.pipeline.request import Progress
@@ -61,9 +61,9 @@ class Distiller:
         drops = self.measure_drops([OnnxModel(model) for model in pruned])
         reach = max(_NEAR_LIMITS * self.max_drop, _NEAR_POINTS)
         near = [index for index, drop in enumerate(drops) if self.max_drop < drop <= reach]
-        step_s = self.work.inference_s * BATCH * WORK
         share_s = _SHARE * (self.work.limit_s - self.work.spent_s) / max(len(near), 1)
-        steps = int(min(share_s / step_s, _MAX_STEPS))
+        step_runs = share_s / self.work.inference_s - SAMPLE_RUNS * len(samples)
+        steps = int(min(step_runs / (BATCH * WORK), _MAX_STEPS))
         for index in near:
             better[index], reason = self._distil(pruned[index], samples, steps)
             if reason:
@@ -74,8 +74,10 @@ class Distiller:
         self, model: onnx.ModelProto, samples: Sequence[Feeds], steps: int
     ) -> tuple[onnx.ModelProto | None, str]:
         if steps < _MIN_STEPS:
-            return None, f"limit of the search (--search-seconds) after {steps} steps of {_MIN_STEPS}"
-        self.work.count(inferences=steps * BATCH * WORK)
+            return None, (
+                f"too little of the search's work is left for {_MIN_STEPS} steps: raise --search-seconds"
+            )
+        self.work.count(inferences=SAMPLE_RUNS * len(samples) + steps * BATCH * WORK)
         try:
             result = distil(
                 self.floats,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError, ModelError
 from edgekit_toolkit.models.ort_session import run_session, session_for
-from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model, fresh_name, recorded_shapes
+from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model, fresh_name, recorded_shapes, with_outputs
 from edgekit_toolkit.onnx_graph.shapes import with_shapes
 from edgekit_toolkit.onnx_graph.specs import dimension, real_inputs
 from edgekit_toolkit.samples.generated import Feeds
@@ -131,7 +131,7 @@ def activation_reader(
     inner = [name for name in names if name not in first]
     sizes = _measured_bytes(model, inner, first, threads)
     groups = split_by_bytes(sizes, group_bytes)
-    sessions = [session_for(_with_outputs(model, group), threads=threads) for group in groups]
+    sessions = [session_for(with_outputs(model, group), threads=threads) for group in groups]
 
     def values(feeds: Feeds) -> Iterator[tuple[str, NDArray[Any]]]:
         yield from ((name, feeds[name]) for name in names if name in feeds)
@@ -236,15 +236,6 @@ def _measured_bytes(
         copy.graph.output.append(onnx.helper.make_tensor_value_info(size, onnx.TensorProto.INT64, []))
     values = run_session(session_for(copy, threads=threads), feeds, sizes)
     return {name: int(value) * 4 for name, value in zip(names, values, strict=True)}
-
-
-def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    copy = copy_model(model)
-    del copy.graph.output[:]
-    copy.graph.output.extend(
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names
-    )
-    return copy
 
 
 def _update(extremes: dict[str, Range], name: str, value: NDArray[Any], axis: int | None) -> None:
