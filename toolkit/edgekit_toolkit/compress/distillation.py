@@ -128,11 +128,11 @@ def distil(
     draws = np.concatenate([rng.permutation(mixes.count) for _ in range(rounds)])
     for step in range(steps):
         batch = draws[step * BATCH : (step + 1) * BATCH]
-        parts = [
-            network.gradients(weights, [mixes.feeds(i) for i in part], [wanted[i] for i in part])
-            for part in np.split(batch, BATCH // network.batch)
-        ]
-        gradients = {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0]}
+        gradients: dict[str, Array] = {}
+        for part in np.split(batch, BATCH // network.batch):
+            summands = network.gradients(weights, [mixes.feeds(i) for i in part], [wanted[i] for i in part])
+            for name, gradient in summands.items():
+                gradients[name] = gradients[name] + gradient if name in gradients else gradient
         rate = _RATE * min(1, (step + 1) / (_WARM_UP * steps)) * (1 + math.cos(math.pi * step / steps)) / 2
         weights = adam.move(weights, gradients, rate)
         progress(step + 1, steps)
