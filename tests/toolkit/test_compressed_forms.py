@@ -184,3 +184,17 @@ def test_finest_steps_are_tried_once() -> None:
     candidates = Search(kinds=(forms.STATIC_INT8, forms.INT8_WEIGHTS), transport_bytes=measure).run(7300)
     assert max(deflated_bytes(candidate.model, "") for candidate in candidates) < 0.98 * 7300
     assert len(measured) == len(set(measured))
+
+
+def test_search_that_stops_after_8_bits_leaves_that_form_for_the_refusal() -> None:
+    def measure_last(model: Model, kind: str) -> int:
+        size = deflated_bytes(model, kind)
+        if size > 7000:
+            search.work.limit_s = search.work.spent_s
+        return size
+
+    search = Search(transport_bytes=measure_last)
+    (candidate,) = search.run(7200)
+    (note,) = search.candidate_set.dropped
+    size = deflated_bytes(candidate.model, "")
+    assert note.endswith(f"the smallest tried takes {size:,} bytes; limit of the search (--search-seconds)")

@@ -225,23 +225,26 @@ class FormCompressor:
         if uniform_bytes + sizes.of_peak(self._peak, self._peak) <= self._limit:  # a guess that may be low
             fine = self._measure(self._build_rounded("second-order rounding", "8 bits", self._peak))
         search = _StepSearch(sizes, self._limit)
-        has_fit = self._has_fit(fine)
+        has_fit = has_fine_fit = False
         for arithmetic, empty_bytes in empty.items():
-            if arithmetic in fine and fine[arithmetic][0] <= self._limit:
-                self._set.candidates.append(fine[arithmetic][1])
+            packages = [fine[arithmetic]] if arithmetic in fine else []
+            if packages and packages[0][0] <= self._limit:
+                self._set.candidates.append(packages[0][1])
+                has_fine_fit = True
             elif empty_bytes > self._limit:
                 self._note_too_large(
                     arithmetic, f"without its weights the package takes {empty_bytes:,} bytes"
                 )
             else:
-                has_fit |= self._search_steps(arithmetic, empty_bytes, search)
-        for bits in () if self._has_fit(fine) else _FEW_BITS:
+                has_fit |= self._search_steps(arithmetic, empty_bytes, search, packages)
+        for bits in () if has_fine_fit else _FEW_BITS:
             peak = 2 ** (bits - 1) - 1
             is_reference = bits == _FEW_BITS[-1] and not has_fit  # for a refusal
             if uniform_bytes + sizes.of_peak(peak, self._peak) <= self._limit or is_reference:
-                packages = self._measure(self._build_rounded(f"weights of {bits} bits", f"{bits} bits", peak))
-                self._set.candidates += [candidate for _, candidate in packages.values()]
-                if not packages or self._has_fit(packages):
+                candidates = self._build_rounded(f"weights of {bits} bits", f"{bits} bits", peak)
+                self._set.candidates += candidates.values()
+                coarse = self._measure(candidates)
+                if not coarse or min(size for size, _ in coarse.values()) <= self._limit:
                     return
 
     def _measure(self, candidates: Mapping[str, Candidate]) -> dict[str, _Package]:
@@ -250,15 +253,13 @@ class FormCompressor:
             for arithmetic, candidate in candidates.items()
         }
 
-    def _has_fit(self, packages: Mapping[str, _Package]) -> bool:
-        return any(size <= self._limit for size, _ in packages.values())
-
-    def _search_steps(self, arithmetic: str, empty_bytes: int, search: "_StepSearch") -> bool:
+    def _search_steps(
+        self, arithmetic: str, empty_bytes: int, search: "_StepSearch", packages: list[_Package]
+    ) -> bool:
         """Add the form with the finest steps whose package travels within the limit, or the smallest one.
 
-        Returns whether it is within the limit.
+        Returns whether it is within the limit. `packages`: those that were tried before, all too large.
         """
-        packages: list[_Package] = []
         bounds = (0.0, math.inf)  # a strength that is too small, and one that is not
         for _ in range(_MAX_TRIES):
             trial = search.find(empty_bytes)
