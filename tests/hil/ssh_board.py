@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.free_port import free_port
 from yaml import safe_dump
 
 import edgekit_runtime
@@ -84,9 +85,7 @@ def run_ssh_board(folder: Path) -> Iterator[SshBoard]:
     runtime = Path(edgekit_runtime.__file__).parents[1]
     python.write_text(f'#!/bin/sh\nPYTHONPATH={runtime} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     config = folder / "sshd_config"
     config.write_text(
         f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\n"

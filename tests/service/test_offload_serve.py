@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.free_port import free_port
 from tests.runtime.conftest import PackageMaker
 from tests.service.serve_parts import TOKEN, environment, wait_ready, write_certificate
 from tests.service.service_parts import post_bytes
@@ -24,12 +25,6 @@ import edgekit_runtime
 import edgekit_toolkit
 from edgekit_runtime.client.client import Client
 from edgekit_runtime.offload.offload_options import read_offload_options
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start(folder: Path, *arguments: object, descriptors: int | None = None) -> "subprocess.Popen[str]":

@@ -119,8 +119,7 @@ def test_program_becomes_the_same_function_with_its_names(saved: tuple[Path, Any
 
 @pytest.mark.torch
 def test_stored_program_of_an_earlier_day_becomes_the_same_function() -> None:
-    import torch
-
+    torch = pytest.importorskip("torch", reason="scripts/test-with-torch has it")
     path = Path(__file__).with_name("hardswish_net.pt2")  # written by torch 2.13.0
     images = np.random.default_rng(0).normal(size=(3, 3, 16, 16)).astype(np.float32)
     expected = torch.export.load(path).module()(torch.from_numpy(images))["logits"].detach().numpy()
