@@ -47,8 +47,6 @@ _USUAL_MULTIPLE: Final = 8
 # Samples for second moments, and the most bytes that their activations take while layers are rounded.
 _SAMPLES: Final = 200
 _LEAST_SAMPLES: Final = 2
-_FEW_SAMPLES: Final = 8
-_ROUNDINGS: Final = 3  # that the work should be enough for; else more than a few samples are halved
 _ACTIVATION_BYTES: Final = 1 << 30
 _NOISE_SAMPLES: Final = 16
 _PRUNING_ROUNDS: Final = 3  # a ranking and three repairs are about as much work as so many roundings
@@ -256,7 +254,7 @@ def _count_macs(model: onnx.ModelProto, dims: Mapping[str, int]) -> float:
 
 
 def _draw_samples(task: CompressionTask) -> list[Feeds]:
-    """Return samples for moments, as many as fit in memory and in the work of the search."""
+    """Return samples for moments, as many as fit in memory with their activations."""
     try:
         estimate = OnnxModel(task.floats).estimate_memory(task.dims, blocked_layout=False)
         each = 1 if estimate is None else estimate.activations_bytes
@@ -264,10 +262,4 @@ def _draw_samples(task: CompressionTask) -> list[Feeds]:
         each = 1
     # Both runs keep the tensors between two layers, which are less than an engine holds at once.
     count = int(np.clip(_ACTIVATION_BYTES // max(2 * each, 1), _LEAST_SAMPLES, _SAMPLES))
-    samples = list(islice(task.calibration(), count))
-    # Moments of fewer samples are better than no rounding.
-    while len(samples) > _FEW_SAMPLES and not task.work.allows(
-        _ROUNDINGS * rounding_s(task.floats, len(samples), task)
-    ):
-        samples = samples[: max(len(samples) // 2, _FEW_SAMPLES)]
-    return samples
+    return list(islice(task.calibration(), count))
