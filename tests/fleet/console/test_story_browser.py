@@ -38,7 +38,8 @@ def test_operator_sees_a_good_release_through_and_a_bad_one_stop(operator):  # n
     operator.click("nav a", "Model health")
     operator.stay()
     page.evaluate("window.before = document.getElementById('health').outerHTML")
-    page.wait_for_function("document.getElementById('health').outerHTML !== window.before")
+    changed = "document.getElementById('health').outerHTML !== window.before"
+    wait_for(lambda: page.evaluate(changed), "the page to follow")  # the page's own scripts may not use eval()
     assert page.evaluate("window.isSame === true")
     operator.photograph("health")
 
