@@ -36,8 +36,8 @@ from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
 
-# Seconds of each kernel in the cloud, by its weights. Only the times of codings are this machine's: at 0.1 Mbit/s a
-# coding would have to take 0.2 s longer than it does to change where to cut.
+# Seconds of each kernel in the cloud, by its weights. Only the times of codings are this machine's: at
+# 0.1 Mbit/s a coding would have to take 0.2 s longer than it does to change where to cut.
 SECONDS = {"w1": 3e-5, "w2": 5e-4, "w3": 5e-3}
 SLOWDOWNS = {"ssh:device": 300.0, "ssh:edge": 30.0, "ssh:cloud": 1.0}
 

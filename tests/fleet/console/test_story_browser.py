@@ -39,7 +39,7 @@ def test_operator_sees_a_good_release_through_and_a_bad_one_stop(operator):  # n
     operator.stay()
     page.evaluate("window.before = document.getElementById('health').outerHTML")
     changed = "document.getElementById('health').outerHTML !== window.before"
-    wait_for(lambda: page.evaluate(changed), "the page to follow")  # the page's own scripts may not use eval()
+    wait_for(lambda: page.evaluate(changed), "the page to follow")  # wait_for_function() needs its eval()
     assert page.evaluate("window.isSame === true")
     operator.photograph("health")
 
