@@ -129,7 +129,7 @@ def test_float_part_is_held_to_half_a_percent(attached: Path, keys: Path, name: 
         selected = package.select_submodel(name)
         for output in selected.manifest.golden.outputs:
             values = output.decode(selected.read(output.path))
-            # Half a percent, the rounding of expected values (1/32 of it), and the tolerance's own to 3 digits.
+            # Half a percent, the rounding of expected values (1/32 of it), and that of the tolerance.
             assert output.atol <= 0.00501 * 32 / 31 * max(np.ptp(values), np.abs(values).max())
 
 
