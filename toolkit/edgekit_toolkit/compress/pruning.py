@@ -139,7 +139,8 @@ def _rank(
     readers = {consumer.name for group in waiting for consumer in group.consumers}
     moments: dict[str, Moments] = {}
     rankings = []
-    for number, (layer, inputs, _) in enumerate(TwinRun(model, layers, samples, threads=threads)):
+    run = TwinRun(model, layers, samples, threads=threads, is_single=True)
+    for number, (layer, inputs, _) in enumerate(run):
         progress(number + 1, len(layers))
         if layer.name in readers:
             patches = layer.gather(inputs)

@@ -24,7 +24,7 @@ from edgekit_toolkit.evaluation.judge import cost_of_nodes
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.channels import Channels
-from edgekit_toolkit.onnx_graph.layers import MAX_PATCHES, Layer, find_layers
+from edgekit_toolkit.onnx_graph.layers import Layer, find_layers
 from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet
 from edgekit_toolkit.pipeline.request import Progress
 from edgekit_toolkit.quantize.forms import Form
@@ -51,8 +51,10 @@ _USUAL_EXCESS: Final = 0.03
 _EMPTY_STRENGTH: Final = 0.3
 # Work of a nominal processor: products of moments and of rounding, values of patches, bytes of a package.
 _PRODUCT_S: Final = 1 / 25e9
-_PATCH_VALUE_S: Final = 50e-9
-_CODED_BYTE_S: Final = 3e-6
+_PATCH_VALUE_S: Final = 10e-9
+_ROUNDING_PRODUCTS: Final = 24
+_CODED_BYTE_S: Final = 1e-6
+_PACKAGE_S: Final = 0.5
 
 _Package = tuple[int, Candidate]  # with the bytes that travel
 
@@ -111,15 +113,20 @@ class FloatStart:
     bases: dict[str, Form]
 
 
-def rounding_s(model: onnx.ModelProto, samples: int, task: CompressionTask) -> float:
-    """Return the work of one rounding of all layers, in seconds of a nominal processor."""
-    total_s = 2 * samples * task.work.inference_s
+def rounding_s(model: onnx.ModelProto, samples: int, task: CompressionTask, *, runs: int = 2) -> float:
+    """Return the work of one rounding of all layers, in seconds of a nominal processor.
+
+    `runs`: 1 if each layer is rounded alone, 2 if also the compressed network runs.
+    """
+    total_s = runs * samples * task.work.inference_s
     macs = {cost.name: cost.macs for cost in cost_of_nodes(OnnxModel(model), task.dims)}
     for layer in find_layers(model):
         weights = layer.channels * layer.columns
         positions = macs.get(layer.node.name or layer.name, math.inf) / weights
-        values = min(MAX_PATCHES, samples * positions) * layer.groups * layer.columns
-        total_s += _PATCH_VALUE_S * values + _PRODUCT_S * layer.columns * (4 * values + 24 * weights)
+        values = runs * min(layer.max_patches, samples * positions) * layer.groups * layer.columns
+        total_s += _PATCH_VALUE_S * values + _PRODUCT_S * layer.columns * (
+            values + _ROUNDING_PRODUCTS * weights
+        )
     return total_s
 
 
