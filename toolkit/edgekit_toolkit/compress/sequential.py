@@ -29,6 +29,16 @@ def least_error(_layer: Layer, _rows: Floats) -> None:
     """Choose for each row the step of least error."""
 
 
+def find_roundable_layers(model: onnx.ModelProto) -> list[Layer]:
+    """Return the layers that are rounded: neither very wide ones nor those with infinite weights."""
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    return [
+        layer
+        for layer in find_layers(model)
+        if layer.columns <= MAX_COLUMNS and np.isfinite(numpy_helper.to_array(tensors[layer.weight])).all()
+    ]
+
+
 def round_weights(
     model: onnx.ModelProto,
     samples: Sequence[Feeds],
@@ -51,6 +61,7 @@ def round_weights(
         fine_peak: largest code of grouped layers, which have few weights and few inputs that could take
             up an error.
         choose_step: returns the steps of a layer.
+        threads: threads of one inference.
         quantize: returns the values that an input of a layer has, by its name, where activations are codes.
         alone: whether each layer is rounded as if all else stayed as it is, activations too.
         coarse_biases: whether biases get the digits of a weight alone, which travel in fewer bytes.
@@ -59,7 +70,7 @@ def round_weights(
     Raises:
         BackendError: onnxruntime does not run a part of the model.
     """
-    layers = find_layers(model)
+    layers = find_roundable_layers(model)
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     readers = Counter(name for node in model.graph.node for name in node.input)
     run = TwinRun(model, layers, samples, threads=threads, quantize=quantize, is_single=alone)
@@ -67,10 +78,7 @@ def round_weights(
     values: dict[str, NDArray[Any]] = {} if alone else run.weights
     for number, (layer, float_inputs, inputs) in enumerate(run):
         progress(number + 1, len(layers))
-        rows = layer.to_rows(constants[layer.weight])
-        if layer.columns > MAX_COLUMNS or not np.isfinite(rows).all():
-            continue
-        patches = layer.gather(inputs)
+        rows, patches = layer.to_rows(constants[layer.weight]), layer.gather(inputs)
         if not len(patches):  # no sample reaches the layer
             continue
         float_patches = patches if alone else layer.gather(float_inputs)
@@ -79,7 +87,7 @@ def round_weights(
             continue
         if layer.weight not in weights:
             own_peak = fine_peak if layer.groups > 1 else peak
-            weights[layer.weight] = _round(layer, moments.fit(rows), moments.damped, own_peak, choose_step)
+            weights[layer.weight] = _round(layer, rows, moments, own_peak, choose_step)
             values[layer.weight] = weights[layer.weight].floats(layer.channel_axis)
         if layer.bias and readers[layer.bias] == 1:
             rounded = layer.to_rows(values[layer.weight])
@@ -91,11 +99,12 @@ def round_weights(
     return Compression(weights, biases)
 
 
-def _round(layer: Layer, rows: Floats, moment: Floats, peak: int, choose_step: ChooseStep) -> CodedWeight:
-    """Return rows as the weight of a layer, in codes."""
-    step = choose_step(layer, rows)
-    scale = (_own_step(rows, moment, peak) if step is None else step).astype(np.float32)
-    codes = round_rows(rows, moment, scale.astype(np.float64), peak)
+def _round(layer: Layer, rows: Floats, moments: Moments, peak: int, choose_step: ChooseStep) -> CodedWeight:
+    """Return the codes of a layer's rows."""
+    fitted, moment = moments.fit(rows), moments.damped
+    step = choose_step(layer, fitted)
+    scale = (_own_step(fitted, moment, peak) if step is None else step).astype(np.float32)
+    codes = round_rows(fitted, moment, scale.astype(np.float64), peak)
     return CodedWeight(layer.from_rows(codes).astype(np.int8), scale.reshape(layer.channels))
 
 

@@ -123,7 +123,8 @@ class Layer:
         picks = np.unravel_index(positions, (batch, *sizes))
         chosen: Any = (picks[0], slice(None), *picks[1:])
         taken = windows[chosen]  # [positions, channels, kernel]
-        return taken.astype(np.float32, copy=False).reshape(len(taken), self.groups, -1)
+        patches: Patches = taken.astype(np.float32, copy=False).reshape(len(taken), self.groups, -1)
+        return patches
 
     def _pads(
         self, sizes: Sequence[int], strides: Sequence[int], spans: Sequence[int]
