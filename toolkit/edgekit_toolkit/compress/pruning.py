@@ -337,7 +337,10 @@ def _repair(
     for (layer, float_inputs, inputs), new_layer in zip(run, find_layers(result), strict=True):
         rows_stay, columns = parts[layer.name]
         rows = layer.to_rows(source.value(layer.weight))
-        patches, float_patches = new_layer.gather(inputs), layer.gather(float_inputs)
+        patches, float_patches = (
+            new_layer.gather(inputs, layer.max_patches),
+            layer.gather(float_inputs),
+        )
         if not len(patches) or np.array_equal(patches, float_patches) or not weights.is_own(new_layer.weight):
             continue
         if layer.groups == 1:

@@ -79,9 +79,12 @@ class Layer:
         is_same = attribute(self.node, "auto_pad", b"NOTSET") in {b"SAME_UPPER", b"SAME_LOWER"}
         return self.node.op_type == "Conv" and (is_same or any(attribute(self.node, "pads", [])))
 
-    def gather(self, inputs: Sequence[NDArray[Any]]) -> Patches:
-        """Return patches of the inputs of all inferences, from the same positions in every call."""
-        rng, count = np.random.default_rng(0), max(1, self.max_patches // len(inputs))
+    def gather(self, inputs: Sequence[NDArray[Any]], max_patches: int | None = None) -> Patches:
+        """Return patches of the inputs of all inferences, from the same positions in every call.
+
+        `max_patches`: about as many at most; by default those that suit the layer.
+        """
+        rng, count = np.random.default_rng(0), max(1, (max_patches or self.max_patches) // len(inputs))
         is_stackable = self.node.op_type == "Conv" and len({values.shape[1:] for values in inputs}) == 1
         if not is_stackable:
             return np.concatenate([self.patches(values, count, rng) for values in inputs])
