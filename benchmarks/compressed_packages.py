@@ -4,8 +4,8 @@
 
 Each model is packaged by the command line within a limit on transport. It calibrates and chooses by the
 calibration samples alone; the evaluation samples score the package. The limit on the drop is mostly wide, so
-that a package comes out also where its score misses the goal. Processor seconds are those of the whole run on one
-thread; `--unlimited` sets no limit on transport, for comparison.
+that a package comes out also where its score misses the goal. Processor seconds are those of the whole run,
+on one thread; `--unlimited` sets no limit on transport, for comparison.
 """
 
 import telemetry_off  # noqa: F401

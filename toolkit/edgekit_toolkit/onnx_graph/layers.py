@@ -19,10 +19,12 @@ from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute
 Floats = NDArray[np.float64]
 Patches = NDArray[np.float32]
 
-# Patches of a layer over all samples, and for each column where that is fewer: more change a moment little.
+# Patches of a layer over all samples, and their values: more change a moment little. A moment needs several
+# patches for each column.
 _MAX_PATCHES: Final = 12_000
-_COLUMN_PATCHES: Final = 200
+_MAX_PATCH_VALUES: Final = 6_000_000
 _MIN_PATCHES: Final = 2_000
+_COLUMN_PATCHES: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,8 @@ class Layer:
     @property
     def max_patches(self) -> int:
         """About as many patches are gathered at most."""
-        return min(max(_COLUMN_PATCHES * self.columns, _MIN_PATCHES), _MAX_PATCHES)
+        affordable = _MAX_PATCH_VALUES // (self.groups * self.columns)
+        return min(max(affordable, _COLUMN_PATCHES * self.columns, _MIN_PATCHES), _MAX_PATCHES)
 
     @property
     def pads_zeros(self) -> bool:

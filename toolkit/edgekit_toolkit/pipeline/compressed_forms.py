@@ -53,7 +53,7 @@ _WORTHWHILE: Final = 0.8
 # The search for steps aims at a share of the limit, and ends with a package of at least another one, or after
 # so many tries.
 _AIM: Final = 0.995
-_CLOSE: Final = 0.985
+_CLOSE: Final = 0.99
 _MAX_TRIES: Final = 4
 # The package that is tried has the golden outputs of another form, which may take some bytes more or fewer.
 _MARGIN: Final = 0.998
