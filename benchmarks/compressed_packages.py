@@ -1,16 +1,18 @@
 """Bytes in which packages travel, with the score of their models on samples that nothing else saw.
 
-    python benchmarks/compressed_packages.py [--only NAME] [--bytes N] [--json FILE]
+    python benchmarks/compressed_packages.py [--only NAME] [--bytes N | --unlimited] [--json FILE]
 
 Each model is packaged by the command line within a limit on transport. It calibrates and chooses by the
 calibration samples alone; the evaluation samples score the package. The limit on the drop is mostly wide, so
-that a package comes out also where its score misses the goal; 3 % makes the search prefer float activations.
+that a package comes out also where its score misses the goal. Processor seconds are those of the whole run,
+on one thread; `--unlimited` sets no limit on transport, for comparison.
 """
 
 import telemetry_off  # noqa: F401
 
 import json
 import os
+import resource
 import sys
 import tempfile
 from argparse import Namespace
@@ -41,9 +43,9 @@ class Goal:
 
 GOALS = {
     "mnist5k_dscnn": Goal(6_600, 0.984),
-    "ppocr_det": Goal(400_000, 0.97, "size=1MB,drop=90%"),
-    "mobilenet_v1_025": Goal(365_000, 0.97, "drop=3%"),
-    "efficientnet_lite0": Goal(3_800_000, 0.97, "drop=3%"),
+    "ppocr_det": Goal(400_000, 0.97, "drop=3%"),
+    "mobilenet_v1_025": Goal(365_000, 0.97, "drop=30%"),
+    "efficientnet_lite0": Goal(3_800_000, 0.97, "drop=13%"),
     "resnet8": Goal(27_000, 0.754),
     "dscnn": Goal(9_100, 0.922),
 }
@@ -53,14 +55,17 @@ def measure(subject: Subject, goal: Goal, options: Namespace, folder: Path) -> d
     """Package a model, and return the figures of the package."""
     limit = options.bytes or goal.transport_bytes
     metric = "top1" if subject.work is None else subject.work.metric
-    budget = f"transport={limit}B,{options.limits or goal.limits}"
+    limits = options.limits or goal.limits
+    budget = f"size=1GB,{limits}" if options.unlimited else f"transport={limit}B,{limits}"
     command = [sys.executable, "-m", "edgekit_cli", "package", subject.model, "-t", "x86-64"]
     command += ["--backend", "ort", "-b", budget, *subject.options[:2], "-o", folder, "--json"]
-    command += ["--search-seconds", options.search_seconds]
+    command += ["--search-seconds", options.search_seconds, "--threads", 1]
     if metric == "mask_iou":
         command += ["--metric", f"{HERE / 'metrics.py'}:mask_iou"]
+    begin_s = count_processor_s()
     row, printed = run_tool("edgekit", [str(word) for word in command])
-    figures = {"model": subject.name, "limit": limit, "goal": goal.score, "seconds": row.figures["seconds"]}
+    processor_s = count_processor_s() - begin_s
+    figures = {"model": subject.name, "limit": limit, "goal": goal.score, "processor_s": processor_s}
     if row.note:
         return {**figures, "label": row.note}
     path, trust = next(folder.glob("*.edgepkg")), TrustStore.from_folder(find_keys_folder())
@@ -76,6 +81,12 @@ def measure(subject: Subject, goal: Goal, options: Namespace, folder: Path) -> d
     }
 
 
+def count_processor_s() -> float:
+    """Return the processor time of all child processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def list_figures(options: Namespace) -> Iterator[dict[str, Any]]:
     for subject in list_subjects(options.only or list(GOALS)):
         with tempfile.TemporaryDirectory() as temporary:
@@ -87,6 +98,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--only", action="append", choices=list(GOALS))
     parser.add_argument("--bytes", type=int, help="another limit on transport")
+    parser.add_argument("--unlimited", action="store_true", help="no limit on transport")
     parser.add_argument("--limits", help="limits beside that on transport")
     parser.add_argument("--search-seconds", default="60")
     parser.add_argument("--out", type=Path, help="folder for the packages")
@@ -97,12 +109,12 @@ def main() -> None:
         os.environ["EDGEKIT_HOME"] = home
         load_signer()  # makes a key of this run only
         print(machine())
-        print_head("model", "limit", "travels", "package", "float", "score", "goal", "form", "seconds")
+        print_head("model", "limit", "travels", "package", "float", "score", "goal", "form", "processor s")
         for figures in list_figures(options):
             rows.append(figures)
             counts = [f"{figures.get(key, 0):,}" for key in ("limit", "transport_bytes", "package_bytes")]
             scores = [f"{100 * figures.get(key, 0):.2f} %" for key in ("source_score", "score", "goal")]
-            print_row(figures["model"], *counts, *scores, figures["label"], f"{figures['seconds']:.0f}")
+            print_row(figures["model"], *counts, *scores, figures["label"], f"{figures['processor_s']:.0f}")
     write_json(options.json, rows)
 
 

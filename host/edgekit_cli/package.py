@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from dataclasses import replace
@@ -202,7 +203,11 @@ def command(
 
 
 def _import_engines() -> None:
-    """Import the slow modules; Ctrl-C waits, because an interrupt crashes extension modules on import."""
+    """Import the slow modules; Ctrl-C waits, because an interrupt crashes extension modules on import.
+
+    Numpy multiplies with one thread: its threads wait in a busy loop, and sums would depend on their number.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     interrupts: list[int] = []
     in_main = threading.current_thread() is threading.main_thread()  # a handler can be set only there
     before = signal.getsignal(signal.SIGINT)

@@ -66,13 +66,14 @@ class Search:
     kinds: tuple[str, ...] = (forms.INT8_WEIGHTS,)
     transport_bytes: Callable[[Model, str], int] = deflated_bytes
     candidate_set: CandidateSet = field(default_factory=CandidateSet)
+    limit_s: float = math.inf
 
     def __post_init__(self) -> None:
         draw = np.random.default_rng(1)
         self.samples: list[Feeds] = [{"x": draw.normal(size=(1, 64)).astype(np.float32)} for _ in range(80)]
         self.floats = network()
         self.quantizer = PartlyFailingQuantizer(self.floats, ASYMMETRIC, threads=1)
-        self.work = SearchWork(OnnxModel(self.floats), {}, math.inf)
+        self.work = SearchWork(OnnxModel(self.floats), {}, self.limit_s)
 
     def run(self, max_transport_bytes: float) -> list[Candidate]:
         """Return the candidates that it adds."""
@@ -93,7 +94,8 @@ class Search:
             progress=lambda _text, _done, _total: None,
         )
         start = FloatStart(floats=self.floats, bases={kind: self._base(kind) for kind in self.kinds})
-        FormCompressor(self.candidate_set, task, self.samples, fidelity, start).add_all()
+        for _ in FormCompressor(self.candidate_set, task, self.samples, fidelity, start).add_forms():
+            pass
         return self.candidate_set.candidates
 
     def _base(self, kind: str) -> Form:
@@ -141,7 +143,7 @@ def test_refusal_speaks_of_the_packages_that_were_tried() -> None:
     assert note.endswith("none travels within the limit; the smallest tried takes 4,800 bytes")
 
 
-def test_refusal_of_a_search_that_was_stopped_names_its_limit() -> None:
+def test_search_that_was_stopped_records_the_limit_that_allows_more() -> None:
     sizes = scripted(EMPTY_BYTES, 5000)
 
     def measure_last(model: Model, kind: str) -> int:
@@ -153,7 +155,32 @@ def test_refusal_of_a_search_that_was_stopped_names_its_limit() -> None:
     search = Search(transport_bytes=measure_last)
     search.run(4000)
     (note,) = search.candidate_set.dropped
-    assert note.endswith("the smallest tried takes 5,000 bytes; limit of the search (--search-seconds)")
+    assert note.endswith("the smallest tried takes 5,000 bytes")
+    stop = search.candidate_set.stops[0]
+    assert stop.subject == "further compressed forms"
+    assert stop.needed_s > search.work.limit_s
+
+
+def test_search_that_cannot_make_a_package_begins_none_and_names_the_limit_that_makes_it() -> None:
+    stopped, allowed = Search(limit_s=1e-4), Search()
+    assert stopped.run(7000) == []
+    assert stopped.work.spent_s == 0
+    (stop,) = stopped.candidate_set.stops
+    allowed.work.limit_s = stop.needed_s
+    (candidate,) = allowed.run(7000)
+    assert deflated_bytes(candidate.model, "") <= 7000
+
+
+def test_every_arithmetic_has_a_package_before_one_is_refined() -> None:
+    measured: list[str] = []
+
+    def measure(model: Model, kind: str) -> int:
+        measured.append(kind)
+        return EMPTY_BYTES if measured.count(kind) == 1 else 5000
+
+    Search(kinds=(forms.STATIC_INT8, forms.INT8_WEIGHTS), transport_bytes=measure).run(4000)
+    # Each begins with a package without codes.
+    assert measured[:5] == [*2 * [forms.STATIC_INT8], *2 * [forms.INT8_WEIGHTS], forms.STATIC_INT8]
 
 
 def test_arithmetic_whose_forms_cannot_be_built_ends_no_search_for_another() -> None:
@@ -196,5 +223,5 @@ def test_search_that_stops_after_8_bits_leaves_that_form_for_the_refusal() -> No
     search = Search(transport_bytes=measure_last)
     (candidate,) = search.run(7200)
     (note,) = search.candidate_set.dropped
-    size = deflated_bytes(candidate.model, "")
-    assert note.endswith(f"the smallest tried takes {size:,} bytes; limit of the search (--search-seconds)")
+    assert note.endswith(f"the smallest tried takes {deflated_bytes(candidate.model, ''):,} bytes")
+    assert search.candidate_set.stops

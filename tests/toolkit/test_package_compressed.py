@@ -1,6 +1,7 @@
 """`edgekit package` with limits that only compressed forms keep."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ from tests.toolkit.package_run import (
     package,
     read_only,
     saved,
+    stored,
     tiny,
     tiny_scored_on,
 )
@@ -215,6 +217,7 @@ def test_search_of_no_work_makes_no_compressed_form_and_says_so(tmp_path: Path) 
     report = json.loads(document.read_text())
     assert not any("weights of" in candidate["label"] for candidate in report["candidates"])
     assert any("compressed forms: limit of the search" in warning for warning in report["warnings"])
+    assert re.search(r", or --search-seconds \d+$", outcome.error["needed"])
 
 
 def test_refusal_without_samples_asks_for_some(tmp_path: Path) -> None:
@@ -232,3 +235,29 @@ def test_size_below_that_of_int8_weights_is_kept_by_pruned_channels(tmp_path: Pa
     assert outcome.code == 0, outcome.stdout
     assert "pruned" in chosen_of(outcome.json)["label"]
     assert only_package(tmp_path / "out").stat().st_size <= 26_000
+
+
+def test_metric_of_masks_judges_a_package_within_a_limit_on_transport(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    weights = {
+        "w1": random_weight(draw, 32, 1, 3, 3),
+        "w2": random_weight(draw, 32, 32, 3, 3),
+        "w3": random_weight(draw, 1, 32, 1, 1),
+    }
+    nodes = [
+        node("Conv", ["x", "w1"], ["h1"], pads=[1, 1, 1, 1]),
+        node("Relu", ["h1"], ["r1"]),
+        node("Conv", ["r1", "w2"], ["h2"], pads=[1, 1, 1, 1]),
+        node("Relu", ["h2"], ["r2"]),
+        node("Conv", ["r2", "w3"], ["logits"]),
+        node("Sigmoid", ["logits"], ["y"]),
+    ]
+    model = saved(model_of(nodes, weights, {"x": [1, 1, 12, 12]}), tmp_path / "net.onnx")
+    images = stored(tmp_path / "x.npz", {"x": draw.normal(size=(60, 1, 12, 12)).astype(np.float32)})
+    metric = Path(__file__).parents[2] / "benchmarks" / "metrics.py"
+    options = ("--calibration", images, "--metric", f"{metric}:mask_iou", "--search-seconds", "10")
+    outcome = package(model, tmp_path / "out", *options, "-b", "transport=8kB,drop=10%", "--json")
+    assert outcome.code == 0, outcome.stdout
+    candidate = chosen_of(outcome.json)
+    assert "weights of" in candidate["label"]
+    assert candidate["figures"]["transport"]["value"] <= 8_000

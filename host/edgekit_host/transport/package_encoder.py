@@ -6,11 +6,12 @@ by LZMA, whichever is estimated to be smaller; small packages are coded by three
 Source: docs/reference/fleet-deltas.md.
 """
 
+import functools
 import lzma
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -63,7 +64,7 @@ _GRAM_BYTES: Final = 8  # shortest piece to copy; a run costs about as many byte
 _RUN_BYTES: Final = 5
 _LEAST_TENSOR_BYTES: Final = 16
 _CODES_FACTORS: Final = (1.0, 0.8, math.inf)  # of the estimated size of codes; all are tried
-_TRIED_PACKAGE_BYTES: Final = 1 << 20  # of a larger package only the first one is
+_TRIED_PACKAGE_BYTES: Final = 1 << 18  # of a larger package only the first one is: others save 0.1 %
 _QUICK_BYTES: Final = 64 << 10  # of a stream that is packed with all models
 _TRIMMED_BYTES: Final = 1 << 20
 _SAMPLE_BYTES: Final = 8 << 10
@@ -71,7 +72,7 @@ _LZMA_END_BYTES: Final = 12
 _LZMA_MODELS: Final = (3, 0, 90, 93, 110)  # lc, lp, pb: 3, 0, 0; 0, 0, 0; 0, 0, 2; 3, 0, 2; 2, 2, 2
 _LEAST_CODED_WORDS_BYTES: Final = 16 << 10  # planes of smaller tensors change before the tables follow
 _HALF_EXPONENTS: Final = (-24, 15)  # of float16
-_NOISE_SEEDS: Final = range(64)  # of golden inputs, one each
+_NOISE_SEEDS: Final = 64  # of golden inputs, one each
 _MAX_MULTIPLE: Final = 0x7FFF
 _GOLDEN: Final = "golden/"
 _TRIED_BYTES: Final = 4 << 10  # of float16 weights; most steps do not fit even those
@@ -89,7 +90,7 @@ class _Run:
     base: int
     begin: int
     length: int
-    multipliers: NDArray[np.int32] | None = None
+    multipliers: NDArray[np.int32] | None = field(default=None, compare=False)  # follow from the rest
     step: int = 0
     is_coded: bool = False
 
@@ -103,7 +104,9 @@ def encode(base: bytes, package: bytes) -> bytes | None:
     """
     factors = _CODES_FACTORS[: None if len(package) <= _TRIED_PACKAGE_BYTES else 1]
     try:
-        return min((_encode(_find_runs(base, package, factor), base, package) for factor in factors), key=len)
+        finder = _RunFinder(base, package)
+        choices = dict.fromkeys(tuple(finder.find(factor)) for factor in factors)
+        return min((_encode(runs, base, package) for runs in choices), key=len)
     except PackageError:
         return None
 
@@ -114,7 +117,7 @@ def coded_size(package: bytes) -> int:
     return coded_bytes if coded_bytes < WORTH * len(package) else len(package)
 
 
-def _encode(runs: list[_Run], old: bytes, target: bytes) -> bytes:
+def _encode(runs: Sequence[_Run], old: bytes, target: bytes) -> bytes:
     base, new = np.frombuffer(old, dtype=np.uint8), np.frombuffer(target, dtype=np.uint8)
     control, literals, residuals, expected = bytearray(), bytearray(), bytearray(), 0
     codes = [np.zeros(0, np.uint8)]
@@ -228,20 +231,47 @@ def _count_bits(plane: NDArray[np.uint8]) -> float:
     return nats / math.log(2) + 1.44 * total * len(counts) / 2**14
 
 
-def _choose_coding(
-    run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8], codes_factor: float
-) -> tuple[float, _Run]:
-    """Return the estimated size of a run by the coding that suits it, and the run with that coding."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Estimate:
+    """A run, and its estimated sizes if LZMA packs it and if it is coded."""
+
+    run: _Run
+    packed_bytes: float
+    coded_bytes: float
+
+    def bytes(self, codes_factor: float) -> float:
+        return min(self.packed_bytes, codes_factor * self.coded_bytes)
+
+
+def _estimate(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> _Estimate:
     residual = _subtract(replace(run, length=min(run.length, BLOCK_BYTES)), base, new)
-    packed_bytes, coded_bytes = (
-        _measure_packed(residual),
-        codes_factor * _estimate_coded(residual, run.kind.residual_width),
+    return _Estimate(
+        run=run,
+        packed_bytes=_measure_packed(residual),
+        coded_bytes=_estimate_coded(residual, run.kind.residual_width),
     )
-    return min(packed_bytes, coded_bytes), replace(run, is_coded=coded_bytes < packed_bytes)
 
 
-def _choose_new_run(tensor: TensorPosition, new: NDArray[np.uint8], codes_factor: float) -> _Run | None:
-    """Return the run that makes a tensor without a base; None if a literal does as well."""
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """The runs that can make a tensor, and the size of its bytes as they are if they may stay so."""
+
+    estimates: Sequence[_Estimate]
+    literal_bytes: float = math.inf
+
+    def choose(self, codes_factor: float) -> _Run | None:
+        """Return the smallest run with the coding that suits it; None if a literal does as well."""
+        best = min(self.estimates, key=lambda estimate: estimate.bytes(codes_factor))
+        size = best.bytes(codes_factor)
+        if self.literal_bytes <= size + _RUN_BYTES or (
+            math.isfinite(self.literal_bytes) and math.isinf(codes_factor)
+        ):
+            return None
+        return replace(best.run, is_coded=size < best.packed_bytes)
+
+
+def _list_new_runs(tensor: TensorPosition, new: NDArray[np.uint8]) -> _Options:
+    """Return the runs that make a tensor without a base."""
     content = new[tensor.offset : tensor.offset + tensor.length]
     kinds = {1: [NEW_BYTES], 2: [NEW_FLOAT16], 4: [NEW_INT32, NEW_FLOAT32]}[tensor.width]
     zero = 0x80 if tensor.is_signed is False else 0
@@ -249,27 +279,31 @@ def _choose_new_run(tensor: TensorPosition, new: NDArray[np.uint8], codes_factor
     step = _find_step(content) if tensor.width == 4 else 0
     if step:
         runs.append(_Run(NEW_MULTIPLES, 0, tensor.offset, tensor.length, step=step))
-    size, run = min(
-        (_choose_coding(run, new, new, codes_factor) for run in runs), key=lambda candidate: candidate[0]
-    )
     literal_bytes = _measure_packed(new[tensor.offset :][: min(tensor.length, BLOCK_BYTES)])
-    return run if codes_factor < math.inf and size + _RUN_BYTES < literal_bytes else None
+    return _Options([_estimate(run, new, new) for run in runs], literal_bytes)
+
+
+@functools.cache
+def _draw_noise_heads() -> NDArray[np.uint8]:
+    """Return the first bytes of the noise of each seed."""
+    return np.stack([draw_bytes(seed, 0, _GRAM_BYTES) for seed in range(_NOISE_SEEDS)])
 
 
 def _find_noise(content: NDArray[np.uint8]) -> int | None:
     """Return the seed whose noise some bytes are, if there is one."""
-    for seed in _NOISE_SEEDS:
-        begin = draw_bytes(seed, 0, min(len(content), _GRAM_BYTES))
-        if np.array_equal(begin, content[: len(begin)]):
-            return seed if np.array_equal(draw_bytes(seed, 0, len(content)), content) else None
+    head = content[:_GRAM_BYTES]
+    for seed in np.flatnonzero((_draw_noise_heads()[:, : len(head)] == head).all(axis=1)):
+        if np.array_equal(draw_bytes(int(seed), 0, len(content)), content):
+            return int(seed)
     return None
 
 
 def _find_step(content: NDArray[np.uint8]) -> int:
     """Return the bits of the largest power of two of which float32 words are few multiples; 0 if none is."""
-    words = np.ascontiguousarray(content).view("<f4").astype(np.float64)
-    if not np.isfinite(words).all() or not words.any():
+    floats = np.ascontiguousarray(content).view("<f4")
+    if not np.isfinite(floats).all() or not floats.any():
         return 0
+    words = floats.astype(np.float64)
     mantissas, exponents = np.frexp(words[words != 0])
     integers = np.abs(mantissas * 2.0**24).astype(np.int64)
     lowest = (exponents - 24 + np.log2(integers & -integers).astype(np.int64)).min()
@@ -284,55 +318,88 @@ def _find_step(content: NDArray[np.uint8]) -> int:
 # The runs
 
 
-def _find_runs(old: bytes, target: bytes, codes_factor: float) -> list[_Run]:
-    """Return the runs of which the new package consists, in order.
+class _RunFinder:
+    """Finds the runs of which the new package consists; each is measured once for all factors.
 
     Raises:
-        PackageError: one file is no package, or too much of it is unknown.
+        PackageError: one file is no package.
     """
-    base_tensors = {tensor.name: tensor for tensor in list_tensors(old)} if old else {}
-    tensors = {tensor.name: tensor for tensor in list_tensors(target)}
-    base, new = np.frombuffer(old, dtype=np.uint8), np.frombuffer(target, dtype=np.uint8)
-    matched: list[_Run] = []
-    matched_old: list[tuple[int, int]] = []
-    end, factors = 0, (0, 0)  # offset and length of the words before, as the device has them
-    for tensor in tensors.values():
-        if tensor.offset < end or tensor.length < _LEAST_TENSOR_BYTES or tensor.length % tensor.width:
-            continue
-        twin = base_tensors.get(tensor.name)
+
+    def __init__(self, old: bytes, target: bytes) -> None:
+        self._old, self._target = old, target
+        self._base_tensors = {tensor.name: tensor for tensor in list_tensors(old)} if old else {}
+        self._tensors = {tensor.name: tensor for tensor in list_tensors(target)}
+        self._base, self._new = np.frombuffer(old, dtype=np.uint8), np.frombuffer(target, dtype=np.uint8)
+        self._options: dict[tuple[str, tuple[int, int]], _Options] = {}
+
+    def find(self, codes_factor: float) -> list[_Run]:
+        """Return the runs in order.
+
+        Args:
+            codes_factor: of the estimated size of codes.
+
+        Raises:
+            PackageError: too much of the package is unknown.
+        """
+        matched: list[_Run] = []
+        matched_old: list[tuple[int, int]] = []
+        end, factors = 0, (0, 0)  # offset and length of the words before, as the device has them
+        for tensor in self._tensors.values():
+            if tensor.offset < end or tensor.length < _LEAST_TENSOR_BYTES or tensor.length % tensor.width:
+                continue
+            key = tensor.name, factors
+            if key not in self._options:
+                self._options[key] = self._list_runs(tensor, factors)
+            run = self._options[key].choose(codes_factor)
+            if run is None:
+                continue
+            if run.kind.has_base and (twin := self._find_twin(tensor)):
+                matched_old.append((twin.offset, twin.length))
+            matched.append(run)
+            end = tensor.offset + tensor.length
+            if tensor.width == 4:
+                factors = (tensor.offset, tensor.length if tensor.length <= BLOCK_BYTES else 0)
+        runs = sorted([*matched, *self._fill(matched, matched_old)], key=lambda run: run.begin)
+        if len(runs) > MAX_RUNS:
+            raise PackageError("the package has too many pieces")
+        return runs
+
+    def _find_twin(self, tensor: TensorPosition) -> TensorPosition | None:
+        twin = self._base_tensors.get(tensor.name)
+        is_alike = twin is not None and (twin.length, twin.width) == (tensor.length, tensor.width)
+        return twin if is_alike else None
+
+    def _list_runs(self, tensor: TensorPosition, factors: tuple[int, int]) -> _Options:
+        base, new = self._base, self._new
         seed = _find_noise(new[tensor.offset : tensor.offset + tensor.length]) if tensor.width == 1 else None
-        run: _Run | None
         if seed is not None:
             run = _Run(NEW_NOISE, 0, tensor.offset, tensor.length, step=seed)
-        elif twin is None or (twin.length, twin.width) != (tensor.length, tensor.width):
-            run = _choose_new_run(tensor, new, codes_factor)
-        else:
-            scales = (
-                None
-                if tensor.scale not in tensors or twin.scale not in base_tensors
-                else (_read_floats(base_tensors[twin.scale], base), _read_floats(tensors[tensor.scale], new))
+            return _Options([_Estimate(run=run, packed_bytes=0, coded_bytes=math.inf)])
+        twin = self._find_twin(tensor)
+        if twin is None:
+            return _list_new_runs(tensor, new)
+        scales = (
+            None
+            if tensor.scale not in self._tensors or twin.scale not in self._base_tensors
+            else (
+                _read_floats(self._base_tensors[twin.scale], base),
+                _read_floats(self._tensors[tensor.scale], new),
             )
-            runs = [_choose_run(tensor, twin, base, new, scales), *_find_products(tensor, factors, new)]
-            best = min(runs, key=lambda run: _estimate_bytes(run, base, new))
-            _, run = _choose_coding(best, base, new, codes_factor)
-            matched_old.append((twin.offset, twin.length))
-        if run is None:
-            continue
-        matched.append(run)
-        end = tensor.offset + tensor.length
-        if tensor.width == 4:
-            factors = (tensor.offset, tensor.length if tensor.length <= BLOCK_BYTES else 0)
-    gaps = list(_list_gaps([(run.begin, run.length) for run in matched], len(target)))
-    if not old:
-        runs = [*matched, *(_Run(LITERAL, 0, begin, length) for begin, length in gaps)]
-    elif sum(length for _, length in gaps) > _MAX_SEARCHED_BYTES:
-        raise PackageError("too much of the package is unknown")
-    else:
-        copier = _Copier(old, list(_list_gaps(sorted(matched_old), len(old))))
-        runs = [*matched, *(run for begin, length in gaps for run in copier.find(target, begin, length))]
-    if len(runs) > MAX_RUNS:
-        raise PackageError("the package has too many pieces")
-    return sorted(runs, key=lambda run: run.begin)
+        )
+        runs = [_choose_run(tensor, twin, base, new, scales), *_find_products(tensor, factors, new)]
+        return _Options([_estimate(min(runs, key=lambda run: _estimate_bytes(run, base, new)), base, new)])
+
+    def _fill(self, matched: Sequence[_Run], matched_old: list[tuple[int, int]]) -> Iterator[_Run]:
+        """Yield the runs between those of tensors."""
+        gaps = list(_list_gaps([(run.begin, run.length) for run in matched], len(self._target)))
+        if not self._old:
+            yield from (_Run(LITERAL, 0, begin, length) for begin, length in gaps)
+            return
+        if sum(length for _, length in gaps) > _MAX_SEARCHED_BYTES:
+            raise PackageError("too much of the package is unknown")
+        copier = _Copier(self._old, list(_list_gaps(sorted(matched_old), len(self._old))))
+        for begin, length in gaps:
+            yield from copier.find(self._target, begin, length)
 
 
 def list_tensors(package: bytes) -> Iterator[TensorPosition]:

@@ -15,6 +15,7 @@ Kullback-Leibler divergence and mean squared error loss in knowledge distillatio
 logits; H. Zhang et al., mixup, 2018.
 """
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -101,13 +102,8 @@ def distil(
         DataError: there are too few samples.
         BackendError: onnxruntime does not run the training graph.
     """
-    alike = [feeds for feeds in samples if _shapes(feeds) == _shapes(samples[0])]
-    if len(alike) < _MIN_SAMPLES:
-        raise DataError(f"{len(alike)} samples are too few, at least {_MIN_SAMPLES} are needed")
     rng = np.random.default_rng(0)
-    shuffled = rng.permutation(len(alike))
-    count = math.ceil(len(alike) * _HELD_BACK)
-    held_back, own = ([alike[index] for index in part] for part in (shuffled[:count], shuffled[count:]))
+    held_back, own = _hold_back(samples, rng)
     targets = _Targets(teacher, own)
     room = _MAX_BYTES // max(sum(value.nbytes for value in targets.outputs[0]), 1)
     mixes = _Mixes(own, min(_MIXES * len(own), room), rng)
@@ -128,13 +124,12 @@ def distil(
     draws = np.concatenate([rng.permutation(mixes.count) for _ in range(rounds)])
     for step in range(steps):
         batch = draws[step * BATCH : (step + 1) * BATCH]
-        gradients: dict[str, Array] = {}
-        for part in np.split(batch, BATCH // network.batch):
-            summands = network.gradients(weights, [mixes.feeds(i) for i in part], [wanted[i] for i in part])
-            for name, gradient in summands.items():
-                gradients[name] = gradients[name] + gradient if name in gradients else gradient
-        rate = _RATE * min(1, (step + 1) / (_WARM_UP * steps)) * (1 + math.cos(math.pi * step / steps)) / 2
-        weights = adam.move(weights, gradients, rate)
+        parts = [
+            network.gradients(weights, [mixes.feeds(i) for i in part], [wanted[i] for i in part])
+            for part in np.split(batch, BATCH // network.batch)
+        ]
+        gradients = {name: functools.reduce(np.add, [part[name] for part in parts]) for name in parts[0]}
+        weights = adam.move(weights, gradients, _find_rate(step, steps))
         progress(step + 1, steps)
         if step + 1 in {steps // 2, steps}:  # most of a gain shows in the first half
             noise_after = noise(weights)
@@ -143,6 +138,21 @@ def distil(
     else:
         model = _with_weights(student, weights)
     return Distillation(model=model, noise_before=noise_before, noise_after=noise_after)
+
+
+def _hold_back(samples: Sequence[Feeds], rng: np.random.Generator) -> tuple[list[Feeds], list[Feeds]]:
+    """Return samples of the first one's shapes in two parts: those held back, and the others."""
+    alike = [feeds for feeds in samples if _shapes(feeds) == _shapes(samples[0])]
+    if len(alike) < _MIN_SAMPLES:
+        raise DataError(f"{len(alike)} samples are too few, at least {_MIN_SAMPLES} are needed")
+    shuffled = [alike[index] for index in rng.permutation(len(alike))]
+    count = math.ceil(len(alike) * _HELD_BACK)
+    return shuffled[:count], shuffled[count:]
+
+
+def _find_rate(step: int, steps: int) -> float:
+    """Return the rate of a step: it rises in a warm-up, and falls to 0 as a cosine does."""
+    return _RATE * min(1, (step + 1) / (_WARM_UP * steps)) * (1 + math.cos(math.pi * step / steps)) / 2
 
 
 def _shapes(feeds: Feeds) -> dict[str, tuple[int, ...]]:

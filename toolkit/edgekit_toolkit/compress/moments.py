@@ -1,7 +1,7 @@
 """Second moments of a layer's patches, in the float network and in the compressed one, from a few samples."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ _PATCHES_EACH: Final = 2.0
 _LEAST_SHRINK: Final = 0.25
 # How strongly least squares hold a row to its own weights.
 _RIDGE: Final = 0.05
+_MAX_FLOAT32: Final = 1e15  # a sum of squares stays finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,15 @@ class Moments:
     @classmethod
     def measure(
         cls,
-        patches: Floats,
-        float_patches: Floats,
+        patches: NDArray[np.floating[Any]],
+        float_patches: NDArray[np.floating[Any]],
         *,
         centred: bool,
         columns: NDArray[np.intp] | None = None,
     ) -> "Moments":
         """Return the moments of patches [P, G, J] and [P, G, K], at the same positions.
+
+        Products are of the precision of the patches, unless these are very large.
 
         Args:
             patches: of the compressed network.
@@ -53,18 +56,15 @@ class Moments:
         """
         if columns is None:
             columns = np.arange(float_patches.shape[-1])
-        means = [values.mean(axis=0) * centred for values in (patches, float_patches)]
-        new, old = (
-            np.ascontiguousarray((values - mean).transpose(1, 2, 0))
-            for values, mean in zip((patches, float_patches), means, strict=True)
-        )
+        mean, new = _centre(patches, centred=centred)
+        float_mean, old = (mean, new) if patches is float_patches else _centre(float_patches, centred=centred)
+        own = _multiply(new, new)
+        cross = own if patches is float_patches else _multiply(old, new)
         count = len(patches)
-        own = new @ new.transpose(0, 2, 1) / count
-        cross = own if patches is float_patches else old @ new.transpose(0, 2, 1) / count
         share = min(1.0, _PATCHES_EACH * cross.shape[1] / count)
         if share >= _LEAST_SHRINK:
             own, cross = _shrink(own, share, np.arange(len(columns))), _shrink(cross, share, columns)
-        return cls(own, cross, means[0], means[1], columns)
+        return cls(own, cross, mean, float_mean, columns)
 
     def restrict(self, columns: NDArray[np.intp]) -> "Moments":
         """Return the moments for some of the compressed network's columns."""
@@ -92,6 +92,22 @@ class Moments:
     @property
     def damped(self) -> Floats:
         return damp(self.own)
+
+
+def _centre(patches: NDArray[np.floating[Any]], *, centred: bool) -> tuple[Floats, NDArray[np.floating[Any]]]:
+    """Return the mean of patches, 0 if they are not centred, and the patches without it."""
+    if max(patches.max(initial=0), -patches.min(initial=0)) > _MAX_FLOAT32:
+        patches = patches.astype(np.float64)
+    if not centred:
+        return np.zeros(patches.shape[1:]), patches
+    mean = patches.mean(axis=0, dtype=np.float64)
+    return mean, patches - mean.astype(patches.dtype)
+
+
+def _multiply(old: NDArray[np.floating[Any]], new: NDArray[np.floating[Any]]) -> Floats:
+    """Return the mean products [G, K, J] of patches [P, G, K] and [P, G, J]."""
+    products: Floats = (old.transpose(1, 2, 0) @ new.transpose(1, 0, 2)).astype(np.float64)
+    return products / len(new)
 
 
 def _shrink(moment: Floats, share: float, columns: NDArray[np.intp]) -> Floats:

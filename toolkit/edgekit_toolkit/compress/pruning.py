@@ -139,7 +139,8 @@ def _rank(
     readers = {consumer.name for group in waiting for consumer in group.consumers}
     moments: dict[str, Moments] = {}
     rankings = []
-    for number, (layer, inputs, _) in enumerate(TwinRun(model, layers, samples, threads=threads)):
+    run = TwinRun(model, layers, samples, threads=threads, is_single=True)
+    for number, (layer, inputs, _) in enumerate(run):
         progress(number + 1, len(layers))
         if layer.name in readers:
             patches = layer.gather(inputs)
@@ -336,7 +337,10 @@ def _repair(
     for (layer, float_inputs, inputs), new_layer in zip(run, find_layers(result), strict=True):
         rows_stay, columns = parts[layer.name]
         rows = layer.to_rows(source.value(layer.weight))
-        patches, float_patches = new_layer.gather(inputs), layer.gather(float_inputs)
+        patches, float_patches = (
+            new_layer.gather(inputs, layer.max_patches),
+            layer.gather(float_inputs),
+        )
         if not len(patches) or np.array_equal(patches, float_patches) or not weights.is_own(new_layer.weight):
             continue
         if layer.groups == 1:

@@ -29,6 +29,16 @@ def least_error(_layer: Layer, _rows: Floats) -> None:
     """Choose for each row the step of least error."""
 
 
+def find_roundable_layers(model: onnx.ModelProto) -> list[Layer]:
+    """Return the layers that are rounded: neither very wide ones nor those with infinite weights."""
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    return [
+        layer
+        for layer in find_layers(model)
+        if layer.columns <= MAX_COLUMNS and np.isfinite(numpy_helper.to_array(tensors[layer.weight])).all()
+    ]
+
+
 def round_weights(
     model: onnx.ModelProto,
     samples: Sequence[Feeds],
@@ -53,55 +63,54 @@ def round_weights(
         choose_step: returns the steps of a layer.
         threads: threads of one inference.
         quantize: returns the values that an input of a layer has, by its name, where activations are codes.
-        alone: whether each layer is rounded as if all others stayed as they are.
+        alone: whether each layer is rounded as if all else stayed as it is, activations too.
         coarse_biases: whether biases get the digits of a weight alone, which travel in fewer bytes.
         progress: called with the number of the layer that begins, and how many there are.
 
     Raises:
         BackendError: onnxruntime does not run a part of the model.
     """
-    layers = find_layers(model)
+    layers = find_roundable_layers(model)
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     readers = Counter(name for node in model.graph.node for name in node.input)
-    run = TwinRun(model, layers, samples, threads=threads, quantize=quantize)
+    run = TwinRun(model, layers, samples, threads=threads, quantize=quantize, is_single=alone)
     weights: dict[str, CodedWeight] = {}
     values: dict[str, NDArray[Any]] = {} if alone else run.weights
     for number, (layer, float_inputs, inputs) in enumerate(run):
         progress(number + 1, len(layers))
-        rows = layer.to_rows(constants[layer.weight])
-        if layer.columns > MAX_COLUMNS or not np.isfinite(rows).all():
-            continue
-        patches = layer.gather(inputs)
+        rows, patches = layer.to_rows(constants[layer.weight]), layer.gather(inputs)
         if not len(patches):  # no sample reaches the layer
             continue
-        moments = Moments.measure(patches, layer.gather(float_inputs), centred=bool(layer.bias))
+        float_patches = patches if alone else layer.gather(float_inputs)
+        moments = Moments.measure(patches, float_patches, centred=bool(layer.bias))
         if not np.isfinite(moments.cross).all():
             continue
         if layer.weight not in weights:
-            fitted = moments.fit(rows)
-            moment = moments.damped
-            step = choose_step(layer, fitted)
             own_peak = fine_peak if layer.groups > 1 else peak
-            if step is None:
-                step = _own_step(fitted, moment, own_peak)
-            scale = step.astype(np.float32)
-            codes = round_rows(fitted, moment, scale.astype(np.float64), own_peak)
-            coded = layer.from_rows(codes).astype(np.int8)
-            weights[layer.weight] = CodedWeight(coded, scale.reshape(layer.channels))
+            weights[layer.weight] = _round(layer, rows, moments, own_peak, choose_step)
             values[layer.weight] = weights[layer.weight].floats(layer.channel_axis)
         if layer.bias and readers[layer.bias] == 1:
             rounded = layer.to_rows(values[layer.weight])
             bias = constants[layer.bias] + moments.bias_change(rows, rounded)
             if coarse_biases:
-                noise = measure_errors(rounded - moments.fit(rows), moments.damped)
-                bias = _coarsen_to_noise(bias, float(noise.mean()) / layer.columns)
+                bias = _coarsen_to_noise(bias, rounded - moments.fit(rows), moments.damped)
             values[layer.bias] = bias.astype(np.float32)
     biases = {name: np.asarray(value, np.float32) for name, value in values.items() if name not in weights}
     return Compression(weights, biases)
 
 
-def _coarsen_to_noise(bias: Floats, noise: float) -> Floats:
+def _round(layer: Layer, rows: Floats, moments: Moments, peak: int, choose_step: ChooseStep) -> CodedWeight:
+    """Return the codes of a layer's rows."""
+    fitted, moment = moments.fit(rows), moments.damped
+    step = choose_step(layer, fitted)
+    scale = (_own_step(fitted, moment, peak) if step is None else step).astype(np.float32)
+    codes = round_rows(fitted, moment, scale.astype(np.float64), peak)
+    return CodedWeight(layer.from_rows(codes).astype(np.int8), scale.reshape(layer.channels))
+
+
+def _coarsen_to_noise(bias: Floats, errors: Floats, moment: Floats) -> Floats:
     """Return a bias in multiples of the power of two whose rounding leaves about the noise of a weight."""
+    noise = float(measure_errors(errors, moment).mean()) / errors.shape[2]
     step = 2.0 ** np.floor(np.log2(12 * max(noise, _LEAST_NOISE)) / 2)
     coarse: Floats = np.rint(bias / step) * step
     return coarse

@@ -32,6 +32,7 @@ class TwinRun:
         samples: inputs.
         threads: threads of one inference.
         compressed: model of the compressed run: with the same nodes in the same order, by default `model`.
+        is_single: whether there is only one run, whose tensors both get.
         quantize: returns the values that a layer's input has in the compressed run.
 
     Attributes:
@@ -46,11 +47,13 @@ class TwinRun:
         *,
         threads: int,
         compressed: onnx.ModelProto | None = None,
+        is_single: bool = False,
         quantize: Quantize = lambda _name, values: values,
     ) -> None:
         self._quantize = quantize
         self._nodes, self._layers, self._threads = model.graph.node, layers, threads
-        self._floats, self._compressed = _Run(model, samples), _Run(compressed or model, samples)
+        self._floats = _Run(model, samples)
+        self._compressed = self._floats if is_single else _Run(compressed or model, samples)
         self.weights = self._compressed.weights
 
     def __iter__(self) -> Iterator[tuple[Layer, list[NDArray[Any]], list[NDArray[Any]]]]:
@@ -83,7 +86,8 @@ class TwinRun:
             self._floats.run(session, outputs)
             if self._compressed.model is not self._floats.model:
                 session = self._compressed.open(segment, outputs, threads=self._threads)
-            self._compressed.run(session, outputs)
+            if self._compressed is not self._floats:
+                self._compressed.run(session, outputs)
         self._floats.forget(needed_later)
         self._compressed.forget(needed_later)
 

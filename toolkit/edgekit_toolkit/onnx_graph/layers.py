@@ -17,10 +17,14 @@ from numpy.typing import NDArray
 from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute
 
 Floats = NDArray[np.float64]
+Patches = NDArray[np.float32]
 
-# Patches of a layer over all samples: more change a moment little.
-MAX_PATCHES: Final = 12_000
-"""About as many patches are gathered for the moments of a layer."""
+# Patches of a layer over all samples, and their values: more change a moment little. A moment needs several
+# patches for each column.
+_MAX_PATCHES: Final = 12_000
+_MAX_PATCH_VALUES: Final = 6_000_000
+_MIN_PATCHES: Final = 2_000
+_COLUMN_PATCHES: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +71,23 @@ class Layer:
         return np.ascontiguousarray(np.moveaxis(rows.reshape(self.channels, *others), 0, self.channel_axis))
 
     @property
+    def max_patches(self) -> int:
+        """About as many patches are gathered at most."""
+        affordable = _MAX_PATCH_VALUES // (self.groups * self.columns)
+        return min(max(affordable, _COLUMN_PATCHES * self.columns, _MIN_PATCHES), _MAX_PATCHES)
+
+    @property
     def pads_zeros(self) -> bool:
         """Whether patches at a border hold zeros."""
         is_same = attribute(self.node, "auto_pad", b"NOTSET") in {b"SAME_UPPER", b"SAME_LOWER"}
         return self.node.op_type == "Conv" and (is_same or any(attribute(self.node, "pads", [])))
 
-    def gather(self, inputs: Sequence[NDArray[Any]]) -> Floats:
-        """Return patches of the inputs of all inferences, from the same positions in every call."""
-        rng, count = np.random.default_rng(0), max(1, MAX_PATCHES // len(inputs))
+    def gather(self, inputs: Sequence[NDArray[Any]], max_patches: int | None = None) -> Patches:
+        """Return patches of the inputs of all inferences, from the same positions in every call.
+
+        `max_patches`: about as many at most; by default those that suit the layer.
+        """
+        rng, count = np.random.default_rng(0), max(1, (max_patches or self.max_patches) // len(inputs))
         is_stackable = self.node.op_type == "Conv" and len({values.shape[1:] for values in inputs}) == 1
         if not is_stackable:
             return np.concatenate([self.patches(values, count, rng) for values in inputs])
@@ -84,7 +97,7 @@ class Layer:
         draws = [begin + _draw(size, count, rng) for begin, size in zip(begins, sizes, strict=True)]
         return self._take(windows, np.concatenate(draws))
 
-    def patches(self, values: NDArray[Any], count: int, rng: np.random.Generator) -> Floats:
+    def patches(self, values: NDArray[Any], count: int, rng: np.random.Generator) -> Patches:
         """Return the patches of the input at some positions of the output, [positions, groups, columns].
 
         Args:
@@ -96,7 +109,7 @@ class Layer:
             if self.node.op_type == "Gemm" and attribute(self.node, "transA", 0):
                 values = values.T
             rows = values.reshape(-1, values.shape[-1])
-            return rows[_draw(len(rows), count, rng)].astype(np.float64)[:, None]
+            return rows[_draw(len(rows), count, rng)].astype(np.float32)[:, None]
         windows = self._windows(values)
         return self._take(windows, _draw(len(values) * math.prod(windows.shape[2 : values.ndim]), count, rng))
 
@@ -111,12 +124,12 @@ class Layer:
         steps = [slice(None, None, step) for step in (1, 1, *strides, *dilations)]
         return windows[tuple(steps)]
 
-    def _take(self, windows: NDArray[Any], positions: NDArray[np.int64]) -> Floats:
+    def _take(self, windows: NDArray[Any], positions: NDArray[np.int64]) -> Patches:
         batch, sizes = windows.shape[0], windows.shape[2 : len(self.shape)]
         picks = np.unravel_index(positions, (batch, *sizes))
         chosen: Any = (picks[0], slice(None), *picks[1:])
         taken = windows[chosen]  # [positions, channels, kernel]
-        patches: Floats = taken.astype(np.float64).reshape(len(taken), self.groups, -1)
+        patches: Patches = taken.astype(np.float32, copy=False).reshape(len(taken), self.groups, -1)
         return patches
 
     def _pads(

@@ -61,6 +61,18 @@ class Candidate:
     snr_db: float
 
 
+@dataclass(frozen=True, slots=True)
+class StoppedSearch:
+    """What the limit of the search left out.
+
+    Attributes:
+        needed_s: limit that would allow it, with all that was left out before.
+    """
+
+    subject: str
+    needed_s: float
+
+
 @dataclass(slots=True)
 class CandidateSet:
     """The forms to choose from, and the outcome of all others.
@@ -70,6 +82,7 @@ class CandidateSet:
         noises: noise of single blocks, as far as they were measured.
         noise_samples: calibration samples on which output noise was measured; 0 if it was not.
         dropped: forms that could not be built or run, with the reason.
+        stops: what the limit of the search left out.
         wrong_rewrites: rewrites of the engine that are off for static forms, a sentence each.
         set_aside: forms that were built and that a similar form beats, and by how much; without data also
             those that differ from the float model on generated inputs.
@@ -79,6 +92,7 @@ class CandidateSet:
     noises: list[BlockNoise] = field(default_factory=list)
     noise_samples: int = 0
     dropped: list[str] = field(default_factory=list)
+    stops: list[StoppedSearch] = field(default_factory=list)
     set_aside: list[str] = field(default_factory=list)
     wrong_rewrites: list[str] = field(default_factory=list)
 
@@ -100,6 +114,15 @@ class CandidateSet:
             self.dropped.append(f"{label}: {str(error).splitlines()[0]}")
             return None
         return Candidate(label, form, built, snr_db)
+
+    def record_stop(self, subject: str, spent_s: float, more_s: float) -> None:
+        """Record that something was left out which needs more work than the search had left."""
+        self.stops.append(StoppedSearch(subject, max(spent_s, self.needed_s) + more_s))
+
+    @property
+    def needed_s(self) -> float:
+        """Limit of the search that would have allowed all that is known to be left out; 0 if nothing is."""
+        return max((stop.needed_s for stop in self.stops), default=0.0)
 
     def undo(self, candidate: Candidate | None) -> None:
         """Forget the form that was added or dropped last."""

@@ -27,6 +27,7 @@ from edgekit_toolkit.pipeline.compressed_forms import (
     CompressionTask,
     FloatStart,
     FormCompressor,
+    in_turns,
     rounding_s,
 )
 from edgekit_toolkit.pipeline.drafts import Draft
@@ -123,16 +124,8 @@ def _add_all(candidate_set: CandidateSet, task: CompressionTask) -> None:
     if task.needs_fewer_macs:
         starts = [*_prune(candidate_set, task, samples, fidelity, starts[0].bases), *starts]
     compressors = [FormCompressor(candidate_set, task, samples, fidelity, start) for start in starts]
-    for compressor in compressors:
-        compressor.add_all()
-    if any(compressor.is_stopped for compressor in compressors):
-        _note_limit(candidate_set, task, "further compressed forms")
-
-
-def _note_limit(candidate_set: CandidateSet, task: CompressionTask, subject: str) -> None:
-    note = f"{subject}: limit of the search (--search-seconds)"
-    task.progress(note, None, None)
-    candidate_set.dropped.append(note)
+    for _ in in_turns(compressor.add_forms() for compressor in compressors):
+        pass
 
 
 def _find_starts(candidate_set: CandidateSet, task: CompressionTask) -> list[FloatStart]:
@@ -183,7 +176,7 @@ def _prune(
     """Return float models with fewer and fewer channels, each with the forms `bases` for its own ranges."""
     cost_s = _PRUNING_ROUNDS * rounding_s(task.floats, len(samples), task)
     if not task.work.take(cost_s):
-        _note_limit(candidate_set, task, "pruned forms")
+        candidate_set.record_stop("pruned forms", task.work.spent_s, cost_s)
         return []
     try:
         sliced_models = prune(

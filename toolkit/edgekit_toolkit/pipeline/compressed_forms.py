@@ -2,12 +2,15 @@
 
 The steps for a limit on transport come from a model of the bytes: those of a package whose codes are all 0,
 and the entropy of the nearest codes. What one rounding takes more or less than that corrects the next guess,
-so that one or two roundings meet the limit; both arithmetics share them.
+so that one or two roundings meet the limit. Each arithmetic has its own roundings, for the activations of its
+kernels, and all take turns, so that each has a first package before one is refined.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -18,13 +21,18 @@ from onnx import numpy_helper
 from edgekit_runtime.errors import EdgekitError
 from edgekit_toolkit.compress.code_sizes import MAX_STRENGTH, MIN_STRENGTH, CodeSizes
 from edgekit_toolkit.compress.compression import CodedWeight, Compression
-from edgekit_toolkit.compress.sequential import MAX_COLUMNS, ChooseStep, least_error, round_weights
+from edgekit_toolkit.compress.sequential import (
+    ChooseStep,
+    find_roundable_layers,
+    least_error,
+    round_weights,
+)
 from edgekit_toolkit.compress.steps import EqualSlopeSteps, probe_step
 from edgekit_toolkit.evaluation.judge import cost_of_nodes
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.channels import Channels
-from edgekit_toolkit.onnx_graph.layers import MAX_PATCHES, Layer, find_layers
+from edgekit_toolkit.onnx_graph.layers import Layer, find_layers
 from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet
 from edgekit_toolkit.pipeline.request import Progress
 from edgekit_toolkit.quantize.forms import Form
@@ -40,8 +48,12 @@ FAILURES: Final = (EdgekitError, *ODD_GRAPH)
 _OWN_SCALE_BYTES: Final = 3
 # Weights of so many bits: with a scale for each channel they lose little (benchmarks/compression.py).
 _FEW_BITS: Final = (4, 3)
-# The search for steps ends with a package of at least this share of the limit, or after so many tries.
-_CLOSE: Final = 0.985
+# Equal bits are tried beside steps that suit where they use this share of the limit.
+_WORTHWHILE: Final = 0.8
+# The search for steps aims at a share of the limit, and ends with a package of at least another one, or after
+# so many tries.
+_AIM: Final = 0.995
+_CLOSE: Final = 0.99
 _MAX_TRIES: Final = 4
 # The package that is tried has the golden outputs of another form, which may take some bytes more or fewer.
 _MARGIN: Final = 0.998
@@ -49,11 +61,14 @@ _MARGIN: Final = 0.998
 _USUAL_EXCESS: Final = 0.03
 # Strength of the steps in a package without codes: its scales and biases take about as many bytes as others.
 _EMPTY_STRENGTH: Final = 0.3
-# Work of a nominal processor: products of moments and of rounding, values of patches, bytes of a package.
+# Work of a nominal processor: products of moments and of rounding, values of patches, packages and codes.
 _PRODUCT_S: Final = 1 / 25e9
-_PATCH_VALUE_S: Final = 50e-9
-_CODED_BYTE_S: Final = 3e-6
+_PATCH_VALUE_S: Final = 10e-9
+_ROUNDING_PRODUCTS: Final = 24
+_PACKAGE_S: Final = 0.25
+_CODE_S: Final = 0.5e-6
 
+_END: Final = object()
 _Package = tuple[int, Candidate]  # with the bytes that travel
 
 
@@ -111,23 +126,27 @@ class FloatStart:
     bases: dict[str, Form]
 
 
-def rounding_s(model: onnx.ModelProto, samples: int, task: CompressionTask) -> float:
-    """Return the work of one rounding of all layers, in seconds of a nominal processor."""
-    total_s = 2 * samples * task.work.inference_s
+def rounding_s(model: onnx.ModelProto, samples: int, task: CompressionTask, *, runs: int = 2) -> float:
+    """Return the work of one rounding of all layers, in seconds of a nominal processor.
+
+    `runs`: 1 if each layer is rounded alone, 2 if also the compressed network runs.
+    """
+    total_s = runs * samples * task.work.inference_s
     macs = {cost.name: cost.macs for cost in cost_of_nodes(OnnxModel(model), task.dims)}
     for layer in find_layers(model):
         weights = layer.channels * layer.columns
         positions = macs.get(layer.node.name or layer.name, math.inf) / weights
-        values = min(MAX_PATCHES, samples * positions) * layer.groups * layer.columns
-        total_s += _PATCH_VALUE_S * values + _PRODUCT_S * layer.columns * (4 * values + 24 * weights)
+        values = runs * min(layer.max_patches, samples * positions) * layer.groups * layer.columns
+        total_s += _PATCH_VALUE_S * values + _PRODUCT_S * layer.columns * (
+            values + _ROUNDING_PRODUCTS * weights
+        )
     return total_s
 
 
 class FormCompressor:
     """Makes the compressed forms of one float model.
 
-    Attributes:
-        is_stopped: whether the limit of the search left a form out.
+    The work of the first package within a limit on transport is taken before any of it is done.
     """
 
     def __init__(
@@ -138,65 +157,80 @@ class FormCompressor:
         fidelity: Fidelity,
         start: FloatStart,
     ) -> None:
-        self.is_stopped = False
         self._set, self._task, self._samples, self._fidelity = candidate_set, task, samples, fidelity
         self._start, self._limit = start, task.max_transport_bytes * _MARGIN
-        self._plan = next((base.plan for base in start.bases.values() if base.plan is not None), None)
-        self._peak = 127 if self._plan is None else self._plan.scheme.weight_peak
-        constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in start.floats.graph.initializer}
-        self._rounding_s = rounding_s(start.floats, len(samples), task)
-        self._layers = [
-            layer
-            for layer in find_layers(start.floats)
-            if layer.columns <= MAX_COLUMNS and np.isfinite(constants[layer.weight]).all()
-        ]
-        self._weights = {layer.weight: constants[layer.weight] for layer in self._layers}
-        self._biases = {layer.bias: constants[layer.bias] for layer in self._layers if layer.bias}
+        plan = next((base.plan for base in start.bases.values() if base.plan is not None), None)
+        self._peak = 127 if plan is None else plan.scheme.weight_peak
+        self._constants = {
+            tensor.name: numpy_helper.to_array(tensor) for tensor in start.floats.graph.initializer
+        }
+        self._layers = find_roundable_layers(start.floats)
+        weights = sum(layer.channels * layer.columns for layer in self._layers)
+        self._packing_s = (_PACKAGE_S + _CODE_S * weights) * math.isfinite(self._limit)
+        self._rounding_s = rounding_s(start.floats, len(samples), task) + self._packing_s
+        self._reserved_s = 0.0  # of work that is taken and not done yet
+        self._has_added = False
 
-    def add_all(self) -> None:
+    def add_forms(self) -> Iterator[None]:
+        """Add the forms; yields after each package that is measured, so that several models take turns."""
         try:
-            self._add_forms()
+            if not self._layers:
+                self._set.dropped.append("compressed forms: the model has no weights that can be rounded")
+            elif math.isinf(self._limit):
+                for arithmetic in self._start.bases:
+                    self._add(self._build_rounded(arithmetic, "second-order rounding", 8))
+            else:
+                yield from self._add_for_transport()
         except FAILURES as error:
             self._set.dropped.append(f"compressed forms: {str(error).splitlines()[0]}")
 
-    def _add_forms(self) -> None:
-        if not self._layers:
-            self._set.dropped.append("compressed forms: the model has no weights that can be rounded")
-        elif math.isinf(self._limit):
-            self._set.candidates += self._build_rounded(
-                "second-order rounding", "8 bits", self._peak
-            ).values()
-        elif self._task.work.allows(self._rounding_s):
-            self._add_for_transport()
-        else:
-            self.is_stopped = True
+    def _add(self, candidate: Candidate | None) -> None:
+        if candidate is not None:
+            self._set.candidates.append(candidate)
+            self._has_added = True
 
-    def _build_rounded(self, label: str, aim: str, peak: int) -> dict[str, Candidate]:
-        """Return the forms with weights of equal bits, by arithmetic; none at the limit of the search."""
-        compression = self._round(aim, peak)
-        if compression is None:
-            return {}
-        forms = {name: self._build_form(name, label, compression) for name in self._start.bases}
-        return {name: form for name, form in forms.items() if form is not None}
+    def _build_rounded(self, arithmetic: str, label: str, bits: int) -> Candidate | None:
+        """Return a form with weights of equal bits; None if it fails, or at the limit of the search."""
+        compression = self._round(arithmetic, f"{bits} bits", min(2 ** (bits - 1) - 1, self._peak))
+        return None if compression is None else self._build_form(arithmetic, label, compression)
 
     def _build_form(self, arithmetic: str, label: str, compression: Compression) -> Candidate | None:
         form = replace(self._start.bases[arithmetic], compression=compression)
         label = ", ".join(filter(None, (arithmetic, self._start.name, label)))
         return self._set.build(label, self._task.quantizer, form, self._fidelity)
 
-    def _round(self, aim: str, peak: int, choose_step: ChooseStep = least_error) -> Compression | None:
+    def _take(self, seconds: float, subject: str) -> bool:
+        """Take work; returns whether the limit of the search allows it, and records if it does not."""
+        if seconds <= self._reserved_s:
+            self._reserved_s -= seconds
+            return True
+        if self._task.work.take(seconds):
+            return True
+        self._set.record_stop(subject, self._task.work.spent_s, seconds)
+        return False
+
+    def _round(
+        self, arithmetic: str, aim: str, peak: int, choose_step: ChooseStep = least_error
+    ) -> Compression | None:
         """Return the rounded weights; None at the limit of the search. `aim` is shown as progress."""
-        if not self._task.work.take(self._rounding_s):
-            self.is_stopped = True
+        if not self._take(self._rounding_s, "further compressed forms"):
             return None
         step = " of the model with ".join(filter(None, (f"rounding weights to {aim}", self._start.name)))
+        plan = self._start.bases[arithmetic].plan
+
+        def quantize(name: str, values: NDArray[Any]) -> NDArray[Any]:
+            """Return an activation as the kernels see it."""
+            if plan is None or name not in plan.ranges:
+                return values
+            return fake_quantize(values, *plan.ranges[name], plan.scheme)
+
         compression = round_weights(
             self._start.floats,
             self._samples,
             peak=peak,
             fine_peak=self._peak,
             threads=self._task.quantizer.threads,
-            quantize=self._quantize,
+            quantize=quantize,
             progress=lambda done, total: self._task.progress(step, done, total),
             coarse_biases=math.isfinite(self._limit),
             choose_step=choose_step,
@@ -204,103 +238,107 @@ class FormCompressor:
         start = self._start
         return replace(compression, channels=start.channels, is_distilled=start.is_distilled)
 
-    def _quantize(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
-        """Return an activation as the kernels see it."""
-        if self._plan is None or name not in self._plan.ranges:
-            return values
-        return fake_quantize(values, *self._plan.ranges[name], self._plan.scheme)
-
-    def _add_for_transport(self) -> None:
+    def _add_for_transport(self) -> Iterator[None]:
         """Add forms whose packages travel within the limit; where none does, the smallest ones."""
-        noises = self._layer_noises()
-        steps = EqualSlopeSteps(self._layers, noises, peak=self._peak)
-        sizes = CodeSizes(self._layers, self._weights, steps)
-        measured = {arithmetic: self._measure_empty(arithmetic, sizes) for arithmetic in self._start.bases}
-        empty = {arithmetic: size for arithmetic, size in measured.items() if size is not None}
-        if not empty:
+        probes_s = rounding_s(self._start.floats, len(self._samples), self._task, runs=1)
+        name = self._start.name
+        first_s = self._packing_s + self._rounding_s
+        if not self._take(probes_s + first_s, f"compressed forms, {name}" if name else "compressed forms"):
+            return
+        self._reserved_s = first_s * (1 + 1e-9)  # differences of sums are rounded
+        steps = EqualSlopeSteps(self._layers, self._layer_noises(), peak=self._peak)
+        sizes = CodeSizes(self._layers, self._constants, steps)
+        yield from in_turns(self._search(arithmetic, sizes) for arithmetic in self._start.bases)
+        if not self._has_added:  # a refusal needs the smallest form
+            for arithmetic in self._start.bases:
+                self._add(self._build_few_bits(arithmetic, _FEW_BITS[-1]))
+
+    def _build_few_bits(self, arithmetic: str, bits: int) -> Candidate | None:
+        return self._build_rounded(arithmetic, f"weights of {bits} bits", bits)
+
+    def _search(self, arithmetic: str, sizes: CodeSizes) -> Iterator[None]:
+        """Add the forms of one arithmetic."""
+        if not self._take(self._packing_s, "further compressed forms"):
+            return
+        empty_bytes = self._measure_empty(arithmetic, sizes)
+        if empty_bytes is None:
             return
         channels = sum(len(step) for step in sizes.list_steps(_EMPTY_STRENGTH).values())
-        uniform_bytes = min(empty.values()) + _OWN_SCALE_BYTES * channels
-        fine: dict[str, _Package] = {}
+        uniform_bytes = empty_bytes + _OWN_SCALE_BYTES * channels
+        packages: list[_Package] = []
         if uniform_bytes + sizes.of_peak(self._peak, self._peak) <= self._limit:  # a guess that may be low
-            fine = self._measure(self._build_rounded("second-order rounding", "8 bits", self._peak))
-        search = _StepSearch(sizes, self._limit)
-        has_fit = has_fine_fit = False
-        for arithmetic, empty_bytes in empty.items():
-            packages = [fine[arithmetic]] if arithmetic in fine else []
-            if packages and packages[0][0] <= self._limit:
-                self._set.candidates.append(packages[0][1])
-                has_fine_fit = True
-            elif empty_bytes > self._limit:
-                self._note_too_large(
-                    arithmetic, f"without its weights the package takes {empty_bytes:,} bytes"
-                )
-            else:
-                has_fit |= self._search_steps(arithmetic, empty_bytes, search, packages)
-        for bits in () if has_fine_fit else _FEW_BITS:
-            peak = 2 ** (bits - 1) - 1
-            is_reference = bits == _FEW_BITS[-1] and not has_fit  # for a refusal
-            if uniform_bytes + sizes.of_peak(peak, self._peak) <= self._limit or is_reference:
-                candidates = self._build_rounded(f"weights of {bits} bits", f"{bits} bits", peak)
-                self._set.candidates += candidates.values()
-                coarse = self._measure(candidates)
-                if not coarse or min(size for size, _ in coarse.values()) <= self._limit:
+            packages += self._measure(arithmetic, self._build_rounded(arithmetic, "second-order rounding", 8))
+            yield
+        if packages and packages[0][0] <= self._limit:
+            self._add(packages[0][1])
+        elif empty_bytes > self._limit:
+            self._note_too_large(arithmetic, f"without its weights the package takes {empty_bytes:,} bytes")
+        else:
+            has_fit = yield from self._search_steps(
+                arithmetic, _StepSearch(sizes, self._limit, empty_bytes), packages
+            )
+            least_bytes = _WORTHWHILE * self._limit * has_fit
+            for bits in _FEW_BITS:
+                low_bytes = uniform_bytes + sizes.of_peak(2 ** (bits - 1) - 1, self._peak)
+                if not least_bytes <= low_bytes <= self._limit:
+                    continue
+                candidate = self._build_few_bits(arithmetic, bits)
+                self._add(candidate)
+                if any(size <= self._limit for size, _ in self._measure(arithmetic, candidate)):
                     return
+                yield
 
-    def _measure(self, candidates: Mapping[str, Candidate]) -> dict[str, _Package]:
-        return {
-            arithmetic: (self._measure_transport(arithmetic, candidate.model), candidate)
-            for arithmetic, candidate in candidates.items()
-        }
+    def _measure(self, arithmetic: str, candidate: Candidate | None) -> list[_Package]:
+        """Return the package of a candidate, if there is one."""
+        return (
+            [] if candidate is None else [(self._measure_transport(arithmetic, candidate.model), candidate)]
+        )
 
     def _search_steps(
-        self, arithmetic: str, empty_bytes: int, search: "_StepSearch", packages: list[_Package]
-    ) -> bool:
+        self, arithmetic: str, search: "_StepSearch", packages: list[_Package]
+    ) -> Generator[None, None, bool]:
         """Add the form with the finest steps whose package travels within the limit, or the smallest one.
 
         Returns whether it is within the limit. `packages`: those that were tried before, all too large.
         """
-        bounds = (0.0, math.inf)  # a strength that is too small, and one that is not
         for _ in range(_MAX_TRIES):
-            trial = search.find(empty_bytes)
-            if trial is None and (trial := self._try(search.guess(empty_bytes, bounds), search)) is None:
+            strength = search.guess()
+            compression = self._round(
+                arithmetic,
+                "the limit on transport",
+                self._peak,
+                partial(search.sizes.steps.choose, strength=strength),
+            )
+            if compression is None:
                 break
-            label = f"weights of {trial.compression.mean_bits:.1f} bits"
-            candidate = self._build_form(arithmetic, label, trial.compression)
-            if candidate is None:
+            label = f"weights of {compression.mean_bits:.1f} bits"
+            package = self._measure(arithmetic, self._build_form(arithmetic, label, compression))
+            if not package:
                 break
-            size = self._measure_transport(arithmetic, candidate.model)
-            packages.append((size, candidate))
-            trial.code_bytes = size - empty_bytes
-            if search.suits(size, trial.strength):
+            packages += package
+            yield
+            if search.ends_with(package[0][0], strength):
                 break
-            bounds = (bounds[0], trial.strength) if size <= self._limit else (trial.strength, bounds[1])
         if not packages:
             return False
         within = [package for package in packages if package[0] <= self._limit]
         size, candidate = max(within or [min(packages, key=_size)], key=_size)
-        self._set.candidates.append(candidate)
+        self._add(candidate)
         if not within:
-            limit = "; limit of the search (--search-seconds)" if self.is_stopped else ""
-            self._note_too_large(arithmetic, f"the smallest tried takes {size:,} bytes{limit}")
+            self._note_too_large(arithmetic, f"the smallest tried takes {size:,} bytes")
         return bool(within)
-
-    def _try(self, strength: float, search: "_StepSearch") -> "_Trial | None":
-        """Return the weights with steps of a strength; None at the limit of the search."""
-        compression = self._round(
-            "the limit on transport",
-            self._peak,
-            lambda layer, rows: search.sizes.steps.choose(layer, rows, strength),
-        )
-        return None if compression is None else search.add(strength, compression)
 
     def _measure_empty(self, arithmetic: str, sizes: CodeSizes) -> int | None:
         """Return the bytes that travel of a package whose codes are all 0; None if it cannot be made."""
         weights = {
-            name: CodedWeight(np.zeros(self._weights[name].shape, np.int8), step)
+            name: CodedWeight(np.zeros(self._constants[name].shape, np.int8), step)
             for name, step in sizes.list_steps(_EMPTY_STRENGTH).items()
         }
-        biases = {name: _coarsen_to_seven_bits(bias) for name, bias in self._biases.items()}
+        biases = {
+            layer.bias: _coarsen_to_seven_bits(self._constants[layer.bias])
+            for layer in self._layers
+            if layer.bias
+        }
         form = replace(
             self._start.bases[arithmetic], compression=Compression(weights, biases, self._start.channels)
         )
@@ -312,7 +350,6 @@ class FormCompressor:
         return None if built is None else self._measure_transport(arithmetic, built)
 
     def _measure_transport(self, arithmetic: str, model: Model) -> int:
-        self._task.work.count(seconds=_CODED_BYTE_S * model.size_bytes)
         return self._task.transport_bytes(model, self._start.bases[arithmetic].kind)
 
     def _note_too_large(self, arithmetic: str, reason: str) -> None:
@@ -323,7 +360,6 @@ class FormCompressor:
     def _layer_noises(self) -> dict[str, float]:
         """Return the output noise of each layer alone at the probe step; nothing for an odd graph."""
         threads = self._task.quantizer.threads
-        self._task.work.count(seconds=self._rounding_s)
         probes = round_weights(
             self._start.floats,
             self._samples,
@@ -347,55 +383,48 @@ class FormCompressor:
         return {layer.name: noise for layer, noise in zip(layers, noises, strict=True)}
 
 
-@dataclass(slots=True)
-class _Trial:
-    """Weights with the steps of one strength.
+class _StepSearch:
+    """Finds the strength of the steps for a limit on transport.
 
     Attributes:
-        code_bytes: what they add to a package without codes; by their entropy until a package is coded.
+        sizes: bytes of the codes.
     """
 
-    strength: float
-    compression: Compression
-    code_bytes: float
+    def __init__(self, sizes: CodeSizes, limit: float, empty_bytes: int) -> None:
+        self.sizes, self._limit, self._empty_bytes = sizes, limit, empty_bytes
+        self._excess_bytes = _USUAL_EXCESS * (_AIM * limit - empty_bytes)
+        self._bounds = (0.0, math.inf)  # a strength that is too small, and one that is not
 
-
-class _StepSearch:
-    """Finds the strength of the steps for a limit on transport; arithmetics share the trials."""
-
-    def __init__(self, sizes: CodeSizes, limit: float) -> None:
-        self.sizes, self._limit = sizes, limit
-        self._trials: list[_Trial] = []
-
-    def suits(self, size: float, strength: float) -> bool:
-        """Whether a package is within the limit, and close to it or of the finest steps there are."""
-        is_within = size <= self._limit
-        return is_within and (
-            size >= _CLOSE * self._limit or self.sizes.at(strength) >= self.sizes.at(MIN_STRENGTH)
-        )
-
-    def find(self, empty_bytes: int) -> _Trial | None:
-        """Return a trial that suits a package of so many bytes without codes."""
-        return next(
-            (trial for trial in self._trials if self.suits(empty_bytes + trial.code_bytes, trial.strength)),
-            None,
-        )
-
-    def guess(self, empty_bytes: int, bounds: tuple[float, float]) -> float:
-        """Return the next strength to try, between those of earlier trials."""
-        target = self._limit * (1 + _CLOSE) / 2 - empty_bytes
-        excess_bytes = _USUAL_EXCESS * target
-        if self._trials:
-            excess_bytes = self._trials[-1].code_bytes - self.sizes.at(self._trials[-1].strength)
-        target -= excess_bytes
-        strength, (low, high) = self.sizes.find_strength(target), bounds
+    def guess(self) -> float:
+        """Return the next strength to try, between those of earlier packages."""
+        strength = self.sizes.find_strength(_AIM * self._limit - self._empty_bytes - self._excess_bytes)
+        low, high = self._bounds
         if low < strength < high:
             return strength
         return math.sqrt(max(low, MIN_STRENGTH) * min(high, MAX_STRENGTH))
 
-    def add(self, strength: float, compression: Compression) -> _Trial:
-        self._trials.append(_Trial(strength, compression, compression.code_bytes))
-        return self._trials[-1]
+    def ends_with(self, size: int, strength: float) -> bool:
+        """Return whether a package is within the limit, and close to it or of the finest steps there are.
+
+        If it is not, the next guess counts with it.
+        """
+        low, high = self._bounds
+        is_within = size <= self._limit
+        self._bounds = (low, strength) if is_within else (strength, high)
+        self._excess_bytes = size - self._empty_bytes - self.sizes.at(strength)
+        return is_within and (
+            size >= _CLOSE * self._limit or self.sizes.at(strength) >= self.sizes.at(MIN_STRENGTH)
+        )
+
+
+def in_turns(searches: Iterable[Iterator[None]]) -> Iterator[None]:
+    """Advance each iterator once, then again those that have not ended."""
+    waiting = deque(searches)
+    while waiting:
+        search = waiting.popleft()
+        if next(search, _END) is not _END:
+            waiting.append(search)
+            yield
 
 
 def _size(package: _Package) -> int:

@@ -80,7 +80,7 @@ def _search_each(
     prepared: Preparation | None = None
     refused: dict[str, EdgekitError] = {}
     for name in engines_of(request.target):
-        share = replace(request, backend=name, search_s=request.search_s / shares)
+        share = replace(request, backend=name, search_s=request.search_s / shares, search_shares=shares)
         try:
             runs[name] = search(share, signer, _named(progress, name), prepared)
             prepared = runs[name].prepared

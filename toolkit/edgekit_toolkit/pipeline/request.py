@@ -1,5 +1,6 @@
 """The request to `edgekit package`, and its phases, shown and timed."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +30,8 @@ class Request:
         labels_from_folders: whether the class names are the sorted names of the samples' folders.
         preprocessing: description of the preprocessing, or None.
         threads: threads of the engine while judging and measuring.
-        search_s: limit of the mixed-precision search, in seconds of a nominal processor.
+        search_s: limit of the work of a search, in seconds of a nominal processor.
+        search_shares: searches that share the limit of the command line, of which `search_s` is a part.
         backend: `ort`, `tensorrt` or `litert`; `auto` only for `engine_tournament.search_engines`.
         variants: most variants that the package carries, the default included, at least 1.
         strict: whether the drop must be shown to keep its limit, not only estimated to keep it.
@@ -52,10 +54,15 @@ class Request:
     preprocessing: Mapping[str, Any] | None = None
     threads: int = 2
     search_s: float = 60.0
+    search_shares: int = 1
     backend: str = "ort"
     variants: int = 1
     strict: bool = False
     like: Form | None = None
+
+    def option_for(self, search_s: float) -> str:
+        """Return the option of the command line that gives each search so much work."""
+        return f"--search-seconds {math.ceil(search_s * self.search_shares)}"
 
 
 class Phases:

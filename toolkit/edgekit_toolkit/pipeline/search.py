@@ -79,7 +79,7 @@ def search(
         source_latency=judged.source_latency,
         load=judged.load,
         front=pareto_front([candidate.measured for candidate in candidates]),
-        choice=_with_hint(accepted.choice, request, prepared),
+        choice=_with_hint(accepted.choice, request, prepared, candidate_set.needed_s),
         acceptance=accepted.acceptance,
         seconds=phases.seconds,
         warnings=[],
@@ -143,11 +143,18 @@ def _judge(
     return judged or judging.measure()
 
 
-def _with_hint(choice: Choice, request: Request, prepared: Preparation) -> Choice:
-    """Return a refusal because of the limit on transport with what would make smaller packages."""
-    if choice.chosen is not None or "transport" not in choice.binding or request.like is not None:
+def _with_hint(choice: Choice, request: Request, prepared: Preparation, needed_s: float) -> Choice:
+    """Return a refusal with what would make further or smaller packages.
+
+    `needed_s`: limit of the search that would allow what it left out; 0 if that is nothing.
+    """
+    if choice.chosen is not None or request.like is not None:
         return choice
-    if not isinstance(prepared.floats, OnnxModel):
+    if needed_s:
+        hint = request.option_for(needed_s)
+    elif "transport" not in choice.binding:
+        return choice
+    elif not isinstance(prepared.floats, OnnxModel):
         hint = "the model as ONNX: weights of a .tflite cannot be coded in fewer bits"
     elif request.search_s == 0:
         hint = "--search-seconds over 0, so that weights of fewer bits are tried"

@@ -55,7 +55,7 @@ def find_warnings(run: Run) -> list[str]:
     if prepared.wrong_rewrites is not None:
         notes.append(str(prepared.wrong_rewrites))
     notes.extend(run.found.wrong_rewrites)
-    notes.extend(f"left out: {text}" for text in run.found.dropped)
+    notes.extend(f"left out: {text}" for text in _list_left_out(run))
     preferred = request.target.backend.default
     extra = find_engine(preferred).installation.host_extra
     if extra and request.backend == request.target.backend.fallback:
@@ -88,6 +88,13 @@ def find_warnings(run: Run) -> list[str]:
         candidate.memory for candidate in run.candidates if isinstance(candidate.memory, str)
     )
     return [*notes, *_arithmetic_warnings(run), *_memory_warnings(run), *problems]
+
+
+def _list_left_out(run: Run) -> list[str]:
+    """Return the forms that are no candidates, and why."""
+    stops = dict.fromkeys(stop.subject for stop in run.found.stops)
+    option = run.request.option_for(run.found.needed_s)
+    return [*run.found.dropped, *(f"{subject}: limit of the search; try {option}" for subject in stops)]
 
 
 def _find_single_steps(model: Model) -> Iterator[str]:
