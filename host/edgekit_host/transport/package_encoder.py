@@ -6,10 +6,11 @@ by LZMA, whichever is estimated to be smaller; small packages are coded by three
 Source: docs/reference/fleet-deltas.md.
 """
 
+import functools
 import lzma
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -94,6 +95,21 @@ class _Run:
     is_coded: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _RunSizes:
+    """A run with the estimated sizes of its residual: packed by LZMA, and by adaptive codes."""
+
+    run: _Run
+    packed_bytes: float
+    coded_bytes: float = math.inf
+
+    def choose_coding(self, codes_factor: float) -> tuple[float, _Run]:
+        """Return the smaller size, and the run with that coding."""
+        coded_bytes = codes_factor * self.coded_bytes
+        is_coded = coded_bytes < self.packed_bytes
+        return min(self.packed_bytes, coded_bytes), replace(self.run, is_coded=is_coded)
+
+
 def encode(base: bytes, package: bytes) -> bytes | None:
     """Return the delta from one package to another; None if too much of it is unknown, or in too many pieces.
 
@@ -103,9 +119,18 @@ def encode(base: bytes, package: bytes) -> bytes | None:
     """
     factors = _CODES_FACTORS[: None if len(package) <= _TRIED_PACKAGE_BYTES else 1]
     try:
-        return min((_encode(_find_runs(base, package, factor), base, package) for factor in factors), key=len)
+        finder = _RunFinder(base, package)
+        choices = [finder.find(factor) for factor in factors]
+        distinct = {tuple(map(_key, runs)): runs for runs in choices}
+        pack = functools.cache(_pack)  # choices share streams
+        return min((_encode(runs, base, package, pack) for runs in distinct.values()), key=len)
     except PackageError:
         return None
+
+
+def _key(run: _Run) -> tuple[RunKind, int, int, int, bool]:
+    """Return what differs between the runs that are chosen for one tensor; multipliers follow from it."""
+    return run.kind, run.base, run.begin, run.step, run.is_coded
 
 
 def coded_size(package: bytes) -> int:
@@ -114,7 +139,7 @@ def coded_size(package: bytes) -> int:
     return coded_bytes if coded_bytes < WORTH * len(package) else len(package)
 
 
-def _encode(runs: list[_Run], old: bytes, target: bytes) -> bytes:
+def _encode(runs: list[_Run], old: bytes, target: bytes, pack: Callable[[bytes], tuple[int, bytes]]) -> bytes:
     base, new = np.frombuffer(old, dtype=np.uint8), np.frombuffer(target, dtype=np.uint8)
     control, literals, residuals, expected = bytearray(), bytearray(), bytearray(), 0
     codes = [np.zeros(0, np.uint8)]
@@ -136,7 +161,7 @@ def _encode(runs: list[_Run], old: bytes, target: bytes) -> bytes:
             codes.append(_subtract(run, base, new))
         else:
             residuals += _subtract(run, base, new).tobytes()
-    packed = [_pack(bytes(stream)) for stream in (control, literals, residuals)]
+    packed = [pack(bytes(stream)) for stream in (control, literals, residuals)]
     coded = np.concatenate(codes)
     numbers = [len(base), len(new), len(runs)]
     numbers += [number for model, content in packed for number in (len(content), model)]
@@ -174,6 +199,7 @@ def _pack(data: bytes) -> tuple[int, bytes]:
     return model, _trim(packed, data, model)
 
 
+@functools.cache
 def _unpack_words(packed: bytes) -> bytes:
     unpacker = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=list_lzma_filters(WORDS_LZMA_MODEL))
     return unpacker.decompress(packed, max_length=WORDS_BYTES - len(WORDS_END)) + WORDS_END
@@ -228,20 +254,13 @@ def _count_bits(plane: NDArray[np.uint8]) -> float:
     return nats / math.log(2) + 1.44 * total * len(counts) / 2**14
 
 
-def _choose_coding(
-    run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8], codes_factor: float
-) -> tuple[float, _Run]:
-    """Return the estimated size of a run by the coding that suits it, and the run with that coding."""
+def _measure(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> _RunSizes:
     residual = _subtract(replace(run, length=min(run.length, BLOCK_BYTES)), base, new)
-    packed_bytes, coded_bytes = (
-        _measure_packed(residual),
-        codes_factor * _estimate_coded(residual, run.kind.residual_width),
-    )
-    return min(packed_bytes, coded_bytes), replace(run, is_coded=coded_bytes < packed_bytes)
+    return _RunSizes(run, _measure_packed(residual), _estimate_coded(residual, run.kind.residual_width))
 
 
-def _choose_new_run(tensor: TensorPosition, new: NDArray[np.uint8], codes_factor: float) -> _Run | None:
-    """Return the run that makes a tensor without a base; None if a literal does as well."""
+def _list_new_runs(tensor: TensorPosition, new: NDArray[np.uint8]) -> list[_RunSizes]:
+    """Return the runs that make a tensor without a base."""
     content = new[tensor.offset : tensor.offset + tensor.length]
     kinds = {1: [NEW_BYTES], 2: [NEW_FLOAT16], 4: [NEW_INT32, NEW_FLOAT32]}[tensor.width]
     zero = 0x80 if tensor.is_signed is False else 0
@@ -249,11 +268,7 @@ def _choose_new_run(tensor: TensorPosition, new: NDArray[np.uint8], codes_factor
     step = _find_step(content) if tensor.width == 4 else 0
     if step:
         runs.append(_Run(NEW_MULTIPLES, 0, tensor.offset, tensor.length, step=step))
-    size, run = min(
-        (_choose_coding(run, new, new, codes_factor) for run in runs), key=lambda candidate: candidate[0]
-    )
-    literal_bytes = _measure_packed(new[tensor.offset :][: min(tensor.length, BLOCK_BYTES)])
-    return run if codes_factor < math.inf and size + _RUN_BYTES < literal_bytes else None
+    return [_measure(run, new, new) for run in runs]
 
 
 def _find_noise(content: NDArray[np.uint8]) -> int | None:
@@ -284,55 +299,107 @@ def _find_step(content: NDArray[np.uint8]) -> int:
 # The runs
 
 
-def _find_runs(old: bytes, target: bytes, codes_factor: float) -> list[_Run]:
-    """Return the runs of which the new package consists, in order.
+class _RunFinder:
+    """Finds the runs of which a package consists; what it measures serves all factors of codes.
 
     Raises:
-        PackageError: one file is no package, or too much of it is unknown.
+        PackageError: one file is no package.
     """
-    base_tensors = {tensor.name: tensor for tensor in list_tensors(old)} if old else {}
-    tensors = {tensor.name: tensor for tensor in list_tensors(target)}
-    base, new = np.frombuffer(old, dtype=np.uint8), np.frombuffer(target, dtype=np.uint8)
-    matched: list[_Run] = []
-    matched_old: list[tuple[int, int]] = []
-    end, factors = 0, (0, 0)  # offset and length of the words before, as the device has them
-    for tensor in tensors.values():
-        if tensor.offset < end or tensor.length < _LEAST_TENSOR_BYTES or tensor.length % tensor.width:
-            continue
-        twin = base_tensors.get(tensor.name)
-        seed = _find_noise(new[tensor.offset : tensor.offset + tensor.length]) if tensor.width == 1 else None
-        run: _Run | None
+
+    def __init__(self, old: bytes, target: bytes) -> None:
+        self._old, self._target = old, target
+        self._base, self._new = np.frombuffer(old, dtype=np.uint8), np.frombuffer(target, dtype=np.uint8)
+        self._base_tensors = {tensor.name: tensor for tensor in list_tensors(old)} if old else {}
+        self._tensors = {tensor.name: tensor for tensor in list_tensors(target)}
+        self._measured: dict[tuple[str, tuple[int, int]], tuple[list[_RunSizes], float]] = {}
+        self._gap_runs: dict[tuple[tuple[int, int], ...], list[_Run]] = {}
+
+    def find(self, codes_factor: float) -> list[_Run]:
+        """Return the runs in order.
+
+        Args:
+            codes_factor: estimated sizes of codes count so many times.
+
+        Raises:
+            PackageError: too much of the package is unknown.
+        """
+        matched: list[_Run] = []
+        matched_old: list[tuple[int, int]] = []
+        end, factors = 0, (0, 0)  # offset and length of the words before, as the device has them
+        for tensor in self._tensors.values():
+            if tensor.offset < end or tensor.length < _LEAST_TENSOR_BYTES or tensor.length % tensor.width:
+                continue
+            key = tensor.name, factors
+            if key not in self._measured:
+                self._measured[key] = self._measure(tensor, factors)
+            alternatives, literal_bytes = self._measured[key]
+            choices = (sizes.choose_coding(codes_factor) for sizes in alternatives)
+            size, run = min(choices, key=lambda choice: choice[0])
+            twin = self._find_twin(tensor)
+            if twin and run.kind is not NEW_NOISE:
+                matched_old.append((twin.offset, twin.length))
+            if literal_bytes < math.inf and not (
+                codes_factor < math.inf and size + _RUN_BYTES < literal_bytes
+            ):
+                continue
+            matched.append(run)
+            end = tensor.offset + tensor.length
+            if tensor.width == 4:
+                factors = (tensor.offset, tensor.length if tensor.length <= BLOCK_BYTES else 0)
+        return self._fill_gaps(matched, matched_old)
+
+    def _measure(self, tensor: TensorPosition, factors: tuple[int, int]) -> tuple[list[_RunSizes], float]:
+        """Return the runs that make a tensor, and its size as a literal; infinite if no literal will do."""
+        base, new = self._base, self._new
+        twin = self._find_twin(tensor)
+        seed = self._find_seed(tensor)
         if seed is not None:
-            run = _Run(NEW_NOISE, 0, tensor.offset, tensor.length, step=seed)
-        elif twin is None or (twin.length, twin.width) != (tensor.length, tensor.width):
-            run = _choose_new_run(tensor, new, codes_factor)
-        else:
-            scales = (
-                None
-                if tensor.scale not in tensors or twin.scale not in base_tensors
-                else (_read_floats(base_tensors[twin.scale], base), _read_floats(tensors[tensor.scale], new))
+            return [_RunSizes(_Run(NEW_NOISE, 0, tensor.offset, tensor.length, step=seed), 0)], math.inf
+        if twin is None:
+            literal_bytes = _measure_packed(new[tensor.offset :][: min(tensor.length, BLOCK_BYTES)])
+            return _list_new_runs(tensor, new), literal_bytes
+        scales = (
+            None
+            if tensor.scale not in self._tensors or twin.scale not in self._base_tensors
+            else (
+                _read_floats(self._base_tensors[twin.scale], base),
+                _read_floats(self._tensors[tensor.scale], new),
             )
-            runs = [_choose_run(tensor, twin, base, new, scales), *_find_products(tensor, factors, new)]
-            best = min(runs, key=lambda run: _estimate_bytes(run, base, new))
-            _, run = _choose_coding(best, base, new, codes_factor)
-            matched_old.append((twin.offset, twin.length))
-        if run is None:
-            continue
-        matched.append(run)
-        end = tensor.offset + tensor.length
-        if tensor.width == 4:
-            factors = (tensor.offset, tensor.length if tensor.length <= BLOCK_BYTES else 0)
-    gaps = list(_list_gaps([(run.begin, run.length) for run in matched], len(target)))
-    if not old:
-        runs = [*matched, *(_Run(LITERAL, 0, begin, length) for begin, length in gaps)]
-    elif sum(length for _, length in gaps) > _MAX_SEARCHED_BYTES:
-        raise PackageError("too much of the package is unknown")
-    else:
-        copier = _Copier(old, list(_list_gaps(sorted(matched_old), len(old))))
-        runs = [*matched, *(run for begin, length in gaps for run in copier.find(target, begin, length))]
-    if len(runs) > MAX_RUNS:
-        raise PackageError("the package has too many pieces")
-    return sorted(runs, key=lambda run: run.begin)
+        )
+        runs = [_choose_run(tensor, twin, base, new, scales), *_find_products(tensor, factors, new)]
+        return [_measure(min(runs, key=lambda run: _estimate_bytes(run, base, new)), base, new)], math.inf
+
+    def _find_seed(self, tensor: TensorPosition) -> int | None:
+        content = self._new[tensor.offset : tensor.offset + tensor.length]
+        return _find_noise(content) if tensor.width == 1 else None
+
+    def _find_twin(self, tensor: TensorPosition) -> TensorPosition | None:
+        """Return the same tensor of the old package."""
+        twin = self._base_tensors.get(tensor.name)
+        is_same = twin is not None and (twin.length, twin.width) == (tensor.length, tensor.width)
+        return twin if is_same else None
+
+    def _fill_gaps(self, matched: list[_Run], matched_old: list[tuple[int, int]]) -> list[_Run]:
+        gaps = tuple(_list_gaps([(run.begin, run.length) for run in matched], len(self._target)))
+        if gaps not in self._gap_runs:
+            self._gap_runs[gaps] = list(self._find_in_rest(gaps, sorted(matched_old)))
+        runs = [*matched, *self._gap_runs[gaps]]
+        if len(runs) > MAX_RUNS:
+            raise PackageError("the package has too many pieces")
+        return sorted(runs, key=lambda run: run.begin)
+
+    def _find_in_rest(
+        self, gaps: tuple[tuple[int, int], ...], matched_old: list[tuple[int, int]]
+    ) -> Iterator[_Run]:
+        """Yield the runs that make the gaps from what no tensor needs of the old package."""
+        if not self._old:
+            yield from (_Run(LITERAL, 0, begin, length) for begin, length in gaps)
+        elif sum(length for _, length in gaps) > _MAX_SEARCHED_BYTES:
+            raise PackageError("too much of the package is unknown")
+        else:
+            copier = _Copier(self._old, list(_list_gaps(matched_old, len(self._old))))
+            for begin, length in gaps:
+                yield from copier.find(self._target, begin, length)
 
 
 def list_tensors(package: bytes) -> Iterator[TensorPosition]:
