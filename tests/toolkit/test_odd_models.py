@@ -36,7 +36,7 @@ from edgekit_toolkit.targets.loader import load_target
 
 pytest.importorskip("ai_edge_litert")
 Array = NDArray[Any]
-MODELS = 12
+MODELS = 24
 MODELS_OF_LONG_RUN = 80
 MAX_VALUES = 20_000
 
