@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.toolkit.package_run import isolated_home, package, tiny
+
 ROOT = Path(__file__).resolve().parents[1]
+SHORT = ("--search-seconds", "0", "--backend", "ort")
 TINY = ROOT / "models" / "tiny"
 
 
@@ -30,7 +33,7 @@ def run(environment: dict[str, str], *command: str) -> subprocess.CompletedProce
     scope="module",
     params=[
         pytest.param((), id="whole", marks=pytest.mark.long),
-        pytest.param(("--search-seconds", "0", "--backend", "ort"), id="short"),
+        pytest.param(SHORT, id="short"),
     ],
 )
 def packaged(
@@ -64,18 +67,16 @@ def test_run_package_prints_the_classes_of_the_labels(
 
 
 def test_refused_ends_with_the_documented_code(environment: dict[str, str], tmp_path: Path) -> None:
-    done = run(environment, str(ROOT / "examples" / "refused.sh"), str(tmp_path))
+    done = run(environment, str(ROOT / "examples" / "refused.sh"), str(tmp_path), *SHORT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "exit code 5" in done.stdout
     assert not list(tmp_path.rglob("*.edgepkg"))
 
 
-def test_metric_of_ones_own_judges(environment: dict[str, str], tmp_path: Path) -> None:
-    done = run(
-        environment, str(ROOT / "edgekit"), "package", str(TINY / "italy_power_mlp.onnx"), "--target", "rpi4",
-        "--eval", str(TINY / "italy_power_mlp.eval.npz"), "--search-seconds", "0", "-o", str(tmp_path),
-        "--backend", "ort",
-        "--metric", f"{ROOT / 'examples' / 'my_metric.py'}:confident", "--budget", "drop=20%",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_metric_of_ones_own_judges(tmp_path: Path) -> None:
+    source, data = tiny("italy_power_mlp")
+    metric = f"{ROOT / 'examples' / 'my_metric.py'}:confident"
+    with isolated_home(tmp_path / "home"):
+        done = package(source, tmp_path, *data, "--metric", metric, "--budget", "drop=20%", target="rpi4")
+    assert done.code == 0, done.stderr
     assert list(tmp_path.glob("*.edgepkg"))

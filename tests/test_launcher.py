@@ -252,6 +252,7 @@ def test_install_cut_short_is_repaired_by_the_next_run(prepared: Checkout) -> No
     assert prepared.run().stdout.startswith("1.0|")
 
 
+@pytest.mark.long
 def test_environment_cut_short_is_repaired_by_the_next_run(checkout: Checkout) -> None:
     # What a killed `python -m venv` leaves behind: an interpreter without pip.
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", checkout.root / ".venv"], check=True)

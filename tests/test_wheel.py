@@ -74,9 +74,18 @@ def install_size() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def wheels(install_size: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    built: dict[str, Path] = install_size.build_wheels(tmp_path_factory.mktemp("wheels"))
-    return built
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of the wheels by scripts/wheels, and what that printed."""
+    folder = tmp_path_factory.mktemp("built") / "a b"
+    command = [ROOT / "scripts" / "wheels", folder]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return folder, result.stdout
+
+
+@pytest.fixture(scope="module")
+def wheels(built: tuple[Path, str]) -> dict[str, Path]:
+    return {path.name.split("-")[0].replace("_", "-"): path for path in built[0].glob("*.whl")}
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +102,7 @@ def device_litert(
     return make_install(install_size, "device-litert", wheels, tmp_path_factory)
 
 
-@pytest.fixture(scope="module", params=["device", "device_litert"])
+@pytest.fixture(scope="module", params=["device", pytest.param("device_litert", marks=pytest.mark.long)])
 def any_device(request: pytest.FixtureRequest) -> Any:
     """A bare device install with onnxruntime as its engine, and one with LiteRT."""
     return request.getfixturevalue(request.param)
@@ -139,11 +148,22 @@ def test_host_wheel_has_the_data_of_the_toolkit(wheels: dict[str, Path]) -> None
     assert any(name.endswith(".json") and "/report/" in name for name in names)
 
 
+@pytest.mark.parametrize(("extra", "extras"), [("host", set()), ("fleet", {"fleet"}), ("hil", {"hil"})])
+def test_extra_of_a_host_asks_for_the_host_wheel_of_the_same_version(
+    extra: str, extras: set[str], wheels: dict[str, Path]
+) -> None:
+    asked = {requirement.name: requirement for requirement in read_requirements(wheels["edgekit"], extra)}
+    assert asked["edgekit-host"].extras == extras
+    back = {requirement.name: requirement for requirement in read_requirements(wheels["edgekit-host"])}
+    assert str(back["edgekit"].specifier) == f"=={__version__}"
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("extra", "ours"),
     [
-        pytest.param("device", {"edgekit"}, marks=pytest.mark.long),
-        pytest.param("host", {"edgekit", "edgekit-host"}, marks=pytest.mark.long),  # fleet has all of it
+        ("device", {"edgekit"}),
+        ("host", {"edgekit", "edgekit-host"}),
         ("fleet", {"edgekit", "edgekit-host"}),
     ],
 )
@@ -188,13 +208,12 @@ def read_requirements(wheel: Path, extra: str = "") -> list[Requirement]:
     return [each for each in asked if each.marker is None or each.marker.evaluate({"extra": extra})]
 
 
-def test_script_builds_both_wheels_for_other_machines(tmp_path: Path) -> None:
-    script = ROOT / "scripts" / "wheels"
-    result = subprocess.run([script, tmp_path / "a b"], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    built = {path.name.split("-")[0] for path in (tmp_path / "a b").glob("*.whl")}
-    assert built == {"edgekit", "edgekit_host"}
-    assert str(tmp_path / "a b") in result.stdout
+def test_script_builds_both_wheels_for_other_machines(
+    built: tuple[Path, str], wheels: dict[str, Path]
+) -> None:
+    folder, printed = built
+    assert set(wheels) == {"edgekit", "edgekit-host"}
+    assert str(folder) in printed
 
 
 def test_device_install_imports_every_runtime_module_without_host_libraries(any_device: Any) -> None:

@@ -20,8 +20,17 @@ def decode(stream, count):
     return RansDecoder(io.BytesIO(stream).read, count).read(count)
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 40_000, CHUNK, CHUNK + 1, 700_001])
-@pytest.mark.parametrize("spread", [0, 0.3, 4, 60, 1e9])
+SPREADS = (0, 0.3, 4, 60, 1e9)
+
+
+@pytest.mark.parametrize(
+    ("count", "spread"),
+    [
+        *((count, spread) for count in (0, 1, 3, 4, 5, 40_000) for spread in SPREADS),
+        *((count, 4) for count in (CHUNK, CHUNK + 1, 700_001)),
+        (CHUNK + 1, 1e9),
+    ],
+)
 def test_encoded_bytes_are_decoded(count, spread):
     content = draw(count, spread)
     assert decode(encode(content), count) == content.tobytes()
@@ -57,7 +66,7 @@ def test_stream_is_the_same_on_all_machines():
 def test_truncated_stream_is_refused():
     content = draw(5000)
     stream = encode(content)
-    for end in range(0, len(stream), 7):
+    for end in range(0, len(stream), 29):
         with pytest.raises(ValueError, match=r"too early|buffer size"):
             decode(stream[:end], len(content))
 
@@ -69,7 +78,7 @@ def test_more_bytes_than_coded_are_refused():
 
 def test_random_stream_makes_only_the_stated_bytes():
     rng = np.random.default_rng(3)
-    for _ in range(2000):
+    for _ in range(500):
         count = int(rng.integers(300))
         with contextlib.suppress(ValueError):
             assert len(decode(rng.bytes(rng.integers(400)), count)) == count

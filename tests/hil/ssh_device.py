@@ -3,6 +3,7 @@
 Its /etc, /opt, /run, /usr/local and /var/lib are copies that vanish with it, and it has no network: ssh's
 client reaches the server by `ProxyCommand`. `systemctl` is a script that notes what it is asked, `sudo`
 one that asks for no password, and `sync` one that does nothing: it would wait for all disks of this machine.
+pip compiles no modules there, which takes most of the time of an installation.
 """
 
 import contextlib
@@ -66,6 +67,7 @@ AuthorizedKeysFile /run/user_key.pub
 StrictModes no
 UsePAM no
 PermitRootLogin yes
+SetEnv PIP_NO_COMPILE=1
 """
 SSH = """Host device
     User {user}

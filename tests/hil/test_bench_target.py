@@ -11,10 +11,8 @@ from tests.hil.evidence_parts import FACTS
 from edgekit_hil.benches.bench_file import BenchSettings
 from edgekit_hil.tests import bench_target
 from edgekit_hil.tests.bench_target import BenchTarget
-from edgekit_hil.tests.models import PackageMaker
 from edgekit_host.evidence import NetworkTimes
 from edgekit_runtime.errors import BenchError
-from edgekit_toolkit.measurement.arithmetic import measures_here
 from edgekit_toolkit.targets.figures import Figure, Source, Status
 from edgekit_toolkit.targets.loader import find_user_targets, load_target
 from edgekit_toolkit.targets.spec import DeviceTimes
@@ -109,34 +107,3 @@ def test_target_of_the_user_under_the_name_of_a_profile_is_not_used() -> None:
     write_target(find_user_targets() / "rpi5-my-desk.toml", board)
 
     assert BenchTarget.of(make_bench("rpi5", "onnxruntime")).name == "rpi5"
-
-
-def test_package_is_made_for_a_target_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
-    board = dataclasses.replace(load_target("rpi5"), name="my-board", aliases=())
-    write_target(find_user_targets() / "my-board.toml", board)
-    packages = PackageMaker()
-
-    made = packages.make("italy_power_mlp", "my-board", "ort")
-    again = packages.make("italy_power_mlp", "my-board", "ort")
-    write_target(find_user_targets() / "my-board.toml", dataclasses.replace(board, notes="changed"))
-    other = packages.make("italy_power_mlp", "my-board", "ort")
-
-    assert made.name == "italy_power_mlp-1.0.0-my-board.edgepkg"
-    assert again == made
-    assert other.parent != made.parent
-    promise = packages.read_promise(made, "latency_ms")
-    assert (promise.label, promise.source) == ("modelled", "coefficients of my-board")
-
-
-def test_promise_of_a_latency_is_what_the_package_holds_against_its_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
-    packages = PackageMaker()
-
-    here = packages.read_promise(packages.make("italy_power_mlp", "x86-64", "ort"), "latency_ms")
-
-    is_here = measures_here(load_target("x86-64"))  # it is not without VNNI
-    expected = ("measured", "a run where the package was made")
-    assert (here.label, here.source) == (expected if is_here else ("modelled", "coefficients of x86-64"))

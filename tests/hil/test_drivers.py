@@ -28,7 +28,14 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshBoard]:
         yield board
 
 
-@pytest.fixture(scope="module", params=["constrained", "local", "ssh", "arm64-userland", "arm64-booted"])
+# The tests of `.ci/run` on the booted machine use the same driver: only the long run boots another one.
+BENCHES = [
+    *("constrained", "local", "ssh", "arm64-userland"),
+    pytest.param("arm64-booted", marks=pytest.mark.long),
+]
+
+
+@pytest.fixture(scope="module", params=BENCHES)
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("bench")
     with pytest.MonkeyPatch.context() as environment, contextlib.ExitStack() as held:

@@ -28,7 +28,7 @@ def start(*words, **options):
     return subprocess.Popen(argv, cwd=ROOT, env=variables, text=True, **options)
 
 
-def run(tmp_path, *words, one_in=4):
+def run(tmp_path, *words, one_in=7):
     """Return the exit code of the command, and what it wrote."""
     out = tmp_path / "out.json"
     options = ["--json", str(out), "--recordings", "1", "--cuts", "1"]  # those at flushes, all the same
@@ -41,15 +41,15 @@ def run(tmp_path, *words, one_in=4):
 
 @pytest.fixture(scope="module")
 def one_in(pytestconfig):
-    """Try each cut in the long run; else each fourth: a flush has five, so that all kinds have their turn."""
-    return 1 if pytestconfig.getoption("--long") else 4
+    """Try each cut in the long run; else each seventh: a flush has five, so all kinds have their turn."""
+    return 1 if pytestconfig.getoption("--long") else 7
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, one_in):
     """The folder of a run with all that it keeps, and what `run` returned."""
     folder = tmp_path_factory.mktemp("whole")
-    words = ("--finish-every", "100" if one_in == 1 else "30", "--folder", str(folder / "kept"))
+    words = ("--finish-every", "100" if one_in == 1 else "20", "--folder", str(folder / "kept"))
     return folder, *run(folder, *words, one_in=one_in)
 
 
@@ -78,8 +78,8 @@ def test_interrupted_command_goes_on_with_what_is_left(whole, tmp_path, one_in):
     folder, _, found = whole
     (results,) = (folder / "kept").glob("slots-*/*.jsonl")
     lines = results.read_text().splitlines(keepends=True)
-    results.write_text("".join(lines[:-3]) + lines[-3][:20])  # interrupted in mid-write
-    words = ("--finish-every", "100" if one_in == 1 else "30", "--folder", str(folder / "kept"))
+    results.write_text("".join(lines[:-1]) + lines[-1][:20])  # interrupted in mid-write
+    words = ("--finish-every", "100" if one_in == 1 else "20", "--folder", str(folder / "kept"))
     _, again = run(tmp_path, "--run", "slots", *words, one_in=one_in)
     assert again["runs"]["slots"] == found["runs"]["slots"]
     assert sorted(results.read_text().splitlines(keepends=True)) == sorted(lines)

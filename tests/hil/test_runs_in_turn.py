@@ -10,6 +10,7 @@ from tests.hil.hil_process import run_hil, start_hil
 from tests.hil.ssh_board import SshBoard, run_ssh_board
 from tests.waiting import wait_for
 
+from edgekit_cli.cli import main
 from edgekit_hil.benches.bench_file import find_bench, read_bench
 from edgekit_hil.benches.bench_lock import BenchLock
 from edgekit_host.evidence import read_evidence
@@ -62,13 +63,13 @@ def test_run_after_a_killed_one_fails_until_a_person_has_looked_at_the_board(
         wait_held(BenchLock.of(file), killed)
         killed.kill()
 
-    for _ in range(2):  # nothing but a person repairs it
-        after = run_hil("run", *TEST)
-        assert after.returncode == BenchError.exit_code
-        assert "1 skipped: bench 'stand-in' is broken since" in after.stdout
-        assert "was cut short" in after.stdout
+    after = run_hil("run", *TEST)
+    assert after.returncode == BenchError.exit_code
+    assert "1 skipped: bench 'stand-in' is broken since" in after.stdout
+    assert "was cut short" in after.stdout
     assert list((folder / "seen").iterdir()) == []
-    assert run_hil("repaired", "bench.yaml").returncode == 0
+    assert "broken since" in (BenchLock.of(file).describe() or "")  # nothing but a person repairs it
+    assert main(["hil", "repaired", "bench.yaml"]) == 0
     repaired = run_hil("run", *TEST)
     assert repaired.returncode == 0, repaired.stdout + repaired.stderr
 

@@ -35,12 +35,14 @@ def test_cheapest_is_that_of_an_exhaustive_search(tiers: int) -> None:
     for _ in range(300):
         graph = random_graph(rng, rng.randrange(1, 9))
         costs = random_costs(rng, graph, tiers)
-        cuts = Cuts(graph, tiers)
+        cuts = Cuts(graph, tiers, compares_up_to=0)
         found = cuts.cheapest(costs)
         best = cuts.confirm(found, [costs])
         assert best.proof == "enumerated"
         assert found.cost == pytest.approx(best.cost, rel=RELATIVE)
         assert (found.gap, found.proof) == (0.0, "dual")
+        compared = Cuts(graph, tiers).cheapest(costs)  # a graph so small needs no solver
+        assert (compared.cost, compared.gap, compared.proof) == (best.cost, 0.0, "enumerated")
         used.add(tuple(sorted(set(found.tiers))))
     assert len(used) >= tiers + 1  # all local, all remote and splits came up
 
@@ -49,11 +51,13 @@ def test_costs_that_change_start_from_the_last_solution() -> None:
     rng = random.Random(3)
     graph = random_graph(rng, 9)
     costs = random_costs(rng, graph, 2)
-    cuts = Cuts(graph)
+    cuts = Cuts(graph, compares_up_to=0)
     for factor in (1.0, 0.1, 10.0, 0.0, 3.0):
         scaled = Costs(costs.compute, costs.upload * factor if factor else np.zeros_like(costs.upload),
                        costs.download * factor, costs.setup)  # fmt: skip
-        assert cuts.cheapest(scaled).cost == pytest.approx(Cuts(graph).cheapest(scaled).cost, rel=RELATIVE)
+        assert cuts.cheapest(scaled).cost == pytest.approx(
+            Cuts(graph, compares_up_to=0).cheapest(scaled).cost, rel=RELATIVE
+        )
 
 
 def test_memory_limit_and_pipeline_are_those_of_an_exhaustive_search() -> None:
@@ -68,16 +72,19 @@ def test_memory_limit_and_pipeline_are_those_of_an_exhaustive_search() -> None:
         limit = Limit(
             Costs(bytes_on_device, free, free, np.zeros(1)), rng.randrange(300), "memory of the device"
         )
-        cuts = Cuts(graph)
+        cuts = Cuts(graph, compares_up_to=0)
         every = cuts.confirm(Placement((), np.inf, 0.0, ""), [costs], [limit])
         try:
             found = cuts.cheapest(costs, [limit])
         except CutError as error:
             assert "memory of the device" in str(error)
             assert every.cost == np.inf
+            with pytest.raises(CutError, match=r"no placement of the kernels keeps .*memory of the device"):
+                Cuts(graph).cheapest(costs, [limit])
             refused += 1
             continue
         assert found.cost == pytest.approx(every.cost, rel=RELATIVE)
+        assert Cuts(graph).cheapest(costs, [limit]).tiers == every.tiers
 
         forbidden = np.where(np.isinf(costs.upload), np.inf, 0.0)
         device, link, server = costs.compute.copy(), np.zeros_like(costs.compute), costs.compute.copy()
@@ -99,7 +106,7 @@ def test_tensor_with_many_readers_is_sent_once() -> None:
     )
     graph = KernelGraph(kernels, ("image",), ("out0", "out1", "out2"))
     costs = two_tiers([1.0, 9.0, 9.0, 9.0], [0.1] * 4, [50.0, 5.0, 1.0, 1.0, 1.0], setup=1.0, download=0.5)
-    found = Cuts(graph).cheapest(costs)
+    found = Cuts(graph, compares_up_to=0).cheapest(costs)
     assert found.tiers == (0, 1, 1, 1)
     assert found.cost == pytest.approx(1.0 + 5.0 + 0.3 + 1.0 + 3 * 0.5)
 
@@ -119,16 +126,16 @@ def test_published_construction_places_what_cannot_run() -> None:
     assert best == (True, False, True)  # the last kernel needs what the second made on the server
     costs = two_tiers(device, server, upload)
     assert costs.of(graph, np.array([[0, 1, 0]], np.int8))[0] == np.inf
-    exact = Cuts(graph).cheapest(costs)
+    exact = Cuts(graph, compares_up_to=0).cheapest(costs)
     assert exact.cost > published(best)
     assert exact.tiers == (0, 1, 1)
 
 
 def test_pinned_input_keeps_its_readers_on_the_device() -> None:
     costs = two_tiers([5.0, 5.0], [0.1, 0.1], [np.inf, 1.0, 1.0])
-    assert Cuts(chain(2)).cheapest(costs).tiers == (0, 1)
+    assert Cuts(chain(2), compares_up_to=0).cheapest(costs).tiers == (0, 1)
     costs = two_tiers([5.0, 5.0], [0.1, 0.1], [np.inf, np.inf, np.inf])
-    assert Cuts(chain(2)).cheapest(costs).tiers == (0, 0)
+    assert Cuts(chain(2), compares_up_to=0).cheapest(costs).tiers == (0, 0)
 
 
 def test_limit_that_nothing_keeps_is_told_from_a_search_that_ended_too_early(
@@ -140,22 +147,22 @@ def test_limit_that_nothing_keeps_is_told_from_a_search_that_ended_too_early(
     none = np.zeros_like(costs.upload)
     count = Costs(np.ones_like(costs.compute), none, none, np.zeros(1))
     with pytest.raises(CutError, match="no placement of the kernels keeps"):
-        Cuts(graph).cheapest(costs, [Limit(count, 29, "number of kernels")])
+        Cuts(graph, compares_up_to=0).cheapest(costs, [Limit(count, 29, "number of kernels")])
     monkeypatch.setitem(solver._OPTIONS, "time_limit", 0.0)
     with pytest.raises(CutError, match="no proof that there is none: time limit"):
-        Cuts(graph).cheapest(costs, [Limit(count, 30, "number of kernels")])
+        Cuts(graph, compares_up_to=0).cheapest(costs, [Limit(count, 30, "number of kernels")])
 
 
 def test_what_can_run_nowhere_is_refused() -> None:
     costs = two_tiers([np.inf, 1.0], [1.0, 1.0], [np.inf, 1.0, 1.0])
     with pytest.raises(CutError, match="must stay"):
-        Cuts(chain(2)).cheapest(costs)
+        Cuts(chain(2), compares_up_to=0).cheapest(costs)
 
 
 def test_graph_without_kernels_costs_nothing() -> None:
     graph = KernelGraph((), ("x",), ("x",))
     costs = Costs(np.zeros((0, 2)), np.ones((1, 1)), np.ones((1, 1)), np.ones(1))
-    assert Cuts(graph).cheapest(costs).cost == 0.0
+    assert Cuts(graph, compares_up_to=0).cheapest(costs).cost == 0.0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 
 import numpy as np
@@ -40,6 +41,8 @@ from edgekit_runtime.offload.offload_plan import OffloadPlan
 
 GRID = Grid((1.0, 3.0, 10.0, 30.0, 100.0), (5.0, 20.0))
 WARM = 1e9  # bytes of the window: without TCP's slow start, which is not linear
+
+find_by_solver = partial(find_cuts, compares_up_to=0)
 
 
 def costs_of(graph: KernelGraph, rng: random.Random, tiers: int = 2) -> GraphCosts:
@@ -115,7 +118,7 @@ def test_cuts_of_the_sweep_are_those_of_an_exhaustive_search_over_placements_and
     for _ in range(25):
         costs = costs_of(random_graph(rng, rng.randrange(2, 9)), rng)
         conditions = [link(b, r) for r in GRID.rtts_ms for b in GRID.bandwidths_mbit_s]
-        cuts = find_cuts(costs, conditions, Goal())
+        cuts = find_by_solver(costs, conditions, Goal())
         candidates = [*((cut.coding, cut.tiers) for cut in cuts), ("raw", (0,) * len(costs.seconds))]
         for one in conditions:
             every = min(
@@ -142,14 +145,14 @@ def test_costs_of_the_solver_are_the_prediction_of_the_runtime() -> None:
 
 def test_raw_input_is_sent_and_never_free() -> None:
     costs = chain([(1.0, 0.01), (1.0, 0.01)], [1e9, 1e9, 4.0])  # an input that takes minutes to send
-    assert all(cut.is_split for cut in find_cuts(costs, [link(10.0)], Goal()))
+    assert all(cut.is_split for cut in find_by_solver(costs, [link(10.0)], Goal()))
     assert seconds_of(costs, (1, 1), "raw", link(10.0)) > 100
 
 
 def test_round_trip_is_paid_once_and_alone_can_forbid_the_server() -> None:
     costs = chain([(0.010, 0.001), (0.010, 0.001)], [4.0, 4.0, 4.0])
     near, far = link(100.0, 5.0), link(100.0, 50.0)
-    assert (1, 1) in {cut.tiers for cut in find_cuts(costs, [near], Goal())}
+    assert (1, 1) in {cut.tiers for cut in find_by_solver(costs, [near], Goal())}
     table = weigh_costs(costs, "raw", far)
     placements = np.array([[0, 0], [1, 1]], np.int8)
     local, remote = table.of(costs.graph, placements)
@@ -160,15 +163,15 @@ def test_output_made_on_the_server_comes_back() -> None:
     costs = chain([(0.1, 0.001)], [4.0, 1e6])
     there = seconds_of(costs, (1,), "raw", link(10.0))
     assert there > 1e6 * 8 / 10e6  # the reply alone takes 0.8 s
-    assert find_cuts(costs, [link(10.0)], Goal()) == ()  # so all stays on the device
+    assert find_by_solver(costs, [link(10.0)], Goal()) == ()  # so all stays on the device
 
 
 def test_input_that_must_stay_is_never_sent() -> None:
     costs = chain([(0.1, 0.001), (1.0, 0.001)], [10.0, 1e3, 4.0])
     kept = pinned_tensors(costs.graph, ("input",))
-    cuts = find_cuts(costs, [link(50.0)], Goal(), kept)
+    cuts = find_by_solver(costs, [link(50.0)], Goal(), kept)
     assert {cut.tiers for cut in cuts} == {(0, 1)}
-    assert (1, 1) in {cut.tiers for cut in find_cuts(costs, [link(50.0)], Goal())}
+    assert (1, 1) in {cut.tiers for cut in find_by_solver(costs, [link(50.0)], Goal())}
     with pytest.raises(CutError, match="--keep-on-device nothing"):
         pinned_tensors(costs.graph, ("nothing",))
 
@@ -178,8 +181,8 @@ def test_tensor_that_must_stay_is_made_on_the_device(objective: str) -> None:
     costs = chain([(0.1, 0.001), (0.1, 0.001), (0.1, 0.001)], [10.0, 10.0, 10.0, 4.0])
     goal = Goal(objective=objective, power=PowerModel(1.0, 1.0), latency_limit_s=0.29)
     kept = pinned_tensors(costs.graph, ("t2",))
-    assert find_cuts(costs, [link(50.0)], goal)
-    cuts = find_cuts(costs, [link(50.0)], goal, kept)
+    assert find_by_solver(costs, [link(50.0)], goal)
+    cuts = find_by_solver(costs, [link(50.0)], goal, kept)
     assert cuts == ()  # t2 is made on the device and read there, so nothing is left for the server
     branched = KernelGraph(
         (
@@ -205,7 +208,7 @@ def test_tensor_that_must_stay_is_made_on_the_device(objective: str) -> None:
         },
     )
     goal = replace(goal, latency_limit_s=0.39)
-    found = find_cuts(wide, [link(50.0)], goal, pinned_tensors(branched, ("t2",)))
+    found = find_by_solver(wide, [link(50.0)], goal, pinned_tensors(branched, ("t2",)))
     assert {cut.tiers for cut in found} == {(0, 0, 0, 1)}
 
 
@@ -300,7 +303,7 @@ def test_limit_with_shared_weights_misses_no_cut_and_a_looser_one_is_never_worse
         last = np.inf
         for limit in sorted({*needs}):
             limits = DeviceLimits(**{limited: limit}).of(costs)
-            cheapest = Cuts(costs.graph).cheapest(table, limits)
+            cheapest = Cuts(costs.graph, compares_up_to=0).cheapest(table, limits)
             assert needs[every.index(cheapest.tiers)] <= limit
             best = min(s for s, need in zip(seconds, needs, strict=True) if need <= limit)
             assert cheapest.cost == pytest.approx(best, rel=1e-7)
@@ -328,7 +331,7 @@ def test_memory_limit_is_kept_and_costs_what_an_exhaustive_search_finds() -> Non
         at_most = float(np.median([device_bytes(costs, tiers) for tiers in every if 0 in tiers]))
         goal = Goal(limits=memory_limits(costs, at_most))
         fitting = [tiers for tiers in every if 0 not in tiers or device_bytes(costs, tiers) <= at_most]
-        cuts = find_cuts(costs, [link(5.0)], goal)
+        cuts = find_by_solver(costs, [link(5.0)], goal)
         assert all(device_bytes(costs, cut.tiers) <= at_most * (1 + 1e-9) for cut in cuts if 0 in cut.tiers)
         best = min(seconds_of(costs, tiers, c, link(5.0)) for tiers in fitting for c in costs.codings)
         candidates = [(cut.coding, cut.tiers) for cut in cuts]
@@ -351,7 +354,7 @@ def test_every_cut_of_a_small_graph_is_proved_by_trying_all_placements_whatever_
         every = every_placement(costs.graph)
         limit = float(np.median([device_bytes(costs, tiers) for tiers in every]))
         for goal in (Goal(), Goal(limits=memory_limits(costs, limit)), Goal(objective="throughput")):
-            for cut in find_cuts(costs, conditions, goal):
+            for cut in find_by_solver(costs, conditions, goal):
                 proofs.add((cut.certificate.proof, cut.certificate.gap))
                 assert cut.certificate.placements == len(every)
     assert proofs == {("enumerated", 0.0)}
@@ -448,7 +451,7 @@ def test_no_certificate_is_beaten_by_a_cut_that_keeps_the_same_limits_at_the_sam
             Goal(objective="energy", power=PowerModel(1.0, 3.0), latency_limit_s=limit_s),
             Goal(objective="latency", limits=limits),
         ):
-            cuts = find_cuts(costs, [link(50.0), replace(link(50.0), device_slowdown=4.0)], goal)
+            cuts = find_by_solver(costs, [link(50.0), replace(link(50.0), device_slowdown=4.0)], goal)
             for first, second in permutations(cuts, 2):
                 if speaks_of(first, second):
                     compared += 1
@@ -467,7 +470,7 @@ def test_no_certificate_is_beaten_by_a_cut_that_keeps_the_same_limits_at_the_sam
 
 def test_certificate_of_a_pinned_model_names_what_stays() -> None:
     costs = chain([(0.1, 0.001), (0.1, 0.001), (0.1, 0.001)], [10.0, 10.0, 10.0, 4.0])
-    (cut,) = find_cuts(costs, [link(50.0)], Goal(), pinned_tensors(costs.graph, ("t0",)))
+    (cut,) = find_by_solver(costs, [link(50.0)], Goal(), pinned_tensors(costs.graph, ("t0",)))
     assert cut.certificate.pinned == ("t0",)
     assert describe_certificate(cut.certificate).endswith("with 't0' kept on the device")
 
@@ -486,7 +489,7 @@ def test_throughput_is_that_of_the_slowest_stage() -> None:
     rng = random.Random(8)
     for _ in range(8):
         costs = costs_of(random_graph(rng, 5), rng)
-        cuts = find_cuts(costs, [link(10.0)], Goal(objective="throughput"))
+        cuts = find_by_solver(costs, [link(10.0)], Goal(objective="throughput"))
         best = np.inf
         for coding in costs.codings:
             every = np.array(every_placement(costs.graph), np.int8)
@@ -517,7 +520,7 @@ def test_capacity_finds_the_cut_of_which_a_server_carries_most_devices() -> None
             for tiers in every_placement(costs.graph)
             if any(tiers)
         }
-        cuts = find_cuts(costs, [link(200.0)], Goal(objective="capacity", latency_limit_s=limit_s))
+        cuts = find_by_solver(costs, [link(200.0)], Goal(objective="capacity", latency_limit_s=limit_s))
         best = min(kept.values())
         if np.isfinite(best):
             ratios.append(min(kept[cut.coding, cut.tiers] for cut in cuts) / best)
@@ -530,7 +533,7 @@ def test_cut_that_takes_least_of_the_server_gives_way_to_one_with_time_to_wait()
     # Behind the third kernel the server has 10 ms to do, but 0.4 ms are left to wait; behind the first 12 ms.
     costs = chain([(0.01, 0.001), (0.03, 0.002), (0.1, 0.010)], [1e3, 1e3, 1e3, 4.0])
     limit_s = 0.0738
-    cuts = find_cuts(costs, [link(10.0)], Goal(objective="capacity", latency_limit_s=limit_s))
+    cuts = find_by_solver(costs, [link(10.0)], Goal(objective="capacity", latency_limit_s=limit_s))
     assert {(0, 0, 1), (0, 1, 1)} <= {cut.tiers for cut in cuts}
 
 
@@ -541,7 +544,7 @@ def test_energy_within_a_latency_is_that_of_an_exhaustive_search() -> None:
         costs = costs_of(random_graph(rng, 5), rng)
         limit_s = 0.7 * float(costs.seconds[:, 0].sum())
         power = PowerModel(1.0, 3.0)
-        cuts = find_cuts(
+        cuts = find_by_solver(
             costs, [link(200.0), link(0.001)], Goal(objective="energy", power=power, latency_limit_s=limit_s)
         )
 
@@ -576,7 +579,7 @@ def test_three_tiers_are_placed_as_an_exhaustive_search_does() -> None:
 
 def test_link_of_zero_is_refused() -> None:
     with pytest.raises(CutError, match="bandwidth 0"):
-        find_cuts(chain([(1.0, 0.1)], [8.0, 8.0]), [link(0.0)], Goal())
+        find_by_solver(chain([(1.0, 0.1)], [8.0, 8.0]), [link(0.0)], Goal())
 
 
 def test_simpler_way_wins_within_one_percent() -> None:

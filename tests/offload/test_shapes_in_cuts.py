@@ -74,6 +74,7 @@ def test_shape_that_is_an_output_is_still_one() -> None:
     assert run_split(split, model.SerializeToString(), feeds)["shape"].tolist() == [2, 3]
 
 
+@pytest.mark.long  # the cuts of each of its kernels
 def test_no_cut_of_efficientnet_sends_the_input_beside_a_tensor() -> None:
     path = SHARED / "efficientnet_lite0_fp32.onnx"
     if not path.exists():

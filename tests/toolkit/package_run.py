@@ -1,12 +1,14 @@
 """Runs `edgekit package` for the tests of it, and makes the small models and samples that it is run on."""
 
 import contextlib
+import functools
 import io
 import json
 import math
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,18 +87,23 @@ def package(model: Path, out: Path, *options: object, target: str = "x86-64") ->
     return edgekit("package", model, "--target", target, "-o", out, "--threads", 1, *quick, *engine, *options)
 
 
-def tiny(name: str) -> tuple[Path, tuple[object, ...]]:
-    """A model of `models/tiny`, and the options that give its samples."""
-    data = ("--calibration", TINY / f"{name}.calib.npz", "--eval", TINY / f"{name}.eval.npz")
-    return TINY / f"{name}.onnx", data
+_PARTS = tempfile.TemporaryDirectory(prefix="edgekit-tests-")
 
 
-def tiny_scored_on(count: int, name: str, folder: Path) -> tuple[Path, tuple[object, ...]]:
-    """The same with its first `count` samples to score on, for models that take long on all."""
-    source, (_, calibration, option, evaluation) = tiny(name)
-    with np.load(str(evaluation)) as arrays:
-        part = stored(folder / "eval.npz", {key: values[:count] for key, values in arrays.items()})
-    return source, ("--calibration", calibration, option, part)
+@functools.cache
+def tiny(
+    name: str, *, calibration_samples: int = 64, evaluation_samples: int = 200
+) -> tuple[Path, tuple[object, ...]]:
+    """A model of `models/tiny`, and the options that give its first samples."""
+    calibration = _store_part(f"{name}.calib.npz", calibration_samples)
+    evaluation = _store_part(f"{name}.eval.npz", evaluation_samples)
+    return TINY / f"{name}.onnx", ("--calibration", calibration, "--eval", evaluation)
+
+
+def _store_part(file_name: str, count: int) -> Path:
+    with np.load(str(TINY / file_name)) as arrays:
+        part = {key: values[:count] for key, values in arrays.items()}
+    return stored(Path(_PARTS.name, f"{count}-{file_name}"), part)
 
 
 def read_only(folder: Path) -> OpenedPackage:

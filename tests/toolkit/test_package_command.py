@@ -67,7 +67,7 @@ class Case:
 
 @pytest.fixture(scope="module", params=["x86-64", "jetson"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    source, data = tiny("digits_cnn")
+    source, data = tiny("digits_cnn", calibration_samples=300, evaluation_samples=360)
     copy = tmp_path_factory.mktemp("model") / source.name
     copy.write_bytes(source.read_bytes())
     copy.chmod(0o444)

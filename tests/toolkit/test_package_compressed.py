@@ -19,7 +19,6 @@ from tests.toolkit.package_run import (
     saved,
     stored,
     tiny,
-    tiny_scored_on,
 )
 from tests.toolkit.small_models import model_of, node, random_weight
 
@@ -40,7 +39,7 @@ needs_litert = pytest.mark.skipif(
 
 
 def compressed(out: Path, budget: str, *options: object) -> Outcome:
-    model, data = tiny("digits_cnn")
+    model, data = tiny("digits_cnn", calibration_samples=32, evaluation_samples=120)
     return package(model, out, *data, "--search-seconds", "10", "-b", budget, *options)
 
 
@@ -154,7 +153,7 @@ def test_limits_that_a_plain_form_keeps_bring_no_compressed_form(tmp_path: Path)
 
 
 def test_energy_that_binds_is_kept_by_pruned_channels(tmp_path: Path) -> None:
-    model, data = tiny_scored_on(100, "mnist5k_dscnn", tmp_path)
+    model, data = tiny("mnist5k_dscnn", calibration_samples=24, evaluation_samples=100)
 
     def run(folder: Path, budget: str, search_s: int) -> Outcome:
         options = ("--search-seconds", search_s, "-b", budget, "--json")
@@ -229,7 +228,7 @@ def test_refusal_without_samples_asks_for_some(tmp_path: Path) -> None:
 
 
 def test_size_below_that_of_int8_weights_is_kept_by_pruned_channels(tmp_path: Path) -> None:
-    model, data = tiny_scored_on(100, "mnist5k_dscnn", tmp_path)
+    model, data = tiny("mnist5k_dscnn", calibration_samples=24, evaluation_samples=100)
     limits = ("-b", "size=26kB,drop=10%", "--search-seconds", "10")
     outcome = package(model, tmp_path / "out", *data, *limits, "--json", target="rpi5")
     assert outcome.code == 0, outcome.stdout

@@ -23,7 +23,6 @@ from tests.toolkit.package_run import (
     saved,
     stored,
     tiny,
-    tiny_scored_on,
 )
 
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
@@ -50,7 +49,7 @@ def report_of(folder: Path) -> Report:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on a model with ten layers, with limits on everything and measured layers."""
     out = tmp_path_factory.mktemp("out")
-    source, data = tiny_scored_on(200, "mnist5k_dscnn", out)
+    source, data = tiny("mnist5k_dscnn")
     limits = "size=40kB,drop=2%,latency=1s,memory=1GB,energy=1J"
     options = (*data, "--budget", limits, "--search-seconds", 20)
     assert package(source, out / "run", *options, target="rpi4").code == 0
@@ -196,7 +195,7 @@ def test_scores_of_all_candidates_equal_an_independent_computation(tmp_path: Pat
 
 def test_data_name_the_samples_that_were_used(report: Report) -> None:
     data = report["data"]
-    assert (data["calibration"]["kind"], data["calibration"]["samples"]) == ("user", 300)
+    assert (data["calibration"]["kind"], data["calibration"]["samples"]) == ("user", 64)
     assert (data["evaluation"]["kind"], data["evaluation"]["samples"]) == ("user", 200)
     assert data["evaluation"]["metric"] == "top1"
     assert data["calibration"]["sha256"] != data["evaluation"]["sha256"]

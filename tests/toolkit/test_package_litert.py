@@ -26,7 +26,6 @@ from tests.toolkit.package_run import (
     stored,
     tensor,
     tiny,
-    tiny_scored_on,
 )
 from tests.toolkit.small_tflite import computed_shape, small_cnn
 
@@ -53,7 +52,7 @@ def for_litert(model: Path, out: Path, *options: object, target: str = "rpi5") -
 
 @pytest.mark.parametrize("model", TINY_MODELS)
 def test_every_tiny_model_is_packaged_for_litert(model: str, tmp_path: Path) -> None:
-    source, data = tiny_scored_on(200, model, tmp_path) if model == "mnist5k_dscnn" else tiny(model)
+    source, data = tiny(model)
     outcome = for_litert(source, tmp_path, *data, "--search-seconds", 0.3, "--json")
     assert (outcome.code, outcome.json["target"]["backend"]) == (0, "litert")
     assert not [layer["name"] for layer in outcome.json["layers"] if ";" in layer["name"]]
@@ -130,7 +129,7 @@ def test_recipe_that_gives_a_tflite_model_to_another_engine_is_refused(tmp_path:
 
 @pytest.mark.usefixtures("measured_memory")
 def test_layers_of_the_report_are_those_of_the_file(tmp_path: Path) -> None:
-    source, data = tiny_scored_on(200, "mnist5k_dscnn", tmp_path)
+    source, data = tiny("mnist5k_dscnn")
     report = for_litert(source, tmp_path, *data, "--json").json
     assert {layer["op"] for layer in report["layers"]} <= {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"}
     assert all(layer["macs"] > 0 for layer in report["layers"])
@@ -167,12 +166,12 @@ def test_fixed_batch_is_kept(tmp_path: Path) -> None:
         assert opened.manifest.inputs[0].shape == (4, 8)
 
 
-# Neither modules nor metadata of what follows are found.
+# Neither modules nor metadata of what follows are found; prints how each of some commands ends.
 HIDE = """
-import sys
+import contextlib, io, json, sys
 from importlib import metadata
 from edgekit_cli.cli import main
-hidden = sys.argv.pop(1).split(",")
+hidden = sys.argv[1].split(",")
 sys.modules.update(dict.fromkeys(name.replace("-", "_") for name in hidden))
 known = metadata.version
 def version(name):
@@ -180,26 +179,39 @@ def version(name):
         raise metadata.PackageNotFoundError(name)
     return known(name)
 metadata.version = version
-sys.exit(main(sys.argv[1:]))
+ends = []
+for arguments in json.loads(sys.argv[2]):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = main(arguments)
+    ends.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(ends))
 """
 
 
 def package_without(
-    model: Path, out: Path, *options: str, target: str, hidden: str = "ai-edge-litert,flatbuffers"
-) -> Outcome:
-    """As where distributions are not installed: in a process that cannot import them."""
-    given = ["package", model, "--target", target, "-o", out, "--search-seconds", "0", *options]
+    model: Path,
+    out: Path,
+    *choices: tuple[str, ...],
+    target: str,
+    hidden: str = "ai-edge-litert,flatbuffers",
+) -> list[Outcome]:
+    """As where distributions are not installed: one process that cannot import them runs each choice."""
+    command = ["package", str(model), "--target", target, "-o", str(out), "--search-seconds", "0"]
+    arguments = json.dumps([[*command, *options] for options in choices])
     done = subprocess.run(
-        [sys.executable, "-c", HIDE, hidden, *map(str, given)],
-        capture_output=True, text=True, check=False, env=child_environment(),
-    )  # fmt: skip
-    return Outcome(done.returncode, done.stdout, done.stderr)
+        [sys.executable, "-c", HIDE, hidden, arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=child_environment(),
+    )
+    return [Outcome(*end) for end in json.loads(done.stdout)]
 
 
 def test_missing_quantizer_leaves_the_float_form_and_says_so_once(tmp_path: Path) -> None:
     model = saved(mlp(1), tmp_path / "net.onnx")
     options = ("--backend", "litert", "--json")
-    outcome = package_without(model, tmp_path, *options, target="rpi5", hidden="ai-edge-quantizer")
+    (outcome,) = package_without(model, tmp_path, options, target="rpi5", hidden="ai-edge-quantizer")
     report = outcome.json
     assert [one["label"] for one in report["candidates"]] == ["float32"]
     (warning,) = (one for one in report["warnings"] if install_command("litert-host") in one)
@@ -219,20 +231,20 @@ def litert_only(tmp_path: Path) -> Path:
 def test_engine_that_is_not_installed_is_reported_with_what_installs_it(tmp_path: Path) -> None:
     model = saved(mlp(1), tmp_path / "net.onnx")
     options = ("--backend", "auto", "--json")
-    report = package_without(model, tmp_path / "out", *options, target="rpi5").json
+    (outcome,) = package_without(model, tmp_path / "out", options, target="rpi5")
+    report = outcome.json
     by_name = {one["backend"]: one for one in report["tournament"]}
     assert by_name["ort"]["kept"]
     assert install_command("litert-host") in by_name["litert"]["reason"]
 
 
-@pytest.mark.parametrize("options", [(), ("--backend", "auto"), ("--backend", "litert")])
-def test_target_with_no_other_engine_is_never_packaged_for_one(
-    options: tuple[str, ...], litert_only: Path, tmp_path: Path
-) -> None:
+def test_target_with_no_other_engine_is_never_packaged_for_one(litert_only: Path, tmp_path: Path) -> None:
     model = saved(mlp(1), tmp_path / "net.onnx")
-    outcome = package_without(model, tmp_path / "out", *options, target=str(litert_only))
-    assert outcome.code == 9
-    assert install_command("litert-host") in " ".join(outcome.stderr.split())
+    choices: list[tuple[str, ...]] = [(), ("--backend", "auto"), ("--backend", "litert")]
+    outcomes = package_without(model, tmp_path / "out", *choices, target=str(litert_only))
+    assert [outcome.code for outcome in outcomes] == [9, 9, 9]
+    for outcome in outcomes:
+        assert install_command("litert-host") in " ".join(outcome.stderr.split())
     assert not list(tmp_path.glob("out/*"))
 
 

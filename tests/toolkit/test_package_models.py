@@ -18,7 +18,6 @@ from tests.toolkit.package_run import (
     stored,
     tensor,
     tiny,
-    tiny_scored_on,
 )
 
 from edgekit_runtime.sessions import open_session
@@ -45,7 +44,7 @@ def test_every_target_is_among_the_combinations() -> None:
 
 @pytest.mark.parametrize(("model", "target"), COMBINATIONS)
 def test_tiny_model_is_packaged_for_a_target(model: str, target: str, tmp_path: Path) -> None:
-    source, data = tiny_scored_on(200, model, tmp_path) if model == "mnist5k_dscnn" else tiny(model)
+    source, data = tiny(model, evaluation_samples=200 if model == "mnist5k_dscnn" else 1000)
     assert package(source, tmp_path, *data, "--search-seconds", 0.3, target=target).code == 0
     with read_only(tmp_path) as opened:
         assert opened.manifest.target == target

@@ -116,7 +116,9 @@ def test_a_full_disk_leaves_nothing(
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("delay_s", [0, 0.3, 0.6, 0.9, 1.2])
+@pytest.mark.parametrize(
+    "delay_s", [0, 0.6, *(pytest.param(delay_s, marks=pytest.mark.long) for delay_s in (0.3, 0.9, 1.2))]
+)
 def test_an_interrupt_at_any_moment_leaves_all_or_nothing(delay_s: float, tmp_path: Path) -> None:
     source, data = tiny("digits_cnn")
     out = tmp_path / "out"

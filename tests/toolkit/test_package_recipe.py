@@ -153,15 +153,12 @@ def test_a_package_for_a_target_of_ones_own_is_repeated_without_its_file(tmp_pat
     assert repeated(source, recipe, tmp_path / "again") == first.read_bytes()
 
 
-@pytest.mark.parametrize("seed", ["1", "4711"])
-def test_another_process_with_another_hash_seed_gives_the_same_bytes(
-    seed: str, mixed: Made, tmp_path: Path
-) -> None:
+def test_another_process_with_another_hash_seed_gives_the_same_bytes(mixed: Made, tmp_path: Path) -> None:
     source, _ = tiny("digits_cnn")
     command = ["package", source, "--recipe", mixed.recipe, "-o", tmp_path]
     subprocess.run(
         [sys.executable, "-m", "edgekit_cli", *map(str, command)],
-        env={**environment(), "PYTHONHASHSEED": seed},
+        env={**environment(), "PYTHONHASHSEED": "4711"},
         check=True,
         capture_output=True,
     )

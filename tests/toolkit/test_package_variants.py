@@ -37,7 +37,7 @@ pytest.importorskip("ai_edge_litert")
 
 pytestmark = pytest.mark.usefixtures("home")
 
-MODEL, DATA = tiny("digits_cnn")
+MODEL, DATA = tiny("digits_cnn", calibration_samples=300)  # of which half are a reference for drift
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def test_tiny_models_convert(name: str, optimised: bool) -> None:
         ("dscnn_kws_fp32", 0),
         ("mobilenetv1_025_vww_fp32", 0),
         ("mobilenet_v1_025_224_fp32", 0),
-        ("efficientnet_lite0_fp32", 1),  # takes [N, C, H, W]
+        pytest.param("efficientnet_lite0_fp32", 1, marks=pytest.mark.long),  # takes [N, C, H, W]
         ("mnist8_fp32", 0),  # takes one channel
     ],
 )

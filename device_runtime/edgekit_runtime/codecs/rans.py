@@ -37,8 +37,8 @@ _SYMBOLS_PER_LANE: Final = 1 << 13
 _MIN_LANES: Final = 4
 _MAX_LANES: Final = 512
 _MIN_STEPS: Final = 8  # before the tables are rebuilt
-_FIRST_SUM: Final = 64
-_LEVEL_OF_SUM: Final = np.searchsorted(_LEAST, np.arange(1 << 12), side="right") - 1
+FIRST_SUM: Final = 64
+LEVEL_OF_SUM: Final = np.searchsorted(_LEAST, np.arange(1 << 12), side="right") - 1
 _INPUT_BYTES: Final = 64 << 10
 
 
@@ -105,10 +105,10 @@ class Levels:
     """The level of the next symbol of each lane, by the mean of about 16 symbols before it."""
 
     def __init__(self, lanes: int) -> None:
-        self._sums = np.full(lanes, _FIRST_SUM, np.int64)
+        self._sums = np.full(lanes, FIRST_SUM, np.int64)
 
     def current(self) -> NDArray[np.int64]:
-        return _LEVEL_OF_SUM.take(self._sums)
+        return LEVEL_OF_SUM.take(self._sums)
 
     def add(self, symbols: NDArray[np.int64]) -> None:
         self._sums += symbols - (self._sums >> 4)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 import socket
 import time
 from collections.abc import Iterator
@@ -20,13 +21,19 @@ from edgekit_hil.benches.bench_lock import BenchLock
 from edgekit_hil.benches.device import Device, describe
 from edgekit_hil.drivers.meter import MeterProtocol
 from edgekit_hil.provisioning.device_facts import OLDEST_PYTHON
-from edgekit_runtime.agent import device_facts
 from edgekit_runtime.agent.device_facts import DeviceFacts
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import BenchError, BenchUnavailableError, EdgekitError
 
 LEAST_FREE_BYTES: Final = 200 << 20  # for packages in two slots, with their caches
 _CONNECT_LIMIT_S: Final = 10.0
+# One start of Python, of which a small or emulated device takes seconds: version, then runtime_digest.
+_PROBE: Final = f"""
+import sys
+print(*sys.version_info[:2])
+if sys.version_info >= {OLDEST_PYTHON}:
+    exec(sys.argv[1])
+"""
 # Prints the folder of all tests, after the programs have ended that a killed run has left there.
 _HOME: Final = """
 mkdir -p "$HOME/.edgekit-bench" && cd "$HOME/.edgekit-bench" && home=$(pwd -P) && cd / &&
@@ -206,29 +213,32 @@ def read_facts(file: BenchFile, device: Device) -> DeviceFacts:
             f"bench '{name}': the device is {machine or uname.errors.strip()}, and {file.path} expects"
             f" {file.settings.architecture}: check the address, or correct the file"
         )
-    version = device.try_run(f"{python} -c 'import sys; print(*sys.version_info[:2])'")
-    if version.exit_code or tuple(map(int, version.output.split())) < OLDEST_PYTHON:
-        fault = f"is {'.'.join(version.output.split())}" if not version.exit_code else "does not start"
+    expected = runtime_digest.hash_sources(Path(edgekit_runtime.__file__).parent)
+    program = Path(runtime_digest.__file__).read_text(encoding="utf-8")
+    probe = device.try_run(f"{python} -c {shlex.join([_PROBE, program, expected])}")
+    version, sources, facts_json = (*probe.output.splitlines(), "", "", "")[:3]
+    if not version or tuple(map(int, version.split())) < OLDEST_PYTHON:
+        fault = f"is {'.'.join(version.split())}" if version else "does not start"
         least = ".".join(map(str, OLDEST_PYTHON))
         raise BenchUnavailableError(
             f"bench '{name}': `{python}` on the device {fault}, and the runtime needs Python {least} or"
             " later: `edgekit device install --host` makes /opt/edgekit/current/bin/python; or name another"
-            f" one as `python:` in {file.path}. {version.errors.strip()[-300:]}".strip()
+            f" one as `python:` in {file.path}. {probe.errors.strip()[-300:]}".strip()
         )
-    sources = device.run_python(Path(runtime_digest.__file__).read_text(encoding="utf-8"))
-    if not sources.strip():
+    if probe.exit_code:
+        raise BenchError(f"bench '{name}': `{python}` on the device fails: {probe.errors.strip()[-2000:]}")
+    if not sources:
         raise BenchUnavailableError(
             f"bench '{name}': `{python}` on the device has no edgekit: `edgekit device install --host` puts"
             f" it into /opt/edgekit/current/bin/python; name that as `python:` in {file.path}"
         )
-    if sources != runtime_digest.hash_sources(Path(edgekit_runtime.__file__).parent):
+    if sources != expected:
         raise BenchUnavailableError(
             f"bench '{name}': `{python}` on the device has another edgekit than this one, and the evidence"
             " names the commit of this one: bring it up to date by `edgekit device install --host`, with the"
             " options that you gave first"
         )
-    document = json.loads(device.run(f"{device.python} -m {device_facts.__name__}"))
-    facts = from_plain(DeviceFacts, document, "facts", BenchError)
+    facts = from_plain(DeviceFacts, json.loads(facts_json), "facts", BenchError)
     if facts.free_bytes < LEAST_FREE_BYTES:
         raise BenchUnavailableError(
             f"bench '{name}': {facts.free_bytes >> 20} MiB are free in {device.folder} on the device, and the"

@@ -1,9 +1,11 @@
-"""Which source of the runtime a Python imports; also a program that prints it on a device.
+"""Which source of the runtime a Python imports; also a program that prints it on a device, and its facts.
 
-It imports nothing of ours: the runtime of the device may be another one.
+It imports nothing of ours before the digest is the expected one: the device may have another runtime.
 """
 
 import hashlib
+import runpy
+import sys
 from pathlib import Path
 
 
@@ -23,4 +25,7 @@ if __name__ == "__main__":
     except ImportError:
         print()
     else:
-        print(hash_sources(Path(edgekit_runtime.__file__).parent))
+        sources = hash_sources(Path(edgekit_runtime.__file__).parent)
+        print(sources)
+        if sources == sys.argv[-1]:
+            runpy.run_module("edgekit_runtime.agent.device_facts", run_name="__main__")

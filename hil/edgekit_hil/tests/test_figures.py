@@ -20,7 +20,7 @@ from edgekit_hil.tests.programs import read_program
 from edgekit_runtime.package.archive import read_unverified_manifest
 from edgekit_runtime.system.engines import find_engine
 
-_POWER_S: Final = 30
+POWER_S: Final = 30
 _MODEL: Final = "mnist5k_dscnn"
 _MOST_MEMORY_ERROR: Final = 0.1  # of the measured peak; without an estimate of the model, `large` is 35 % off
 
@@ -125,10 +125,10 @@ def test_energy_of_an_inference_is_recorded(
     device.edgekit("keys", "trust", device.put(packages.public_key, "bench.pub.pem"))
     measure(device, package, 1.0)  # an engine that is built on the device is not part of an inference
     with bench.meter.measure() as idle:
-        device.run(f"sleep {_POWER_S}", 2 * _POWER_S)
+        device.run(f"sleep {POWER_S}", 2 * POWER_S)
 
     with bench.meter.measure() as busy:
-        measurement = measure(device, package, _POWER_S)
+        measurement = measure(device, package, POWER_S)
 
     idle_w = statistics.median(watts for _, watts in idle)
     busy_w = statistics.median(watts for _, watts in busy)

@@ -115,17 +115,18 @@ def command(
 
 def _profile_once(bench: str, file: BenchFile, seconds: float) -> None:
     """Measure the profile of a real device of the user, unless there is one that holds for it."""
-    from edgekit_cli.hil.bench_machine import find_device
-    from edgekit_cli.profile import measure_profile
-    from edgekit_cli.progress import ProgressBar
-    from edgekit_host.terminal import open_console
-    from edgekit_toolkit.measurement.device_profile import start_profile
     from edgekit_toolkit.targets.loader import find_user_targets, load_target
 
     settings, folder = file.settings, find_user_targets()
     target = load_target(settings.target, [folder])
     if settings.kind != "real" or not file.keeps_state or not settings.has_time or target.backend.on_gpu:
         return
+    from edgekit_cli.hil.bench_machine import find_device  # with all engines, which others need not import
+    from edgekit_cli.profile import measure_profile
+    from edgekit_cli.progress import ProgressBar
+    from edgekit_host.terminal import open_console
+    from edgekit_toolkit.measurement.device_profile import start_profile
+
     path = folder / f"{settings.profile_name}.toml"
     times = load_target(str(path)).device_times if path.is_file() else None
     if path.is_file() and times is None:

@@ -10,7 +10,7 @@ import functools
 import lzma
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -106,7 +106,8 @@ def encode(base: bytes, package: bytes) -> bytes | None:
     try:
         finder = _RunFinder(base, package)
         choices = dict.fromkeys(tuple(finder.find(factor)) for factor in factors)
-        return min((_encode(runs, base, package) for runs in choices), key=len)
+        pack = functools.cache(_pack)  # choices share streams
+        return min((_encode(runs, base, package, pack) for runs in choices), key=len)
     except PackageError:
         return None
 
@@ -117,7 +118,9 @@ def coded_size(package: bytes) -> int:
     return coded_bytes if coded_bytes < WORTH * len(package) else len(package)
 
 
-def _encode(runs: Sequence[_Run], old: bytes, target: bytes) -> bytes:
+def _encode(
+    runs: Sequence[_Run], old: bytes, target: bytes, pack: Callable[[bytes], tuple[int, bytes]]
+) -> bytes:
     base, new = np.frombuffer(old, dtype=np.uint8), np.frombuffer(target, dtype=np.uint8)
     control, literals, residuals, expected = bytearray(), bytearray(), bytearray(), 0
     codes = [np.zeros(0, np.uint8)]
@@ -139,7 +142,7 @@ def _encode(runs: Sequence[_Run], old: bytes, target: bytes) -> bytes:
             codes.append(_subtract(run, base, new))
         else:
             residuals += _subtract(run, base, new).tobytes()
-    packed = [_pack(bytes(stream)) for stream in (control, literals, residuals)]
+    packed = [pack(bytes(stream)) for stream in (control, literals, residuals)]
     coded = np.concatenate(codes)
     numbers = [len(base), len(new), len(runs)]
     numbers += [number for model, content in packed for number in (len(content), model)]

@@ -22,6 +22,7 @@ back to producers, so its minimum cut may let the device read tensors of the ser
 Source: J.-C. Picard, "Maximal closure of a graph and applications to combinatorial problems", 1976.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,6 +39,7 @@ from edgekit_runtime.errors import CutError
 
 MAX_ENUMERATED: Final = 100_000  # placements that are tried one by one to confirm a plan
 _MAX_ENUMERATED_TIERS: Final = 2_000_000  # tiers of kernels in all of them; it takes seconds
+FEW_PLACEMENTS: Final = 1000  # are compared in less time than the solver takes
 _GAP: Final = 1e-9  # share of the optimum: the gap between a plan and its bound that rounding may leave
 _LIMITS_AT_ONCE: Final = 8  # that are added to a program after each solution that breaks some
 _LARGEST: Final = 1e4  # costs are scaled to this maximum
@@ -181,13 +183,16 @@ class Cuts:
     Variables, all in 0..1: whether a kernel runs before a link, [kernels, links]; whether a tensor is sent
     over a link, [tensors, links]; whether a link is used, [links].
 
+    A graph with few placements, such as a chain, needs no solver: all are compared.
+
     Args:
         graph: the kernels and the tensors between them.
         tiers: machines in a row, 2 or more; the first is the device.
+        compares_up_to: most placements that are compared without the solver.
     """
 
-    def __init__(self, graph: KernelGraph, tiers: int = 2) -> None:
-        self.graph = graph
+    def __init__(self, graph: KernelGraph, tiers: int = 2, *, compares_up_to: int = FEW_PLACEMENTS) -> None:
+        self.graph, self._compares_up_to = graph, compares_up_to
         self._links = links = tiers - 1
         kernels, tensors = len(graph.kernels), len(graph.tensors)
         self._before = np.arange(kernels * links, dtype=np.int32).reshape(kernels, links)
@@ -207,6 +212,8 @@ class Cuts:
         Raises:
             CutError: no placement is possible; the message names the limits.
         """
+        if self._has_few:
+            return self._compare([costs], limits)
         weights, constant = self._weights(costs)
 
         def solve(active: Sequence[Limit]) -> Placement:
@@ -225,7 +232,19 @@ class Cuts:
         Raises:
             CutError: no placement is possible; the message names the limits.
         """
+        if self._has_few:
+            return self._compare(stages, limits)
         return self._keep(limits, lambda active: self._search(stages, active, None, 0.0))
+
+    @property
+    def _has_few(self) -> bool:
+        return self.placements is not None and len(self.placements) <= self._compares_up_to
+
+    def _compare(self, stages: Sequence[Costs], limits: Sequence[Limit]) -> Placement:
+        placement = self.confirm(Placement((), math.inf, 0.0, ""), stages, limits)
+        if math.isinf(placement.cost):
+            raise _no_placement(limits)
+        return placement
 
     def _keep(self, limits: Sequence[Limit], solve: Callable[[Sequence[Limit]], Placement]) -> Placement:
         """Return what `solve` finds with as few of the limits as make it keep all of them.
@@ -254,7 +273,7 @@ class Cuts:
             limits: the same as for `placement`.
         """
         every = self.placements
-        if every is None:
+        if every is None or placement.proof == "enumerated":
             return placement
         costs = np.max([stage.of(self.graph, every) for stage in stages], axis=0)
         for limit in limits:
@@ -412,11 +431,18 @@ def _run(solver: highspy.Highs, limits: Sequence[Limit]) -> NDArray[np.float64]:
     solver.run()
     if solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
         return np.array(solver.getSolution().col_value)
-    names = ", ".join(limit.name for limit in limits) or "tensors and kernels that must stay where they are"
     status = solver.getModelStatus()
     if status == highspy.HighsModelStatus.kInfeasible:
-        raise CutError(f"no placement of the kernels keeps the limits ({names})")
+        raise _no_placement(limits)
     raise CutError(
-        f"the solver found no placement of the kernels that keeps the limits ({names}), and no proof that"
-        f" there is none: {solver.modelStatusToString(status).lower()}; loosen the limits"
+        f"the solver found no placement of the kernels that keeps the limits ({_name(limits)}), and no proof"
+        f" that there is none: {solver.modelStatusToString(status).lower()}; loosen the limits"
     )
+
+
+def _no_placement(limits: Sequence[Limit]) -> CutError:
+    return CutError(f"no placement of the kernels keeps the limits ({_name(limits)})")
+
+
+def _name(limits: Sequence[Limit]) -> str:
+    return ", ".join(limit.name for limit in limits) or "tensors and kernels that must stay where they are"

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_offload.cuts.costs import Costs
-from edgekit_offload.cuts.solver import Cuts, Limit, Placement
+from edgekit_offload.cuts.solver import FEW_PLACEMENTS, Cuts, Limit, Placement
 from edgekit_offload.planning.costs import (
     GraphCosts,
     tier_costs,
@@ -75,12 +75,15 @@ def find_cuts(
     goal: Goal,
     pinned: NDArray[np.bool_] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    compares_up_to: int = FEW_PLACEMENTS,
 ) -> tuple[OptimalCut, ...]:
     """Return the cuts that are cheapest under some of the conditions; all on the device is not among them.
 
     `conditions`: links and loads; all must be usable.
     `pinned`: bool [tensors], whether a tensor must not leave the device.
     `progress`: called with the number of solved settings and the number of all.
+    `compares_up_to`: as for `Cuts`.
 
     Raises:
         CutError: no placement keeps limits and pins, not even all on the device.
@@ -88,7 +91,7 @@ def find_cuts(
     optimal: dict[tuple[str, tuple[int, ...]], OptimalCut] = {}
     total, done = len(costs.codings) * len(conditions), 0
     split_conditions = [conditions[int(n)] for n in np.linspace(0, len(conditions) - 1, _SETTINGS_OF_SPLITS)]
-    cuts = Cuts(costs.graph)
+    cuts = Cuts(costs.graph, compares_up_to=compares_up_to)
     for coding in costs.codings:
         for condition in conditions:
             for placement, setting in _solutions(cuts, costs, coding, condition, goal, pinned=pinned):
