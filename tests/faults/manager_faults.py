@@ -143,13 +143,12 @@ class Bench:
 
         Without a fault it returns the names of the steps.
         """
-        (root / "grave").mkdir()
         (root / "disk" / "tmp").mkdir(exist_ok=True)
         tempfile.tempdir = str(root / "disk" / "tmp")
-        calls = DiskCalls(root / "disk", root / "grave")
+        calls = DiskCalls(root / "disk")
         world = self._open(root, calls)
         problems = []
-        with calls.installed():
+        with calls.installed(sqlite=True):
             transition.prepare(world)
             calls.arm(*(() if fault is None else (fault.at, fault.kind)))
             try:
@@ -172,7 +171,6 @@ class Bench:
 
     def _recover(self, root: Path, transition: Transition, *, is_last: bool = False) -> list[str]:
         """Start the manager again, let it do what is left, and return what is wrong."""
-        shutil.rmtree(root / "grave")
         world = self._open(root)
         world.start()
         world.settle()
