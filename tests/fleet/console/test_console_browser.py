@@ -233,7 +233,8 @@ def test_pages_are_photographed(tab, addresses, tmp_path):
             expect(tab.locator("#live-word:visible")).to_have_text("Live")
             path = folder / f"{name}{kind}.png"
             tab.screenshot(path=path, full_page=folder == tmp_path, style=NO_SCROLL_BARS)
-            shrink(path)
+            if folder != tmp_path:
+                shrink(path)
             assert path.stat().st_size > 5000
 
 
