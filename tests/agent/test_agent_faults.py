@@ -3,7 +3,7 @@
 import pytest
 from tests.faults.disk_calls import KINDS
 from tests.faults.journal_faults import POWER_CUT, JournalBench
-from tests.faults.processes import memory_folder
+from tests.memory_folder import memory_folder
 from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 
 

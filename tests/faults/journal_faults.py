@@ -18,7 +18,8 @@ from typing import TypeAlias
 from tests.agent.parts import HERE, make_desired, want
 from tests.faults.disk_calls import KINDS, AtStep, DiskCalls, Killed, Kind, end_here
 from tests.faults.posix_disk import State, write_state
-from tests.faults.processes import Outcome, memory_folder
+from tests.faults.processes import Outcome
+from tests.memory_folder import memory_folder
 from tests.runtime.conftest import PackageMaker
 from tests.runtime.slot_cases import copy_folder
 

@@ -13,7 +13,8 @@ from typing import Any
 from tests.faults.disk_calls import KINDS, DiskCalls, Kind
 from tests.faults.manager_transitions import TRANSITIONS, Transition
 from tests.faults.manager_world import VERSIONS, World, prepare_process
-from tests.faults.processes import Outcome, fork, memory_folder, try_all
+from tests.faults.processes import Outcome, fork, try_all
+from tests.memory_folder import memory_folder
 from tests.runtime.conftest import PackageMaker
 
 from edgekit_runtime.errors import EdgekitError

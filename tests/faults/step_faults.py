@@ -26,9 +26,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from tests.agent.parts import make_desired, want
 from tests.faults.disk_calls import KINDS, DiskCalls, Kind
-from tests.faults.processes import Outcome, end_with, fork, memory_folder, try_all
+from tests.faults.processes import Outcome, end_with, fork, try_all
 from tests.fleet.fleet_device import make_csr
 from tests.free_port import free_port
+from tests.memory_folder import memory_folder
 from tests.runtime.conftest import PackageMaker
 
 from edgekit_fleet.operations.running import open_authority

@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 from tests.fleet.fleet_device import FleetDevice
 from tests.fleet.postgresql_server import PostgresqlServer, new_database
 from tests.free_port import free_port
+from tests.memory_folder import tmp_path  # noqa: F401  # a fixture
 
 from edgekit_fleet.access import users
 from edgekit_fleet.operations import devices, running
@@ -110,7 +111,7 @@ def postgresql_url(postgresql, store_template):
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def store_url(request, tmp_path):
+def store_url(request, tmp_path):  # noqa: F811
     """The URL of a new store, once of each kind."""
     if request.param == "postgresql":
         return request.getfixturevalue("postgresql_url")
@@ -182,7 +183,7 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet_settings(tmp_path, mosquitto):
+def fleet_settings(tmp_path, mosquitto):  # noqa: F811
     logging.getLogger("gmqtt").setLevel(logging.CRITICAL)
     settings = FleetSettings(broker_port=free_port(), web_port=free_port())
     return FleetFolder(tmp_path / "fleet"), settings

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.faults.disk_calls import AtStep, DiskCalls, Killed, end_here
 from tests.faults.posix_disk import State, write_state
-from tests.faults.processes import memory_folder
+from tests.memory_folder import memory_folder
 from tests.runtime.slot_cases import (
     CASES,
     VERSIONS,
