@@ -203,6 +203,7 @@ def run(maker: PackageMaker, limit_s: float, most: int | None = None) -> Outcome
         bench = JournalBench(folder, maker, piece_bytes=PIECE_BYTES)
         for number, transition in enumerate(TRANSITIONS, 1):
             cases = bench.list_cases(transition, (*KINDS, POWER_CUT))
+            bench.outcome.all += len(cases)
             random.Random(0).shuffle(cases)  # no secret
             share = None if most is None else most // len(TRANSITIONS)
             for at, case in enumerate(cases[:share]):
