@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.faults.disk_calls import AtStep, DiskCalls
+from tests.memory_folder import tmp_path  # noqa: F401  # a fixture
 from tests.runtime.slot_cases import MODEL, Bench, make_bench, start_fresh
 
 from edgekit_runtime.errors import EdgekitError
@@ -79,11 +80,16 @@ def damage(bench: Bench, chance: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_version_starts_after_every_step_of_a_random_sequence(
-    seed: int, packages: Path, maker: Any, tmp_path: Path
+    seed: int,
+    packages: Path,
+    maker: Any,
+    tmp_path: Path,  # noqa: F811
 ) -> None:
     chance = random.Random(seed)
     for number in range(SEQUENCES):
-        folder = tmp_path / f"state-{number}"
+        root = tmp_path / str(number)
+        folder = root / "state"
+        root.mkdir()
         sound = make_bench(folder, packages, maker.trust)
         if chance.random() < 0.5:
             sound.install("0.0.0", factory=True)
@@ -93,7 +99,7 @@ def test_a_version_starts_after_every_step_of_a_random_sequence(
             if chance.random() < 0.1:
                 damage(sound, chance)
             else:
-                calls = DiskCalls(tmp_path, fail_at_random(chance))
+                calls = DiskCalls(root, fail_at_random(chance))
                 with contextlib.suppress(EdgekitError), calls.installed():
                     calls.arm()
                     act(sound, chance)
