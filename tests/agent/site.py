@@ -1,6 +1,7 @@
 """A fleet that runs, and devices of it whose agents and services are processes."""
 
 import contextlib
+import io
 import itertools
 import os
 import signal
@@ -53,17 +54,25 @@ class Site:
 
     def run(self, *words):
         """Run a command to its end and return its output."""
-        done = subprocess.run(
-            self.command(*words), env=self.variables, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        code, output, errors = self.call(*words)
+        assert code == 0, errors
+        return output
+
+    def call(self, *words):
+        """Run a command in this process; returns its exit code, its output and its errors."""
+        output, errors = io.StringIO(), io.StringIO()
+        with (
+            mock.patch.dict(os.environ, self.variables),
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(errors),
+        ):
+            code = main(words)
+        return code, output.getvalue(), errors.getvalue()
 
     def enrol(self):
         parts = (self.fleet.store, self.fleet.settings, self.fleet.authority, (self.name,))
         (invitation,) = devices.invite(*parts, actor="test", target="x86-64")
-        with mock.patch.dict(os.environ, self.variables):
-            assert main(["enroll", "--code", invitation.code]) == 0
+        self.run("enroll", "--code", invitation.code)
         public = Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32).public_key()
         pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         (self.home / "keys").mkdir(exist_ok=True)

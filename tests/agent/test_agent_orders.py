@@ -97,10 +97,9 @@ def test_bundle_is_not_applied_while_the_agent_runs(site):  # noqa: F811
     site.enrol()
     site.start("agent")
     wait_for(site.status, f"a report; {site.log()}")
-    words = site.command("fleet", "apply", str(site.path / "a.bundle"))
-    done = subprocess.run(words, env=site.variables, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert "does `edgekit-device agent` or `fleet apply` run? End it first" in done.stderr
+    code, _, errors = site.call("fleet", "apply", str(site.path / "a.bundle"))
+    assert code != 0
+    assert "does `edgekit-device agent` or `fleet apply` run? End it first" in errors
 
 
 def test_printed_unit_starts_the_agent_as_the_user_of_the_service(site):  # noqa: F811

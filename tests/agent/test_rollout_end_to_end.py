@@ -16,7 +16,7 @@ from edgekit_fleet.store.tables import WantedModelRow
 
 pytest.importorskip("onnxruntime")
 
-DEVICES = 4
+DEVICES = 2
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def release(fleet, maker, path, version):  # noqa: F811
     releases.make_release(fleet.folder, fleet.store, maker.trust, [package], actor="test", name=f"v{version}")
     options = {"soak_s": 0.0, "limits": {"max_failed_share": 0.01}}
     request = RolloutRequest(
-        release=f"v{version}", selector="all", waves="1,2,100%", minimum=1, options=options
+        release=f"v{version}", selector="all", waves="1,100%", minimum=1, options=options
     )
     return rollouts.start_rollout(fleet.store, request, "test")
 
@@ -61,14 +61,14 @@ def versions(sites):
 def test_good_release_reaches_all_and_bad_one_stops_and_goes_back(fleet, maker, sites, tmp_path):  # noqa: F811
     good = release(fleet, maker, tmp_path, "1.0.0")
     found = wait_ended(fleet, good)
-    assert (found.state, found.members, found.wave) == ("succeeded", {"succeeded": DEVICES}, 3)
+    assert (found.state, found.members, found.wave) == ("succeeded", {"succeeded": DEVICES}, 2)
     wait_for(lambda: versions(sites) == [["1.0.0"]] * DEVICES, f"1.0.0 on all; {versions(sites)}")
 
     wrong = np.frombuffer(maker.artifacts["golden/y.bin"], np.float32) + 1
     broken = dataclasses.replace(maker, artifacts={**maker.artifacts, "golden/y.bin": wrong.tobytes()})
     found = wait_ended(fleet, release(fleet, broken, tmp_path, "2.0.0"))
     assert found.state == "aborted" and "failed to install it" in found.because
-    assert found.members == {"returned": 1, "waiting": 3}
+    assert found.members == {"returned": 1, "waiting": DEVICES - 1}
     wait_for(lambda: sum(map(has_returned, sites)) == 1, "the first device to go back")
     assert versions(sites) == [["1.0.0"]] * DEVICES
 

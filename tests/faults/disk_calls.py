@@ -1,10 +1,14 @@
 """All calls of Python and SQLite that change files below a folder, counted, so that one of them fails.
 
-`DiskCalls` takes the place of the functions of `os` and `io` in this process, and of those of SQLite (see
-`sqlite_calls`), and keeps what is not synced yet. So a power cut can be played at any step: what was not
-synced is lost, or a part of it is there, in any order. The model is that of POSIX: the content of a file is
-safe once the file is synced, a name once its folder is. Memory that is shared (SQLite's index of its log) is
-never safe.
+`DiskCalls` takes the place of the functions of `os` and `io` in this process, and on request of those of
+SQLite (see `sqlite_calls`), and tells a `PosixDisk` what they do: so a power cut can be played at any step,
+and code that forgets a sync or writes in place is seen, whichever functions it uses. Memory that is shared
+(SQLite's index of its log) is never safe.
+
+    calls = DiskCalls(folder, end=end_here)
+    with calls.installed():
+        calls.arm(3, "torn")            # the power fails at the fourth step
+        program(folder)                 # raises Killed
 
 Of paths only absolute ones are seen; the product uses no other below its folders.
 """
@@ -18,9 +22,10 @@ import random
 import signal
 import tarfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+
+from tests.faults.posix_disk import PosixDisk
 
 Kind: TypeAlias = Literal["kill", "full disk", "error", "dropped", "torn", "agent killed"]
 """`dropped` and `torn` are power cuts: all that was not synced is lost, or a random part of it is there.
@@ -31,63 +36,67 @@ Kind: TypeAlias = Literal["kill", "full disk", "error", "dropped", "torn", "agen
 KINDS: tuple[Kind, ...] = ("kill", "full disk", "error", "dropped", "torn")
 _NEEDS_SPACE = ("open", "write", "mkdir", "rename")
 _WRITABLE = set("wxa+")
+_BUFFER_BYTES = 2048
+
+AtStep: TypeAlias = Callable[[int, str], None]
+"""Takes the number of a step, from 0, and the name of its call, before it happens; may raise OSError."""
 
 
-@dataclass
-class DirtyFile:
-    """A file with unsynced content.
+class Killed(BaseException):
+    """In place of a killed process, in one that goes on."""
 
-    Attributes:
-        descriptor: our own, which follows the file to another name.
-        synced: what is safe.
-        writes: (offset, content), or (size, None) where it was cut.
+
+def end_here() -> None:
+    """End what runs, but not this process.
+
+    Raises:
+        Killed: always.
     """
-
-    descriptor: int
-    synced: bytes
-    writes: list[tuple[int, bytes | None]] = field(default_factory=list)
-
-    def build(self, keep: Callable[[], float]) -> bytes:
-        """Return the content if of each write the share that `keep` returns is there."""
-        content = bytearray(self.synced)
-        for offset, data in self.writes:
-            share = keep()
-            if data is None and share > 0:
-                del content[offset:]
-                content.extend(bytes(offset - len(content)))
-            elif data is not None and (part := data[: int(len(data) * share)]):
-                content.extend(bytes(max(0, offset - len(content))))
-                content[offset : offset + len(part)] = part
-        return bytes(content)
+    raise Killed
 
 
-@dataclass(frozen=True)
-class NameChange:
-    """A change of names that is not synced: in which folders, and how it is undone."""
-
-    folders: frozenset[str]
-    undo: Callable[[], None]
+def _end_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class DiskCalls:
     """The calls below a folder; `installed` puts them in place.
 
     Attributes:
+        disk: what they do, from `installed` on.
         count: steps so far.
         names: of the calls, in their order.
         was_hit, on_hit: whether the fault came, and what is called when it does.
     """
 
-    def __init__(self, root: Path, grave: Path) -> None:
-        """Count the calls below `root`; `grave`, an empty folder beside it, keeps files that vanish."""
+    def __init__(
+        self,
+        root: Path,
+        at_step: AtStep | None = None,
+        *,
+        end: Callable[[], None] = _end_process,
+        piece_bytes: int | None = None,
+        forgets_syncs: bool = False,
+    ) -> None:
+        """Count the calls below `root`.
+
+        Args:
+            root: folder, made if it is missing.
+            at_step: called before each step, once they are counted.
+            end: ends what runs, where a fault does.
+            piece_bytes: of a write that is a step, half of it if None.
+            forgets_syncs: take no sync into account.
+        """
+        root.mkdir(exist_ok=True)
         self.count = 0
         self.names: list[str] = []
         self.was_hit, self.on_hit = False, lambda: None
-        self._root, self._grave, self._buried = f"{root}/", grave, 0
-        self._files: dict[tuple[int, int], DirtyFile] = {}
-        self._changes: list[NameChange] = []
+        self.piece_bytes = piece_bytes
+        self.disk = PosixDisk(root, forgets_syncs=forgets_syncs)
+        self._root, self._at_step, self._end = root, at_step, end
+        self._prefix, self._forgets_syncs = f"{root}/", forgets_syncs
         self._fault: tuple[int, Kind] | None = None
-        self._is_counting = False
+        self._is_counting = self.has_ended = False
         self.real = _Real()
 
     def arm(self, at: int | None = None, kind: Kind = "kill") -> None:
@@ -101,7 +110,7 @@ class DiskCalls:
 
     def has_path(self, path: object) -> bool:
         """Return whether a path is the folder or below it."""
-        return isinstance(path, (str, os.PathLike)) and f"{os.fspath(path)}/".startswith(self._root)
+        return isinstance(path, (str, os.PathLike)) and f"{os.fspath(path)}/".startswith(self._prefix)
 
     def step(self, name: str, half: Callable[[], object] = lambda: None) -> None:
         """Take note of a call before it happens.
@@ -113,10 +122,14 @@ class DiskCalls:
         Raises:
             OSError: as ordered.
         """
+        if self.has_ended:
+            raise Killed
         if not self._is_counting:
             return
         number, self.count = self.count, self.count + 1
         self.names.append(name)
+        if self._at_step is not None:
+            self._at_step(number, name)
         if self._fault is None or number < self._fault[0]:
             return
         if not self.was_hit:
@@ -136,87 +149,74 @@ class DiskCalls:
             half()
         else:
             self.cut_power(None if kind == "dropped" else random.Random(at))  # no secret
-        os.kill(os.getpid(), signal.SIGKILL)
+        self.has_ended = True
+        self._end()
 
-    def cut_power(self, draw: random.Random | None) -> None:
+    def cut_power(self, chance: random.Random | None) -> None:
         """Leave on the disk what a power cut may leave: nothing that is not synced, or a random part."""
-        for change in reversed(self._changes):
-            if draw is None or draw.random() < 0.5:
-                with contextlib.suppress(OSError):
-                    change.undo()
-        for file in self._files.values():
-            content = file.build(lambda: 0.0 if draw is None else draw.choice((0.0, 0.5, 1.0)))
-            self.real.ftruncate(file.descriptor, 0)
-            os.pwrite(file.descriptor, content, 0)
-        for folder, _, names in os.walk(self._root):
-            for name in names:
-                if name.endswith("-shm"):
-                    self.real.unlink(f"{folder}/{name}")
-
-    # What is not safe
+        with self._real_calls():
+            self.disk.lay_out(chance)
+            for path in self._root.rglob("*-shm"):
+                path.unlink()
 
     def note_write(self, path: str, offset: int, data: bytes | None) -> None:
         """Take note that content is about to be written at `offset`, or cut there."""
-        try:
-            status = os.stat(path)
-        except FileNotFoundError:  # a temporary file without a name
-            return
-        key = status.st_dev, status.st_ino
-        if key not in self._files:
-            descriptor = self.real.open(path, os.O_RDWR | os.O_CLOEXEC)
-            self._files[key] = DirtyFile(descriptor, os.pread(descriptor, status.st_size, 0))
-        self._files[key].writes.append((offset, data))
-
-    def note_created(self, path: str) -> None:
-        """Take note of a new file."""
-        self._changes.append(NameChange(frozenset({os.path.dirname(path)}), lambda: self.real.unlink(path)))
-
-    def note_synced(self, path: str) -> None:
-        """Take note that a file or folder is safe."""
-        if os.path.isdir(path):
-            self._changes = [change for change in self._changes if path not in change.folders]
-            return
-        status = os.stat(path)
-        file = self._files.pop((status.st_dev, status.st_ino), None)
-        if file is not None:
-            os.close(file.descriptor)
-
-    def bury(self, path: str) -> str | None:
-        """Return another name of a file that is about to vanish, or None where there is none."""
-        if not os.path.isfile(path):
-            return None
-        self._buried += 1
-        kept = f"{self._grave}/{self._buried}"
-        os.link(path, kept)
-        return kept
+        if os.path.exists(path):  # else a temporary file without a name
+            self.disk.see(Path(path))
+            self.disk.write(Path(path), offset, data)
 
     # In place of the functions of os and io
 
     @contextlib.contextmanager
-    def installed(self) -> Iterator["DiskCalls"]:
-        """Take the place of the functions until the block ends."""
+    def installed(self, *, sqlite: bool = False) -> Iterator["DiskCalls"]:
+        """Take the place of the functions until the block ends; what is below the folder now is safe."""
         from tests.faults import sqlite_calls
 
-        places = [(os, name) for name in ("open", "replace", "rename", "unlink", "remove", "mkdir", "fsync")]
-        places += [(os, "ftruncate"), (os, "sync"), (io, "open"), (builtins, "open"), (tarfile, "bltn_open")]
-        ours = {"remove": self.unlink, "rename": self.replace, "bltn_open": self.open_file}
-        with contextlib.ExitStack() as undo, sqlite_calls.installed(self):
-            for module, name in places:
-                undo.callback(setattr, module, name, getattr(module, name))
-                own = self.open_file if (module, name) in ((io, "open"), (builtins, "open")) else None
-                setattr(module, name, own or ours.get(name) or getattr(self, name))
+        self.disk = PosixDisk.read(self._root, forgets_syncs=self._forgets_syncs)
+        functions = {
+            (os, "open"): self.open,
+            (os, "replace"): self.replace,
+            (os, "rename"): self.replace,
+            (os, "unlink"): self.unlink,
+            (os, "remove"): self.unlink,
+            (os, "mkdir"): self.mkdir,
+            (os, "fsync"): self.fsync,
+            (os, "ftruncate"): self.ftruncate,
+            (os, "sync"): self.sync,
+            (io, "open"): self.open_file,
+            (builtins, "open"): self.open_file,
+            (tarfile, "bltn_open"): self.open_file,
+        }
+        with (
+            sqlite_calls.installed(self) if sqlite else contextlib.nullcontext(),
+            _in_place(functions),
+        ):
             yield self
+
+    def _real_calls(self) -> contextlib.AbstractContextManager[None]:
+        """Let all calls through until the block ends."""
+        real = self.real
+        return _in_place(
+            {
+                (os, "open"): real.open,
+                (os, "unlink"): real.unlink,
+                (os, "mkdir"): real.mkdir,
+                (io, "open"): real.open_file,
+            }
+        )
 
     def open(self, path: Any, flags: int, mode: int = 0o777, **options: Any) -> int:
         if not self.has_path(path) or not flags & (os.O_WRONLY | os.O_RDWR):
             return self.real.open(path, flags, mode, **options)
-        where, was_there = os.fspath(path), os.path.exists(path)
+        where, was_there = Path(path), os.path.exists(path)
         self.step("open")
+        if was_there:
+            self.disk.see(where)
         descriptor = self.real.open(path, flags, mode, **options)
         if not was_there:
-            self.note_created(where)
+            self.disk.create(where)
         elif flags & os.O_TRUNC:
-            self.note_write(where, 0, None)
+            self.disk.write(where, 0, None)
         return descriptor
 
     def open_file(self, file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
@@ -232,55 +232,40 @@ class DiskCalls:
             created = 0 if "r" in mode else os.O_CREAT
             file = self.open(where, flags | access | created | os.O_CLOEXEC, 0o666)
         raw = _SteppedFile(file, mode.replace("b", "").replace("t", ""))
-        raw.calls, raw.where = self, where
+        raw.calls = self
         if "a" in mode:
             raw.seek(0, os.SEEK_END)
-        buffered: Any = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw, 2048)
+        buffered: Any = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw, _BUFFER_BYTES)
         return buffered if "b" in mode else io.TextIOWrapper(buffered, encoding=options.get("encoding"))
 
     def replace(self, source: Any, target: Any) -> None:
         if not self.has_path(target):
             self.real.replace(source, target)
             return
-        old, new = os.fspath(source), os.fspath(target)
         self.step("rename")
-        kept = self.bury(new)
+        old, new = Path(source), Path(target)
+        for path in (old, new):
+            if path.exists():
+                self.disk.see(path)
         self.real.replace(source, target)
-
-        def undo() -> None:
-            self.real.replace(new, old)
-            if kept is not None:
-                os.link(kept, new)
-
-        self._changes.append(NameChange(frozenset({os.path.dirname(old), os.path.dirname(new)}), undo))
+        self.disk.rename(old, new)
 
     def unlink(self, path: Any, **options: Any) -> None:
         if not self.has_path(path) or not os.path.exists(path):
             self.real.unlink(path, **options)
             return
-        where = os.fspath(path)
         self.step("unlink")
-        kept = self.bury(where)
+        self.disk.see(Path(path))
         self.real.unlink(path, **options)
-        if kept is not None:
-            self._changes.append(
-                NameChange(frozenset({os.path.dirname(where)}), lambda: os.link(kept, where))
-            )
+        self.disk.remove(Path(path))
 
     def mkdir(self, path: Any, mode: int = 0o777, **options: Any) -> None:
         if not self.has_path(path) or os.path.exists(path):
             self.real.mkdir(path, mode, **options)
             return
-        where = os.fspath(path)
         self.step("mkdir")
         self.real.mkdir(path, mode, **options)
-
-        def undo() -> None:
-            import shutil
-
-            shutil.rmtree(where)
-
-        self._changes.append(NameChange(frozenset({os.path.dirname(where)}), undo))
+        self.disk.create(Path(path))
 
     def fsync(self, file: Any) -> None:
         descriptor = file if isinstance(file, int) else file.fileno()
@@ -289,14 +274,12 @@ class DiskCalls:
             self.real.fsync(file)
             return
         self.step("fsync")
-        self.note_synced(path)
+        if os.path.exists(path):
+            self.disk.sync(Path(path))
 
     def sync(self) -> None:
         self.step("sync")
-        self._changes.clear()
-        for file in self._files.values():
-            os.close(file.descriptor)
-        self._files.clear()
+        self.disk.sync_all()
 
     def ftruncate(self, descriptor: int, size: int) -> None:
         path = os.readlink(f"/proc/self/fd/{descriptor}")
@@ -306,28 +289,37 @@ class DiskCalls:
         self.real.ftruncate(descriptor, size)
 
 
+@contextlib.contextmanager
+def _in_place(functions: dict[tuple[Any, str], Callable[..., Any]]) -> Iterator[None]:
+    """Put functions in the place of those of modules until the block ends."""
+    with contextlib.ExitStack() as undo:
+        for (module, name), function in functions.items():
+            undo.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, function)
+        yield
+
+
 class _SteppedFile(io.FileIO):
-    """A file of which each write is two steps.
+    """A file of which each piece of a write is a step.
 
     Attributes:
-        calls, where: see `DiskCalls`.
+        calls: see `DiskCalls`.
     """
 
     calls: DiskCalls
-    where: str
 
     def write(self, data: Any) -> int:
         content = bytes(data)
-        middle = (len(content) + 1) // 2
-        for piece in filter(None, (content[:middle], content[middle:])):
+        if self.calls.has_ended:  # what a buffer still holds is lost
+            return len(content)
+        piece_bytes = self.calls.piece_bytes or (len(content) + 1) // 2
+        for begin in range(0, len(content), piece_bytes):
+            piece = content[begin : begin + piece_bytes]
             self.calls.step("write")
-            self.calls.note_write(self._find_path(), self.tell(), piece)
+            path = os.readlink(f"/proc/self/fd/{self.fileno()}")  # it may have another name by now
+            self.calls.note_write(path, self.tell(), piece)
             super().write(piece)
         return len(content)
-
-    def _find_path(self) -> str:
-        """Return where the file is now: it may have another name."""
-        return os.readlink(f"/proc/self/fd/{self.fileno()}")
 
 
 class _Real:

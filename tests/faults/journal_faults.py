@@ -1,154 +1,213 @@
 """Faults at every step of the agent's journal and slots, in this process.
 
 A kill, a full disk, a failed call, and every state that a power cut may leave (unsynced writes dropped, torn
-or kept), at every step that changes the disk.
+or kept), at every step that changes the disk. Afterwards the journal holds the last record that was written
+or the one that was being written, a whole signed model starts, and some devices are led to what is wanted.
 """
 
 import contextlib
-import errno
-import io
-import os
-import shutil
+import dataclasses
+import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
-from tests.agent.test_agent_faults import Device, Killed
-from tests.faults.processes import Outcome, memory_folder
-from tests.runtime import slot_disks
+from tests.agent.parts import HERE, make_desired, want
+from tests.faults.disk_calls import KINDS, AtStep, DiskCalls, Killed, Kind, end_here
+from tests.faults.posix_disk import State, write_state
+from tests.faults.processes import Outcome
+from tests.memory_folder import memory_folder
 from tests.runtime.conftest import PackageMaker
 from tests.runtime.slot_cases import copy_folder
-from tests.runtime.slot_disks import AtStep, SteppedDisk
-from tests.runtime.slot_power import RecordingDisk
 
-from edgekit_runtime.agent.execution import install
+from edgekit_runtime.agent.execution.install import Installer
+from edgekit_runtime.agent.journal import Journal, JournalRecord, read_journal
+from edgekit_runtime.agent.reconcile import reconcile
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.slots import Slots
+from edgekit_runtime.trust.dsse import Verifier
 
 VERSIONS = ("1.0.0", "2.0.0", "3.0.0")
 TRANSITIONS = {"first update": 1, "second update": 2, "two updates": 0}
+POWER_CUT = "power cut"
 PIECE_BYTES = 16
 SAMPLE = 50  # of so many faults one device is led to its end
 
 
-class FineFile(slot_disks.SteppedFile):
-    """A file of which every `PIECE_BYTES` are a step."""
+@dataclass
+class History:
+    """The records that a device wrote to its journal.
 
-    def write(self, data: object) -> int:
-        content = bytes(data)
-        for at in range(0, len(content), PIECE_BYTES):
-            self._disk.step("write")
-            io.FileIO.write(self, content[at : at + PIECE_BYTES])
-            self._disk.written(self.path, content[at : at + PIECE_BYTES])
-        return len(content)
+    Attributes:
+        records: in their order; the last one may not have been written to its end.
+        written: how many were.
+    """
+
+    records: list[JournalRecord] = field(default_factory=list)
+    written: int = 0
+
+    def write(self, journal: Journal, record: JournalRecord) -> None:
+        self.records.append(record)
+        journal.write(record)
+        self.written = len(self.records)
+
+    def list_allowed(self) -> list[JournalRecord]:
+        """Return what the journal may hold now: what was written last, or is being written."""
+        return self.records[max(0, self.written - 1) :]
+
+
+class Device:
+    """The agent's journal and slots in a folder; packages are there as if downloaded."""
+
+    def __init__(self, folder: Path, packages: dict[str, tuple[Path, str]], trust: Verifier) -> None:
+        self.folder, self.packages, self.trust = folder, packages, trust
+        self.journal_path = folder / "journal.json"
+        folder.mkdir(exist_ok=True)
+
+    def run(self, version: str, history: History | None = None, turns: int = 12) -> str:
+        """Do what a desired document with `version` asks for; returns the state of its execution."""
+        history = history or History()
+        journal = Journal(self.journal_path)
+        slots = Slots(self.folder, self.trust)
+        installer = Installer(slots, self.folder / "no-socket", self_test=lambda _: None)
+        path, manifest_sha256 = self.packages[version]
+        wanted = want(
+            model="linear",
+            version=version,
+            manifest_sha256=manifest_sha256,
+            execution=f"e-{version}",
+            size_bytes=path.stat().st_size,
+        )
+        desired, state = make_desired(wanted), ""
+        for _ in range(turns):
+            views = {model: installer.view(model) for model in installer.fingerprint()}
+            plan = reconcile(desired, journal.record.executions, views, HERE)
+            history.write(journal, dataclasses.replace(journal.record, executions=plan.executions))
+            (state,) = {progress.report.state for progress in plan.executions}
+            for step in plan.steps:
+                assert step.action == "install"
+                installer.install(path, wanted)
+                done = [progress.enter("trying", code="installed") for progress in plan.executions]
+                history.write(journal, dataclasses.replace(journal.record, executions=tuple(done)))
+        return state
+
+    def start(self) -> str:
+        """Return the version that a fresh process starts, after it has read all of it."""
+        choice = Slots(self.folder, self.trust).begin_start("linear")
+        with choice.package as package:
+            assert all(bytes(package.read(artifact.path)) for artifact in package.manifest.artifacts)
+            assert package.manifest.version == choice.version
+        return choice.version
+
+    def read_journal(self) -> JournalRecord:
+        return read_journal(self.journal_path)
+
+
+Case: TypeAlias = "tuple[str, Callable[[], list[JournalRecord]]]"
+"""Kind of a fault, and what tries it: returns what the journal may hold afterwards."""
 
 
 class JournalBench:
-    """Counts faults, and what came of them."""
+    """A device before a transition, on which faults are tried.
 
-    def __init__(self, folder: Path, maker: PackageMaker, limit_s: float, most: int) -> None:
-        self.folder, self.maker = folder, maker
-        self.end_s, self.most = time.monotonic() + limit_s, most
+    Attributes:
+        outcome: what came of them.
+    """
+
+    def __init__(self, folder: Path, maker: PackageMaker, *, piece_bytes: int | None = None) -> None:
+        """Make packages in `folder`; see `DiskCalls` for `piece_bytes`."""
         self.outcome = Outcome()
-        self.packages = {}
+        self._trust, self._piece_bytes = maker.trust, piece_bytes
+        self._packages = {}
         for version in VERSIONS:
             path = folder / f"{version}.edgepkg"
-            self.maker.write(path, version=version)
-            self.packages[version] = path, self.maker.manifest(version=version).sha256
+            maker.write(path, version=version)
+            self._packages[version] = path, maker.manifest(version=version).sha256
+        self._before, self._root = folder / "before", folder / "disk"
+        self._installed = 0
 
-    def is_over(self) -> bool:
-        return time.monotonic() > self.end_s or sum(self.outcome.counts.values()) >= self.most
+    def _open(self, folder: Path) -> Device:
+        return Device(folder, self._packages, self._trust)
 
-    def device(self, name: str) -> Device:
-        return Device(self.folder / name, self.packages, self.maker.trust)
-
-    def prepare(self, installed: int) -> Path:
-        """Make a device on which that many versions were installed and proven, at least one."""
-        device = self.device("before")
-        for version in VERSIONS[: max(1, installed)]:
+    def list_cases(self, transition: str, kinds: Sequence[str] = KINDS) -> list[Case]:
+        """Carry a transition out undisturbed; return faults at each of its steps, and each power cut."""
+        self._installed = TRANSITIONS[transition]
+        copy_folder(self._root / "missing", self._before)
+        device = self._open(self._before)
+        for version in VERSIONS[: max(1, self._installed)]:
             device.run(version)
             device.start()
-            Slots(device.folder, self.maker.trust).confirm("linear", version)
-        return device.folder
+            Slots(device.folder, self._trust).confirm("linear", version)
+        cuts: list[Case] = []
+        history = History()
 
-    def act(self, installed: int, disk: SteppedDisk) -> None:
-        device = self.device("state")
-        for version in VERSIONS[installed : installed + 1] if installed else VERSIONS[1:]:
-            device.run(version, disk)
+        def note(_: int, __: str) -> None:
+            allowed = history.list_allowed()
+            cuts.extend((POWER_CUT, partial(self._lay_out, state, allowed)) for state in calls.disk.states())
 
-    def check(self, transition: str, kind: str) -> None:
-        """Check that what lies in the folder starts, and now and then that it reaches the newest version."""
+        calls = self._make_calls(note if POWER_CUT in kinds else None)
+        self._act(calls, history)
+        assert device.start() != self._open(self._root / "device").start(), "the transition changes nothing"
+        faults: list[Case] = [
+            (kind, partial(self._interrupt, at, kind))
+            for at in range(calls.count)
+            for kind in KINDS
+            if kind in kinds
+        ]
+        return faults + cuts
+
+    def _make_calls(self, at_step: AtStep | None = None) -> DiskCalls:
+        copy_folder(self._before, self._root / "device")
+        return DiskCalls(self._root, at_step, end=end_here, piece_bytes=self._piece_bytes)
+
+    def _act(self, calls: DiskCalls, history: History, at: int | None = None, kind: Kind = "kill") -> None:
+        device = self._open(self._root / "device")
+        history.records, history.written = [device.read_journal()], 1
+        with calls.installed(), contextlib.suppress(Killed, EdgekitError, OSError):
+            calls.arm(at, kind)
+            for version in VERSIONS[self._installed :][:1] if self._installed else VERSIONS[1:]:
+                device.run(version, history)
+
+    def _interrupt(self, at: int, kind: Kind) -> list[JournalRecord]:
+        history = History()
+        self._act(self._make_calls(), history, at, kind)
+        return history.list_allowed()
+
+    def _lay_out(self, state: State, allowed: list[JournalRecord]) -> list[JournalRecord]:
+        write_state(state, self._root, self._root)
+        return allowed
+
+    def try_case(self, transition: str, case: Case, *, to_the_end: bool) -> None:
+        """Try a fault; check journal and model afterwards, and perhaps that it reaches the newest version."""
+        kind, act = case
+        allowed = act()
         self.outcome.counts[transition, kind] += 1
-        device = self.device("state")
+        device = self._open(self._root / "device")
         try:
+            assert device.read_journal() in allowed, "the journal holds an older record"
             assert device.start() in VERSIONS
-            if sum(self.outcome.counts.values()) % SAMPLE == 0:
+            if to_the_end:
                 assert device.run("3.0.0") == "succeeded"
                 assert device.start() == "3.0.0"
         except (AssertionError, EdgekitError, OSError) as error:
             self.outcome.wrong.append((transition, kind, str(error)))
 
-    def run(self, transition: str, installed: int) -> None:
-        shutil.rmtree(self.folder / "before", ignore_errors=True)
-        before, state = self.prepare(installed), self.folder / "state"
-        copy_folder(before, state)
-        recording = RecordingDisk(state)
-        self.act(installed, recording)
-        recording.note()
-        for at in range(recording.count):
-            for kind in ("kill", "full disk", "error"):
-                copy_folder(before, state)
-                with contextlib.suppress(Killed, EdgekitError, OSError):
-                    self.act(installed, SteppedDisk(_fail_at(at, kind)))
-                self.check(transition, kind)
-                if self.is_over():
-                    return
-        for states in recording.points:
-            for content in states:
-                _write(state, content)
-                self.check(transition, "power cut")
-                if self.is_over():
-                    return
-
-
-def _fail_at(at: int, kind: str) -> AtStep:
-    def act(number: int, name: str) -> None:
-        if kind == "kill" and number >= at:  # nor does it tidy up
-            raise Killed
-        if kind == "full disk" and number >= at and name in ("open", "write", "mkdir"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if kind == "error" and number == at:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    return act
-
-
-def _write(folder: Path, content: dict[Path, bytes | None]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    for path in sorted(content):
-        data = content[path]
-        if data is None:
-            path.mkdir(parents=True, exist_ok=True)
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-
-
-@contextlib.contextmanager
-def _fine_files() -> Iterator[None]:
-    before, tests_child = slot_disks.SteppedFile, install._test_in_child
-    slot_disks.SteppedFile = FineFile
-    install._test_in_child = lambda _path: None
-    try:
-        yield
-    finally:
-        slot_disks.SteppedFile, install._test_in_child = before, tests_child
-
 
 def run(maker: PackageMaker, limit_s: float, most: int | None = None) -> Outcome:
-    """Return what came of the faults that could be tried in this time."""
-    with memory_folder() as folder, _fine_files():
-        bench = JournalBench(folder, maker, limit_s, 1 << 40 if most is None else most)
-        for transition, installed in TRANSITIONS.items():
-            bench.run(transition, installed)
+    """Return what came of the faults that could be tried in this time, in a random order, always the same."""
+    end_s = time.monotonic() + limit_s
+    with memory_folder() as folder:
+        bench = JournalBench(folder, maker, piece_bytes=PIECE_BYTES)
+        for number, transition in enumerate(TRANSITIONS, 1):
+            cases = bench.list_cases(transition, (*KINDS, POWER_CUT))
+            bench.outcome.all += len(cases)
+            random.Random(0).shuffle(cases)  # no secret
+            share = None if most is None else most // len(TRANSITIONS)
+            for at, case in enumerate(cases[:share]):
+                if time.monotonic() > end_s - limit_s * (1 - number / len(TRANSITIONS)):
+                    break
+                bench.try_case(transition, case, to_the_end=at % SAMPLE == 0)
     return bench.outcome

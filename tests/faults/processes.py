@@ -1,6 +1,5 @@
 """Faults, each in processes of its own, and a count of what came of them."""
 
-import contextlib
 import ctypes
 import json
 import logging
@@ -8,11 +7,10 @@ import multiprocessing
 import os
 import random
 import signal
-import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,14 +33,6 @@ class Outcome:
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     wrong: list[tuple[str, str, str]] = field(default_factory=list)
     all: int = 0
-
-
-@contextlib.contextmanager
-def memory_folder() -> Iterator[Path]:
-    """Yield a new folder, in memory where that is possible."""
-    memory = Path("/dev/shm")  # noqa: S108  # the folder in it is a new one of a random name
-    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
-        yield Path(folder)
 
 
 def try_all(

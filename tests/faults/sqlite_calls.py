@@ -9,6 +9,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_int64, c_void_p
+from pathlib import Path
 from typing import Any
 
 from tests.faults.disk_calls import DiskCalls
@@ -100,11 +101,13 @@ class _SqliteCalls:
                 self._calls.step("db open")
         except OSError:
             return _CANT_OPEN
+        if is_ours and was_there:
+            self._calls.disk.see(Path(path))
         code = self._real_open(vfs, name, file, flags, out)
         if code != _OK or not is_ours:
             return int(code)
         if not was_there:
-            self._calls.note_created(path)
+            self._calls.disk.create(Path(path))
             self._new_journals.add(path)
         at = c_void_p.from_address(file)
         methods = _Methods.from_address(at.value or 0)
@@ -124,7 +127,7 @@ class _SqliteCalls:
         except OSError:
             return _IO_DELETE
         if is_synced:
-            self._calls.note_synced(os.path.dirname(path))
+            self._calls.disk.sync(Path(path).parent)
         return _OK
 
     def _write(self, file: int, data: int, size: int, offset: int) -> int:
@@ -153,10 +156,10 @@ class _SqliteCalls:
             self._calls.step("db fsync")
         except OSError:
             return _IO_FSYNC
-        self._calls.note_synced(path)
+        self._calls.disk.sync(Path(path))
         if path in self._new_journals and not path.endswith(".db"):  # SQLite syncs the folder of a new log
             self._new_journals.discard(path)
-            self._calls.note_synced(os.path.dirname(path))
+            self._calls.disk.sync(Path(path).parent)
         return int(self._real[2](file, flags))
 
 

@@ -26,9 +26,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from tests.agent.parts import make_desired, want
 from tests.faults.disk_calls import KINDS, DiskCalls, Kind
-from tests.faults.processes import Outcome, end_with, fork, memory_folder, try_all
+from tests.faults.processes import Outcome, end_with, fork, try_all
 from tests.fleet.fleet_device import make_csr
 from tests.free_port import free_port
+from tests.memory_folder import memory_folder
 from tests.runtime.conftest import PackageMaker
 
 from edgekit_fleet.operations.running import open_authority
@@ -125,8 +126,8 @@ class _Calls(DiskCalls):
         is_agent: whether this is the agent.
     """
 
-    def __init__(self, root: Path, grave: Path) -> None:
-        super().__init__(root, grave)
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
         self.children: list[int] = []
         self.is_agent = True
 
@@ -159,7 +160,7 @@ class StepBench:
 
     def prepare(self) -> None:
         """Make packages, repository and device, and carry out each update once without a fault."""
-        install._test_in_child = lambda _path: None
+        install.Installer = partial(install.Installer, self_test=lambda _: None)
         fleet, key = FleetFolder(self.folder / "fleet"), Ed25519PrivateKey.generate()
         settings = self.settings
         fleet.write_settings(settings)
@@ -326,9 +327,7 @@ class StepBench:
             real_disk: whether calls reach the disk untouched.
         """
         state, config = root / "disk" / "state", self.folder / "config"
-        shutil.rmtree(root / "grave", ignore_errors=True)
-        (root / "grave").mkdir()
-        calls = _Calls(root / "disk", root / "grave")
+        calls = _Calls(root / "disk")
         update = next(iter(self.desired)) if fault is None else fault.update
         places = StepPlaces(
             config=str(config),

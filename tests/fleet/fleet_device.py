@@ -94,13 +94,14 @@ class FleetDevice:
         self.client = gmqtt.Client(self.name, clean_session=True, will_message=message)
         self.client.set_config({"reconnect_retries": 0})
         self.client.on_message = self._receive
-        ready = asyncio.Event()
+        ready, ended = asyncio.Event(), asyncio.Event()
         self.client.on_subscribe = lambda *_: ready.set()
+        self.client.on_disconnect = lambda *_: ended.set()
         host, _, port = self.enrolment.brokers[0].rpartition(":")
         connecting = self.client.connect(host.strip("[]"), int(port), ssl=self.context(), version=MQTTv311)
-        await asyncio.wait_for(connecting, 10)
+        await _unless(ended, connecting)
         self.client.subscribe(topic(self.name, "desired"), qos=1)
-        await asyncio.wait_for(ready.wait(), 10)
+        await _unless(ended, ready.wait())
         held = held if held is not None else (self.desired[-1].version if self.desired else 0)
         digest = hashlib.sha256(envelope).hexdigest() if promises_will else ""
         hello = replace(will, online=True, desired_version=held, reported=reported, will_sha256=digest)
@@ -141,3 +142,15 @@ async def eventually(check, limit_s=60.0):
             return found
         await asyncio.sleep(0.05)
     raise AssertionError(f"it did not come true in {limit_s} s")
+
+
+async def _unless(ended, step):
+    """Await a step of a connection, which the broker may end."""
+    tasks = {asyncio.ensure_future(step), asyncio.ensure_future(ended.wait())}
+    done, pending = await asyncio.wait(tasks, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    for task in done:
+        task.result()
+    if not done or ended.is_set():
+        raise ConnectionError("the broker has ended the connection, or does not answer")

@@ -1,5 +1,6 @@
 """The image, the Compose file and the manifests in deploy/: what they would start is started here."""
 
+import contextlib
 import fnmatch
 import http.client
 import json
@@ -24,7 +25,9 @@ from tests.waiting import wait_for
 
 from edgekit_fleet.broker.mosquitto import write_configuration, write_revoked
 from edgekit_fleet.identity.authority import Authority
+from edgekit_fleet.operations.devices import describe
 from edgekit_fleet.operations.running import open_authority
+from edgekit_fleet.store.database import open_store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +70,7 @@ class Image:
         for source, target in list_copies():
             place = folder / target.lstrip("/")
             if (ROOT / source).is_dir():
-                shutil.copytree(ROOT / source, place, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(ROOT / source, place)  # with its bytecode
             elif source.startswith("deploy/"):
                 programs.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / source, programs)
@@ -141,24 +144,28 @@ def test_manager_and_broker_of_the_compose_file_serve_a_device(
     manager[manager.index(stated)] = postgresql_url.replace("+psycopg", "")
     image.start(services["broker"]["command"])
     image.start(manager, "--broker-port", broker, "--web-port", web)
-    code = wait_for(lambda: enroll(image), f"the manager; {image.log()}")
+    wait_for(lambda: is_open(int(web)), f"the manager; {image.log()}")
+    code = enroll(image)
     assert f"localhost:{web}" in code
     device = {**image.environment, "EDGEKIT_TARGET": "x86-64", "XDG_RUNTIME_DIR": str(image.folder)}
     image.environment = device
     image.run("edgekit-device", "enroll", "--code", code)
     image.start(["edgekit-device", "agent"])
 
-    def is_online() -> bool:
-        (found,) = json.loads(image.run("edgekit", "fleet", "devices", "--json"))
-        return bool(found["is_online"])
+    with contextlib.closing(open_store(postgresql_url)) as store:
+        wait_for(lambda: describe(store, "d1").summary.is_online, f"the device; {image.log()}")
+    (shown,) = json.loads(image.run("edgekit", "fleet", "devices", "--json"))
+    assert shown["is_online"]
 
-    wait_for(is_online, f"the device; {image.log()}")
+
+def is_open(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-def enroll(image: Image) -> str | None:
-    command = ["edgekit", "fleet", "enroll", "--name", "d1", "--json"]
-    done = subprocess.run(command, env=image.environment, capture_output=True, text=True, check=False)
-    return None if done.returncode else str(json.loads(done.stdout)[0]["code"])
+def enroll(image: Image) -> str:
+    (made,) = json.loads(image.run("edgekit", "fleet", "enroll", "--name", "d1", "--json"))
+    return str(made["code"])
 
 
 def test_command_of_the_offload_server_is_one_that_the_service_takes(image: Image) -> None:

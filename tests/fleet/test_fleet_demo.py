@@ -86,7 +86,7 @@ def test_good_bad_and_cut_releases_end_with_all_devices_on_the_last_version(fold
     wait_gone(folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
 def test_demo_that_is_ended_in_the_middle_leaves_nothing(folder, number):
     with start(folder) as process:
         assert any("devices are online" in line for line in process.stdout)

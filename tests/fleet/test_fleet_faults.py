@@ -13,20 +13,16 @@ pytest.importorskip("onnx")
 ROOT = Path(__file__).parents[2]
 
 
-# Many a fault in a step comes too late: 491 of 1,082 took place in the whole sweep.
-@pytest.mark.parametrize(
-    ("parts", "most", "least", "longer"),
-    [(["journal"], 30, 24, 4), (["steps"], 4, 2, 6), (["manager", "torn"], 5, 4, 4)],
-    ids=lambda value: "-".join(value) if isinstance(value, list) else None,
-)
-def test_fault_leaves_no_device_without_a_model_and_no_manager_that_cannot_go_on(
-    parts, most, least, longer, tmp_path, is_long
-):
-    most, least = (longer * most, longer * least) if is_long else (most, least)
+# The journal's part is in tests/agent/test_agent_faults.py.
+PARTS = ("steps", "manager", "torn")
+
+
+def test_fault_leaves_no_device_without_a_model_and_no_manager_that_cannot_go_on(tmp_path, is_long):
+    most = 20 if is_long else 4
     if sys.platform != "linux" or ctypes.util.find_library("sqlite3") is None:
         pytest.skip("SQLite's functions are replaced in its shared library, on Linux")
     out = tmp_path / "out.json"
-    words = ["-m", "benchmarks.fleet_faults", "--most", str(most), "--json", str(out), "--part", *parts]
+    words = ["-m", "benchmarks.fleet_faults", "--most", str(most), "--json", str(out), "--part", *PARTS]
     folders = (ROOT / name for name in ("device_runtime", "host", "toolkit", "fleet", "."))
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     done = subprocess.run(
@@ -35,5 +31,5 @@ def test_fault_leaves_no_device_without_a_model_and_no_manager_that_cannot_go_on
     assert out.exists(), done.stderr[-2000:]
     found = json.loads(out.read_text())
     assert found["wrong"] == []
-    for part in parts:
-        assert sum(row[-1] for row in found["faults"] if row[0] == part) >= least
+    for part in PARTS:  # many a fault in a step comes too late: 491 of 1,082 took place in the whole sweep
+        assert sum(row[-1] for row in found["faults"] if row[0] == part) >= most // 2

@@ -13,7 +13,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import SlotError
 from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, Permissions, Slots
-from edgekit_runtime.system.atomic_files import DISK, Disk
 from edgekit_runtime.trust.trust_store import TrustStore
 
 MODEL = "linear"
@@ -169,8 +168,8 @@ CASES = {
 }
 
 
-def make_bench(folder: Path, packages: Path, trust: TrustStore, disk: Disk = DISK) -> Bench:
-    return Bench(Slots(folder, trust, disk=disk), packages)
+def make_bench(folder: Path, packages: Path, trust: TrustStore) -> Bench:
+    return Bench(Slots(folder, trust), packages)
 
 
 def copy_folder(source: Path, target: Path) -> None:
@@ -180,13 +179,13 @@ def copy_folder(source: Path, target: Path) -> None:
         shutil.copytree(source, target)
 
 
-def start_fresh(folder: Path, trust: TrustStore, disk: Disk = DISK) -> str | None:
+def start_fresh(folder: Path, trust: TrustStore) -> str | None:
     """Return the version that a new process starts, after it has read all of it; None where there is none.
 
     Raises:
         SlotError: something is installed and nothing can be started.
     """
-    slots = Slots(folder, trust, disk=disk)
+    slots = Slots(folder, trust)
     if MODEL not in slots.models():
         return None
     try:

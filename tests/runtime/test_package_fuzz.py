@@ -20,7 +20,7 @@ from edgekit_runtime.trust.dsse import PACKAGE_PREDICATE_TYPE
 
 # Derandomized: the same examples each time, so that a failure is one of the change under test.
 fuzz = settings(
-    max_examples=200,
+    max_examples=2 * settings().max_examples,  # 200 in the long run
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -5,16 +5,15 @@ power fails. `pytest -s` prints how many points each has.
 """
 
 import errno
-import json
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faults.disk_calls import AtStep, DiskCalls, Killed, end_here
+from tests.faults.posix_disk import State, write_state
+from tests.memory_folder import memory_folder
 from tests.runtime.slot_cases import (
     CASES,
     VERSIONS,
@@ -24,13 +23,9 @@ from tests.runtime.slot_cases import (
     find_proven,
     make_bench,
     start_fresh,
-    write_keys,
 )
-from tests.runtime.slot_disks import SteppedDisk
-from tests.runtime.slot_power import RecordingDisk
 
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.system.child_process import child_environment
 
 ROOT = Path(__file__).parents[2]
 MIN_POINTS = {"fault": 200, "kill": 200, "power": 500}  # of each test below
@@ -38,10 +33,9 @@ MIN_POINTS = {"fault": 200, "kill": 200, "power": 500}  # of each test below
 
 @pytest.fixture
 def work() -> Iterator[Path]:
-    """A folder in memory where there is one: thousands of real syncs would take minutes and show no more."""
-    memory = Path("/dev/shm")  # noqa: S108  # the folder in it is a new one of a random name
-    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
-        yield Path(folder)
+    """The folder whose calls are counted; in memory, since files are written thousands of times."""
+    with memory_folder() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -69,30 +63,40 @@ def points() -> Iterator[dict[str, int]]:
     print(f"\ninterruptions of slots: {counts}, {sum(counts.values())} in all")
 
 
-def fail_at(step: int, number: int, lasting: bool) -> SteppedDisk:
-    """Return a disk whose call `step` fails, and with `lasting` every later one that needs space or works."""
+def fail_at(step: int, number: int, lasting: bool) -> AtStep:
+    """Let call `step` fail, and with `lasting` every later one that needs space or works."""
 
     def fail(at: int, name: str) -> None:
         if at == step or (lasting and at > step and name != "unlink"):
             raise OSError(number, os.strerror(number))
 
-    return SteppedDisk(fail)
+    return fail
 
 
-def check_fault(
-    case: Case, before: Path, folder: Path, packages: Path, maker: Any, disk: SteppedDisk
-) -> bool:
+def act(
+    case: Case, before: Path, work: Path, packages: Path, maker: Any, calls: DiskCalls | None = None
+) -> DiskCalls:
+    """Do `case` in a new folder `state`; returns the calls, which are counted."""
+    copy_folder(before, work / "state")
+    calls = calls or DiskCalls(work)
+    with calls.installed():
+        calls.arm()
+        case.act(make_bench(work / "state", packages, maker.trust))
+    return calls
+
+
+def check_fault(case: Case, before: Path, work: Path, packages: Path, maker: Any, at_step: AtStep) -> bool:
     """Do `case` on a failing disk and start again, there and on a sound disk; False where it did not fail."""
-    copy_folder(before, folder)
-    failed = False
+    failed, folder = False, work / "state"
+    calls = DiskCalls(work, at_step)
     try:
-        case.act(make_bench(folder, packages, maker.trust, disk))
+        act(case, before, work, packages, maker, calls)
     except EdgekitError as error:
         failed = True
         assert "cannot" in str(error) or "no version" in str(error)
     allowed = case.during if failed else case.during | case.after
-    # On the failing disk a start may not be countable.
-    assert start_fresh(folder, maker.trust, disk) in allowed | find_proven(before, maker.trust)
+    with calls.installed():  # a start may not be countable
+        assert start_fresh(folder, maker.trust) in allowed | find_proven(before, maker.trust)
     assert start_fresh(folder, maker.trust) in allowed
     return failed
 
@@ -109,14 +113,11 @@ def test_a_failing_call_leaves_a_version_that_starts(
 ) -> None:
     before = points.get("fault", 0)
     for name, case in CASES.items():
-        counting = SteppedDisk(lambda *_: None)
-        copy_folder(befores[name], work / "state")
-        case.act(make_bench(work / "state", packages, maker.trust, counting))
+        calls = act(case, befores[name], work, packages, maker)
         assert start_fresh(work / "state", maker.trust) in case.after
-        for step in range(counting.count):
-            disk = fail_at(step, number, lasting)
-            check_fault(case, befores[name], work / "state", packages, maker, disk)
-        points["fault"] = points.get("fault", 0) + counting.count
+        for step in range(calls.count):
+            check_fault(case, befores[name], work, packages, maker, fail_at(step, number, lasting))
+        points["fault"] = points.get("fault", 0) + calls.count
     assert points["fault"] - before >= MIN_POINTS["fault"]
 
 
@@ -127,8 +128,7 @@ def test_an_installation_that_failed_succeeds_later_and_leaves_nothing_behind(
         if not name.startswith("install"):
             continue
         for step in range(100):
-            disk = fail_at(step, errno.ENOSPC, True)
-            if not check_fault(case, befores[name], work / "state", packages, maker, disk):
+            if not check_fault(case, befores[name], work, packages, maker, fail_at(step, errno.ENOSPC, True)):
                 break
             bench = make_bench(work / "state", packages, maker.trust)
             case.act(bench)
@@ -137,58 +137,48 @@ def test_an_installation_that_failed_succeeds_later_and_leaves_nothing_behind(
 
 
 def test_a_killed_process_leaves_a_version_that_starts(
-    packages: Path, maker: Any, work: Path, points: dict[str, int]
+    befores: dict[str, Path], packages: Path, maker: Any, work: Path, points: dict[str, int]
 ) -> None:
-    keys = write_keys(work / "keys")
-    command = [sys.executable, "-m", "tests.runtime.slot_kills", packages, keys, work]
-    result = subprocess.run(
-        [str(part) for part in command],
-        cwd=ROOT,
-        env=child_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    killed: dict[str, tuple[int, list[str]]] = json.loads(result.stdout)
-    assert {name: wrong for name, (_, wrong) in killed.items() if wrong} == {}
-    points["kill"] = sum(count for count, _ in killed.values())
+    for name, case in CASES.items():
+        before, step = befores[name], 0
+        while True:
+            calls = DiskCalls(work, end=end_here)
+            copy_folder(before, work / "state")
+            try:
+                with calls.installed():
+                    calls.arm(step)
+                    case.act(make_bench(work / "state", packages, maker.trust))
+            except Killed:
+                assert start_fresh(work / "state", maker.trust) in case.during, (name, step)
+                step += 1
+            else:
+                break
+        assert start_fresh(work / "state", maker.trust) in case.after
+        points["kill"] = points.get("kill", 0) + step
     assert points["kill"] >= MIN_POINTS["kill"]
-
-
-def restore(state: dict[Path, bytes | None], root: Path, folder: Path) -> None:
-    """Make `folder` what was recorded of `root`."""
-    copy_folder(Path("missing"), folder)
-    for path, content in sorted(state.items()):
-        place = folder / path.relative_to(root)
-        if content is None:
-            place.mkdir(mode=0o700, parents=True)
-        else:
-            place.write_bytes(content)
 
 
 def cut_power(
     case: Case, before: Path, packages: Path, maker: Any, work: Path, syncs: bool
 ) -> tuple[int, list[Any]]:
     """Return in how many ways the power can fail during and after `case`, and which of them end wrong."""
-    root, folder = work / "recorded", work / "state"
-    copy_folder(before, root)
-    disk = RecordingDisk(root, records_syncs=syncs)
-    case.act(make_bench(root, packages, maker.trust, disk))
-    disk.note()
+    points: list[list[State]] = []
+    calls = DiskCalls(work, lambda _, __: points.append(list(calls.disk.states())), forgets_syncs=not syncs)
+    act(case, before, work, packages, maker, calls)
+    points.append(list(calls.disk.states()))
     seen: dict[tuple[Any, ...], bool] = {}
     wrong: list[Any] = []
     count = 0
-    for number, states in enumerate(disk.points):
-        is_last = number == len(disk.points) - 1
+    for number, states in enumerate(points):
+        is_last = number == len(points) - 1
         for state in states:
             count += 1
             key = (is_last, *sorted(state.items()))
             if key in seen:
                 continue
-            restore(state, root, folder)
+            write_state(state, work, work)
             try:
-                started: Any = start_fresh(folder, maker.trust)
+                started: Any = start_fresh(work / "state", maker.trust)
             except EdgekitError as error:
                 started = str(error)
             seen[key] = started in (case.after if is_last else case.during)

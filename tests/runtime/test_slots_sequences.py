@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faults.disk_calls import AtStep, DiskCalls
+from tests.memory_folder import tmp_path  # noqa: F401  # a fixture
 from tests.runtime.slot_cases import MODEL, Bench, make_bench, start_fresh
-from tests.runtime.slot_disks import SteppedDisk
 
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.slots import Permissions
@@ -26,8 +27,8 @@ def packages(maker: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make_disk(chance: random.Random) -> SteppedDisk:
-    """Return a disk that works, fails once, or fails from some step on."""
+def fail_at_random(chance: random.Random) -> AtStep:
+    """Let calls work, or one fail, or all from some step on."""
     first, lasting = chance.randint(0, 30), chance.choice([None, False, True])
     number = chance.choice([errno.EIO, errno.ENOSPC])
 
@@ -35,7 +36,7 @@ def make_disk(chance: random.Random) -> SteppedDisk:
         if (lasting is not None and step == first) or (lasting and step > first and name != "unlink"):
             raise OSError(number, os.strerror(number))
 
-    return SteppedDisk(fail)
+    return fail
 
 
 def act(bench: Bench, chance: random.Random) -> None:
@@ -79,11 +80,16 @@ def damage(bench: Bench, chance: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_version_starts_after_every_step_of_a_random_sequence(
-    seed: int, packages: Path, maker: Any, tmp_path: Path
+    seed: int,
+    packages: Path,
+    maker: Any,
+    tmp_path: Path,  # noqa: F811
 ) -> None:
     chance = random.Random(seed)
     for number in range(SEQUENCES):
-        folder = tmp_path / f"state-{number}"
+        root = tmp_path / str(number)
+        folder = root / "state"
+        root.mkdir()
         sound = make_bench(folder, packages, maker.trust)
         if chance.random() < 0.5:
             sound.install("0.0.0", factory=True)
@@ -93,6 +99,8 @@ def test_a_version_starts_after_every_step_of_a_random_sequence(
             if chance.random() < 0.1:
                 damage(sound, chance)
             else:
-                with contextlib.suppress(EdgekitError):
-                    act(make_bench(folder, packages, maker.trust, make_disk(chance)), chance)
+                calls = DiskCalls(root, fail_at_random(chance))
+                with contextlib.suppress(EdgekitError), calls.installed():
+                    calls.arm()
+                    act(sound, chance)
             assert start_fresh(folder, maker.trust) in VERSIONS

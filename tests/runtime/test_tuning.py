@@ -184,7 +184,7 @@ def make(maker: Any, tmp_path: Path) -> Callable[..., Path]:
 ORT = BackendChoice("ort", "model.onnx", {"threads": 1})
 
 
-@pytest.mark.parametrize("objective", ["latency", "throughput"])
+@pytest.mark.parametrize("objective", ["latency", pytest.param("throughput", marks=pytest.mark.long)])
 def test_the_command_shows_every_setting_and_keeps_the_result(
     objective: str, make: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

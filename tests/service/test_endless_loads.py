@@ -94,8 +94,15 @@ def state_of(service: Running, name: str) -> tuple[str, str]:
     return line[2:]
 
 
-@pytest.mark.parametrize("isolated", ISOLATIONS, ids=IDS)
-@pytest.mark.parametrize("kind", ["files", "slots"])
+@pytest.mark.parametrize(
+    ("kind", "isolated"),
+    [
+        ("files", False),
+        ("slots", True),
+        pytest.param("files", True, marks=pytest.mark.long),
+        pytest.param("slots", False, marks=pytest.mark.long),
+    ],
+)
 def test_endless_self_test_at_the_start_is_given_up_and_later_models_serve(
     maker: PackageMaker, tmp_path: Path, kind: str, isolated: bool | None
 ) -> None:
@@ -122,7 +129,7 @@ def test_endless_self_test_at_the_start_is_given_up_and_later_models_serve(
     [
         ("swap", False),
         ("swap", True),
-        ("canary", False),
+        pytest.param("canary", False, marks=pytest.mark.long),
         ("shadow", False),
         pytest.param("canary", True, marks=pytest.mark.long),
         pytest.param("shadow", True, marks=pytest.mark.long),

@@ -16,7 +16,11 @@ from tests.service.service_parts import Replies, X, Y, get_bytes, infer_bytes
 from tests.waiting import wait_for
 
 PATH = "/v2/models/endless/infer"
-KINDS = ["loop", pytest.param("condition", marks=pytest.mark.long), "loop-isolated", "while"]
+KINDS = [
+    "loop",
+    "while",
+    *(pytest.param(kind, marks=pytest.mark.long) for kind in ("condition", "loop-isolated")),
+]
 CALM = np.array([[-1, 0, 0, -3]], np.float32)
 """What asks for no round."""
 
@@ -69,14 +73,14 @@ def check_others(service: Served) -> None:
 def attacked(
     request: pytest.FixtureRequest, maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """A service with a model that a request may keep busy for ever, its time limit two seconds.
+    """A service with a model that a request may keep busy for ever, its time limit a second.
 
     Each test leaves it well, and the last one ends it.
     """
     folder = tmp_path_factory.mktemp("s")
     maker.write(folder / "linear.edgepkg")
     write_keys(folder / "keys")
-    limits = configure(folder, "[models.endless.scheduling]\nmax_run_s = 2\nmax_batch = 4\n")
+    limits = configure(folder, "[models.endless.scheduling]\nmax_run_s = 1\nmax_batch = 4\n")
     with served(folder, *write(maker, folder, request.param), *limits) as service:
         assert ask(service, infer_bytes(CALM, path=PATH)).status == 200
         yield service
@@ -115,8 +119,8 @@ def test_client_that_leaves_an_isolated_run_which_cannot_be_stopped_costs_one_re
         assert 'edgekit_worker_restarts_total{model="endless",version="1.0.0"} 1' in metrics
 
 
-def test_many_endless_runs_at_once_keep_no_other_model_waiting(attacked: Served) -> None:
-    clients = attack(attacked, 40)
+def test_many_endless_runs_at_once_keep_no_other_model_waiting(attacked: Served, is_long: bool) -> None:
+    clients = attack(attacked, 40 if is_long else 12)
     for _ in range(5):
         check_others(attacked)
     for client in clients:

@@ -223,7 +223,7 @@ def test_openings_of_the_parts_of_a_package_are_all_remembered(maker: PackageMak
         assert all(is_opening_kept(*opening) for opening in openings)
 
 
-@pytest.mark.parametrize("change", ["release", "processor", "damage"])
+@pytest.mark.parametrize("change", ["release", pytest.param("processor", marks=pytest.mark.long), "damage"])
 def test_package_is_opened_in_a_child_again_for_another_release_or_processor(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path, change: str
 ) -> None:

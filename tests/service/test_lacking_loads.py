@@ -146,7 +146,9 @@ def try_open(path: Path, trust: TrustStore, spare: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("spare", range(5))
+@pytest.mark.parametrize(
+    "spare", [0, 2, 4, *(pytest.param(spare, marks=pytest.mark.long) for spare in (1, 3))]
+)
 def test_model_without_descriptors_is_not_called_bad(maker: PackageMaker, tmp_path: Path, spare: int) -> None:
     path = write(maker, tmp_path, "1.0.0")
     # In a process of its own: threads that other tests have left may need a descriptor too.
@@ -212,7 +214,11 @@ if "edgekit_runtime.service.worker" in sys.orig_argv:
 """
 
 
-@pytest.mark.parametrize("options", [ModelOptions(), ENDLESS], ids=["swap", "canary"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(ModelOptions(), marks=pytest.mark.long), ENDLESS],
+    ids=["swap", "canary"],
+)
 def test_version_is_loaded_later_where_descriptors_lack_in_its_worker(
     maker: PackageMaker, tmp_path: Path, slots: Slots, monkeypatch: pytest.MonkeyPatch, options: ModelOptions
 ) -> None:

@@ -261,7 +261,7 @@ def test_restart_in_the_middle_of_a_trial_goes_on_with_both_versions(
     assert (current.version, current.health, current.begun) == ("2.0.0", UNPROVEN, 0)
 
 
-@pytest.mark.parametrize("trial", ["shadow", "canary"])
+@pytest.mark.parametrize("trial", ["shadow", pytest.param("canary", marks=pytest.mark.long)])
 def test_trial_that_an_installation_asked_for_survives_a_restart(
     serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots, trial: str
 ) -> None:

@@ -80,7 +80,7 @@ def test_second_service_on_one_state_folder_refuses_also_at_another_socket(folde
         assert is_answered(first)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
 def test_state_folder_of_a_service_that_ended_is_free(folder: Path, number: int) -> None:
     with served(folder, installed=True) as first:
         first.end(number)

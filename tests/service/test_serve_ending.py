@@ -50,7 +50,9 @@ def test_service_that_is_ended_while_a_model_loads_does_not_wait_for_that(
         assert not service.socket_path.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.long)]
+)
 def test_signal_ends_the_service_in_order(folder: Path, number: int) -> None:
     def allow() -> None:  # whoever runs the tests may ignore SIGHUP
         signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)

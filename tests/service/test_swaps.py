@@ -65,7 +65,7 @@ def ask_for_version(service: Running) -> str:
         ),
         ModelOptions(swap="availability", governor=GovernorOptions()),
         ModelOptions(rollout="canary", canary=CanaryOptions(share=0.5, compared_share=1), gates=_GATES),
-        ModelOptions(rollout="shadow", gates=_GATES, shadow=_SHADOW),
+        pytest.param(ModelOptions(rollout="shadow", gates=_GATES, shadow=_SHADOW), marks=pytest.mark.long),
     ],
     ids=["availability", "resource", "batches and cache", "governor", "canary", "shadow"],
 )

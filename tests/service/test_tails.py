@@ -186,7 +186,9 @@ def send_file(service: Running, name: str, data: bytes) -> Reply:
     return ask(service, post_bytes(f"/v2/models/{name}/infer", text + data, fields))
 
 
-@pytest.mark.parametrize("shape", [["N", 16, 24, 3], [1, "H", "W", 3], [1, 16, 24, 3]])
+@pytest.mark.parametrize(
+    "shape", [["N", 16, 24, 3], [1, "H", "W", 3], pytest.param([1, 16, 24, 3], marks=pytest.mark.long)]
+)
 def test_tail_decodes_photographs_and_refuses_what_is_none(
     shape: list[int | str], maker: PackageMaker, tmp_path: Path
 ) -> None:

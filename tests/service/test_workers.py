@@ -96,7 +96,7 @@ def test_wrong_inputs_are_refused_by_the_worker_and_the_connection_stays(isolate
         assert replies.next().status == 405
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGSEGV, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
 def test_crash_under_load_costs_other_models_nothing(isolated: Running, number: int) -> None:
     with contextlib.ExitStack() as stack:
         others = [stack.enter_context(asking(isolated, OTHER, tcp=tcp)) for tcp in (False, True)]

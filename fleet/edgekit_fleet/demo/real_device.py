@@ -94,18 +94,20 @@ class Application:
             class.
     """
 
-    _PAUSE_S: Final = 0.008
-
-    def __init__(self, socket_path: Path, model: str, calls: Path) -> None:
+    def __init__(self, socket_path: Path, model: str, calls: Path, *, pause_s: float = 0.008) -> None:
         """Read the inputs; `start` begins.
 
-        `calls`: .npz of one input, and `classes`.
+        Args:
+            socket_path: socket of the service.
+            model: name of the model.
+            calls: .npz of one input, and `classes`.
+            pause_s: between two calls.
         """
         with np.load(calls) as arrays:
             self._classes = arrays["classes"]
             ((self._input, self._points),) = ((key, arrays[key]) for key in arrays.files if key != "classes")
         self.calls = self.failed = self.right = 0
-        self._path, self._model = socket_path, model
+        self._path, self._model, self._pause_s = socket_path, model, pause_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="application", daemon=True)
 
@@ -120,7 +122,7 @@ class Application:
 
     def _run(self) -> None:
         with Client(str(self._path)) as client:
-            while not self._stop.wait(self._PAUSE_S):
+            while not self._stop.wait(self._pause_s):
                 number = self.calls % len(self._points)
                 self.calls += 1
                 try:

@@ -28,13 +28,13 @@ from edgekit_runtime.agent.agent import Agent, AgentOptions
 from edgekit_runtime.agent.artifacts import download
 from edgekit_runtime.agent.artifacts.download import Downloader
 from edgekit_runtime.agent.documents import Desired, DesiredModel
-from edgekit_runtime.agent.execution import install, step_runner
+from edgekit_runtime.agent.execution import step_runner
 from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.membership import Membership
 from edgekit_runtime.agent.mqtt_link import LinkMessage
 from edgekit_runtime.agent.signing import seal
 from edgekit_runtime.slots import Slots
-from edgekit_runtime.system.atomic_files import DISK, hash_file
+from edgekit_runtime.system.atomic_files import hash_file
 
 NOW_S = 1_800_000_000.0
 TARGET = "x86-64"
@@ -164,7 +164,7 @@ class AttackSite:
         self.key = Ed25519PrivateKey.generate()
         self.root = self.repository.read_root(1).decode()
         self.version = self.count = 0
-        self.disk, self.options = DISK, AgentOptions()
+        self.options = AgentOptions()
         self.turned_s = 0.0
         self._patch(monkeypatch)
         self.restart()
@@ -182,7 +182,6 @@ class AttackSite:
         monkeypatch.setattr(agent_module, "time", self.clock)
         monkeypatch.setattr(download, "time", self.clock)
         monkeypatch.setattr(agent_module, "MqttLink", Broker)
-        monkeypatch.setattr(install, "_test_in_child", lambda _path: None)
         monkeypatch.setattr(Downloader, "_open", lambda _, url, headers: site.mirror.open(url, headers))
         random.seed(1)
 
@@ -190,9 +189,8 @@ class AttackSite:
         """Start the agent as after a power cut; it connects."""
         enrolment = make_enrolment(tuf_root=self.root, target=TARGET)
         member = SiteMembership(enrolment=enrolment, key=self.key, folder=self.folder)
-        installer = Installer(
-            Slots(self.folder / "slots", self.maker.trust, TARGET, disk=self.disk), self.folder / "none"
-        )
+        slots = Slots(self.folder / "slots", self.maker.trust, TARGET)
+        installer = Installer(slots, self.folder / "none", self_test=lambda _: None)
         (self.folder / "slots").mkdir(exist_ok=True)
         self.agent = Agent(member, self.folder / "agent", installer, self.options, clock=self.clock.time)
         self.broker = self.agent._link

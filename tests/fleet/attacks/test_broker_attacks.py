@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import func, select
+from tests.faults.disk_calls import DiskCalls
 from tests.fleet.attacks.attack_site import NOW_S, site  # noqa: F401  # a fixture
 from tests.runtime.conftest import maker  # noqa: F401  # a fixture
-from tests.runtime.slot_disks import SteppedDisk
 from tests.waiting import wait_for
 
 from edgekit_fleet.identity.enrolment import revoke
@@ -229,22 +229,23 @@ def test_clock_far_ahead_stops_updates_and_says_so(site):  # noqa: F811
 
 
 def test_full_disk_ends_the_execution_and_keeps_the_old_model(site):  # noqa: F811
-    is_full = True
+    is_full = False
 
     def act(_number, name):
         if is_full and name in ("open", "write", "mkdir"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    site.disk = SteppedDisk(act)
-    is_full = False
-    site.restart()
     site.broker.deliver(site.order(site.publish("2.0.0")))
-    site.run(1.0)
-    is_full = True
-    site.run(30.0)
-    site.check_unharmed()
-    is_full = False
-    site.run_until(lambda: site.execution is not None and site.execution[0] in ("failed", "succeeded"), 700.0)
+    with DiskCalls(site.folder, act).installed() as calls:
+        calls.arm()
+        site.run(1.0)
+        is_full = True
+        site.run(30.0)
+        site.check_unharmed()
+        is_full = False
+        site.run_until(
+            lambda: site.execution is not None and site.execution[0] in ("failed", "succeeded"), 700.0
+        )
     site.check_recovers()
 
 

@@ -145,7 +145,7 @@ def test_flood_of_documents_by_unknown_keys_costs_few_refreshes(site):  # noqa: 
     while site.clock.passed_s < DAY_S:
         for _ in range(3):
             site.broker.deliver(site.order(key=Ed25519PrivateKey.generate()))
-        site.run(60.0, 30.0)
+        site.run(300.0, 150.0)
     assert 5 <= count_refreshes(site) - before <= 16
     assert (
         0 < site.agent._journal.record.metered_bytes - counted_bytes <= site.mirror.sent_bytes - before_bytes
@@ -199,7 +199,7 @@ def test_hostile_mirror_costs_a_bounded_number_of_bytes(site, name, bytes_per_s)
     site.mirror.change, site.mirror.bytes_per_s = change, bytes_per_s
     while site.clock.passed_s < DAY_S:
         site.broker.deliver(site.order(key=Ed25519PrivateKey.generate()))
-        site.run(60.0, 30.0)
+        site.run(300.0, 150.0)
     came_bytes = site.agent._journal.record.metered_bytes - before_bytes
     looks = sum(path.endswith("2.root.json") for path in site.mirror.requests[before:])
     assert 5 <= looks <= 16

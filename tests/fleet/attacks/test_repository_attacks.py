@@ -289,7 +289,7 @@ def test_dropped_requests_end_by_the_timeout_and_block_nothing(site):  # noqa: F
     site.broker.deliver(site.order(wanted, replace(wanted, model="other")))
     site.run_until(lambda: site.execution == ("downloading", "network"))
     site.run_until(
-        lambda: {one["state"] for one in site.reported["executions"]} == {"timed_out"}, 90_000.0, 60.0
+        lambda: {one["state"] for one in site.reported["executions"]} == {"timed_out"}, 90_000.0, 300.0
     )
     site.check_unharmed()
     site.check_recovers()

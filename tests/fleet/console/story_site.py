@@ -67,7 +67,7 @@ class Site:
         self.network = parts.enter_context(Network(NEAR, SERVERS, ports))
         self.device = RealDevice(folder / "real", MODEL, TARGET)
         parts.callback(self.device.close)
-        self.application = Application(self.device.socket_path, MODEL, self.setup.calls)
+        self.application = Application(self.device.socket_path, MODEL, self.setup.calls, pause_s=0.02)
         parts.callback(self.application.close)
         self.simulated = parts.enter_context(self._simulate(folder))
 

@@ -20,8 +20,8 @@ def list_problems(text):
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_number_of_a_plan_that_is_none_is_refused_by_its_name(client, served, name):
-    for value in HOSTILE:
+def test_number_of_a_plan_that_is_none_is_refused_by_its_name(client, served, name, is_long):
+    for value in HOSTILE if is_long or name == NUMBERS[0] else HOSTILE[::3]:
         query = "&".join(f"{key}={part}" for key, part in {**PLAN, name: value}.items())
         answer = client.get(f"/rollouts/new?{query}".replace(" ", "%20").replace("=٣", "=%D9%A3"))
         assert answer.status < 500, (name, value)

@@ -1,4 +1,7 @@
-"""The story in a browser, first half: a new fleet, a good release, and a bad one that stops by itself."""
+"""The story in a browser, first half: a new fleet, a good release, and a bad one that stops by itself.
+
+The long run releases a second good version between the two, in waves and with a trial on each device.
+"""
 
 from playwright.sync_api import expect
 from tests.fleet.conftest import mosquitto  # noqa: F401  # a fixture
@@ -6,20 +9,15 @@ from tests.fleet.console.story_site import find_name, operator  # noqa: F401  # 
 from tests.waiting import wait_for
 
 
-def test_operator_sees_a_good_release_through_and_a_bad_one_stop(operator):  # noqa: F811
+def test_operator_sees_a_good_release_through_and_a_bad_one_stop(operator, is_long):  # noqa: F811
     page, site = operator.page, operator.site
     setup = site.setup
     operator.enter()
     operator.roll_out_first()
 
-    # A good one goes out in waves, tried beside the first on each device.
-    operator.release(setup.good, picture="upload")
-    operator.plan(waves="10%,25%,50%,100%", trial="shadow", picture="plan")
-    operator.start()
-    expect(page.locator(".waves .counts", has_text="succeeded").first).to_be_visible(timeout=40_000)
-    operator.photograph("rollout-live")
-    operator.stay()
-    operator.watch("succeeded")
+    if is_long:
+        roll_out_in_waves(operator)
+    version, states = (setup.good, ["succeeded"] * 2) if is_long else (setup.first, ["succeeded"])
 
     # A bad one stops by itself, and says why.
     operator.release(setup.bad)
@@ -31,7 +29,7 @@ def test_operator_sees_a_good_release_through_and_a_bad_one_stop(operator):  # n
     expect(gate.locator("svg.chart")).to_be_visible()
     # Its own trial had refused it before.
     expect(page.locator(".reasons").get_by_role("link", name="real", exact=True)).to_be_visible()
-    wait_for(lambda: site.count(setup.good.version) == 21, "the way back", 30)
+    wait_for(lambda: site.count(version.version) == 21, "the way back", 30)
     operator.photograph("rollout-stopped")
 
     # Model health follows the reports while its page is open.
@@ -43,5 +41,16 @@ def test_operator_sees_a_good_release_through_and_a_bad_one_stop(operator):  # n
     assert page.evaluate("window.isSame === true")
     operator.photograph("health")
 
-    site.check_end(["succeeded", "succeeded", "aborted"])
+    site.check_end([*states, "aborted"])
     operator.check_end()
+
+
+def roll_out_in_waves(operator):  # noqa: F811
+    """Bring a good version to all devices, tried beside the first on each."""
+    operator.release(operator.site.setup.good, picture="upload")
+    operator.plan(waves="10%,25%,50%,100%", trial="shadow", picture="plan")
+    operator.start()
+    expect(operator.page.locator(".waves .counts", has_text="succeeded").first).to_be_visible(timeout=40_000)
+    operator.photograph("rollout-live")
+    operator.stay()
+    operator.watch("succeeded")

@@ -5,7 +5,7 @@ service opens the version that they name.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -24,6 +24,21 @@ _TRIALS: Final = ("canary with", "shadow with")  # how the service's index descr
 ServiceIndex = dict[str, list[dict[str, str]]]
 
 
+def self_test_in_child(path: Path) -> None:
+    """Run the self-test of the package at `path` in a process of its own.
+
+    Raises:
+        BackendError: it failed.
+    """
+    request = json.dumps({"package": str(path)})
+    with ChildProcess("edgekit_runtime.sessions.opening.selftest_child", request) as child:
+        exit_code = child.wait(_SELF_TEST_S)
+        if exit_code is None:
+            raise BackendError(f"{path.name}: its self-test did not end within {_SELF_TEST_S:.0f} s")
+        if exit_code != 0:
+            raise BackendError(f"{path.name}: self-test: {child.explain_end()}")
+
+
 @dataclass(frozen=True, slots=True)
 class Installer:
     """The models of this device.
@@ -31,10 +46,12 @@ class Installer:
     Attributes:
         slots: the slots for packages.
         socket_path: socket of the service, or None for the one that runs, if any.
+        self_test: tests a package where no service runs.
     """
 
     slots: Slots
     socket_path: Path | None = None
+    self_test: Callable[[Path], None] = self_test_in_child
 
     def install(self, path: Path, desired_model: DesiredModel) -> None:
         """Make the package at `path` the active version of its model.
@@ -50,7 +67,7 @@ class Installer:
 
         socket_path = self.find_service()
         if socket_path is None or not is_listening(socket_path):
-            _test_in_child(path)
+            self.self_test(path)
         allowed = Permissions(downgrade=desired_model.is_return, retry=desired_model.is_return)
 
         def check(manifest: object) -> None:
@@ -174,13 +191,3 @@ def describe_service(index: ServiceIndex, model: str) -> tuple[tuple[str, ...], 
     if on_trial:
         return served, on_trial[0]["version"], on_trial[0]["reason"]
     return served, "", "; ".join(line["reason"] for line in lines if line["state"] != "READY")
-
-
-def _test_in_child(path: Path) -> None:
-    request = json.dumps({"package": str(path)})
-    with ChildProcess("edgekit_runtime.sessions.opening.selftest_child", request) as child:
-        exit_code = child.wait(_SELF_TEST_S)
-        if exit_code is None:
-            raise BackendError(f"{path.name}: its self-test did not end within {_SELF_TEST_S:.0f} s")
-        if exit_code != 0:
-            raise BackendError(f"{path.name}: self-test: {child.explain_end()}")
