@@ -40,8 +40,16 @@ def read_batches(path: Path, model: onnx.ModelProto) -> list[dict[str, NDArray[A
     ]
 
 
+def drop_absent_inputs(model: onnx.ModelProto) -> None:
+    """Remove the empty names of optional inputs at the end of a node's list: the export takes none."""
+    for node in model.graph.node:
+        while node.input and not node.input[-1]:
+            node.input.pop()
+
+
 def quantize(source: Path, calibration: Path, target: Path, options: argparse.Namespace) -> None:
     model = onnx.load(source)
+    drop_absent_inputs(model)
     batches = read_batches(calibration, model)
     fold_all_batch_norms_to_weight(model)
     simulation = aimet_onnx.QuantizationSimModel(
