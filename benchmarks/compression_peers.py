@@ -1,6 +1,7 @@
 """Weights of 8 bits and fewer by other tools, beside ours: score, bytes of the model, bytes after xz.
 
-    python benchmarks/compression_peers.py [--only NAME ...] [--peers TOOL ...] [--bits 8 4] [--json FILE]
+    python benchmarks/compression_peers.py [--only NAME ...] [--peers TOOL ...] [--methods METHOD ...]
+                                          [--bits 8 4] [--json FILE]
 
 All get the same float model and calibration samples, and activations have 8 bits everywhere. A tool without
 its environment gets it on first use, as in `quantization.py`; onnxruntime and ai-edge-quantizer are in ours.
@@ -83,7 +84,7 @@ PEERS = (
             options=("--algorithm", algorithm),
             suffix=".tflite",
         )
-        for algorithm in ("min_max_uniform_quantize", "OCTAV", "MSE", "GPTQ")
+        for algorithm in ("min_max_uniform_quantize", "OCTAV", "MSE")
     ),
     *(
         Peer(
@@ -152,12 +153,12 @@ def run_peer(peer: Peer, bits: int, command: Command, target: Path) -> Compresse
     return row
 
 
-def run_peers(subject: Subject, tools: list[str], all_bits: list[int]) -> Iterator[CompressedRow]:
+def run_peers(subject: Subject, peers: list[Peer], all_bits: list[int]) -> Iterator[CompressedRow]:
     judge = open_judge(subject)
     input_name = next(iter(next(judge.feeds())))
     with tempfile.TemporaryDirectory() as folder:
         sources = {".onnx": subject.model}
-        for peer in (peer for peer in PEERS if peer.tool in tools):
+        for peer in peers:
             python: str | Path | None = sys.executable
             if peer.packages:
                 python = make_environment(peer.tool, peer.packages, "2 to 6 GB")
@@ -181,17 +182,22 @@ def run_peers(subject: Subject, tools: list[str], all_bits: list[int]) -> Iterat
 
 def main() -> None:
     parser = make_parser(__doc__)
-    tools = list(dict.fromkeys(peer.tool for peer in PEERS))
+    tools, methods = (
+        list(dict.fromkeys(names))
+        for names in zip(*((peer.tool, peer.method) for peer in PEERS), strict=True)
+    )
     parser.add_argument("--only", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--peers", nargs="+", choices=tools, default=tools)
+    parser.add_argument("--methods", nargs="+", choices=methods, default=methods)
     parser.add_argument("--bits", type=int, nargs="+", default=[8, 4])
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
+    peers = [peer for peer in PEERS if peer.tool in options.peers and peer.method in options.methods]
     host, rows = machine(), []
     print(host)
     print_head(*CompressedRow.HEADS)
     for subject in list_subjects(options.only):
-        for row in run_peers(subject, options.peers, options.bits):
+        for row in run_peers(subject, peers, options.bits):
             print_row(*row.cells())
             rows.append(asdict(row))
             write_json(options.json, {"machine": host, "rows": rows})

@@ -6,7 +6,7 @@ A figure that changes in the tables changes in the pictures with the next run; n
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +45,7 @@ polyline.ours,polyline.other{fill:none;stroke-width:2}
 _HEIGHT = 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48.0, 16.0, 60.0, 246.0
 _PANEL, _WIDE_PANEL = 360.0, 560.0
-_MAX_POINTS = 10.0  # of the widest bar
+_MAX_POINTS = 10.0  # of the widest bar, and of the scores of other tools below the best
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,27 +207,28 @@ def draw_rounding() -> Markup:
 
 
 def draw_coding() -> Markup:
-    """Draw score over the bytes in which a model travels, ours and other tools'."""
+    """Draw score over the bytes of a model, ours as they travel and other tools' after xz."""
     rows = read_table("| model | tool | method | bits | score")
     panels = []
     for model, title in NAMES.items():
         points: dict[str, list[tuple[float, float]]] = {}
-        for name, tool, method, _bits, score, _file, packed in rows:
-            if name == model and (tool != OURS_NAME or method in ("int8", "second order")):
-                points.setdefault(tool, []).append((read_numbers(packed)[0], read_numbers(score)[0]))
+        for name, tool, _method, _bits, score, size, *_ in rows:
+            if name == model:
+                points.setdefault(tool, []).append((read_numbers(size)[0], read_numbers(score)[0]))
         if not points:
             continue
         sizes, scores = zip(*(point for values in points.values() for point in values), strict=True)
+        lowest = max(min(scores), max(scores) - _MAX_POINTS)
         panels.append(
             Panel(
                 title=title,
-                x_title="kB of the model after xz",
+                x_title="kB: ours as packages travel, others' after xz",
                 y_title="score, %",
                 x=make_axis(0.85 * min(sizes), 1.04 * max(sizes)),
-                y=make_axis(min(scores) - 0.5, max(scores) + 0.7),
+                y=make_axis(lowest - 0.5, max(scores) + 0.7),
                 series=[
                     Series(
-                        label=f"{tool}, second order" if tool == OURS_NAME else tool,
+                        label=tool,
                         style=OURS if tool == OURS_NAME else OTHER,
                         points=sorted(values),
                         label_at=0,
@@ -237,7 +238,7 @@ def draw_coding() -> Markup:
                 ],
             )
         )
-    return draw_panels("Score over bytes after xz, edgekit and other tools", panels)
+    return draw_panels("Score over bytes, edgekit and other tools", panels)
 
 
 def draw_bars(title: str, rows: Sequence[Bars]) -> Markup:
@@ -253,45 +254,39 @@ def draw_bars(title: str, rows: Sequence[Bars]) -> Markup:
     return draw(title, width, 56.0 + 34 * len(rows), parts)
 
 
+def list_pruned() -> Iterator[tuple[str, float, list[float], list[float]]]:
+    """Yield name with multiply-adds saved, score of the source, and scores of pruned and distilled models."""
+    for model, macs, pruned, distilled, *_ in read_table("| model, float32 | multiply-adds | pruned"):
+        name, source, *_samples = model.split(", ")
+        title = f"{NAMES[name]}, -{100 - 100 * read_numbers(macs)[0]:.0f} %"
+        yield title, read_numbers(source)[0], read_numbers(pruned), read_numbers(distilled)
+
+
 def draw_pruning() -> Markup:
     """Draw the points that pruned models lose."""
     rows = []
-    for model, macs, scores, *_ in read_table("| model | multiply-adds | score before, after"):
-        before, after = read_numbers(scores)
-        name, lost = model.split(",")[0], round(before - after, 2)
-        label = f"{lost:g} points"
-        share = f"{NAMES.get(name, name)}, -{100 - 100 * read_numbers(macs)[0]:.0f} %"
-        rows.append(
-            Bars(
-                name=share,
-                shares=[(lost / _MAX_POINTS, OURS)],
-                label=label,
-                label_style=OURS if lost <= 1 else OTHER,
-            )
-        )
+    for name, source, pruned, _distilled in list_pruned():
+        lost = round(source - pruned[-1], 2)
+        style = OURS if lost <= 1 else OTHER
+        share = lost / _MAX_POINTS
+        rows.append(Bars(name=name, shares=[(share, OURS)], label=f"{lost:g} points", label_style=style))
     return draw_bars("Points lost by pruned models in int8, by multiply-adds saved", rows)
 
 
 def draw_distillation() -> Markup:
     """Draw the points that pruned models lose, before and after distillation."""
     rows = []
-    for model, macs, pruned, distilled, *_ in read_table("| model, float32 | multiply-adds | pruned"):
-        name, source, *_samples = model.split(", ")
-        costs = [
-            round(read_numbers(source)[0] - numbers[0], 2)
-            for numbers in map(read_numbers, (pruned, distilled))
-            if numbers
-        ]
+    for name, source, pruned, distilled in list_pruned():
+        costs = [round(source - scores[0], 2) for scores in (pruned, distilled) if scores]
+        shares = [(cost / _MAX_POINTS, style) for cost, style in zip(costs, (BEFORE, OURS), strict=False)]
+        label = " → ".join(f"{cost:g}" for cost in costs)
+        is_trained = len(costs) > 1
         rows.append(
             Bars(
-                name=f"{NAMES[name]}, -{100 - 100 * read_numbers(macs)[0]:.0f} %",
-                shares=[
-                    (cost / _MAX_POINTS, style) for cost, style in zip(costs, (BEFORE, OURS), strict=False)
-                ],
-                label=" → ".join(f"{cost:g}" for cost in costs)
-                if len(costs) > 1
-                else f"{costs[0]:g}, not trained",
-                label_style=OURS if len(costs) > 1 else OTHER,
+                name=name,
+                shares=shares,
+                label=label if is_trained else f"{label}, not trained",
+                label_style=OURS if is_trained else OTHER,
             )
         )
     return draw_bars("Points lost by pruned models in float: pruned, distilled", rows)

@@ -2,8 +2,8 @@
 
     python ai_edge_static.py MODEL.tflite CALIBRATION.npz OUTPUT [--algorithm OCTAV] [--bits 4]
 
-The algorithm rounds convolutions and matrix products; GPTQ takes matrix products alone, and convolutions then
-have the nearest codes. Depthwise convolutions have no kernel with fewer than 8 bits and keep 8.
+The algorithm rounds convolutions and matrix products. Depthwise convolutions have no kernel with fewer than 8
+bits and keep 8.
 """
 
 import argparse
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 THREADS = 2
 OPERATORS = qtyping.TFLOperationName
-TAKEN_BY_GPTQ = (OPERATORS.FULLY_CONNECTED,)
 FEW_BITS = (OPERATORS.CONV_2D, OPERATORS.FULLY_CONNECTED)
 PRODUCTS = (*FEW_BITS, OPERATORS.DEPTHWISE_CONV_2D)
 
@@ -36,13 +35,12 @@ def quantize(source: Path, calibration: Path, target: Path, *, algorithm: Algori
     tool = quantizer.Quantizer(str(source))
     tool.add_static_config(".*", OPERATORS.ALL_SUPPORTED, 8, 8)
     for operator in PRODUCTS:
-        is_taken = algorithm is not AlgorithmName.GPTQ or operator in TAKEN_BY_GPTQ
         tool.add_static_config(
             ".*",
             operator,
             activation_num_bits=8,
             weight_num_bits=bits if operator in FEW_BITS else 8,
-            algorithm_key=algorithm if is_taken else AlgorithmName.MIN_MAX_UNIFORM_QUANT,
+            algorithm_key=algorithm,
         )
     samples = read_samples(calibration, names["inputs"][0])
     ranges = tool.calibrate({signature: samples}, num_threads=THREADS)

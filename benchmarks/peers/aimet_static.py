@@ -3,8 +3,9 @@
     PYTHON-OF-AIMET aimet_static.py MODEL CALIBRATION.npz OUTPUT [--method adaround] [--bits 4]
 
 Batch normalizations are folded and ranges are those of least error (`tf_enhanced`), as AIMET's guide
-recommends. Runs in the environment that `compression_peers.py` makes. AdaRound takes batches of 32 where
-the model does, and 15,000 iterations a layer, which AIMET recommends below 8 bits, unless told otherwise.
+recommends; sequential MSE takes `min_max` alone. AdaRound takes batches of 32 where the model does, and
+15,000 iterations a layer, which AIMET recommends below 8 bits, unless told otherwise. Runs in the environment
+that `compression_peers.py` makes.
 """
 
 import argparse
@@ -40,15 +41,23 @@ def read_batches(path: Path, model: onnx.ModelProto) -> list[dict[str, NDArray[A
     ]
 
 
+def drop_absent_inputs(model: onnx.ModelProto) -> None:
+    """Remove the empty names of optional inputs at the end of a node's list: the export takes none."""
+    for node in model.graph.node:
+        while node.input and not node.input[-1]:
+            node.input.pop()
+
+
 def quantize(source: Path, calibration: Path, target: Path, options: argparse.Namespace) -> None:
     model = onnx.load(source)
+    drop_absent_inputs(model)
     batches = read_batches(calibration, model)
     fold_all_batch_norms_to_weight(model)
     simulation = aimet_onnx.QuantizationSimModel(
         model,
         param_type=aimet_onnx.qtype.int(options.bits),
         activation_type=aimet_onnx.int8,
-        quant_scheme="tf_enhanced",
+        quant_scheme="min_max" if options.method == "seq_mse" else "tf_enhanced",
         config_file=str(CONFIG),
     )
     if options.method == "seq_mse":
