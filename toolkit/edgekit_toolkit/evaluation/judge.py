@@ -37,15 +37,16 @@ def measure_latencies(runs: Sequence[Runner], feeds: Feeds) -> list[Latency]:
 def measure_processor_ratios(runs: Sequence[Runner], feeds: Feeds) -> list[float]:
     """Return the processor time here of each model over that of the first, from interleaved runs.
 
-    It counts no time in which others have the processor. The lower quartiles count, in which others have
-    least disturbed the caches.
+    It counts no time in which others have the processor. The clock is that of this thread, since that of the
+    process steps by whole ticks under a limit on processor time (`ulimit -t`): more than a batch of runs. The
+    lower quartiles count, in which others have least disturbed the caches.
 
     Args:
         runs: models with one thread, because waking others takes as long as a small model.
         feeds: inputs.
     """
     calls = {str(number): partial(run, feeds) for number, run in enumerate(runs)}
-    latency = measure_latency(calls, shorten_limits(PROCESSOR_LIMITS), clock=time.process_time)
+    latency = measure_latency(calls, shorten_limits(PROCESSOR_LIMITS), clock=time.thread_time)
     first_s, _ = latency["0"].quartiles_s
     return [latency[number].quartiles_s[0] / first_s for number in calls]
 
