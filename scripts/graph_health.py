@@ -11,7 +11,7 @@ import ast
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,11 +121,11 @@ def read_modules(checkout: Path) -> dict[str, ast.Module]:
     return modules
 
 
-def read_programs(checkout: Path) -> dict[str, ast.Module]:
-    """Return the syntax trees of programs that are in no package, by their paths."""
+def read_programs(checkout: Path, folders: Iterable[str] = PROGRAMS) -> dict[str, ast.Module]:
+    """Return the syntax trees of programs that are in no package, by their folders and names."""
     return {
-        f"{folder}.{path.stem}": ast.parse(path.read_bytes(), path)
-        for folder in PROGRAMS
+        ".".join(path.relative_to(checkout).with_suffix("").parts): ast.parse(path.read_bytes(), path)
+        for folder in folders
         for path in (checkout / folder).rglob("*.py")
     }
 
@@ -237,6 +237,19 @@ def find_hidden_imports(modules: dict[str, ast.Module]) -> list[str]:
     ]
 
 
+def find_private_patches(programs: dict[str, ast.Module]) -> list[str]:
+    """Return a line for each private name that a test patches: its module must offer it, or a parameter."""
+    return [
+        f"{module}:{node.lineno} patches the private name '{name}'"
+        for module, tree in sorted(programs.items())
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".setattr")
+        for argument in node.args[:2]
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+        if (name := argument.value.rpartition(".")[2]).startswith("_") and not name.endswith("__")
+    ]
+
+
 def find_record_cases(modules: dict[str, ast.Module]) -> list[str]:
     """Return a line for each comparison with the name of a record, and each table by such names."""
     faults = []
@@ -329,6 +342,7 @@ def main(checkout: Path) -> int:
         "names": find_banned_names(modules),
         "hidden imports": find_hidden_imports(modules),
         "records": find_record_cases(modules),
+        "patches": find_private_patches(read_programs(checkout, ("tests",))),
     }
     shares, faults["fillers"] = find_fillers({**modules, **read_programs(checkout)})
     print(

@@ -129,3 +129,13 @@ def test_full_folder_fails(checkout: Path) -> None:
     code, printed = check(checkout)
     assert code == 1
     assert "edgekit_toolkit.room holds 21 files, expected 20 at most" in printed
+
+
+@pytest.mark.parametrize(("arguments", "code"), [('low, "_ROOM"', 1), ('"low._ROOM"', 1), ('low, "ROOM"', 0)])
+def test_private_name_that_a_test_patches_fails(checkout: Path, arguments: str, code: int) -> None:
+    write(checkout, "low.py", "")
+    (checkout / "tests").mkdir()
+    (checkout / "tests" / "test_low.py").write_text(
+        f"def test(monkeypatch): monkeypatch.setattr({arguments}, 1)\n"
+    )
+    assert check(checkout)[0] == code

@@ -17,7 +17,7 @@ from edgekit_runtime.system.paths import find_config_folder
 FORMAT: Final = 1
 MOST_WATTS: Final = 1000.0
 """More than any device of ours draws: a meter that gives milliwatts is found by it."""
-_PACKAGE: Final = Path(__file__).resolve().parent
+PACKAGE: Final = Path(__file__).resolve().parent
 _GIT_LIMIT_S: Final = 30
 _SOURCES: Final = ("--", ":(top)", ":(top,exclude)hil/evidence")
 
@@ -179,7 +179,7 @@ class Checkout:
 
 def read_checkout() -> Checkout:
     """Return the commit of the running code: empty for an installed wheel, `unknown` if git does not say."""
-    if not (_PACKAGE.parents[1] / ".git").exists():
+    if not (PACKAGE.parents[1] / ".git").exists():
         return Checkout("", is_dirty=False)
     try:
         commit = _git("rev-parse", "HEAD")
@@ -223,8 +223,8 @@ def read_folders(folders: Iterable[Path]) -> list[Evidence]:
 
 def list_committed() -> Path:
     """Return the folder of the evidence that came with this source, or with this release."""
-    released = _PACKAGE / "released_evidence"
-    return released if released.is_dir() else _PACKAGE.parents[1] / "hil" / "evidence"
+    released = PACKAGE / "released_evidence"
+    return released if released.is_dir() else PACKAGE.parents[1] / "hil" / "evidence"
 
 
 def find_hil_folder() -> Path:
@@ -275,7 +275,7 @@ def describe_source(evidence: Evidence, current: Checkout) -> str:
 
 def _git(*arguments: str) -> str:
     done = subprocess.run(
-        ["git", "-C", str(_PACKAGE), *arguments],
+        ["git", "-C", str(PACKAGE), *arguments],
         check=True, capture_output=True, text=True, timeout=_GIT_LIMIT_S,
     )  # fmt: skip
     return done.stdout.strip()

@@ -64,7 +64,7 @@ def test_refused_device_asks_ever_more_rarely_though_each_renewal_succeeds(membe
     monkeypatch.setattr(RefusingBroker, "clock", clock)
     monkeypatch.setattr(agent_module, "MqttLink", RefusingBroker)
     monkeypatch.setattr(agent_module, "time", clock)
-    monkeypatch.setattr(agent_command, "_renew", renew)
+    monkeypatch.setattr(agent_command, "renew_certificate", renew)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         assert cli.main(["agent", "--state", str(member / "state"), "--socket", str(member / "none")]) == 0

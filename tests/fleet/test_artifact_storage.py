@@ -75,9 +75,9 @@ def test_file_that_is_lost_here_stays_in_the_storage(stored: StoredRepository, t
 def test_file_that_is_deleted_during_a_copy_is_left_out(
     stored: StoredRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed = artifact_storage._list_files
+    listed = artifact_storage.list_files
     monkeypatch.setattr(
-        artifact_storage, "_list_files", lambda folder: [folder / "targets" / "gone", *listed(folder)]
+        artifact_storage, "list_files", lambda folder: [folder / "targets" / "gone", *listed(folder)]
     )
     stored.made.publish([new_target(tmp_path, b"weights")], NOW)
     assert stored.device(tmp_path / "d").fetch("rpi5/digits-1.edgepkg") == b"weights"
@@ -115,7 +115,7 @@ def test_copy_that_is_cut_off_anywhere_leaves_the_old_or_the_new_repository(
     stored: StoredRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored.made.publish([new_target(tmp_path, b"old")], NOW)
-    put, left = ArtifactStorage._put, 0
+    put, left = ArtifactStorage.put, 0
 
     def put_some(self: ArtifactStorage, *arguments: Any) -> None:
         nonlocal left
@@ -124,7 +124,7 @@ def test_copy_that_is_cut_off_anywhere_leaves_the_old_or_the_new_repository(
             raise OSError("cut off")
         put(self, *arguments)
 
-    monkeypatch.setattr(ArtifactStorage, "_put", put_some)
+    monkeypatch.setattr(ArtifactStorage, "put", put_some)
     new, seen = new_target(tmp_path, b"new version", "digits-2.edgepkg"), []
     for number in range(10):
         left = number

@@ -328,7 +328,7 @@ def test_device_that_a_restored_store_does_not_know_is_named_with_the_way_back(f
 
 
 def test_device_that_floods_the_broker_is_silenced_and_others_are_heard(fleet, monkeypatch):
-    monkeypatch.setattr(control_loop, "_FLOOD", 100)
+    monkeypatch.setattr(control_loop, "FLOOD", 100)
 
     async def run():
         hostile, other = fleet.device("d1").enrol(), fleet.device("d2").enrol()
@@ -339,7 +339,7 @@ def test_device_that_floods_the_broker_is_silenced_and_others_are_heard(fleet, m
             await asyncio.sleep(0)
         await asyncio.sleep(1.0)  # the broker reads the file, and passes on what it has taken
         accepted = fleet.loop.index.devices["d1"].sequence
-        monkeypatch.setattr(inbox, "_BURST", 1e9)
+        monkeypatch.setattr(inbox, "BURST", 1e9)
         hostile.report(status="diverged")
         await other.connect()
         await eventually(lambda: fleet.detail("d2").summary.is_online)
@@ -365,8 +365,8 @@ def test_device_that_floods_the_broker_is_silenced_and_others_are_heard(fleet, m
 
 
 def test_silenced_device_is_heard_again_though_the_manager_has_joined_again(fleet, monkeypatch):
-    monkeypatch.setattr(control_loop, "_FLOOD", 1)
-    monkeypatch.setattr(control_loop, "_SILENT_S", 4.0)
+    monkeypatch.setattr(control_loop, "FLOOD", 1)
+    monkeypatch.setattr(control_loop, "SILENT_S", 4.0)
     acl = fleet.folder.broker / "acl"
     fleet.device("d1").enrol()
 
@@ -388,7 +388,7 @@ def test_manager_that_skips_a_flood_goes_on_reading_at_once(fleet, monkeypatch):
     """While it waits, the broker's queue for it overflows."""
     fleet.device("d1").enrol()
     asyncio.run(eventually(lambda: "d1" in fleet.loop.index.devices))
-    done, take, sleep = [], inbox.Inbox.take, control_loop._sleep_until
+    done, take, sleep = [], inbox.Inbox.take, control_loop.sleep_until
 
     def note_take(self, *arguments):
         done.append(self.skipped)
@@ -404,7 +404,7 @@ def test_manager_that_skips_a_flood_goes_on_reading_at_once(fleet, monkeypatch):
             fleet.loop.inbox.put("ek/v1/d/d1/event", b"")
 
     monkeypatch.setattr(inbox.Inbox, "take", note_take)
-    monkeypatch.setattr(control_loop, "_sleep_until", note_sleep)
+    monkeypatch.setattr(control_loop, "sleep_until", note_sleep)
     fleet.events.call_soon_threadsafe(flood)
     skipped = control_loop._MESSAGES_A_TURN
     asyncio.run(eventually(lambda: skipped in done[:-1]))
@@ -429,7 +429,7 @@ def test_late_last_will_of_an_old_connection_is_ignored(fleet):
 
 
 def test_report_that_the_manager_lacks_is_asked_for_by_a_new_document(fleet, monkeypatch):
-    monkeypatch.setattr(inbox, "_REPORT_S", 0.5)
+    monkeypatch.setattr(inbox, "REPORT_S", 0.5)
 
     async def run():
         device = fleet.device("d1").enrol()

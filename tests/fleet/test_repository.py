@@ -424,7 +424,7 @@ def test_repository_whose_root_names_no_manager_gets_a_key_by_an_exchange(
     folder = FleetFolder(tmp_path)
     made = TufRepository(folder.repository, folder.repository_keys)
     with monkeypatch.context() as before:
-        before.setattr(repository_module, "_name_manager", lambda *_: None)
+        before.setattr(repository_module, "name_manager", lambda *_: None)
         made.create(NOW)
     with pytest.raises(SignatureError, match="keys rotate manager"):
         ManagerKey(folder).read()

@@ -275,13 +275,13 @@ def test_figures_of_the_version_before_are_read_once_a_device(
     old = ModelFigures(model="digits", version="1", requests=50, looked_at=50, not_finite=2)
     add_figures(store, 20, 1, old)
     reads: list[str] = []
-    read = observations._count_before
+    read = observations.count_before
 
     def count(session: Session, row: FigureRow) -> tuple[int, int]:
         reads.append(row.device)
         return read(session, row)
 
-    monkeypatch.setattr(observations, "_count_before", count)
+    monkeypatch.setattr(observations, "count_before", count)
     fleet = start(store, options={"soak_s": 3600.0})
     for _ in range(3):
         fleet.run(succeed, turns=1, figures=replace(old, version="2"))

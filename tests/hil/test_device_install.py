@@ -35,7 +35,7 @@ KEY = """-----BEGIN PUBLIC KEY-----
 MCowBQYDK2VwAyEA11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=
 -----END PUBLIC KEY-----
 """
-PACK, PACK_PIP = wheelhouse._zip, wheelhouse._pack_pip
+PACK, PACK_PIP = wheelhouse.make_zip, wheelhouse.pack_pip
 UNITS = ("edgekit.service", "edgekit-agent.service")
 
 
@@ -69,7 +69,7 @@ def own_packages(monkeypatch, tmp_path, compiled_pip):
     monkeypatch.setattr(
         wheelhouse.Wheelhouse, "download", lambda self: self.folder.mkdir(parents=True, exist_ok=True)
     )
-    monkeypatch.setattr(wheelhouse, "_pack_pip", lambda: compiled_pip)
+    monkeypatch.setattr(wheelhouse, "pack_pip", lambda: compiled_pip)
     change_runtime(monkeypatch, {})
 
 
@@ -99,11 +99,11 @@ def change_runtime(monkeypatch, files):
             {**content, "packages.pth": packages, **{name: data.encode() for name, data in files.items()}}
         )
 
-    monkeypatch.setattr(wheelhouse, "_zip", pack)
+    monkeypatch.setattr(wheelhouse, "make_zip", pack)
 
 
 def test_device_is_set_up_and_the_second_run_changes_nothing(device, key, monkeypatch):
-    monkeypatch.setattr(wheelhouse, "_pack_pip", PACK_PIP)
+    monkeypatch.setattr(wheelhouse, "pack_pip", PACK_PIP)
     first = set_up(device, keys=[key], target="rpi5")
     assert first.changed == (
         f"release {first.release}",

@@ -115,7 +115,7 @@ def test_only_changes_of_the_source_make_evidence_dirty(
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *command], check=True)
-    monkeypatch.setattr("edgekit_host.evidence._PACKAGE", tmp_path / "hil" / "edgekit_hil")
+    monkeypatch.setattr("edgekit_host.evidence.PACKAGE", tmp_path / "hil" / "edgekit_hil")
 
     (tmp_path / written).write_text("new")
 

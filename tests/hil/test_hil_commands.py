@@ -167,7 +167,7 @@ def test_profile_that_fails_does_not_break_a_bench(
     assert init(board, "--name", "desk") == 0
     arguments = ["profile", "--on", "bench.yaml", "--seconds", "1"]
     with monkeypatch.context() as failing:
-        failing.setattr("edgekit_offload.profiling.machine._MEASURE", ("no", "such", "command"))
+        failing.setattr("edgekit_offload.profiling.machine.MEASURE", ("no", "such", "command"))
         assert main(arguments) == CutError.exit_code
 
     assert BenchLock.of(read_bench(folder / "bench.yaml")).describe() is None

@@ -68,7 +68,7 @@ def test_constrained_bench_without_root_is_not_to_be_had(
 def test_limit_on_memory_without_a_writable_cgroup_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(constrained, "_MEMORY", tmp_path / "none")
+    monkeypatch.setattr(constrained, "MEMORY", tmp_path / "none")
 
     with pytest.raises(ConfigError, match="a limit on memory needs root and a writable cgroup"):
         constrained._limit_memory(1 << 20, tmp_path / "no" / "quota")

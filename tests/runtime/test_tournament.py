@@ -145,7 +145,7 @@ def test_an_engine_that_crashes_or_hangs_leaves_the_tournament_to_the_others(
     make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, rogue: str, reason: str
 ) -> None:
     monkeypatch.setenv("ROGUE", rogue)
-    monkeypatch.setattr(contest, "_MODULE", "tests.runtime.rogue_contest")
+    monkeypatch.setattr(contest, "MODULE", "tests.runtime.rogue_contest")
     with read_package(make(LITERT), TrustStore.from_folder(find_keys_folder())) as package:
         result = hold_tournament(package, find_keys_folder(), seconds=QUICK_S)
     assert winner_of(result) == "ort"

@@ -225,7 +225,7 @@ def test_while_a_model_is_loading_all_others_are_changed_and_served(
 def test_model_that_loads_long_at_the_start_does_not_hold_up_those_after_it(
     maker: PackageMaker, tmp_path: Path, hanging: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "_NEXT_AFTER_S", 0.2)
+    monkeypatch.setattr(registry, "NEXT_AFTER_S", 0.2)
     paths = [write_hanging(maker, tmp_path, "endless"), write(maker, tmp_path, "1.0.0")]
     config = make_config(tmp_path)
     started: list[Running] = []
@@ -279,7 +279,7 @@ def test_what_is_loaded_too_late_is_freed() -> None:
 def test_memory_of_a_model_that_is_loading_is_given_to_no_other(
     maker: PackageMaker, tmp_path: Path, hanging: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "_NEXT_AFTER_S", 0.2)
+    monkeypatch.setattr(registry, "NEXT_AFTER_S", 0.2)
     packages = tmp_path / "packages"
     packages.mkdir()
     path = write_hanging(maker, packages, "endless")

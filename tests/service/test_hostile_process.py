@@ -115,7 +115,7 @@ def test_storm_of_loads_unloads_and_inferences_ends_well(maker: PackageMaker, tm
 def test_model_that_hangs_does_not_keep_the_service_from_stopping(
     maker: PackageMaker, tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_UNLOAD_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(server, "UNLOAD_TIMEOUT_S", 0.5)
     maker.write(tmp_path / "linear.edgepkg")
     config = make_config(tmp_path, inference=Inference(stop_timeout_s=1.0), models={"linear": ON_THREADS})
     service = Running(config, PackageFiles([tmp_path / "linear.edgepkg"], maker.trust))

@@ -217,7 +217,7 @@ def test_what_is_known_of_an_isolated_model_is_that_of_one_inside(
 def test_worker_that_lies_about_a_trial_is_ended_alone(
     slots: Slots, monkeypatch: pytest.MonkeyPatch, lie: str
 ) -> None:
-    monkeypatch.setattr(worker_handle, "_MODULE", "tests.service.lying_worker")
+    monkeypatch.setattr(worker_handle, "MODULE", "tests.service.lying_worker")
     monkeypatch.setenv("LIE", lie)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     with serving(slots, start_timeout_s=5.0) as service, asking(service, OTHER) as other:

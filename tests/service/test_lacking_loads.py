@@ -188,7 +188,7 @@ def test_version_is_loaded_later_where_descriptors_lack(
     options: ModelOptions,
     isolation: Isolation | None,
 ) -> None:
-    monkeypatch.setattr(restart_policy, "_MAX_FIRST_REFUSALS", 1)  # the waits between them are long
+    monkeypatch.setattr(restart_policy, "MAX_FIRST_REFUSALS", 1)  # the waits between them are long
     with serving(slots, isolation, options) as service, asking(service) as asker:
         slots.install(write(maker, tmp_path, "2.0.0"))
         for spare in range(MOST):
@@ -226,7 +226,7 @@ def test_version_is_loaded_later_where_descriptors_lack_in_its_worker(
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(LACKS_IN_WORKER.format(flag=str(flag)))
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    monkeypatch.setattr(restart_policy, "_MAX_FIRST_REFUSALS", 2)
+    monkeypatch.setattr(restart_policy, "MAX_FIRST_REFUSALS", 2)
     with serving(slots, Isolation(), options) as service:
         slots.install(write(maker, tmp_path, "2.0.0"))
         flag.touch()

@@ -118,7 +118,7 @@ def test_swap_of_all_processes_under_load_loses_no_request(maker: PackageMaker, 
 def test_end_of_a_process_is_noticed_where_the_kernel_has_no_descriptor_for_it(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_process, "_open_pidfd", lambda _pid: None)  # before Linux 5.3
+    monkeypatch.setattr(child_process, "open_pidfd", lambda _pid: None)  # before Linux 5.3
     with running_isolated(maker, tmp_path) as service:
         await_processes(service, 1)
         (lost,) = find_pids(service)

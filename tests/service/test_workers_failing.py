@@ -84,7 +84,7 @@ def test_isolation_out_of_range_is_refused(wrong: dict[str, float]) -> None:
 def test_worker_that_sends_garbage_is_ended_and_nothing_else(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(worker_handle, "_MODULE", "tests.service.rogue_worker")
+    monkeypatch.setattr(worker_handle, "MODULE", "tests.service.rogue_worker")
     monkeypatch.setenv("ROGUE", str(seed))
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     with running_isolated(maker, tmp_path) as service, service.connect() as client:

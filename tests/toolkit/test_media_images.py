@@ -165,7 +165,7 @@ def test_files_are_decoded_when_they_are_asked_for_and_progress_is_told(tmp_path
 
 
 def test_only_so_many_decoded_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding_module, "_KEPT_BYTES", 3 * 8 * 8 * 3)
+    monkeypatch.setattr(decoding_module, "KEPT_BYTES", 3 * 8 * 8 * 3)
     pictures = [picture(seed=number) for number in range(4)]
     for number, pixels in enumerate(pictures):
         saved(tmp_path / f"{number}.png", pixels)

@@ -93,7 +93,7 @@ def test_engine_that_crashes_in_its_own_process_is_neither_kept_nor_carried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROGUE", "crash")
-    monkeypatch.setattr(contest, "_MODULE", "tests.runtime.rogue_contest")
+    monkeypatch.setattr(contest, "MODULE", "tests.runtime.rogue_contest")
     run = search_engines(auto_request(tmp_path), load_signer(), lambda *_: None)
     first, second = run.tournament
     assert (first.backend, first.kept, first.reason) == ("ort", True, "")

@@ -162,7 +162,7 @@ def test_two_wrong_rewrites_are_both_named(model: onnx.ModelProto, monkeypatch: 
     def differs(_: Any, __: bytes, options: Any) -> str:
         return "" if {"Pad_Fusion", "NchwcTransformer"} <= set(options.disabled_optimizers) else "differs"
 
-    monkeypatch.setattr(wrong_rewrites._Plain, "difference", differs)
+    monkeypatch.setattr(wrong_rewrites.PlainRun, "difference", differs)
     found = find_wrong_rewrites(model, [{"x": samples(1)}])
     assert found is not None
     assert found.names == ("Pad_Fusion", "NchwcTransformer")

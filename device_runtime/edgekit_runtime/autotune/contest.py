@@ -22,7 +22,7 @@ from edgekit_runtime.sessions.latency import TIE_SHARE, Latency
 from edgekit_runtime.system.child_process import JsonChild
 from edgekit_runtime.system.own_process import count_cores
 
-_MODULE: Final = "edgekit_runtime.autotune.contest_child"
+MODULE: Final = "edgekit_runtime.autotune.contest_child"
 _FIRST_ANSWER_S: Final = 60.0  # limit of reading the package
 _END_S: Final = 5.0
 
@@ -142,7 +142,7 @@ def _run_child(order: MeasureOrder) -> list[float | str]:
     """
     answers: list[float | str] | None = None
     limit_s = _FIRST_ANSWER_S
-    with JsonChild(_MODULE) as child:
+    with JsonChild(MODULE) as child:
         try:
             child.send(to_plain(order), limit_s)
             while answers is None:

@@ -108,12 +108,12 @@ def run(arguments: argparse.Namespace) -> Outcome:
             member = read_membership(config)
             installer = Installer(Slots(state, trust, member.enrolment.target), socket_path)
             parts = (member, state / "fleet", installer, options)
-            renew = partial(_renew, config)
+            renew = partial(renew_certificate, config)
             Agent(*parts, carrier=ChildSteps(folders), renew=renew, pause=pause).run(stop)
     return Outcome({"stopped": True}, ["stopped"])
 
 
-def _renew(config: Path, is_refused: bool) -> "Renewal":
+def renew_certificate(config: Path, is_refused: bool) -> "Renewal":
     """Fetch a new certificate if it is time, in a process of its own, since only this needs x509."""
     from edgekit_runtime.agent.link_watch import Renewal
     from edgekit_runtime.system.child_process import ChildProcess

@@ -34,7 +34,7 @@ from edgekit_runtime.service.workers.supervisor import Supervisor
 if TYPE_CHECKING:
     from edgekit_runtime.service.http.tls import TlsListener
 
-_UNLOAD_TIMEOUT_S: Final = 2.0  # after what was under way has been answered or given up
+UNLOAD_TIMEOUT_S: Final = 2.0  # after what was under way has been answered or given up
 
 _logger = logging.getLogger(__name__)
 
@@ -152,13 +152,13 @@ class Service:
         self.pool.stop()
         has_closed = True
         try:
-            await asyncio.wait_for(self.registry.close(), _UNLOAD_TIMEOUT_S)
+            await asyncio.wait_for(self.registry.close(), UNLOAD_TIMEOUT_S)
         except asyncio.TimeoutError:
             _logger.error("a model did not unload in time; stopping without waiting for it")  # noqa: TRY400  # says all
             self.registry.abandon()
             has_closed = False
         self.http.close()  # what came back from workers too late
-        has_ended = self._threads.close(_UNLOAD_TIMEOUT_S / 2) and self._router.close(_UNLOAD_TIMEOUT_S / 2)
+        has_ended = self._threads.close(UNLOAD_TIMEOUT_S / 2) and self._router.close(UNLOAD_TIMEOUT_S / 2)
         if not has_ended:
             _logger.error("an inference did not end in time; stopping without waiting for it")
         self._regions.remove_all()

@@ -149,7 +149,7 @@ class ChildProcess:
             )
             self._files = files.pop_all()
         self.pid = self._process.pid
-        self._pidfd = _open_pidfd(self.pid)
+        self._pidfd = open_pidfd(self.pid)
 
     def __enter__(self) -> "Self":
         return self
@@ -342,7 +342,7 @@ def _find_last_line(file: IO[bytes]) -> str:
     return lines[-1][:_MAX_LINE] if lines else ""
 
 
-def _open_pidfd(pid: int) -> int | None:
+def open_pidfd(pid: int) -> int | None:
     """Return a descriptor that is readable once the process has ended, or None before Linux 5.3."""
     with contextlib.suppress(OSError, AttributeError):
         return os.pidfd_open(pid)

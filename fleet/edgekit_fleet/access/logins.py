@@ -24,8 +24,8 @@ from edgekit_runtime.system.shown_text import clean_line
 LIFE_S: Final = 12 * 3600.0
 IDLE_S: Final = 3600.0
 KNOWN_S: Final = 90 * 86_400
-_MAX_SPREAD: Final = 100  # failures a minute, of a name at many addresses, or an address with many names
-_MAX_TOTAL: Final = 200  # failures a minute of all: each takes a core for about 0.1 s
+MAX_SPREAD: Final = 100  # failures a minute, of a name at many addresses, or an address with many names
+MAX_TOTAL: Final = 200  # failures a minute of all: each takes a core for about 0.1 s
 _MAX_ALARMS: Final = 60  # a minute
 _NOTE_S: Final = 60.0  # precision of `seen_at`; otherwise each page would write to the store
 
@@ -129,9 +129,9 @@ def _list_limits(session: Session, name: str, address: str, browser: str) -> dic
     limits = {f"login {name} at {address}": failure_limit.MAX_FAILURES}
     if session.get(KnownAddressRow, (name, address)) is None:
         limits |= {
-            f"login name {name}": _MAX_SPREAD,
-            f"login address {address}": _MAX_SPREAD,
-            "logins": _MAX_TOTAL,
+            f"login name {name}": MAX_SPREAD,
+            f"login address {address}": MAX_SPREAD,
+            "logins": MAX_TOTAL,
         }
     return limits
 

@@ -60,8 +60,8 @@ _DECIDE_S: Final = 0.5
 _UPKEEP_S: Final = 2.0
 _EXPIRY_S: Final = 60.0
 _LACKING_AT_ONCE: Final = 200
-_FLOOD: Final = 1000  # dropped messages of a device in one upkeep, at which the broker drops all of them
-_SILENT_S: Final = 600.0
+FLOOD: Final = 1000  # dropped messages of a device in one upkeep, at which the broker drops all of them
+SILENT_S: Final = 600.0
 _UNANSWERED_S: Final = 15.0  # also the delay of a device whose hello came while we were away
 _ADMINISTERED: Final = ("device.enrol", "device.revoke")
 _log = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ class ControlLoop:
             if not self._has_run and self._parts.broker is not None:
                 raise
             _log.error("%s; trying again", error)
-            await _sleep_until(stop, 1.0)
+            await sleep_until(stop, 1.0)
 
     async def _run(self, stop: asyncio.Event) -> None:
         parts = self._parts
@@ -194,12 +194,12 @@ class ControlLoop:
                     await self.turn()
                 except OutputError as error:  # a full disk or a lost database: nothing is forgotten
                     _log.error("%s; trying again", error)
-                    await _sleep_until(stop, 1.0)
+                    await sleep_until(stop, 1.0)
                 # Also if all were skipped: while the manager waits, the broker's queue for it overflows.
                 if not self._has_more and self._received < _MESSAGES_A_TURN:
                     with self._link.unread():
-                        await _sleep_until(stop, _BATCH_S)
-                await _sleep_until(stop, _READ_S)
+                        await sleep_until(stop, _BATCH_S)
+                await sleep_until(stop, _READ_S)
         finally:
             await self._link.close()
             with contextlib.suppress(OutputError), self._store.concurrent_transaction() as session:
@@ -338,9 +338,9 @@ class ControlLoop:
 
     def _silence_floods(self, broker: Mosquitto, clock: float) -> None:
         """Have the broker drop what flooding devices send, for ten minutes."""
-        flooding = [name for name, count in self.inbox.take_floods().items() if count >= _FLOOD]
+        flooding = [name for name, count in self.inbox.take_floods().items() if count >= FLOOD]
         silent = {name: until for name, until in self._silent_until.items() if clock < until}
-        silent |= dict.fromkeys(flooding, clock + _SILENT_S)
+        silent |= dict.fromkeys(flooding, clock + SILENT_S)
         if silent.keys() != self._silent_until.keys():
             broker.silence(silent)
             _log.warning("the broker drops what these devices send: %s", ", ".join(silent) or "none")
@@ -394,7 +394,7 @@ def _last_number(session: Session) -> int:
     return session.scalars(select(AuditRow.number).order_by(AuditRow.number.desc()).limit(1)).first() or 0
 
 
-async def _sleep_until(stop: asyncio.Event, limit_s: float) -> None:
+async def sleep_until(stop: asyncio.Event, limit_s: float) -> None:
     try:
         await asyncio.wait_for(stop.wait(), limit_s)
     except asyncio.TimeoutError:

@@ -45,12 +45,12 @@ from edgekit_runtime.system.shown_text import clean_line
 
 _HOUR_S: Final = 3600.0
 _ALARM_S: Final = 60.0
-_REPORT_S: Final = 15.0
+REPORT_S: Final = 15.0
 _LATE_S: Final = 60.0
 _MAX_STRANGERS: Final = 1000
 _DAY_S: Final = 86_400.0
 _MESSAGES_A_SECOND: Final = 2.0  # an agent sends one in 10 s, and four a second while a step begins or ends
-_BURST: Final = 100  # messages
+BURST: Final = 100  # messages
 _EVENTS_A_MINUTE: Final = 10
 _ENTRIES_A_DAY: Final = 300  # of a device in the audit log, from which nothing can be deleted
 _VERSIONS_A_DAY: Final = 128  # five times the models that one document holds
@@ -58,7 +58,7 @@ _MAX_NAME: Final = 128  # characters; see `tables.NAME`
 _INSTANCES: Final = 4
 _FOREIGN_S: Final = 4 * LEASE_S
 _MAX_FOREIGN_BYTES: Final = 32 << 20
-_MAX_PENDING: Final = 100_000  # messages; the broker's own queue is behind it
+MAX_PENDING: Final = 100_000  # messages; the broker's own queue is behind it
 _MAX_PENDING_BYTES: Final = 128 << 20
 _MOST_HELD: Final = 1 << 52
 _IS_MEMBER: Final = DeviceRow.revoked_at.is_(None)
@@ -123,7 +123,7 @@ class KnownDevice:
         does not know its highest number, which the manager sends at most once a minute.
         """
         is_behind = self.is_online and self.sequence < self.reported
-        is_missing = is_behind and now - max(self.last_seen_at, self.asked_at) >= _REPORT_S
+        is_missing = is_behind and now - max(self.last_seen_at, self.asked_at) >= REPORT_S
         is_lost = self.is_late and now - self.asked_at >= _LATE_S
         return (is_missing or is_lost) and not self.is_revoked
 
@@ -136,7 +136,7 @@ class KnownDevice:
             clock: monotonic seconds.
         """
         begin = max(self.paid_until, clock)
-        if begin - clock > _BURST / _MESSAGES_A_SECOND:
+        if begin - clock > BURST / _MESSAGES_A_SECOND:
             return True
         self.paid_until = begin + 1 / _MESSAGES_A_SECOND
         return False
@@ -286,7 +286,7 @@ class Inbox:
             return
         if not self._shards.is_complete and not self._shards.holds(_device_of(topic)):
             self._put_foreign(topic, payload)
-        elif len(self._pending) < _MAX_PENDING and self._pending_bytes < _MAX_PENDING_BYTES:
+        elif len(self._pending) < MAX_PENDING and self._pending_bytes < _MAX_PENDING_BYTES:
             self._pending.append((topic, payload))
             self._pending_bytes += len(payload)
         else:

@@ -25,7 +25,7 @@ from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import ConfigError, OutputError, RequestError
 from edgekit_runtime.system.atomic_files import DISK, make_folders, write_atomically
 
-_one_check: Final = threading.Lock()
+one_check: Final = threading.Lock()
 _DATABASE: Final = "fleet.db"
 _SAVED: Final = ("fleet.json", "identity", "repository-keys", "repository")
 
@@ -86,13 +86,13 @@ def find_audit_break(store: Store) -> int | None:
     Raises:
         RequestError: 429, it is being checked already: a million entries take half a minute.
     """
-    if not _one_check.acquire(blocking=False):
+    if not one_check.acquire(blocking=False):
         raise RequestError(429, "the audit log is being checked; wait for the result", retry_after_s=30)
     try:
         with store.snapshot() as session:
             return audit.find_break(session)
     finally:
-        _one_check.release()
+        one_check.release()
 
 
 def back_up(folder: FleetFolder, path: Path) -> None:

@@ -56,16 +56,16 @@ class ArtifactStorage:
             # Another process may publish meanwhile: then its timestamp follows too, and is the last one.
             while (timestamp := (repository / TIMESTAMP).read_bytes()) != self._copied:
                 there = {item["path"]: item["size"] for page in obstore.list(self._store) for item in page}
-                for path in _list_files(repository):
+                for path in list_files(repository):
                     name = path.relative_to(repository).as_posix()
                     try:
                         size_bytes = path.stat().st_size
                     except FileNotFoundError:  # no metadata names it any more, and it was just deleted
                         continue
                     if there.get(name) != size_bytes:
-                        self._put(name, path, IMMUTABLE)
+                        self.put(name, path, IMMUTABLE)
                         copied += 1
-                self._put(TIMESTAMP, timestamp, CHANGING)
+                self.put(TIMESTAMP, timestamp, CHANGING)
                 copied += 1
                 self._copied = timestamp
         except (BaseError, OSError) as cause:
@@ -93,14 +93,14 @@ class ArtifactStorage:
             first = str(cause).partition("\n")[0]
             raise OutputError(f"cannot delete {name} of {self.url}: {first}") from cause
 
-    def _put(self, name: str, content: bytes | Path, cache: str) -> None:
+    def put(self, name: str, content: bytes | Path, cache: str) -> None:
         import obstore
 
         attributes: Any = None if self.url.startswith("file:") else {"Cache-Control": cache}
         obstore.put(self._store, name, content, attributes=attributes)
 
 
-def _list_files(repository: Path) -> list[Path]:
+def list_files(repository: Path) -> list[Path]:
     """Return the files to copy: those of a target before the metadata that lists it."""
     targets = sorted(path for path in (repository / "targets").rglob("*") if path.is_file())
     metadata = sorted(path for path in (repository / "metadata").glob("*.json"))

@@ -190,7 +190,7 @@ class TufRepository:
                 root.roles["root"].threshold = threshold
                 for role in ONLINE_ROLES:
                     root.add_key(self._keys.current(role).public_key, role)
-                _name_manager(root, self._keys.current(MANAGER_ROLE))
+                name_manager(root, self._keys.current(MANAGER_ROLE))
                 self._sign_root(root, signers, now)
             targets = Targets(delegations=Delegations({}, {}))
             self._commit({"targets": targets}, now)
@@ -454,7 +454,7 @@ class TufRepository:
             for role in online:
                 _replace_keys(root, role, [self._keys.next(role)])
             if MANAGER_ROLE in roles:
-                _name_manager(root, self._keys.renew_next(MANAGER_ROLE))
+                name_manager(root, self._keys.renew_next(MANAGER_ROLE))
             if "root" in roles:
                 fresh = make_root_keys(root_folder, root_keys, self._disk)
                 _replace_keys(root, "root", fresh)
@@ -678,7 +678,7 @@ def _replace_keys(root: Root, role: str, signers: Iterable[CryptoSigner]) -> Non
         root.add_key(signer.public_key, role)
 
 
-def _name_manager(root: Root, signer: CryptoSigner) -> None:
+def name_manager(root: Root, signer: CryptoSigner) -> None:
     key = signer.public_key
     root.unrecognized_fields[FIELD] = {key.keyid: key.to_dict()}
 

@@ -314,7 +314,7 @@ def _is_more_not_finite(session: Session, cache: FigureCache, row: FigureRow, af
     """Return whether a larger share of checked answers has NaN or infinity than with the version before."""
     key = row.device, row.model
     if key not in cache.not_finite:
-        cache.not_finite[key] = _count_before(session, row)
+        cache.not_finite[key] = count_before(session, row)
     bad_before, before = cache.not_finite[key]
     bad, answers = after.not_finite, max(after.looked_at, after.not_finite)
     if before < _LEAST_BEFORE:
@@ -324,7 +324,7 @@ def _is_more_not_finite(session: Session, cache: FigureCache, row: FigureRow, af
     return share_is_above(bad, bad + bad_before, answers / (answers + before), _ALPHA) is True
 
 
-def _count_before(session: Session, row: FigureRow) -> tuple[int, int]:
+def count_before(session: Session, row: FigureRow) -> tuple[int, int]:
     """Return (answers with NaN or infinity, checked answers) of the version before on the device of `row`.
 
     The counts begin at 0 in each process of the service, so those of the longest life are taken.

@@ -22,7 +22,7 @@ from edgekit_hil.drivers.own_folder import PREFIX
 from edgekit_host.emulation.testbed import Testbed
 from edgekit_runtime.errors import BenchError, ConfigError
 
-_MEMORY: Final = Path("/sys/fs/cgroup/memory")
+MEMORY: Final = Path("/sys/fs/cgroup/memory")
 _LEAVE_LIMIT_S: Final = 5.0
 _POLL_S: Final = 0.01
 
@@ -119,14 +119,14 @@ def _limit_memory(limit_bytes: int, quota: Path) -> Path:
         ConfigError: this machine has no such limit.
     """
     try:
-        if not (_MEMORY / "memory.limit_in_bytes").is_file():
+        if not (MEMORY / "memory.limit_in_bytes").is_file():
             (quota.parent / "cgroup.subtree_control").write_text("+memory")
             (quota / "memory.max").write_text(str(limit_bytes))
             return quota
-        for stale_group in _MEMORY.glob(f"{PREFIX}-*"):
+        for stale_group in MEMORY.glob(f"{PREFIX}-*"):
             if not Path(f"/proc/{stale_group.name.rpartition('-')[2]}").exists():
                 _end_group(stale_group, own=True)
-        group = _MEMORY / f"{PREFIX}-{os.getpid()}"
+        group = MEMORY / f"{PREFIX}-{os.getpid()}"
         group.mkdir(exist_ok=True)
         (group / "memory.limit_in_bytes").write_text(str(limit_bytes))
     except OSError as cause:

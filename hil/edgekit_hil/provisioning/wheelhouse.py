@@ -116,7 +116,7 @@ class Wheelhouse:
             *((f"wheels/{wheel.name}", wheel) for wheel in sorted(self.folder.glob("*.whl"))),
             (f"wheels/{self.own_wheel[0]}", self.own_wheel[1]),
             ("requirements.txt", self.requirements.encode()),
-            ("pip.zip", _pack_pip()),
+            ("pip.zip", pack_pip()),
         ]
 
 
@@ -152,14 +152,14 @@ def make_own_wheel() -> tuple[str, bytes]:
     files[f"{about}/entry_points.txt"] = b"[console_scripts]\nedgekit-device = edgekit_runtime.cli:main\n"
     lines = [f"{name},sha256={_hash(content)},{len(content)}" for name, content in files.items()]
     files[f"{about}/RECORD"] = "\n".join((*lines, f"{about}/RECORD,,", "")).encode()
-    return f"edgekit-{__version__}-py3-none-any.whl", _zip(files)
+    return f"edgekit-{__version__}-py3-none-any.whl", make_zip(files)
 
 
 def _hash(content: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
-def _zip(files: dict[str, bytes]) -> bytes:
+def make_zip(files: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
@@ -167,14 +167,14 @@ def _zip(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def _pack_pip() -> bytes:
+def pack_pip() -> bytes:
     """Return the pip of this Python, which Python can run from the archive."""
     spec = find_spec("pip")
     if spec is None or spec.origin is None:
         raise ProvisioningError("this Python has no pip, which the device needs too: python3 -m ensurepip")
     root = Path(spec.origin).parent
     paths = [path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    return _zip({str(path.relative_to(root.parent)): path.read_bytes() for path in paths})
+    return make_zip({str(path.relative_to(root.parent)): path.read_bytes() for path in paths})
 
 
 def _list_platforms(facts: InstallFacts) -> list[str]:

@@ -46,7 +46,7 @@ from edgekit_runtime.offload.measurement.job import (
 from edgekit_runtime.system.child_process import ProgramResult, describe_end, run_program
 from edgekit_runtime.tensors import Array
 
-_MEASURE: Final = ("offload", "measure")
+MEASURE: Final = ("offload", "measure")
 _LOADING_LIMIT_S: Final = 300.0  # for sending, loading and warming up; the job's own time is added
 _SSH_FAILED: Final = 255
 _NOT_FOUND: Final = 127  # exit code of a shell
@@ -147,7 +147,7 @@ class Machine:
     def _run(self, argv: Sequence[str], sent: Iterable[bytes | memoryview], seconds: float) -> JobResult:
         limit_s = _LOADING_LIMIT_S + 4 * seconds  # the job takes three times if the processor's speed changes
         try:
-            ended = self.execute((*argv, *_MEASURE), sent, limit_s, _MAX_RESULT_BYTES)
+            ended = self.execute((*argv, *MEASURE), sent, limit_s, _MAX_RESULT_BYTES)
         except OSError as cause:
             raise CutError(f"machine {self.text}: cannot start {argv[0]}: {cause}; install it") from cause
         if ended.exit_code is None:

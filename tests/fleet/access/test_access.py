@@ -22,8 +22,8 @@ PASSWORD = "correct horse battery"  # noqa: S105
 
 @pytest.fixture(autouse=True)
 def few_attempts(monkeypatch):
-    monkeypatch.setattr(logins, "_MAX_SPREAD", 25)
-    monkeypatch.setattr(logins, "_MAX_TOTAL", 30)
+    monkeypatch.setattr(logins, "MAX_SPREAD", 25)
+    monkeypatch.setattr(logins, "MAX_TOTAL", 30)
 
 
 @pytest.fixture

@@ -182,7 +182,7 @@ class AttackSite:
         monkeypatch.setattr(agent_module, "time", self.clock)
         monkeypatch.setattr(download, "time", self.clock)
         monkeypatch.setattr(agent_module, "MqttLink", Broker)
-        monkeypatch.setattr(Downloader, "_open", lambda _, url, headers: site.mirror.open(url, headers))
+        monkeypatch.setattr(Downloader, "open", lambda _, url, headers: site.mirror.open(url, headers))
         random.seed(1)
 
     def restart(self):

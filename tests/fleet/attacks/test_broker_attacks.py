@@ -37,6 +37,7 @@ from edgekit_runtime.agent.documents import (
     topic,
 )
 from edgekit_runtime.agent.execution import step_runner
+from edgekit_runtime.agent.execution.local_steps import LocalSteps
 from edgekit_runtime.agent.execution.step_result import StepResult
 from edgekit_runtime.agent.signing import key_id, seal, seal_payload, unseal
 from edgekit_runtime.dataclass_json import to_plain
@@ -469,7 +470,7 @@ def test_hello_that_comes_while_its_device_is_revoked_does_not_show_it_online(ma
 
 
 def test_messages_that_find_no_memory_are_counted_in_the_audit_log(manager, monkeypatch):
-    monkeypatch.setattr(inbox, "_MAX_PENDING", 2)
+    monkeypatch.setattr(inbox, "MAX_PENDING", 2)
     for sequence in range(1, 6):
         manager.inbox.put(topic("d1", "reported"), seal(report(sequence), "reported", manager.key))
     manager.take()
@@ -603,7 +604,7 @@ def test_manager_restored_from_an_old_backup_goes_on_above_the_device(manager):
 def test_install_that_hangs_for_ever_does_not_block_the_next_execution(site, monkeypatch):  # noqa: F811
     hung = threading.Event()
 
-    def carry_out(order, stop, note, count):  # of a `StepCarrier`
+    def carry_out(steps, order, stop, note, count):
         assert order.step.action == "install"
         if hung.is_set():
             return StepResult(outcome="refused", code="engine")
@@ -615,7 +616,7 @@ def test_install_that_hangs_for_ever_does_not_block_the_next_execution(site, mon
         return progress.report.state
 
     monkeypatch.setattr(step_runner, "threading", threading)  # a step is not over when it has begun
-    monkeypatch.setattr(site.agent._steps._carrier, "carry_out", carry_out)
+    monkeypatch.setattr(LocalSteps, "carry_out", carry_out)
     wanted = site.publish("2.0.0")
     (site.folder / "agent/downloads" / wanted.sha256).write_bytes(b"whole")
     site.broker.deliver(site.order(replace(wanted, timeout_s=600.0)))

@@ -232,8 +232,8 @@ def test_logins_of_two_consoles_on_one_host_are_kept_apart(client, served):
 
 
 def test_audit_log_is_checked_once_at_a_time(client, monkeypatch):
-    monkeypatch.setattr(records, "_one_check", threading.Lock())
-    with records._one_check:
+    monkeypatch.setattr(records, "one_check", threading.Lock())
+    with records.one_check:
         answer = client.post("/audit/verify")
     assert answer.status == 429
     assert client.post("/audit/verify").status == 303

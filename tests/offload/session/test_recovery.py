@@ -141,7 +141,7 @@ def test_server_without_the_tail_is_not_probed_until_it_is_asked_for_it_again(
     write_offloaded(maker, path, LOCAL, RAW)
     set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
     server.misbehave = lambda *_: http(b"{}", "404 Not Found")
-    monkeypatch.setattr(offload_state, "_REFUSED_S", 3600.0)
+    monkeypatch.setattr(offload_state, "REFUSED_S", 3600.0)
     looks: list[float] = []
     preview = OffloadState.preview
 

@@ -107,7 +107,7 @@ def find_wrong_rewrites(model: onnx.ModelProto, feeds: Sequence[Feeds]) -> Wrong
         return None
     model = disable_optimizers(model, ())
     content, options = model.SerializeToString(), ort_options(model)
-    plain = _Plain(open_ort(content, replace(options, optimise=False)), feeds)
+    plain = PlainRun(open_ort(content, replace(options, optimise=False)), feeds)
 
     def difference(disabled: Sequence[str]) -> str:
         return plain.difference(content, replace(options, disabled_optimizers=tuple(disabled)))
@@ -153,7 +153,7 @@ def _search(difference: Callable[[Sequence[str]], str]) -> WrongRewrites | None:
     return WrongRewrites(_smallest(OPTIMIZERS, lambda names: not difference(names)), reason)
 
 
-class _Plain:
+class PlainRun:
     """The model without optimisation, and its outputs for the inputs that are compared."""
 
     def __init__(self, session: OrtSession, feeds: Sequence[Feeds]) -> None:

@@ -169,7 +169,7 @@ class Downloader:
     def _append(self, url: str, part: Path, size_bytes: int, add: Callable[[int], None]) -> None:
         begin = find_size(part)
         headers = {"Range": f"bytes={begin}-{size_bytes - 1}"} if begin else {}
-        with self._open(url, headers) as response:
+        with self.open(url, headers) as response:
             if response.status == _OK and begin:
                 begin = 0  # the server does not support ranges
             elif response.status == _PARTIAL:
@@ -218,7 +218,7 @@ class Downloader:
         """
         give_up_s = time.monotonic() + timeout_s
         try:
-            with self._open(url, {}) as response:
+            with self.open(url, {}) as response:
                 if response.status != _OK:
                     raise HttpStatusError(response.status, f"{url}: answers with status {response.status}")
                 while data := response.read1(_CHUNK_BYTES):
@@ -230,7 +230,7 @@ class Downloader:
             raise TransportError(f"{url}: {cause}") from cause
 
     @contextlib.contextmanager
-    def _open(self, url: str, headers: dict[str, str]) -> Iterator[http.client.HTTPResponse]:
+    def open(self, url: str, headers: dict[str, str]) -> Iterator[http.client.HTTPResponse]:
         address = urlsplit(url)
         if address.scheme != "https":
             raise TransportError(f"{url}: expected https")

@@ -39,7 +39,7 @@ _RECENT: Final = 8  # number of local runs that give the device's load
 _RECONSIDER: Final = 16  # local runs between two choices while nothing else changed
 _LEAST_RUN_S: Final = 5e-4  # a shorter run says little about its machine
 _SAID_S: Final = 120.0  # time for which a server's stated load counts: two pauses of probes
-_REFUSED_S: Final = 30.0  # pause until a server without a tail is asked for it again
+REFUSED_S: Final = 30.0  # pause until a server without a tail is asked for it again
 _MANY_BITS_PER_S: Final = 1e10
 _MOST_TABLES: Final = 16
 _IN_DEBT: Final = "local runs beside late replies have used up their share of this device"
@@ -371,7 +371,7 @@ class OffloadState:
         """Drop a plan that the server does not compute, or that this device cannot send."""
         with self.lock:
             runner.is_proved, runner.failure = False, ""
-            runner.retry_s = time.monotonic() + _REFUSED_S
+            runner.retry_s = time.monotonic() + REFUSED_S
             self._epoch += 1
 
     def note_load(self, load: float | None) -> None:

@@ -24,7 +24,7 @@ from edgekit_runtime.service.serving.loader import Loaded, OpenRemote, map_excep
 from edgekit_runtime.service.serving.remote import IsolatedVersion
 from edgekit_runtime.service.serving.served_version import Served
 
-_NEXT_AFTER_S: Final = 5.0  # at the start; most models take less
+NEXT_AFTER_S: Final = 5.0  # at the start; most models take less
 
 _logger = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class Registry:
         loads = []
         for name in names:
             loads.append(self._start(self._load_at_start(name)))
-            await asyncio.wait(loads[-1:], timeout=_NEXT_AFTER_S)
+            await asyncio.wait(loads[-1:], timeout=NEXT_AFTER_S)
         await asyncio.gather(*loads)
         if not self.models.served():
             await self._lifecycle.list_names()  # raises where a source has found that no package is whole

@@ -8,7 +8,7 @@ from edgekit_runtime.service.options.model import Isolation
 
 _FIRST_DELAY_S: Final = 0.25
 _MAX_FIRST_CRASHES: Final = 3  # while loading for the first time: the machine may have lacked memory
-_MAX_FIRST_REFUSALS: Final = 7  # of the system to load it for the first time; with the delays about 8 s
+MAX_FIRST_REFUSALS: Final = 7  # of the system to load it for the first time; with the delays about 8 s
 
 
 class End(Enum):
@@ -85,7 +85,7 @@ class RestartPolicy:
         if end is End.UNAVAILABLE:
             self._refusals += 1
             delay_s = Crashes(self._crashes.count + self._refusals).delay_s(isolation)
-            return RestartDecision(delay_s, fails_load=is_first and self._refusals >= _MAX_FIRST_REFUSALS)
+            return RestartDecision(delay_s, fails_load=is_first and self._refusals >= MAX_FIRST_REFUSALS)
         self._crashes = self._crashes.after(lived_s, isolation)
         is_final = end is End.REFUSED or self._crashes.count >= _MAX_FIRST_CRASHES
         return RestartDecision(

@@ -37,7 +37,7 @@ from edgekit_runtime.service.worker_wire.messages import (
 from edgekit_runtime.service.workers.restart_policy import End
 from edgekit_runtime.system.child_process import ChildProcess, describe_end
 
-_MODULE: Final = "edgekit_runtime.service.worker"
+MODULE: Final = "edgekit_runtime.service.worker"
 _ENDING_S: Final = 2.0  # for a process that has closed its channel
 _RETRY_AFTER_S: Final = 1.0
 
@@ -201,7 +201,7 @@ class WorkerHandle:
                 self._states = mmap.mmap(leases.fileno(), spec.connections)
                 passed = array("i", (file.fileno(), package, leases.fileno()))
                 near.sendmsg([b"open"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
-            self._process = ChildProcess(_MODULE, output="log", channel=far)
+            self._process = ChildProcess(MODULE, output="log", channel=far)
             undo.pop_all()
         return near
 

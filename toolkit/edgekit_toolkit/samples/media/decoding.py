@@ -17,7 +17,7 @@ from edgekit_toolkit.samples.shards import Batching, Shard
 
 # Decoding takes far longer than all else, and samples are read many times. Files beyond this are decoded each
 # time.
-_KEPT_BYTES: Final = 256 << 20
+KEPT_BYTES: Final = 256 << 20
 _MAX_NAMED: Final = 5  # unusable files in a message
 
 Progress = Callable[[int, int], None]
@@ -65,7 +65,7 @@ def media_shard(path: Path, inputs: Sequence[TensorSpec], decoding: Decoding) ->
 
 
 class DecodedFiles:
-    """One sample for each file; keeps as many decoded files as fit into `_KEPT_BYTES`."""
+    """One sample for each file; keeps as many decoded files as fit into `KEPT_BYTES`."""
 
     def __init__(
         self, path: Path, files: Sequence[Path], spec: TensorSpec, rules: MediaRules, progress: Progress
@@ -103,7 +103,7 @@ class DecodedFiles:
             return self._kept[index]
         loaded = self._rules.load(self._files[index])
         self._check_shape(self._rules.finish(loaded).shape, self._files[index])
-        if self._kept_bytes + loaded.nbytes <= _KEPT_BYTES:
+        if self._kept_bytes + loaded.nbytes <= KEPT_BYTES:
             self._kept[index] = loaded
             self._kept_bytes += loaded.nbytes
         if index not in self._decoded:
