@@ -204,7 +204,7 @@ from edgekit_runtime.autotune import contest
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.autotune.tournament import hold_tournament
 from edgekit_runtime.trust.trust_store import TrustStore
-contest._MODULE = "tests.runtime.rogue_contest"
+contest.MODULE = "tests.runtime.rogue_contest"
 path, keys = map(Path, sys.argv[1:])
 with read_package(path, TrustStore.from_folder(keys)) as package:
     hold_tournament(package, keys)
