@@ -2,6 +2,7 @@
 
 import json
 import math
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -126,6 +127,23 @@ def test_only_weights_change(distilled: Distillation) -> None:
 
 def test_training_again_gives_the_same_bytes(distilled: Distillation) -> None:
     assert distil(network(), spoil(network()), images(60), steps=STEPS) == distilled
+
+
+def test_gradients_of_single_samples_are_not_kept() -> None:
+    wide = random_weight(np.random.default_rng(0), 400, 500)
+    nodes = [node("Gemm", ["x", "w"], ["h"], transB=1), node("Reshape", ["h", "shape"], ["y"])]
+    teacher, student = (
+        model_of(nodes, {"w": scale * wide, "shape": np.array([1, 400])}, {"x": [1, 500]})
+        for scale in (np.float32(1), np.float32(1.1))
+    )
+    draw = np.random.default_rng(1)
+    samples: list[Feeds] = [{"x": draw.normal(size=(1, 500)).astype(np.float32)} for _ in range(64)]
+    tracemalloc.start()
+    try:
+        distil(teacher, student, samples, steps=2)
+        assert tracemalloc.get_traced_memory()[1] < BATCH / 2 * wide.nbytes
+    finally:
+        tracemalloc.stop()
 
 
 def test_form_of_a_distilled_model_is_made_again_from_its_recipe(distilled: Distillation) -> None:

@@ -124,11 +124,11 @@ def distil(
     draws = np.concatenate([rng.permutation(mixes.count) for _ in range(rounds)])
     for step in range(steps):
         batch = draws[step * BATCH : (step + 1) * BATCH]
-        parts = [
+        parts = (
             network.gradients(weights, [mixes.feeds(i) for i in part], [wanted[i] for i in part])
             for part in np.split(batch, BATCH // network.batch)
-        ]
-        gradients = {name: functools.reduce(np.add, [part[name] for part in parts]) for name in parts[0]}
+        )
+        gradients = functools.reduce(_add, parts)  # each as it comes: all of them are as large as 32 models
         weights = adam.move(weights, gradients, _find_rate(step, steps))
         progress(step + 1, steps)
         if step + 1 in {steps // 2, steps}:  # most of a gain shows in the first half
@@ -157,6 +157,10 @@ def _find_rate(step: int, steps: int) -> float:
 
 def _shapes(feeds: Feeds) -> dict[str, tuple[int, ...]]:
     return {name: value.shape for name, value in feeds.items()}
+
+
+def _add(first: Weights, second: Weights) -> Weights:
+    return {name: value + second[name] for name, value in first.items()}
 
 
 def _stack(rows: Sequence[Feeds]) -> Feeds:
