@@ -171,6 +171,29 @@ def test_layer_that_is_rounded_alone_does_not_see_the_others(alone: bool) -> Non
     assert np.array_equal(*codes) == alone
 
 
+def test_activations_stay_where_layers_are_rounded_alone() -> None:
+    model, samples = two_convolutions(usual_weights()), feeds_of((1, 4, 10, 10))
+    plain, quantized = (
+        round_weights(model, samples, peak=7, threads=1, quantize=quantize, alone=True).weights["w2"].codes
+        for quantize in (lambda _name, values: values, lambda _name, values: 0 * values)
+    )
+    np.testing.assert_array_equal(plain, quantized)
+
+
+@pytest.mark.parametrize("peak", [7, 127])
+def test_moment_of_a_layer_is_inverted_once(peak: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[tuple[int, ...]] = []
+    invert = np.linalg.inv
+
+    def count(moment: Floats) -> Floats:
+        shapes.append(moment.shape)
+        return invert(moment)
+
+    monkeypatch.setattr(np.linalg, "inv", count)
+    round_weights(two_convolutions(usual_weights()), feeds_of((1, 4, 10, 10)), peak=peak, threads=1)
+    assert len(shapes) == 2
+
+
 @pytest.mark.parametrize(("peak", "most"), [(1, 100), (7, 500)])
 def test_bias_has_as_few_digits_as_its_weights(peak: int, most: int) -> None:
     model = two_convolutions(usual_weights())

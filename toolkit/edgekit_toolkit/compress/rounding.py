@@ -50,6 +50,21 @@ def damp(moment: Floats) -> Floats:
     return damped
 
 
+class Spread:
+    """How the error of a column spreads over the later ones, by a second moment [G, K, K] after `damp`.
+
+    Attributes:
+        order: the columns, the one with the largest moment first, [G, K].
+        factor: row j spreads the error of column j, [G, K, K].
+    """
+
+    def __init__(self, moment: Floats) -> None:
+        self.order = np.argsort(-np.einsum("gii->gi", moment), axis=1, kind="stable")
+        columns = np.take_along_axis(moment, self.order[:, :, None], 1)
+        inverse = np.linalg.inv(np.take_along_axis(columns, self.order[:, None], 2))
+        self.factor = np.swapaxes(np.linalg.cholesky((inverse + np.swapaxes(inverse, 1, 2)) / 2), 1, 2)
+
+
 def choose_scale(rows: Floats, moment: Floats, peak: int) -> Floats:
     """Return the step of each row [G, R, 1] with the least error when its codes are the nearest."""
     largest = np.maximum(np.abs(rows).max(axis=2, keepdims=True), _LEAST) / peak
@@ -63,7 +78,9 @@ def choose_scale(rows: Floats, moment: Floats, peak: int) -> Floats:
     return best
 
 
-def round_rows(rows: Floats, moment: Floats, scale: Floats, peak: int) -> Floats:
+def round_rows(
+    rows: Floats, moment: Floats, scale: Floats, peak: int, spread: Spread | None = None
+) -> Floats:
     """Return the codes of rows, float64 [G, R, K] of whole numbers within `limits(peak)`.
 
     Args:
@@ -71,9 +88,10 @@ def round_rows(rows: Floats, moment: Floats, scale: Floats, peak: int) -> Floats
         moment: second moment of the patches, [G, K, K], after `damp`.
         scale: step of each row, [G, R, 1].
         peak: largest code.
+        spread: that of the moment, where rows are rounded more than once; it takes most of the work.
     """
     nearest = np.clip(np.rint(rows / scale), *limits(peak))
-    starts = nearest, _spread(rows, moment, scale, peak)
+    starts = nearest, _round_in_order(rows, spread or Spread(moment), scale, peak)
     ends = [_descend(codes, rows, moment, scale, peak) for codes in starts]
     errors = [measure_errors(codes * scale - rows, moment) for codes in ends]
     return np.where(errors[0] < errors[1], *ends)  # of few columns, the nearest codes may be the better start
@@ -92,25 +110,21 @@ def fit_scale(codes: Floats, rows: Floats, moment: Floats, scale: Floats) -> Flo
     return np.where((power > 0) & (product > 0), product / np.where(power > 0, power, 1), scale)
 
 
-def _spread(rows: Floats, moment: Floats, scale: Floats, peak: int) -> Floats:
-    """Round column after column, the one with the largest moment first."""
-    order = np.argsort(-np.einsum("gii->gi", moment), axis=1, kind="stable")
+def _round_in_order(rows: Floats, spread: Spread, scale: Floats, peak: int) -> Floats:
+    """Round column after column."""
+    order, factor = spread.order, spread.factor
     open_rows = np.take_along_axis(rows, order[:, None], axis=2)
-    sorted_moment = np.take_along_axis(np.take_along_axis(moment, order[:, :, None], 1), order[:, None], 2)
-    inverse = np.linalg.inv(sorted_moment)
-    # Upper factor of the inverse: row j spreads the error of column j over those behind it.
-    factor = np.swapaxes(np.linalg.cholesky((inverse + np.swapaxes(inverse, 1, 2)) / 2), 1, 2)
     codes = np.zeros_like(rows)
     count = rows.shape[2]
     for begin in range(0, count, _BLOCK):
         end = min(begin + _BLOCK, count)
         errors = np.zeros((*rows.shape[:2], end - begin))
         for column in range(begin, end):
-            spread = factor[:, None, column]
+            weights = factor[:, None, column]
             codes[:, :, column] = np.clip(np.rint(open_rows[:, :, column] / scale[:, :, 0]), *limits(peak))
             error = open_rows[:, :, column] - codes[:, :, column] * scale[:, :, 0]
-            error /= spread[:, :, column]
-            open_rows[:, :, column:end] -= error[:, :, None] * spread[:, :, column:end]
+            error /= weights[:, :, column]
+            open_rows[:, :, column:end] -= error[:, :, None] * weights[:, :, column:end]
             errors[:, :, column - begin] = error
         open_rows[:, :, end:] -= errors @ factor[:, begin:end, end:]
     result = np.empty_like(codes)

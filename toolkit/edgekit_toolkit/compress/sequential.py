@@ -11,7 +11,14 @@ from onnx import numpy_helper
 
 from edgekit_toolkit.compress.compression import CodedWeight, Compression
 from edgekit_toolkit.compress.moments import Moments
-from edgekit_toolkit.compress.rounding import choose_scale, fit_scale, is_coarse, measure_errors, round_rows
+from edgekit_toolkit.compress.rounding import (
+    Spread,
+    choose_scale,
+    fit_scale,
+    is_coarse,
+    measure_errors,
+    round_rows,
+)
 from edgekit_toolkit.compress.twin_run import Quantize, TwinRun
 from edgekit_toolkit.onnx_graph.layers import Floats, Layer, find_layers
 from edgekit_toolkit.samples.generated import Feeds
@@ -102,9 +109,10 @@ def round_weights(
 def _round(layer: Layer, rows: Floats, moments: Moments, peak: int, choose_step: ChooseStep) -> CodedWeight:
     """Return the codes of a layer's rows."""
     fitted, moment = moments.fit(rows), moments.damped
+    spread = Spread(moment)
     step = choose_step(layer, fitted)
-    scale = (_own_step(fitted, moment, peak) if step is None else step).astype(np.float32)
-    codes = round_rows(fitted, moment, scale.astype(np.float64), peak)
+    scale = (_own_step(fitted, moment, peak, spread) if step is None else step).astype(np.float32)
+    codes = round_rows(fitted, moment, scale.astype(np.float64), peak, spread)
     return CodedWeight(layer.from_rows(codes).astype(np.int8), scale.reshape(layer.channels))
 
 
@@ -116,12 +124,12 @@ def _coarsen_to_noise(bias: Floats, errors: Floats, moment: Floats) -> Floats:
     return coarse
 
 
-def _own_step(rows: Floats, moment: Floats, peak: int) -> Floats:
+def _own_step(rows: Floats, moment: Floats, peak: int, spread: Spread) -> Floats:
     """Return the step of each row that suits its weights."""
     if not is_coarse(peak):
         step: Floats = np.maximum(np.abs(rows).max(axis=2, keepdims=True), 1e-30) / peak
         return step
     step = choose_scale(rows, moment, peak)
     for _ in range(_REFITS):
-        step = fit_scale(round_rows(rows, moment, step, peak), rows, moment, step)
+        step = fit_scale(round_rows(rows, moment, step, peak, spread), rows, moment, step)
     return step

@@ -62,7 +62,8 @@ class TwinRun:
         for layer in self._layers:
             segment, waiting = self._split_for(waiting, layer.input)
             self._run(segment, waiting)
-            self._compressed.change(layer.input, self._quantize)
+            if self._compressed is not self._floats:
+                self._compressed.change(layer.input, self._quantize)
             yield layer, self._floats.values(layer.input), self._compressed.values(layer.input)
 
     def _split_for(self, positions: Sequence[int], tensor: str) -> tuple[list[int], list[int]]:

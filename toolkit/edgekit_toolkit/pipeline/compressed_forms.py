@@ -65,6 +65,7 @@ _EMPTY_STRENGTH: Final = 0.3
 _PRODUCT_S: Final = 1 / 25e9
 _PATCH_VALUE_S: Final = 10e-9
 _ROUNDING_PRODUCTS: Final = 24
+_MOMENT_PRODUCTS: Final = 3  # of a moment's columns, three times over: it is solved, inverted and factored
 _PACKAGE_S: Final = 0.25
 _CODE_S: Final = 0.5e-6
 
@@ -138,7 +139,7 @@ def rounding_s(model: onnx.ModelProto, samples: int, task: CompressionTask, *, r
         positions = macs.get(layer.node.name or layer.name, math.inf) / weights
         values = runs * min(layer.max_patches, samples * positions) * layer.groups * layer.columns
         total_s += _PATCH_VALUE_S * values + _PRODUCT_S * layer.columns * (
-            values + _ROUNDING_PRODUCTS * weights
+            values + _ROUNDING_PRODUCTS * weights + _MOMENT_PRODUCTS * layer.groups * layer.columns**2
         )
     return total_s
 
