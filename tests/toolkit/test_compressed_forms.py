@@ -14,7 +14,7 @@ from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet
-from edgekit_toolkit.pipeline.compressed_forms import CompressionTask, FloatStart, FormCompressor
+from edgekit_toolkit.pipeline.compressed_forms import CompressionTask, FloatStart, FormCompressor, rounding_s
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
@@ -25,6 +25,9 @@ from edgekit_toolkit.quantize.sensitivity import Fidelity
 from edgekit_toolkit.samples.generated import Feeds
 
 EMPTY_BYTES = 1000
+BOTH = (forms.STATIC_INT8, forms.INT8_WEIGHTS)
+FIRST_PACKAGE_S = 0.56
+"""Limit of a search for one package, with little to spare."""
 
 
 def network() -> onnx.ModelProto:
@@ -78,7 +81,14 @@ class Search:
     def run(self, max_transport_bytes: float) -> list[Candidate]:
         """Return the candidates that it adds."""
         fidelity = Fidelity(OnnxModel(self.floats), self.samples[:4], threads=1, softmax_axes=[None])
-        task = CompressionTask(
+        task = self.task(max_transport_bytes)
+        start = FloatStart(floats=self.floats, bases={kind: self._base(kind) for kind in self.kinds})
+        for _ in FormCompressor(self.candidate_set, task, self.samples, fidelity, start).add_forms():
+            pass
+        return self.candidate_set.candidates
+
+    def task(self, max_transport_bytes: float = math.inf) -> CompressionTask:
+        return CompressionTask(
             quantizer=self.quantizer,
             floats=self.floats,
             open_quantizer=lambda _model: self.quantizer,
@@ -93,10 +103,6 @@ class Search:
             work=self.work,
             progress=lambda _text, _done, _total: None,
         )
-        start = FloatStart(floats=self.floats, bases={kind: self._base(kind) for kind in self.kinds})
-        for _ in FormCompressor(self.candidate_set, task, self.samples, fidelity, start).add_forms():
-            pass
-        return self.candidate_set.candidates
 
     def _base(self, kind: str) -> Form:
         if kind != forms.STATIC_INT8:
@@ -178,13 +184,13 @@ def test_every_arithmetic_has_a_package_before_one_is_refined() -> None:
         measured.append(kind)
         return EMPTY_BYTES if measured.count(kind) == 1 else 5000
 
-    Search(kinds=(forms.STATIC_INT8, forms.INT8_WEIGHTS), transport_bytes=measure).run(4000)
+    Search(kinds=BOTH, transport_bytes=measure).run(4000)
     # Each begins with a package without codes.
     assert measured[:5] == [*2 * [forms.STATIC_INT8], *2 * [forms.INT8_WEIGHTS], forms.STATIC_INT8]
 
 
 def test_arithmetic_whose_forms_cannot_be_built_ends_no_search_for_another() -> None:
-    search = Search(kinds=(forms.STATIC_INT8, forms.INT8_WEIGHTS))
+    search = Search(kinds=BOTH)
     search.quantizer.refuses = lambda form: form.kind == forms.STATIC_INT8
     candidates = search.run(7000)
     assert any(deflated_bytes(candidate.model, "") <= 7000 for candidate in candidates)
@@ -195,7 +201,7 @@ def test_arithmetic_whose_forms_cannot_be_built_ends_no_search_for_another() -> 
 
 @pytest.mark.parametrize("max_bytes", range(7100, 7700, 100))
 def test_limits_about_the_size_of_8_bits_are_kept_in_each_arithmetic(max_bytes: int) -> None:
-    candidates = Search(kinds=(forms.STATIC_INT8, forms.INT8_WEIGHTS)).run(max_bytes)
+    candidates = Search(kinds=BOTH).run(max_bytes)
     sizes = {candidate.form.kind: deflated_bytes(candidate.model, "") for candidate in candidates}
     assert sizes.keys() == {forms.STATIC_INT8, forms.INT8_WEIGHTS}
     assert max(sizes.values()) <= max_bytes
@@ -208,7 +214,7 @@ def test_finest_steps_are_tried_once() -> None:
         measured.append((kind, deflated_bytes(model, kind)))
         return measured[-1][1]
 
-    candidates = Search(kinds=(forms.STATIC_INT8, forms.INT8_WEIGHTS), transport_bytes=measure).run(7300)
+    candidates = Search(kinds=BOTH, transport_bytes=measure).run(7300)
     assert max(deflated_bytes(candidate.model, "") for candidate in candidates) < 0.98 * 7300
     assert len(measured) == len(set(measured))
 
@@ -225,3 +231,86 @@ def test_search_that_stops_after_8_bits_leaves_that_form_for_the_refusal() -> No
     (note,) = search.candidate_set.dropped
     assert note.endswith(f"the smallest tried takes {deflated_bytes(candidate.model, ''):,} bytes")
     assert search.candidate_set.stops
+
+
+def test_wide_layer_of_few_channels_counts_the_work_on_its_moment() -> None:
+    def work(columns: int) -> float:
+        weights = {"w": np.ones((1, columns), np.float32)}
+        model = model_of([node("Gemm", ["x", "w"], ["y"], transB=1)], weights, {"x": [1, columns]})
+        return rounding_s(model, 1, Search().task())
+
+    assert work(4096) > 6 * work(2048)  # eight times as many products, and some of each column
+
+
+def test_refusal_of_a_limit_below_every_package_does_not_ask_for_more_work() -> None:
+    search = Search(kinds=BOTH, transport_bytes=lambda _model, _kind: 9000, limit_s=FIRST_PACKAGE_S)
+    search.run(4000)
+    assert len(search.candidate_set.dropped) == 2
+    assert search.candidate_set.stops == []
+
+
+def test_refusal_has_a_form_of_the_fewest_bits_beside_the_packages_that_are_too_large() -> None:
+    measured: set[str] = set()
+
+    def measure(_model: Model, kind: str) -> int:
+        is_empty = kind not in measured
+        measured.add(kind)
+        return EMPTY_BYTES if is_empty else 5000
+
+    candidates = Search(kinds=BOTH, transport_bytes=measure).run(4000)
+    fewest = [candidate.label for candidate in candidates if candidate.label.endswith("weights of 3 bits")]
+    assert fewest == [f"{kind}, weights of 3 bits" for kind in BOTH]
+
+
+def test_work_that_was_reserved_and_not_done_is_given_back() -> None:
+    search = Search()
+    search.samples[10] = {"x": np.zeros((1, 63), np.float32)}  # the layers alone cannot run
+    assert search.run(7000) == []
+    assert search.work.spent_s == pytest.approx(rounding_s(search.floats, 80, search.task(), runs=1))
+
+
+def test_reserved_work_counts_for_a_part_of_a_larger_request() -> None:
+    whole, apart = (
+        Search(kinds=kinds, transport_bytes=lambda _model, _kind: 9000) for kinds in (BOTH, BOTH[:1])
+    )
+    whole.run(4000)
+    apart.run(4000)
+    probes_s = rounding_s(apart.floats, 80, apart.task(), runs=1)
+    # Each arithmetic has a package without codes and a form of 3 bits.
+    assert whole.work.spent_s - probes_s == pytest.approx(2 * (apart.work.spent_s - probes_s))
+
+
+@pytest.mark.parametrize("limit_s", [0.3, FIRST_PACKAGE_S, 0.9, 1.2, 1.5])
+@pytest.mark.parametrize("max_bytes", [4000, 7300])
+def test_limit_of_the_search_that_a_stop_names_is_enough(limit_s: float, max_bytes: int) -> None:
+    stopped = Search(kinds=BOTH, limit_s=limit_s)
+    stopped.run(max_bytes)
+    (stop,) = stopped.candidate_set.stops
+    again = Search(kinds=BOTH, limit_s=stop.needed_s)
+    again.run(max_bytes)
+    assert again.candidate_set.stops == []
+
+
+def test_8_bits_are_not_tried_for_the_only_package_where_they_may_be_too_large() -> None:
+    limit = 7950
+
+    def labels(limit_s: float) -> list[str]:
+        search = Search(transport_bytes=lambda _model, _kind: EMPTY_BYTES, limit_s=limit_s)
+        return [candidate.label for candidate in search.run(limit)]
+
+    assert labels(math.inf) == [f"{forms.INT8_WEIGHTS}, second-order rounding"]
+    assert "bits" in labels(FIRST_PACKAGE_S)[0]
+
+
+def test_steps_are_searched_with_what_8_bits_took_more_than_expected() -> None:
+    sizes: list[int] = []
+
+    def measure(model: Model, kind: str) -> int:
+        share = 1.0 if not sizes else 1.15
+        sizes.append(int(share * deflated_bytes(model, kind)))
+        return sizes[-1]
+
+    limit = 7400
+    Search(transport_bytes=measure).run(limit)
+    _, fine, first, *_ = sizes
+    assert first <= limit < fine

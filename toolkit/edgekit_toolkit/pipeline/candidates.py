@@ -67,10 +67,12 @@ class StoppedSearch:
 
     Attributes:
         needed_s: limit that would allow it, with all that was left out before.
+        limits: limits of the budget that it may help to keep.
     """
 
     subject: str
     needed_s: float
+    limits: frozenset[str]
 
 
 @dataclass(slots=True)
@@ -115,9 +117,9 @@ class CandidateSet:
             return None
         return Candidate(label, form, built, snr_db)
 
-    def record_stop(self, subject: str, spent_s: float, more_s: float) -> None:
+    def record_stop(self, subject: str, spent_s: float, more_s: float, limits: frozenset[str]) -> None:
         """Record that something was left out which needs more work than the search had left."""
-        self.stops.append(StoppedSearch(subject, max(spent_s, self.needed_s) + more_s))
+        self.stops.append(StoppedSearch(subject, max(spent_s, self.needed_s) + more_s, limits))
 
     @property
     def needed_s(self) -> float:

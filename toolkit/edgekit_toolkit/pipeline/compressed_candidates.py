@@ -23,6 +23,7 @@ from edgekit_toolkit.packaging.assemble import transport_bytes
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.pipeline.candidates import CandidateSet, narrow_ranges
 from edgekit_toolkit.pipeline.compressed_forms import (
+    COST_LIMITS,
     FAILURES,
     CompressionTask,
     FloatStart,
@@ -90,7 +91,7 @@ def compress(
         calibration=lambda: feeds_only(prepared.samples.calibration),
         dims=prepared.dims,
         arch=request.target.arch,
-        needs_fewer_macs=not binding.isdisjoint({"latency", "energy", "memory", "size"}),
+        needs_fewer_macs=not binding.isdisjoint(COST_LIMITS),
         max_transport_bytes=limit if "transport" in binding else math.inf,
         transport_bytes=measure_transport,
         max_drop=max_drop,
@@ -122,7 +123,9 @@ def _add_all(candidate_set: CandidateSet, task: CompressionTask) -> None:
         work=task.work,
     )
     if task.needs_fewer_macs:
-        starts = [*_prune(candidate_set, task, samples, fidelity, starts[0].bases), *starts]
+        pruned = _prune(candidate_set, task, samples, fidelity, starts[0].bases)
+        # The whole model loses least, but keeps no other limit than that on transport.
+        starts = [*starts, *pruned] if math.isfinite(task.max_transport_bytes) else [*pruned, *starts]
     compressors = [FormCompressor(candidate_set, task, samples, fidelity, start) for start in starts]
     for _ in in_turns(compressor.add_forms() for compressor in compressors):
         pass
@@ -176,7 +179,7 @@ def _prune(
     """Return float models with fewer and fewer channels, each with the forms `bases` for its own ranges."""
     cost_s = _PRUNING_ROUNDS * rounding_s(task.floats, len(samples), task)
     if not task.work.take(cost_s):
-        candidate_set.record_stop("pruned forms", task.work.spent_s, cost_s)
+        candidate_set.record_stop("pruned forms", task.work.spent_s, cost_s, COST_LIMITS)
         return []
     try:
         sliced_models = prune(

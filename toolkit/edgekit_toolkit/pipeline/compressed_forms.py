@@ -43,6 +43,9 @@ from edgekit_toolkit.quantize.search_work import SearchWork
 from edgekit_toolkit.quantize.sensitivity import Fidelity
 from edgekit_toolkit.samples.generated import Feeds
 
+COST_LIMITS: Final = frozenset({"latency", "energy", "memory", "size"})
+"""Limits that a model with fewer channels may keep."""
+
 FAILURES: Final = (EdgekitError, *ODD_GRAPH)
 # Bytes of the scale of a channel and of its bias, where a channel has a step of its own.
 _OWN_SCALE_BYTES: Final = 3
@@ -168,9 +171,14 @@ class FormCompressor:
         self._layers = find_roundable_layers(start.floats)
         weights = sum(layer.channels * layer.columns for layer in self._layers)
         self._packing_s = (_PACKAGE_S + _CODE_S * weights) * math.isfinite(self._limit)
-        self._rounding_s = rounding_s(start.floats, len(samples), task) + self._packing_s
+        self._form_s = rounding_s(start.floats, len(samples), task) + self._packing_s
         self._reserved_s = 0.0  # of work that is taken and not done yet
-        self._has_added = False
+        tries = 1 + _MAX_TRIES + len(_FEW_BITS) if math.isfinite(self._limit) else 1
+        # The most work that each arithmetic may still need, and those that the limit of the search ended.
+        self._most_s = dict.fromkeys(start.bases, self._packing_s + tries * self._form_s)
+        self._stopped: set[str] = set()
+        self._fits = False  # whether a package travels within the limit
+        self._has_fewest_bits: set[str] = set()
 
     def add_forms(self) -> Iterator[None]:
         """Add the forms; yields after each package that is measured, so that several models take turns."""
@@ -184,11 +192,21 @@ class FormCompressor:
                 yield from self._add_for_transport()
         except FAILURES as error:
             self._set.dropped.append(f"compressed forms: {str(error).splitlines()[0]}")
+        finally:
+            self._task.work.count(seconds=-self._reserved_s)
+            if self._stopped:
+                more_s = sum(most_s for name, most_s in self._most_s.items() if name in self._stopped)
+                self._record_stop("further compressed forms", more_s)
 
     def _add(self, candidate: Candidate | None) -> None:
         if candidate is not None:
             self._set.candidates.append(candidate)
-            self._has_added = True
+
+    def _record_stop(self, subject: str, more_s: float) -> None:
+        limits = {"drop", "transport"} if math.isfinite(self._limit) else {"drop"}
+        if self._start.channels:
+            limits |= COST_LIMITS
+        self._set.record_stop(subject, self._task.work.spent_s, more_s, frozenset(limits))
 
     def _build_rounded(self, arithmetic: str, label: str, bits: int) -> Candidate | None:
         """Return a form with weights of equal bits; None if it fails, or at the limit of the search."""
@@ -197,24 +215,26 @@ class FormCompressor:
 
     def _build_form(self, arithmetic: str, label: str, compression: Compression) -> Candidate | None:
         form = replace(self._start.bases[arithmetic], compression=compression)
-        label = ", ".join(filter(None, (arithmetic, self._start.name, label)))
-        return self._set.build(label, self._task.quantizer, form, self._fidelity)
+        return self._set.build(self._label(arithmetic, label), self._task.quantizer, form, self._fidelity)
 
-    def _take(self, seconds: float, subject: str) -> bool:
-        """Take work; returns whether the limit of the search allows it, and records if it does not."""
-        if seconds <= self._reserved_s:
-            self._reserved_s -= seconds
-            return True
-        if self._task.work.take(seconds):
-            return True
-        self._set.record_stop(subject, self._task.work.spent_s, seconds)
-        return False
+    def _label(self, arithmetic: str, form: str) -> str:
+        return ", ".join(filter(None, (arithmetic, self._start.name, form)))
+
+    def _take(self, seconds: float, arithmetic: str) -> bool:
+        """Take work, reserved work first; returns whether the limit of the search allows it."""
+        reserved_s = min(seconds, self._reserved_s)
+        if not self._task.work.take(seconds - reserved_s):
+            self._stopped.add(arithmetic)
+            return False
+        self._reserved_s -= reserved_s
+        self._most_s[arithmetic] -= seconds
+        return True
 
     def _round(
         self, arithmetic: str, aim: str, peak: int, choose_step: ChooseStep = least_error
     ) -> Compression | None:
         """Return the rounded weights; None at the limit of the search. `aim` is shown as progress."""
-        if not self._take(self._rounding_s, "further compressed forms"):
+        if not self._take(self._form_s, arithmetic):
             return None
         step = " of the model with ".join(filter(None, (f"rounding weights to {aim}", self._start.name)))
         plan = self._start.bases[arithmetic].plan
@@ -242,32 +262,41 @@ class FormCompressor:
     def _add_for_transport(self) -> Iterator[None]:
         """Add forms whose packages travel within the limit; where none does, the smallest ones."""
         probes_s = rounding_s(self._start.floats, len(self._samples), self._task, runs=1)
-        name = self._start.name
-        first_s = self._packing_s + self._rounding_s
-        if not self._take(probes_s + first_s, f"compressed forms, {name}" if name else "compressed forms"):
+        first_s = self._packing_s + self._form_s
+        if not self._task.work.take(probes_s + first_s):
+            subject = self._label("compressed forms", "")
+            self._record_stop(subject, probes_s + sum(self._most_s.values()))
             return
-        self._reserved_s = first_s * (1 + 1e-9)  # differences of sums are rounded
+        self._reserved_s = first_s
         steps = EqualSlopeSteps(self._layers, self._layer_noises(), peak=self._peak)
         sizes = CodeSizes(self._layers, self._constants, steps)
         yield from in_turns(self._search(arithmetic, sizes) for arithmetic in self._start.bases)
-        if not self._has_added:  # a refusal needs the smallest form
+        if not self._fits:  # a refusal needs the smallest form, for which nobody should search longer
+            stopped = set(self._stopped)
             for arithmetic in self._start.bases:
-                self._add(self._build_few_bits(arithmetic, _FEW_BITS[-1]))
+                if arithmetic not in self._has_fewest_bits:
+                    self._add(self._build_few_bits(arithmetic, _FEW_BITS[-1]))
+            self._stopped = stopped
 
     def _build_few_bits(self, arithmetic: str, bits: int) -> Candidate | None:
+        if bits == _FEW_BITS[-1]:
+            self._has_fewest_bits.add(arithmetic)
         return self._build_rounded(arithmetic, f"weights of {bits} bits", bits)
 
     def _search(self, arithmetic: str, sizes: CodeSizes) -> Iterator[None]:
         """Add the forms of one arithmetic."""
-        if not self._take(self._packing_s, "further compressed forms"):
+        if not self._take(self._packing_s, arithmetic):
             return
         empty_bytes = self._measure_empty(arithmetic, sizes)
         if empty_bytes is None:
             return
         channels = sum(len(step) for step in sizes.list_steps(_EMPTY_STRENGTH).values())
         uniform_bytes = empty_bytes + _OWN_SCALE_BYTES * channels
+        fine_bytes = uniform_bytes + sizes.of_peak(self._peak, self._peak)
         packages: list[_Package] = []
-        if uniform_bytes + sizes.of_peak(self._peak, self._peak) <= self._limit:  # a guess that may be low
+        # Codes take more than their entropy, but the steps are searched where this guess is too low.
+        has_second_try = self._task.work.allows(self._form_s)
+        if fine_bytes + (not has_second_try) * _USUAL_EXCESS * (fine_bytes - uniform_bytes) <= self._limit:
             packages += self._measure(arithmetic, self._build_rounded(arithmetic, "second-order rounding", 8))
             yield
         if packages and packages[0][0] <= self._limit:
@@ -275,9 +304,9 @@ class FormCompressor:
         elif empty_bytes > self._limit:
             self._note_too_large(arithmetic, f"without its weights the package takes {empty_bytes:,} bytes")
         else:
-            has_fit = yield from self._search_steps(
-                arithmetic, _StepSearch(sizes, self._limit, empty_bytes), packages
-            )
+            excess_bytes = max((size - fine_bytes for size, _ in packages), default=0.0)
+            search = _StepSearch(sizes, self._limit, empty_bytes, excess_bytes)
+            has_fit = yield from self._search_steps(arithmetic, search, packages)
             least_bytes = _WORTHWHILE * self._limit * has_fit
             for bits in _FEW_BITS:
                 low_bytes = uniform_bytes + sizes.of_peak(2 ** (bits - 1) - 1, self._peak)
@@ -291,9 +320,11 @@ class FormCompressor:
 
     def _measure(self, arithmetic: str, candidate: Candidate | None) -> list[_Package]:
         """Return the package of a candidate, if there is one."""
-        return (
-            [] if candidate is None else [(self._measure_transport(arithmetic, candidate.model), candidate)]
-        )
+        if candidate is None:
+            return []
+        size = self._measure_transport(arithmetic, candidate.model)
+        self._fits |= size <= self._limit
+        return [(size, candidate)]
 
     def _search_steps(
         self, arithmetic: str, search: "_StepSearch", packages: list[_Package]
@@ -346,7 +377,7 @@ class FormCompressor:
         try:
             built = self._task.quantizer.build(form)
         except EdgekitError as error:
-            self._set.dropped.append(f"{arithmetic}, compressed: {str(error).splitlines()[0]}")
+            self._set.dropped.append(f"{self._label(arithmetic, 'compressed')}: {str(error).splitlines()[0]}")
             return None
         return None if built is None else self._measure_transport(arithmetic, built)
 
@@ -354,9 +385,8 @@ class FormCompressor:
         return self._task.transport_bytes(model, self._start.bases[arithmetic].kind)
 
     def _note_too_large(self, arithmetic: str, reason: str) -> None:
-        self._set.dropped.append(
-            f"{arithmetic}, weights of few bits: none travels within the limit; {reason}"
-        )
+        label = self._label(arithmetic, "weights of few bits")
+        self._set.dropped.append(f"{label}: none travels within the limit; {reason}")
 
     def _layer_noises(self) -> dict[str, float]:
         """Return the output noise of each layer alone at the probe step; nothing for an odd graph."""
@@ -389,11 +419,14 @@ class _StepSearch:
 
     Attributes:
         sizes: bytes of the codes.
+
+    Args:
+        excess_bytes: what a package near the limit took more than its codes' entropy; 0 if none was coded.
     """
 
-    def __init__(self, sizes: CodeSizes, limit: float, empty_bytes: int) -> None:
+    def __init__(self, sizes: CodeSizes, limit: float, empty_bytes: int, excess_bytes: float) -> None:
         self.sizes, self._limit, self._empty_bytes = sizes, limit, empty_bytes
-        self._excess_bytes = _USUAL_EXCESS * (_AIM * limit - empty_bytes)
+        self._excess_bytes = max(_USUAL_EXCESS * (_AIM * limit - empty_bytes), excess_bytes)
         self._bounds = (0.0, math.inf)  # a strength that is too small, and one that is not
 
     def guess(self) -> float:

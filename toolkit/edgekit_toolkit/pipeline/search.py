@@ -23,7 +23,7 @@ from edgekit_toolkit.evaluation.host_memory import measure_memory_here
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.pipeline.acceptance import check_accepted, choose_accepted
-from edgekit_toolkit.pipeline.candidates import CandidateSet, find_candidates
+from edgekit_toolkit.pipeline.candidates import CandidateSet, StoppedSearch, find_candidates
 from edgekit_toolkit.pipeline.compressed_candidates import compress, open_quantizer
 from edgekit_toolkit.pipeline.judging import JudgedSet, Judging
 from edgekit_toolkit.pipeline.prepare import Preparation, check_fixed_sizes, prepare
@@ -79,7 +79,7 @@ def search(
         source_latency=judged.source_latency,
         load=judged.load,
         front=pareto_front([candidate.measured for candidate in candidates]),
-        choice=_with_hint(accepted.choice, request, prepared, candidate_set.needed_s),
+        choice=_with_hint(accepted.choice, request, prepared, candidate_set.stops),
         acceptance=accepted.acceptance,
         seconds=phases.seconds,
         warnings=[],
@@ -143,26 +143,25 @@ def _judge(
     return judged or judging.measure()
 
 
-def _with_hint(choice: Choice, request: Request, prepared: Preparation, needed_s: float) -> Choice:
+def _with_hint(
+    choice: Choice, request: Request, prepared: Preparation, stops: Sequence[StoppedSearch]
+) -> Choice:
     """Return a refusal with what would make further or smaller packages.
 
-    `needed_s`: limit of the search that would allow what it left out; 0 if that is nothing.
+    `stops`: what the limit of the search left out.
     """
     if choice.chosen is not None or request.like is not None:
         return choice
-    if needed_s:
-        hint = request.option_for(needed_s)
-    elif "transport" not in choice.binding:
-        return choice
-    elif not isinstance(prepared.floats, OnnxModel):
-        hint = "the model as ONNX: weights of a .tflite cannot be coded in fewer bits"
-    elif request.search_s == 0:
-        hint = "--search-seconds over 0, so that weights of fewer bits are tried"
-    elif prepared.samples.calibration.is_generated:
-        hint = "samples (--calibration), with which weights of few bits lose less"
-    else:
-        return choice
-    return replace(choice, needed=f"{choice.needed}, or {hint}")
+    helpful = [stop.needed_s for stop in stops if not stop.limits.isdisjoint(choice.binding)]
+    hints = [request.option_for(max(helpful))] if helpful else []
+    if "transport" in choice.binding:
+        if not isinstance(prepared.floats, OnnxModel):
+            hints.append("the model as ONNX: weights of a .tflite cannot be coded in fewer bits")
+        elif request.search_s == 0:
+            hints.append("--search-seconds over 0, so that weights of fewer bits are tried")
+        elif prepared.samples.calibration.is_generated:
+            hints.append("samples (--calibration), with which weights of few bits lose less")
+    return replace(choice, needed=", or ".join([str(choice.needed), *hints]))
 
 
 def _find_binding(judging: Judging, judged: JudgedSet | None) -> frozenset[str]:
