@@ -205,7 +205,8 @@ def command(
 def _import_engines() -> None:
     """Import the slow modules; Ctrl-C waits, because an interrupt crashes extension modules on import.
 
-    Numpy multiplies with one thread: its threads wait in a busy loop, and sums would depend on their number.
+    Numpy's OpenBLAS multiplies with one thread: its threads wait in a busy loop, and sums would depend on
+    their number.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     interrupts: list[int] = []

@@ -227,6 +227,26 @@ def test_refusal_without_samples_asks_for_some(tmp_path: Path) -> None:
     assert "samples (--calibration)" in outcome.error["needed"]
 
 
+def test_refusal_asks_for_samples_beside_more_work(tmp_path: Path) -> None:
+    model, _ = tiny("digits_cnn")
+    limits = ("-b", f"transport={MAX_BYTES}B", "--search-seconds", "0.01")
+    outcome = package(model, tmp_path, *limits, "--backend", "ort", "--json")
+    assert outcome.code == 5
+    assert re.search(r", or --search-seconds \d+, or samples ", outcome.error["needed"])
+
+
+def test_whole_model_has_the_first_package_where_pruned_ones_are_tried_too(tmp_path: Path) -> None:
+    model, data = tiny("mnist5k_dscnn", calibration_samples=24, evaluation_samples=100)
+    limits = ("-b", "transport=7kB,size=26kB,drop=90%", "--search-seconds", "2")
+    assert package(model, tmp_path, *data, *limits, target="rpi5").code == 5
+    (document,) = tmp_path.glob("*.report.json")
+    report = json.loads(document.read_text())
+    labels = [candidate["label"] for candidate in report["candidates"] if "weights of" in candidate["label"]]
+    assert labels
+    assert not any("pruned" in label for label in labels)
+    assert any("pruned: limit of the search" in warning for warning in report["warnings"])
+
+
 def test_size_below_that_of_int8_weights_is_kept_by_pruned_channels(tmp_path: Path) -> None:
     model, data = tiny("mnist5k_dscnn", calibration_samples=24, evaluation_samples=100)
     limits = ("-b", "size=26kB,drop=10%", "--search-seconds", "10")
