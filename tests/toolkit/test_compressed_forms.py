@@ -257,7 +257,7 @@ def test_refusal_has_a_form_of_the_fewest_bits_beside_the_packages_that_are_too_
         measured.add(kind)
         return EMPTY_BYTES if is_empty else 5000
 
-    candidates = Search(kinds=BOTH, transport_bytes=measure).run(4000)
+    candidates = Search(kinds=BOTH, transport_bytes=measure).run(1400)
     fewest = [candidate.label for candidate in candidates if candidate.label.endswith("weights of 3 bits")]
     assert fewest == [f"{kind}, weights of 3 bits" for kind in BOTH]
 
