@@ -32,7 +32,7 @@ from edgekit_toolkit.pipeline.compressed_forms import (
     rounding_s,
 )
 from edgekit_toolkit.pipeline.drafts import Draft
-from edgekit_toolkit.pipeline.near_misses import Distiller, MeasureDrops
+from edgekit_toolkit.pipeline.near_misses import DISTILLED_SHARE, Distiller, MeasureDrops
 from edgekit_toolkit.pipeline.prepare import Preparation
 from edgekit_toolkit.pipeline.request import Progress, Request
 from edgekit_toolkit.quantize import forms
@@ -122,11 +122,14 @@ def _add_all(candidate_set: CandidateSet, task: CompressionTask) -> None:
         softmax_axes=softmax_axes(task.floats),
         work=task.work,
     )
-    if task.needs_fewer_macs:
-        pruned = _prune(candidate_set, task, samples, fidelity, starts[0].bases)
-        # The whole model loses least, but keeps no other limit than that on transport.
-        starts = [*starts, *pruned] if math.isfinite(task.max_transport_bytes) else [*pruned, *starts]
     compressors = [FormCompressor(candidate_set, task, samples, fidelity, start) for start in starts]
+    if task.needs_fewer_macs:
+        forms_s = len(PRUNED_SHARES) * compressors[0].most_s
+        models = _prune(candidate_set, task, samples, fidelity, starts[0].bases, forms_s=forms_s)
+        pruned = [FormCompressor(candidate_set, task, samples, fidelity, start) for start in models]
+        # The whole model loses least, but keeps no other limit than that on transport.
+        is_first = math.isfinite(task.max_transport_bytes)
+        compressors = [*compressors, *pruned] if is_first else [*pruned, *compressors]
     for _ in in_turns(compressor.add_forms() for compressor in compressors):
         pass
 
@@ -175,11 +178,17 @@ def _prune(
     samples: Sequence[Feeds],
     fidelity: Fidelity,
     bases: Mapping[str, Form],
+    *,
+    forms_s: float,
 ) -> list[FloatStart]:
-    """Return float models with fewer and fewer channels, each with the forms `bases` for its own ranges."""
+    """Return float models with fewer and fewer channels, each with the forms `bases` for its own ranges.
+
+    `forms_s`: the most work that their compressed forms may need.
+    """
     cost_s = _PRUNING_ROUNDS * rounding_s(task.floats, len(samples), task)
     if not task.work.take(cost_s):
-        candidate_set.record_stop("pruned forms", task.work.spent_s, cost_s, COST_LIMITS)
+        more_s = cost_s + forms_s / (1 - DISTILLED_SHARE)
+        candidate_set.record_stop("pruned forms", task.work.spent_s, more_s, COST_LIMITS)
         return []
     try:
         sliced_models = prune(

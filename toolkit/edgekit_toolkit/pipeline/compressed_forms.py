@@ -172,6 +172,7 @@ class FormCompressor:
         weights = sum(layer.channels * layer.columns for layer in self._layers)
         self._packing_s = (_PACKAGE_S + _CODE_S * weights) * math.isfinite(self._limit)
         self._form_s = rounding_s(start.floats, len(samples), task) + self._packing_s
+        self._probes_s = rounding_s(start.floats, len(samples), task, runs=1) * math.isfinite(self._limit)
         self._reserved_s = 0.0  # of work that is taken and not done yet
         tries = 1 + _MAX_TRIES + len(_FEW_BITS) if math.isfinite(self._limit) else 1
         # The most work that each arithmetic may still need, and those that the limit of the search ended.
@@ -179,6 +180,11 @@ class FormCompressor:
         self._stopped: set[str] = set()
         self._fits = False  # whether a package travels within the limit
         self._has_fewest_bits: set[str] = set()
+
+    @property
+    def most_s(self) -> float:
+        """The most work that all forms may need, before any was done."""
+        return self._probes_s + sum(self._most_s.values())
 
     def add_forms(self) -> Iterator[None]:
         """Add the forms; yields after each package that is measured, so that several models take turns."""
@@ -261,11 +267,9 @@ class FormCompressor:
 
     def _add_for_transport(self) -> Iterator[None]:
         """Add forms whose packages travel within the limit; where none does, the smallest ones."""
-        probes_s = rounding_s(self._start.floats, len(self._samples), self._task, runs=1)
         first_s = self._packing_s + self._form_s
-        if not self._task.work.take(probes_s + first_s):
-            subject = self._label("compressed forms", "")
-            self._record_stop(subject, probes_s + sum(self._most_s.values()))
+        if not self._task.work.take(self._probes_s + first_s):
+            self._record_stop(self._label("compressed forms", ""), self.most_s)
             return
         self._reserved_s = first_s
         steps = EqualSlopeSteps(self._layers, self._layer_noises(), peak=self._peak)

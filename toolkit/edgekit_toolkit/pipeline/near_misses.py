@@ -26,7 +26,8 @@ MeasureDrops = Callable[[Sequence[Model]], Sequence[float]]
 # (docs/benchmarks/quantization.md).
 _NEAR_LIMITS: Final = 3.0
 _NEAR_POINTS: Final = 3.0
-_SHARE: Final = 0.5  # of the work that is left to the search, for all of them
+DISTILLED_SHARE: Final = 0.5
+"""Of the work that is left to the search, for all near misses."""
 # More steps change little, and fewer are a short search.
 _MAX_STEPS: Final = 400
 _MIN_STEPS: Final = 100
@@ -61,7 +62,7 @@ class Distiller:
         drops = self.measure_drops([OnnxModel(model) for model in pruned])
         reach = max(_NEAR_LIMITS * self.max_drop, _NEAR_POINTS)
         near = [index for index, drop in enumerate(drops) if self.max_drop < drop <= reach]
-        share_s = _SHARE * (self.work.limit_s - self.work.spent_s) / max(len(near), 1)
+        share_s = DISTILLED_SHARE * (self.work.limit_s - self.work.spent_s) / max(len(near), 1)
         step_runs = share_s / self.work.inference_s - SAMPLE_RUNS * len(samples)
         steps = int(min(step_runs / (BATCH * WORK), _MAX_STEPS))
         for index in near:
