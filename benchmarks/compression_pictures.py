@@ -45,6 +45,7 @@ polyline.ours,polyline.other{fill:none;stroke-width:2}
 _HEIGHT = 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48.0, 16.0, 60.0, 246.0
 _PANEL, _WIDE_PANEL = 360.0, 560.0
+_MOST_IN_A_ROW = 3  # panels: a page shows more of them too small
 _MAX_POINTS = 10.0  # of the widest bar, and of the scores of other tools below the best
 
 
@@ -173,8 +174,15 @@ def draw(description: str, width: float, height: float, parts: Iterable[Markup])
 
 def draw_panels(description: str, panels: Sequence[Panel]) -> Markup:
     width = _PANEL if len(panels) > 1 else _WIDE_PANEL
-    parts = [part for number, panel in enumerate(panels) for part in draw_panel(panel, number * width, width)]
-    return draw(description, len(panels) * width, _HEIGHT, parts)
+    rows = -(-len(panels) // _MOST_IN_A_ROW)
+    columns = -(-len(panels) // rows)
+    parts = []
+    for number, panel in enumerate(panels):
+        row, column = divmod(number, columns)
+        parts.append(
+            el("g", *draw_panel(panel, column * width, width), transform=f"translate(0 {row * _HEIGHT:g})")
+        )
+    return draw(description, columns * width, rows * _HEIGHT, parts)
 
 
 def draw_rounding() -> Markup:
