@@ -291,7 +291,7 @@ class DiskCalls:
 
 @contextlib.contextmanager
 def _in_place(functions: dict[tuple[Any, str], Callable[..., Any]]) -> Iterator[None]:
-    """Put functions in the place of those of modules until the block ends."""
+    """Replace functions of modules until the block ends."""
     with contextlib.ExitStack() as undo:
         for (module, name), function in functions.items():
             undo.callback(setattr, module, name, getattr(module, name))

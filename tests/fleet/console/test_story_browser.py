@@ -36,8 +36,9 @@ def test_operator_sees_a_good_release_through_and_a_bad_one_stop(operator, is_lo
     operator.click("nav a", "Model health")
     operator.stay()
     page.evaluate("window.before = document.getElementById('health').outerHTML")
+    # The policy of the page forbids eval(), which `wait_for_function` needs.
     changed = "document.getElementById('health').outerHTML !== window.before"
-    wait_for(lambda: page.evaluate(changed), "the page to follow")  # wait_for_function() needs its eval()
+    wait_for(lambda: page.evaluate(changed), "the page to follow")
     assert page.evaluate("window.isSame === true")
     operator.photograph("health")
 

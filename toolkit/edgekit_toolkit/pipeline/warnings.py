@@ -56,19 +56,7 @@ def find_warnings(run: Run) -> list[str]:
         notes.append(str(prepared.wrong_rewrites))
     notes.extend(run.found.wrong_rewrites)
     notes.extend(f"left out: {text}" for text in _list_left_out(run))
-    preferred = request.target.backend.default
-    extra = find_engine(preferred).installation.host_extra
-    if extra and request.backend == request.target.backend.fallback:
-        title, packaged = find_engine(preferred).title, find_engine(request.backend).title
-        notes.append(
-            f"{request.target.name} prefers {title}; this package is for {packaged},"
-            f" its fallback. A package for {title} needs it here as well: {install_command(extra)}"
-        )
-    elif preferred != request.backend:
-        notes.append(
-            f"figures modelled for {request.target.name} are those of {request.target.backend.default}, the"
-            f" engine that it prefers; {request.backend} may be faster or slower"
-        )
+    notes.extend(_find_other_engine(request))
     notes.extend(_find_untested(run))
     notes.extend(find_support(request.backend).notes)
     if (profile_problem := _find_profile_problem(request)) is not None:
@@ -88,6 +76,23 @@ def find_warnings(run: Run) -> list[str]:
         candidate.memory for candidate in run.candidates if isinstance(candidate.memory, str)
     )
     return [*notes, *_arithmetic_warnings(run), *_memory_warnings(run), *problems]
+
+
+def _find_other_engine(request: Request) -> Iterator[str]:
+    """Yield a warning if the package is for another engine than the one that the target prefers."""
+    preferred = request.target.backend.default
+    extra = find_engine(preferred).installation.host_extra
+    if extra and request.backend == request.target.backend.fallback:
+        title, packaged = find_engine(preferred).title, find_engine(request.backend).title
+        yield (
+            f"{request.target.name} prefers {title}; this package is for {packaged},"
+            f" its fallback. A package for {title} needs it here as well: {install_command(extra)}"
+        )
+    elif preferred != request.backend:
+        yield (
+            f"figures modelled for {request.target.name} are those of {preferred}, the engine that it"
+            f" prefers; {request.backend} may be faster or slower"
+        )
 
 
 def _list_left_out(run: Run) -> list[str]:
