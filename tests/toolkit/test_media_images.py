@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.preprocessing.rules import PRESETS
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.packaging.attachments import read_preprocessing
 from edgekit_toolkit.samples.media import decoding as decoding_module
 from edgekit_toolkit.samples.media.decoding import Decoding
-from edgekit_toolkit.samples.media.rules import PRESETS
 from edgekit_toolkit.samples.source import open_data
 
 NCHW = (TensorSpec("image", "float32", ("N", 3, 8, 8)),)

@@ -20,6 +20,7 @@ from edgekit_runtime.package.manifest_entries import (
     Artifact,
     BackendChoice,
     FormatInfo,
+    TaskChoice,
     require,
     require_object,
     require_token,
@@ -37,6 +38,7 @@ __all__ = [
     "FormatInfo",
     "Manifest",
     "Submodel",
+    "TaskChoice",
     "Variant",
     "parse_manifest",
 ]
@@ -60,6 +62,7 @@ class Manifest(Record):
         provenance: source model digest, recipe digest, tool versions.
         variants: further ways to run the model; `backend`, `golden` and `figures` above are the default's.
         submodels: parts of the model for a device that offloads to a server.
+        task: what the outputs mean, or None.
 
     Raises:
         ManifestError: a field has the wrong type or value, or two fields contradict each other.
@@ -82,6 +85,7 @@ class Manifest(Record):
     provenance: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
     variants: tuple[Variant, ...] = field(default=(), metadata={**OPTIONAL, "most": MAX_VARIANTS})
     submodels: tuple[Submodel, ...] = field(default=(), metadata={**OPTIONAL, "most": MAX_SUBMODELS})
+    task: TaskChoice | None = field(default=None, metadata=OPTIONAL)
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:

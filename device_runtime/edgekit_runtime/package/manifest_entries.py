@@ -164,3 +164,22 @@ class BackendChoice(Record):
         elif not is_fallback:
             known["fallback"] = None
         return {**self.extra, **known}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskChoice(Record):
+    """What the outputs mean: a task of `edgekit_runtime.tasks` with its options.
+
+    A reader that does not know the task still runs the model.
+
+    Raises:
+        ManifestError: a field has the wrong type or value.
+    """
+
+    name: str
+    options: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        require_token(self.name, "task name")
+        require_object(self.options, f"task '{self.name}': options")

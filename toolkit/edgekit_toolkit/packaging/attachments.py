@@ -8,8 +8,8 @@ from typing import Any
 
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.preprocessing.rules import PRESETS, expand_preset
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.samples.media.rules import PRESETS, expand_preset
 
 
 def read_labels(path: Path) -> str:

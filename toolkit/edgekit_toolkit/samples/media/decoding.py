@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.preprocessing.rules import MediaRules, example_for, read_rules
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.samples.media.files import Label, find_media
-from edgekit_toolkit.samples.media.rules import MediaRules, example_for, read_rules
 from edgekit_toolkit.samples.shards import Batching, Shard
 
 # Decoding takes far longer than all else, and samples are read many times. Files beyond this are decoded each

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edgekit_runtime.errors import DataError
-from edgekit_toolkit.samples.media import audio, images
+from edgekit_runtime.preprocessing import audio, images
 
 Label = int | str
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.preprocessing.audio import AudioRules
+from edgekit_runtime.preprocessing.images import ALIGNMENTS, COLOURS, INTERPOLATIONS, LAYOUTS, ImageRules
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.samples.media.audio import AudioRules
-from edgekit_toolkit.samples.media.images import COLOURS, INTERPOLATIONS, LAYOUTS, ImageRules
 
 MediaRules = ImageRules | AudioRules
 
@@ -34,6 +34,9 @@ _IMAGE_FIELDS: Final = (
     "resize",
     "interpolation",
     "center_crop",
+    "letterbox",
+    "fill",
+    "align",
     "colour",
     "scale",
     "mean",
@@ -143,7 +146,11 @@ def _image_rules(fields: Mapping[str, Any], spec: TensorSpec) -> ImageRules:
     count = len(COLOURS[colour])
     if isinstance(channels, int) and channels != count:
         raise _wrong("colour", colour, f"one of {channels} channels, which input '{spec.name}' has")
-    resize = fields.get("resize")
+    resize, letterbox = fields.get("resize"), _sides("letterbox", fields.get("letterbox"))
+    if letterbox is not None and (other := fields.keys() & {"resize", "center_crop"}):
+        raise DataError(f"preprocessing: 'letterbox' fits the whole image; remove '{min(other)}'")
+    align = fields.get("align", "centre")
+    _one_of("align", align, ALIGNMENTS)
     return ImageRules(
         resize=_side("resize", resize) if isinstance(resize, int) else _sides("resize", resize),
         interpolation=interpolation,
@@ -154,6 +161,9 @@ def _image_rules(fields: Mapping[str, Any], spec: TensorSpec) -> ImageRules:
         std=_numbers("std", fields.get("std", 1), count, zero=False),
         layout=layout,
         dtype=spec.dtype,
+        letterbox=letterbox,
+        fill=_whole("fill", fields.get("fill", 114), 255, least=0),
+        align=align,
     )
 
 
@@ -202,9 +212,9 @@ def _one_of(name: str, value: object, allowed: Sequence[str] | Mapping[str, Any]
         raise _wrong(name, value, f"one of {', '.join(allowed)}")
 
 
-def _whole(name: str, value: object, greatest: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= greatest:
-        raise _wrong(name, value, f"a whole number from 1 to {greatest}")
+def _whole(name: str, value: object, greatest: int, *, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= greatest:
+        raise _wrong(name, value, f"a whole number from {least} to {greatest}")
     return value
 
 

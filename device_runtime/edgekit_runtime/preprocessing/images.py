@@ -4,6 +4,7 @@ The steps and their results are those of torchvision's transforms for PIL images
 CenterCrop, ToTensor, Normalize. Unlike torchvision's loader it turns a photograph upright by its EXIF data.
 """
 
+import io
 import math
 import warnings
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.tensors import DTYPES
 
@@ -26,6 +28,7 @@ _FORMATS: Final = ("JPEG", "PNG", "BMP", "WEBP")  # the only decoders of Pillow 
 COLOURS: Final[Mapping[str, str]] = {"RGB": "RGB", "BGR": "BGR", "L": "L"}  # name -> channels in order
 LAYOUTS: Final = ("NCHW", "NHWC")
 INTERPOLATIONS: Final = ("bilinear", "nearest", "bicubic", "lanczos")
+ALIGNMENTS: Final = ("centre", "corner")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,10 @@ class ImageRules:
         resize: length of the shorter side in pixels, or (height, width); None leaves the size.
         interpolation: interpolation of the resize, one of `INTERPOLATIONS`.
         center_crop: (height, width) in pixels, or None. A smaller image gets black borders.
+        letterbox: (height, width) in pixels into which the whole image is fitted, or None; then neither
+            `resize` nor `center_crop` is set.
+        fill: value 0..255 of the borders of a letterbox.
+        align: where the image lies in its letterbox, one of `ALIGNMENTS`; a corner is the upper left one.
         colour: one of `COLOURS`.
         scale: a pixel 0..255 becomes (pixel * scale - mean) / std.
         mean, std: one for each channel, in the order of `colour`.
@@ -52,6 +59,9 @@ class ImageRules:
     std: tuple[float, ...]
     layout: str
     dtype: str
+    letterbox: tuple[int, int] | None = None
+    fill: int = 114
+    align: str = "centre"
 
     def __post_init__(self) -> None:
         self._table()  # refuses values that the dtype cannot hold, before any file is read
@@ -62,10 +72,29 @@ class ImageRules:
         Raises:
             DataError: the file is no image, damaged or too large, or Pillow is not installed.
         """
-        image = _decoded(path, "L" if self.colour == "L" else "RGB")
-        image = self._cropped(self._resized(image))
+        return self.fit(decode_image(path))[0]
+
+    def fit(self, picture: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], Placement]:
+        """Return the pixels of a picture after resize and crop, and where they come from.
+
+        Args:
+            picture: uint8 [height, width, 3] in RGB, or [height, width, 1] in grey.
+
+        Returns:
+            uint8 [height, width, channels] in the order of `colour`, for `finish`.
+        """
+        from PIL import Image
+
+        image = Image.fromarray(picture if picture.shape[2] > 1 else picture[:, :, 0])
+        image = image.convert("L" if self.colour == "L" else "RGB")
+        placement = Placement.of(image.width, image.height)
+        if self.letterbox is None:
+            image, placement = self._resized(image, placement)
+            image, placement = self._cropped(image, placement)
+        else:
+            image, placement = self._boxed(image, placement)
         pixels = np.asarray(image, np.uint8).reshape(image.height, image.width, -1)
-        return pixels[:, :, ::-1] if self.colour == "BGR" else pixels
+        return pixels[:, :, ::-1] if self.colour == "BGR" else pixels, placement
 
     def finish(self, loaded: NDArray[Any]) -> NDArray[Any]:
         """Return the sample for `load`'s pixels: [channels, height, width] or [height, width, channels]."""
@@ -93,25 +122,42 @@ class ImageRules:
         table: NDArray[Any] = values.astype(dtype)
         return table
 
-    def _resized(self, image: "Image.Image") -> "Image.Image":
-        from PIL import Image
-
+    def _resized(self, image: "Image.Image", placement: Placement) -> "tuple[Image.Image, Placement]":
         if self.resize is None:
-            return image
+            return image, placement
         if isinstance(self.resize, int):
             short, long = sorted(image.size)
             longer = int(self.resize * long / short)  # truncated, as in torchvision
             size = (self.resize, longer) if image.width <= image.height else (longer, self.resize)
         else:
             size = (self.resize[1], self.resize[0])
+        return self._scaled(image, size), placement.scaled_to(*size)
+
+    def _scaled(self, image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
+        from PIL import Image
+
         return image.resize(size, Image.Resampling[self.interpolation.upper()])
 
-    def _cropped(self, image: "Image.Image") -> "Image.Image":
+    def _cropped(self, image: "Image.Image", placement: Placement) -> "tuple[Image.Image, Placement]":
         if self.center_crop is None:
-            return image
+            return image, placement
         height, width = self.center_crop
         top, start = _crop_start(image.height, height), _crop_start(image.width, width)
-        return image.crop((start, top, start + width, top + height))  # black beyond the image
+        cropped = image.crop((start, top, start + width, top + height))  # black beyond the image
+        return cropped, placement.moved(-start, -top, width, height)
+
+    def _boxed(self, image: "Image.Image", placement: Placement) -> "tuple[Image.Image, Placement]":
+        """Return the whole image, as large as fits into the letterbox, with borders."""
+        from PIL import Image
+
+        assert self.letterbox is not None  # noqa: S101  # for the type checker
+        height, width = self.letterbox
+        ratio = min(height / image.height, width / image.width)
+        size = max(1, round(image.width * ratio)), max(1, round(image.height * ratio))
+        left, top = ((width - size[0]) // 2, (height - size[1]) // 2) if self.align == "centre" else (0, 0)
+        canvas = Image.new(image.mode, (width, height), (self.fill,) * len(image.getbands()))
+        canvas.paste(self._scaled(image, size), (left, top))
+        return canvas, placement.scaled_to(*size).moved(left, top, width, height)
 
 
 def _crop_start(size: int, crop: int) -> int:
@@ -119,27 +165,45 @@ def _crop_start(size: int, crop: int) -> int:
     return round((size - crop) / 2) if size >= crop else -((crop - size) // 2)
 
 
-def _decoded(path: Path, mode: str) -> "Image.Image":
+def decode_image(file: Path | bytes, *, max_pixels: int | None = None) -> NDArray[np.uint8]:
+    """Return the pixels of an image, upright by its EXIF data: uint8 [height, width, 3] in RGB.
+
+    Args:
+        file: path or content of a JPEG, PNG, BMP or WebP file.
+        max_pixels: most pixels, looked at before any memory is taken; None is Pillow's limit, 89 million.
+
+    Raises:
+        DataError: the file is no image, damaged or too large, or Pillow is not installed.
+    """
+    where = file if isinstance(file, Path) else "the image"
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
-        raise DataError(f"{path}: images need Pillow: {install_command('images')}") from error
+        raise DataError(f"{where}: images need Pillow: {install_command('images')}") from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about oddities of a file that can be decoded
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
-            with Image.open(path, formats=_FORMATS) as image:
+            with Image.open(file if isinstance(file, Path) else io.BytesIO(file), formats=_FORMATS) as image:
+                _check_pixels(image, max_pixels, where)
                 upright = ImageOps.exif_transpose(image)
-                return _eight_bits(upright).convert(mode)
+                return np.asarray(_eight_bits(upright).convert("RGB"))
+        except DataError:
+            raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             most = (Image.MAX_IMAGE_PIXELS or math.inf) / 1e6
             raise DataError(
-                f"{path}: has over {most:.0f} million pixels; make it smaller, no model needs that many"
+                f"{where}: has over {most:.0f} million pixels; make it smaller, no model needs that many"
             ) from error
         except OSError as error:
-            raise DataError(f"{path}: {_reason(error)}") from error
+            raise DataError(f"{where}: {_reason(error)}") from error
         except Exception as error:  # decoders raise errors of many kinds on damaged files
-            raise DataError(f"{path}: is damaged ({error})") from error
+            raise DataError(f"{where}: is damaged ({error})") from error
+
+
+def _check_pixels(image: "Image.Image", max_pixels: int | None, where: Path | str) -> None:
+    if max_pixels is not None and image.width * image.height > max_pixels:
+        raise DataError(f"{where}: has {image.width} x {image.height} pixels, the limit is {max_pixels}")
 
 
 def _eight_bits(image: "Image.Image") -> "Image.Image":

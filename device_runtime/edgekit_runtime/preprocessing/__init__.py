@@ -1,0 +1,1 @@
+"""From photographs and recordings to inputs of a model."""

@@ -1,0 +1,69 @@
+"""Where a picture lies in a model's input, so that an answer can be given in the picture's own pixels."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A picture that was scaled and moved into a model's input.
+
+    Attributes:
+        width, height: size of the picture in pixels.
+        input_width, input_height: size of the input in pixels.
+        scale_x, scale_y: pixels of the input for one of the picture.
+        left, top: position of the picture's upper left corner in the input, in pixels; negative after a crop.
+    """
+
+    width: int
+    height: int
+    input_width: int
+    input_height: int
+    scale_x: float = 1.0
+    scale_y: float = 1.0
+    left: int = 0
+    top: int = 0
+
+    @classmethod
+    def of(cls, width: int, height: int) -> "Placement":
+        """Return the placement of a picture that is the input as it is."""
+        return cls(width=width, height=height, input_width=width, input_height=height)
+
+    def scaled_to(self, width: int, height: int) -> "Placement":
+        """Return the placement after the whole picture was resized."""
+        return replace(
+            self,
+            input_width=width,
+            input_height=height,
+            scale_x=width / self.width,
+            scale_y=height / self.height,
+        )
+
+    def moved(self, left: int, top: int, width: int, height: int) -> "Placement":
+        """Return the placement on a canvas of this size, on which the picture begins at (left, top)."""
+        return replace(
+            self, left=self.left + left, top=self.top + top, input_width=width, input_height=height
+        )
+
+    def to_picture(self, corners: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return points (x, y, …) of the input as points of the picture, within it.
+
+        Args:
+            corners: float [..., 2 n], pixels of the input, x and y in turns.
+        """
+        return np.clip(self._unclipped(corners), 0, self._tile((self.width, self.height), corners))
+
+    def to_input(self, corners: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return points (x, y, …) of the picture as points of the input; those beyond it stay so."""
+        scaled = corners * self._tile((self.scale_x, self.scale_y), corners)
+        return scaled + self._tile((self.left, self.top), corners)
+
+    def _unclipped(self, corners: NDArray[np.float32]) -> NDArray[np.float32]:
+        moved = corners - self._tile((self.left, self.top), corners)
+        return moved / self._tile((self.scale_x, self.scale_y), corners)
+
+    @staticmethod
+    def _tile(pair: tuple[float, float], corners: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.tile(np.array(pair, np.float32), corners.shape[-1] // 2)

@@ -1,0 +1,59 @@
+"""Classification: the labels of the best classes with their scores."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+
+from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, register
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassificationOptions:
+    """Options of `classification`.
+
+    Attributes:
+        output: name of the output with a value for each class; empty for the first output.
+        scores: what the values are: `probabilities`, or logits for a `softmax` or a `sigmoid`.
+        top: number of classes in an answer.
+        min_score: classes of a lower score are left out.
+        background: classes at the start that are no answer, such as the 1 of TensorFlow's ImageNet models;
+            labels do not name them.
+    """
+
+    output: str = ""
+    scores: Literal["probabilities", "softmax", "sigmoid"] = "probabilities"
+    top: Annotated[int, Range(1, 100)] = 5
+    min_score: Annotated[float, Range(0, 1)] = 0.0
+    background: Annotated[int, Range(0, 1)] = 0
+
+
+def _decode(outputs: Outputs, options: ClassificationOptions, context: Context) -> Decoded:
+    name = options.output or next(iter(outputs))
+    values = np.nan_to_num(outputs[name].reshape(-1).astype(np.float32), nan=-np.inf)
+    if options.scores == "softmax":
+        shares = np.exp(values - values.max(initial=0))
+        values = shares / max(float(shares.sum()), 1e-12)
+    elif options.scores == "sigmoid":
+        values = 1 / (1 + np.exp(-np.clip(values, -60, 60)))
+    values = values[options.background :]
+    best = np.argsort(-values, kind="stable")[: options.top]
+    return {
+        "classes": [
+            {"label": context.name_class(int(index)), "index": int(index), "score": float(values[index])}
+            for index in best
+            if values[index] >= options.min_score and np.isfinite(values[index])
+        ]
+    }
+
+
+CLASSIFICATION = register(
+    Task(
+        name="classification",
+        title="classification",
+        sentence="The best classes with their scores.",
+        options=ClassificationOptions,
+        decode=_decode,
+    )
+)

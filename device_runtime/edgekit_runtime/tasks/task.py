@@ -1,0 +1,87 @@
+"""The record of a task, and the table of all tasks.
+
+register(Task(name="regression", title="regression", options=RegressionOptions, decode=decode, …))
+task, options = read_task(manifest.task)
+task.decode(outputs, options, context)        # {"values": [0.31]}
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.errors import DataError, PackageError
+from edgekit_runtime.package.manifest_entries import TaskChoice
+from edgekit_runtime.preprocessing.placement import Placement
+from edgekit_runtime.system.folder_modules import import_modules
+from edgekit_runtime.tensors import Array
+
+Outputs: TypeAlias = Mapping[str, Array]
+Decoded: TypeAlias = dict[str, JsonValue]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What a decoder knows beside the outputs.
+
+    Attributes:
+        labels: names of the classes, in the order of the model's outputs; empty if there are none.
+        placement: where the picture lies in the input; without it, places are those of the input.
+    """
+
+    labels: tuple[str, ...] = ()
+    placement: Placement | None = None
+
+    def name_class(self, index: int) -> str:
+        """Return the label of a class, or its number where the list of labels is too short."""
+        return self.labels[index] if 0 <= index < len(self.labels) else str(index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One meaning of outputs.
+
+    Attributes:
+        name: as manifests and `--task` state it.
+        title: name for people.
+        sentence: what its answers hold, for documents and `--help`.
+        options: frozen dataclass of its options, all with defaults.
+        decode: (outputs of one sample, each with the first axis 1; options; context) -> the answer.
+    """
+
+    name: str
+    title: str
+    sentence: str
+    options: type[Any]
+    decode: Callable[[Outputs, Any, Context], Decoded]
+
+
+TASKS: Final[dict[str, Task]] = {}
+"""Name -> record; `load_tasks` fills it."""
+
+
+def register(task: Task) -> Task:
+    """Put the record of a task into the table; return it."""
+    TASKS[task.name] = task
+    return task
+
+
+def load_tasks() -> Mapping[str, Task]:
+    """Return the table of all tasks, whose modules are imported on the first call."""
+    import_modules(importlib.import_module("edgekit_runtime.tasks.kinds"))
+    return TASKS
+
+
+def read_task(choice: TaskChoice, error: type[DataError | PackageError] = PackageError) -> tuple[Task, Any]:
+    """Return the task that a manifest or a command names, and its options.
+
+    Raises:
+        error: there is no such task, or an option is unknown or out of its range.
+    """
+    tasks = load_tasks()
+    if choice.name not in tasks:
+        raise error(f"task '{choice.name}' is unknown here, expected one of {', '.join(sorted(tasks))}")
+    task = tasks[choice.name]
+    return task, from_plain(task.options, dict(choice.options), f"task {choice.name}", error)
