@@ -3,6 +3,7 @@
 It does not resample, and it computes no features: a file of another sample rate is refused.
 """
 
+import io
 import wave
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,15 +38,22 @@ class AudioRules:
     channel_axis: int | None
     dtype: str
 
-    def load(self, path: Path) -> NDArray[np.float32]:
-        """Return the amplitudes of a file, float32 [samples], -1..1; channels are averaged.
+    def load(self, file: Path | bytes) -> NDArray[np.float32]:
+        """Return the amplitudes of a WAV file, float32 [samples], -1..1; channels are averaged.
+
+        Args:
+            file: its path or content.
 
         Raises:
             DataError: no WAV file with integers, damaged, empty, or of another sample rate.
         """
-        amplitudes = _read(path, self.sample_rate, self.samples)
+        return self.fit(_read(file, self.sample_rate, self.samples))
+
+    def fit(self, amplitudes: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return amplitudes [samples] cut, or with zeros at their end, to the stated length."""
         if self.samples is None:
             return amplitudes
+        amplitudes = amplitudes[: self.samples]
         return np.pad(amplitudes, (0, self.samples - len(amplitudes)))
 
     def finish(self, loaded: NDArray[Any]) -> NDArray[Any]:
@@ -55,9 +63,10 @@ class AudioRules:
         return values if self.channel_axis is None else np.expand_dims(values, self.channel_axis)
 
 
-def _read(path: Path, sample_rate: int, most: int | None) -> NDArray[np.float32]:
+def _read(source: Path | bytes, sample_rate: int, most: int | None) -> NDArray[np.float32]:
+    path = source if isinstance(source, Path) else "the recording"
     try:
-        with wave.open(str(path), "rb") as file:
+        with wave.open(str(source) if isinstance(source, Path) else io.BytesIO(source), "rb") as file:
             rate, width, channels = file.getframerate(), file.getsampwidth(), file.getnchannels()
             if rate != sample_rate:
                 raise DataError(

@@ -4,10 +4,12 @@ The steps and their results are those of torchvision's transforms for PIL images
 CenterCrop, ToTensor, Normalize. Unlike torchvision's loader it turns a photograph upright by its EXIF data.
 """
 
+import contextlib
+import functools
 import io
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -64,7 +66,7 @@ class ImageRules:
     align: str = "centre"
 
     def __post_init__(self) -> None:
-        self._table()  # refuses values that the dtype cannot hold, before any file is read
+        _make_table(self)  # refuses values that the dtype cannot hold, before any file is read
 
     def load(self, path: Path) -> NDArray[np.uint8]:
         """Return the pixels of a file after resize and crop, uint8 [height, width, channels].
@@ -74,18 +76,15 @@ class ImageRules:
         """
         return self.fit(decode_image(path))[0]
 
-    def fit(self, picture: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], Placement]:
-        """Return the pixels of a picture after resize and crop, and where they come from.
+    def fit(self, image: "Image.Image") -> tuple[NDArray[np.uint8], Placement]:
+        """Return the pixels of an image after resize and crop, and where they come from.
 
         Args:
-            picture: uint8 [height, width, 3] in RGB, or [height, width, 1] in grey.
+            image: in RGB or grey.
 
         Returns:
             uint8 [height, width, channels] in the order of `colour`, for `finish`.
         """
-        from PIL import Image
-
-        image = Image.fromarray(picture if picture.shape[2] > 1 else picture[:, :, 0])
         image = image.convert("L" if self.colour == "L" else "RGB")
         placement = Placement.of(image.width, image.height)
         if self.letterbox is None:
@@ -98,29 +97,15 @@ class ImageRules:
 
     def finish(self, loaded: NDArray[Any]) -> NDArray[Any]:
         """Return the sample for `load`'s pixels: [channels, height, width] or [height, width, channels]."""
-        table = self._table()
-        channels = [table[index][loaded[:, :, index]] for index in range(loaded.shape[2])]
-        return np.stack(channels, axis=0 if self.layout == "NCHW" else -1)
-
-    def _table(self) -> NDArray[Any]:
-        """Return the result for each pixel value, [channels, 256].
-
-        Raises:
-            DataError: a value is beyond the dtype.
-        """
-        dtype = DTYPES[self.dtype]
-        pixels = np.arange(256, dtype=np.float64) * self.scale
-        values = (pixels - np.array(self.mean)[:, None]) / np.array(self.std)[:, None]
-        limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
-        values = values if dtype.kind == "f" else np.rint(values)
-        low, high = float(values.min()), float(values.max())
-        if not float(limits.min) <= low <= high <= float(limits.max):
-            raise DataError(
-                f"preprocessing: scale, mean and std give values from {low:g} to {high:g}, beyond"
-                f" {self.dtype}; for int8 a scale of 1 and a mean of 128 are usual"
-            )
-        table: NDArray[Any] = values.astype(dtype)
-        return table
+        table = _make_table(self)
+        planes = loaded.transpose(2, 0, 1) if self.layout == "NCHW" else loaded
+        if (table == np.arange(256)).all():
+            return np.ascontiguousarray(planes, table.dtype)
+        finished = np.empty(planes.shape, table.dtype)
+        for channel, values in enumerate(table):
+            plane = finished[channel] if self.layout == "NCHW" else finished[:, :, channel]
+            plane[...] = values.take(loaded[:, :, channel])
+        return finished
 
     def _resized(self, image: "Image.Image", placement: Placement) -> "tuple[Image.Image, Placement]":
         if self.resize is None:
@@ -160,13 +145,35 @@ class ImageRules:
         return canvas, placement.scaled_to(*size).moved(left, top, width, height)
 
 
+@functools.lru_cache(32)
+def _make_table(rules: ImageRules) -> NDArray[Any]:
+    """Return the result for each pixel value, [channels, 256].
+
+    Raises:
+        DataError: a value is beyond the dtype.
+    """
+    dtype = DTYPES[rules.dtype]
+    pixels = np.arange(256, dtype=np.float64) * rules.scale
+    values = (pixels - np.array(rules.mean)[:, None]) / np.array(rules.std)[:, None]
+    limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+    values = values if dtype.kind == "f" else np.rint(values)
+    low, high = float(values.min()), float(values.max())
+    if not float(limits.min) <= low <= high <= float(limits.max):
+        raise DataError(
+            f"preprocessing: scale, mean and std give values from {low:g} to {high:g}, beyond"
+            f" {rules.dtype}; for int8 a scale of 1 and a mean of 128 are usual"
+        )
+    table: NDArray[Any] = values.astype(dtype)
+    return table
+
+
 def _crop_start(size: int, crop: int) -> int:
     """Return the begin of a centre crop. Source: torchvision.transforms.functional.center_crop."""
     return round((size - crop) / 2) if size >= crop else -((crop - size) // 2)
 
 
-def decode_image(file: Path | bytes, *, max_pixels: int | None = None) -> NDArray[np.uint8]:
-    """Return the pixels of an image, upright by its EXIF data: uint8 [height, width, 3] in RGB.
+def decode_image(file: Path | bytes, *, max_pixels: int | None = None) -> "Image.Image":
+    """Return an image in RGB, upright by its EXIF data.
 
     Args:
         file: path or content of a JPEG, PNG, BMP or WebP file.
@@ -180,30 +187,58 @@ def decode_image(file: Path | bytes, *, max_pixels: int | None = None) -> NDArra
         from PIL import Image, ImageOps
     except ImportError as error:
         raise DataError(f"{where}: images need Pillow: {install_command('images')}") from error
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about oddities of a file that can be decoded
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
+    # The filter of warnings belongs to the whole process; content is decoded on threads of a service.
+    with _mute_warnings(Image) if isinstance(file, Path) else contextlib.nullcontext():
         try:
             with Image.open(file if isinstance(file, Path) else io.BytesIO(file), formats=_FORMATS) as image:
-                _check_pixels(image, max_pixels, where)
+                _check_pixels(image, max_pixels or Image.MAX_IMAGE_PIXELS, where)
                 upright = ImageOps.exif_transpose(image)
-                return np.asarray(_eight_bits(upright).convert("RGB"))
+                return _eight_bits(upright).convert("RGB")
         except DataError:
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-            most = (Image.MAX_IMAGE_PIXELS or math.inf) / 1e6
-            raise DataError(
-                f"{where}: has over {most:.0f} million pixels; make it smaller, no model needs that many"
-            ) from error
+            raise _make_pixels_error(max_pixels or Image.MAX_IMAGE_PIXELS, where) from error
         except OSError as error:
             raise DataError(f"{where}: {_reason(error)}") from error
         except Exception as error:  # decoders raise errors of many kinds on damaged files
             raise DataError(f"{where}: is damaged ({error})") from error
 
 
+def take_image(pixels: NDArray[np.uint8]) -> "Image.Image":
+    """Return raw pixels as an image, without a copy.
+
+    Args:
+        pixels: uint8 [height, width, 3] in RGB, or [height, width, 1] in grey.
+
+    Raises:
+        DataError: Pillow is not installed.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError(f"images need Pillow: {install_command('images')}") from error
+    return Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0])
+
+
+@contextlib.contextmanager
+def _mute_warnings(image: Any) -> Iterator[None]:
+    """Ignore warnings about oddities of a file that can be decoded, but not about its size."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", image.DecompressionBombWarning)
+        yield
+
+
 def _check_pixels(image: "Image.Image", max_pixels: int | None, where: Path | str) -> None:
     if max_pixels is not None and image.width * image.height > max_pixels:
-        raise DataError(f"{where}: has {image.width} x {image.height} pixels, the limit is {max_pixels}")
+        raise _make_pixels_error(max_pixels, where)
+
+
+def _make_pixels_error(max_pixels: int | None, where: Path | str) -> DataError:
+    most = (max_pixels or math.inf) / 1e6
+    return DataError(
+        f"{where}: has over {most:.0f} million pixels; make it smaller, no model needs that many"
+    )
 
 
 def _eight_bits(image: "Image.Image") -> "Image.Image":

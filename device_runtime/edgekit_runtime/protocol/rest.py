@@ -45,11 +45,11 @@ def region_path(name: str, action: str) -> str:
 
 @functools.lru_cache(256)
 def parse_infer_path(path: str) -> tuple[str, str | None] | None:
-    """Return the name and version of the model in an inference's path, or None for another path."""
+    """Return the name and version of the model whose answer a path asks for, or None for another path."""
     match [unquote(part) for part in path.strip("/").split("/")]:
-        case ["v2", "models", name, "infer"]:
+        case ["v2", "models", name, "infer" | "answer"]:
             return name, None
-        case ["v2", "models", name, "versions", version, "infer"]:
+        case ["v2", "models", name, "versions", version, "infer" | "answer"]:
             return name, version
     return None
 

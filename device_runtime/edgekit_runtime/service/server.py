@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from edgekit_runtime.service.answers.answer_path import AnswerPath
 from edgekit_runtime.service.api.metrics_page import write_metrics
 from edgekit_runtime.service.api.routes import Router
 from edgekit_runtime.service.http.access import check_access, read_token
@@ -46,6 +47,7 @@ class Service:
         registry: loads, swaps and unloads the models.
         http: the HTTP server with its connections.
         pool: the threads of models that do not run on the loop.
+        answers: the way from photographs and sound to answers.
         workers: the worker processes of isolated models.
     """
 
@@ -85,12 +87,14 @@ class Service:
             drain_timeout_s=config.inference.drain_timeout_s,
             tries_in_child=tries_in_child,
         )
+        self.answers = AnswerPath(loop, config.media)
         slicer = Slicer(loop, config.http.max_sending_bytes)
         self._router = router = Router(
             self.registry,
             self._regions,
             self._write_metrics,
             slicer,
+            answers=self.answers,
             limits=config.http,
             times=lanes.times,
         )
@@ -158,7 +162,9 @@ class Service:
             self.registry.abandon()
             has_closed = False
         self.http.close()  # what came back from workers too late
-        has_ended = self._threads.close(UNLOAD_TIMEOUT_S / 2) and self._router.close(UNLOAD_TIMEOUT_S / 2)
+        has_ended = True
+        for part in (self._threads, self._router, self.answers):
+            has_ended &= part.close(UNLOAD_TIMEOUT_S / 3)
         if not has_ended:
             _logger.error("an inference did not end in time; stopping without waiting for it")
         self._regions.remove_all()

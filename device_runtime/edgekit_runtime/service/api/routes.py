@@ -15,6 +15,8 @@ from edgekit_runtime import __version__
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.protocol.json_fields import load_small, take_field
+from edgekit_runtime.service.answers.answer_path import AnswerPath
+from edgekit_runtime.service.api.answer import AnswerHandler
 from edgekit_runtime.service.api.compressed_bodies import CompressedBodies
 from edgekit_runtime.service.api.shared_memory import SharedMemoryHandler
 from edgekit_runtime.service.api.timed_inference import make_inference_handler
@@ -52,6 +54,7 @@ class Router:
         metrics: Callable[[], bytes],
         slicer: Slicer,
         *,
+        answers: AnswerPath,
         limits: HttpLimits,
         times: RunTimes | None = None,
     ) -> None:
@@ -62,12 +65,14 @@ class Router:
             regions: shared memory of clients.
             metrics: writes the text for Prometheus.
             slicer: reads and writes long JSON.
+            answers: the way from photographs and sound to answers.
             limits: limits of bodies, also of decompressed ones.
             times: the times of calls, which responses state; None where they do not.
         """
         self._registry, self._models = registry, registry.models
         self._bodies = CompressedBodies(asyncio.get_running_loop(), limits)
         self._inference = make_inference_handler(registry.models, self._when_loaded, slicer, times)
+        self._answers = AnswerHandler(registry.models, self._when_loaded, answers)
         self._memory = SharedMemoryHandler(regions)
         self._metrics = metrics
         self._tasks: set[asyncio.Task[None]] = set()
@@ -133,6 +138,8 @@ class Router:
         match segments:
             case ["infer"]:
                 return _WRITE, functools.partial(self._inference.handle_request, name, version)
+            case ["answer"]:
+                return _WRITE, functools.partial(self._answers.handle_request, name, version)
             case []:
                 return _READ, functools.partial(self._respond_model, name, version)
             case ["ready"]:

@@ -45,6 +45,8 @@ class RequestHead:
     Attributes:
         method: `GET`, `POST`, ...
         path: path of the target, before the question mark, as sent: percent escapes are not resolved.
+        query: the target behind the question mark, or empty.
+        content_type: the header `Content-Type`, or empty.
         body_bytes: length of the body, or None when it comes in chunks.
         json_bytes: `Inference-Header-Content-Length`, or None.
         content_coding: how the body is compressed, in lower case; empty if it is not.
@@ -63,9 +65,10 @@ class RequestHead:
     """
 
     __slots__ = (
-        *("authorization", "body_bytes", "clearance", "content_coding", "data", "expects_continue"),
+        *("authorization", "body_bytes", "clearance", "content_coding", "content_type", "data"),
+        *("expects_continue",),
         *("has_foreign_host",),
-        *("has_origin", "is_http_1_0", "is_plain", "json_bytes", "keeps_alive", "method"),
+        *("has_origin", "is_http_1_0", "is_plain", "json_bytes", "keeps_alive", "method", "query"),
         *("passes_descriptor", "path", "request_bytes", "route", "size_bytes"),
     )
 
@@ -82,6 +85,8 @@ class RequestHead:
         self.method = parser.get_method().decode("ascii")
         path, host = _read_target(url, fields.get(b"host"))
         self.path = path.decode("latin-1")
+        self.query = url.partition(b"?")[2].decode("latin-1")
+        self.content_type = fields.get(b"content-type", b"").decode("latin-1")
         self.is_http_1_0 = version == "1.0"
         # Not from llhttp, which does not keep it for a request without a body.
         wishes = {wish.strip() for wish in fields.get(b"connection", b"").lower().split(b",")}

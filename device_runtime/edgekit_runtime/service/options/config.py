@@ -14,6 +14,7 @@ from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.resources import (
     CacheLimits,
     DriftLimits,
+    MediaLimits,
     ModelMemory,
     Power,
     RegionLimits,
@@ -102,6 +103,7 @@ class ServiceConfig:
         http: bounds of the HTTP layer.
         inference: bounds of single requests.
         cache: bounds of the response cache, which models share.
+        media: bounds of photographs and sound.
         drift: bounds of the drift statistics.
         power: sensors and limits of the device.
         log: how log records are written.
@@ -112,6 +114,7 @@ class ServiceConfig:
     shared_memory: RegionLimits = field(default_factory=RegionLimits)
     inference: Inference = field(default_factory=Inference)
     cache: CacheLimits = field(default_factory=CacheLimits)
+    media: MediaLimits = field(default_factory=MediaLimits)
     drift: DriftLimits = field(default_factory=DriftLimits)
     memory: ModelMemory = field(default_factory=ModelMemory)
     power: Power = field(default_factory=Power)

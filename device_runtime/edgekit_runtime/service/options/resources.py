@@ -1,10 +1,25 @@
 """Options of what all models share: memory, response cache, drift statistics, sensors and power."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from edgekit_runtime.dataclass_json import Range
 
 if TYPE_CHECKING:
     from edgekit_runtime.power.governor.settings import DeviceLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaLimits:
+    """Bounds of photographs and sound that the service decodes.
+
+    Attributes:
+        max_pixels: most pixels of a picture, looked at before it is decoded.
+        max_waiting: most requests that are decoded or wait for it; further ones are refused.
+    """
+
+    max_pixels: int = 25_000_000
+    max_waiting: Annotated[int, Range(1, 1 << 16)] = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.system.engines import EngineMissingError, get_engine
 from edgekit_runtime.system.own_process import trim_memory
 from edgekit_runtime.system.resource_errors import check_descriptors, check_lack
+from edgekit_runtime.tasks.answerer import Answerer, open_answerer
 from edgekit_runtime.tensors import TensorSpec
 
 _LOAD_TIMEOUT_S: Final = 120.0
@@ -51,6 +52,7 @@ class Loaded:
     Attributes:
         scheduling: how its calls are scheduled; without batches where rows change each other's answers.
         ways: how it can be run here, the usual one first; a governor chooses among several.
+        answerer: its preprocessing and task; None if it has neither, or runs in worker processes.
         remote: the version in worker processes, if there are no `ways`; or None.
         memory_bytes: about how much memory all of it takes.
         sessions_counted: number of sessions that `memory_bytes` counts, for each process with the model.
@@ -60,6 +62,7 @@ class Loaded:
     path: Path
     scheduling: SchedulingLimits
     ways: tuple[LoadedWay, ...] = ()
+    answerer: Answerer | None = None
     remote: IsolatedVersion | None = None
     memory_bytes: int = 0
     sessions_counted: int = 1
@@ -213,6 +216,7 @@ def find_limit(package: OpenedPackage, options: ModelOptions) -> float:
 def _load_here(package: OpenedPackage, options: ModelOptions, attempt: LoadAttempt[Loaded]) -> Loaded:
     governor = options.governor
     threads = governor.threads[0] if governor is not None and governor.threads else 0
+    answerer = open_answerer(package)
     variant, session = open_preferred(package, threads or options.threads)
     attempt.note(session)
     options = _apply_tuned(package, variant, options)
@@ -229,7 +233,13 @@ def _load_here(package: OpenedPackage, options: ModelOptions, attempt: LoadAttem
     except BaseException:
         unload([session for way in settings for session in way.instances])
         raise
-    return Loaded(manifest=package.manifest, path=package.path, scheduling=scheduling, ways=tuple(settings))
+    return Loaded(
+        manifest=package.manifest,
+        path=package.path,
+        scheduling=scheduling,
+        ways=tuple(settings),
+        answerer=answerer,
+    )
 
 
 def trim_after_start() -> None:

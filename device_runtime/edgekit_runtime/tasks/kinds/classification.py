@@ -36,7 +36,7 @@ def _decode(outputs: Outputs, options: ClassificationOptions, context: Context) 
         shares = np.exp(values - values.max(initial=0))
         values = shares / max(float(shares.sum()), 1e-12)
     elif options.scores == "sigmoid":
-        values = 1 / (1 + np.exp(-np.clip(values, -60, 60)))
+        values = np.float32(1) / (1 + np.exp(-np.clip(values, -60, 60)))
     values = values[options.background :]
     best = np.argsort(-values, kind="stable")[: options.top]
     return {

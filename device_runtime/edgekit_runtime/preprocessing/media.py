@@ -1,0 +1,120 @@
+"""Photographs and sound as they arrive: a media type with the bytes, decoded for a model's rules.
+
+    MediaType.parse("image/jpeg")                                       a JPEG, PNG, WebP or BMP file
+    MediaType.parse("audio/wav")                                        a WAV file
+    MediaType.parse("video/x-raw; format=RGB; width=640; height=480")   pixels of one frame, row by row
+    MediaType.parse("audio/x-raw; format=S16LE; rate=16000")            samples of one channel
+
+Source of the raw forms: GStreamer's media types.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import RequestError
+from edgekit_runtime.preprocessing.images import decode_image, take_image
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_IMAGE_FILES: Final = ("image/jpeg", "image/png", "image/webp", "image/bmp")
+_SOUND_FILES: Final = ("audio/wav", "audio/x-wav", "audio/wave", "audio/vnd.wave")
+_RAW_FRAME: Final = "video/x-raw"
+_RAW_SOUND: Final = "audio/x-raw"
+_CHANNELS: Final = {"RGB": 3, "BGR": 3, "GRAY8": 1}
+_SOUND_DTYPES: Final = {"S16LE": "<i2", "F32LE": "<f4"}
+_MAX_SIDE: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class MediaType:
+    """A media type with its parameters, both in lower case but for values.
+
+    Raises:
+        RequestError: 415, it is none that is read here.
+    """
+
+    name: str
+    parameters: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if self.name not in (*_IMAGE_FILES, *_SOUND_FILES, _RAW_FRAME, _RAW_SOUND):
+            known = ", ".join((*_IMAGE_FILES, _SOUND_FILES[0], _RAW_FRAME, _RAW_SOUND))
+            raise RequestError(415, f"the media type is {self.name[:60]!r}, expected one of {known}")
+
+    @classmethod
+    def parse(cls, text: str) -> "MediaType":
+        """Return the type in a `Content-Type`.
+
+        Raises:
+            RequestError: 415, see above.
+        """
+        name, *parts = (part.strip() for part in text.split(";"))
+        pairs = (part.partition("=") for part in parts)
+        return cls(
+            name.lower(), {key.strip().lower(): value.strip().strip('"') for key, _, value in pairs if key}
+        )
+
+    @property
+    def is_image(self) -> bool:
+        return self.name in _IMAGE_FILES or self.name == _RAW_FRAME
+
+    def read_image(self, data: "bytes | memoryview", max_pixels: int) -> "Image.Image":
+        """Return a photograph or a frame.
+
+        Raises:
+            DataError: the file is damaged, of another format, or has more pixels.
+            RequestError: the bytes do not fit the stated size.
+        """
+        if self.name != _RAW_FRAME:
+            return decode_image(bytes(data), max_pixels=max_pixels)
+        form = self.parameters.get("format", "RGB")
+        if form not in _CHANNELS:
+            raise RequestError(400, f"video/x-raw: format is {form[:20]!r}, expected {', '.join(_CHANNELS)}")
+        height, width = self._take_size("height"), self._take_size("width")
+        if len(data) != height * width * _CHANNELS[form]:
+            raise RequestError(
+                400,
+                f"{len(data)} bytes, expected {width} x {height} x {_CHANNELS[form]} for {form}",
+            )
+        if height * width > max_pixels:
+            raise RequestError(413, f"{width} x {height} pixels are more than {max_pixels}, the limit here")
+        pixels = np.frombuffer(data, np.uint8).reshape(height, width, -1)
+        return take_image(pixels[:, :, ::-1].copy() if form == "BGR" else pixels)
+
+    def read_samples(self, data: "bytes | memoryview", rate: int) -> "NDArray[np.float32] | bytes":
+        """Return samples -1..1, float32 [T]; or the bytes of a file, whose reader knows its rate.
+
+        Raises:
+            RequestError: the bytes are no samples of the stated kind, or of another rate.
+        """
+        if self.name != _RAW_SOUND:
+            return bytes(data)
+        form = self.parameters.get("format", "S16LE")
+        if form not in _SOUND_DTYPES:
+            raise RequestError(
+                400, f"audio/x-raw: format is {form[:20]!r}, expected {', '.join(_SOUND_DTYPES)}"
+            )
+        if self._take_size("rate") != rate:
+            raise RequestError(
+                400, f"audio/x-raw: the rate is {self.parameters['rate']}, the model takes {rate}"
+            )
+        dtype = np.dtype(_SOUND_DTYPES[form])
+        if not len(data) or len(data) % dtype.itemsize:
+            raise RequestError(400, f"{len(data)} bytes are no samples of {dtype.itemsize} bytes")
+        samples = np.frombuffer(data, dtype).astype(np.float32)
+        if form == "S16LE":
+            samples /= 32768
+        if not np.isfinite(samples).all():
+            raise RequestError(400, "audio/x-raw: a sample is NaN or infinite")
+        return samples
+
+    def _take_size(self, name: str) -> int:
+        text = self.parameters.get(name, "")
+        if not text.isdecimal() or not 1 <= len(text) <= 6 or not 1 <= int(text) <= _MAX_SIDE:
+            raise RequestError(400, f"{self.name}: {name} is {text[:20]!r}, expected 1 to {_MAX_SIDE}")
+        return int(text)

@@ -1,0 +1,52 @@
+"""`POST /v2/models/NAME/answer`: a photograph or sound as the body, the answer of the task as JSON."""
+
+import functools
+
+from edgekit_runtime.preprocessing.media import MediaType
+from edgekit_runtime.service.answers.answer_path import AnswerPath, AnswerRequest
+from edgekit_runtime.service.api.inference import WhenLoaded
+from edgekit_runtime.service.http.connection import Connection
+from edgekit_runtime.service.http.request_head import RequestHead
+from edgekit_runtime.service.http.response import make_json
+from edgekit_runtime.service.models.catalogue import Catalogue, EvictedError
+from edgekit_runtime.tasks.answerer import parse_overrides
+from edgekit_runtime.tasks.task import Decoded
+
+
+class AnswerHandler:
+    """Handles requests with media."""
+
+    __slots__ = ("_answers", "_models", "_when_loaded")
+
+    def __init__(self, models: Catalogue, when_loaded: WhenLoaded, answers: AnswerPath) -> None:
+        """Keep what all requests need; see `InferenceHandler`."""
+        self._models, self._when_loaded, self._answers = models, when_loaded, answers
+
+    def handle_request(
+        self, name: str, version: str | None, connection: Connection, head: RequestHead, body: memoryview
+    ) -> None:
+        """Respond to a request for a model, later.
+
+        Raises:
+            EdgekitError: the response is this error.
+        """
+
+        def reply(answer: Decoded | BaseException) -> None:
+            if isinstance(answer, BaseException):
+                connection.respond_error(answer)
+            else:
+                connection.respond(*make_json({"model_name": name, **answer}))
+
+        request = AnswerRequest(
+            find=functools.partial(self._models.find, name, version),
+            data=body,
+            media_type=MediaType.parse(head.content_type),
+            overrides=parse_overrides(head.query),
+            reply=reply,
+            is_unwanted=lambda: connection.has_left,
+        )
+        try:
+            self._answers.submit(request)
+        except EvictedError:
+            again = functools.partial(self.handle_request, name, version, connection, head, body)
+            self._when_loaded(name, connection, again)

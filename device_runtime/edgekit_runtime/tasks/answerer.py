@@ -1,0 +1,165 @@
+"""From a photograph or sound to a model's inputs, and from its outputs to the answer of its task.
+
+answerer = open_answerer(package)
+prepared = answerer.prepare(data, MediaType.parse("image/jpeg"), max_pixels)
+answerer.answer(session.run(prepared.inputs), prepared.placement)     # {"detections": [...]}
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgekit_runtime.canonical_json import JsonValue, decode_json
+from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.errors import DataError, PackageError, RequestError
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.preprocessing.images import ImageRules
+from edgekit_runtime.preprocessing.media import MediaType
+from edgekit_runtime.preprocessing.placement import Placement
+from edgekit_runtime.preprocessing.rules import MediaRules, read_rules
+from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, read_task
+from edgekit_runtime.tensors import Array, TensorSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """Inputs of one sample.
+
+    Attributes:
+        placement: where the picture lies in the input; None for sound.
+    """
+
+    inputs: Mapping[str, Array]
+    placement: Placement | None
+
+
+class Answerer:
+    """The preprocessing and the task of one package; it neither waits nor runs a model."""
+
+    __slots__ = ("_labels", "_options", "_rules", "_spec", "_task")
+
+    def __init__(
+        self,
+        spec: TensorSpec,
+        *,
+        rules: MediaRules | None,
+        task: Task | None,
+        options: Any = None,
+        labels: tuple[str, ...] = (),
+    ) -> None:
+        """Keep what all requests need.
+
+        Args:
+            spec: the input that the preprocessing fills.
+            rules: the preprocessing; None if the package has none.
+            task: the task; None if the package has none.
+            options: options of the task.
+            labels: names of the classes.
+        """
+        self._spec, self._rules, self._task, self._options, self._labels = spec, rules, task, options, labels
+
+    @property
+    def has_task(self) -> bool:
+        return self._task is not None
+
+    def prepare(self, data: "bytes | memoryview", media_type: MediaType, max_pixels: int) -> Prepared:
+        """Return the inputs for a photograph or sound.
+
+        Raises:
+            DataError: it cannot be decoded, or does not fit the model.
+            RequestError: the package has no preprocessing for it.
+        """
+        rules, spec = self._rules, self._spec
+        if rules is None:
+            raise RequestError(
+                400,
+                "the package has no preprocessing and takes only tensors; package it with --preprocessing",
+            )
+        placement = None
+        if media_type.is_image is not isinstance(rules, ImageRules):
+            kind = "a picture" if isinstance(rules, ImageRules) else "sound"
+            raise RequestError(415, f"the model takes {kind}, the media type is {media_type.name}")
+        if isinstance(rules, ImageRules):
+            pixels, placement = rules.fit(media_type.read_image(data, max_pixels))
+            sample = rules.finish(pixels)
+        else:
+            samples = media_type.read_samples(data, rules.sample_rate)
+            sample = rules.finish(rules.load(samples) if isinstance(samples, bytes) else rules.fit(samples))
+        array = sample[None]
+        spec.check(array)
+        return Prepared({spec.name: array}, placement)
+
+    def answer(
+        self, outputs: Outputs, placement: Placement | None, overrides: Mapping[str, JsonValue] | None = None
+    ) -> Decoded:
+        """Return the answer that the outputs of one sample mean.
+
+        Args:
+            outputs: outputs of the model.
+            placement: where the picture lies in the input, or None.
+            overrides: options of the task for this answer alone.
+
+        Raises:
+            RequestError: the package has no task, or an option is wrong.
+            DataError: the outputs are not those of the task.
+        """
+        if self._task is None:
+            raise RequestError(400, "the package states no task; package it with --task")
+        options = self._options
+        if overrides:
+            known = {name: getattr(options, name) for name in options.__dataclass_fields__}
+            plain = {
+                name: list(value) if isinstance(value, tuple) else value for name, value in known.items()
+            }
+            try:
+                options = from_plain(self._task.options, {**plain, **overrides}, "", DataError)
+            except DataError as error:
+                raise RequestError(400, str(error)) from error
+        return self._task.decode(outputs, options, Context(labels=self._labels, placement=placement))
+
+
+def open_answerer(package: OpenedPackage) -> Answerer | None:
+    """Return the way to answers of a package; None if it states neither preprocessing nor task.
+
+    Raises:
+        PackageError: the preprocessing or the task is malformed or does not fit the model.
+    """
+    manifest = package.manifest
+    if manifest.preprocessing is None and manifest.task is None:
+        return None
+    rules = None
+    try:
+        if manifest.preprocessing is not None:
+            fields = decode_json(
+                bytes(package.read(manifest.preprocessing)), manifest.preprocessing, PackageError
+            )
+            rules = read_rules(fields, manifest.inputs[0]) if len(manifest.inputs) == 1 else None
+    except DataError as cause:  # such as features that the user computes: it is a description for people
+        if manifest.task is not None:
+            raise PackageError(f"{package.path}: {cause}") from cause
+    task, options = (None, None) if manifest.task is None else read_task(manifest.task)
+    labels: tuple[str, ...] = ()
+    if manifest.labels is not None:
+        labels = tuple(bytes(package.read(manifest.labels)).decode("utf-8", "replace").splitlines())
+    return Answerer(manifest.inputs[0], rules=rules, task=task, options=options, labels=labels)
+
+
+def parse_overrides(query: str) -> dict[str, JsonValue]:
+    """Return the options of a task in the query of a URL, such as `min_score=0.5&top=3`.
+
+    Raises:
+        RequestError: it is no list of names and values.
+    """
+    overrides: dict[str, JsonValue] = {}
+    for part in filter(None, query.split("&")):
+        name, separator, value = part.partition("=")
+        if not separator or not name.isidentifier():
+            raise RequestError(
+                400, f"the query holds {part[:40]!r}, expected NAME=VALUE of the task's options"
+            )
+        try:
+            overrides[name] = json.loads(value)
+        except ValueError:
+            overrides[name] = value
+    return overrides
