@@ -18,7 +18,7 @@ from tests.runtime.conftest import WEIGHT, PackageMaker
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Manifest
-from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
+from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice, TaskChoice
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.options.config import Listen, ServiceConfig
@@ -163,6 +163,9 @@ def write_signed(
     expected: Mapping[str, Array],
     model: bytes,
     figures: Mapping[str, Any] | None = None,
+    *,
+    attachments: Mapping[str, bytes] | None = None,
+    task: TaskChoice | None = None,
 ) -> None:
     """Write the package of a model whose first dimensions are all free.
 
@@ -173,8 +176,12 @@ def write_signed(
         expected: golden outputs.
         model: content of the ONNX file.
         figures: of the manifest.
+        attachments: role (`labels` or `preprocessing`) -> content.
+        task: of the manifest.
     """
     contents, roles = {"model.onnx": model}, {"model.onnx": "model"}
+    for role, content in (attachments or {}).items():
+        contents[role], roles[role] = content, role
     for name, array in (*sketch.golden.items(), *expected.items()):
         contents[f"golden/{name}.bin"] = array.tobytes()
         roles[f"golden/{name}.bin"] = "golden"
@@ -213,6 +220,8 @@ def write_signed(
         backend=BackendChoice("ort", "model.onnx", {"threads": 1}),
         golden=Golden(tuple(golden_in), tuple(golden_out)),
         figures=figures or {},
+        task=task,
+        **{role: role for role in attachments or {}},
     )
     write_package(path, manifest, contents, maker.signer)
 

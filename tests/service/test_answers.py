@@ -1,0 +1,159 @@
+"""Photographs in, boxes out: `POST /v2/models/NAME/answer` against a real service."""
+
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.runtime.conftest import PackageMaker
+from tests.service.answer_parts import draw, encode, post, write_cell_detector
+from tests.service.service_parts import Running, make_config, running
+
+from edgekit_runtime.package.manifest_entries import TaskChoice
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.resources import MediaLimits
+
+
+@pytest.fixture(scope="module")
+def cells(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("cells")
+    write_cell_detector(maker, folder / "cells.edgepkg")
+    config = make_config(folder, media=MediaLimits(max_pixels=1 << 20))
+    with running(config, PackageFiles([folder / "cells.edgepkg"], maker.trust)) as service:
+        yield service
+
+
+def boxes(answer: dict[str, list[dict[str, object]]]) -> dict[object, object]:
+    return {entry["label"]: entry["box"] for entry in answer["detections"]}
+
+
+@pytest.mark.parametrize(
+    ("form", "kind"), [("PNG", "png"), ("JPEG", "jpeg"), ("WEBP", "webp"), ("BMP", "bmp")]
+)
+def test_answer_has_boxes_in_pixels_of_the_picture(cells: Running, form: str, kind: str) -> None:
+    picture = draw(256, 128, red=(1, 0), green=(3, 1))  # the letterbox leaves the lower half empty
+    status, answer = post(cells, encode(picture, form), f"image/{kind}")
+    assert status == 200
+    assert answer["model_name"] == "cells"
+    assert answer["model_version"] == "1.0.0"
+    assert boxes(answer) == {"red": [64, 0, 128, 64], "green": [192, 64, 256, 128]}
+    assert min(answer["times_ms"].values()) >= 0
+
+
+def test_raw_frame_needs_no_codec(cells: Running) -> None:
+    picture = draw(128, 64, green=(2, 1))
+    kind = "video/x-raw; format={}; width=128; height=64"
+    assert boxes(post(cells, picture.tobytes(), kind.format("RGB"))[1]) == {"green": [64, 32, 96, 64]}
+    turned = np.ascontiguousarray(picture[:, :, ::-1])
+    assert boxes(post(cells, turned.tobytes(), kind.format("BGR"))[1]) == {"green": [64, 32, 96, 64]}
+
+
+def test_photograph_is_turned_upright_by_its_exif_data(cells: Running) -> None:
+    lying = np.rot90(draw(128, 128, red=(3, 0)), 1)  # turned to the left; orientation 6 turns it back
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    status, answer = post(cells, encode(np.ascontiguousarray(lying), "JPEG", exif=exif), "image/jpeg")
+    assert (status, boxes(answer)) == (200, {"red": [96, 0, 128, 32]})
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "L", "I;16", "P", "RGBA", "1"])
+def test_other_colours_become_rgb(cells: Running, mode: str) -> None:
+    image = Image.fromarray(draw(red=(0, 0)))
+    image = Image.fromarray(np.full((64, 64), 40_000, np.uint16)) if mode == "I;16" else image.convert(mode)
+    file = io.BytesIO()
+    image.save(file, "JPEG" if mode == "CMYK" else "PNG")
+    status, answer = post(cells, file.getvalue(), "image/jpeg" if mode == "CMYK" else "image/png")
+    assert status == 200, answer
+
+
+def test_options_of_the_task_can_be_set_for_one_answer(cells: Running) -> None:
+    picture = encode(draw(red=(1, 1)) // 2)  # half of the light: a score of 0.5
+    assert len(post(cells, picture)[1]["detections"]) == 1
+    path = "/v2/models/cells/answer?min_score={}"
+    assert post(cells, picture, path=path.format("0.6"))[1]["detections"] == []
+    status, error = post(cells, picture, path=path.format("7"))
+    assert (status, "min_score" in error["error"]) == (400, True)
+    assert post(cells, picture, path="/v2/models/cells/answer?zoom=2")[0] == 400
+
+
+def _png_of(width: int, height: int) -> bytes:
+    """Return a PNG that states a size and holds one byte."""
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = [(b"IHDR", head), (b"IDAT", zlib.compress(b"\0")), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status", "reason"),
+    [
+        (_png_of(65_000, 65_000), "image/png", 400, "million pixels"),
+        (_png_of(1025, 1025), "image/png", 400, "million pixels"),
+        (encode(draw())[:-40], "image/png", 400, "cut short"),
+        (encode(draw(), "JPEG")[:300], "image/jpeg", 400, "cut short"),
+        (encode(draw(), "GIF"), "image/png", 400, "no image"),
+        (encode(draw(), "GIF"), "image/gif", 415, "media type"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/svg+xml", 415, "media type"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/png", 400, "no image"),
+        (b"", "image/jpeg", 400, "no image"),
+        (b"", "", 415, "media type"),
+        (b"\0" * 12, "video/x-raw; format=RGB; width=2; height=2; depth=3", 200, ""),
+        (b"\0" * 11, "video/x-raw; format=RGB; width=2; height=2", 400, "expected 2 x 2"),
+        (b"\0" * 12, "video/x-raw; format=RGB; width=-2; height=2", 400, "width"),
+        (b"\0" * 12, "video/x-raw; format=NV12; width=2; height=2", 400, "format"),
+        (b"\0" * 8, "audio/x-raw; rate=16000", 415, "takes a picture"),
+    ],
+)
+def test_bad_media_is_refused_with_a_reason(
+    cells: Running, body: bytes, kind: str, status: int, reason: str
+) -> None:
+    got, answer = post(cells, body, kind)
+    assert (got, reason in answer.get("error", "")) == (status, True), answer
+    assert post(cells, encode(draw(red=(0, 0))))[0] == 200  # the service is unharmed
+
+
+def test_too_few_labels_give_numbers(maker: PackageMaker, tmp_path: Path) -> None:
+    write_cell_detector(maker, tmp_path / "cells.edgepkg", labels=b"red\n")
+    with running(make_config(tmp_path), PackageFiles([tmp_path / "cells.edgepkg"], maker.trust)) as service:
+        answer = post(service, encode(draw(green=(0, 0))))[1]
+    assert [entry["label"] for entry in answer["detections"]] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"task": None}, "--task"),
+        ({"preprocessing": None}, "--preprocessing"),
+        ({"task": None, "preprocessing": None}, "--task"),
+    ],
+)
+def test_model_without_task_or_preprocessing_says_what_to_package(
+    maker: PackageMaker, tmp_path: Path, changes: dict[str, None], reason: str
+) -> None:
+    write_cell_detector(maker, tmp_path / "cells.edgepkg", **changes)
+    with running(make_config(tmp_path), PackageFiles([tmp_path / "cells.edgepkg"], maker.trust)) as service:
+        status, answer = post(service, encode(draw()))
+    assert (status, reason in answer["error"]) == (400, True), answer
+
+
+def test_package_with_a_wrong_task_is_not_served(maker: PackageMaker, tmp_path: Path) -> None:
+    write_cell_detector(maker, tmp_path / "cells.edgepkg", task=TaskChoice("detection", {"layout": "none"}))
+    with running(make_config(tmp_path), PackageFiles([tmp_path / "cells.edgepkg"], maker.trust)) as service:
+        assert post(service, encode(draw()))[0] in (400, 404, 503)
+        (line,) = service.do(service.service.registry.index())
+    assert (line.state, "layout" in line.reason) == ("UNAVAILABLE", True), line
+
+
+def test_isolated_model_answers_in_its_own_process(maker: PackageMaker, tmp_path: Path) -> None:
+    write_cell_detector(maker, tmp_path / "cells.edgepkg")
+    config = make_config(tmp_path, models={"cells": ModelOptions(isolated=True)})
+    with running(config, PackageFiles([tmp_path / "cells.edgepkg"], maker.trust)) as service:
+        status, answer = post(service, encode(draw(red=(2, 2))))
+    assert (status, boxes(answer)) == (200, {"red": [64, 64, 96, 96]})
