@@ -4,7 +4,7 @@ import http.client
 import io
 import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,18 +115,26 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
+def exchange(
+    service: Running, method: str, path: str, body: bytes, fields: Mapping[str, str]
+) -> tuple[int, Mapping[str, str], bytes]:
+    """Return status, headers and body of the response to a request over the Unix socket."""
+    connection = _UnixConnection(service.socket_path)
+    try:
+        connection.request(method, path, body, dict(fields))
+        response = connection.getresponse()
+        return response.status, response.headers, response.read()
+    finally:
+        connection.close()
+
+
 def post(
     service: Running,
-    body: bytes | Iterator[bytes],
+    body: bytes,
     content_type: str = "image/png",
     *,
     path: str = "/v2/models/cells/answer",
 ) -> tuple[int, Any]:
-    """Return status and JSON of the response to a request over the Unix socket."""
-    connection = _UnixConnection(service.socket_path)
-    try:
-        connection.request("POST", path, body, {"Content-Type": content_type})
-        response = connection.getresponse()
-        return response.status, json.loads(response.read())
-    finally:
-        connection.close()
+    """Return status and JSON of the response to a file."""
+    status, _, answer = exchange(service, "POST", path, body, {"Content-Type": content_type})
+    return status, json.loads(answer)

@@ -1,16 +1,18 @@
 """Photographs in, boxes out: `POST /v2/models/NAME/answer` against a real service."""
 
 import io
+import json
 import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 from tests.runtime.conftest import PackageMaker
-from tests.service.answer_parts import draw, encode, post, write_cell_detector
+from tests.service.answer_parts import draw, encode, exchange, post, write_cell_detector
 from tests.service.service_parts import Running, make_config, running
 
 from edgekit_runtime.package.manifest_entries import TaskChoice
@@ -157,3 +159,104 @@ def test_isolated_model_answers_in_its_own_process(maker: PackageMaker, tmp_path
     with running(config, PackageFiles([tmp_path / "cells.edgepkg"], maker.trust)) as service:
         status, answer = post(service, encode(draw(red=(2, 2))))
     assert (status, boxes(answer)) == (200, {"red": [64, 64, 96, 96]})
+
+
+def infer(
+    service: Running,
+    body: bytes,
+    *,
+    datatype: str = "BYTES",
+    outputs: list[dict[str, Any]] | None = None,
+    parameters: dict[str, Any] | None = None,
+    shape: list[int] | None = None,
+) -> tuple[int, dict[str, Any], bytes]:
+    """Send a file over the standard protocol; return status, JSON and binary data of the response."""
+    data = struct.pack("<I", len(body)) + body if datatype == "BYTES" else body
+    entry = {
+        "name": "pixels",
+        "datatype": datatype,
+        "shape": shape or ([1] if datatype == "BYTES" else [len(data)]),
+        "parameters": {"binary_data_size": len(data), **(parameters or {})},
+    }
+    document: dict[str, Any] = {"inputs": [entry]}
+    if outputs is not None:
+        document["outputs"] = outputs
+    text = json.dumps(document).encode()
+    path = "/v2/models/cells/infer"
+    fields = {"Inference-Header-Content-Length": str(len(text))}
+    status, fields, answer = exchange(service, "POST", path, text + data, fields)
+    end = int(fields.get("Inference-Header-Content-Length", len(answer)))
+    return status, json.loads(answer[:end]), answer[end:]
+
+
+@pytest.mark.parametrize("datatype", ["BYTES", "UINT8"])
+def test_standard_protocol_takes_a_file_and_gives_raw_outputs(cells: Running, datatype: str) -> None:
+    picture = draw(64, 64, red=(1, 2))
+    parameters = {"content_type": "image/png"} if datatype == "UINT8" else None
+    status, document, _ = infer(cells, encode(picture), datatype=datatype, parameters=parameters)
+    assert status == 200, document
+    (output,) = document["outputs"]
+    scores = np.array(output["data"]).reshape(output["shape"])[0, 4]
+    assert (output["name"], output["shape"], scores.argmax()) == ("boxes", [1, 6, 16], 2 * 4 + 1)
+
+
+def test_answer_is_one_more_output(cells: Running) -> None:
+    outputs = [{"name": "boxes"}, {"name": "answer", "parameters": {"binary_data": True}}]
+    status, document, data = infer(cells, encode(draw(green=(1, 1))), outputs=outputs)
+    assert status == 200, document
+    described = document["outputs"][1]
+    assert (described["datatype"], described["shape"]) == ("BYTES", [1])
+    assert described["parameters"]["binary_data_size"] == len(data) == 4 + struct.unpack("<I", data[:4])[0]
+    assert boxes(json.loads(data[4:])) == {"green": [32, 32, 64, 64]}
+    (text,) = infer(cells, encode(draw(red=(0, 0))), outputs=[{"name": "answer"}])[1]["outputs"][0]["data"]
+    assert boxes(json.loads(text)) == {"red": [0, 0, 32, 32]}
+
+
+def test_classification_states_the_best_classes(cells: Running) -> None:
+    outputs = [{"name": "boxes", "parameters": {"classification": 2}}]
+    status, document, _ = infer(cells, encode(draw(64, 64, red=(3, 0))), outputs=outputs)
+    assert status == 200, document
+    (output,) = document["outputs"]
+    assert (output["datatype"], output["shape"]) == ("BYTES", [1, 6, 2])
+    assert output["data"][8] == "1.000000:3"  # the scores of red by cell; there are two labels, not four
+    assert output["data"][0].endswith(":3")
+
+
+@pytest.mark.parametrize(
+    ("datatype", "parameters", "shape", "reason"),
+    [
+        ("BYTES", {}, [2], "BYTES [1]"),
+        ("BYTES", {"content_type": "image/gif"}, None, "media type"),
+        ("UINT8", {}, None, "datatype"),
+        ("UINT8", {"content_type": "image/png"}, [3], "UINT8 [bytes]"),
+        ("BYTES", {"content_type": 7}, None, "content_type"),
+    ],
+)
+def test_wrong_file_in_the_standard_protocol_is_refused(
+    cells: Running, datatype: str, parameters: dict[str, Any], shape: list[int] | None, reason: str
+) -> None:
+    status, document, _ = infer(cells, encode(draw()), datatype=datatype, parameters=parameters, shape=shape)
+    assert status in (400, 415)
+    assert reason in document["error"]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x02\0\0", b"\x09\0\0\0GIF", b"\x01\0\0\0GIF", b"\xff\xff\xff\xffGIF"]
+)
+def test_file_behind_a_wrong_length_is_refused(cells: Running, data: bytes) -> None:
+    parameters = {"binary_data_size": len(data)}
+    entry = {"name": "pixels", "datatype": "BYTES", "shape": [1], "parameters": parameters}
+    text = json.dumps({"inputs": [entry]}).encode()
+    fields = {"Inference-Header-Content-Length": str(len(text))}
+    status, _, answer = exchange(cells, "POST", "/v2/models/cells/infer", text + data, fields)
+    assert (status, "behind its length" in json.loads(answer)["error"]) == (400, True)
+
+
+def test_tensors_give_answers_too(cells: Running) -> None:
+    pixels = np.zeros((1, 3, 64, 64), np.float32)
+    entry = {"name": "pixels", "datatype": "FP32", "shape": [1, 3, 64, 64], "data": pixels.ravel().tolist()}
+    document = {"inputs": [entry], "outputs": [{"name": "answer"}]}
+    status, answer = post(
+        cells, json.dumps(document).encode(), "application/json", path="/v2/models/cells/infer"
+    )
+    assert (status, json.loads(answer["outputs"][0]["data"][0])) == (200, {"detections": []})

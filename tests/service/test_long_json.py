@@ -30,13 +30,14 @@ from tests.service.wiring_parts import load
 
 from edgekit_runtime.errors import RequestError, UnavailableError
 from edgekit_runtime.protocol.json_tensors import Sliced, finish
+from edgekit_runtime.service.answers.answer_path import AnswerPath
 from edgekit_runtime.service.api.inference import InferenceHandler
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.oip.codec import Codec
 from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.oip.time_slices import Slicer
 from edgekit_runtime.service.options.config import Inference
-from edgekit_runtime.service.options.resources import RegionLimits
+from edgekit_runtime.service.options.resources import MediaLimits, RegionLimits
 from edgekit_runtime.tensors import TensorSpec
 
 ECHO = "/v2/models/echo/infer"
@@ -308,9 +309,9 @@ def test_client_that_goes_leaves_no_work_behind(monkeypatch: pytest.MonkeyPatch,
     connection: Any = SimpleNamespace(is_open=True, is_local=True, respond_error=lambda _error: None)
     head: Any = SimpleNamespace(json_bytes=None)
     text = document([0.5] * 10_000, (10_000,))
-    InferenceHandler(models, lambda *_: None, Slicer(loop, 1 << 30)).handle_request(
-        "m", None, connection, head, memoryview(text)
-    )
+    InferenceHandler(
+        models, lambda *_: None, Slicer(loop, 1 << 30), AnswerPath(loop, MediaLimits())
+    ).handle_request("m", None, connection, head, memoryview(text))
     for _ in range(3):
         loop.turn()
     connection.is_open = stays

@@ -224,7 +224,7 @@ BAD = {
             "output unknown": {**request(), "outputs": [{"name": "z"}]},
             "output twice": {**request(), "outputs": [{"name": "y"}, {"name": "y"}]},
             "output no object": {**request(), "outputs": ["y"]},
-            "classes": {**request(), "outputs": [{"name": "y", "parameters": {"classification": 3}}]},
+            "classes": {**request(), "outputs": [{"name": "y", "parameters": {"classification": "3"}}]},
             "binary no flag": {**request(), "outputs": [{"name": "y", "parameters": {"binary_data": 1}}]},
             "id no string": {**request(), "id": 7},
             "id too long": {**request(), "id": "a" * 300},

@@ -18,7 +18,10 @@ from edgekit_runtime.protocol.json_fields import show, take_field
 from edgekit_runtime.protocol.json_tensors import NumberArray, read_values
 from edgekit_runtime.tensors import DTYPES, MAX_DIMENSION, Array, TensorSpec
 
+ANSWER: Final = "answer"
+"""The output that holds the answer of a model's task, a JSON text, where the model has no such output."""
 _MAX_ID: Final = 256  # characters
+_MAX_CLASSES: Final = 1000
 
 
 class SharedPlace(NamedTuple):
@@ -49,6 +52,8 @@ class InferTensor:
         start_bytes: begin of its binary data, counted from the end of the JSON.
         shared: its place in shared memory, or None.
         values: its values from the JSON, as a `NumberArray` while a long array is not read yet; or None.
+        is_media: whether it is the file of a photograph or sound, for the preprocessing of the model.
+        is_string: whether it is a BYTES tensor, with a length before the file.
     """
 
     name: str
@@ -57,6 +62,8 @@ class InferTensor:
     start_bytes: int = 0
     shared: SharedPlace | None = None
     values: "Array | NumberArray | None" = None
+    is_media: bool = False
+    is_string: bool = False
 
     @property
     def binary_bytes(self) -> int:
@@ -73,11 +80,13 @@ class RequestedOutput:
         name: name of the tensor.
         is_binary: whether its values follow the JSON.
         shared: the place in shared memory, or None.
+        classes: how many of the best classes it states instead of its values; 0 for the values.
     """
 
     name: str
     is_binary: bool
     shared: SharedPlace | None = None
+    classes: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,10 +99,13 @@ class InferRequest:
         id: the response repeats it, or None.
         priority: 1 is the highest, 0 the model's default.
         timeout_us: the longest wait in the queue, or None.
+        media_type: media type of the input that is a file; empty for what the model usually takes.
         response_heads: a server keeps the heads of its responses here, by the shapes of the outputs.
         binary_bytes: size of all binary data.
         shares_outputs: whether an output goes to shared memory.
         has_json_outputs: whether the values of an output go into the JSON.
+        has_media: whether an input is a file that must be decoded.
+        wants_answer: whether an output is the answer of the model's task.
     """
 
     inputs: tuple[InferTensor, ...]
@@ -101,10 +113,13 @@ class InferRequest:
     id: str | None = None
     priority: int = 0
     timeout_us: int | None = None
+    media_type: str = ""
     response_heads: dict[tuple[tuple[int, ...], ...], bytes] = field(default_factory=dict)
     binary_bytes: int = field(init=False)
     shares_outputs: bool = field(init=False)
     has_json_outputs: bool = field(init=False)
+    has_media: bool = field(init=False)
+    wants_answer: bool = field(init=False)
 
     def __post_init__(self) -> None:
         # Kept, because every request with the same JSON needs them.
@@ -112,6 +127,8 @@ class InferRequest:
         object.__setattr__(self, "shares_outputs", any(output.shared for output in self.outputs))
         writes = any(output.shared is None and not output.is_binary for output in self.outputs)
         object.__setattr__(self, "has_json_outputs", writes)
+        object.__setattr__(self, "has_media", any(tensor.is_media for tensor in self.inputs))
+        object.__setattr__(self, "wants_answer", any(output.name == ANSWER for output in self.outputs))
 
     @property
     def is_repeatable(self) -> bool:
@@ -168,6 +185,9 @@ def decode_request(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     may_be_empty: Collection[str] = (),
+    *,
+    takes_media: bool = False,
+    has_answer: bool = False,
 ) -> InferRequest:
     """Return the request in a JSON document to a model with these inputs and outputs.
 
@@ -176,6 +196,8 @@ def decode_request(
         inputs: inputs of the model.
         outputs: outputs of the model.
         may_be_empty: inputs that may have no elements, such as a cache before the first step.
+        takes_media: whether the first input may be the file of a photograph or sound.
+        has_answer: whether the output `ANSWER` may be asked for.
 
     Raises:
         RequestError: it is not a request of the protocol, or does not fit the model.
@@ -188,16 +210,29 @@ def decode_request(
     if len(request_id) > _MAX_ID:
         raise RequestError(400, f"id: expected at most {_MAX_ID} characters")
     return InferRequest(
-        _decode_inputs(document, inputs, may_be_empty),
-        _decode_outputs(document, outputs, parameters),
+        _decode_inputs(document, inputs, may_be_empty, media_input=inputs[0].name if takes_media else None),
+        _decode_outputs(document, outputs, parameters, has_answer=has_answer),
         request_id or None,
         take_field(parameters, "priority", "the request", int, 0),
         take_field(parameters, "timeout", "the request", int, 0) or None,
+        _find_media_type(document, parameters) if takes_media else "",
     )
 
 
+def _find_media_type(document: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
+    """Return the parameter `content_type` of the request, or of an input, or an empty text."""
+    entries = (entry.get("parameters") for entry in document["inputs"])
+    candidates = [parameters, *(entry for entry in entries if isinstance(entry, dict))]
+    types = [take_field(entry, "content_type", "the request", str, "") for entry in candidates]
+    return next(filter(None, types), "")
+
+
 def _decode_inputs(
-    document: Mapping[str, Any], specs: Sequence[TensorSpec], may_be_empty: Collection[str]
+    document: Mapping[str, Any],
+    specs: Sequence[TensorSpec],
+    may_be_empty: Collection[str],
+    *,
+    media_input: str | None,
 ) -> tuple[InferTensor, ...]:
     specs_by_name = {spec.name: spec for spec in specs}
     tensors: dict[str, InferTensor] = {}
@@ -205,6 +240,10 @@ def _decode_inputs(
     start_bytes = 0
     for entry in take_field(document, "inputs", "the request", list):
         name = _take_name(entry, specs_by_name, tensors, "input")
+        if name == media_input and _is_media(entry):
+            tensors[name] = _decode_media(entry, name, start_bytes)
+            start_bytes += tensors[name].binary_bytes
+            continue
         tensors[name] = _decode_input(
             entry, specs_by_name[name], start_bytes, least=int(name not in may_be_empty)
         )
@@ -233,6 +272,34 @@ def _take_name(
     if name in previous:
         raise RequestError(400, f"{role} '{name}' stands twice")
     return name
+
+
+def _is_media(entry: Mapping[str, Any]) -> bool:
+    """Whether an input is a file: a BYTES tensor, or an UINT8 one with a media type."""
+    parameters = entry.get("parameters")
+    has_type = isinstance(parameters, dict) and "content_type" in parameters
+    return entry.get("datatype") == "BYTES" or (entry.get("datatype") == "UINT8" and has_type)
+
+
+def _decode_media(entry: Mapping[str, Any], name: str, start_bytes: int) -> InferTensor:
+    where = f"input '{name}'"
+    is_string, shape = entry["datatype"] == "BYTES", entry.get("shape")
+    parameters = take_field(entry, "parameters", where, dict, {})
+    shared = _take_place(parameters, where)
+    if shared is None:
+        size_bytes = take_field(parameters, "binary_data_size", where, int)
+    else:
+        size_bytes = shared.size_bytes
+    expected = ([1], [1, 1]) if is_string else ([size_bytes], [1, size_bytes])
+    if shape not in expected or "data" in entry:
+        raise RequestError(
+            400,
+            f"{where}: shape is {show(shape)}; send a file as binary data or in shared memory, as"
+            " BYTES [1] or UINT8 [bytes]",
+        )
+    return InferTensor(
+        name, DTYPES["uint8"], (size_bytes,), start_bytes, shared, is_media=True, is_string=is_string
+    )
 
 
 def _decode_input(entry: Mapping[str, Any], spec: TensorSpec, start_bytes: int, *, least: int) -> InferTensor:
@@ -276,22 +343,30 @@ def _take_shape(entry: Mapping[str, Any], spec: TensorSpec, where: str, least: i
 
 
 def _decode_outputs(
-    document: Mapping[str, Any], specs: Sequence[TensorSpec], defaults: Mapping[str, Any]
+    document: Mapping[str, Any],
+    specs: Sequence[TensorSpec],
+    defaults: Mapping[str, Any],
+    *,
+    has_answer: bool,
 ) -> tuple[RequestedOutput, ...]:
     is_binary = take_field(defaults, "binary_data_output", "the request", bool, default=False)
     entries = take_field(document, "outputs", "the request", list, [])
     if not entries:
         return tuple(RequestedOutput(spec.name, is_binary) for spec in specs)
-    specs_by_name = {spec.name: spec for spec in specs}
+    names = dict.fromkeys([spec.name for spec in specs] + ([ANSWER] if has_answer else []))
     outputs: dict[str, RequestedOutput] = {}
     for entry in entries:
-        name = _take_name(entry, specs_by_name, outputs, "output")
+        name = _take_name(entry, names, outputs, "output")
         where = f"output '{name}'"
         parameters = take_field(entry, "parameters", where, dict, {})
-        if parameters.get("classification"):
-            raise RequestError(400, f"{where}: classification is not supported; ask for the scores")
+        classes = take_field(parameters, "classification", where, int, 0)
+        if classes > _MAX_CLASSES:
+            raise RequestError(400, f"{where}: classification is {classes}, expected at most {_MAX_CLASSES}")
         wants_binary = take_field(parameters, "binary_data", where, bool, default=is_binary)
-        outputs[name] = RequestedOutput(name, wants_binary, _take_place(parameters, where))
+        place = _take_place(parameters, where)
+        if place is not None and (classes or name == ANSWER):
+            raise RequestError(400, f"{where}: byte strings do not go to shared memory")
+        outputs[name] = RequestedOutput(name, wants_binary, place, classes)
     return tuple(outputs.values())
 
 

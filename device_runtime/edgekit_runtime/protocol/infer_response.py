@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from edgekit_runtime.errors import RequestError, TransportError
+from edgekit_runtime.protocol.byte_strings import size_on_wire
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE, DTYPE_OF_DATATYPE
 from edgekit_runtime.protocol.infer_request import InferRequest, InferTensor, RequestedOutput, SharedPlace
 from edgekit_runtime.protocol.json_tensors import Sliced, read_values, write_values
@@ -36,7 +37,7 @@ def encode_response(
         if output.shared is not None:
             continue
         if output.is_binary:
-            binary_bytes += array.nbytes
+            binary_bytes += size_on_wire(array)
             continue
         if len(text) + 2 * array.size > limit_bytes:  # each value has a digit and a comma
             raise _refuse_long(limit_bytes)
@@ -66,13 +67,13 @@ def _refuse_long(limit_bytes: int) -> RequestError:
 
 
 def _describe(output: RequestedOutput, array: Array) -> dict[str, Any]:
-    datatype = DATATYPE_OF_DTYPE[array.dtype.name]
+    datatype = "BYTES" if array.dtype.kind == "O" else DATATYPE_OF_DTYPE[array.dtype.name]
     entry: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": list(array.shape)}
     if output.shared is not None:
         shared = SharedPlace(output.shared.region, output.shared.offset_bytes, array.nbytes)
         entry["parameters"] = shared.to_json()
     elif output.is_binary:
-        entry["parameters"] = {"binary_data_size": array.nbytes}
+        entry["parameters"] = {"binary_data_size": size_on_wire(array)}
     return entry
 
 

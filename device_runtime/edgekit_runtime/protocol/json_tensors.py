@@ -99,6 +99,8 @@ def write_values(array: Array) -> Iterator[bytes]:
         ValueError: a value is NaN or infinite, which JSON cannot express.
     """
     flat = array.reshape(-1)
+    if array.dtype.kind == "O":
+        flat = np.array([string.decode("utf-8", "replace") for string in flat.tolist()], object)
     for start in range(0, len(flat), _VALUES_AT_ONCE):
         text = _encode(flat[start : start + _VALUES_AT_ONCE].tolist())[1:-1].encode("ascii")
         yield text if start == 0 else b"," + text

@@ -5,6 +5,7 @@ prepared = answerer.prepare(data, MediaType.parse("image/jpeg"), max_pixels)
 answerer.answer(session.run(prepared.inputs), prepared.placement)     # {"detections": [...]}
 """
 
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,9 +36,9 @@ class Prepared:
 
 
 class Answerer:
-    """The preprocessing and the task of one package; it neither waits nor runs a model."""
+    """The preprocessing, the task and the labels of one package; it neither waits nor runs a model."""
 
-    __slots__ = ("_labels", "_options", "_rules", "_spec", "_task")
+    __slots__ = ("_options", "_rules", "_spec", "_task", "labels")
 
     def __init__(
         self,
@@ -57,7 +58,17 @@ class Answerer:
             options: options of the task.
             labels: names of the classes.
         """
-        self._spec, self._rules, self._task, self._options, self._labels = spec, rules, task, options, labels
+        self._spec, self._rules, self._task, self._options, self.labels = spec, rules, task, options, labels
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether it can prepare photographs or sound."""
+        return self._rules is not None
+
+    @property
+    def file_type(self) -> MediaType:
+        """The type of files that state none; readers tell the formats of photographs apart."""
+        return MediaType("image/jpeg" if isinstance(self._rules, ImageRules) else "audio/wav")
 
     @property
     def has_task(self) -> bool:
@@ -116,17 +127,17 @@ class Answerer:
                 options = from_plain(self._task.options, {**plain, **overrides}, "", DataError)
             except DataError as error:
                 raise RequestError(400, str(error)) from error
-        return self._task.decode(outputs, options, Context(labels=self._labels, placement=placement))
+        return self._task.decode(outputs, options, Context(labels=self.labels, placement=placement))
 
 
 def open_answerer(package: OpenedPackage) -> Answerer | None:
-    """Return the way to answers of a package; None if it states neither preprocessing nor task.
+    """Return the way to answers of a package; None if it states neither preprocessing, task nor labels.
 
     Raises:
         PackageError: the preprocessing or the task is malformed or does not fit the model.
     """
     manifest = package.manifest
-    if manifest.preprocessing is None and manifest.task is None:
+    if manifest.task is None and not (manifest.preprocessing or manifest.labels):
         return None
     rules = None
     try:
@@ -141,7 +152,8 @@ def open_answerer(package: OpenedPackage) -> Answerer | None:
     task, options = (None, None) if manifest.task is None else read_task(manifest.task)
     labels: tuple[str, ...] = ()
     if manifest.labels is not None:
-        labels = tuple(bytes(package.read(manifest.labels)).decode("utf-8", "replace").splitlines())
+        text = bytes(package.read(manifest.labels)).decode("utf-8", "replace")
+        labels = tuple(line.removesuffix("\n") for line in io.StringIO(text, newline=None))
     return Answerer(manifest.inputs[0], rules=rules, task=task, options=options, labels=labels)
 
 

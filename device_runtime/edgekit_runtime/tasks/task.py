@@ -5,7 +5,6 @@ task, options = read_task(manifest.task)
 task.decode(outputs, options, context)        # {"values": [0.31]}
 """
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -15,7 +14,6 @@ from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import DataError, PackageError
 from edgekit_runtime.package.manifest_entries import TaskChoice
 from edgekit_runtime.preprocessing.placement import Placement
-from edgekit_runtime.system.folder_modules import import_modules
 from edgekit_runtime.tensors import Array
 
 Outputs: TypeAlias = Mapping[str, Array]
@@ -70,7 +68,8 @@ def register(task: Task) -> Task:
 
 def load_tasks() -> Mapping[str, Task]:
     """Return the table of all tasks, whose modules are imported on the first call."""
-    import_modules(importlib.import_module("edgekit_runtime.tasks.kinds"))
+    from edgekit_runtime.tasks import kinds  # noqa: F401  # registers them
+
     return TASKS
 
 

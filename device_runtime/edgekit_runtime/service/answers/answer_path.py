@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import EdgekitError, OverloadedError, RequestError
@@ -23,8 +22,7 @@ from edgekit_runtime.service.scheduling.fair_pool import Threads
 from edgekit_runtime.service.serving.served_version import Served
 from edgekit_runtime.tasks.answerer import Answerer, Prepared
 from edgekit_runtime.tasks.task import Decoded, Outputs
-
-Reply: TypeAlias = "Callable[[Decoded | BaseException], None]"
+from edgekit_runtime.tensors import Array
 
 
 def _never() -> bool:
@@ -32,23 +30,45 @@ def _never() -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Answered:
+    """What a request came to.
+
+    Attributes:
+        served: the version that answered; a canary may have run the call instead.
+        outputs: outputs of the model.
+        decoded: the answer of the task; empty if it was not asked for.
+        times_s: seconds of each step: `prepare`, `infer`, and `answer` if it was decoded.
+    """
+
+    served: Served
+    outputs: Outputs
+    decoded: Decoded
+    times_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class AnswerRequest:
-    """One photograph or piece of sound on its way to an answer.
+    """One photograph, piece of sound or set of tensors on its way to an answer.
 
     Attributes:
         find: returns the version that answers; it may raise an EdgekitError.
-        data: bytes of the media type; valid until `reply` is called.
+        reply: called once on the loop's thread, maybe before `submit` returns.
+        data: bytes of a file, or None if the inputs are there; valid until `reply` is called.
+        media_type: type of the file; None for what the model usually takes.
+        inputs: inputs that need no preparation.
+        decodes: whether the answer of the task is wanted, not only the outputs.
         overrides: options of the task for this answer.
-        reply: called once on the loop's thread with the answer or the error, maybe before `submit` returns.
         priority: 1 is the highest, 0 the model's default.
         deadline_s: latest start of the run, see `Call`.
         is_unwanted: whether the client has gone.
     """
 
     find: Callable[[], Served]
-    data: "bytes | memoryview"
-    media_type: MediaType
-    reply: Reply
+    reply: "Callable[[Answered | BaseException], None]"
+    data: "bytes | memoryview | None" = None
+    media_type: MediaType | None = None
+    inputs: Mapping[str, Array] = field(default_factory=dict)
+    decodes: bool = True
     overrides: Mapping[str, JsonValue] = field(default_factory=dict)
     priority: int = 0
     deadline_s: float | None = None
@@ -73,35 +93,37 @@ class AnswerPath:
         """
         served = request.find()
         if self._waiting >= self._limits.max_waiting:
-            raise OverloadedError(
-                f"{self._waiting} pictures wait to be decoded, the limit is max_waiting", 1.0
-            )
-        self._prepare(request, served, time.monotonic())
+            raise OverloadedError(f"{self._waiting} files wait to be decoded, the limit is max_waiting", 1.0)
+        self._begin(request, served, time.monotonic())
 
     def close(self, timeout_s: float) -> bool:
         """End the threads; return whether they have ended."""
         return self._threads is None or self._threads.close(timeout_s)
 
-    def _prepare(self, request: AnswerRequest, served: Served, began_s: float) -> None:
+    def _begin(self, request: AnswerRequest, served: Served, began_s: float) -> None:
         answerer = served.loaded.answerer
         if answerer is None:
             raise _explain_lack(served)
-        if not answerer.has_task:
+        if request.decodes and not answerer.has_task:
             raise RequestError(400, f"{served.metrics.model} states no task; package it with --task")
         if self._threads is None:
             self._threads = Threads(self._loop, os.cpu_count() or 1)
-        self._waiting += 1
         work = _Work(request, answerer, self._limits.max_pixels, began_s)
-        self._threads.start(work.prepare, lambda: self._run(work))
+        if request.data is None:
+            self._infer(work, served)
+            return
+        self._waiting += 1
+        self._threads.start(work.prepare, functools.partial(self._take_prepared, work))
 
-    def _run(self, work: "_Work") -> None:
+    def _take_prepared(self, work: "_Work") -> None:
         self._waiting -= 1
-        request = work.request
         try:
-            served = request.find()
+            served = work.request.find()
             if served.loaded.answerer is not work.answerer:  # another version by now
-                self._prepare(request, served, work.began_s)
+                self._begin(work.request, served, work.began_s)
                 return
+            if work.error is None:
+                served.codec.check_inputs(work.prepared.inputs)
         except EdgekitError as error:
             work.reply(error)
             return
@@ -109,49 +131,54 @@ class AnswerPath:
             served.metrics.refused += 1
             work.reply(work.error)
             return
-        work.version = served.version
-        inputs = work.prepared.inputs
+        self._infer(work, served)
+
+    def _infer(self, work: "_Work", served: Served) -> None:
+        request, inputs = work.request, work.prepared.inputs
+        work.served = served
         answer = None if request.deadline_s is not None else served.lane.attempt(inputs)
         if answer is None:
-            finish = functools.partial(self._finish, work)
-            served.lane.submit(
-                Call(inputs, finish, request.priority, request.deadline_s, request.is_unwanted)
-            )
+            finish = functools.partial(self._take_outputs, work)
+            call = Call(inputs, finish, request.priority, request.deadline_s, request.is_unwanted)
+            served.lane.submit(call)
         else:
-            self._finish(work, answer)
+            self._take_outputs(work, answer)
 
-    def _finish(self, work: "_Work", answer: Answer) -> None:
+    def _take_outputs(self, work: "_Work", answer: Answer) -> None:
         if isinstance(answer, EdgekitError):
             work.reply(answer)
             return
-        work.outputs = answer
-        work.answered_s = time.monotonic()
-        assert self._threads is not None  # noqa: S101  # for the type checker: it has prepared the inputs
-        self._threads.start(work.decode, work.reply_decoded)
+        work.outputs, work.inferred_s = answer, time.monotonic()
+        if not work.request.decodes or self._threads is None:
+            work.finish()
+        else:
+            self._threads.start(work.decode, work.finish)
 
 
 class _Work:
     """A request with what it has come to so far."""
 
     __slots__ = (
-        *("_max_pixels", "answered_s", "answerer", "began_s", "decoded", "error", "outputs", "prepared"),
-        *("prepared_s", "request", "version"),
+        *("_max_pixels", "answerer", "began_s", "decoded", "error", "inferred_s", "outputs", "prepared"),
+        *("prepared_s", "request", "served"),
     )
 
     def __init__(self, request: AnswerRequest, answerer: Answerer, max_pixels: int, began_s: float) -> None:
-        self.request, self.answerer, self._max_pixels, self.began_s = request, answerer, max_pixels, began_s
-        self.prepared: Prepared
-        self.outputs: Outputs
-        self.decoded: Decoded
+        self.request, self.answerer, self._max_pixels = request, answerer, max_pixels
+        self.prepared = Prepared(request.inputs, None)
+        self.served: Served
+        self.outputs: Outputs = {}
+        self.decoded: Decoded = {}
         self.error: BaseException | None = None
-        self.version = ""
-        self.prepared_s = self.answered_s = began_s
+        self.began_s = self.prepared_s = self.inferred_s = began_s
 
     def prepare(self) -> None:
         """Make the inputs, on a thread; raises nothing."""
         request = self.request
+        assert request.data is not None  # noqa: S101  # for the type checker
         try:
-            self.prepared = self.answerer.prepare(request.data, request.media_type, self._max_pixels)
+            media_type = request.media_type or self.answerer.file_type
+            self.prepared = self.answerer.prepare(request.data, media_type, self._max_pixels)
         except MemoryError:
             self.error = OverloadedError("not enough memory to decode it; try again", 1.0)
         except Exception as error:
@@ -160,29 +187,25 @@ class _Work:
 
     def decode(self) -> None:
         """Decode the outputs, on a thread; raises nothing."""
+        request = self.request
         try:
-            self.decoded = self.answerer.answer(self.outputs, self.prepared.placement, self.request.overrides)
+            self.decoded = self.answerer.answer(self.outputs, self.prepared.placement, request.overrides)
         except Exception as error:
             self.error = error
 
-    def reply_decoded(self) -> None:
-        """Answer, on the loop's thread."""
+    def finish(self) -> None:
+        """Reply, on the loop's thread."""
         if self.error is not None:
             self.reply(self.error)
             return
-        now_s = time.monotonic()
-        times = {
-            "prepare": self.prepared_s - self.began_s,
-            "infer": self.answered_s - self.prepared_s,
-            "answer": now_s - self.answered_s,
-        }
-        times_ms: JsonValue = {name: round(seconds * 1e3, 3) for name, seconds in times.items()}
-        self.reply({**self.decoded, "model_version": self.version, "times_ms": times_ms})
+        times_s = {"prepare": self.prepared_s - self.began_s, "infer": self.inferred_s - self.prepared_s}
+        if self.request.decodes:
+            times_s["answer"] = time.monotonic() - self.inferred_s
+        self.reply(Answered(served=self.served, outputs=self.outputs, decoded=self.decoded, times_s=times_s))
 
-    def reply(self, answer: "Decoded | BaseException") -> None:
-        error, self.error = self.error, None  # else each keeps the other through the traceback
-        del error
-        self.request.reply(answer)
+    def reply(self, answered: "Answered | BaseException") -> None:
+        self.error = None  # else each keeps the other through the traceback
+        self.request.reply(answered)
 
 
 def _explain_lack(served: Served) -> RequestError:

@@ -3,14 +3,13 @@
 import functools
 
 from edgekit_runtime.preprocessing.media import MediaType
-from edgekit_runtime.service.answers.answer_path import AnswerPath, AnswerRequest
+from edgekit_runtime.service.answers.answer_path import Answered, AnswerPath, AnswerRequest
 from edgekit_runtime.service.api.inference import WhenLoaded
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.response import make_json
 from edgekit_runtime.service.models.catalogue import Catalogue, EvictedError
 from edgekit_runtime.tasks.answerer import parse_overrides
-from edgekit_runtime.tasks.task import Decoded
 
 
 class AnswerHandler:
@@ -31,11 +30,13 @@ class AnswerHandler:
             EdgekitError: the response is this error.
         """
 
-        def reply(answer: Decoded | BaseException) -> None:
-            if isinstance(answer, BaseException):
-                connection.respond_error(answer)
-            else:
-                connection.respond(*make_json({"model_name": name, **answer}))
+        def reply(answered: Answered | BaseException) -> None:
+            if isinstance(answered, BaseException):
+                connection.respond_error(answered)
+                return
+            document = {"model_name": name, "model_version": answered.served.version, **answered.decoded}
+            times_ms = {step: round(seconds * 1e3, 3) for step, seconds in answered.times_s.items()}
+            connection.respond(*make_json({**document, "times_ms": times_ms}))
 
         request = AnswerRequest(
             find=functools.partial(self._models.find, name, version),

@@ -5,9 +5,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol, TypeAlias
 
+import numpy as np
+
+from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.protocol.infer_request import InferRequest
+from edgekit_runtime.preprocessing.media import MediaType
+from edgekit_runtime.protocol.infer_request import ANSWER, InferRequest
 from edgekit_runtime.protocol.json_tensors import Sliced
+from edgekit_runtime.service.answers.answer_path import Answered, AnswerPath, AnswerRequest
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.send_buffer import Buffer
@@ -41,9 +46,11 @@ class Responder(Protocol):
 class InferenceHandler:
     """Handles inference requests."""
 
-    __slots__ = ("_models", "_slicer", "_when_loaded")
+    __slots__ = ("_answers", "_models", "_slicer", "_when_loaded")
 
-    def __init__(self, models: Catalogue, when_loaded: WhenLoaded, slicer: Slicer) -> None:
+    def __init__(
+        self, models: Catalogue, when_loaded: WhenLoaded, slicer: Slicer, answers: AnswerPath
+    ) -> None:
         """Keep what all requests need.
 
         Args:
@@ -51,7 +58,9 @@ class InferenceHandler:
             when_loaded: takes the name of a model that was unloaded for others, the connection of the
                 request, and what to do once the model is loaded again.
             slicer: reads and writes long JSON.
+            answers: decodes files, and outputs to answers.
         """
+        self._answers = answers
         self._models = models
         self._when_loaded = when_loaded
         self._slicer = slicer
@@ -76,6 +85,9 @@ class InferenceHandler:
                 self._slicer.start(_while_open(connection, work), len(body) * _TIMES_JSON)
                 return
             request, inputs = served.codec.decode(body, head.json_bytes, is_local=connection.is_local)
+            if request.has_media or request.wants_answer:
+                self._answer(served, (name, version), request, inputs, (connection, head, body))
+                return
             self._infer(served, request, inputs, connection)
         except EdgekitError:
             served.metrics.refused += 1
@@ -94,7 +106,11 @@ class InferenceHandler:
         try:
             decoded = yield from decoding
             if self._is_current(served, *target):
-                self._infer(served, *decoded, connection)
+                request, inputs = decoded
+                if request.has_media or request.wants_answer:
+                    self._answer(served, target, request, inputs, (connection, head, body))
+                else:
+                    self._infer(served, request, inputs, connection)
                 return
         except EdgekitError:
             served.metrics.refused += 1
@@ -107,6 +123,50 @@ class InferenceHandler:
         except EdgekitError:  # `handle_request` says so, or loads it again
             return False
 
+    def _answer(
+        self,
+        served: Served,
+        target: tuple[str, str | None],
+        request: InferRequest,
+        inputs: Mapping[str, Array],
+        origin: tuple[Connection, RequestHead, memoryview],
+    ) -> None:
+        """Decode a file before the run, or the answer of the task after it."""
+        connection, head, body = origin
+        regions = served.codec.hold(request, is_local=connection.is_local) if request.shares_outputs else {}
+
+        def reply(answered: Answered | BaseException) -> None:
+            if isinstance(answered, BaseException):
+                connection.respond_error(answered)
+                return
+            asked = request
+            try:
+                if answered.served is not served:  # its responses state another version
+                    is_local = connection.is_local
+                    asked = answered.served.codec.decode(body, head.json_bytes, is_local=is_local)[0]
+            except EdgekitError as error:
+                connection.respond_error(error)
+                return
+            outputs = dict(answered.outputs)
+            if request.wants_answer:
+                outputs[ANSWER] = np.array([encode_json(answered.decoded)], object)
+            InferenceHandler._respond(self, connection, answered.served, asked, regions, outputs)
+
+        file = next((tensor for tensor in request.inputs if tensor.is_media), None)
+        self._answers.submit(
+            AnswerRequest(
+                find=functools.partial(self._models.find, *target),
+                reply=reply,
+                data=None if file is None else inputs[file.name].data,
+                media_type=MediaType.parse(request.media_type) if request.media_type else None,
+                inputs={} if file is not None else inputs,
+                decodes=request.wants_answer,
+                priority=request.priority,
+                deadline_s=find_deadline(request),
+                is_unwanted=lambda: connection.has_left,
+            )
+        )
+
     def _infer(
         self, served: Served, request: InferRequest, inputs: Mapping[str, Array], connection: Connection
     ) -> None:
@@ -115,7 +175,7 @@ class InferenceHandler:
             regions = served.codec.hold(request, is_local=connection.is_local)
         answer = served.lane.attempt(inputs)
         if answer is None:
-            deadline_s = None if request.timeout_us is None else time.monotonic() + request.timeout_us / 1e6
+            deadline_s = find_deadline(request)
             reply = functools.partial(self._respond, connection, served, request, regions)
             served.lane.submit(Call(inputs, reply, request.priority, deadline_s, lambda: connection.has_left))
         else:
@@ -140,6 +200,11 @@ class InferenceHandler:
             connection.respond_error(error)
         else:
             connection.respond(*parts)
+
+
+def find_deadline(request: InferRequest) -> float | None:
+    """Return the latest start of the run that a request allows, on the clock of `time.monotonic`."""
+    return None if request.timeout_us is None else time.monotonic() + request.timeout_us / 1e6
 
 
 def _send_encoded(encoding: Sliced[tuple[Buffer, ...]], connection: Responder) -> Sliced[None]:

@@ -71,7 +71,7 @@ class Router:
         """
         self._registry, self._models = registry, registry.models
         self._bodies = CompressedBodies(asyncio.get_running_loop(), limits)
-        self._inference = make_inference_handler(registry.models, self._when_loaded, slicer, times)
+        self._inference = make_inference_handler(registry.models, self._when_loaded, slicer, answers, times)
         self._answers = AnswerHandler(registry.models, self._when_loaded, answers)
         self._memory = SharedMemoryHandler(regions)
         self._metrics = metrics

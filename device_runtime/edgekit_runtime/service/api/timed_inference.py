@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.protocol.infer_request import InferRequest
+from edgekit_runtime.service.answers.answer_path import AnswerPath
 from edgekit_runtime.service.api.inference import InferenceHandler, Responder, WhenLoaded
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import RequestHead
@@ -19,12 +20,12 @@ from edgekit_runtime.service.serving.served_version import Served
 
 
 def make_inference_handler(
-    models: Catalogue, when_loaded: WhenLoaded, slicer: Slicer, times: RunTimes | None
+    models: Catalogue, when_loaded: WhenLoaded, slicer: Slicer, answers: AnswerPath, times: RunTimes | None
 ) -> InferenceHandler:
     """Return a handler whose responses state times; the usual one if `times` is None."""
     if times is None:
-        return InferenceHandler(models, when_loaded, slicer)
-    return TimedInferenceHandler(models, when_loaded, slicer, times)
+        return InferenceHandler(models, when_loaded, slicer, answers)
+    return TimedInferenceHandler(models, when_loaded, slicer, answers, times)
 
 
 class TimedInferenceHandler(InferenceHandler):
@@ -32,16 +33,24 @@ class TimedInferenceHandler(InferenceHandler):
 
     __slots__ = ("_machine", "_meters", "_times")
 
-    def __init__(self, models: Catalogue, when_loaded: WhenLoaded, slicer: Slicer, times: RunTimes) -> None:
+    def __init__(
+        self,
+        models: Catalogue,
+        when_loaded: WhenLoaded,
+        slicer: Slicer,
+        answers: AnswerPath,
+        times: RunTimes,
+    ) -> None:
         """Keep what all requests need.
 
         Args:
             models: the models that are served.
             when_loaded: see `InferenceHandler`.
             slicer: reads and writes long JSON.
+            answers: see `InferenceHandler`.
             times: where all lanes note the times of the call that they answer.
         """
-        super().__init__(models, when_loaded, slicer)
+        super().__init__(models, when_loaded, slicer, answers)
         self._times = times
         self._machine = UtilizationMeter(os.cpu_count() or 1)
         self._meters: dict[tuple[str, str], UtilizationMeter] = {}

@@ -5,12 +5,15 @@ codec keeps what the last few different ones mean. It neither waits nor runs a m
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from edgekit_runtime.errors import RequestError
+from edgekit_runtime.protocol.byte_strings import serialize_strings, take_string
 from edgekit_runtime.protocol.infer_request import (
+    ANSWER,
     InferRequest,
     InferTensor,
     decode_request,
@@ -22,6 +25,7 @@ from edgekit_runtime.protocol.rest import HEADER_LENGTH
 from edgekit_runtime.service.http.response import BINARY_TYPE, JSON_TYPE, make_head
 from edgekit_runtime.service.http.send_buffer import Buffer
 from edgekit_runtime.service.oip.shared_memory import Region, Regions
+from edgekit_runtime.tasks.answerer import Answerer
 from edgekit_runtime.tensors import Array, TensorSpec
 
 _MAX_KEPT: Final = 64
@@ -40,7 +44,7 @@ class Codec:
     """Decodes requests to one version of a model and encodes its responses."""
 
     __slots__ = (
-        *("_check_inputs", "_may_be_empty", "_max_json_bytes", "_max_json_response_bytes"),
+        *("_answerer", "_check_inputs", "_may_be_empty", "_max_json_bytes", "_max_json_response_bytes"),
         *("_names", "_regions", "_requests", "inputs", "outputs"),
     )
 
@@ -56,6 +60,7 @@ class Codec:
         max_json_response_bytes: int,
         check_inputs: Callable[[Sequence[InferTensor]], None] | None = None,
         may_be_empty: Collection[str] = (),
+        answerer: Answerer | None = None,
     ) -> None:
         """Make a codec.
 
@@ -69,7 +74,9 @@ class Codec:
             max_json_response_bytes: size limit of one response.
             check_inputs: raises RequestError where the inputs of one request are too large, or None.
             may_be_empty: inputs that may have no elements.
+            answerer: preprocessing, task and labels of the package, or None.
         """
+        self._answerer = answerer
         self._may_be_empty = may_be_empty
         self._names = {"model_name": name, "model_version": version}
         self.inputs = tuple(inputs)
@@ -154,12 +161,13 @@ class Codec:
         """
         if request.has_json_outputs:
             return finish(self.encode_in_slices(request, outputs, regions))
-        arrays, data = _sort_outputs(request, outputs, regions)
+        arrays, data = self._sort_outputs(request, outputs, regions)
         shapes = tuple([array.shape for array in arrays])
         head = request.response_heads.get(shapes)
         if head is None:
             head = b"".join(finish(self._write_head(request, arrays)))
-            if len(request.response_heads) < _MAX_KEPT_HEADS:
+            has_strings = any(array.dtype.kind == "O" for array in arrays)  # of any length
+            if len(request.response_heads) < _MAX_KEPT_HEADS and not has_strings:
                 request.response_heads[shapes] = head
         return head, *data
 
@@ -167,7 +175,7 @@ class Codec:
         self, request: InferRequest, outputs: Mapping[str, Array], regions: Held
     ) -> Sliced[tuple[Buffer, ...]]:
         """Return the same for a response with values in its JSON, in slices; see `measure_json`."""
-        arrays, data = _sort_outputs(request, outputs, regions)
+        arrays, data = self._sort_outputs(request, outputs, regions)
         parts = yield from self._write_head(request, arrays)
         return *parts, *data
 
@@ -178,7 +186,7 @@ class Codec:
             for requested in request.outputs
             if not requested.is_binary and requested.shared is None
         ]
-        values = sum(array.size for array in arrays)
+        values = sum(array.size for array in arrays if array.dtype.kind != "O")
         if values <= _FEW_VALUES:
             return None
         text_bytes = min(values * _MAX_VALUE_CHARACTERS, self._max_json_response_bytes)
@@ -197,14 +205,38 @@ class Codec:
         return bytes(body[:json_bytes])
 
     def _decode_json(self, document: Mapping[str, Any]) -> InferRequest:
-        request = decode_request(document, self.inputs, self.outputs, self._may_be_empty)
+        answerer = self._answerer
+        has_answer = answerer is not None and answerer.has_task
+        request = decode_request(
+            document,
+            self.inputs,
+            self.outputs,
+            self._may_be_empty,
+            takes_media=answerer is not None and answerer.has_rules,
+            has_answer=has_answer and all(spec.name != ANSWER for spec in self.outputs),
+        )
         if self._check_inputs is not None:
-            self._check_inputs(request.inputs)
+            self._check_inputs([tensor for tensor in request.inputs if not tensor.is_media])
         return request
+
+    def check_inputs(self, inputs: Mapping[str, Array]) -> None:
+        """Check inputs that were made from a file as those of a request are checked.
+
+        Raises:
+            RequestError: they are too large.
+        """
+        if self._check_inputs is not None:
+            self._check_inputs(
+                [InferTensor(name, array.dtype, array.shape) for name, array in inputs.items()]
+            )
 
     def _read(self, tensor: InferTensor, body: memoryview, json_bytes: int, is_local: bool) -> Array:
         if tensor.values is not None:
             return tensor.values  # type: ignore[return-value]  # `decode` leaves no values unread
+        if tensor.is_string:
+            return take_string(
+                self._read(replace(tensor, is_string=False), body, json_bytes, is_local), tensor.name
+            )
         is_bool = tensor.dtype.kind == "b"
         if tensor.shared is not None:
             region = self._regions.find(tensor.shared.region, is_local=is_local)
@@ -221,6 +253,34 @@ class Codec:
         if is_bool and array.size and array.view(np.uint8).max() > 1:
             raise RequestError(400, f"input '{tensor.name}': a BOOL is neither 0 nor 1")
         return array
+
+    def _sort_outputs(
+        self, request: InferRequest, outputs: Mapping[str, Array], regions: Held
+    ) -> tuple[list[Array], list[Array]]:
+        """Return the outputs asked for, and those that follow the JSON; the others go to shared memory."""
+        arrays, data = [], []
+        for output in request.outputs:
+            array = outputs[output.name]
+            if output.classes:
+                array = classify(array, output.classes, self._labels)
+            arrays.append(array)
+            shared = output.shared
+            if shared is not None:
+                if array.nbytes > shared.size_bytes:
+                    raise RequestError(
+                        400,
+                        f"output '{output.name}': has {array.nbytes} bytes, shared_memory_byte_size is only"
+                        f" {shared.size_bytes}",
+                    )
+                regions[output.name].write(np.ascontiguousarray(array), shared.offset_bytes)
+            elif output.is_binary:
+                array = serialize_strings(array) if array.dtype.kind == "O" else array
+                data.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
+        return arrays, data
+
+    @property
+    def _labels(self) -> Sequence[str]:
+        return () if self._answerer is None else self._answerer.labels
 
     def _write_head(self, request: InferRequest, arrays: Sequence[Array]) -> Sliced[tuple[bytes, memoryview]]:
         text, binary_bytes = yield from encode_response(
@@ -246,23 +306,21 @@ def _check_binary(request: InferRequest, body: memoryview, json_bytes: int) -> N
         )
 
 
-def _sort_outputs(
-    request: InferRequest, outputs: Mapping[str, Array], regions: Held
-) -> tuple[list[Array], list[Array]]:
-    """Return the outputs asked for, and those that follow the JSON; the others go to their shared memory."""
-    arrays, data = [], []
-    for output in request.outputs:
-        array = outputs[output.name]
-        arrays.append(array)
-        shared = output.shared
-        if shared is not None:
-            if array.nbytes > shared.size_bytes:
-                raise RequestError(
-                    400,
-                    f"output '{output.name}': has {array.nbytes} bytes, shared_memory_byte_size is only"
-                    f" {shared.size_bytes}",
-                )
-            regions[output.name].write(np.ascontiguousarray(array), shared.offset_bytes)
-        elif output.is_binary:
-            data.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
-    return arrays, data
+def classify(scores: Array, count: int, labels: Sequence[str]) -> Array:
+    """Return the best classes of each row as byte strings `SCORE:INDEX:LABEL`, [..., count].
+
+    Args:
+        scores: [..., classes].
+        count: how many classes; no more than there are.
+        labels: names of the classes; those without one are `SCORE:INDEX`.
+
+    Source: Triton's classification extension.
+    """
+    rows = scores.reshape(-1, scores.shape[-1] if scores.ndim else 1)
+    best = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :count]
+    strings = np.empty(best.shape, object)
+    for row, indices in enumerate(best.tolist()):
+        for column, index in enumerate(indices):
+            label = f":{labels[index]}" if index < len(labels) else ""
+            strings[row, column] = f"{rows[row, index]:f}:{index}{label}".encode()
+    return strings.reshape(*scores.shape[:-1], best.shape[1])

@@ -31,7 +31,7 @@ def move_mean(mean_s: float, seconds: float) -> float:
     return mean_s + (seconds - mean_s) * (_WEIGHT if mean_s else 1.0)
 
 
-class Placement:
+class RunPlacement:
     """Decides where one model runs with inputs of about one size, by the time that it takes.
 
     Attributes:

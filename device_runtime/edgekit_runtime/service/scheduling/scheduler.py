@@ -21,7 +21,7 @@ from edgekit_runtime.service.scheduling.batch import Batch, find_kind
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
 from edgekit_runtime.service.scheduling.fair_pool import Pool
 from edgekit_runtime.service.scheduling.outcomes import cancel, miss, refuse, reply, shed
-from edgekit_runtime.service.scheduling.placement import Placement, move_mean
+from edgekit_runtime.service.scheduling.placement import RunPlacement, move_mean
 from edgekit_runtime.service.scheduling.priority_queue import PriorityQueue, Queued
 from edgekit_runtime.service.scheduling.run_memory import RunMemory
 from edgekit_runtime.service.scheduling.timer import TIMER_S, Alarm
@@ -91,7 +91,7 @@ class Scheduler(Lane):
         # Without fixed work no measurement says how long the next run takes: it is never on the loop.
         self._short_s = limits.short_s if self._has_fixed_work else 0.0
         # By the shapes of the inputs: as many values in another shape may take 10,000 times as long.
-        self._placements: dict[Shapes, Placement] = {}
+        self._placements: dict[Shapes, RunPlacement] = {}
         self._waiting = PriorityQueue(limits.levels, limits.max_passes, max_batch_bytes)
         self._has_rows = has_free_rows(self._session)
         self._batches = limits.max_batch > 1 and self._has_rows
@@ -142,12 +142,12 @@ class Scheduler(Lane):
         """Count a run that was measured before there was traffic; see `warm_up`."""
         self._find_placement(shapes).note_on_thread(seconds)
 
-    def _find_placement(self, shapes: Shapes) -> Placement:
+    def _find_placement(self, shapes: Shapes) -> RunPlacement:
         placement = self._placements.get(shapes)
         if placement is None:
             if len(self._placements) >= _MAX_PLACEMENTS:
                 self._placements.clear()
-            placement = self._placements[shapes] = Placement(self._short_s)
+            placement = self._placements[shapes] = RunPlacement(self._short_s)
         return placement
 
     def limit_batch(self, rows: int) -> None:

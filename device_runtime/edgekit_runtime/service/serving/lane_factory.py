@@ -61,6 +61,7 @@ class LaneFactory:
             max_json_response_bytes=self._config.inference.max_json_response_bytes,
             check_inputs=None if limit is None else limit.check,
             # The self-test has shown that the engine takes these so.
+            answerer=loaded.answerer,
             may_be_empty=[tensor.name for tensor in manifest.golden.inputs if 0 in tensor.shape],
         )
         if remote is not None:  # the rest is in its processes

@@ -1,0 +1,40 @@
+"""BYTES tensors: arrays of byte strings, each behind its length where they travel as binary data.
+
+Source: Triton's binary tensor data extension.
+"""
+
+import struct
+from typing import Final
+
+import numpy as np
+
+from edgekit_runtime.errors import RequestError
+from edgekit_runtime.tensors import Array
+
+_LENGTH: Final = struct.Struct("<I")
+
+
+def serialize_strings(array: Array) -> Array:
+    """Return an array of byte strings (dtype object) as uint8 [bytes]."""
+    parts = (part for string in array.reshape(-1).tolist() for part in (_LENGTH.pack(len(string)), string))
+    return np.frombuffer(b"".join(parts), np.uint8)
+
+
+def take_string(data: Array, where: str) -> Array:
+    """Return the only byte string in uint8 [bytes], without a copy.
+
+    Raises:
+        RequestError: there is not exactly one.
+    """
+    if len(data) < _LENGTH.size or _LENGTH.unpack(data[: _LENGTH.size].tobytes())[0] != len(data) - 4:
+        raise RequestError(
+            400, f"{where}: expected one byte string behind its length (4 bytes, little-endian)"
+        )
+    return data[_LENGTH.size :]
+
+
+def size_on_wire(array: Array) -> int:
+    """Return the bytes that a tensor takes as binary data."""
+    if array.dtype.kind != "O":
+        return array.nbytes
+    return sum(_LENGTH.size + len(string) for string in array.reshape(-1).tolist())
