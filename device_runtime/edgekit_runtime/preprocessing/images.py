@@ -85,7 +85,7 @@ class ImageRules:
         Returns:
             uint8 [height, width, channels] in the order of `colour`, for `finish`.
         """
-        image = image.convert("L" if self.colour == "L" else "RGB")
+        image = _convert(image, "L" if self.colour == "L" else "RGB")
         placement = Placement.of(image.width, image.height)
         if self.letterbox is None:
             image, placement = self._resized(image, placement)
@@ -192,8 +192,9 @@ def decode_image(file: Path | bytes, *, max_pixels: int | None = None) -> "Image
         try:
             with Image.open(file if isinstance(file, Path) else io.BytesIO(file), formats=_FORMATS) as image:
                 _check_pixels(image, max_pixels or Image.MAX_IMAGE_PIXELS, where)
-                upright = ImageOps.exif_transpose(image)
-                return _eight_bits(upright).convert("RGB")
+                ImageOps.exif_transpose(image, in_place=True)
+                image.load()  # before the file is closed
+                return _convert(_eight_bits(image), "RGB")
         except DataError:
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -227,6 +228,10 @@ def _mute_warnings(image: Any) -> Iterator[None]:
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", image.DecompressionBombWarning)
         yield
+
+
+def _convert(image: "Image.Image", mode: str) -> "Image.Image":
+    return image if image.mode == mode else image.convert(mode)  # which copies an image of this mode, too
 
 
 def _check_pixels(image: "Image.Image", max_pixels: int | None, where: Path | str) -> None:
