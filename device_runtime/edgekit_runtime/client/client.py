@@ -110,6 +110,40 @@ class Client:
             raise
         return self._infer(template, parts, outputs, timeout_s)
 
+    def answer(
+        self,
+        name: str,
+        file: "bytes | memoryview",
+        media_type: str = "image/jpeg",
+        *,
+        version: str | None = None,
+        options: Mapping[str, str | float] | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[str, Any]:
+        """Return the answer of a model's task for a photograph or sound.
+
+        Args:
+            name: name of the model.
+            file: content of the file, or raw pixels or samples.
+            media_type: such as `image/jpeg`, `audio/wav` or `video/x-raw; format=RGB; width=640; height=480`.
+            version: version of the model; by default the one that the service prefers.
+            options: options of the task for this answer, such as `{"min_score": 0.5}`.
+            timeout_s: time limit for the answer.
+
+        Raises:
+            RequestError: the service refused the request.
+            TransportError: the service cannot be reached, or does not answer in time.
+        """
+        query = "&".join(f"{key}={value}" for key, value in (options or {}).items())
+        path = f"{self._link.address.prefix}{model_path(name, version)}/answer"
+        fields = f"{self._fields}Content-Type: {media_type}\r\n"
+        if not (f"{query}{media_type}".isascii() and f"{query}{media_type}".isprintable()) or " " in query:
+            raise DataError("an option or the media type holds what a request cannot state")
+        head = make_request_head("POST", f"{path}?{query}" if query else path, fields, len(file))
+        _, body = self._ask(RequestTemplate(head, len(head) + len(file)), (head, file), timeout_s)
+        document: dict[str, Any] = self._read_json(body)
+        return document
+
     def bind(
         self,
         name: str,
@@ -225,6 +259,10 @@ class Client:
     def _call(self, method: str, path: str) -> Any:
         head = make_request_head(method, self._link.address.prefix + path, self._fields)
         _, body = self._ask(RequestTemplate(head, len(head)), (head,), None)
+        return self._read_json(body)
+
+    @staticmethod
+    def _read_json(body: memoryview) -> Any:
         try:
             return json.loads(bytes(body)) if len(body) else {}
         except ValueError as cause:
