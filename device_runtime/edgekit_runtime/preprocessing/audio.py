@@ -38,6 +38,11 @@ class AudioRules:
     channel_axis: int | None
     dtype: str
 
+    @property
+    def duration_s(self) -> float | None:
+        """Length of each result; None if it is free."""
+        return None if self.samples is None else self.samples / self.sample_rate
+
     def load(self, file: Path | bytes) -> NDArray[np.float32]:
         """Return the amplitudes of a WAV file, float32 [samples], -1..1; channels are averaged.
 

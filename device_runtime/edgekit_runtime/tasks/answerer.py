@@ -15,6 +15,7 @@ from edgekit_runtime.canonical_json import JsonValue, decode_json
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import DataError, PackageError, RequestError
 from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.preprocessing.audio import AudioRules
 from edgekit_runtime.preprocessing.images import ImageRules
 from edgekit_runtime.preprocessing.media import MediaType
 from edgekit_runtime.preprocessing.placement import Placement
@@ -127,7 +128,9 @@ class Answerer:
                 options = from_plain(self._task.options, {**plain, **overrides}, "", DataError)
             except DataError as error:
                 raise RequestError(400, str(error)) from error
-        return self._task.decode(outputs, options, Context(labels=self.labels, placement=placement))
+        duration_s = self._rules.duration_s if isinstance(self._rules, AudioRules) else None
+        context = Context(labels=self.labels, placement=placement, duration_s=duration_s)
+        return self._task.decode(outputs, options, context)
 
 
 def open_answerer(package: OpenedPackage) -> Answerer | None:
