@@ -96,8 +96,7 @@ class Answerer:
             pixels, placement = rules.fit(media_type.read_image(data, max_pixels))
             sample = rules.finish(pixels)
         else:
-            samples = media_type.read_samples(data, rules.sample_rate)
-            sample = rules.finish(rules.load(samples) if isinstance(samples, bytes) else rules.fit(samples))
+            sample = rules.finish(media_type.read_sound(data, rules))
         array = sample[None]
         spec.check(array)
         return Prepared({spec.name: array}, placement)
