@@ -207,6 +207,7 @@ def test_text_begins_with_its_first_frame_and_has_spaces() -> None:
     assert reply == {"text": "a ba", "score": 0.9}
     assert answer("text", make_frames("___", "_a"), Context(labels=("a",))) == {"text": "", "score": 0}
     assert answer("text", make_frames("a", "_a"), Context(labels=("a",)))["text"] == "a"
+    assert answer("text", make_frames("b a", "_ab "), Context(labels=("a", "b")))["text"] == "b a"
 
 
 # Sound events

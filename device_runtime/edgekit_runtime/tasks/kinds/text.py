@@ -17,7 +17,8 @@ class TextOptions:
     Attributes:
         output: name of the output with a value for each frame and character; empty for the first output.
         layout: `NTC` for [N, frames, characters], `NCT` for [N, characters, frames].
-        blank: position of the blank among the characters. Labels name it or leave it out.
+        blank: position of the blank among the characters. Labels name it or leave it out; where a further
+            label is missing, a space is the last character, as in PaddleOCR.
         space: the label that stands for a space, such as | in models of wav2vec 2.0.
         scores: what the values are: `probabilities`, or logits for a `softmax`.
     """
@@ -42,9 +43,11 @@ def _decode(outputs: Outputs, options: TextOptions, context: Context) -> Decoded
         raise DataError(f"the output is {list(frames.shape)}, expected {expected}")
     frames = frames.T if options.layout == "NCT" else frames
     count = frames.shape[1]
-    if count - len(context.labels) not in (0, 1):
+    labels = context.labels
+    labels = (*labels, " ") if len(labels) == count - 2 and options.blank == "first" else labels
+    if count - len(labels) not in (0, 1):
         raise DataError(
-            f"the output has {count} characters with the blank and there are {len(context.labels)} labels,"
+            f"the output has {count} characters with the blank and there are {len(labels)} labels,"
             f" expected {count - 1}, or {count} with the blank, one character a line"
         )
     blank = 0 if options.blank == "first" else count - 1
@@ -52,8 +55,8 @@ def _decode(outputs: Outputs, options: TextOptions, context: Context) -> Decoded
     is_character = (best != blank) & (best != np.roll(best, 1))
     is_character[0] = best[0] != blank
     scores = to_scores(frames[is_character], options.scores).max(axis=1)
-    offset = int(options.blank == "first" and len(context.labels) < count)
-    characters = [context.labels[index - offset] for index in best[is_character]]
+    offset = int(options.blank == "first" and len(labels) < count)
+    characters = [labels[index - offset] for index in best[is_character]]
     text = "".join(" " if options.space and label == options.space else label for label in characters)
     return {"text": text, "score": round(float(scores.mean()), 4) if len(scores) else 0.0}
 
