@@ -99,6 +99,15 @@ def test_a_single_class_has_a_threshold(values: list[float], options: dict[str, 
     assert [entry["label"] for entry in reply["classes"]] == ["background", "cat"]
 
 
+@pytest.mark.parametrize("shape", [(1, 2, 2), (1, 1, 2, 2), (1, 2, 2, 1)])
+def test_whole_numbers_are_classes(shape: tuple[int, ...]) -> None:
+    classes = np.array([[0, 7], [7, 7]], np.int32)
+    layout = "NHWC" if shape[-1] == 1 else "NCHW"
+    assert (
+        read_png(answer("segmentation", classes.reshape(shape), layout=layout)).tolist() == classes.tolist()
+    )
+
+
 def test_pixels_that_a_crop_cut_off_are_void() -> None:
     cropped = Placement.of(100, 50).moved(-25, 0, 50, 50)
     reply = answer("segmentation", np.ones((1, 5, 5), np.uint8), Context(placement=cropped))

@@ -96,9 +96,9 @@ def _classify(values: Array, options: SegmentationOptions) -> NDArray[np.uint8]:
         raise DataError(f"there are {len(values)} classes, expected at most {VOID}: is `layout` right?")
     if values.ndim == 3 and len(values) > 1:
         return np.asarray(values.argmax(axis=0), np.uint8)
-    if values.ndim == 3 or values.dtype.kind == "f":
-        scores = to_scores(values[0] if values.ndim == 3 else values, options.scores)
-        return (scores >= options.threshold).astype(np.uint8)
+    values = values[0] if values.ndim == 3 else values
+    if values.dtype.kind == "f":
+        return (to_scores(values, options.scores) >= options.threshold).astype(np.uint8)
     if values.min() < 0 or values.max() > VOID:
         raise DataError(f"a class is {values.min()} or {values.max()}, expected 0 to {VOID}")
     return values.astype(np.uint8)
