@@ -56,8 +56,7 @@ def _read_rows(outputs: Outputs, options: KeypointOptions) -> "tuple[Array, Arra
     width = len(options.row)
     expected = f"[1, points, {width}] with the values {options.row}, or the same flat"
     values = read_output(outputs, options.output, expected, (1, 2), is_finite=True)
-    if values.ndim == 1 or len(values) == 1 != values.shape[-1] // width:
-        values = values.ravel()
+    values = values.ravel() if len(values) == 1 else values
     if values.shape[-1] != width and (values.ndim > 1 or len(values) % width):
         raise DataError(f"the output is {list(values.shape)}, expected {expected}")
     rows = values.reshape(-1, width).astype(np.float32)
