@@ -15,6 +15,7 @@ from edgekit_runtime.canonical_json import JsonValue, decode_json
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import DataError, PackageError, RequestError
 from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.preprocessing.audio import AudioRules
 from edgekit_runtime.preprocessing.images import ImageRules
 from edgekit_runtime.preprocessing.media import MediaType
 from edgekit_runtime.preprocessing.placement import Placement
@@ -95,8 +96,7 @@ class Answerer:
             pixels, placement = rules.fit(media_type.read_image(data, max_pixels))
             sample = rules.finish(pixels)
         else:
-            samples = media_type.read_samples(data, rules.sample_rate)
-            sample = rules.finish(rules.load(samples) if isinstance(samples, bytes) else rules.fit(samples))
+            sample = rules.finish(media_type.read_sound(data, rules))
         array = sample[None]
         spec.check(array)
         return Prepared({spec.name: array}, placement)
@@ -127,7 +127,9 @@ class Answerer:
                 options = from_plain(self._task.options, {**plain, **overrides}, "", DataError)
             except DataError as error:
                 raise RequestError(400, str(error)) from error
-        return self._task.decode(outputs, options, Context(labels=self.labels, placement=placement))
+        duration_s = self._rules.duration_s if isinstance(self._rules, AudioRules) else None
+        context = Context(labels=self.labels, placement=placement, duration_s=duration_s)
+        return self._task.decode(outputs, options, context)
 
 
 def open_answerer(package: OpenedPackage) -> Answerer | None:
