@@ -74,6 +74,14 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     "FILE.py:FUNCTION (your own code, run as you).",
 )
 @click.option(
+    "--task",
+    default="auto",
+    show_default=True,
+    metavar="NAME[:KEY=VALUE,...]",
+    help="What the outputs mean, such as detection or classification:top=3 (docs/reference/tasks.md); auto"
+    " states it only if the outputs leave no doubt, none never.",
+)
+@click.option(
     "--strict",
     is_flag=True,
     help="Package only a candidate that the samples show to keep the limit on the drop.",

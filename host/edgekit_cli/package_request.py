@@ -58,6 +58,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         calibration=options["calibration"],
         evaluation=options["evaluation"],
         metric=options["metric"],
+        task=options["task"],
         batch=options["batch"],
         dims=_dims(options["dims"]),
         fixed=_fixed(options["fixed"]),

@@ -224,6 +224,7 @@ class Judging:
             inputs=source.inputs,
             outputs=source.outputs,
             alone=alone,
+            layout=self._prepared.task.layout,
             progress=lambda done, total: self._phases.progress("judging on held-out samples", done, total),
         )
 
