@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tasks.boxes import Boxes, find_overlaps
-from edgekit_runtime.tasks.kinds.detection import LAYOUTS, Columns, DetectionOptions, Size, find_boxes
+from edgekit_runtime.tasks.kinds.detection import Columns, DetectionOptions, Size, find_boxes, read_boxes
 
 Array = NDArray[Any]
 Outputs = Mapping[str, Array]
@@ -64,8 +64,9 @@ class BoxLayout:
 
     def candidates(self, runs: Sequence[Outputs]) -> list[Boxes]:
         """Return the boxes of each sample before suppression."""
-        read = LAYOUTS[self.options.layout].read
-        return [read(sample, self.options, self.input_size) for run in runs for sample in self._samples(run)]
+        return [
+            read_boxes(sample, self.options, self.input_size) for run in runs for sample in self._samples(run)
+        ]
 
     def score(self, outputs: Outputs, reference: Outputs) -> NDArray[np.float64]:
         """Return the F1 score of each sample's boxes, with the source model's boxes as the truth.
@@ -236,14 +237,15 @@ def _are_shares(values: Array) -> bool:
 
 
 def _find_apart(runs: Sequence[Outputs], min_rank: int) -> Iterator[DetectionOptions]:
-    """Yield the layout of boxes, scores, classes and their count in outputs of their own, if it is one."""
+    """Yield the layouts of boxes, scores, classes and their count in outputs of their own."""
+    for name, value in runs[0].items():
+        if value.shape[-1:] == (4,) and min_rank <= value.ndim <= 3:
+            yield from _find_around(runs, name)
+
+
+def _find_around(runs: Sequence[Outputs], boxes: str) -> Iterator[DetectionOptions]:
+    """Yield the layout of the boxes in an output of this name, if others belong to it."""
     first = runs[0]
-    boxes = next(
-        (name for name, value in first.items() if value.shape[-1:] == (4,) and min_rank <= value.ndim <= 3),
-        None,
-    )
-    if boxes is None:
-        return
     rank = first[boxes].ndim
     others = {name: value for name, value in first.items() if name != boxes}
     each_box = [name for name in others if all(_belongs(run[name], run[boxes]) for run in runs)]

@@ -8,6 +8,7 @@ import onnx
 
 from edgekit_runtime.drift.class_outputs import class_output
 from edgekit_runtime.errors import BackendError, DataError, ModelError
+from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_toolkit.evaluation.metrics import METRICS
 from edgekit_toolkit.evaluation.scoring import spread_feeds, take_probes
 from edgekit_toolkit.importers.model_file import SourceModel, errors_with_path
@@ -27,7 +28,7 @@ from edgekit_toolkit.samples.generated import Feeds, advise_on_integers
 from edgekit_toolkit.samples.media.classes import check_class_count
 from edgekit_toolkit.samples.media.decoding import Decoding
 from edgekit_toolkit.samples.split import Ranges, Samples, choose_samples, first_feeds
-from edgekit_toolkit.tasks.proposal import Evidence, TaskDecision, decide_task, picture_size
+from edgekit_toolkit.tasks.proposal import Evidence, TaskDecision, decide_task
 
 # Parity is checked a dozen times; one large image shows what two would.
 _PARITY_FEEDS = 2
@@ -206,7 +207,7 @@ def _decide_task(request: Request, source: SourceModel[Model], samples: Samples)
             probes=probes,
             labels=() if request.labels is None else class_names(request.labels),
             labelled=part.labelled,
-            input_size=picture_size(source.inputs, feeds[0]),
+            placement=Placement.of_input(feeds[0][source.inputs[0].name].shape),
         ),
     )
 

@@ -8,7 +8,7 @@ Each row of `PROPOSERS` looks at the same evidence and proposes its task only if
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -20,15 +20,12 @@ from edgekit_runtime.package.manifest_entries import TaskChoice
 from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.tasks.kinds.detection import DetectionOptions, Size
 from edgekit_runtime.tasks.task import Context, Outputs, load_tasks, read_task
-from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.evaluation.detections import BoxLayout, find_layout, judging_layout
 from edgekit_toolkit.evaluation.metrics import Probes, class_scores
-from edgekit_toolkit.samples.generated import Feeds
 
 AUTO: Final = "auto"
 NONE: Final = "none"
 _SUM_ERROR: Final = 1e-2
-_CHANNELS: Final = (1, 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +36,17 @@ class Evidence:
         probes: outputs of the source model on some samples.
         labels: names of the classes, or none.
         labelled: whether the samples state a class.
-        input_size: height and width of the input if it is a picture.
+        placement: that of a picture that fills the input; None if the input is no picture.
     """
 
     probes: Probes
     labels: tuple[str, ...] = ()
     labelled: bool = False
-    input_size: Size | None = None
+    placement: Placement | None = None
+
+    @property
+    def input_size(self) -> Size | None:
+        return None if self.placement is None else (self.placement.input_height, self.placement.input_width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +163,9 @@ def _try(choice: TaskChoice, evidence: Evidence) -> None:
         DataError: they are not those of the task.
     """
     task, options = read_task(choice, DataError)
-    size = evidence.input_size
-    placement = None if size is None else Placement.of(size[1], size[0])
     sample = first_row(evidence.probes.runs[0], evidence.probes.samples or 1)
     try:
-        task.decode(sample, options, Context(labels=evidence.labels, placement=placement))
+        task.decode(sample, options, Context(labels=evidence.labels, placement=evidence.placement))
     except (KeyError, IndexError, ValueError) as error:  # of a decoder that presumes shapes
         raise DataError(f"task {choice.name} cannot read the outputs ({error})") from error
 
@@ -176,16 +175,6 @@ def first_row(outputs: Outputs, count: int) -> Outputs:
     if count == 1:
         return outputs
     return {name: value[:1] if value.shape[:1] == (count,) else value for name, value in outputs.items()}
-
-
-def picture_size(inputs: Sequence[TensorSpec], feeds: Feeds) -> Size | None:
-    """Return height and width of the only input if it is a picture."""
-    shape = feeds[inputs[0].name].shape
-    if len(inputs) != 1 or len(shape) != 4:
-        return None
-    if shape[1] in _CHANNELS:
-        return shape[2], shape[3]
-    return (shape[1], shape[2]) if shape[3] in _CHANNELS else None
 
 
 def _layout(choice: TaskChoice, evidence: Evidence) -> BoxLayout | None:

@@ -123,8 +123,14 @@ def find_boxes(outputs: Outputs, options: DetectionOptions, input_size: Size) ->
     Raises:
         DataError: an output is missing, or has another shape.
     """
-    boxes = LAYOUTS[options.layout].read(outputs, options, input_size)
+    boxes = read_boxes(outputs, options, input_size)
     return choose_best(boxes, overlap=options.overlap, max_boxes=options.max_boxes)
+
+
+def read_boxes(outputs: Outputs, options: DetectionOptions, input_size: Size) -> Boxes:
+    """Return the boxes of one sample before suppression, see `find_boxes`; some may have no finite area."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return LAYOUTS[options.layout].read(outputs, options, input_size)
 
 
 def _get(outputs: Outputs, name: str) -> Array:
@@ -147,14 +153,14 @@ def _matrix(outputs: Outputs, name: str, min_columns: int) -> Array:
 
 def _rows(outputs: Outputs, options: DetectionOptions, min_columns: int) -> Array:
     """Return the output with boxes and scores as rows [A, values], whichever of its axes counts them."""
-    rows = _matrix(outputs, options.output or next(iter(outputs)), 1)
+    rows = _matrix(outputs, options.output or next(iter(outputs)), 0)
     rows = rows if rows.shape[0] >= rows.shape[1] else rows.T
-    if len(rows) and rows.shape[1] < min_columns:
+    if rows.size and rows.shape[1] < min_columns:
         raise DataError(
             f"task detection: layout {options.layout} needs {min_columns} values for each box or more,"
             f" there are {rows.shape[1]}"
         )
-    return rows if len(rows) else np.zeros((0, min_columns), np.float32)
+    return rows if rows.size else np.zeros((0, min_columns), np.float32)
 
 
 def _boxes_apart(outputs: Outputs, options: DetectionOptions) -> tuple[str, Array]:
@@ -194,9 +200,8 @@ def _best_classes(
         rows = np.flatnonzero(objects >= options.min_score)
         scores, objects = scores[rows], objects[rows]
     if options.scores == "softmax" and scores.size:
-        with np.errstate(invalid="ignore"):  # infinity minus infinity
-            scores = np.exp(scores - np.fmax.reduce(scores, axis=1, keepdims=True))
-            scores = scores / scores.sum(axis=1, keepdims=True)
+        scores = np.exp(scores - np.fmax.reduce(scores, axis=1, keepdims=True))
+        scores = scores / scores.sum(axis=1, keepdims=True)
     scores = scores[:, options.background == "first" : scores.shape[1] - (options.background == "last")]
     if not scores.size:
         return np.zeros(0, np.intp), np.zeros(0, np.float32), np.zeros(0, np.int64)
@@ -221,13 +226,12 @@ def _corners(places: Array, options: DetectionOptions, size: Size) -> Floats:
     places = places.astype(np.float32)
     if options.boxes.endswith("-yx"):
         places = places[:, [1, 0, 3, 2]]
-    with np.errstate(over="ignore", invalid="ignore"):  # such boxes are left out later
-        if options.boxes.startswith("centre"):
-            half = places[:, 2:] / 2
-            places = np.concatenate([places[:, :2] - half, places[:, :2] + half], axis=1)
-        if options.unit == "shares":
-            height, width = size
-            places = places * np.array([width, height, width, height], np.float32)
+    if options.boxes.startswith("centre"):
+        half = places[:, 2:] / 2
+        places = np.concatenate([places[:, :2] - half, places[:, :2] + half], axis=1)
+    if options.unit == "shares":
+        height, width = size
+        places = places * np.array([width, height, width, height], np.float32)
     return places
 
 
@@ -253,10 +257,9 @@ def _read_grid(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes
         )
     chosen, scores, classes = _best_classes(rows[:, 5:], options, rows[:, 4])
     places, cells = rows[chosen, :4].astype(np.float32), _grid_cells(size, options.strides)[chosen]
-    with np.errstate(over="ignore", invalid="ignore"):
-        centres = (places[:, :2] + cells[:, :2]) * cells[:, 2:]
-        half = np.exp(places[:, 2:]) * cells[:, 2:] / 2
-        return Boxes(np.concatenate([centres - half, centres + half], axis=1), scores, classes)
+    centres = (places[:, :2] + cells[:, :2]) * cells[:, 2:]
+    half = np.exp(places[:, 2:]) * cells[:, 2:] / 2
+    return Boxes(np.concatenate([centres - half, centres + half], axis=1), scores, classes)
 
 
 @lru_cache(8)
@@ -295,11 +298,8 @@ def _read_anchors(outputs: Outputs, options: DetectionOptions, size: Size) -> Bo
     raw = places[chosen, :4].astype(np.float32) / [divisor or float(size[1]) for divisor in options.divisors]
     raw = raw[:, [1, 0, 3, 2]] if options.boxes.endswith("-yx") else raw
     anchors = make_anchors(grid)[chosen]
-    with np.errstate(over="ignore", invalid="ignore"):
-        sides = np.exp(raw[:, 2:]) if options.sizes == "exponential" else raw[:, 2:]
-        centred = np.concatenate(
-            [raw[:, :2] * anchors[:, 2:] + anchors[:, :2], sides * anchors[:, 2:]], axis=1
-        )
+    sides = np.exp(raw[:, 2:]) if options.sizes == "exponential" else raw[:, 2:]
+    centred = np.concatenate([raw[:, :2] * anchors[:, 2:] + anchors[:, :2], sides * anchors[:, 2:]], axis=1)
     shares = replace(options, boxes="centre", unit="shares")
     return Boxes(_corners(centred, shares, size), scores, classes)
 
