@@ -95,7 +95,8 @@ def compare_answers(run: Run) -> list[SampleAnswers]:
 
 def _spread_samples(run: Run) -> Iterator[_Sample]:
     part, inputs = run.prepared.samples.evaluation, run.prepared.source.inputs
-    paths = [Path(name) for name in part.names[:: max(1, len(part.names) // MAX_SAMPLES)]]
+    count = min(len(part.names), MAX_SAMPLES)
+    paths = [Path(part.names[index * len(part.names) // count]) for index in range(count)]
     fields = run.request.preprocessing
     if not paths or fields is None or any(path.suffix.lower() not in SUFFIXES for path in paths):
         for number, feeds in enumerate(spread_feeds(part, MAX_SAMPLES)):
@@ -104,7 +105,7 @@ def _spread_samples(run: Run) -> Iterator[_Sample]:
         return
     rules = read_rules(fields, inputs[0])
     assert isinstance(rules, ImageRules)  # noqa: S101  # the samples were read by it
-    for path in paths[:MAX_SAMPLES]:
+    for path in paths:
         image = decode_image(path)
         pixels, placement = rules.fit(image)
         feed = np.repeat(rules.finish(pixels)[None], part.group, axis=0)
