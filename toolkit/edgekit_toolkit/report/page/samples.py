@@ -18,7 +18,7 @@ def samples(report: Report, pictures: Sequence[str]) -> Markup | None:
     """
     if not report["samples"]:
         return None
-    intro = f"{report['task']['text']}. Left the float model, right the package."
+    intro = f"{report['task']['text']}. The float model first, then the package."
     if not any(pictures):
         is_generated = report["data"]["evaluation"]["kind"] == "generated"
         reason = "generated" if is_generated else "no photographs"
@@ -49,7 +49,8 @@ def _draw(key: str, picture: str, size: tuple[int, int], answer: Mapping[str, An
         photograph = el("image", id=key, href=picture, width=width, height=height)
     else:
         photograph = el("use", href=f"#{key}")
-    boxes = [_box(detection, unit) for detection in answer.get("detections", ())[:_MAX_DRAWN]]
+    drawn = answer.get("detections", ())[:_MAX_DRAWN]
+    boxes = [_box(detection, unit, width) for detection in reversed(drawn)]  # the best on top
     return el(
         "svg",
         photograph,
@@ -60,22 +61,24 @@ def _draw(key: str, picture: str, size: tuple[int, int], answer: Mapping[str, An
     )
 
 
-def _box(detection: Mapping[str, Any], unit: float) -> Markup:
+def _box(detection: Mapping[str, Any], unit: float, width: int) -> Markup:
     x1, y1, x2, y2 = detection["box"]
     sides = {"x": x1, "y": y1, "width": x2 - x1, "height": y2 - y1}
-    text = f"{detection['label']} {detection['score']:.2f}"
-    return join(
-        el("rect", **sides, class_="halo", stroke_width=1.4 * unit),
-        el("rect", **sides, class_="box", stroke_width=0.7 * unit),
-        el(
-            "text",
-            text,
-            x=x1 + unit,
-            y=max(y1 + 5 * unit, 5 * unit),
-            font_size=5 * unit,
-            stroke_width=1.2 * unit,
-        ),
+    is_right = (x1 + x2) / 2 > width * 2 / 3  # a label there ends at the box's right side
+    label = el(
+        "text",
+        f"{detection['label']} {detection['score']:.2f}",
+        x=x2 - unit if is_right else x1 + unit,
+        y=y1 + 5 * unit,
+        text_anchor="end" if is_right else None,
+        font_size=5 * unit,
+        stroke_width=1.2 * unit,
     )
+    outlines = [
+        el("rect", **sides, class_=style, stroke_width=thickness * unit)
+        for style, thickness in (("halo", 1.4), ("box", 0.7))
+    ]
+    return join(*outlines, label)
 
 
 def _describe(answer: Mapping[str, Any]) -> Markup:
