@@ -42,6 +42,11 @@ class Placement:
             return cls.of(shape[3], shape[2])
         return cls.of(shape[2], shape[1]) if len(shape) == 4 and shape[3] in _CHANNELS else None
 
+    @property
+    def input_size(self) -> tuple[int, int]:
+        """Height and width of the input in pixels."""
+        return self.input_height, self.input_width
+
     def scaled_to(self, width: int, height: int) -> "Placement":
         """Return the placement after the whole picture was resized."""
         return replace(

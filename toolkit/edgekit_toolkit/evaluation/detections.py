@@ -14,8 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.package.manifest_entries import TaskChoice
+from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.tasks.boxes import Boxes, find_overlaps
 from edgekit_runtime.tasks.kinds.detection import Columns, DetectionOptions, Size, find_boxes, read_boxes
+from edgekit_runtime.tasks.task import read_task
 
 Array = NDArray[Any]
 Outputs = Mapping[str, Array]
@@ -101,6 +104,22 @@ def judging_layout(options: DetectionOptions, input_size: Size | None) -> BoxLay
     """Return a layout that reads the boxes which count in a score."""
     limits = replace(options, min_score=CONFIDENT, overlap=OVERLAP, max_boxes=_MOST_BOXES)
     return BoxLayout(limits, input_size or _UNIT)
+
+
+def layout_of_task(choice: TaskChoice | None, placement: Placement | None) -> BoxLayout | None:
+    """Return where the boxes are by the task of a package; None if it is not `detection`.
+
+    Args:
+        choice: the task, or None.
+        placement: that of a picture that fills the input; None if the input is no picture.
+
+    Raises:
+        DataError: there is no such task or option.
+    """
+    options = None if choice is None else read_task(choice, DataError)[1]
+    if not isinstance(options, DetectionOptions):
+        return None
+    return judging_layout(options, None if placement is None else placement.input_size)
 
 
 def find_layout(

@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.package.manifest_entries import TaskChoice
 from edgekit_runtime.package.row_sets import row_axes
+from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.evaluation.detections import BoxLayout
+from edgekit_toolkit.evaluation.detections import layout_of_task
 from edgekit_toolkit.evaluation.drops import Drop, Floats, leave_out, mean_drops, set_drop
 from edgekit_toolkit.evaluation.metrics import Metric, Outputs, Probes, SetMetric, find_metric
 from edgekit_toolkit.models.model import Runner
@@ -153,7 +155,7 @@ def score_candidates(
     outputs: Sequence[TensorSpec],
     alone: bool,
     progress: Callable[[int, int], None],
-    layout: BoxLayout | None = None,
+    task: TaskChoice | None = None,
 ) -> Scores:
     """Return the scores of the source model and of the candidates.
 
@@ -167,7 +169,7 @@ def score_candidates(
         alone: whether a candidate takes one sample at a time: its batch is fixed, or its ranges come from
             the batch.
         progress: called with samples done and their number.
-        layout: where a detector's boxes are by the task of the package; None to find them.
+        task: the meaning of the outputs, if it is known.
 
     Raises:
         DataError: the metric does not suit the model or the data.
@@ -177,7 +179,9 @@ def score_candidates(
     runs = [_named(run, names) for run in (source, *candidates)]
     stacked = Batching.of(inputs, in_front=part.in_front).stacked
     feeds = spread_feeds(part)
-    probes = replace(take_probes(source, part, feeds, inputs=inputs, outputs=outputs), stated_layout=layout)
+    placement = Placement.of_input(feeds[0][inputs[0].name].shape)
+    probes = take_probes(source, part, feeds, inputs=inputs, outputs=outputs)
+    probes = replace(probes, stated_layout=layout_of_task(task, placement))
     metric = find_metric(metric_name, probes, part.labelled, is_generated=part.is_generated)
     alone = alone or isinstance(metric, SetMetric) or not probes.are_stackable
     is_small = sum(array.nbytes for array in feeds[0].values()) <= _SMALL_INPUT_BYTES

@@ -18,9 +18,9 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.package.manifest_entries import TaskChoice
 from edgekit_runtime.preprocessing.placement import Placement
-from edgekit_runtime.tasks.kinds.detection import DetectionOptions, Size
+from edgekit_runtime.tasks.kinds.detection import DetectionOptions
 from edgekit_runtime.tasks.task import Context, Outputs, load_tasks, read_task
-from edgekit_toolkit.evaluation.detections import BoxLayout, find_layout, judging_layout
+from edgekit_toolkit.evaluation.detections import find_layout
 from edgekit_toolkit.evaluation.metrics import Probes, class_scores
 
 AUTO: Final = "auto"
@@ -44,10 +44,6 @@ class Evidence:
     labelled: bool = False
     placement: Placement | None = None
 
-    @property
-    def input_size(self) -> Size | None:
-        return None if self.placement is None else (self.placement.input_height, self.placement.input_width)
-
 
 @dataclass(frozen=True, slots=True)
 class TaskDecision:
@@ -56,12 +52,10 @@ class TaskDecision:
     Attributes:
         choice: as the manifest has it; None if there is none.
         reason: why, as the end of a sentence.
-        layout: where a detector's boxes are, for scores; None for other tasks.
     """
 
     choice: TaskChoice | None
     reason: str
-    layout: BoxLayout | None = None
 
     def describe(self) -> str:
         """Return one line for people: the task, the reason, and how to change it."""
@@ -131,7 +125,7 @@ def decide_task(requested: str, evidence: Evidence) -> TaskDecision:
     if requested == AUTO:
         if proposal is None:
             return TaskDecision(None, "the outputs do not tell for certain what they mean")
-        return TaskDecision(proposal, "proposed by the outputs", _layout(proposal, evidence))
+        return TaskDecision(proposal, "proposed by the outputs")
     choice = parse_task(requested)
     if choice is None:
         return TaskDecision(None, "as requested")
@@ -145,7 +139,7 @@ def decide_task(requested: str, evidence: Evidence) -> TaskDecision:
         fitting = "no task is certain" if proposal is None else f"--task {write_task(proposal)} fits"
         shapes = {name: list(value.shape) for name, value in evidence.probes.runs[0].items()}
         raise DataError(f"--task {requested}: {error}; the outputs are {shapes}; {fitting}") from error
-    return TaskDecision(choice, "as requested", _layout(choice, evidence))
+    return TaskDecision(choice, "as requested")
 
 
 def _propose(evidence: Evidence) -> TaskChoice | None:
@@ -177,18 +171,12 @@ def first_row(outputs: Outputs, count: int) -> Outputs:
     return {name: value[:1] if value.shape[:1] == (count,) else value for name, value in outputs.items()}
 
 
-def _layout(choice: TaskChoice, evidence: Evidence) -> BoxLayout | None:
-    _, options = read_task(choice, DataError)
-    is_detection = isinstance(options, DetectionOptions)
-    return judging_layout(options, evidence.input_size) if is_detection else None
-
-
 def _propose_detection(evidence: Evidence) -> TaskChoice | None:
     probes = evidence.probes
     layout = find_layout(
         probes.runs,
         rows_are_samples=probes.rows_are_samples,
-        input_size=evidence.input_size,
+        input_size=None if evidence.placement is None else evidence.placement.input_size,
         classes=len(evidence.labels),
     )
     if layout is None or layout.detects_nothing(probes.runs):

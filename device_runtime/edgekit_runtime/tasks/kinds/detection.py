@@ -408,7 +408,7 @@ LAYOUTS: Final[dict[str, Layout]] = {
 
 def _decode(outputs: Outputs, options: DetectionOptions, context: Context) -> Decoded:
     placement = context.placement
-    size = (0, 0) if placement is None else (placement.input_height, placement.input_width)
+    size = (0, 0) if placement is None else placement.input_size
     boxes = find_boxes(outputs, options, size)
     corners = boxes.corners if placement is None else placement.to_picture(boxes.corners)
     return {
