@@ -43,7 +43,7 @@ class DetectionOptions:
     """Options of `detection`.
 
     Attributes:
-        layout: where the boxes are, a key of `LAYOUTS`.
+        layout: where the boxes are in the outputs, see the layouts.
         output: name of the output with the boxes; empty for the first output that fits.
         scores_output: name of the output with scores alone; empty for the first that fits.
         classes_output: name of the output with the classes of the layout `listed`; empty for one class.
@@ -97,7 +97,7 @@ class DetectionOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class OutputLayout:
     """One arrangement of boxes in outputs.
 
     Attributes:
@@ -353,40 +353,40 @@ def _list_boxes(places: Array, scores: Array, classes: Array, options: Detection
 
 
 _KIND_OF_SCORES: Final = ("scores", "background")
-LAYOUTS: Final[dict[str, Layout]] = {
-    "scored": Layout(
+LAYOUTS: Final[dict[str, OutputLayout]] = {
+    "scored": OutputLayout(
         "One output [N, 4 + C, A] or [N, A, 4 + C]: a box and a score for each class, as YOLOv8 and later.",
         ("boxes", "unit", *_KIND_OF_SCORES),
         _read_scored,
     ),
-    "objectness": Layout(
+    "objectness": OutputLayout(
         "One output [N, A, 5 + C]: a box, the score of an object, one for each class, as YOLOv5 and YOLOv7.",
         ("boxes", "unit", *_KIND_OF_SCORES),
         _read_objectness,
     ),
-    "grid": Layout(
+    "grid": OutputLayout(
         "The same with offsets from the cells of grids, and logarithms of sizes in cells, as YOLOX.",
         ("strides", *_KIND_OF_SCORES),
         _read_grid,
     ),
-    "apart": Layout(
+    "apart": OutputLayout(
         "An output [N, A, 4] of boxes and one [N, A, C] of scores, as DETR, RT-DETR and torchvision's heads.",
         ("boxes", "unit", "scores_output", *_KIND_OF_SCORES),
         _read_apart,
     ),
-    "listed": Layout(
+    "listed": OutputLayout(
         "Outputs of boxes [N, K, 4], scores [N, K], classes [N, K] and perhaps their count, as torchvision,"
         " TFLite's detection post-process and TensorRT's EfficientNMS.",
         ("boxes", "unit", "scores_output", "classes_output", "count_output", "background"),
         _read_listed,
     ),
-    "rows": Layout(
+    "rows": OutputLayout(
         "One output of rows of 6 or 7 values: box, score, class and perhaps the image, as YOLOv10, YOLO26,"
         " YOLOv7 end to end, PaddleDetection and Caffe.",
         ("boxes", "unit", "columns", "background"),
         _read_rows,
     ),
-    "anchors": Layout(
+    "anchors": OutputLayout(
         "Outputs of raw offsets [N, A, 4 or more] and of scores [N, A, C], as SSD and BlazeFace.",
         (
             "boxes",
