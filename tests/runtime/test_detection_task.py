@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.package.manifest_entries import TaskChoice
 from edgekit_runtime.preprocessing.placement import Placement
-from edgekit_runtime.tasks.anchors import AnchorGrid, make_anchors
 from edgekit_runtime.tasks.boxes import Boxes, choose_best, find_overlaps
-from edgekit_runtime.tasks.kinds.detection import LAYOUTS, DetectionOptions, find_boxes
+from edgekit_runtime.tasks.kinds.detection import LAYOUTS, DetectionOptions, find_boxes, make_anchors
 from edgekit_runtime.tasks.task import Context, read_task
 
 Array = NDArray[Any]
@@ -64,16 +63,7 @@ def grid_outputs() -> Outputs:
 
 def anchor_outputs(*, y_first: bool = False) -> Outputs:
     """Offsets from one square anchor of 0.575 for each cell of 16 pixels."""
-    grid = AnchorGrid(
-        size=SIZE,
-        strides=(16,),
-        scales=(0.2, 0.95),
-        aspects=(1.0,),
-        interpolated=0,
-        reduced=False,
-        unit_anchors=False,
-    )
-    anchors = make_anchors(grid)
+    anchors = make_anchors(SIZE, DetectionOptions(**ANCHORS))
     raw, scores = np.zeros((len(anchors), 16), np.float32), np.full((len(anchors), 3), -9, np.float32)
     boxes = centred(CORNERS) / [SIZE[1], SIZE[0], SIZE[1], SIZE[0]]
     for index, box in enumerate(boxes):
@@ -165,17 +155,9 @@ def test_answer_has_labels_and_pixels_of_the_picture() -> None:
 
 def test_anchors_are_those_of_mediapipe() -> None:
     """896 of a short-range face detector: two and six for each cell, all as large as the input."""
-    grid = AnchorGrid(
-        size=(128, 128),
-        strides=(8, 16, 16, 16),
-        scales=(0.1484375, 0.75),
-        aspects=(1.0,),
-        interpolated=1.0,
-        reduced=False,
-        unit_anchors=True,
-    )
-    anchors = make_anchors(grid)
-    assert grid.count == len(anchors) == 896
+    options = DetectionOptions(strides=(8, 16, 16, 16), aspects=(1.0,), reduced=False, unit_anchors=True)
+    anchors = make_anchors((128, 128), options)
+    assert len(anchors) == 896
     assert anchors[[0, 1, 2, -1]].tolist() == [
         [0.03125, 0.03125, 1, 1],
         [0.03125, 0.03125, 1, 1],
@@ -185,17 +167,8 @@ def test_anchors_are_those_of_mediapipe() -> None:
 
 
 def test_anchors_of_ssd_have_three_sizes_in_the_first_layer() -> None:
-    grid = AnchorGrid(
-        size=(300, 300),
-        strides=(16, 32, 64, 128, 256, 512),
-        scales=(0.2, 0.95),
-        aspects=(1.0, 2.0, 0.5, 3.0, 0.3333),
-        interpolated=1.0,
-        reduced=True,
-        unit_anchors=False,
-    )
-    anchors = make_anchors(grid)
-    assert grid.count == len(anchors) == 1917
+    anchors = make_anchors((300, 300), DetectionOptions(strides=(16, 32, 64, 128, 256, 512)))
+    assert len(anchors) == 1917
     np.testing.assert_allclose(
         anchors[:3, 2:], [[0.1, 0.1], [0.2 * 2**0.5, 0.2 / 2**0.5], [0.2 / 2**0.5, 0.2 * 2**0.5]], rtol=1e-6
     )
@@ -308,6 +281,8 @@ def test_outputs_of_another_layout_are_refused_with_what_was_expected(
     [
         ({"layout": "yolo"}, "layout is 'yolo', expected one of scored"),
         ({"strides": [8, 0]}, "strides is"),
+        ({"strides": [8] * 17}, "expected 1 to 16"),
+        ({"aspects": [1.0] * 17}, "17 aspects"),
         ({"divisors": [1.0]}, "4 divisors"),
         ({"min_score": 2}, "min_score is 2, expected 0 to 1"),
         ({"treshold": 0.5}, "unknown setting 'treshold'"),

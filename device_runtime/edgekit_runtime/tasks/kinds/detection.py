@@ -7,7 +7,7 @@ How boxes lie in the outputs is a layout, a record in the table `LAYOUTS`:
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Final, Literal
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
-from edgekit_runtime.tasks.anchors import AnchorGrid, make_anchors
 from edgekit_runtime.tasks.boxes import Boxes, choose_best
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, register
 from edgekit_runtime.tensors import Array
@@ -36,6 +35,7 @@ Columns = Literal[
 
 _MAX_CLASS: Final = (1 << 31) - 1
 _MAX_LOGIT: Final = 60.0
+_MAX_LISTED: Final = 16  # strides or aspects; a request may state them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +90,14 @@ class DetectionOptions:
     max_boxes: Annotated[int, Range(1, 1000)] = 100
 
     def __post_init__(self) -> None:
-        if not self.strides or min(self.strides) < 1:
-            raise ValueError(f"strides is {list(self.strides)}, expected pixels of 1 or more")
-        if len(self.scales) != 2 or len(self.divisors) != 4 or not all(self.aspects):
-            raise ValueError("expected 2 scales, 4 divisors and aspects over 0")
+        if not 1 <= len(self.strides) <= _MAX_LISTED or min(self.strides) < 1:
+            raise ValueError(
+                f"strides is {list(self.strides)}, expected 1 to {_MAX_LISTED} of 1 pixel or more"
+            )
+        if len(self.scales) != 2 or len(self.divisors) != 4 or min(*self.scales, *self.aspects, 1) <= 0:
+            raise ValueError("expected 2 scales, 4 divisors and aspects, scales and aspects over 0")
+        if len(self.aspects) > _MAX_LISTED:
+            raise ValueError(f"there are {len(self.aspects)} aspects, expected {_MAX_LISTED} at most")
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,28 +284,63 @@ def _read_apart(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxe
 
 def _read_anchors(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes:
     name, places = _boxes_apart(outputs, options)
-    grid = AnchorGrid(
-        size=size,
-        strides=options.strides,
-        scales=(options.scales[0], options.scales[1]),
-        aspects=options.aspects,
-        interpolated=options.interpolated,
-        reduced=options.reduced,
-        unit_anchors=options.unit_anchors,
-    )
-    if grid.count != len(places):
+    count = sum(rows * columns * len(sides) for rows, columns, sides in _anchor_layers(size, options))
+    if count != len(places):
         raise DataError(
             f"task detection: there are {len(places)} boxes, but strides {list(options.strides)} on an input"
-            f" of {size[0]} x {size[1]} make {grid.count} anchors"
+            f" of {size[0]} x {size[1]} make {count} anchors"
         )
     chosen, scores, classes = _best_classes(_scores_apart(outputs, options, name, len(places)), options)
     raw = places[chosen, :4].astype(np.float32) / [divisor or float(size[1]) for divisor in options.divisors]
     raw = raw[:, [1, 0, 3, 2]] if options.boxes.endswith("-yx") else raw
-    anchors = make_anchors(grid)[chosen]
+    anchors = make_anchors(size, options)[chosen]
     sides = np.exp(raw[:, 2:]) if options.sizes == "exponential" else raw[:, 2:]
     centred = np.concatenate([raw[:, :2] * anchors[:, 2:] + anchors[:, :2], sides * anchors[:, 2:]], axis=1)
     shares = replace(options, boxes="centre", unit="shares")
     return Boxes(_corners(centred, shares, size), scores, classes)
+
+
+@lru_cache(8)
+def make_anchors(size: Size, options: DetectionOptions) -> Floats:
+    """Return centre x and y, width and height of each anchor as shares of the input, float32 [A, 4].
+
+    Source: `SsdAnchorsCalculator` of MediaPipe (mediapipe/calculators/tflite/ssd_anchors_calculator.cc),
+    which makes the anchors of TensorFlow's object detection API.
+    """
+    layers = []
+    for rows, columns, sides in _anchor_layers(size, options):
+        y, x = np.mgrid[:rows, :columns]
+        centres = np.stack([(x + 0.5) / columns, (y + 0.5) / rows], axis=-1)[:, :, None]
+        shape = (rows, columns, len(sides), 2)
+        pairs = [np.broadcast_to(centres, shape), np.broadcast_to(np.array(sides), shape)]
+        layers.append(np.concatenate(pairs, axis=-1).reshape(-1, 4))
+    return np.concatenate(layers).astype(np.float32)
+
+
+def _anchor_layers(
+    size: Size, options: DetectionOptions
+) -> Iterator[tuple[int, int, list[tuple[float, float]]]]:
+    """Yield rows and columns of each grid, and the sides of its anchors; equal strides share a grid."""
+    for stride in dict.fromkeys(options.strides):
+        layers = [layer for layer, own in enumerate(options.strides) if own == stride]
+        sides = [side for layer in layers for side in _anchor_sides(options, layer)]
+        yield -(-size[0] // stride), -(-size[1] // stride), sides
+
+
+def _anchor_sides(options: DetectionOptions, layer: int) -> list[tuple[float, float]]:
+    """Return width and height of the anchors that a layer adds to each cell."""
+    least, most = options.scales
+    scales = [*np.linspace(least, most, len(options.strides)).tolist(), 1.0]
+    if len(options.strides) == 1:
+        scales[0] = (least + most) / 2
+    pairs = [(scales[layer], aspect) for aspect in options.aspects]
+    if options.interpolated:
+        pairs.append((math.sqrt(scales[layer] * scales[layer + 1]), options.interpolated))
+    if options.reduced and layer == 0:
+        pairs = [(0.1, 1.0), (scales[0], 2.0), (scales[0], 0.5)]
+    if options.unit_anchors:
+        return [(1.0, 1.0)] * len(pairs)
+    return [(scale * math.sqrt(aspect), scale / math.sqrt(aspect)) for scale, aspect in pairs]
 
 
 def _read_listed(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes:
