@@ -5,9 +5,13 @@ import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 from PIL import Image
 from tests.toolkit import report_sample
 from tests.toolkit.report_page import Page, text
+
+from edgekit_toolkit.pipeline.sample_answers import shrink_picture
 
 
 def photograph(width: int, height: int) -> str:
@@ -77,3 +81,14 @@ def test_output_that_cannot_be_decoded_says_so(tmp_path: Path) -> None:
     document["samples"][0]["package"] = {"error": "output 'y' is [1, 3]"}
     page = Page(document, tmp_path, [photograph(64, 48)])
     assert "error: output 'y' is [1, 3]" in text(page.section("samples"))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (4000, 3000), (30, 4000)])
+def test_picture_of_a_report_has_at_most_40_kb(size: tuple[int, int]) -> None:
+    """Noise is what JPEG stores worst."""
+    width, height = size
+    noise = np.random.default_rng(1).integers(0, 256, (height, width, 3), np.uint8)
+    uri = shrink_picture(Image.fromarray(noise))
+    assert len(uri) <= 40_100
+    picture = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
+    assert max(picture.size) <= 320

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MAX_SAMPLES: Final = 8
-_PICTURE_SIDE: Final = 320
 _MAX_JPEG_BYTES: Final = 30_000  # 40 kB as text
-_QUALITIES: Final = (80, 60, 40, 20)
+_PICTURE_FORMS: Final = ((320, 80), (320, 60), (320, 40), (200, 40))  # longest side and quality
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,15 +108,14 @@ def _spread_samples(run: Run) -> Iterator[_Sample]:
         image = decode_image(path)
         pixels, placement = rules.fit(image)
         feed = np.repeat(rules.finish(pixels)[None], part.group, axis=0)
-        yield _Sample(path.name, {inputs[0].name: feed}, placement, _shrink(image))
+        yield _Sample(path.name, {inputs[0].name: feed}, placement, shrink_picture(image))
 
 
-def _shrink(image: "Image.Image") -> str:
-    """Return a small JPEG of an image as a data URI."""
-    small = image.copy()
-    small.thumbnail((_PICTURE_SIDE, _PICTURE_SIDE))
-    content = b""
-    for quality in _QUALITIES:
+def shrink_picture(image: "Image.Image") -> str:
+    """Return a small JPEG of an image as a data URI of 40 kB at most."""
+    small, content = image.copy(), b""
+    for side, quality in _PICTURE_FORMS:
+        small.thumbnail((side, side))
         file = io.BytesIO()
         small.save(file, "JPEG", quality=quality)
         content = file.getvalue()
