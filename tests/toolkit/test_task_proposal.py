@@ -135,7 +135,8 @@ def test_outputs_without_doubt_propose_their_task(case: str) -> None:
     decision = decide_task("auto", CASES[case][0])
     assert decision.choice is not None
     assert write_task(decision.choice) == CASES[case][1]
-    assert decision.describe().startswith(f"{CASES[case][1]}, proposed by the outputs; --task changes it")
+    assert f"{decision.choice.name} (" in decision.describe()
+    assert "), proposed by the outputs; --task changes it, --task none" in decision.describe()
 
 
 @pytest.mark.parametrize("case", UNCERTAIN)
@@ -269,7 +270,8 @@ def test_summary_says_the_task_and_how_to_change_it(packaged: Path) -> None:
     assert outcome.code == 0
     line = " ".join(outcome.stdout.split())
     assert (
-        "Task: detection:layout=scored,boxes=corners,min_score=0.9, as requested; --task changes it" in line
+        "Task: detection (layout=scored, boxes=corners, min_score=0.9), as requested; --task changes it"
+        in line
     )
 
 

@@ -32,16 +32,18 @@ _MIN_EXTENT: Final = 16
 _MAX_SHARE: Final = 2.0  # boxes in shares of the input reach no further
 _ROUNDING: Final = 1e-3
 _UNIT: Final = (1, 1)  # size of the input where it is not known
-# Anchors that are tried where offsets are raw: those of BlazeFace, and of SSD on MobileNet.
+_BLAZE_FACE: Final[Mapping[str, Any]] = {
+    "aspects": (1.0,),
+    "reduced": False,
+    "unit_anchors": True,
+    "divisors": (0.0, 0.0, 0.0, 0.0),
+    "sizes": "linear",
+}
+# Anchors that are tried where offsets are raw: of BlazeFace and palms (near, far, all ranges), and of SSD.
 _ANCHORS: Final[tuple[Mapping[str, Any], ...]] = (
-    {
-        "strides": (8, 16, 16, 16),
-        "aspects": (1.0,),
-        "reduced": False,
-        "unit_anchors": True,
-        "divisors": (0.0, 0.0, 0.0, 0.0),
-        "sizes": "linear",
-    },
+    {**_BLAZE_FACE, "strides": (8, 16, 16, 16)},
+    {**_BLAZE_FACE, "strides": (16, 32, 32, 32)},
+    {**_BLAZE_FACE, "strides": (4,), "interpolated": 0.0},
     {"strides": (16, 32, 64, 128, 256, 512), "boxes": "centre-yx"},
 )
 

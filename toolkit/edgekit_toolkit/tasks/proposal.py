@@ -61,7 +61,8 @@ class TaskDecision:
         """Return one line for people: the task, the reason, and how to change it."""
         if self.choice is None:
             return f"no task: {self.reason}; --task NAME[:KEY=VALUE,...] states one"
-        return f"{write_task(self.choice)}, {self.reason}; --task changes it, --task none leaves it out"
+        listed = f" ({', '.join(_write_options(self.choice))})" if self.choice.options else ""
+        return f"{self.choice.name}{listed}, {self.reason}; --task changes it, --task none leaves it out"
 
 
 def parse_task(text: str) -> TaskChoice | None:
@@ -104,11 +105,14 @@ def _split(listed: str) -> list[str]:
 
 def write_task(choice: TaskChoice) -> str:
     """Return a task as `--task` takes it."""
-    options = [
+    return ":".join([choice.name, *filter(None, [",".join(_write_options(choice))])])
+
+
+def _write_options(choice: TaskChoice) -> list[str]:
+    return [
         f"{key}={value if isinstance(value, str) else json.dumps(value, separators=(',', ':'))}"
         for key, value in choice.options.items()
     ]
-    return choice.name + (":" + ",".join(options) if options else "")
 
 
 def decide_task(requested: str, evidence: Evidence) -> TaskDecision:
