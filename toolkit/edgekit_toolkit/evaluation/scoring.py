@@ -14,8 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.package.manifest_entries import TaskChoice
 from edgekit_runtime.package.row_sets import row_axes
+from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.evaluation.detections import layout_of_task
 from edgekit_toolkit.evaluation.drops import Drop, Floats, leave_out, mean_drops, set_drop
 from edgekit_toolkit.evaluation.metrics import Metric, Outputs, Probes, SetMetric, find_metric
 from edgekit_toolkit.models.model import Runner
@@ -152,6 +155,7 @@ def score_candidates(
     outputs: Sequence[TensorSpec],
     alone: bool,
     progress: Callable[[int, int], None],
+    task: TaskChoice | None = None,
 ) -> Scores:
     """Return the scores of the source model and of the candidates.
 
@@ -165,21 +169,19 @@ def score_candidates(
         alone: whether a candidate takes one sample at a time: its batch is fixed, or its ranges come from
             the batch.
         progress: called with samples done and their number.
+        task: the meaning of the outputs, if it is known.
 
     Raises:
         DataError: the metric does not suit the model or the data.
         BackendError: a model does not run on a sample.
     """
-    # Spread over all: samples often come sorted by class, or in order of time.
-    step = max(1, part.count // _PROBES)
-    feeds = [feeds for feeds, _ in islice(part.stream(1), 0, step * _PROBES, step)]
-    if not feeds:
-        raise DataError("there are no evaluation samples")
     names = [spec.name for spec in outputs]
     runs = [_named(run, names) for run in (source, *candidates)]
     stacked = Batching.of(inputs, in_front=part.in_front).stacked
-    probed = [runs[0](sample) for sample in feeds]
-    probes = Probes(probed, _count(feeds[0], stacked), row_axes(feeds, probed))
+    feeds = spread_feeds(part)
+    placement = Placement.of_input(feeds[0][inputs[0].name].shape)
+    probes = take_probes(source, part, feeds, inputs=inputs, outputs=outputs)
+    probes = replace(probes, stated_layout=layout_of_task(task, placement))
     metric = find_metric(metric_name, probes, part.labelled, is_generated=part.is_generated)
     alone = alone or isinstance(metric, SetMetric) or not probes.are_stackable
     is_small = sum(array.nbytes for array in feeds[0].values()) <= _SMALL_INPUT_BYTES
@@ -187,6 +189,34 @@ def score_candidates(
         part, _BATCH if is_small and not alone else 1, stacked=stacked, progress=progress
     )
     return judging.by_set(runs, metric) if isinstance(metric, SetMetric) else judging.by_sample(runs, metric)
+
+
+def spread_feeds(part: Part, count: int = _PROBES) -> list[Feeds]:
+    """Return about `count` samples spread over all: they often come sorted by class, or in order of time.
+
+    Raises:
+        DataError: there are none.
+    """
+    step = max(1, part.count // count)
+    feeds = [feeds for feeds, _ in islice(part.stream(1), 0, step * count, step)]
+    if not feeds:
+        raise DataError("there are no evaluation samples")
+    return feeds
+
+
+def take_probes(
+    source: Runner,
+    part: Part,
+    feeds: Sequence[Feeds],
+    *,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+) -> Probes:
+    """Return the source model's outputs on some samples, by which a metric and a task tell what they are."""
+    run = _named(source, [spec.name for spec in outputs])
+    probed = [run(sample) for sample in feeds]
+    stacked = Batching.of(inputs, in_front=part.in_front).stacked
+    return Probes(probed, _count(feeds[0], stacked), row_axes(feeds, probed))
 
 
 def _count(feeds: Feeds, stacked: bool) -> int:

@@ -37,6 +37,7 @@ class Part:
         sha256: digest of the samples' content, or None for generated ones.
         stream: makes a fresh stream; the argument is the batch if the model leaves it free.
         in_front: whether each sample is a run, with an axis for samples in front of the inputs' axes.
+        names: the file of each sample; empty unless each sample is a file of its own.
         group: samples that the model takes at once, if it fixes that.
     """
 
@@ -47,6 +48,7 @@ class Part:
     stream: Callable[[int], Iterator[Batch]]
     in_front: bool = False
     group: int = 1
+    names: tuple[str, ...] = ()
 
     @property
     def is_generated(self) -> bool:
@@ -193,6 +195,7 @@ def _part(kind: str, source: DataSource) -> Part:
         stream=source.stream,
         in_front=source.in_front,
         group=group,
+        names=source.names,
     )
 
 
