@@ -1,8 +1,10 @@
 """The record of a task, and the table of all tasks.
 
-register(Task(name="regression", title="regression", options=RegressionOptions, decode=decode, …))
-task, options = read_task(manifest.task)
-task.decode(outputs, options, context)        # {"values": [0.31]}
+    register(Task(name="regression", title="regression", options=RegressionOptions, decode=decode, …))
+    task, options = read_task(manifest.task)
+    task.decode(outputs, options, context)        # {"values": [0.31]}
+
+Adding a task is one module in `tasks/kinds/`.
 """
 
 from collections.abc import Callable, Mapping
