@@ -52,7 +52,7 @@ def test_mask_has_the_size_of_the_picture_without_its_letterbox(layout: str) -> 
     assert mask.shape == (100, 200)
     assert np.unique(mask[:, :100]).tolist() == [1]
     assert np.unique(mask[:, 100:]).tolist() == [2]
-    assert reply["classes"] == [
+    assert reply["areas"] == [
         {"label": "road", "index": 1, "share": 0.5},
         {"label": "2", "index": 2, "share": 0.5},
     ]
@@ -69,16 +69,16 @@ def test_run_lengths_give_the_mask_of_the_png() -> None:
     context = Context(placement=WIDE)
     mask = read_png(answer("segmentation", scores, context))
     reply = answer("segmentation", scores, context, form="rle")
-    assert [entry["index"] for entry in reply["classes"]] != []
-    for entry in reply["classes"]:
+    assert [entry["index"] for entry in reply["areas"]] != []
+    for entry in reply["areas"]:
         np.testing.assert_array_equal(decode_runs(entry["rle"]), mask == entry["index"])
-    assert sum(entry["share"] for entry in reply["classes"]) == pytest.approx(1, abs=1e-5)
+    assert sum(entry["share"] for entry in reply["areas"]) == pytest.approx(1, abs=1e-5)
 
 
 def test_run_lengths_are_those_of_coco() -> None:
     mask = np.array([[[0, 1, 1], [0, 1, 0]]], np.int64)  # columns: 00 11 10
     reply = answer("segmentation", mask, form="rle")
-    assert {entry["index"]: entry["rle"]["counts"] for entry in reply["classes"]} == {
+    assert {entry["index"]: entry["rle"]["counts"] for entry in reply["areas"]} == {
         0: [0, 2, 3, 1],
         1: [2, 3, 1],
     }
@@ -96,7 +96,7 @@ def test_a_single_class_has_a_threshold(values: list[float], options: dict[str, 
     output = np.array(values, np.float32).reshape(1, 1, 1, 4)
     reply = answer("segmentation", output, Context(labels=("cat",)), **options)
     assert read_png(reply).tolist() == [[0, 0, 1, 1]]
-    assert [entry["label"] for entry in reply["classes"]] == ["background", "cat"]
+    assert [entry["label"] for entry in reply["areas"]] == ["background", "cat"]
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 2), (1, 1, 2, 2), (1, 2, 2, 1)])
@@ -116,7 +116,7 @@ def test_pixels_that_a_crop_cut_off_are_void() -> None:
     assert (mask[:, :25] == VOID).all()
     assert (mask[:, 25:75] == 1).all()
     assert (mask[:, 75:] == VOID).all()
-    assert reply["classes"] == [{"label": "1", "index": 1, "share": 1}]
+    assert reply["areas"] == [{"label": "1", "index": 1, "share": 1}]
 
 
 def test_mask_of_a_large_picture_is_bounded() -> None:

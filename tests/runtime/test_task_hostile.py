@@ -132,5 +132,5 @@ def test_answers_to_large_outputs_are_bounded() -> None:
     record, options = read_task(TaskChoice("segmentation", {"form": "rle", "max_side": 256}))
     context = Context(placement=Placement.of(1 << 16, 1 << 16))
     reply: Any = record.decode({"out": generator.random((1, 100, 256, 256), np.float32)}, options, context)
-    runs = sum(len(entry["rle"]["counts"]) for entry in reply["classes"])
+    runs = sum(len(entry["rle"]["counts"]) for entry in reply["areas"])
     assert (reply["mask"]["width"], runs <= 2 * 256 * 256 + 200) == (256, True)

@@ -17,7 +17,8 @@ class RegressionOptions:
 
     Attributes:
         output: name of the output with the values; empty for the first output.
-        scale, offset: a value becomes value * scale + offset; a number for all, or one for each value.
+        scale: factor of the values; a list of one number for all, or of one for each value.
+        offset: is added after the factor, as a list too.
     """
 
     output: str = ""

@@ -149,7 +149,7 @@ def _decode(outputs: Outputs, options: SegmentationOptions, context: Context) ->
     names = context if len(context.labels) != 1 else Context(labels=("background", *context.labels))
     present = [int(index) for index in np.argsort(-counts, kind="stable") if counts[index]]
     total = max(1, int(counts.sum()))
-    classes: list[dict[str, JsonValue]] = [
+    areas: list[dict[str, JsonValue]] = [
         {"label": names.name_class(index), "index": index, "share": round(float(counts[index] / total), 6)}
         for index in present
     ]
@@ -157,10 +157,8 @@ def _decode(outputs: Outputs, options: SegmentationOptions, context: Context) ->
     if options.form == "png":
         shape["data"] = _encode_png(mask)
     else:
-        classes = [
-            {**entry, "rle": runs} for entry, runs in zip(classes, _find_runs(mask, present), strict=True)
-        ]
-    return {"classes": list(classes), "mask": shape}
+        areas = [{**entry, "rle": runs} for entry, runs in zip(areas, _find_runs(mask, present), strict=True)]
+    return {"areas": list(areas), "mask": shape}
 
 
 SEGMENTATION = register(

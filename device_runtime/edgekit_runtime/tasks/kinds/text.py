@@ -19,7 +19,7 @@ class TextOptions:
         layout: `NTC` for [N, frames, characters], `NCT` for [N, characters, frames].
         blank: position of the blank among the characters. Labels name it or leave it out; where a further
             label is missing, a space is the last character, as in PaddleOCR.
-        space: the label that stands for a space, such as | in models of wav2vec 2.0.
+        space: the label that stands for a space, such as the bar of wav2vec 2.0.
         scores: what the values are: `probabilities`, or logits for a `softmax`.
     """
 
