@@ -37,7 +37,8 @@ def find_warnings(run: Run) -> list[str]:
     if request.labels is not None:
         if request.labels_from_folders:
             notes.append(numbering_note(class_names(request.labels)))
-        problem = find_labels_problem(request.labels, prepared.source.outputs)
+        has_task = prepared.task.choice is not None  # its decoder knows which values are classes
+        problem = None if has_task else find_labels_problem(request.labels, prepared.source.outputs)
         notes.extend([] if problem is None else [problem])
     if isinstance(run.scores.metric, Metric) and run.scores.metric.note is not None:
         notes.append(run.scores.metric.note)
