@@ -7,6 +7,7 @@ from edgekit_runtime.offload.measurement.machine_facts import describe_engine
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.engines import find_engine, parse_engine
 from edgekit_runtime.system.install_hint import install_command
+from edgekit_runtime.tasks.kinds.detection import DETECTION
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.evaluation.metrics import Metric
 from edgekit_toolkit.importers.sizes import list_sizes
@@ -37,8 +38,10 @@ def find_warnings(run: Run) -> list[str]:
     if request.labels is not None:
         if request.labels_from_folders:
             notes.append(numbering_note(class_names(request.labels)))
-        has_task = prepared.task.choice is not None  # its decoder knows which values are classes
-        problem = None if has_task else find_labels_problem(request.labels, prepared.source.outputs)
+        choice = prepared.task.choice
+        # A detector's classes may be a part of an axis.
+        is_detector = choice is not None and choice.name == DETECTION.name
+        problem = None if is_detector else find_labels_problem(request.labels, prepared.source.outputs)
         notes.extend([] if problem is None else [problem])
     if isinstance(run.scores.metric, Metric) and run.scores.metric.note is not None:
         notes.append(run.scores.metric.note)
