@@ -48,6 +48,20 @@ def figures(service: Running) -> Any:
     return next(entry for entry in entries if entry["name"] == "sums")
 
 
+def read_metrics(service: Running) -> str:
+    return ask(service, get_bytes("/metrics")).body.decode()
+
+
+def test_metadata_and_metrics_tell_of_states_and_sequences(service: Running) -> None:
+    stated = ask(service, get_bytes("/v2/models/sums")).json
+    assert stated["states"] == {"total_out": "total", "count_out": "count"}
+    assert "sequence" in ask(service, get_bytes("/v2")).json["extensions"]
+    before = figures(service)["sequences"]["active"]
+    step(service, [[1, 2]], "counted", start=True)
+    line = f'edgekit_active_sequences{{model="sums",version="1.0.0"}} {before + 1}'
+    assert line in read_metrics(service)
+
+
 def test_states_stay_between_the_requests_of_a_sequence(service: Running) -> None:
     assert values(step(service, [[1, 2]], 7, start=True)) == [1, 2]
     assert values(step(service, [[3, 4]], "other", start=True)) == [3, 4]
@@ -235,6 +249,8 @@ def test_an_isolated_model_keeps_states_in_its_worker(maker: PackageMaker, tmp_p
     with serve_sums(maker, tmp_path, isolated=True) as service:
         for index in range(3):
             assert values(step(service, [[1, 1]], 7, start=index == 0)) == [index + 1.0] * 2
+        wait_for(lambda: figures(service).get("sequences", {}).get("active") == 1, "a report of the worker")
+        assert 'edgekit_active_sequences{model="sums",version="1.0.0"} 1' in read_metrics(service)
 
 
 def test_several_workers_are_refused_for_a_model_with_states(maker: PackageMaker, tmp_path: Path) -> None:

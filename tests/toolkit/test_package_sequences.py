@@ -49,6 +49,11 @@ def test_the_manifest_names_the_states(spotter: tuple[Path, Path, Any]) -> None:
     assert golden == {"x": (1, 8), "h0": (1, HIDDEN)}
 
 
+def test_inspect_shows_the_states(spotter: tuple[Path, Path, Any]) -> None:
+    (path,) = spotter[1].glob("*.edgepkg")
+    assert "hn is h0 of the next run" in " ".join(edgekit("inspect", path).stdout.split())
+
+
 def test_samples_are_judged_by_the_last_step_of_their_sequence(spotter: tuple[Path, Path, Any]) -> None:
     words, labels = draw_words(80, 12)
     session = onnxruntime.InferenceSession(str(spotter[0]))

@@ -131,6 +131,9 @@ def _check_details(details: dict[str, Any]) -> tuple[dict[str, JsonValue], dict[
             _number(governor[name])
         if not isinstance(governor["variant"], str):
             raise TypeError("the governor's variant is no text")
+    sequences = details.get("sequences")
+    if sequences is not None:
+        _number(sequences["active"])
     rollout = details.pop("rollout", None)
     if rollout is not None:
         for arm in ("current", "candidate"):
