@@ -1,6 +1,7 @@
 """`edgekit package --state`: models whose outputs feed their inputs, packaged on sequences."""
 
 import hashlib
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from onnx import TensorProto
 from tests.toolkit.package_run import Outcome, check_refused, edgekit, package, read_only, saved, stored
 from tests.toolkit.sequence_models import (
     HIDDEN,
+    STEPS,
     draw_words,
     make_copies,
     make_lstm,
@@ -21,8 +23,11 @@ from tests.toolkit.sequence_models import (
 
 from edgekit_runtime.package.states import StateInputs
 from edgekit_runtime.sessions import open_session
+from edgekit_runtime.sessions.row_independence import rows_are_independent
+from edgekit_runtime.sessions.selftest import read_golden
 from edgekit_toolkit.importers.source import load_model
 
+SILERO = Path.home() / ".cache" / "edgekit" / "silero-vad"
 LOOSE = ("--budget", "drop=50%,size=10MB")
 
 
@@ -129,6 +134,31 @@ def _compare_with_source(opened: Any, model: Path) -> None:
         np.testing.assert_allclose(outputs["y"], y, atol=0.01)
 
 
+def test_silero_vad_answers_as_before_packaging(tmp_path: Path) -> None:
+    wheels = sorted(SILERO.glob("silero_vad-*.whl"))
+    if not wheels:
+        pytest.skip(f"needs the wheel of silero-vad: `pip download --no-deps silero-vad -d {SILERO}`")
+    model = tmp_path / "silero_vad.onnx"
+    with zipfile.ZipFile(wheels[-1]) as wheel:
+        model.write_bytes(wheel.read("silero_vad/data/silero_vad.onnx"))
+    options = ("--fix", "sr=16000", "--state", "stateN=state", "--dim", "input_1=576")
+    outcome = package(model, tmp_path / "out", *options)
+    assert outcome.code == 0, outcome.stderr
+    source = onnxruntime.InferenceSession(str(model))
+    stored_states, state = None, np.zeros((2, 2, 128), np.float32)
+    with read_only(tmp_path / "out") as opened:
+        session = open_session(opened)
+        assert rows_are_independent(session, read_golden(opened).inputs)
+        assert getattr(session, "has_fixed_work", False)
+        states = StateInputs(opened.manifest.states, opened.manifest.inputs)
+    for step in range(20):
+        chunk = np.random.default_rng(step).normal(0, 0.1, (2, 576)).astype(np.float32)
+        outputs = session.run(states.complete({"input": chunk}, stored_states))
+        stored_states = states.take(outputs)
+        expected, state = source.run(None, {"input": chunk, "state": state, "sr": np.array(16000)})
+        np.testing.assert_allclose(outputs["output"], expected, atol=0.01)
+
+
 def test_files_of_one_sequence_each_may_have_any_length(tmp_path: Path) -> None:
     model = saved(make_spotter(), tmp_path / "spotter.onnx")
     folder = tmp_path / "words"
@@ -144,6 +174,25 @@ def test_samples_of_one_step_are_warned_of(tmp_path: Path) -> None:
     data = store_words(tmp_path / "c.npz", 20, 1, steps=1)
     outcome = package(model, tmp_path / "out", "--state", "hn=h0", "--calibration", data, *LOOSE, "--json")
     assert any("the states are zeros in every step" in text for text in outcome.json["warnings"])
+
+
+def test_ranges_of_single_steps_lose_what_those_of_sequences_keep(tmp_path: Path) -> None:
+    model = saved(make_spotter(), tmp_path / "spotter.onnx")
+    evaluation = store_words(tmp_path / "e.npz", 400, 12)
+    drops = []
+    for steps, count in ((STEPS, 60), (1, 600)):
+        data = store_words(tmp_path / f"{steps}.npz", count, 11, steps)
+        options = ("--calibration", data, "--eval", evaluation, *LOOSE, "--json")
+        outcome = package(model, tmp_path / f"out{steps}", "--state", "hn=h0", *options)
+        (drop,) = [
+            candidate["figures"]["drop"]["value"]
+            for candidate in outcome.json["candidates"]
+            if candidate["label"] == "int8 per-channel, all layers"
+        ]
+        drops.append(drop)
+    print(f"drop of int8 in points, ranges from sequences and from single steps: {drops}")
+    assert drops[0] < 3
+    assert drops[1] > drops[0] + 3
 
 
 def test_a_pair_that_looks_like_a_state_is_proposed(tmp_path: Path) -> None:
