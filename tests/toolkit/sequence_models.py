@@ -123,3 +123,9 @@ def make_copies(target: list[int | str], source: list[int | str], dtype: int = T
     ]
     inputs = [tensor("x", ["batch", 2]), tensor("state", target)]
     return model_of(nodes, inputs, [tensor("y", ["batch", 2]), tensor("out", source, dtype)])
+
+
+def make_hidden() -> onnx.ModelProto:
+    """hn = x + h0, and nothing else."""
+    inputs = [tensor(name, ["batch", 2]) for name in ("x", "h0")]
+    return model_of([helper.make_node("Add", ["x", "h0"], ["hn"])], inputs, [tensor("hn", ["batch", 2])])

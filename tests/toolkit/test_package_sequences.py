@@ -16,6 +16,7 @@ from tests.toolkit.sequence_models import (
     STEPS,
     draw_words,
     make_copies,
+    make_hidden,
     make_lstm,
     make_spotter,
     store_words,
@@ -217,6 +218,7 @@ def test_a_pair_that_looks_like_a_state_is_proposed(tmp_path: Path) -> None:
         (make_copies(["batch", "past"], ["batch", "all"]), ["out=state"], "tells the size of 'past'"),
         (make_copies(["batch", 4], ["batch", 4]), ["y=state", "out=state"], "'state' stands twice"),
         (make_copies(["batch", 2], ["batch", 2]), ["y=x", "out=state"], "every input is a state"),
+        (make_hidden(), ["hn=h0"], "every output is a state"),
     ],
 )
 def test_states_that_do_not_fit_are_refused(

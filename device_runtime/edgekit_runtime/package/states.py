@@ -51,8 +51,9 @@ def find_states_problem(
             return f"no {side} is named '{name}'; {side}s are {', '.join(by_side[side])}"
         if names.count((side, name)) > 1:
             return f"{side} '{name}' stands twice"
-    if states and len(states) == len(inputs):
-        return "every input is a state; one must bring something new"
+    if len(states) in (len(inputs), len(outputs)):
+        side = "input" if len(states) == len(inputs) else "output"
+        return f"every {side} is a state; at least one must be none"
     names_of_states = {state.input for state in states}
     sizes = {size for spec in inputs if spec.name not in names_of_states for size in spec.shape}
     for state in states:
