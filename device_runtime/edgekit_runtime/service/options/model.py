@@ -153,7 +153,7 @@ class ModelOptions:
         governor: what the governor may change, or None if it may change nothing.
         max_sequences: most sequences whose states are kept at one time, of a model with states; the memory
             of so many counts under the memory cap.
-        sequence_idle_s: a sequence without a request for so long ends, once another one begins.
+        sequence_idle_s: a sequence without a request for so long ends.
 
     Raises:
         ValueError: two settings exclude each other.

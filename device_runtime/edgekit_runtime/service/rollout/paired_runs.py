@@ -109,18 +109,8 @@ class PairedRuns:
     """Makes pairs on a thread of its own, one after the other; used on the thread of the loop."""
 
     __slots__ = (
-        *(
-            "_alarm",
-            "_call_soon",
-            "_compare",
-            "_complete",
-            "_defer",
-            "_has_thread",
-            "_is_busy",
-            "_is_over",
-            "_is_running",
-        ),
-        *("_max_run_s", "_own", "_queue", "_sessions"),
+        *("_alarm", "_call_soon", "_compare", "_complete", "_defer", "_has_thread", "_is_busy", "_is_over"),
+        *("_is_running", "_max_run_s", "_own", "_queue", "_sessions"),
     )
 
     def __init__(

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from edgekit_runtime.canonical_json import JsonValue
-from edgekit_runtime.errors import EdgekitError, OverloadedError, RequestError
+from edgekit_runtime.errors import BackendError, EdgekitError, OverloadedError, RequestError
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.states import RecurrentState, StateInputs, count_state_bytes
 from edgekit_runtime.protocol.infer_request import SequenceStep
@@ -40,7 +40,7 @@ class SequenceLimits:
     Attributes:
         max_sequences: most sequences at one time.
         max_bytes: size limit of all their states.
-        idle_s: a sequence without a request for so long may end.
+        idle_s: a sequence without a request for so long ends.
         max_waiting: most calls that wait for the one before them in their sequence.
     """
 
@@ -86,7 +86,7 @@ class SequenceLane(Lane):
 
     __slots__ = (
         *("_clock", "_held_bytes", "_lane", "_limits", "_metrics", "_sequences", "_states", "_waiting"),
-        *("ended", "expired", "refused", "started"),
+        *("expired", "started"),
     )
 
     def __init__(
@@ -113,7 +113,7 @@ class SequenceLane(Lane):
         self._metrics, self._clock = metrics, clock
         self._sequences: OrderedDict[int | str, _Sequence] = OrderedDict()  # the least recently used first
         self._held_bytes = self._waiting = 0
-        self.started = self.ended = self.expired = self.refused = 0
+        self.started = self.expired = 0
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
         """Let the lane behind answer a call of its own, which begins with zeros."""
@@ -125,11 +125,9 @@ class SequenceLane(Lane):
         if step is None:
             self._submit(call, self._states.complete(call.inputs), call.reply)
             return
-        try:
-            sequence = self._find(step)
-        except EdgekitError as error:
-            self.refused += 1
-            refuse(call, error, self._metrics)
+        sequence = self._find(step)
+        if sequence is None:
+            refuse(call, self._make_unknown_error(step.id), self._metrics)
             return
         if sequence.is_running and self._waiting >= self._limits.max_waiting:
             shed(call, self._metrics, self._waiting, _MIN_RETRY_S)
@@ -148,50 +146,29 @@ class SequenceLane(Lane):
             "active": len(self._sequences),
             "held_bytes": self._held_bytes,
             "started": self.started,
-            "ended": self.ended,
             "expired": self.expired,
-            "refused": self.refused,
         }
 
-    def _find(self, step: SequenceStep) -> _Sequence:
-        """Return the sequence of a call; a new one where the call starts it.
-
-        Raises:
-            RequestError: it is not active.
-            OverloadedError: too many are.
-        """
+    def _find(self, step: SequenceStep) -> _Sequence | None:
+        """Return the sequence of a call, a new one where the call starts it; None if it is not active."""
         now_s = self._clock()
+        self._expire(now_s)
+        if step.start:
+            self._sequences.setdefault(step.id, _Sequence(now_s))
         sequence = self._sequences.get(step.id)
-        if sequence is not None and self._is_expired(sequence, now_s):
-            self._drop(step.id)
-            self.expired += 1
-            sequence = None
-        if sequence is None:
-            if not step.start:
-                raise self._make_unknown_error(step.id)
-            self._make_room(now_s)
-            sequence = self._sequences[step.id] = _Sequence(now_s)
-        sequence.last_s = now_s
-        self._sequences.move_to_end(step.id)
+        if sequence is not None:
+            sequence.last_s = now_s
+            self._sequences.move_to_end(step.id)
         return sequence
 
-    def _is_expired(self, sequence: _Sequence, now_s: float) -> bool:
-        return sequence.is_idle and now_s - sequence.last_s > self._limits.idle_s
-
-    def _make_room(self, now_s: float) -> None:
-        """Drop sequences that have been idle for too long.
-
-        Raises:
-            OverloadedError: as many as the limit are left.
-        """
+    def _expire(self, now_s: float) -> None:
+        """Drop the sequences that have been idle for too long; the least recently used come first."""
         while self._sequences:
-            oldest_id, oldest = next(iter(self._sequences.items()))
-            if not self._is_expired(oldest, now_s):
-                break
-            self._drop(oldest_id)
+            sequence_id, sequence = next(iter(self._sequences.items()))
+            if not sequence.is_idle or now_s - sequence.last_s <= self._limits.idle_s:
+                return
+            self._drop(sequence_id)
             self.expired += 1
-        if len(self._sequences) >= self._limits.max_sequences:
-            raise self._make_full_error(f"{len(self._sequences)} sequences are active")
 
     def _advance(self, sequence_id: int | str, sequence: _Sequence) -> None:
         """Run the calls that may run now: one, or several where each is answered at once."""
@@ -204,7 +181,6 @@ class SequenceLane(Lane):
             try:
                 self._run(sequence_id, sequence, call)
             except EdgekitError as error:
-                self.refused += 1
                 refuse(call, error, self._metrics)
         sequence.is_advancing = False
         if sequence.states is None and sequence.is_idle and self._sequences.get(sequence_id) is sequence:
@@ -234,21 +210,33 @@ class SequenceLane(Lane):
         """Store the states in the answer to a call, answer it, and go on with the sequence."""
         sequence.is_running = False
         sequence.last_s = self._clock()
-        if isinstance(answer, EdgekitError):
-            if step.start:
-                self._store(sequence, None)
-        elif step.end:
-            self._store(sequence, None)
-            self.ended += 1
-        else:
-            self._store(sequence, self._states.take(answer))
+        states = None
+        if not (step.end or isinstance(answer, EdgekitError)):
+            try:
+                states = self._states.take(answer)
+            except Exception as cause:  # of a third party's backend that returned other outputs
+                answer = BackendError(f"the backend returned no states: {cause!r}")
+        if step.start or not isinstance(answer, EdgekitError):
+            self._store(sequence, states)
         reply(call, answer)
         self._advance(step.id, sequence)
 
     def _begin(self, sequence: _Sequence, states: Mapping[str, Array]) -> None:
-        added_bytes = input_bytes(states) - input_bytes(sequence.states or {})
-        if self._held_bytes + added_bytes > self._limits.max_bytes:
-            raise self._make_full_error(f"the states of all sequences have {self._held_bytes} bytes")
+        """Give a sequence its first states.
+
+        Raises:
+            OverloadedError: there are too many sequences, or their states are too large.
+        """
+        limits, count = self._limits, len(self._sequences)
+        held_bytes = self._held_bytes - input_bytes(sequence.states or {}) + input_bytes(states)
+        if count > limits.max_sequences or held_bytes > limits.max_bytes:
+            oldest = next(iter(self._sequences.values()))
+            wait_s = oldest.last_s + limits.idle_s - self._clock()
+            raise OverloadedError(
+                f"{self._metrics.model}: {count - 1} sequences are active, and no more fit (max_sequences is"
+                f" {limits.max_sequences}); end sequences by sequence_end, or try again later",
+                max(_MIN_RETRY_S, wait_s),
+            )
         self._store(sequence, states)
         self.started += 1
 
@@ -266,13 +254,4 @@ class SequenceLane(Lane):
             f"{metrics.model} {metrics.version}: sequence {sequence_id!r} is not active: the first request of"
             f" a sequence must set sequence_start. One ends by sequence_end, after {self._limits.idle_s:g} s"
             " without a request, or with the version, worker or service that it began with",
-        )
-
-    def _make_full_error(self, reason: str) -> OverloadedError:
-        oldest = next(iter(self._sequences.values()), None)
-        wait_s = 0.0 if oldest is None else oldest.last_s + self._limits.idle_s - self._clock()
-        return OverloadedError(
-            f"{self._metrics.model}: {reason}, and no more fit (max_sequences is"
-            f" {self._limits.max_sequences}); end sequences by sequence_end, or try again later",
-            max(_MIN_RETRY_S, wait_s),
         )
