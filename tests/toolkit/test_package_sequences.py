@@ -26,7 +26,9 @@ from edgekit_runtime.package.states import StateInputs
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.row_independence import rows_are_independent
 from edgekit_runtime.sessions.selftest import read_golden
+from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.importers.source import load_model
+from edgekit_toolkit.importers.states import propose_states
 
 SILERO = Path.home() / ".cache" / "edgekit" / "silero-vad"
 LOOSE = ("--budget", "drop=50%,size=10MB")
@@ -202,6 +204,21 @@ def test_a_pair_that_looks_like_a_state_is_proposed(tmp_path: Path) -> None:
     assert "--state hn=h0" in texts
     assert "--state cn=c0" in texts
     assert "=x" not in texts
+
+
+@pytest.mark.parametrize(
+    ("target", "output"),
+    [
+        *(("h0", "hn"), ("state", "stateN"), ("past_h", "present_h"), ("cache_in", "cache_out")),
+        *(("h_prev", "h_next"), ("hidden", "new_hidden"), ("in_state", "out_state"), ("h", "h_out")),
+    ],
+)
+def test_names_of_states_are_known_apart_from_others(target: str, output: str) -> None:
+    inputs = [TensorSpec("input", "float32", ("N", 4)), TensorSpec(target, "float32", ("N", 4))]
+    outputs = [TensorSpec("output", "float32", ("N", 4)), TensorSpec(output, "float32", ("N", 4))]
+    (state,) = propose_states(inputs, outputs, ())
+    assert (state.output, state.input) == (output, target)
+    assert not propose_states(inputs, outputs, [state])
 
 
 @pytest.mark.parametrize(

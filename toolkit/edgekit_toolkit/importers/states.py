@@ -4,6 +4,7 @@ Recurrent operators of ONNX have the batch in the second axis of their states, a
 Here it moves to the front, so that states of several sequences share a batch like all other inputs.
 """
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,10 +25,14 @@ from edgekit_toolkit.onnx_graph.traversal import nodes
 
 _BATCH: Final = "batch"
 # What names of a state have before and behind the word that both share, as in h0 and hn, or state and stateN.
-_BEFORE: Final = re.compile(
-    r"^(past|prev(ious)?|old|init(ial)?|in(put)?)[._-]?|[._-]?(in(put|it)?|prev(ious)?|old|past|0)$"
+_BEFORE: Final = (
+    re.compile(r"^(past|prev(ious)?|old|init(ial)?|in(put)?)[._-]?"),
+    re.compile(r"[._-]?(in(put|it)?|prev(ious)?|old|past|0)$"),
 )
-_AFTER: Final = re.compile(r"^(present|next|new|out(put)?)[._-]?|[._-]?(out(put)?|next|new|n|1)$")
+_AFTER: Final = (
+    re.compile(r"^(present|next|new|out(put)?)[._-]?"),
+    re.compile(r"[._-]?(out(put)?|next|new|n|1)$"),
+)
 
 
 def name_states(source: SourceModel[Model], states: Mapping[str, str]) -> SourceModel[Model]:
@@ -68,9 +73,14 @@ def propose_states(
         for proposal in [RecurrentState(output.name, target.name)]
         if named.isdisjoint((output.name, target.name))
         and len(target.shape) > 1
-        and _AFTER.sub("", output.name.lower()) == _BEFORE.sub("", target.name.lower()) != ""
+        and not _stems(output.name, _AFTER).isdisjoint(_stems(target.name, _BEFORE))
         and find_states_problem([proposal], inputs, outputs) is None
     ]
+
+
+def _stems(name: str, affixes: Sequence[re.Pattern[str]]) -> set[str]:
+    """Return a name as it is and without an affix."""
+    return {name.lower(), *(affix.sub("", name.lower()) for affix in affixes)} - {""}
 
 
 def _move_batch(proto: onnx.ModelProto, state: RecurrentState, states: set[str]) -> None:
@@ -86,7 +96,7 @@ def _move_batch(proto: onnx.ModelProto, state: RecurrentState, states: set[str])
     ):
         return
     target = _sizes(inputs[state.input])
-    free = [axis for axis, size in enumerate(target) if not size.HasField("dim_value")]
+    free = [axis for axis, size in enumerate(target) if _is_free(size)]
     names = {target[axis].dim_param for axis in free}
     if len(free) != 1 or not names <= {*UNNAMED_DIMENSIONS, first[0].dim_param}:
         return
@@ -102,6 +112,10 @@ def _sizes(value: onnx.ValueInfoProto) -> Sequence[onnx.TensorShapeProto.Dimensi
     return sizes
 
 
+def _is_free(size: onnx.TensorShapeProto.Dimension) -> bool:
+    return not size.HasField("dim_value") or size.dim_value < 0  # some exporters' word for free is -1
+
+
 def _transpose(
     proto: onnx.ModelProto, tensors: tuple[onnx.ValueInfoProto, onnx.ValueInfoProto], axis: int
 ) -> None:
@@ -110,7 +124,7 @@ def _transpose(
     forward = [axis, *(other for other in range(rank) if other != axis)]
     backward = [forward.index(other) for other in range(rank)]
     for value in tensors:
-        sizes = [_copy_size(_sizes(value)[other]) for other in forward]
+        sizes = copy.deepcopy([_sizes(value)[other] for other in forward])
         del value.type.tensor_type.shape.dim[:]
         value.type.tensor_type.shape.dim.extend(sizes)
     target, output = (value.name for value in tensors)
@@ -122,9 +136,3 @@ def _transpose(
     last = helper.make_node("Transpose", [inside[output]], [output], f"{output}/batch", perm=forward)
     proto.graph.node.insert(0, first)
     proto.graph.node.append(last)
-
-
-def _copy_size(size: onnx.TensorShapeProto.Dimension) -> onnx.TensorShapeProto.Dimension:
-    copy = onnx.TensorShapeProto.Dimension()
-    copy.CopyFrom(size)
-    return copy
