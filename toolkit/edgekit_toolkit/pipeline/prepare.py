@@ -186,16 +186,15 @@ def _decide_task(
     feeds = spread_feeds(part)
     run = source.model.open([spec.name for spec in outputs], threads=request.threads, rewrites=False)
     if sequences is not None:
-        run, outputs = sequences.over_sequences(run, only_last=part.labelled), sequences.judged
+        run, outputs = sequences.over_sequences(run, only_last=True), sequences.judged
     probes = take_probes(run, part, feeds, inputs=source.inputs, outputs=outputs)
-    first = next(spec.name for spec in source.inputs if spec.name in feeds[0])
     return decide_task(
         request.task,
         Evidence(
             probes=probes,
             labels=() if request.labels is None else class_names(request.labels),
             labelled=part.labelled,
-            placement=Placement.of_input(feeds[0][first].shape),
+            placement=Placement.of_input(next(iter(feeds[0].values())).shape),
         ),
     )
 
