@@ -126,10 +126,16 @@ def test_tone_keeps_its_pitch_at_another_rate() -> None:
     assert np.abs(np.fft.rfft(sample)).argmax() * 2 == 440
 
 
-@pytest.mark.parametrize("rate", [1, 16001, 4_294_967_295])
+def test_only_the_sound_that_is_needed_is_resampled() -> None:
+    rules = rules_for({"samples": 1600, "resample": True}, ("N", 1600))
+    sound = make_sound(200_000, 48000)
+    np.testing.assert_allclose(rules.fit(sound, 48000), resample(sound, 48000, 16000)[:1600], atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [1, 160, 1600, 16001, 4_294_967_295])
 def test_odd_rates_are_refused_before_a_filter_is_made(rate: int) -> None:
     rules = rules_for({"resample": True}, ("N", "samples"))
-    with pytest.raises(DataError, match=f"{rate} Hz cannot become 16000 Hz.* the limit is 4096"):
+    with pytest.raises(DataError, match=f"{rate} Hz cannot become 16000 Hz.* the limits are 4096"):
         rules.load(make_wav(np.zeros(100, np.int16), rate))
 
 
