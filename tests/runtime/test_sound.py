@@ -97,6 +97,7 @@ WHOLE = make_wav(np.zeros(100, np.int16))
         (make_wav(np.zeros(10, np.int16), tag=2), "coded in the format 2 with 16 bits"),
         (make_wav(np.array([0, np.nan], np.float32)), "holds a NaN"),
         (make_wav(np.array([0, 1e300])), "infinite"),
+        (make_wav(np.full((2, 2), 3e38, np.float32)), "infinite or over 2147483648"),
     ],
 )
 def test_damaged_files_are_refused_with_a_reason(file: bytes, reason: str) -> None:
