@@ -1,6 +1,6 @@
 """Times from outputs to answers of all tasks but detection, and of sound to inputs, in milliseconds.
 
-    scripts/python benchmarks/task_decoding.py
+Usage: scripts/python benchmarks/task_decoding.py
 """
 
 from typing import Any
