@@ -70,10 +70,12 @@ def write_shade_classifier(
     )
 
 
-def write_members(maker: PackageMaker, folder: Path, **shade: Any) -> dict[str, Path]:
+def write_members(
+    maker: PackageMaker, folder: Path, *, detector_figures: Mapping[str, Any] | None = None, **shade: Any
+) -> dict[str, Path]:
     """Write a package for each of the stages `detector` and `shade`."""
     paths = {name: folder / f"{name}.edgepkg" for name in ("detector", "shade")}
-    write_cell_detector(maker, paths["detector"])
+    write_cell_detector(maker, paths["detector"], figures=detector_figures)
     write_shade_classifier(maker, paths["shade"], **shade)
     return paths
 

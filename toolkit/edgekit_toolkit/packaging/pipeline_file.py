@@ -7,9 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import Range, from_plain
 from edgekit_runtime.errors import DataError, ManifestError
 from edgekit_runtime.package.pipeline import (
@@ -48,7 +47,7 @@ class StageTable:
     name: str
     package: str = ""
     model: str = ""
-    options: Mapping[str, JsonValue] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     input: str = SOURCE
     crop: Literal["boxes"] | None = None
     margin: _Share = 0.0
