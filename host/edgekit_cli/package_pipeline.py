@@ -23,7 +23,7 @@ from edgekit_toolkit.packaging.pipeline_package import StageCosts, add_costs, as
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.pipeline.drafts import size_figures
 from edgekit_toolkit.pipeline.publish import evidence_of, output_folder, staging
-from edgekit_toolkit.report.pipeline_page import HEAD, list_rows, list_totals, render_pipeline_page
+from edgekit_toolkit.report.pipeline_page import HEAD, NOTE, list_rows, list_totals, render_pipeline_page
 from edgekit_toolkit.selection.budget import Budget, parse_budget
 from edgekit_toolkit.targets.loader import find_user_targets, load_target
 
@@ -166,5 +166,6 @@ def _show(console: Console, document: Mapping[str, Any], costs: list[StageCosts]
     title = f"{document['name']} {document['version']} for {document['target']}"
     print_line(console, "pipeline", (title, "bold"))
     print_section(console, "Stages", [HEAD, *list_rows(costs)])
+    print_line(console, NOTE, first_indent=2, indent=2)
     print_section(console, "Whole pipeline", list_totals(document["figures"], document["budget"]))
     print_section(console, "Written", [("Package", out / document["package"])])

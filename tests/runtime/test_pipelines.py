@@ -17,6 +17,7 @@ from tests.service.pipeline_parts import (
     write_members,
     write_pipeline,
     write_shade_classifier,
+    write_sound_classifier,
 )
 
 from edgekit_runtime.errors import BackendError, DataError, ManifestError, PackageError
@@ -381,6 +382,7 @@ def test_stage_before_its_input_is_refused_in_a_manifest() -> None:
             {"detector": {"labels": b"red\n"}},
             "'detector' and 'shade', which have other labels",
         ),
+        ((DETECTOR, SHADE), {"sound": True}, "pictures and sound"),
         (
             (DETECTOR, stage("shade"), stage("both", ensemble="mean", stages=("detector", "shade"))),
             {},
@@ -392,6 +394,8 @@ def test_members_that_do_not_suit_their_links_are_refused(
     maker: PackageMaker, tmp_path: Path, stages: Sequence[Stage], members: dict[str, Any], reason: str
 ) -> None:
     paths = write_members(maker, tmp_path)
+    if "sound" in members:
+        write_sound_classifier(maker, paths["shade"])
     if "detector" in members:
         write_cell_detector(maker, paths["detector"], **members["detector"])
     output = [s.name for s in stages if s.name not in stages[-1].stages]

@@ -70,6 +70,31 @@ def write_shade_classifier(
     )
 
 
+def write_sound_classifier(maker: PackageMaker, path: Path) -> None:
+    """Write a model of 16 samples at 8 kHz: the means of both halves are its scores."""
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    weight = np.repeat(np.eye(2, dtype=np.float32), 8, axis=0) / 8
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["sound", "weight"], ["scores"])],
+        "halves",
+        [helper.make_tensor_value_info("sound", kind, ["N", 16])],
+        [helper.make_tensor_value_info("scores", kind, ["N", 2])],
+        [onnx.numpy_helper.from_array(weight, "weight")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    sound = np.random.default_rng(0).random((1, 16), np.float32)
+    rules = {"type": "audio", "sample_rate": 8000, "samples": 16}
+    write_signed(
+        maker,
+        path,
+        Manifest_("halves", "1.0.0", {"sound": "scores"}, {"sound": sound}),
+        {"scores": onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"sound": sound})[0]},
+        model.SerializeToString(),
+        attachments={"labels": b"early\nlate\n", "preprocessing": encode_json(rules)},
+        task=CLASSIFICATION,
+    )
+
+
 def write_members(
     maker: PackageMaker, folder: Path, *, detector_figures: Mapping[str, Any] | None = None, **shade: Any
 ) -> dict[str, Path]:

@@ -5,13 +5,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.runtime.conftest import PackageMaker
 from tests.service.answer_parts import draw, encode, post
-from tests.service.pipeline_parts import DETECTOR, SHADE, write_members, write_pipeline
+from tests.service.pipeline_parts import (
+    DETECTOR,
+    SHADE,
+    write_members,
+    write_pipeline,
+    write_sound_classifier,
+)
 from tests.service.service_parts import Running, make_config, running
 from tests.service.wiring_parts import index, load
 
+from edgekit_runtime.package.pipeline import Stage
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.model import ModelOptions
@@ -55,6 +63,27 @@ def test_sound_and_options_are_refused_with_a_reason(street: Running) -> None:
     assert (status, "takes a picture" in answer["error"]) == (415, True)
     status, answer = post(street, PICTURE, "image/jpeg", path=f"{PATH}?min_score=0.5")
     assert (status, "min_score" in answer["error"]) == (400, True)
+
+
+def test_sound_is_answered_by_an_ensemble(maker: PackageMaker, tmp_path: Path) -> None:
+    members = {name: tmp_path / f"{name}.edgepkg" for name in ("first", "second")}
+    for path in members.values():
+        write_sound_classifier(maker, path)
+    stages = [
+        *(Stage(name=name) for name in members),
+        Stage(name="both", ensemble="mean", stages=tuple(members)),
+    ]
+    path = write_pipeline(maker, tmp_path, stages, members, output=["both"])
+    sound = np.repeat(np.float32([0.25, 0.75]), 8)
+    with running(make_config(tmp_path), PackageFiles([path], maker.trust)) as service:
+        kind = "audio/x-raw; format=F32LE; rate={}"
+        status, answer = post(service, sound.tobytes(), kind.format(8000), path=PATH)
+        assert (status, [(e["label"], e["score"]) for e in answer["classes"]]) == (
+            200,
+            [("late", 0.75), ("early", 0.25)],
+        )
+        assert post(service, sound.tobytes(), kind.format(16000), path=PATH)[0] == 400
+        assert post(service, PICTURE, "image/jpeg", path=PATH)[0] == 415
 
 
 def test_failing_stage_is_named_to_the_client(maker: PackageMaker, tmp_path: Path) -> None:

@@ -169,6 +169,13 @@ def test_member_of_another_target_is_refused(maker: PackageMaker, tmp_path: Path
     assert (outcome.code, "is for x86-64, the pipeline for rpi5" in outcome.error["message"]) == (4, True)
 
 
+def test_inspect_lists_the_stages(maker: PackageMaker, tmp_path: Path) -> None:
+    write_members(maker, tmp_path)
+    assert run(tmp_path).code == 0
+    outcome = edgekit("inspect", tmp_path / "out" / "street-1.0.0-x86-64.edgepkg")
+    assert "shade     ort, on at most 4 crops of the boxes of detector" in outcome.stdout
+
+
 def test_pipeline_in_a_pipeline_is_refused(maker: PackageMaker, tmp_path: Path) -> None:
     write_members(maker, tmp_path)
     assert run(tmp_path).code == 0

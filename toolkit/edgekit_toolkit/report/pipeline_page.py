@@ -1,21 +1,17 @@
 """The report of a pipeline: what each stage costs, and what all of it takes of the budget."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from edgekit_host.markup import el, read_style, render_document, section, table
 from edgekit_toolkit.packaging.pipeline_package import StageCosts
 from edgekit_toolkit.report.figures import FIGURES, MISSING, show
 
 Row: TypeAlias = tuple[str, ...]
-HEAD: Row = (
-    "Stage",
-    "Task",
-    "Pictures, at most",
-    "Size",
-    "Latency of one",
-    "Memory above the engine",
-    "Latency is",
+HEAD: Row = ("Stage", "Task", "Pictures", "Size", "Latency", "Memory", "Latency is")
+NOTE: Final = (
+    "Pictures: the most of a stage for one of the source. Latency: of one picture. Memory: above the engine."
+    " Stages run one after the other: the latency of the pipeline is the sum over all pictures."
 )
 
 
@@ -70,8 +66,6 @@ def render_pipeline_page(document: Mapping[str, Any], costs: Sequence[StageCosts
                 caption="What it takes of the budget",
             ),
             key="whole",
-            intro="Stages run one after the other: the latency is the sum over all stages, each with the most"
-            " pictures that it may get.",
         ),
-        section("Stages", table(HEAD, rows, caption="What each stage costs"), key="stages"),
+        section("Stages", table(HEAD, rows, caption="What each stage costs"), key="stages", intro=NOTE),
     )
