@@ -106,7 +106,7 @@ def measure(
     session: Any, members: Mapping[str, Member], picture: np.ndarray[Any, Any], rounds: int
 ) -> dict[str, Any]:
     inputs, image = {"image": picture[None]}, Image.fromarray(picture)
-    answer = json.loads(session.run(inputs)["answer"].tobytes())
+    answer = json.loads(session.run(inputs)["answer_json"].tobytes())
     boxes = [entry["box"] for entry in answer["detections"] if "shade" in entry]
     corners = [
         (int(left), int(top), -int(-right // 1), -int(-bottom // 1)) for left, top, right, bottom in boxes

@@ -47,7 +47,7 @@ def ask(maker: PackageMaker, tmp_path: Path) -> Callable[..., Answer]:
             assert run_selftest(session, package).passed
         outputs = session.run({"image": picture[None]})
         session.close()
-        result: Answer = json.loads(outputs["answer"].tobytes())
+        result: Answer = json.loads(outputs["answer_json"].tobytes())
         return result
 
     return answer
@@ -254,7 +254,7 @@ def test_selftest_names_the_member_that_computes_something_else(maker: PackageMa
         session = open_session(package)
         checks = {check.name: check.passed for check in run_selftest(session, package).checks}
         session.close()
-    assert checks == {"detector/boxes": True, "shade/scores": True, "answer": True}
+    assert checks == {"detector/boxes": True, "shade/scores": True, "answer_json": True}
     changed = "members/shade/golden/scores.bin"
     contents[changed] = np.float32([9, 9]).tobytes()
     own = Manifest.from_json(json.loads(contents["members/shade/manifest.json"]))

@@ -1,6 +1,7 @@
 """Pipelines in a service: one model with one version, which is answered, tried and rolled back as one."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.runtime.conftest import PackageMaker
-from tests.service.answer_parts import draw, encode, post
+from tests.service.answer_parts import draw, encode, exchange, post
 from tests.service.pipeline_parts import (
     DETECTOR,
     SHADE,
@@ -56,6 +57,22 @@ def test_photograph_is_answered_by_all_stages(street: Running) -> None:
     assert shades(answer) == {("red", "red"), ("green", "green")}
     assert (answer["model_name"], answer["model_version"]) == ("street", "1.0.0")
     assert ask(street, encode(draw(), "JPEG"))["detections"] == []
+
+
+def test_standard_protocol_gives_the_answer_as_for_one_model(street: Running) -> None:
+    entry = {
+        "name": "image",
+        "datatype": "UINT8",
+        "shape": [len(PICTURE)],
+        "parameters": {"binary_data_size": len(PICTURE), "content_type": "image/jpeg"},
+    }
+    document = json.dumps({"inputs": [entry], "outputs": [{"name": "answer"}]}).encode()
+    fields = {"Inference-Header-Content-Length": str(len(document))}
+    status, _, body = exchange(street, "POST", "/v2/models/street/infer", document + PICTURE, fields)
+    assert status == 200, body
+    (output,) = json.loads(body)["outputs"]
+    assert (output["name"], output["datatype"], output["shape"]) == ("answer", "BYTES", [1])
+    assert shades(json.loads(output["data"][0])) == {("red", "red"), ("green", "green")}
 
 
 def test_sound_and_options_are_refused_with_a_reason(street: Running) -> None:

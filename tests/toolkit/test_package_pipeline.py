@@ -71,7 +71,9 @@ def test_package_holds_all_members_and_answers(maker: PackageMaker, tmp_path: Pa
     with read_only(tmp_path / "out") as package:
         assert set(package.list_members()) == {"detector", "shade"}
         session = open_session(package)
-        answer = json.loads(session.run({"image": draw(red=(0, 0), green=(1, 1))[None]})["answer"].tobytes())
+        answer = json.loads(
+            session.run({"image": draw(red=(0, 0), green=(1, 1))[None]})["answer_json"].tobytes()
+        )
         session.close()
     assert {entry["label"]: "shade" in entry for entry in answer["detections"]} == {
         "red": True,

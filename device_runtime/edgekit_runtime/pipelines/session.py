@@ -1,6 +1,6 @@
 """A pipeline as one session: a picture or sound in, one answer out, as JSON in bytes.
 
-    image uint8 [1, H, W, 3] -> detector -> crops -> kind, one batch -> answer uint8 [bytes]
+    image uint8 [1, H, W, 3] -> detector -> crops -> kind, one batch -> answer_json uint8 [bytes]
 
 Stages run one after the other in the thread that calls `run`, and pass pictures in memory. Each has items:
 the pictures that it ran for, with their answers. An item of a stage with crops comes from one box of an item
@@ -30,7 +30,7 @@ from edgekit_runtime.tensors import Array, TensorSpec
 
 IMAGE: Final = TensorSpec("image", "uint8", (1, "height", "width", 3))
 SOUND: Final = TensorSpec("sound", "float32", (1, "samples"))
-ANSWER: Final = TensorSpec("answer", "uint8", ("bytes",))
+ANSWER: Final = TensorSpec("answer_json", "uint8", ("bytes",))
 
 _Entry: TypeAlias = dict[str, Any]
 _Area: TypeAlias = tuple[int, int, int, int] | None
