@@ -28,7 +28,7 @@ from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.package.archive import read_package, write_package
 from edgekit_runtime.package.manifest import TaskChoice
 from edgekit_runtime.package.pipeline import Stage
-from edgekit_runtime.pipelines.member import Member, open_member
+from edgekit_runtime.pipelines.member import PipelineMember, open_member
 from edgekit_runtime.sessions import open_session
 from edgekit_toolkit.packaging.assemble import describe_artifacts
 from edgekit_toolkit.packaging.plain_package import write_plain_package
@@ -103,7 +103,7 @@ def load_photos(count: int) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
 
 
 def measure(
-    session: Any, members: Mapping[str, Member], picture: np.ndarray[Any, Any], rounds: int
+    session: Any, members: Mapping[str, PipelineMember], picture: np.ndarray[Any, Any], rounds: int
 ) -> dict[str, Any]:
     inputs, image = {"image": picture[None]}, Image.fromarray(picture)
     answer = json.loads(session.run(inputs)["answer_json"].tobytes())

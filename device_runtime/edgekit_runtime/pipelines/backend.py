@@ -7,7 +7,7 @@ from edgekit_runtime.errors import PackageError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.package.pipeline import Pipeline
-from edgekit_runtime.pipelines.member import Member, open_member
+from edgekit_runtime.pipelines.member import PipelineMember, open_member
 from edgekit_runtime.pipelines.session import PipelineSession
 from edgekit_runtime.sessions.session import check_specs
 
@@ -40,7 +40,7 @@ def open_stages(
         EdgekitError: as `open_pipeline`.
     """
     with ExitStack() as opened:
-        members: dict[str, Member] = {}
+        members: dict[str, PipelineMember] = {}
         for name, package in packages.items():
             members[name] = open_member(name, package, threads)
             opened.callback(members[name].session.close)

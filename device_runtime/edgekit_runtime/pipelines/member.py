@@ -23,7 +23,7 @@ MAX_BATCH: Final = 16
 _ALL_ENTRIES: Final[Mapping[str, JsonValue]] = {"top": 100, "min_score": 0}
 
 
-class Member:
+class PipelineMember:
     """The preprocessing, session and task of one stage."""
 
     __slots__ = ("_all_entries", "_answerer", "_batches", "rules", "session", "task")
@@ -45,9 +45,9 @@ class Member:
         known = self.task.options.__dataclass_fields__
         self._all_entries = {name: value for name, value in _ALL_ENTRIES.items() if name in known}
 
-    def with_session(self, session: Session) -> "Member":
+    def with_session(self, session: Session) -> "PipelineMember":
         """Return this member with another session of its model."""
-        return Member(self._answerer, session, batches=self._batches)
+        return PipelineMember(self._answerer, session, batches=self._batches)
 
     def answer(self, media: Iterable[Media], *, all_entries: bool = False) -> list[Decoded]:
         """Return the answer to each picture or piece of sound.
@@ -84,7 +84,7 @@ class Member:
         ]
 
 
-def open_member(name: str, package: OpenedPackage, threads: int | None = None) -> Member:
+def open_member(name: str, package: OpenedPackage, threads: int | None = None) -> PipelineMember:
     """Return a member of a pipeline, in a package or to be in one; errors name the stage.
 
     Raises:
@@ -97,7 +97,7 @@ def open_member(name: str, package: OpenedPackage, threads: int | None = None) -
         session = open_preferred(package, threads)[1]
         try:
             batches = rows_are_independent(session, read_golden_inputs(package))
-            return Member(answerer, session, batches=batches)
+            return PipelineMember(answerer, session, batches=batches)
         except BaseException:
             session.close()
             raise

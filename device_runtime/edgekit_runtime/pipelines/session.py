@@ -20,7 +20,7 @@ from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import BackendError, DataError, PackageError
 from edgekit_runtime.package.pipeline import SOURCE, Condition, Pipeline, Stage
 from edgekit_runtime.pipelines.ensemble import combine_answers
-from edgekit_runtime.pipelines.member import Member, naming_stage
+from edgekit_runtime.pipelines.member import PipelineMember, naming_stage
 from edgekit_runtime.preprocessing.audio import AudioRules
 from edgekit_runtime.preprocessing.images import take_image
 from edgekit_runtime.sessions.session import Session, cancel_runs, share_session
@@ -61,7 +61,7 @@ class PipelineSession:
         is_concurrent: whether `run` may be called from several threads.
     """
 
-    def __init__(self, pipeline: Pipeline, members: Mapping[str, Member]) -> None:
+    def __init__(self, pipeline: Pipeline, members: Mapping[str, PipelineMember]) -> None:
         """Join members, which the session owns from now on.
 
         Raises:
