@@ -117,8 +117,8 @@ def measure(
         for side in ("models", "pipeline") if index % 2 else ("pipeline", "models"):
             begin_s = time.thread_time()
             if side == "models":
-                members["detector"].answer([image])
-                members["shade"].answer(crops)
+                members["detector"].answer([(image, (0, 0))])
+                members["shade"].answer((crop, (0, 0)) for crop in crops)
             else:
                 session.run(inputs)
             times[side].append((time.thread_time() - begin_s) * 1e3)

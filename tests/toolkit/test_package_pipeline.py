@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.runtime.conftest import PackageMaker, make_maker
 from tests.service.answer_parts import draw
-from tests.service.pipeline_parts import write_members
+from tests.service.pipeline_parts import make_shade_classifier, write_members
 from tests.toolkit.package_run import Outcome, edgekit, mlp, read_only, saved
 
 from edgekit_runtime.package.archive import read_package
@@ -205,14 +205,33 @@ def test_options_for_models_are_refused(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ('{budget = "size=1B", backend = "ort", search-seconds = 0}', "stage 'net': "),
-        ('{backend = "ort", search-seconds = 0, dim = ["N=1"]}', "stage 'net': "),
+        ('{budget = "size=1B"}', "stage 'net': "),
+        ('{task = "none", dim = ["N=1"]}', "stage 'net': its package states no task"),
     ],
 )
 def test_model_is_packaged_by_its_own_options_first(tmp_path: Path, options: str, reason: str) -> None:
     saved(mlp(), tmp_path / "net.onnx")
-    toml = f'[[stages]]\nname = "net"\nmodel = "net.onnx"\noptions = {options}\n'
-    outcome = run(tmp_path, "--json", toml=toml)
+    outcome = run(tmp_path, "--json", toml=model_stage(options))
     assert outcome.code != 0
     assert reason in outcome.error["message"]
     assert bool(list((tmp_path / "out").glob("net-1.0.0-*.edgepkg"))) is ("budget" not in options)
+
+
+def test_model_is_packaged_into_the_pipeline(maker: PackageMaker, tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_bytes(make_shade_classifier())
+    (tmp_path / "rules.json").write_text('{"resize": [8, 8], "scale": 0.00392156862745098}')
+    options = '{preprocessing = "rules.json", task = "classification:top=1"}'
+    outcome = run(tmp_path, "--json", toml=model_stage(options))
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.json["figures"]["latency"] > 0
+    with read_package(tmp_path / "out" / outcome.json["package"], maker.trust) as package:
+        session = open_session(package)
+        answer = json.loads(session.run({"image": draw(red=(0, 0))[None]})["answer_json"].tobytes())
+        session.close()
+    assert [entry["index"] for entry in answer["classes"]] == [0]
+
+
+def model_stage(options: str) -> str:
+    """Return the file of one stage whose model is packaged without a search."""
+    quick = 'backend = "ort", search-seconds = 0, '
+    return f'[[stages]]\nname = "net"\nmodel = "net.onnx"\noptions = {{{quick}{options[1:]}\n'

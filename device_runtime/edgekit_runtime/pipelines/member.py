@@ -49,11 +49,13 @@ class PipelineMember:
         """Return this member with another session of its model."""
         return PipelineMember(self._answerer, session, batches=self._batches)
 
-    def answer(self, media: Iterable[Media], *, all_entries: bool = False) -> list[Decoded]:
+    def answer(
+        self, media: Iterable[tuple[Media, tuple[int, int]]], *, all_entries: bool = False
+    ) -> list[Decoded]:
         """Return the answer to each picture or piece of sound.
 
         Args:
-            media: of the kind that the preprocessing takes.
+            media: of the kind that the preprocessing takes, each with its origin in the source's picture.
             all_entries: whether the answers also hold entries that the task's options leave out.
 
         Raises:
@@ -64,8 +66,8 @@ class PipelineMember:
         remaining = iter(media)
         answers: list[Decoded] = []
         while prepared := [
-            self._answerer.prepare_decoded(sample)
-            for sample in itertools.islice(remaining, MAX_BATCH if self._batches else 1)
+            self._answerer.prepare_decoded(sample, origin)
+            for sample, origin in itertools.islice(remaining, MAX_BATCH if self._batches else 1)
         ]:
             for _, group in itertools.groupby(prepared, key=lambda sample: find_shapes(sample.inputs)):
                 samples = list(group)

@@ -178,15 +178,14 @@ class PipelineSession:
         is_combined = any(stage.name in other.stages for other in self._pipeline.stages)
         member = self._members[stage.name]
         # Cut one by one: a thousand boxes may each be the whole picture.
-        answers = member.answer((_cut(source, area) for area in areas), all_entries=is_combined)
-        if member.task.has_boxes:
-            for area, answer in zip(areas, answers, strict=True):
-                _move_boxes(answer[member.task.entries], area)
-        return answers
+        return member.answer((_cut(source, area) for area in areas), all_entries=is_combined)
 
 
-def _cut(source: Media, area: _Area) -> Media:
-    return source if area is None else source.crop(area)  # type: ignore[union-attr]  # sound has no areas
+def _cut(source: Media, area: _Area) -> tuple[Media, tuple[int, int]]:
+    """Return the picture of an area, or all of the source, and its position."""
+    if area is None:
+        return source, (0, 0)
+    return source.crop(area), area[:2]  # type: ignore[union-attr]  # sound has no areas
 
 
 def _select(
@@ -241,10 +240,3 @@ def _find_area(
     begin_x, begin_y = max(within[0], math.floor(sides[0])), max(within[1], math.floor(sides[1]))
     end_x, end_y = min(within[2], math.ceil(sides[2])), min(within[3], math.ceil(sides[3]))
     return (begin_x, begin_y, end_x, end_y) if begin_x < end_x and begin_y < end_y else None
-
-
-def _move_boxes(entries: Any, area: _Area) -> None:
-    """Turn boxes in pixels of a crop into those of the source's picture."""
-    if area is not None:
-        for entry in entries:
-            entry["box"] = [round(side + area[index % 2], 1) for index, side in enumerate(entry["box"])]

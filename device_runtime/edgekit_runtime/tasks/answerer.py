@@ -10,7 +10,7 @@ The service does these steps on threads; `edgekit run` and the self-test do them
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -114,8 +114,12 @@ class Answerer:
             return self.prepare_decoded(media_type.read_image(data, max_pixels))
         return self._feed(rules.finish(media_type.read_sound(data, rules)))
 
-    def prepare_decoded(self, media: Media) -> Prepared:
+    def prepare_decoded(self, media: Media, origin: tuple[int, int] = (0, 0)) -> Prepared:
         """Return the inputs for media of the kind and sample rate that the preprocessing takes.
+
+        Args:
+            media: a picture or sound.
+            origin: of a crop, the x and y of its corner in the picture whose pixels answers are given in.
 
         Raises:
             DataError: it does not fit the model.
@@ -123,7 +127,7 @@ class Answerer:
         rules = self._rules
         if isinstance(rules, ImageRules):
             pixels, placement = rules.fit(media)  # type: ignore[arg-type]  # the rules say which
-            return self._feed(rules.finish(pixels), placement)
+            return self._feed(rules.finish(pixels), replace(placement, origin=origin))
         assert rules is not None  # noqa: S101  # for the type checker
         return self._feed(rules.finish(rules.fit(media, rules.sample_rate)))  # type: ignore[arg-type]  # as above
 
