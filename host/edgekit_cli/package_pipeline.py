@@ -11,14 +11,15 @@ import click
 from rich.console import Console
 
 from edgekit_host.terminal import print_line, print_section
-from edgekit_runtime.errors import BudgetError, EdgekitError
+from edgekit_runtime.errors import BudgetError
 from edgekit_runtime.package.archive import OpenedPackage, read_package, write_package
+from edgekit_runtime.pipelines.member import naming_stage
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.assemble import package_file
 from edgekit_toolkit.packaging.evidence import evidence_path, read_evidence, write_evidence
 from edgekit_toolkit.packaging.next_version import find_free_version
-from edgekit_toolkit.packaging.pipeline_file import StageTable, read_pipeline_file
+from edgekit_toolkit.packaging.pipeline_file import read_pipeline_file
 from edgekit_toolkit.packaging.pipeline_package import StageCosts, add_costs, assemble_pipeline, count_costs
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.pipeline.drafts import size_figures
@@ -48,23 +49,26 @@ def package_pipeline(
     _check_options(ctx)
     target = load_target(options["target"], [find_user_targets()]).name
     limits = _read_limits(options["budget"])
-    file, stages = read_pipeline_file(path)
+    file = read_pipeline_file(path)
     name, out = options["name"] or file.name, options["out"]
     with output_folder(out), ExitStack() as opened:
         signer = load_signer(options["key"])
         trust = TrustStore.from_folder(find_keys_folder())
         packages: dict[str, OpenedPackage] = {}
         evidence: dict[str, Mapping[str, Any]] = {}
-        for table in file.stages:
-            if table.ensemble is None:
-                member = _find_member(path.parent, table, target, package_model)
-                packages[table.name] = opened.enter_context(read_package(member, trust))
-                if evidence_path(member).exists():
-                    evidence[table.name] = read_evidence(evidence_path(member), member, trust).predicate
-        costs = count_costs(stages, packages, evidence)
+        for stage, source in file.sources.items():
+            member = source.path
+            if source.options is not None:
+                arguments = ["--target", target, *_list_arguments(source.options, path.parent)]
+                with naming_stage(stage):
+                    member = package_model(member, arguments)
+            packages[stage] = opened.enter_context(read_package(member, trust))
+            if evidence_path(member).exists():
+                evidence[stage] = read_evidence(evidence_path(member), member, trust).predicate
+        costs = count_costs(file.stages, packages, evidence)
         version = options["version"] or find_free_version(name, target, out)
         draft = assemble_pipeline(
-            (name, version, target), stages, file.output, packages, budget=limits.limits, costs=costs
+            (name, version, target), file.stages, file.output, packages, budget=limits.limits, costs=costs
         )
         content = package_file(draft, signer)
         sizes = size_figures(content, limits)
@@ -79,15 +83,15 @@ def package_pipeline(
             "stages": [asdict(stage) for stage in costs],
         }
         _check_limits(limits, figures, costs)
-        with staging(out) as stage:
-            written = stage / draft.manifest.file_name
+        with staging(out) as folder:
+            written = folder / draft.manifest.file_name
             write_package(written, draft.manifest, draft.artifacts, signer)
             write_evidence(evidence_path(written), written, evidence_of(document), signer)
             stem = written.name.removesuffix(".edgepkg")
-            (stage / f"{stem}.report.html").write_text(
+            (folder / f"{stem}.report.html").write_text(
                 render_pipeline_page(document, costs), encoding="utf-8"
             )
-            (stage / f"{stem}.report.json").write_text(
+            (folder / f"{stem}.report.json").write_text(
                 json.dumps(document, indent=2) + "\n", encoding="utf-8"
             )
     if options["as_json"]:
@@ -121,22 +125,15 @@ def _read_limits(text: str) -> Budget:
     return Budget({name: limit for name, limit in stated.items() if name not in _PER_MEMBER})
 
 
-def _find_member(folder: Path, table: StageTable, target: str, package_model: PackageModel) -> Path:
-    """Return the package of a stage; a model is packaged first."""
-    if table.package:
-        return folder / table.package
-    arguments = ["--target", target]
-    for name, value in table.options.items():
+def _list_arguments(options: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return options as the command line takes them; files are beside the pipeline's."""
+    arguments = []
+    for name, value in options.items():
         for item in value if isinstance(value, list) else [value]:
-            text = [] if item is True else [str(item)]
-            if isinstance(item, str) and (folder / item).exists():  # files are beside the pipeline's
-                text = [str(folder / item)]
+            is_file = isinstance(item, str) and (folder / item).exists()
+            text = [] if item is True else [str(folder / item) if is_file else str(item)]
             arguments += [f"--{name.replace('_', '-')}", *text]
-    try:
-        return package_model(folder / table.model, arguments)
-    except EdgekitError as error:
-        error.args = (f"stage '{table.name}': {error}",)
-        raise
+    return arguments
 
 
 def _check_limits(limits: Budget, figures: Mapping[str, float | None], costs: list[StageCosts]) -> None:

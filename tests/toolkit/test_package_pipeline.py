@@ -140,7 +140,7 @@ def test_limit_that_the_whole_exceeds_is_refused(
     ("old", "new", "reason"),
     [
         ('input = "detector"', 'input = "detektor"', "stage 'shade' names the stage 'detektor'"),
-        ('package = "detector.edgepkg"', "", "stage 'detector' needs either package or model"),
+        ('package = "detector.edgepkg"', "", "stage 'detector' needs one of package, model and ensemble"),
         ('package = "detector.edgepkg"', 'package = "none.edgepkg"', "none.edgepkg"),
         ('name = "shade"', 'name = "detector"', "two stages have the name 'detector'"),
         ('crop = "boxes"', 'crop = "halves"', "crop"),

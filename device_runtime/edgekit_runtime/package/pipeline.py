@@ -76,7 +76,7 @@ class Stage(Record):
     """
 
     name: str
-    input: str = SOURCE
+    input: str = field(default=SOURCE, metadata=OPTIONAL)
     crop: str | None = field(default=None, metadata=OPTIONAL)
     margin: float = field(default=0.0, metadata=OPTIONAL)
     max_crops: int = field(default=DEFAULT_CROPS, metadata=OPTIONAL)

@@ -5,76 +5,26 @@ The fields are documented in docs/guide/pipelines.md.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from edgekit_runtime.dataclass_json import Range, from_plain
 from edgekit_runtime.errors import DataError, ManifestError
-from edgekit_runtime.package.pipeline import (
-    DEFAULT_CROPS,
-    MAX_CROPS,
-    SOURCE,
-    Condition,
-    Stage,
-    find_stages_problem,
-    sort_stages,
-)
+from edgekit_runtime.package.pipeline import Stage, find_stages_problem, sort_stages
 from edgekit_toolkit.targets.loader import read_toml
-
-_Share = Annotated[float, Range(0, 1)]
 
 
 @dataclass(frozen=True, slots=True)
-class When:
-    """Which entries of the input's answer a stage runs for."""
-
-    label: tuple[str, ...] = ()
-    min_score: _Share = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageTable:
-    """One `[[stages]]` of the file.
+class MemberSource:
+    """Where a member comes from.
 
     Attributes:
-        package: path of a package.
-        model: path of a model file, to be packaged with `options`: names and values of `edgekit package`.
-
-    The others are those of `Stage`.
+        path: a package, or a model file that is packaged first.
+        options: names and values of `edgekit package` for the model; None for a package.
     """
 
-    name: str
-    package: str = ""
-    model: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    input: str = SOURCE
-    crop: Literal["boxes"] | None = None
-    margin: _Share = 0.0
-    max_crops: Annotated[int, Range(1, MAX_CROPS)] = DEFAULT_CROPS
-    when: When | None = None
-    ensemble: Literal["mean", "vote"] | None = None
-    stages: tuple[str, ...] = ()
-
-    def to_stage(self) -> Stage:
-        """Return the stage without its engines.
-
-        Raises:
-            ManifestError: a value is wrong.
-        """
-        condition = None
-        if self.when is not None:
-            condition = Condition(label=self.when.label, min_score=self.when.min_score)
-        return Stage(
-            name=self.name,
-            input=self.input,
-            crop=self.crop,
-            margin=self.margin,
-            max_crops=self.max_crops,
-            when=condition,
-            ensemble=self.ensemble,
-            stages=self.stages,
-        )
+    path: Path
+    options: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,44 +32,69 @@ class PipelineFile:
     """A `pipeline.toml`.
 
     Attributes:
-        name: name of the package; empty for the file's.
-        output: stages whose answers are shown; empty for all that no ensemble combines.
-        stages: each behind those that it needs.
+        output: stages whose answers are shown.
+        stages: without engines, each behind those that it needs.
+        sources: stage with a model -> where that comes from.
     """
 
-    name: str = ""
-    output: tuple[str, ...] = ()
-    stages: tuple[StageTable, ...]
+    name: str
+    output: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    sources: Mapping[str, MemberSource]
 
 
-def read_pipeline_file(path: Path) -> tuple[PipelineFile, tuple[Stage, ...]]:
-    """Return a file with its name and output filled in, and its stages in an order in which they can run.
+def read_pipeline_file(path: Path) -> PipelineFile:
+    """Return a file with the defaults filled in.
 
     Raises:
         DataError: it is no TOML, a field is wrong, or the stages do not fit together.
     """
     document = read_toml(path, DataError)
     try:
-        table = from_plain(PipelineFile, document, error=DataError)
-        stages = tuple(stage.to_stage() for stage in table.stages)
+        return _read_document(document, path)
     except (DataError, ManifestError) as cause:
         raise DataError(f"{path}: {str(cause).removeprefix('manifest.json: ')}") from cause
+
+
+def _read_document(document: dict[str, Any], path: Path) -> PipelineFile:
+    tables, output = document.pop("stages", []), document.pop("output", [])
+    name = document.pop("name", re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem))
+    _check_names(document, output, tables)
+    sources = {str(table.get("name")): _take_source(table, path.parent) for table in tables}
+    stages = tuple(Stage.from_json(table, f"stages[{index}]") for index, table in enumerate(tables))
+    for stage in stages:
+        if unknown := [*stage.extra, *(() if stage.when is None else stage.when.extra)]:
+            raise DataError(f"stage '{stage.name}': unknown setting '{unknown[0]}'")
     combined = {part for stage in stages for part in stage.stages}
-    output = table.output or tuple(stage.name for stage in stages if stage.name not in combined)
-    problem = find_stages_problem(stages, output) or _find_source_problem(table.stages)
-    if problem is not None:
-        raise DataError(f"{path}: {problem}")
-    name = table.name or re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem)
-    return PipelineFile(name=name, output=output, stages=table.stages), sort_stages(stages)
+    output = tuple(output or (stage.name for stage in stages if stage.name not in combined))
+    if problem := find_stages_problem(stages, output):
+        raise DataError(problem)
+    for stage in stages:
+        if (sources[stage.name] is None) != (stage.ensemble is not None):
+            raise DataError(f"stage '{stage.name}' needs one of package, model and ensemble")
+    present = {stage: source for stage, source in sources.items() if source is not None}
+    return PipelineFile(name=name, output=output, stages=sort_stages(stages), sources=present)
 
 
-def _find_source_problem(tables: tuple[StageTable, ...]) -> str | None:
-    for table in tables:
-        sources = [field for field in ("package", "model") if getattr(table, field)]
-        if table.ensemble is None and len(sources) != 1:
-            return f"stage '{table.name}' needs either package or model, the path of a file"
-        if table.ensemble is not None and sources:
-            return f"stage '{table.name}' is an ensemble, which has no {sources[0]}"
-        if table.options and not table.model:
-            return f"stage '{table.name}' has options, which are for a model that is packaged now"
-    return None
+def _check_names(rest: Mapping[str, Any], output: object, tables: object) -> None:
+    if rest:
+        raise DataError(f"unknown setting '{next(iter(rest))}', known are name, output, stages")
+    if not isinstance(output, list) or not all(isinstance(name, str) for name in output):
+        raise DataError("output must be a list of stages' names")
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise DataError("stages must be tables: [[stages]]")
+
+
+def _take_source(table: dict[str, Any], folder: Path) -> MemberSource | None:
+    """Take the fields of a member out of a stage's table."""
+    package, model, options = (table.pop(field, None) for field in ("package", "model", "options"))
+    if package is None and model is None and options is None:
+        return None
+    of = f"stage '{table.get('name')}'"
+    if not isinstance(package if model is None else model, str) or (
+        package is not None and model is not None
+    ):
+        raise DataError(f"{of} needs either package or model, the path of a file")
+    if options is not None and (model is None or not isinstance(options, dict)):
+        raise DataError(f"{of} has options, which are a table for a model that is packaged now")
+    return MemberSource(folder / str(package or model), None if model is None else options or {})
