@@ -194,8 +194,8 @@ class OpenedPackage:
             manifest = parse_manifest(bytes(self.read(stage.manifest_path)))
         except ManifestError as cause:
             raise ManifestError(f"{where}: {cause}") from cause
-        if manifest.pipeline is not None or manifest.submodels:
-            raise ManifestError(f"{where}: is a pipeline or has submodels, expected a package of one model")
+        if manifest.pipeline is not None or manifest.submodels or manifest.states:
+            raise ManifestError(f"{where}: is a pipeline, has submodels or states, expected one plain model")
         folder = member_folder(stage.name)
         signed = {(artifact.path, artifact.sha256, artifact.role) for artifact in self.manifest.artifacts}
         for artifact in manifest.artifacts:

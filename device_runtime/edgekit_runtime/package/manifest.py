@@ -26,8 +26,8 @@ from edgekit_runtime.package.manifest_entries import (
     require_token,
 )
 from edgekit_runtime.package.member_names import find_names_problem
-from edgekit_runtime.package.states import MAX_STATES, RecurrentState, find_states_problem
 from edgekit_runtime.package.pipeline import MEMBER_ROLE, PIPELINE, Pipeline
+from edgekit_runtime.package.states import MAX_STATES, RecurrentState, find_states_problem
 from edgekit_runtime.package.submodels import MAX_SUBMODELS, Submodel, check_submodels, served_name
 from edgekit_runtime.package.variants import DEFAULT_VARIANT, MAX_VARIANTS, Variant, check_variants
 from edgekit_runtime.tensors import TensorSpec

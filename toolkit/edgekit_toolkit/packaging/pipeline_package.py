@@ -199,8 +199,12 @@ def _check_member(stage: str, package: OpenedPackage, target: str) -> None:
             f"stage '{stage}': {manifest.file_name} is for {manifest.target}, the pipeline for {target};"
             f" package the model with --target {target}"
         )
-    if manifest.pipeline is not None or manifest.submodels:
-        kind = "a pipeline" if manifest.pipeline is not None else "a package with a plan for offloading"
+    kinds = {
+        "a pipeline": manifest.pipeline is not None,
+        "a package with a plan for offloading": bool(manifest.submodels),
+        "a model with states, whose answers depend on earlier ones": bool(manifest.states),
+    }
+    if kind := next((kind for kind, is_kind in kinds.items() if is_kind), ""):
         raise DataError(f"stage '{stage}': {manifest.file_name} is {kind}, expected a package of one model")
 
 
