@@ -15,9 +15,18 @@ STATES = (RecurrentState("total_out", "total"), RecurrentState("count_out", "cou
 
 
 def write_sums(
-    maker: PackageMaker, path: Path, *, version: str = "1.0.0", factor: float = 1.0, has_states: bool = True
+    maker: PackageMaker,
+    path: Path,
+    *,
+    version: str = "1.0.0",
+    factor: float = 1.0,
+    has_states: bool = True,
+    **more: Any,
 ) -> None:
-    """Write `sums`: y = total_out = total + factor * x, count_out = count + 1."""
+    """Write `sums`: y = total_out = total + factor * x, count_out = count + 1.
+
+    `more`: arguments of `write_signed`.
+    """
     helper, float32, int64 = onnx.helper, onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
     factors = onnx.numpy_helper.from_array(np.array(factor, np.float32), "factor")
     ones = onnx.numpy_helper.from_array(np.array(1, np.int64), "one")
@@ -46,7 +55,7 @@ def write_sums(
     golden = {"x": x, "total": x, "count": np.array([[4]])}
     expected = {"y": x + factor * x, "total_out": x + factor * x, "count_out": np.array([[5]])}
     sketch, states = Manifest_("sums", version, {}, golden), STATES if has_states else ()
-    write_signed(maker, path, sketch, expected, model.SerializeToString(), states=states)
+    write_signed(maker, path, sketch, expected, model.SerializeToString(), states=states, **more)
 
 
 def make_step(

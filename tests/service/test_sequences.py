@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.runtime.conftest import PackageMaker
+from tests.service.answer_parts import post
 from tests.service.sequence_parts import make_step, step, values, write_sums
 from tests.service.service_parts import Replies, Running, ask, get_bytes, make_config, post_bytes, running
 from tests.service.wiring_parts import load
 from tests.waiting import wait_for
 
 from edgekit_runtime import Client, SequenceStep
+from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.archive import read_unverified_manifest
+from edgekit_runtime.package.manifest_entries import TaskChoice
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.model import Isolation, ModelOptions, SchedulingLimits
@@ -283,3 +286,28 @@ def _wait_pairs(service: Running) -> Any:
 
 def _dump(document: Any) -> bytes:
     return json.dumps(document).encode()
+
+
+def test_sequence_runs_by_sending_sound_alone(maker: PackageMaker, tmp_path: Path) -> None:
+    rules = {"type": "audio", "sample_rate": 8000, "samples": 2, "scale": 32768}
+    write_sums(
+        maker,
+        tmp_path / "sums.edgepkg",
+        attachments={"preprocessing": encode_json(rules)},
+        task=TaskChoice("regression", {"output": "y"}),
+    )
+
+    def send(samples: list[int], query: str) -> tuple[int, Any]:
+        sound = np.array(samples, "<i2").tobytes()
+        kind = "audio/x-raw; format=S16LE; rate=8000"
+        return post(service, sound, kind, path=f"/v2/models/sums/answer?{query}")
+
+    with running(make_config(tmp_path), PackageFiles([tmp_path / "sums.edgepkg"], maker.trust)) as service:
+        first = send([1, 2], "sequence_id=7&sequence_start=true")
+        other = send([5, 5], "sequence_id=door&sequence_start=true")
+        second = send([10, 20], "sequence_id=7&sequence_end=true")
+        alone = send([3, 4], "")
+        unknown = send([0, 0], "sequence_id=7")
+    answers = [[entry["value"] for entry in answer["values"]] for _, answer in (first, other, second, alone)]
+    assert answers == [[1, 2], [5, 5], [11, 22], [3, 4]]
+    assert (unknown[0], "sequence_start" in unknown[1]["error"]) == (400, True)

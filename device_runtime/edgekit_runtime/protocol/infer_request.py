@@ -206,7 +206,7 @@ def decode_request(
     outputs: Sequence[TensorSpec],
     may_be_empty: Collection[str] = (),
     *,
-    takes_media: bool = False,
+    media_input: str | None = None,
     has_answer: bool = False,
     states: Mapping[str, str] = MappingProxyType({}),
 ) -> InferRequest:
@@ -217,7 +217,7 @@ def decode_request(
         inputs: inputs of the model.
         outputs: outputs of the model.
         may_be_empty: inputs that may have no elements, such as a cache before the first step.
-        takes_media: whether the first input may be the file of a photograph or sound.
+        media_input: input that may be the file of a photograph or sound, or None.
         has_answer: whether the output `ANSWER` may be asked for.
         states: output -> input that its value is in the next request of a sequence. Such inputs need not be
             sent, and such outputs are returned only if the request names them.
@@ -238,13 +238,13 @@ def decode_request(
             inputs,
             may_be_empty,
             may_be_missing=states.values(),
-            media_input=inputs[0].name if takes_media else None,
+            media_input=media_input,
         ),
         _decode_outputs(document, outputs, parameters, states=states, has_answer=has_answer),
         request_id or None,
         take_field(parameters, "priority", "the request", int, 0),
         take_field(parameters, "timeout", "the request", int, 0) or None,
-        _find_media_type(document, parameters) if takes_media else "",
+        _find_media_type(document, parameters) if media_input else "",
         sequence,
     )
 

@@ -50,7 +50,7 @@ class Prepared:
 class Answerer:
     """The preprocessing, the task and the labels of one package; it neither waits nor runs a model."""
 
-    __slots__ = ("_options", "_rules", "_spec", "_task", "labels")
+    __slots__ = ("_options", "_spec", "labels", "rules", "task")
 
     def __init__(
         self,
@@ -65,34 +65,22 @@ class Answerer:
 
         Args:
             spec: the input that the preprocessing fills.
-            rules: the preprocessing; None if the package has none.
-            task: the task; None if the package has none.
+            rules: the preprocessing, without which it can prepare no photographs or sound; or None.
+            task: the task, without which it has no answers; or None.
             options: options of the task.
             labels: names of the classes.
         """
-        self._spec, self._rules, self._task, self._options, self.labels = spec, rules, task, options, labels
+        self._spec, self.rules, self.task, self._options, self.labels = spec, rules, task, options, labels
 
     @property
-    def has_rules(self) -> bool:
-        """Whether it can prepare photographs or sound."""
-        return self._rules is not None
+    def media_input(self) -> str | None:
+        """The input that photographs or sound fill; None without a preprocessing."""
+        return None if self.rules is None else self._spec.name
 
     @property
     def file_type(self) -> MediaType:
         """The type of files that state none; readers tell the formats of photographs apart."""
-        return MediaType("image/jpeg" if isinstance(self._rules, ImageRules) else "audio/wav")
-
-    @property
-    def has_task(self) -> bool:
-        return self._task is not None
-
-    @property
-    def rules(self) -> MediaRules | None:
-        return self._rules
-
-    @property
-    def task(self) -> Task | None:
-        return self._task
+        return MediaType("image/jpeg" if isinstance(self.rules, ImageRules) else "audio/wav")
 
     def prepare(self, data: "bytes | memoryview", media_type: MediaType, max_pixels: int) -> Prepared:
         """Return the inputs for a photograph or sound.
@@ -101,7 +89,7 @@ class Answerer:
             DataError: it cannot be decoded, or does not fit the model.
             RequestError: the package has no preprocessing for it.
         """
-        rules = self._rules
+        rules = self.rules
         if rules is None:
             raise RequestError(
                 400,
@@ -124,7 +112,7 @@ class Answerer:
         Raises:
             DataError: it does not fit the model.
         """
-        rules = self._rules
+        rules = self.rules
         if isinstance(rules, ImageRules):
             pixels, placement = rules.fit(media)  # type: ignore[arg-type]  # the rules say which
             return self._feed(rules.finish(pixels), replace(placement, origin=origin))
@@ -150,7 +138,7 @@ class Answerer:
             RequestError: the package has no task, or an option is wrong.
             DataError: the outputs are not those of the task.
         """
-        if self._task is None:
+        if self.task is None:
             raise RequestError(400, "the package states no task; package it with --task")
         options = self._options
         if overrides:
@@ -159,12 +147,12 @@ class Answerer:
                 name: list(value) if isinstance(value, tuple) else value for name, value in known.items()
             }
             try:
-                options = from_plain(self._task.options, {**plain, **overrides}, "", DataError)
+                options = from_plain(self.task.options, {**plain, **overrides}, "", DataError)
             except DataError as error:
                 raise RequestError(400, str(error)) from error
-        duration_s = self._rules.duration_s if isinstance(self._rules, AudioRules) else None
+        duration_s = self.rules.duration_s if isinstance(self.rules, AudioRules) else None
         context = Context(labels=self.labels, placement=placement, duration_s=duration_s)
-        return self._task.decode(outputs, options, context)
+        return self.task.decode(outputs, options, context)
 
     def find_fault(self, inputs: Mapping[str, Array], outputs: Outputs) -> str | None:
         """Return why the task cannot decode outputs of the model; None if it can, or if there is no task.
@@ -173,8 +161,8 @@ class Answerer:
             inputs: inputs of one sample; a picture is taken for the whole input.
             outputs: what the model gave for them.
         """
-        array, rules = inputs.get(self._spec.name), self._rules
-        if self._task is None or array is None or array.shape[:1] != (1,):
+        array, rules = inputs.get(self._spec.name), self.rules
+        if self.task is None or array is None or array.shape[:1] != (1,):
             return None
         placement = None
         if isinstance(rules, ImageRules):
@@ -196,13 +184,15 @@ def open_answerer(package: OpenedPackage) -> Answerer | None:
     manifest = package.manifest
     if manifest.task is None and not (manifest.preprocessing or manifest.labels):
         return None
-    rules = None
+    states = {state.input for state in manifest.states}
+    specs = [spec for spec in manifest.inputs if spec.name not in states]
+    spec, rules = (specs or manifest.inputs)[0], None
     try:
         if manifest.preprocessing is not None:
             fields = decode_json(
                 bytes(package.read(manifest.preprocessing)), manifest.preprocessing, PackageError
             )
-            rules = read_rules(fields, manifest.inputs[0]) if len(manifest.inputs) == 1 else None
+            rules = read_rules(fields, spec) if len(specs) == 1 else None
     except DataError as cause:  # such as features that the user computes: it is a description for people
         if manifest.task is not None:
             raise PackageError(f"{package.path}: {cause}") from cause
@@ -211,7 +201,7 @@ def open_answerer(package: OpenedPackage) -> Answerer | None:
     if manifest.labels is not None:
         text = bytes(package.read(manifest.labels)).decode("utf-8", "replace")
         labels = tuple(line.removesuffix("\n") for line in io.StringIO(text, newline=None))
-    return Answerer(manifest.inputs[0], rules=rules, task=task, options=options, labels=labels)
+    return Answerer(spec, rules=rules, task=task, options=options, labels=labels)
 
 
 def parse_overrides(query: str) -> dict[str, JsonValue]:

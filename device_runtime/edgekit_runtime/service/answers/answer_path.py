@@ -56,7 +56,7 @@ class AnswerRequest:
         reply: called once on the loop's thread, maybe before `submit` returns.
         data: bytes of a file, or None if the inputs are there; valid until `reply` is called.
         media_type: type of the file; None for what the model usually takes.
-        inputs: inputs that need no preparation.
+        inputs: inputs that need no preparation, such as states.
         decodes: whether the answer of the task is wanted, not only the outputs.
         overrides: options of the task for this answer.
         priority: 1 is the highest, 0 the model's default.
@@ -107,8 +107,10 @@ class AnswerPath:
         answerer = served.loaded.answerer
         if answerer is None:
             raise _explain_lack(served)
-        if request.decodes and not answerer.has_task:
+        if request.decodes and answerer.task is None:
             raise RequestError(400, f"{served.metrics.model} states no task; package it with --task")
+        if request.sequence is not None and not served.codec.states:
+            raise RequestError(400, f"{served.metrics.model} keeps no state between requests")
         if self._threads is None:
             self._threads = Threads(self._loop, os.cpu_count() or 1)
         work = _Work(request, answerer, self._limits.max_pixels, began_s)
@@ -182,7 +184,8 @@ class _Work:
         assert request.data is not None  # noqa: S101  # for the type checker
         try:
             media_type = request.media_type or self.answerer.file_type
-            self.prepared = self.answerer.prepare(request.data, media_type, self._max_pixels)
+            prepared = self.answerer.prepare(request.data, media_type, self._max_pixels)
+            self.prepared = Prepared({**request.inputs, **prepared.inputs}, prepared.placement)
         except MemoryError:
             self.error = OverloadedError("not enough memory to decode it; try again", 1.0)
         except Exception as error:

@@ -3,6 +3,7 @@
 import functools
 
 from edgekit_runtime.preprocessing.media import MediaType
+from edgekit_runtime.protocol.infer_request import take_sequence
 from edgekit_runtime.service.answers.answer_path import Answered, AnswerPath, AnswerRequest
 from edgekit_runtime.service.api.inference import WhenLoaded
 from edgekit_runtime.service.http.connection import Connection
@@ -38,11 +39,15 @@ class AnswerHandler:
             times_ms = {step: round(seconds * 1e3, 3) for step, seconds in answered.times_s.items()}
             connection.respond(*make_json({**document, "times_ms": times_ms}))
 
+        options = parse_overrides(head.query)
+        names = ("sequence_id", "sequence_start", "sequence_end")
+        sequence = take_sequence({name: options.pop(name) for name in names if name in options})
         request = AnswerRequest(
             find=functools.partial(self._models.find, name, version),
             data=body,
             media_type=MediaType.parse(head.content_type),
-            overrides=parse_overrides(head.query),
+            overrides=options,
+            sequence=sequence,
             reply=reply,
             is_unwanted=lambda: connection.has_left,
         )

@@ -159,7 +159,7 @@ class InferenceHandler:
                 reply=reply,
                 data=None if file is None else inputs[file.name].data,
                 media_type=MediaType.parse(request.media_type) if request.media_type else None,
-                inputs={} if file is not None else inputs,
+                inputs={name: array for name, array in inputs.items() if file is None or name != file.name},
                 decodes=request.wants_answer,
                 priority=request.priority,
                 deadline_s=find_deadline(request),

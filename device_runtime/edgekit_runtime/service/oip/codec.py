@@ -212,13 +212,13 @@ class Codec:
 
     def _decode_json(self, document: Mapping[str, Any]) -> InferRequest:
         answerer = self._answerer
-        has_answer = answerer is not None and answerer.has_task
+        has_answer = answerer is not None and answerer.task is not None
         request = decode_request(
             document,
             self.inputs,
             self.outputs,
             self._may_be_empty,
-            takes_media=answerer is not None and answerer.has_rules,
+            media_input=None if answerer is None else answerer.media_input,
             states=self.states,
             has_answer=has_answer and all(spec.name != ANSWER for spec in self.outputs),
         )
