@@ -1,8 +1,8 @@
 """Scores of a model on evaluation samples, all in 0..1 with 1 the best; a NaN output scores 0.
 
-`top1` and `top5` need labels. The others compare with the outputs of the float source model: they say how
-much packaging changed, not how good the model is. A sample in which neither model finds anything has the
-score NaN, as it shows nothing. Boxes are in `detections`.
+`top1`, `top5`, `map50` and `map50_95` need labels. The others compare with the outputs of the float source
+model: they say how much packaging changed, not how good the model is. A sample in which neither model finds
+anything has the score NaN, as it shows nothing. Boxes are in `detections` and `average_precision`.
 
 A metric of the user is FILE.py:FUNCTION; the file runs with the rights of the user. The function is called
 with the outputs of each batch and returns a score for each sample; with `FUNCTION.whole_set = True` it is
@@ -23,16 +23,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.package.manifest_entries import TaskChoice
 from edgekit_runtime.package.row_sets import row_similarity
+from edgekit_runtime.tasks.kinds.detection import DETECTION, DetectionOptions, find_boxes
+from edgekit_runtime.tasks.task import read_task
+from edgekit_toolkit.evaluation.average_precision import OVERLAPS, MatchedBoxes, match_boxes, mean_precisions
 from edgekit_toolkit.evaluation.detections import BoxLayout, find_layout
+from edgekit_toolkit.samples.truth import TrueBoxes, Truth
 
 Outputs = Mapping[str, NDArray[Any]]
-Labels = NDArray[np.int64] | None
+# Class numbers, int64 [samples], or objects [samples] of a record of `samples.truth`.
+Labels = NDArray[Any] | None
 # (outputs, outputs of the float source model, labels [samples] or None) -> scores [samples]
 Score = Callable[[Outputs, Outputs, Labels], NDArray[np.float64]]
-# The same for a whole set: one entry for each sample, and one score in all.
-SetScore = Callable[[Sequence[Outputs], Sequence[Outputs], Labels], float]
+# The same for a whole set: one entry of `SetMetric.reduce` for each sample, and one score in all.
+SetScore = Callable[[Sequence[Any], Sequence[Any], Labels], float]
 
+# Boxes of lower scores change no average precision that is worth a look; more than 100 do not count in COCO.
+_LEAST_SCORE: Final = 0.001
+_MOST_BOXES: Final = 100
 # Smaller maps are too coarse to be pictures.
 _LEAST_MAP_SIDE: Final = 8
 _COLOURS: Final = 3
@@ -98,7 +107,7 @@ class Metric:
     Attributes:
         name: as the user gave it, or as `auto` chose.
         title: how messages and reports call it.
-        needs_labels: whether samples must be labelled.
+        truth: what samples must be labelled with: `int` for classes, a record of `samples.truth`, or nothing.
         outputs: what the outputs must be, in words.
         suits: whether outputs suit the metric.
         fit: makes the score from the source model's outputs on some samples, instead of `score`.
@@ -110,7 +119,7 @@ class Metric:
     name: str
     title: str
     score: Score = _unfitted
-    needs_labels: bool = False
+    truth: type[Truth] | None = None
     outputs: str = "outputs"
     suits: Callable[[Probes], bool] = lambda _probes: True
     fit: Callable[[Probes], Score] | None = None
@@ -119,17 +128,40 @@ class Metric:
     note: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+def _whole_outputs(outputs: Outputs, _label: Truth | None) -> Any:
+    return outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetMetric:
-    """A named score of a whole set of samples, such as mAP or F1."""
+    """A named score of a whole set of samples, such as mAP or F1.
+
+    Attributes:
+        name, title, truth: as of `Metric`.
+        score: score of the whole set, from what `reduce` made of each sample.
+        reduce: (outputs of a sample, its label) -> what the score needs of it. Only that is held in memory.
+        fit: makes `reduce` for the options of a task.
+        task: name of the task whose outputs it reads.
+    """
 
     name: str
     title: str
     score: SetScore
+    truth: type[Truth] | None = None
+    reduce: Callable[[Outputs, Any], Any] = _whole_outputs
+    fit: Callable[[Any], Callable[[Outputs, Any], Any]] | None = None
+    task: str = ""
+    reads_classes: bool = False
 
 
 def find_metric(
-    name: str, probes: Probes | Outputs, labelled: bool, *, is_generated: bool = False
+    name: str,
+    probes: Probes | Outputs,
+    labelled: bool,
+    *,
+    is_generated: bool = False,
+    truth: type[Truth] = int,
+    task: TaskChoice | None = None,
 ) -> Metric | SetMetric:
     """Return the metric called `name`.
 
@@ -139,6 +171,8 @@ def find_metric(
             values.
         labelled: whether the evaluation samples have labels.
         is_generated: whether the samples are invented, so that values of outputs tell nothing.
+        truth: what the labels are, if there are any.
+        task: the meaning of the outputs, if it is known.
 
     Raises:
         DataError: no such metric, it needs labels that are not there, or it does not suit the outputs.
@@ -147,23 +181,62 @@ def find_metric(
         return _load_metric(name)
     probes = probes if isinstance(probes, Probes) else Probes([probes])
     note = None
+    own_truth = truth if labelled else None
     if name == "auto":
-        name, note = _choose(probes, labelled, is_generated)
+        name, note = _choose(probes, own_truth, is_generated, task)
     if name not in METRICS:
         raise DataError(f"metric {name!r}: expected auto, {', '.join(METRICS)} or FILE.py:FUNCTION")
     metric = METRICS[name]
-    if metric.needs_labels and not labelled:
-        raise DataError(
-            f"metric {name!r} needs labels: add an int64 array `y` [samples] to the evaluation data"
-        )
+    if metric.truth not in (None, own_truth):
+        raise DataError(f"metric {name!r} needs {_TRUTHS[metric.truth]}")
+    if isinstance(metric, SetMetric):
+        return _fit_to_task(metric, task)
     if not metric.suits(probes):
         shapes = {key: list(value.shape) for key, value in probes.stacked.items()}
         raise DataError(f"metric {name!r} needs {metric.outputs}; the outputs are {shapes}")
     return replace(metric, score=metric.score if metric.fit is None else metric.fit(probes), note=note)
 
 
-def _choose(probes: Probes, labelled: bool, is_generated: bool) -> tuple[str, str | None]:
+_TRUTHS: Final[Mapping[Any, str]] = {
+    int: "labels: add an int64 array `y` [samples] to the evaluation data",
+    TrueBoxes: "true boxes: give --eval a data set in the format of YOLO, COCO or Pascal VOC",
+}
+
+
+def _fit_to_task(metric: SetMetric, task: TaskChoice | None) -> SetMetric:
+    """Return a metric that reads outputs as the task says.
+
+    Raises:
+        DataError: there is no such task, or its options are wrong.
+    """
+    if metric.fit is None:
+        return metric
+    if task is None or task.name != metric.task:
+        raise DataError(
+            f"metric {metric.name!r} reads the outputs of a model for {metric.task}; say how they are laid out:"
+            f" --task {metric.task}:layout=..."
+        )
+    return replace(metric, reduce=metric.fit(read_task(task, DataError)[1]))
+
+
+def _choose(
+    probes: Probes, truth: type[Truth] | None, is_generated: bool, task: TaskChoice | None
+) -> tuple[str, str | None]:
     """Return the metric, and a note where the outputs do not tell which is right."""
+    boxes_note = None
+    if truth is TrueBoxes:
+        if task is not None and task.name == DETECTION.name:
+            return "map50_95", None
+        boxes_note = (
+            "the samples have boxes, but nothing says how those of the model are laid out, so they judge nothing:"
+            f" give --task {DETECTION.name}:layout=..."
+        )
+    name, note = _choose_by_outputs(probes, truth is int, is_generated)
+    return name, boxes_note or note
+
+
+def _choose_by_outputs(probes: Probes, labelled: bool, is_generated: bool) -> tuple[str, str | None]:
+    """Return the metric for outputs of an unknown task, and a note where they do not tell which is right."""
     outputs = probes.stacked
     layout = probes.layout
     # Generated inputs show no objects, but outputs that differ are seen in them too.
@@ -411,6 +484,23 @@ def _detections(probes: Probes) -> Score:
     return score
 
 
+def _detect(options: DetectionOptions) -> Callable[[Outputs, TrueBoxes], MatchedBoxes]:
+    """Return a step that reduces outputs to matches: of all boxes that are worth a rank, whatever users ask."""
+    options = replace(options, min_score=_LEAST_SCORE, max_boxes=_MOST_BOXES)
+
+    def reduce(outputs: Outputs, truth: TrueBoxes) -> MatchedBoxes:
+        return match_boxes(find_boxes(outputs, options, truth.input_size), truth)
+
+    return reduce
+
+
+def _mean_precision(overlaps: int) -> SetScore:
+    def score(matches: Sequence[MatchedBoxes], _reference: Sequence[MatchedBoxes], _labels: Labels) -> float:
+        return float(mean_precisions(matches)[:overlaps].mean())
+
+    return score
+
+
 def _pixel_agreement(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArray[np.float64]:
     """Share of each sample's pixels with the source model's class, which is the largest channel."""
     output, want = next(iter(outputs.values())), next(iter(reference.values()))
@@ -469,7 +559,7 @@ def _load_metric(name: str) -> Metric | SetMetric:
         return float(total)
 
     if getattr(function, "whole_set", False):
-        return SetMetric(stated, title, score_set)
+        return SetMetric(name=stated, title=title, score=score_set)
     return Metric(name=stated, title=title, score=score, against_source=False)
 
 
@@ -519,7 +609,7 @@ def _scores_classes(probes: Probes) -> bool:
 
 
 _CLASSES: Final = "class scores [samples, classes]"
-METRICS: Final[dict[str, Metric]] = {
+METRICS: Final[dict[str, Metric | SetMetric]] = {
     metric.name: metric
     for metric in (
         *(
@@ -527,7 +617,7 @@ METRICS: Final[dict[str, Metric]] = {
                 name=f"top{count}",
                 title=f"top-{count} accuracy",
                 score=_top(count),
-                needs_labels=True,
+                truth=int,
                 outputs=_CLASSES,
                 suits=_scores_classes,
                 against_source=False,
@@ -579,6 +669,17 @@ METRICS: Final[dict[str, Metric]] = {
             suits=lambda probes: _is_sequence(probes.stacked),
         ),
         Metric(name="similarity", title="similarity to the float model's outputs", fit=_similarity),
+        *(
+            SetMetric(
+                name=name,
+                title=title,
+                score=_mean_precision(overlaps),
+                truth=TrueBoxes,
+                fit=_detect,
+                task=DETECTION.name,
+            )
+            for name, title, overlaps in (("map50_95", "mAP50-95", len(OVERLAPS)), ("map50", "mAP50", 1))
+        ),
     )
 }
 """The metrics by name: a further one is a row here."""

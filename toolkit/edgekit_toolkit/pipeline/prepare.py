@@ -190,7 +190,7 @@ def _stated_class_output(request: Request, floats: Model, samples: Samples) -> s
     if output is None:
         return None
     if request.metric == "auto":
-        is_stated = samples.evaluation.labelled
+        is_stated = samples.evaluation.labelled and samples.evaluation.truth is int
     else:
         is_stated = request.metric in METRICS and METRICS[request.metric].reads_classes
     if not is_stated and request.labels is not None:
