@@ -1,4 +1,4 @@
-"""Writes `coco_figures.json`: random detections and the average precisions that pycocotools computes for them.
+"""Writes `coco_figures.json`: random detections and their average precisions by pycocotools.
 
 pip install pycocotools, then python tests/toolkit/coco_figures.py
 """
@@ -36,7 +36,14 @@ def draw_pictures(seed: int) -> list[dict[str, Any]]:
             scores.append(round(rng.random(), 2))
             classes.append(int(rng.integers(0, 4)))
         pictures.append(
-            {"truths": truths, "kinds": kinds, "crowds": crowds, "boxes": boxes, "scores": scores, "classes": classes}
+            {
+                "truths": truths,
+                "kinds": kinds,
+                "crowds": crowds,
+                "boxes": boxes,
+                "scores": scores,
+                "classes": classes,
+            }
         )
     return pictures
 
@@ -72,7 +79,9 @@ def score(pictures: list[dict[str, Any]]) -> list[float]:
         evaluation = COCOeval(truth, truth.loadRes(detections), "bbox")
         evaluation.evaluate()
         evaluation.accumulate()
-    precision = evaluation.eval["precision"][:, :, :, 0, 2]  # overlaps, recalls, classes; all areas, 100 detections
+    precision = evaluation.eval["precision"][
+        :, :, :, 0, 2
+    ]  # overlaps, recalls, classes; all areas, 100 detections
     return [float(at[at > -1].mean()) for at in precision]
 
 

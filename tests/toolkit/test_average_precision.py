@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.toolkit.coco_figures import FIGURES, SIZE
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tasks.boxes import Boxes
 from edgekit_toolkit.evaluation.average_precision import MatchedBoxes, match_boxes, mean_precisions
 from edgekit_toolkit.samples.truth import TrueBoxes
-from tests.toolkit.coco_figures import FIGURES, SIZE
 
 
 def corners_of(boxes: list[list[float]]) -> NDArray[np.float64]:
@@ -61,7 +61,9 @@ def test_second_detection_of_a_box_counts_as_wrong() -> None:
     other = draw(scores=[0.5])
 
     # Hits at ranks 1 and 3: precision 1 up to half of the recall, 2/3 beyond.
-    assert mean_precisions([matches_of(twice), matches_of(other)])[0] == pytest.approx((51 + 50 * 2 / 3) / 101)
+    assert mean_precisions([matches_of(twice), matches_of(other)])[0] == pytest.approx(
+        (51 + 50 * 2 / 3) / 101
+    )
 
 
 def test_difficult_box_counts_neither_as_missed_nor_as_wrong() -> None:

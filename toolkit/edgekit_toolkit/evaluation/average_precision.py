@@ -5,8 +5,8 @@ Each sample is reduced once to its matches; a score of any part of the samples t
     match_boxes(boxes, truth) -> MatchedBoxes     for each sample
     mean_precisions([MatchedBoxes, ...])          float64 [10], one for each overlap of OVERLAPS
 
-Source: pycocotools.cocoeval (T.-Y. Lin, P. Dollár), whose figures `tests` compare: the best 100 detections of a
-class in a picture, 101 recalls, areas of all sizes.
+Source: pycocotools.cocoeval (T.-Y. Lin, P. Dollár), whose figures a test compares: the best 100 detections
+of a class in a picture, 101 recalls, areas of all sizes.
 """
 
 from collections.abc import Sequence

@@ -213,8 +213,8 @@ def _fit_to_task(metric: SetMetric, task: TaskChoice | None) -> SetMetric:
         return metric
     if task is None or task.name != metric.task:
         raise DataError(
-            f"metric {metric.name!r} reads the outputs of a model for {metric.task}; say how they are laid out:"
-            f" --task {metric.task}:layout=..."
+            f"metric {metric.name!r} reads the outputs of a model for {metric.task}; say how they are laid"
+            f" out: --task {metric.task}:layout=..."
         )
     return replace(metric, reduce=metric.fit(read_task(task, DataError)[1]))
 
@@ -228,8 +228,8 @@ def _choose(
         if task is not None and task.name == DETECTION.name:
             return "map50_95", None
         boxes_note = (
-            "the samples have boxes, but nothing says how those of the model are laid out, so they judge nothing:"
-            f" give --task {DETECTION.name}:layout=..."
+            "the samples have boxes, but nothing says how those of the model are laid out, so they judge"
+            f" nothing: give --task {DETECTION.name}:layout=..."
         )
     name, note = _choose_by_outputs(probes, truth is int, is_generated)
     return name, boxes_note or note
@@ -485,7 +485,7 @@ def _detections(probes: Probes) -> Score:
 
 
 def _detect(options: DetectionOptions) -> Callable[[Outputs, TrueBoxes], MatchedBoxes]:
-    """Return a step that reduces outputs to matches: of all boxes that are worth a rank, whatever users ask."""
+    """Return a step that reduces outputs to matches: of all boxes worth a rank, whatever users ask."""
     options = replace(options, min_score=_LEAST_SCORE, max_boxes=_MOST_BOXES)
 
     def reduce(outputs: Outputs, truth: TrueBoxes) -> MatchedBoxes:
@@ -609,77 +609,75 @@ def _scores_classes(probes: Probes) -> bool:
 
 
 _CLASSES: Final = "class scores [samples, classes]"
-METRICS: Final[dict[str, Metric | SetMetric]] = {
-    metric.name: metric
-    for metric in (
-        *(
-            Metric(
-                name=f"top{count}",
-                title=f"top-{count} accuracy",
-                score=_top(count),
-                truth=int,
-                outputs=_CLASSES,
-                suits=_scores_classes,
-                against_source=False,
-                reads_classes=True,
-            )
-            for count in (1, 5)
-        ),
+_RECORDS: Final[tuple[Metric | SetMetric, ...]] = (
+    *(
         Metric(
-            name="agreement",
-            title="agreement with the float model",
-            score=_agreement,
+            name=f"top{count}",
+            title=f"top-{count} accuracy",
+            score=_top(count),
+            truth=int,
             outputs=_CLASSES,
             suits=_scores_classes,
+            against_source=False,
             reads_classes=True,
-        ),
-        Metric(
-            name="pixel_agreement",
-            title="pixels that agree with the float model",
-            score=_pixel_agreement,
-            outputs="maps [N, C, H, W] of 2 classes or more",
-            suits=lambda probes: _channels(probes.stacked) > 1,
-        ),
-        Metric(
-            name="mask_overlap",
-            title="mask overlap (IoU) with the float model",
-            score=_mask_overlap,
-            outputs="masks [N, 1, H, W]",
-            suits=lambda probes: _channels(probes.stacked) == 1,
-        ),
-        Metric(
-            name="detections",
-            title="detections (F1) in common with the float model",
-            outputs="decoded boxes [N, A, 4] with scores [N, A, C], or all in [N, 4 + C, A] or [N, A, 6]",
-            suits=lambda probes: probes.layout is not None,
-            fit=_detections,
-        ),
-        Metric(
-            name="r2",
-            title="R² against the float model's outputs",
-            outputs="float outputs that vary from sample to sample, on 2 samples or more",
-            suits=_vary,
-            fit=_r2,
-        ),
-        Metric(
-            name="sequence",
-            title="decoded sequence in common with the float model",
-            score=_sequence,
-            outputs="one output of class scores over time [N, T, C] or [N, C, T]",
-            suits=lambda probes: _is_sequence(probes.stacked),
-        ),
-        Metric(name="similarity", title="similarity to the float model's outputs", fit=_similarity),
-        *(
-            SetMetric(
-                name=name,
-                title=title,
-                score=_mean_precision(overlaps),
-                truth=TrueBoxes,
-                fit=_detect,
-                task=DETECTION.name,
-            )
-            for name, title, overlaps in (("map50_95", "mAP50-95", len(OVERLAPS)), ("map50", "mAP50", 1))
-        ),
-    )
-}
+        )
+        for count in (1, 5)
+    ),
+    Metric(
+        name="agreement",
+        title="agreement with the float model",
+        score=_agreement,
+        outputs=_CLASSES,
+        suits=_scores_classes,
+        reads_classes=True,
+    ),
+    Metric(
+        name="pixel_agreement",
+        title="pixels that agree with the float model",
+        score=_pixel_agreement,
+        outputs="maps [N, C, H, W] of 2 classes or more",
+        suits=lambda probes: _channels(probes.stacked) > 1,
+    ),
+    Metric(
+        name="mask_overlap",
+        title="mask overlap (IoU) with the float model",
+        score=_mask_overlap,
+        outputs="masks [N, 1, H, W]",
+        suits=lambda probes: _channels(probes.stacked) == 1,
+    ),
+    Metric(
+        name="detections",
+        title="detections (F1) in common with the float model",
+        outputs="decoded boxes [N, A, 4] with scores [N, A, C], or all in [N, 4 + C, A] or [N, A, 6]",
+        suits=lambda probes: probes.layout is not None,
+        fit=_detections,
+    ),
+    Metric(
+        name="r2",
+        title="R² against the float model's outputs",
+        outputs="float outputs that vary from sample to sample, on 2 samples or more",
+        suits=_vary,
+        fit=_r2,
+    ),
+    Metric(
+        name="sequence",
+        title="decoded sequence in common with the float model",
+        score=_sequence,
+        outputs="one output of class scores over time [N, T, C] or [N, C, T]",
+        suits=lambda probes: _is_sequence(probes.stacked),
+    ),
+    Metric(name="similarity", title="similarity to the float model's outputs", fit=_similarity),
+    *(
+        SetMetric(
+            name=name,
+            title=title,
+            score=_mean_precision(overlaps),
+            truth=TrueBoxes,
+            fit=_detect,
+            task=DETECTION.name,
+        )
+        for name, title, overlaps in (("map50_95", "mAP50-95", len(OVERLAPS)), ("map50", "mAP50", 1))
+    ),
+)
+METRICS: Final = {metric.name: metric for metric in _RECORDS}
 """The metrics by name: a further one is a row here."""

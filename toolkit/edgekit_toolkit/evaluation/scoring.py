@@ -24,7 +24,7 @@ from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.shards import Batching
 from edgekit_toolkit.samples.source import draw_mask
 from edgekit_toolkit.samples.split import Part
-from edgekit_toolkit.samples.truth import Truth, truth_array
+from edgekit_toolkit.samples.truth import truth_array
 
 # Samples in a batch if the model leaves it free; one for models with large activations.
 _BATCH = 16
@@ -244,7 +244,7 @@ class _ScoreCollector:
     def by_set(self, runs: Sequence[Callable[[Feeds], Outputs]], metric: SetMetric) -> Scores:
         """Return scores over whole sets; what is reduced of the outputs of two models is held at a time."""
         count = self.part.count
-        labels: list[Truth] = []
+        labels: list[Any] = []
         finite: list[Outputs] = []  # where the source model's outputs are
         references: list[Any] = []
         parts: list[Places] = []
@@ -422,7 +422,7 @@ def _set_scores(count: int, entries: Sequence[tuple[float, Floats]]) -> PartScor
 
 
 def _finite_values(outputs: Outputs) -> Outputs:
-    """Return where float outputs are finite, bool of their shapes; it takes no memory where all values are."""
+    """Return where float outputs are finite, bool of their shapes; without memory where all values are."""
     finite = {name: np.isfinite(value) for name, value in outputs.items() if value.dtype.kind == "f"}
     return {
         name: np.broadcast_to(np.True_, mask.shape) if mask.all() else mask for name, mask in finite.items()

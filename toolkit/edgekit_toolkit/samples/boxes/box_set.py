@@ -1,6 +1,6 @@
 """Boxes of pictures as a data set states them, whatever its format."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -53,7 +53,7 @@ class PictureBoxes:
         if self.size is not None:
             self._check(self.size)
 
-    def in_input(self, placement: Placement, numbers: dict[str | int, int]) -> TrueBoxes:
+    def in_input(self, placement: Placement, numbers: Mapping[str | int, int]) -> TrueBoxes:
         """Return the boxes within the model's input.
 
         Args:
@@ -68,7 +68,7 @@ class PictureBoxes:
         self._check(size)
         if size != (1, 1) and abs(size[0] * picture[1] / (size[1] * picture[0]) - 1) > _SAME_SHAPE:
             raise DataError(
-                f"{self.file}: has {placement.width} x {placement.height} pixels (upright by its EXIF data), but"
+                f"{self.file}: has {placement.width} x {placement.height} pixels (upright by its EXIF), but"
                 f" the data set states {size[0]:g} x {size[1]:g}; give the pictures that were annotated"
             )
         corners = np.array([box.corners for box in self.boxes], np.float64).reshape(-1, 4)
@@ -95,7 +95,11 @@ class PictureBoxes:
             if not (np.isfinite(box.corners).all() and x1 <= x2 and y1 <= y2):
                 raise DataError(f"{box.where}: the box {_show(box.corners)} has no size of 0 or more")
             beyond = [max(unit, _MAX_BEYOND * side) for side in size]
-            if min(x1 + beyond[0], y1 + beyond[1]) < 0 or x2 > size[0] + beyond[0] or y2 > size[1] + beyond[1]:
+            if (
+                min(x1 + beyond[0], y1 + beyond[1]) < 0
+                or x2 > size[0] + beyond[0]
+                or y2 > size[1] + beyond[1]
+            ):
                 raise DataError(
                     f"{box.where}: the box {_show(box.corners)} lies outside the picture of"
                     f" {size[0]:g} x {size[1]:g} (x1, y1, x2, y2); mend it, or remove it"
@@ -136,8 +140,9 @@ class BoxSet:
                     by_name[box.category] = box.category
                 elif box.category not in by_name:
                     raise DataError(
-                        f"{box.where}: class '{box.category}' of {where.name} is none of the {len(names)} labels"
-                        f" ({', '.join(names[:5])}, ...); name it as --labels does, or leave --labels out"
+                        f"{box.where}: class '{box.category}' of {where.name} is none of the {len(names)}"
+                        f" labels ({', '.join(names[:5])}, ...); name it as --labels does, or leave"
+                        " --labels out"
                     )
         return by_name
 

@@ -109,7 +109,9 @@ def _read_box(entry: Mapping[str, Any], category: str, where: str) -> StatedBox:
 
 
 def _find_image(path: Path, name: str) -> Path | None:
-    """Return the image of an entry; COCO's own lie in a folder named as the end of the file of annotations."""
+    """Return the image of an entry; COCO's own lie in a folder named as the end of the file's name."""
     split = path.stem.rpartition("_")[2]
-    places = [folder / inner / name for folder in (path.parent, path.parent.parent) for inner in (*_FOLDERS, split)]
+    places = [
+        folder / inner / name for folder in (path.parent, path.parent.parent) for inner in (*_FOLDERS, split)
+    ]
     return next((place for place in places if name and place.is_file()), None)

@@ -1,9 +1,8 @@
 """Pascal VOC's format: `JPEGImages/a.jpg` and `Annotations/a.xml`; also `.xml` files beside the images.
 
-Corners count pixels from 1, and a box holds its last pixel. `ImageSets/Main/val.txt` lists a part of the names.
+Corners count pixels from 1, and a box holds its last pixel. `ImageSets/Main/val.txt` lists some of the names.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
@@ -47,7 +46,9 @@ def read_voc(path: Path) -> BoxSet:
 def is_voc(path: Path) -> bool:
     if path.suffix == ".txt":
         return path.is_file() and path.parent.parent.name == "ImageSets"
-    return path.is_dir() and any(True for folder in (path / "Annotations", path) for _ in folder.glob("*.xml"))
+    return path.is_dir() and any(
+        True for folder in (path / "Annotations", path) for _ in folder.glob("*.xml")
+    )
 
 
 def _read_sheet(path: Path, image: Path | None) -> PictureBoxes:
@@ -59,7 +60,9 @@ def _read_sheet(path: Path, image: Path | None) -> PictureBoxes:
     if size is not None:
         sides = [number(size.findtext(name), f"{path}: size") for name in ("width", "height")]
         stated = (sides[0], sides[1]) if all(sides) else None  # some tools write 0 for unknown
-    boxes = tuple(_read_object(entry, f"{path}: object {index}") for index, entry in enumerate(tree.iter("object"), 1))
+    boxes = tuple(
+        _read_object(entry, f"{path}: object {index}") for index, entry in enumerate(tree.iter("object"), 1)
+    )
     return PictureBoxes(image, boxes, stated)
 
 
@@ -67,7 +70,9 @@ def _read_object(entry: ElementTree.Element, where: str) -> StatedBox:
     name, box = entry.findtext("name"), entry.find("bndbox")
     if not name or box is None:
         raise DataError(f"{where}: has no {'bndbox' if name else 'name'}")
-    x1, y1, x2, y2 = (number(box.findtext(key), f"{where}: {key}") for key in ("xmin", "ymin", "xmax", "ymax"))
+    x1, y1, x2, y2 = (
+        number(box.findtext(key), f"{where}: {key}") for key in ("xmin", "ymin", "xmax", "ymax")
+    )
     return StatedBox(
         corners=(min(x1 - 1, x2), min(y1 - 1, y2), x2, y2),
         category=name.strip(),
@@ -77,7 +82,7 @@ def _read_object(entry: ElementTree.Element, where: str) -> StatedBox:
 
 
 def _parse(path: Path) -> ElementTree.Element:
-    """Return the root of an annotation; one with a document type is refused, as entities may grow without end."""
+    """Return the root of an annotation; a document type is refused, as its entities may grow without end."""
     text = read_text(path)
     if len(text) > _MAX_XML or "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise DataError(f"{path}: is larger than 1 MB or has a document type, which no annotation needs")

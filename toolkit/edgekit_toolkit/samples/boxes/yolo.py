@@ -1,6 +1,6 @@
 """YOLO's format: `images/a.jpg` beside `labels/a.txt`, a line a box, and a `data.yaml`.
 
-A line is `class x y width height` in shares of the picture, the centre first, or `class x1 y1 x2 y2 x3 y3 …` for
+A line is `class x y width height` in shares of the picture, the centre first, or the class and the points of
 a polygon, of which the box is taken. A picture without a file of labels has no objects.
 
     path: .
@@ -10,7 +10,7 @@ a polygon, of which the box is taken. A picture without a file of labels has no 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,13 +25,13 @@ from edgekit_toolkit.samples.boxes.box_set import (
 )
 
 # A key, or a dash, and the rest of a line.
-_ENTRY: Final = re.compile(r"""(\s*)(?:-\s+|("[^"]*"|'[^']*'|[^\s"'#\[{&*!|>-][^:#]*?)\s*:(?:\s+|$))(.*)""")
+_ENTRY: Final = re.compile(
+    r"""\s*(?:-\s+|(?P<key>"[^"]*"|'[^']*'|[^\s"'\[{&*!|>-][^:]*?)\s*:(?:\s+|$))(?P<value>.*)"""
+)
 _COMMENT: Final = re.compile(r"""((?:"[^"]*"|'[^']*'|[^"'#]|(?<=\S)#)*)""")
 _SCALARS: Final = re.compile(r"""\s*(?:(\d+)\s*:\s*)?("[^"]*"|'[^']*'|[^,\[\]{}"']*?)\s*(?:,|$)""")
 _KEYS: Final = ("path", "train", "val", "test", "names")
 _SPLITS: Final[Mapping[str, tuple[str, ...]]] = {"train": ("train", "val"), "val": ("val", "test", "train")}
-
-Yaml = Mapping[str, Sequence[str]]
 
 
 def read_yolo(path: Path, split: str) -> BoxSet:
@@ -57,7 +57,7 @@ def read_yolo(path: Path, split: str) -> BoxSet:
 
 
 def find_sheet(folder: Path) -> Path | None:
-    """Return the `data.yaml` of a folder, or its only `.yaml` file with class names; None if there is none."""
+    """Return the `data.yaml` of a folder, or its only `.yaml` with class names, or None."""
     sheets = sorted(file for file in folder.glob("*.y*ml") if file.suffix in (".yaml", ".yml"))
     named = [file for file in sheets if file.stem == "data"] or sheets
     return named[0] if len(named) == 1 and re.search(r"(?m)^names\s*:", read_text(named[0])) else None
@@ -82,39 +82,48 @@ def read_sheet(path: Path) -> dict[str, list[str]]:
     """
     fields: dict[str, list[str]] = {key: [] for key in _KEYS}
     numbers: list[int] = []
-    current, pending, begin = "", "", 0
-    for line_number, raw in enumerate(read_text(path).splitlines(), 1):
-        matched = _COMMENT.match(raw)
-        line = (matched[1] if matched else raw).rstrip()
+    current = ""
+    lines = iter(enumerate(map(_without_comment, read_text(path).splitlines()), 1))
+    for line_number, line in lines:
         where = f"{path}:{line_number}"
-        if pending:
-            pending += " " + line.strip()
-        elif line.strip() and line.strip() != "---":
-            entry = _ENTRY.fullmatch(line)
-            indent, key, value = entry.groups() if entry else ("", None, None)
-            if entry and key is not None and not indent:
-                current = _bare(key)
-                pending, begin = value, line_number
-            elif entry and current in _KEYS:
-                if key is not None:
-                    numbers.append(_class_number(_bare(key), where))
-                fields[current].append(_bare(value))
-                continue
-            elif current in _KEYS:
-                raise DataError(f"{where}: {line.strip()[:60]!r} is no entry of '{current}'; write '- NAME'")
-        if current not in _KEYS:
-            pending = ""
-        if pending and pending.count("[") + pending.count("{") <= pending.count("]") + pending.count("}"):
-            fields[current], keys = _flow(pending, f"{path}:{begin}")
-            numbers += keys
-            pending = ""
-    if pending:
-        raise DataError(f"{path}:{begin}: the bracket of '{current}' is never closed")
+        text = line.strip()
+        entry = _ENTRY.fullmatch(line)
+        key, value = (None, text) if entry is None else (entry["key"], entry["value"])
+        if not text.strip("-"):
+            continue
+        is_top = not line.startswith((" ", "\t", "-"))
+        current = _bare(key or "") if is_top else current
+        if current not in _KEYS or not value:
+            continue
+        if is_top or text[0] in "[{":
+            fields[current], own = _flow(_whole_flow(value, lines), where)
+            numbers += own
+        elif entry is None:
+            raise DataError(f"{where}: {text[:60]!r} is no entry of '{current}'; write '- NAME'")
+        else:
+            numbers += [] if key is None else [_class_number(_bare(key), where)]
+            fields[current].append(_bare(value))
     names = fields["names"]
     if numbers and sorted(numbers) != list(range(len(names))):
-        raise DataError(f"{path}: names are numbered {numbers[:5]}..., expected 0 to {len(names) - 1}, each once")
+        raise DataError(f"{path}: names have the numbers {numbers[:9]}, expected 0 to {len(names) - 1}")
     fields["names"] = [name for _, name in sorted(zip(numbers, names, strict=True))] if numbers else names
     return fields
+
+
+def _without_comment(line: str) -> str:
+    matched = _COMMENT.match(line)
+    return (matched[1] if matched else line).rstrip()
+
+
+def _whole_flow(value: str, lines: Iterator[tuple[int, str]]) -> str:
+    """Return a value with the lines up to its closing bracket."""
+    closing = {"[": "]", "{": "}"}.get(value[0], "")
+    while not value.endswith(closing):
+        following = next(lines, None)
+        if following is None:
+            return value
+        value += f" {following[1].strip()}"
+    return value
 
 
 def _flow(text: str, where: str) -> tuple[list[str], list[int]]:
@@ -123,6 +132,8 @@ def _flow(text: str, where: str) -> tuple[list[str], list[int]]:
         if text[0] in "&*!|>":
             raise DataError(f"{where}: {text[:20]!r} is YAML that is not read here; write the value itself")
         return [_bare(text)], []
+    if text[-1] not in "]}":
+        raise DataError(f"{where}: the bracket is never closed")
     inner = text[1:-1].strip().rstrip(",")
     values, keys, position = list[str](), list[int](), 0
     while position < len(inner):
@@ -194,8 +205,8 @@ def _read_labels(path: Path, names: Sequence[str]) -> tuple[StatedBox, ...]:
 def _read_line(values: Sequence[str], where: str, names: Sequence[str]) -> StatedBox:
     if len(values) != 5 and (len(values) < 7 or len(values) % 2 == 0):
         raise DataError(
-            f"{where}: has {len(values)} values, expected class, x, y, width and height, or class and the points"
-            " of a polygon"
+            f"{where}: has {len(values)} values, expected class, x, y, width and height, or class and the"
+            " points of a polygon"
         )
     index = number(values[0], where)
     if index != int(index) or not 0 <= index < (len(names) or 1 << 31):

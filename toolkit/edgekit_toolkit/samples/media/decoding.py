@@ -123,6 +123,7 @@ class DecodedFiles:
     def _load(self, index: int) -> NDArray[Any]:
         if index in self._kept:
             return self._kept[index]
+        loaded: NDArray[Any]
         if isinstance(self._rules, ImageRules):
             loaded, self._placements[index] = self._rules.fit(decode_image(self._files[index]))
         else:
