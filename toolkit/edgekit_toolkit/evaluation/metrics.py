@@ -137,7 +137,7 @@ class SetMetric:
     """A named score of a whole set of samples, such as mAP or F1.
 
     Attributes:
-        name, title, truth: as of `Metric`.
+        name, title, truth, outputs, suits: as of `Metric`.
         score: score of the whole set, from what `reduce` made of each sample.
         reduce: (outputs of a sample, its label) -> what the score needs of it. Only that is held in memory.
         fit: makes `reduce` for the options of a task.
@@ -151,6 +151,8 @@ class SetMetric:
     reduce: Callable[[Outputs, Any], Any] = _whole_outputs
     fit: Callable[[Any], Callable[[Outputs, Any], Any]] | None = None
     task: str = ""
+    outputs: str = "outputs"
+    suits: Callable[[Probes], bool] = lambda _probes: True
     reads_classes: bool = False
 
 
@@ -189,11 +191,11 @@ def find_metric(
     metric = METRICS[name]
     if metric.truth not in (None, own_truth):
         raise DataError(f"metric {name!r} needs {_TRUTHS[metric.truth]}")
-    if isinstance(metric, SetMetric):
-        return _fit_to_task(metric, task)
     if not metric.suits(probes):
         shapes = {key: list(value.shape) for key, value in probes.stacked.items()}
         raise DataError(f"metric {name!r} needs {metric.outputs}; the outputs are {shapes}")
+    if isinstance(metric, SetMetric):
+        return _fit_to_task(metric, task)
     return replace(metric, score=metric.score if metric.fit is None else metric.fit(probes), note=note)
 
 
@@ -484,6 +486,54 @@ def _detections(probes: Probes) -> Score:
     return score
 
 
+def _first_values(outputs: Outputs, _label: Truth | None) -> NDArray[np.float64]:
+    return next(iter(outputs.values())).reshape(-1).astype(np.float64)
+
+
+def _auc(rows: Sequence[NDArray[np.float64]], _reference: Sequence[Any], labels: Labels) -> float:
+    """Return the chance that a sample of a class has a higher score for it than another, a mean over classes.
+
+    Ties count half. A single output is the score of class 1.
+
+    Raises:
+        DataError: there are no samples of two classes.
+    """
+    scores = np.nan_to_num(np.stack(rows), nan=-np.inf)
+    classes = range(scores.shape[1]) if scores.shape[1] > 1 else (1,)
+    areas = []
+    for column, kind in enumerate(classes):
+        is_class = np.asarray(labels) == kind
+        count, others = int(is_class.sum()), int((~is_class).sum())
+        if count and others:
+            values = np.sort(scores[~is_class, column])
+            below = np.searchsorted(values, scores[is_class, column], "left")
+            up_to = np.searchsorted(values, scores[is_class, column], "right")
+            areas.append((below + up_to).sum() / (2 * count * others))
+    if not areas:
+        raise DataError("an area under the ROC curve needs samples of two of the model's classes")
+    return float(np.mean(areas))
+
+
+def _recall_at_one(rows: Sequence[NDArray[np.float64]], _reference: Sequence[Any], labels: Labels) -> float:
+    """Return the share of samples whose nearest other one, by cosine, has their class.
+
+    Samples of a class of their own do not count.
+
+    Raises:
+        DataError: no two samples have the same class.
+    """
+    kinds = np.asarray(labels)
+    has_other = (kinds[:, None] == kinds).sum(axis=1) > 1
+    if not has_other.any():
+        raise DataError("recall@1 needs two samples of a class")
+    values = np.stack(rows)
+    values = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
+    alike = np.nan_to_num(values @ values.T, nan=-2.0)
+    np.fill_diagonal(alike, -np.inf)
+    is_hit = (kinds[alike.argmax(axis=1)] == kinds) & np.isfinite(values).all(axis=1)
+    return float(is_hit[has_other].mean())
+
+
 def _detect(options: DetectionOptions) -> Callable[[Outputs, TrueBoxes], MatchedBoxes]:
     """Return a step that reduces outputs to matches: of all boxes worth a rank, whatever users ask."""
     options = replace(options, min_score=_LEAST_SCORE, max_boxes=_MOST_BOXES)
@@ -667,6 +717,25 @@ _RECORDS: Final[tuple[Metric | SetMetric, ...]] = (
         suits=lambda probes: _is_sequence(probes.stacked),
     ),
     Metric(name="similarity", title="similarity to the float model's outputs", fit=_similarity),
+    SetMetric(
+        name="auc",
+        title="area under the ROC curve",
+        score=_auc,
+        truth=int,
+        reduce=_first_values,
+        outputs="class scores [samples, classes], or one score for class 1",
+        suits=lambda probes: probes.rows_are_samples and next(iter(probes.stacked.values())).ndim == 2,
+        reads_classes=True,
+    ),
+    SetMetric(
+        name="recall1",
+        title="recall@1 of the nearest other sample",
+        score=_recall_at_one,
+        truth=int,
+        reduce=_first_values,
+        outputs="embeddings [samples, values]",
+        suits=lambda probes: probes.rows_are_samples and next(iter(probes.stacked.values())).ndim == 2,
+    ),
     *(
         SetMetric(
             name=name,
