@@ -224,7 +224,6 @@ class Judging:
             inputs=source.inputs,
             outputs=source.outputs,
             alone=alone,
-            task=self._request.task,
             progress=lambda done, total: self._phases.progress("judging on held-out samples", done, total),
         )
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from edgekit_runtime.canonical_json import JsonValue
-from edgekit_runtime.package.manifest_entries import TaskChoice
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.targets.spec import Target
@@ -37,7 +36,6 @@ class Request:
         variants: most variants that the package carries, the default included, at least 1.
         strict: whether the drop must be shown to keep its limit, not only estimated to keep it.
         like: the only form that is made and may be chosen; None to search.
-        task: the meaning of the outputs, if it is known.
     """
 
     model: Path
@@ -61,7 +59,6 @@ class Request:
     variants: int = 1
     strict: bool = False
     like: Form | None = None
-    task: TaskChoice | None = None
 
     def option_for(self, search_s: float) -> str:
         """Return the option of the command line that gives each search so much work."""
