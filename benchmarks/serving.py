@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.package.archive import Sign, write_package
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Manifest
-from edgekit_runtime.package.manifest_entries import BackendChoice
+from edgekit_runtime.package.manifest_entries import BackendChoice, TaskChoice
 from edgekit_runtime.sessions.media import MediaSession
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.session import Session
@@ -93,6 +94,8 @@ def write_signed(
     version: str = "1.0.0",
     decode: Mapping[str, str] | None = None,
     expected: Mapping[str, NDArray[Any]] | None = None,
+    task: TaskChoice | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a package, and return its path.
 
@@ -105,6 +108,8 @@ def write_signed(
         version: of the package; in the file's name unless it is the first.
         decode: codec of each input that arrives as a file of a codec.
         expected: golden outputs; by default what onnxruntime computes here.
+        task: what the outputs mean.
+        preprocessing: how a photograph becomes the input.
     """
     session: Session = OrtSession(model, OrtOptions(threads=1))
     options: dict[str, Any] = {"threads": 1}
@@ -121,15 +126,21 @@ def write_signed(
         outputs.append(
             GoldenOutput(name=key, dtype=array.dtype.name, shape=array.shape, path=path, atol=1e-3, rtol=1e-3)
         )
+    roles = dict.fromkeys(contents, "golden") | {"model.onnx": "model"}
+    if preprocessing is not None:
+        contents["preprocessing.json"] = encode_json(dict(preprocessing))
+        roles["preprocessing.json"] = "preprocessing"
     manifest = Manifest(
         name=name,
         version=version,
         target="x86-64",
         inputs=session.inputs,
         outputs=session.outputs,
-        artifacts=describe_artifacts(contents, dict.fromkeys(contents, "golden") | {"model.onnx": "model"}),
+        artifacts=describe_artifacts(contents, roles),
         backend=BackendChoice("ort", "model.onnx", options),
         golden=Golden(tuple(inputs), tuple(outputs)),
+        task=task,
+        preprocessing=None if preprocessing is None else "preprocessing.json",
     )
     path = folder / (f"{name}.edgepkg" if version == "1.0.0" else f"{name}-{version}.edgepkg")
     write_package(path, manifest, contents, sign)

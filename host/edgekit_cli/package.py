@@ -74,6 +74,14 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     "detections, r2, sequence, similarity, or FILE.py:FUNCTION (your own code, run as you).",
 )
 @click.option(
+    "--task",
+    default="auto",
+    show_default=True,
+    metavar="NAME[:KEY=VALUE,...]",
+    help="What the outputs mean, such as detection or classification:top=3 (docs/reference/tasks.md); auto"
+    " states it only if the outputs leave no doubt, none never.",
+)
+@click.option(
     "--strict",
     is_flag=True,
     help="Package only a candidate that the samples show to keep the limit on the drop.",
@@ -278,6 +286,7 @@ def _with_last_version(run: Run, out: Path) -> Run:
 def _write(run: Run, out: Path, signer: StatementSigner, command_line: str) -> tuple[Report, list[Path]]:
     """Write the report, and the package if one was chosen."""
     from edgekit_toolkit.pipeline.publish import evidence_of, publish, staging
+    from edgekit_toolkit.pipeline.sample_answers import compare_answers
     from edgekit_toolkit.report.builder import describe, evidence_figures
     from edgekit_toolkit.report.document import finite_report
     from edgekit_toolkit.report.files import write_report
@@ -287,8 +296,10 @@ def _write(run: Run, out: Path, signer: StatementSigner, command_line: str) -> t
         if run.chosen is not None and run.packaged is not None:
             evidence = evidence_of(evidence_figures(run, run.chosen))
             published = publish(run.packaged.package, run.packaged.recipe, evidence, stage, signer)
-        document = finite_report(describe(run, command_line, published))
-        written = write_report(document, stage, f"{request.name}-{request.version}-{request.target.name}")
+        samples = compare_answers(run)
+        document = finite_report(describe(run, command_line, published, samples))
+        stem = f"{request.name}-{request.version}-{request.target.name}"
+        written = write_report(document, stage, stem, [sample.picture for sample in samples])
     return document, [out / path.name for path in written]
 
 

@@ -26,6 +26,7 @@ from edgekit_toolkit.samples.media.classes import find_box_names, find_class_nam
 from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.targets.loader import find_user_targets, load_target
 from edgekit_toolkit.targets.spec import Target
+from edgekit_toolkit.tasks.proposal import AUTO, parse_task
 
 # As the manifest takes them.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
@@ -38,7 +39,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
     Raises:
         click.UsageError: an option is missing or malformed.
         TargetError: there is no such target.
-        DataError: labels or preprocessing cannot be used.
+        DataError: labels, preprocessing or task cannot be used.
     """
     if options["target"] is None:
         raise click.UsageError("Missing option '--target'; `edgekit targets` lists them.")
@@ -46,6 +47,8 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
     target = load_target(options["target"], [find_user_targets()])
     if options["power_mode"] is not None:
         target = target.in_mode(options["power_mode"])
+    if options["task"] != AUTO:
+        parse_task(options["task"])  # a slip is found before the model is read
     labels = None if options["labels"] is None else read_labels(options["labels"])
     paths = [path for path in (options["evaluation"], options["calibration"]) if path is not None]
     folder_names = () if labels is not None else find_class_names(paths)
@@ -60,6 +63,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         calibration=options["calibration"],
         evaluation=options["evaluation"],
         metric=options["metric"],
+        task=options["task"],
         batch=options["batch"],
         dims=_dims(options["dims"]),
         fixed=_fixed(options["fixed"]),

@@ -69,12 +69,13 @@ def command(
         variant, session = _open_session(opened, variant, threads)
         stack.callback(session.close)
         # Only now, since it imports engines; a missing one has been named by open_session.
-        from edgekit_toolkit.evaluation.batch_inference import read_class_names, write_npz
+        from edgekit_toolkit.evaluation.batch_inference import decode_answers, read_class_names, write_npz
 
         class_names = read_class_names(opened)
         result = _run(session, opened, variant, input_path)
         if output_path is not None:
             write_npz(output_path, result.outputs)
+        answers = [] if input_path is None else decode_answers(opened, result)
         timing = _time(session, result, repeat) if repeat else None
     document = {
         "path": str(package),
@@ -85,6 +86,7 @@ def command(
         "files": list(result.names),
         "batch": result.batch,
         "outputs": [_describe(name, array, class_names) for name, array in result.outputs.items()],
+        "answers": answers,
         "output": None if output_path is None else str(output_path),
         "timing": timing,
     }
@@ -175,6 +177,12 @@ def _show(document: Mapping[str, Any]) -> None:
         if len(best) > _MAX_SHOWN:
             rows.append(("...", f"{len(best) - _MAX_SHOWN} further samples: --json shows all"))
         print_section(console, f"Best classes of {output['name']}", rows)
+    names = document["files"] or [f"sample {index}" for index in range(len(document["answers"]))]
+    answers = [
+        (name, _write_answer(answer)) for name, answer in zip(names, document["answers"], strict=False)
+    ]
+    if answers:
+        print_section(console, "Answers", answers[:_MAX_SHOWN])
     if document["timing"] is not None:
         print_section(console, "Latency", _timing_rows(document["timing"], document["batch"]))
     if document["output"] is not None:
@@ -188,6 +196,20 @@ def _output_row(output: Mapping[str, Any]) -> tuple[str, str, str]:
     if output["non_finite"]:
         values += f", {output['non_finite']} NaN or infinite"
     return output["name"], f"{output['dtype']} {output['shape']}", values
+
+
+def _write_answer(answer: Mapping[str, Any]) -> str:
+    """Return an answer as text: one entry for each member of its lists."""
+    parts = []
+    for key, value in answer.items():
+        if isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
+            parts += [
+                " ".join(str(entry[name]) for name in ("label", "score", "box") if name in entry)
+                for entry in value
+            ]
+        else:
+            parts.append(f"{key} {value}")
+    return "; ".join(parts) or "nothing"
 
 
 def _classes(best: Sequence[Mapping[str, Any]]) -> str:

@@ -260,3 +260,13 @@ def test_tensors_give_answers_too(cells: Running) -> None:
         cells, json.dumps(document).encode(), "application/json", path="/v2/models/cells/infer"
     )
     assert (status, json.loads(answer["outputs"][0]["data"][0])) == (200, {"detections": []})
+
+
+def test_task_that_cannot_decode_the_outputs_fails_the_self_test(maker: PackageMaker, tmp_path: Path) -> None:
+    task = TaskChoice("detection", {"layout": "grid"})  # 84 cells on 64 pixels; the model gives 16 boxes
+    write_cell_detector(maker, tmp_path / "cells.edgepkg", task=task)
+    with running(make_config(tmp_path), PackageFiles([tmp_path / "cells.edgepkg"], maker.trust)) as service:
+        (line,) = service.do(service.service.registry.index())
+    assert line.state == "UNAVAILABLE"
+    assert "failed its self-test" in line.reason
+    assert "cells" in line.reason

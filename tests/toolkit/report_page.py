@@ -1,7 +1,7 @@
 """Reads a written report page back: the body as a tree, the texts as a reader sees them."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,8 +12,8 @@ from edgekit_toolkit.report.files import write_report
 class Page:
     """A parsed page; parsing fails where an element is left open or a character is not escaped."""
 
-    def __init__(self, document: Mapping[str, Any], folder: Path) -> None:
-        self.path, _ = write_report(document, folder, "sample-1.0-rpi5")
+    def __init__(self, document: Mapping[str, Any], folder: Path, pictures: Sequence[str] = ()) -> None:
+        self.path, _ = write_report(document, folder, "sample-1.0-rpi5", pictures)
         self.html = self.path.read_text(encoding="utf-8")
         body = self.html[self.html.index("<body>") : self.html.index("</body>") + len("</body>")]
         self.body = ElementTree.fromstring(body)  # noqa: S314 - our own output, no entities

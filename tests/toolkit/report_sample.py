@@ -13,6 +13,12 @@ SOURCE_BYTES = 18_611_942
 BASELINE = 0.888
 
 
+def classified(name: str, score: float) -> dict[str, Any]:
+    """Return a sample of a classification: the package is a little less sure."""
+    answers = [{"classes": [{"label": "cat", "index": 3, "score": value}]} for value in (score, score - 0.01)]
+    return {"name": name, "width": None, "height": None, "float": answers[0], "package": answers[1]}
+
+
 def _figure(value: float | None, label: str, on: str) -> dict[str, Any]:
     return {"value": value, "label": label, "on": on}
 
@@ -244,6 +250,12 @@ def packaged() -> dict[str, Any]:
             },
         },
         "proof": {"engine": "onnxruntime 1.24.4", "device_engine": "onnxruntime 1.24.4", "note": ""},
+        "task": {
+            "name": "classification",
+            "options": {"scores": "probabilities"},
+            "text": "classification:scores=probabilities, proposed by the outputs; --task changes it",
+        },
+        "samples": [classified(f"{number}.jpg", 0.9 - number / 10) for number in range(3)],
         "compression": [],
         "layers": layers(64),
         "package": {

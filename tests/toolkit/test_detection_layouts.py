@@ -1,13 +1,14 @@
 """Layouts of detectors: which outputs are read as boxes, and how."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgekit_toolkit.evaluation.detections import find_layout
+from edgekit_toolkit.evaluation.detections import BoxLayout, find_layout
 
 Outputs = Mapping[str, NDArray[Any]]
 COUNT, BOXES = 24, 20
@@ -77,11 +78,16 @@ def test_layout_of_exporters_is_read_and_agrees_with_itself(name: str, classes: 
     assert layout is not None
     for seed, run in enumerate(runs):
         assert layout.score(run, run).tolist() == [1]
-        _, scores, labels = scene(seed, classes)
-        seen = layout.read(run)
-        assert seen.classes[0].tolist() == labels[: seen.classes.shape[1]].tolist()
-        np.testing.assert_allclose(seen.scores[0], scores[: seen.scores.shape[1]], rtol=1e-6)
-    assert layout.has_corners == ("centre" not in name)
+        boxes, scores, labels = scene(seed, classes)
+        (seen,) = BoxLayout(replace(layout.options, min_score=0, overlap=1)).read(run)
+        assert len(seen) >= BOXES / 4
+        assert seen.classes.tolist() == labels[: len(seen)].tolist()
+        np.testing.assert_allclose(seen.scores, scores[: len(seen)], rtol=1e-6)
+        np.testing.assert_allclose(
+            seen.corners / seen.corners.max(), boxes[: len(seen)] / boxes[: len(seen)].max(), atol=1e-5
+        )
+    assert layout.options.boxes.startswith("centre" if "centre" in name else "corners")
+    assert layout.options.unit == ("shares" if "0..1" in name or name == "TFLite" else "pixels")
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -111,7 +111,7 @@ def test_mixed_origins_show_each_candidates_own_label(tmp_path: Path) -> None:
     badges = [[text(badge) for badge in page.all("span", "badge", row)] for row in rows]
     assert badges[2] == ["modelled · rpi5"]
     assert badges[3] == ["estimated · rpi5"]
-    captions = [text(caption) for caption in page.all("figcaption")]
+    captions = [text(caption) for caption in page.all("figcaption", under=page.section("candidates"))]
     assert "estimated and modelled · see table" in captions[1]
 
 

@@ -113,7 +113,7 @@ def test_without_target_latency_the_host_latency_is_plotted_and_called_so(tmp_pa
         candidate["figures"]["latency"]["value"] = None
     page = Page(document, tmp_path)
 
-    caption = text(page.all("figcaption")[1])
+    caption = text(page.all("figcaption", under=page.section("candidates"))[1])
     assert "Host latency and score" in caption
     assert "host latency measured · host" in caption
     # The limit is for the target: it must not be drawn on the host's axis.

@@ -1,10 +1,5 @@
-"""Reads recordings in WAV files and brings them into a model's form.
+"""Brings recordings into a model's form: its sample rate, length, features and values."""
 
-It does not resample, and it computes no features: a file of another sample rate is refused.
-"""
-
-import io
-import wave
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,9 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.preprocessing.features import FeatureRules
+from edgekit_runtime.preprocessing.resampling import resample
+from edgekit_runtime.preprocessing.wav import read_wav
 from edgekit_runtime.tensors import DTYPES
 
 SUFFIXES: Final = frozenset({".wav"})
+_MARGIN_S: Final = 0.05  # more sound than is asked for, which the filter of a resampling reaches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +22,14 @@ class AudioRules:
     """The preprocessing of a recording.
 
     Attributes:
-        sample_rate: sample rate in Hz, which each file must have.
-        samples: length of the result; a longer recording is cut at its end, a shorter one gets zeros there.
+        sample_rate: sample rate in Hz, which each recording must have, unless `resample` is set.
+        samples: length of the sound; a longer recording is cut at its end, a shorter one gets zeros there.
             None leaves the length.
-        scale, mean, std: an amplitude -1..1 becomes (amplitude * scale - mean) / std.
-        channel_axis: position of an axis of size 1 in the result, or None for [samples].
+        scale, mean, std: a value becomes (value * scale - mean) / std. It is an amplitude -1..1 or a feature.
+        channel_axis: position of an axis of size 1 in the result, or None for none.
+        resample: whether recordings of other rates are resampled.
+        features: features of the sound, or None for amplitudes.
+        is_transposed, is_flat: whether features come before frames in the result, or have no axis.
     """
 
     sample_rate: int
@@ -37,68 +39,57 @@ class AudioRules:
     std: float
     channel_axis: int | None
     dtype: str
+    resample: bool = False
+    features: FeatureRules | None = None
+    is_transposed: bool = False
+    is_flat: bool = False
+
+    @property
+    def duration_s(self) -> float | None:
+        """Length of the sound of each result; None if it is free."""
+        return None if self.samples is None else self.samples / self.sample_rate
 
     def load(self, file: Path | bytes) -> NDArray[np.float32]:
-        """Return the amplitudes of a WAV file, float32 [samples], -1..1; channels are averaged.
+        """Return what `fit` makes of a WAV file.
 
         Args:
             file: its path or content.
 
         Raises:
-            DataError: no WAV file with integers, damaged, empty, or of another sample rate.
+            DataError: no WAV file, damaged, empty, or of another sample rate.
         """
-        return self.fit(_read(file, self.sample_rate, self.samples))
+        amplitudes, rate = read_wav(file, None if self.duration_s is None else self.duration_s + _MARGIN_S)
+        try:
+            return self.fit(amplitudes, rate)
+        except DataError as error:
+            raise DataError(f"{file if isinstance(file, Path) else 'the recording'}: {error}") from error
 
-    def fit(self, amplitudes: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return amplitudes [samples] cut, or with zeros at their end, to the stated length."""
-        if self.samples is None:
-            return amplitudes
-        amplitudes = amplitudes[: self.samples]
-        return np.pad(amplitudes, (0, self.samples - len(amplitudes)))
+    def fit(self, amplitudes: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
+        """Return amplitudes [T] of the stated rate and length, or features [frames, values] of them.
+
+        Raises:
+            DataError: the rate is another one, or the sound is too short for features.
+        """
+        if rate != self.sample_rate:
+            if not self.resample:
+                raise DataError(
+                    f"has {rate} Hz, expected {self.sample_rate} (sample_rate of the preprocessing); set"
+                    " 'resample' there to true, or resample it, for example:"
+                    f" ffmpeg -i in.wav -ar {self.sample_rate} out.wav"
+                )
+            amplitudes = resample(amplitudes, rate, self.sample_rate)
+        if self.samples is not None:
+            amplitudes = amplitudes[: self.samples]
+            amplitudes = np.pad(amplitudes, (0, self.samples - len(amplitudes)))
+        return amplitudes if self.features is None else self.features.compute(amplitudes, self.sample_rate)
 
     def finish(self, loaded: NDArray[Any]) -> NDArray[Any]:
-        """Return the sample for the amplitudes from `load`."""
+        """Return the sample for what `load` returned; integers are rounded."""
         exact = (loaded.astype(np.float64) * self.scale - self.mean) / self.std
-        values: NDArray[Any] = exact.astype(DTYPES[self.dtype])
+        dtype = DTYPES[self.dtype]
+        if dtype.kind != "f":
+            limits = np.iinfo(dtype)
+            exact = np.rint(exact).clip(limits.min, limits.max)
+        values: NDArray[Any] = exact.astype(dtype)
+        values = values.T if self.is_transposed else values.ravel() if self.is_flat else values
         return values if self.channel_axis is None else np.expand_dims(values, self.channel_axis)
-
-
-def _read(source: Path | bytes, sample_rate: int, most: int | None) -> NDArray[np.float32]:
-    path = source if isinstance(source, Path) else "the recording"
-    try:
-        with wave.open(str(source) if isinstance(source, Path) else io.BytesIO(source), "rb") as file:
-            rate, width, channels = file.getframerate(), file.getsampwidth(), file.getnchannels()
-            if rate != sample_rate:
-                raise DataError(
-                    f"{path}: has {rate} Hz, expected {sample_rate} (sample_rate of the preprocessing);"
-                    f" resample it, for example: ffmpeg -i in.wav -ar {sample_rate} out.wav"
-                )
-            frames = file.getnframes() if most is None else min(file.getnframes(), most)
-            raw = file.readframes(frames)
-    except (wave.Error, EOFError, RuntimeError, ValueError) as error:
-        raise DataError(
-            f"{path}: is no WAV file with whole numbers, or damaged ({error or 'it ends early'}); convert it,"
-            " for example: ffmpeg -i in.wav -c:a pcm_s16le out.wav"
-        ) from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if not raw:
-        raise DataError(f"{path}: holds no sound")
-    if len(raw) < frames * width * channels:
-        raise DataError(f"{path}: is cut short; copy it again")
-    mono: NDArray[np.float32] = _amplitudes(raw, width).reshape(-1, channels).mean(axis=1, dtype=np.float32)
-    return mono
-
-
-def _amplitudes(raw: bytes, width: int) -> NDArray[np.float32]:
-    """Return samples of 1 to 4 bytes as float32, -1..1. Source: the WAV format; 8 bits are unsigned."""
-    if width == 1:
-        unsigned: NDArray[np.float32] = np.frombuffer(raw, np.uint8).astype(np.float32)
-        unsigned /= 128
-        unsigned -= 1
-        return unsigned
-    # Each number goes to the upper bytes of an int32, so that one division fits all widths.
-    wide = np.zeros((len(raw) // width, 4), np.uint8)
-    wide[:, 4 - width :] = np.frombuffer(raw, np.uint8).reshape(-1, width)
-    amplitudes: NDArray[np.float32] = (wide.view("<i4")[:, 0] / 2**31).astype(np.float32)
-    return amplitudes

@@ -3,7 +3,7 @@
     MediaType.parse("image/jpeg")                                       a JPEG, PNG, WebP or BMP file
     MediaType.parse("audio/wav")                                        a WAV file
     MediaType.parse("video/x-raw; format=RGB; width=640; height=480")   pixels of one frame, row by row
-    MediaType.parse("audio/x-raw; format=S16LE; rate=16000")            samples of one channel
+    MediaType.parse("audio/x-raw; format=S16LE; rate=16000; channels=1") samples, those of a moment together
 
 Source of the raw forms: GStreamer's media types.
 """
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import RequestError
+from edgekit_runtime.preprocessing.audio import AudioRules
 from edgekit_runtime.preprocessing.images import decode_image, take_image
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ _RAW_SOUND: Final = "audio/x-raw"
 _CHANNELS: Final = {"RGB": 3, "BGR": 3, "GRAY8": 1}
 _SOUND_DTYPES: Final = {"S16LE": "<i2", "F32LE": "<f4"}
 _MAX_SIDE: Final = 1 << 16
+_MAX_RATE: Final = 999_999
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,35 +88,34 @@ class MediaType:
         pixels = np.frombuffer(data, np.uint8).reshape(height, width, -1)
         return take_image(pixels[:, :, ::-1].copy() if form == "BGR" else pixels)
 
-    def read_samples(self, data: "bytes | memoryview", rate: int) -> "NDArray[np.float32] | bytes":
-        """Return samples -1..1, float32 [T]; or the bytes of a file, whose reader knows its rate.
+    def read_sound(self, data: "bytes | memoryview", rules: AudioRules) -> NDArray[np.float32]:
+        """Return what `rules.fit` makes of a file or of raw samples.
 
         Raises:
-            RequestError: the bytes are no samples of the stated kind, or of another rate.
+            DataError: the file is damaged, or the sound has another rate.
+            RequestError: the bytes are no samples of the stated kind.
         """
         if self.name != _RAW_SOUND:
-            return bytes(data)
+            return rules.load(bytes(data))
         form = self.parameters.get("format", "S16LE")
         if form not in _SOUND_DTYPES:
             raise RequestError(
                 400, f"audio/x-raw: format is {form[:20]!r}, expected {', '.join(_SOUND_DTYPES)}"
             )
-        if self._take_size("rate") != rate:
-            raise RequestError(
-                400, f"audio/x-raw: the rate is {self.parameters['rate']}, the model takes {rate}"
-            )
+        rate = self._take_size("rate", _MAX_RATE)
+        channels = self._take_size("channels", 64) if "channels" in self.parameters else 1
         dtype = np.dtype(_SOUND_DTYPES[form])
-        if not len(data) or len(data) % dtype.itemsize:
-            raise RequestError(400, f"{len(data)} bytes are no samples of {dtype.itemsize} bytes")
+        if not len(data) or len(data) % (dtype.itemsize * channels):
+            raise RequestError(400, f"{len(data)} bytes, expected samples of {channels} x {dtype.itemsize}")
         samples = np.frombuffer(data, dtype).astype(np.float32)
         if form == "S16LE":
             samples /= 32768
         if not np.isfinite(samples).all():
             raise RequestError(400, "audio/x-raw: a sample is NaN or infinite")
-        return samples
+        return rules.fit(samples.reshape(-1, channels).mean(axis=1, dtype=np.float32), rate)
 
-    def _take_size(self, name: str) -> int:
+    def _take_size(self, name: str, most: int = _MAX_SIDE) -> int:
         text = self.parameters.get(name, "")
-        if not text.isdecimal() or not 1 <= len(text) <= 6 or not 1 <= int(text) <= _MAX_SIDE:
-            raise RequestError(400, f"{self.name}: {name} is {text[:20]!r}, expected 1 to {_MAX_SIDE}")
+        if not text.isdecimal() or not 1 <= len(text) <= 6 or not 1 <= int(text) <= most:
+            raise RequestError(400, f"{self.name}: {name} is {text[:20]!r}, expected 1 to {most}")
         return int(text)

@@ -1,9 +1,13 @@
 """Where a picture lies in a model's input, so that an answer can be given in the picture's own pixels."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+_CHANNELS: Final = (1, 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,18 @@ class Placement:
     def of(cls, width: int, height: int) -> "Placement":
         """Return the placement of a picture that is the input as it is."""
         return cls(width=width, height=height, input_width=width, input_height=height)
+
+    @classmethod
+    def of_input(cls, shape: Sequence[int]) -> "Placement | None":
+        """Return the placement of a picture that fills an input of this shape; None if that is no picture."""
+        if len(shape) == 4 and shape[1] in _CHANNELS:
+            return cls.of(shape[3], shape[2])
+        return cls.of(shape[2], shape[1]) if len(shape) == 4 and shape[3] in _CHANNELS else None
+
+    @property
+    def input_size(self) -> tuple[int, int]:
+        """Height and width of the input in pixels."""
+        return self.input_height, self.input_width
 
     def scaled_to(self, width: int, height: int) -> "Placement":
         """Return the placement after the whole picture was resized."""

@@ -6,11 +6,14 @@ input; `images` and `audio` apply them.
 
 import difflib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.preprocessing.audio import AudioRules
+from edgekit_runtime.preprocessing.features import FeatureRules
 from edgekit_runtime.preprocessing.images import ALIGNMENTS, COLOURS, INTERPOLATIONS, LAYOUTS, ImageRules
 from edgekit_runtime.tensors import TensorSpec
 
@@ -44,7 +47,10 @@ _IMAGE_FIELDS: Final = (
     "layout",
     "dtype",
 )
-_AUDIO_FIELDS: Final = ("type", "sample_rate", "samples", "scale", "mean", "std", "dtype")
+_AUDIO_FIELDS: Final = (
+    *("type", "sample_rate", "samples", "resample", "features"),
+    *("scale", "mean", "std", "dtype"),
+)
 _DEFAULT_SIZE: Final = 224  # size in an example for a model with free height and width
 _DEFAULT_RATE: Final = 16000
 _MAX_SIDE: Final = 1 << 14
@@ -168,22 +174,60 @@ def _image_rules(fields: Mapping[str, Any], spec: TensorSpec) -> ImageRules:
 
 
 def _audio_rules(fields: Mapping[str, Any], spec: TensorSpec) -> AudioRules:
-    if _audio_length(spec) is None:
+    samples = fields.get("samples")
+    samples = None if samples is None else _whole("samples", samples, _MAX_SAMPLES)
+    features = None
+    if "features" in fields:
+        features = from_plain(FeatureRules, fields["features"], "preprocessing: features", DataError)
+    elif _audio_length(spec) is None:
         raise DataError(
             f"input '{spec.name}' {list(spec.shape)} takes no sound: expected float [N, samples],"
-            " [N, 1, samples] or [N, samples, 1]; compute features (such as a spectrogram) yourself and give"
-            " arrays (.npz)"
+            " [N, 1, samples] or [N, samples, 1]; state 'features' of the sound, or compute them yourself and"
+            " give arrays (.npz)"
         )
-    rate, samples = fields.get("sample_rate"), fields.get("samples")
+    sample_rate = _whole("sample_rate", fields.get("sample_rate"), 1 << 20)
+    if features is not None and features.high_hz > sample_rate / 2:
+        raise _wrong("features.high_hz", features.high_hz, f"at most half of the sample rate {sample_rate}")
+    resample = fields.get("resample", False)
+    if not isinstance(resample, bool):
+        raise _wrong("resample", resample, "true or false")
     return AudioRules(
-        sample_rate=_whole("sample_rate", rate, 1 << 20),
-        samples=None if samples is None else _whole("samples", samples, _MAX_SAMPLES),
+        sample_rate=sample_rate,
+        samples=samples,
+        resample=resample,
         scale=_number("scale", fields.get("scale", 1)),
         mean=_number("mean", fields.get("mean", 0)),
         std=_numbers("std", fields.get("std", 1), 1, zero=False)[0],
-        channel_axis=None if len(spec.shape) == 2 else 0 if spec.shape[1] == 1 else 1,
         dtype=spec.dtype,
+        features=features,
+        **_arrange_sound(spec, features, samples),
     )
+
+
+def _arrange_sound(spec: TensorSpec, features: FeatureRules | None, samples: int | None) -> dict[str, Any]:
+    """Return how sound, or features [frames, values], lie in the input, for `AudioRules`."""
+    sizes = spec.shape[1:]
+    if features is None:
+        return {"channel_axis": None if len(sizes) == 1 else 0 if sizes[0] == 1 else 1}
+    channel_axis = next((axis for axis in (0, 2) if len(sizes) == 3 and sizes[axis] == 1), None)
+    stated = [size for axis, size in enumerate(sizes) if axis != channel_axis]
+    if len(stated) not in (1, 2):
+        raise DataError(
+            f"input '{spec.name}' {list(spec.shape)} takes no features of sound: expected [N, frames, values]"
+            " or [N, values, frames], also flat or with an axis of size 1"
+        )
+    frames = 0 if samples is None else features.count_frames(samples)  # 0 is any number
+    is_flat = len(stated) == 1
+    is_transposed = not is_flat and stated[0] == features.width != stated[1]
+    computed = [features.width, frames] if is_transposed else [frames, features.width]
+    computed = [math.prod(computed)] if is_flat else computed
+    pairs = zip(stated, computed, strict=True)
+    if any(isinstance(size, int) and count not in (0, size) for size, count in pairs):
+        raise DataError(
+            f"preprocessing: the features are {computed}, but input '{spec.name}' takes {stated}; change"
+            " 'samples' or the features"
+        )
+    return {"channel_axis": channel_axis, "is_flat": is_flat, "is_transposed": is_transposed}
 
 
 def _layout(spec: TensorSpec) -> str | None:

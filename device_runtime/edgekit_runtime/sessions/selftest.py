@@ -14,6 +14,7 @@ from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.golden import GoldenOutput, resample
 from edgekit_runtime.package.row_sets import AlignedRows, Arrays, align_rows
 from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.tasks.answerer import Answerer, open_answerer
 
 _EXACT_KINDS = "biu"  # bool and integers; float64 cannot hold all of them
 
@@ -57,14 +58,18 @@ class GoldenCase:
         inputs: input name -> array of the first row, ready for `Session.run`.
         expected: each golden output of the first row with its stored values.
         rows: seed and expected outputs of each further row.
+        answerer: preprocessing and task of the package, if it has any.
     """
 
     inputs: Mapping[str, np.ndarray[Any, np.dtype[Any]]]
     expected: Expected
     rows: tuple[tuple[int, Expected], ...] = ()
+    answerer: Answerer | None = None
 
     def check(self, session: Session) -> SelfTest:
         """Return how the session's outputs compare with the golden outputs, over all rows.
+
+        Where the task of the package cannot decode them, there is a failed check more.
 
         Raises:
             DataError: the session takes other inputs.
@@ -75,6 +80,9 @@ class GoldenCase:
         for seed, expected in self.rows:
             for check in _check_all(expected, session.run(resample(self.inputs, seed))):
                 checks[check.name] = _join(checks[check.name], check, f"golden row of seed {seed}: ")
+        fault = None if self.answerer is None else self.answerer.find_fault(self.inputs, outputs)
+        if fault is not None:
+            checks["answer"] = OutputCheck("answer", False, None, None, fault)
         return SelfTest(tuple(checks.values()))
 
 
@@ -85,7 +93,7 @@ def read_golden(package: OpenedPackage) -> GoldenCase:
     for place, seed in enumerate(golden.rows.seeds if golden.rows is not None else ()):
         row = [outputs[place] for outputs in golden.row_outputs()]
         rows.append((seed, tuple((output, _decode_row(package, output, place)) for output in row)))
-    return GoldenCase(read_golden_inputs(package), expected, tuple(rows))
+    return GoldenCase(read_golden_inputs(package), expected, tuple(rows), open_answerer(package))
 
 
 def _decode_row(package: OpenedPackage, output: GoldenOutput, row: int) -> np.ndarray[Any, np.dtype[Any]]:

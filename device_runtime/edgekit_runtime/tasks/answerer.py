@@ -1,8 +1,10 @@
 """From a photograph or sound to a model's inputs, and from its outputs to the answer of its task.
 
-answerer = open_answerer(package)
-prepared = answerer.prepare(data, MediaType.parse("image/jpeg"), max_pixels)
-answerer.answer(session.run(prepared.inputs), prepared.placement)     # {"detections": [...]}
+    answerer = open_answerer(package)
+    prepared = answerer.prepare(data, MediaType.parse("image/jpeg"), max_pixels)
+    answerer.answer(session.run(prepared.inputs), prepared.placement)     # {"detections": [...]}
+
+The service does these steps on threads; `edgekit run` and the self-test do them as they stand here.
 """
 
 import io
@@ -15,6 +17,7 @@ from edgekit_runtime.canonical_json import JsonValue, decode_json
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import DataError, PackageError, RequestError
 from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.preprocessing.audio import AudioRules
 from edgekit_runtime.preprocessing.images import ImageRules
 from edgekit_runtime.preprocessing.media import MediaType
 from edgekit_runtime.preprocessing.placement import Placement
@@ -95,8 +98,7 @@ class Answerer:
             pixels, placement = rules.fit(media_type.read_image(data, max_pixels))
             sample = rules.finish(pixels)
         else:
-            samples = media_type.read_samples(data, rules.sample_rate)
-            sample = rules.finish(rules.load(samples) if isinstance(samples, bytes) else rules.fit(samples))
+            sample = rules.finish(media_type.read_sound(data, rules))
         array = sample[None]
         spec.check(array)
         return Prepared({spec.name: array}, placement)
@@ -127,7 +129,29 @@ class Answerer:
                 options = from_plain(self._task.options, {**plain, **overrides}, "", DataError)
             except DataError as error:
                 raise RequestError(400, str(error)) from error
-        return self._task.decode(outputs, options, Context(labels=self.labels, placement=placement))
+        duration_s = self._rules.duration_s if isinstance(self._rules, AudioRules) else None
+        context = Context(labels=self.labels, placement=placement, duration_s=duration_s)
+        return self._task.decode(outputs, options, context)
+
+    def find_fault(self, inputs: Mapping[str, Array], outputs: Outputs) -> str | None:
+        """Return why the task cannot decode outputs of the model; None if it can, or if there is no task.
+
+        Args:
+            inputs: inputs of one sample; a picture is taken for the whole input.
+            outputs: what the model gave for them.
+        """
+        array, rules = inputs.get(self._spec.name), self._rules
+        if self._task is None or array is None or array.shape[:1] != (1,):
+            return None
+        placement = None
+        if isinstance(rules, ImageRules):
+            height, width = (array.shape[rules.layout.index(side)] for side in "HW")
+            placement = Placement.of(width, height)
+        try:
+            self.answer(outputs, placement)
+        except DataError as error:
+            return str(error)
+        return None
 
 
 def open_answerer(package: OpenedPackage) -> Answerer | None:

@@ -1,9 +1,12 @@
 """Boxes of one picture, and the suppression of those that overlap a better one."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+_BLOCK: Final = 128  # candidates that are compared with each other at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,42 +26,72 @@ class Boxes:
     def __len__(self) -> int:
         return len(self.scores)
 
-    def take(self, chosen: NDArray[np.intp] | NDArray[np.bool_]) -> "Boxes":
+    def take(self, chosen: NDArray[np.intp] | NDArray[np.bool_] | slice) -> "Boxes":
         """Return the boxes of these positions, or where a mask holds."""
         return Boxes(self.corners[chosen], self.scores[chosen], self.classes[chosen])
 
 
-def find_overlaps(box: NDArray[np.float32], others: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the intersection over union of a box [4] and others [K, 4]; 0 without an area."""
-    sides = np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])
-    inside = np.clip(sides[:, 0], 0, None) * np.clip(sides[:, 1], 0, None)
-    areas = (others[:, 2] - others[:, 0]) * (others[:, 3] - others[:, 1])
-    union = (box[2] - box[0]) * (box[3] - box[1]) + areas - inside
-    return np.asarray(inside / np.where(union > 0, union, np.inf), np.float32)
+def find_overlaps(boxes: NDArray[np.float32], others: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the intersection over union of boxes [J, 4] and others [K, 4], [J, K]; 0 without an area."""
+    left, top, right, bottom = (np.ascontiguousarray(column) for column in others.T)
+    areas = (right - left) * (bottom - top)
+    x1, y1, x2, y2 = (column[:, None] for column in boxes.T)
+    inside = np.minimum(x2, right)
+    inside -= np.maximum(x1, left)
+    height = np.minimum(y2, bottom)
+    height -= np.maximum(y1, top)
+    np.maximum(inside, 0, out=inside)
+    inside *= np.maximum(height, 0, out=height)
+    union = (x2 - x1) * (y2 - y1) + areas
+    union -= inside
+    overlaps: NDArray[np.float32] = np.divide(inside, union, out=np.zeros_like(union), where=union > 0)
+    return overlaps
 
 
 def choose_best(boxes: Boxes, *, overlap: float, max_boxes: int, max_candidates: int = 1000) -> Boxes:
     """Return the best boxes, the best first; of boxes of one class that overlap only the best one.
 
     Args:
-        boxes: boxes of one picture; those with a NaN or without an area are left out.
+        boxes: boxes of one picture; those with a NaN, without an area, or with an infinite one are left out.
         overlap: intersection over union above which the worse box is left out; 1 leaves all.
         max_boxes: most boxes that are returned.
         max_candidates: only so many boxes of the highest scores are looked at.
     """
-    corners = boxes.corners
-    is_box = (corners[:, 2] > corners[:, 0]) & (corners[:, 3] > corners[:, 1])  # NaN compares false
-    is_box &= np.isfinite(corners).all(axis=1) & np.isfinite(boxes.scores)
-    ranked = boxes.take(is_box)
-    ranked = ranked.take(np.argsort(-ranked.scores, kind="stable")[:max_candidates])
+    ranked = _rank(boxes, max_candidates)
     if overlap >= 1:
-        return ranked.take(np.arange(min(len(ranked), max_boxes)))
-    is_free = np.ones(len(ranked), np.bool_)
+        return ranked.take(slice(max_boxes))
     chosen: list[int] = []
-    while len(chosen) < max_boxes and is_free.any():
-        index = int(is_free.argmax())  # the best of those left
-        chosen.append(index)
-        near = find_overlaps(ranked.corners[index], ranked.corners) > overlap
-        is_free &= ~(near & (ranked.classes == ranked.classes[index]))
-        is_free[index] = False
+    for start in range(0, len(ranked), _BLOCK):
+        block = ranked.take(slice(start, start + _BLOCK))
+        better = ranked.take(np.array(chosen, np.intp))
+        free = np.logical_not(_suppress(better, block, overlap).any(axis=0))
+        near = _suppress(block, block, overlap)
+        for index in range(len(block)):
+            if free[index]:
+                chosen.append(start + index)
+                if len(chosen) == max_boxes:
+                    return ranked.take(np.array(chosen, np.intp))
+                free &= ~near[index]
     return ranked.take(np.array(chosen, np.intp))
+
+
+def _rank(boxes: Boxes, max_candidates: int) -> Boxes:
+    """Return the usable boxes of the highest scores, the best first."""
+    corners = boxes.corners
+    with np.errstate(over="ignore", invalid="ignore"):
+        sides = corners[:, 2:] - corners[:, :2]
+        areas = sides[:, 0] * sides[:, 1]
+        # NaN compares false.
+        is_box = (sides > 0).all(axis=1) & (areas > 0) & (areas < np.inf) & np.isfinite(boxes.scores)
+    usable = boxes if is_box.all() else boxes.take(is_box)
+    if len(usable) > max_candidates:
+        best = np.argpartition(-usable.scores, max_candidates)[:max_candidates]
+        usable = usable.take(np.sort(best))
+    return usable.take(np.argsort(-usable.scores, kind="stable"))
+
+
+def _suppress(better: Boxes, others: Boxes, overlap: float) -> NDArray[np.bool_]:
+    """Return where a better box [J] suppresses another one [K], bool [J, K]."""
+    is_near = find_overlaps(better.corners, others.corners) > overlap
+    is_near &= better.classes[:, None] == others.classes
+    return is_near

@@ -1,8 +1,10 @@
 """The record of a task, and the table of all tasks.
 
-register(Task(name="regression", title="regression", options=RegressionOptions, decode=decode, …))
-task, options = read_task(manifest.task)
-task.decode(outputs, options, context)        # {"values": [0.31]}
+    register(Task(name="regression", title="regression", options=RegressionOptions, decode=decode, …))
+    task, options = read_task(manifest.task)
+    task.decode(outputs, options, context)        # {"values": [0.31]}
+
+Adding a task is one module in `tasks/kinds/`.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,10 +29,12 @@ class Context:
     Attributes:
         labels: names of the classes, in the order of the model's outputs; empty if there are none.
         placement: where the picture lies in the input; without it, places are those of the input.
+        duration_s: length of the input if it is sound of a known length.
     """
 
     labels: tuple[str, ...] = ()
     placement: Placement | None = None
+    duration_s: float | None = None
 
     def name_class(self, index: int) -> str:
         """Return the label of a class, or its number where the list of labels is too short."""

@@ -17,15 +17,22 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError, PackageError
 from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.preprocessing.images import SUFFIXES
+from edgekit_runtime.preprocessing.media import MediaType
+from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.sessions.selftest import read_golden_inputs
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.tasks.answerer import Answerer, open_answerer
+from edgekit_runtime.tasks.task import Decoded
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.packaging.attachments import class_names
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.media.decoding import Decoding
 from edgekit_toolkit.samples.shards import Batching
 from edgekit_toolkit.samples.source import open_data
+
+_MAX_PIXELS = 89_000_000  # Pillow's own limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +129,36 @@ def _join(name: str, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
             " so they form no array; run such samples one at a time"
         )
     return np.concatenate(parts)
+
+
+def decode_answers(package: OpenedPackage, result: Inference) -> list[Decoded]:
+    """Return the answer to each sample by the task of a package; none if it states none.
+
+    Raises:
+        DataError: the outputs are not those of the task.
+        PackageError: the task or the preprocessing is malformed.
+    """
+    answerer = open_answerer(package)
+    if answerer is None or not answerer.has_task:
+        return []
+    return [
+        answerer.answer(
+            {name: output[index : index + 1] for name, output in result.outputs.items()},
+            _find_placement(answerer, package.manifest.inputs, result, index),
+        )
+        for index in range(result.samples)
+    ]
+
+
+def _find_placement(
+    answerer: Answerer, inputs: Sequence[TensorSpec], result: Inference, index: int
+) -> Placement | None:
+    """Return where the photograph of a sample lies in the input; a picture in an array is all of it."""
+    suffix = Path(result.names[index]).suffix.lower() if result.names else ""
+    if suffix in SUFFIXES:
+        media_type = MediaType(f"image/{suffix.lstrip('.').replace('jpg', 'jpeg')}")
+        return answerer.prepare(Path(result.names[index]).read_bytes(), media_type, _MAX_PIXELS).placement
+    return Placement.of_input(result.first[inputs[0].name].shape)
 
 
 def read_class_names(package: OpenedPackage) -> tuple[str, ...]:

@@ -1,20 +1,24 @@
-"""The metric `detections`: boxes of a candidate against boxes of the float source model.
+"""Finds a detector's boxes in its outputs, and scores them against those of the float source model.
 
-It reads decoded boxes: [N, A, 4] with scores [N, A] or [N, A, C] (and classes [N, A], and their count), or
-all in one output: [N, A, 4 + C] or [N, 4 + C, A], or the rows of an end-to-end detector in one of the orders
-`_ORDERS`. Without the axis N, there are as many boxes as the model finds. The layout is found once, by the
-source model's outputs on several samples: a batch in which few classes occur looks like another layout. It
-knows no anchors, so it cannot read raw offsets. If ground truth is available, a metric of your own (mAP)
-says more.
+`edgekit_runtime.tasks.kinds.detection` has the layouts and reads the boxes. Here the source model's outputs
+on several samples tell which layout it is, by shapes, names and values. A batch in which few classes occur
+looks like another layout, so several are needed. If ground truth is available, a metric of it (mAP) says
+more.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.package.manifest_entries import TaskChoice
+from edgekit_runtime.preprocessing.placement import Placement
+from edgekit_runtime.tasks.boxes import Boxes, find_overlaps
+from edgekit_runtime.tasks.kinds.detection import Columns, DetectionOptions, Size, find_boxes, read_boxes
+from edgekit_runtime.tasks.task import read_task
 
 Array = NDArray[Any]
 Outputs = Mapping[str, Array]
@@ -25,49 +29,23 @@ _MOST_BOXES: Final = 300  # best boxes of each sample
 _LEAST_ANCHORS: Final = 16  # boxes with a score for each class: with fewer, axes cannot be told apart
 # Coordinates in pixels reach at least as far; raw offsets do not.
 _MIN_EXTENT: Final = 16
+_MAX_SHARE: Final = 2.0  # boxes in shares of the input reach no further
 _ROUNDING: Final = 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class _ColumnOrder:
-    """Columns of an end-to-end detector's row: the first of the box's four, the score, the class."""
-
-    width: int
-    box: int
-    score: int
-    label: int
-
-
-_ORDERS: Final = (
-    _ColumnOrder(6, box=0, score=4, label=5),  # YOLOv10, YOLO26, most others
-    _ColumnOrder(6, box=0, score=5, label=4),
-    _ColumnOrder(6, box=2, score=1, label=0),  # PaddleDetection
-    _ColumnOrder(7, box=1, score=6, label=5),  # YOLOv7: number of the image, box, class, score
-    _ColumnOrder(7, box=1, score=5, label=6),
-    _ColumnOrder(7, box=3, score=2, label=1),  # Caffe: number of the image, class, score, box
+_UNIT: Final = (1, 1)  # size of the input where it is not known
+_BLAZE_FACE: Final[Mapping[str, Any]] = {
+    "aspects": (1.0,),
+    "reduced": False,
+    "unit_anchors": True,
+    "divisors": (0.0, 0.0, 0.0, 0.0),
+    "sizes": "linear",
+}
+# Anchors that are tried where offsets are raw: of BlazeFace and palms (near, far, all ranges), and of SSD.
+_ANCHORS: Final[tuple[Mapping[str, Any], ...]] = (
+    {**_BLAZE_FACE, "strides": (8, 16, 16, 16)},
+    {**_BLAZE_FACE, "strides": (16, 32, 32, 32)},
+    {**_BLAZE_FACE, "strides": (4,), "interpolated": 0.0},
+    {"strides": (16, 32, 64, 128, 256, 512), "boxes": "centre-yx"},
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Boxes:
-    """Boxes of a batch.
-
-    Attributes:
-        places: float [N, A, 4], corners or centre and size.
-        scores: float [N, A], 0..1.
-        classes: int [N, A].
-    """
-
-    places: Array
-    scores: Array
-    classes: Array
-
-    def confident(self) -> Array:
-        """Return the places of the boxes that count, [K, 4]."""
-        return self.places[self.scores >= CONFIDENT].astype(np.float64)
-
-
-_Read = Callable[[Outputs], _Boxes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,83 +53,140 @@ class BoxLayout:
     """Where the boxes are in a model's outputs.
 
     Attributes:
-        read: reads the boxes of a batch.
-        has_corners: whether a box is two corners; otherwise it is the centre and the size.
+        options: how the task `detection` reads them.
+        input_size: height and width of the input.
     """
 
-    read: _Read
-    has_corners: bool
+    options: DetectionOptions
+    input_size: Size = _UNIT
+
+    def read(self, outputs: Outputs) -> list[Boxes]:
+        """Return the boxes of each sample of a batch that count, the best first."""
+        return [find_boxes(sample, self.options, self.input_size) for sample in self._samples(outputs)]
 
     def detects_nothing(self, runs: Sequence[Outputs]) -> bool:
-        return not any(len(self.read(run).confident()) for run in runs)
+        return not any(map(len, self.candidates(runs)))
+
+    def candidates(self, runs: Sequence[Outputs]) -> list[Boxes]:
+        """Return the boxes of each sample before suppression."""
+        return [
+            read_boxes(sample, self.options, self.input_size) for run in runs for sample in self._samples(run)
+        ]
 
     def score(self, outputs: Outputs, reference: Outputs) -> NDArray[np.float64]:
         """Return the F1 score of each sample's boxes, with the source model's boxes as the truth.
 
         Boxes of a score of 0.25 or more count, after suppression of boxes that overlap a better one of their
-        class by half or more (IoU). Two boxes match if they have the same class and overlap as much. No box
-        on both sides is NaN: such a sample shows nothing.
+        class by over a half (IoU). Two boxes match if they have the same class and overlap by half or more.
+        No box on both sides is NaN: such a sample shows nothing.
         """
         theirs = self.read(reference)
         try:
             ours = self.read(outputs)
-        except (IndexError, ValueError):  # a form whose outputs have other axes
-            return np.zeros(len(theirs.places))
-        if len(ours.places) != len(theirs.places):
-            return np.zeros(len(theirs.places))
-        samples = range(len(theirs.places))
-        with np.errstate(invalid="ignore"):  # infinity minus infinity
-            return np.array(
-                [
-                    _f1(self._detected(ours, candidate), self._detected(theirs, candidate))
-                    for candidate in samples
-                ]
-            )
+        except DataError:  # a form whose outputs have other axes
+            return np.zeros(len(theirs))
+        if len(ours) != len(theirs):
+            return np.zeros(len(theirs))
+        return np.array([_f1(*pair) for pair in zip(ours, theirs, strict=True)])
 
-    def _detected(self, boxes: _Boxes, sample: int) -> tuple[Array, Array]:
-        """Return the boxes [K, 4] of a sample that count, as corners, the best first, and their classes."""
-        scores = boxes.scores[sample]
-        order = np.argsort(-scores, kind="stable")[:_MOST_BOXES]
-        corners = _corners(boxes.places[sample][order].astype(np.float64), self.has_corners)
-        sides = _sides(corners)
-        # A box without an area would not overlap itself; NaN compares false.
-        counts = (scores[order] >= CONFIDENT) & (sides > 0).all(axis=1) & (sides.prod(axis=1) > 0)
-        limited, classes = corners[counts], boxes.classes[sample][order][counts]
-        chosen: list[int] = []
-        for position, box in enumerate(limited):
-            alike = [index for index in chosen if classes[index] == classes[position]]
-            if not alike or _overlaps(box, limited[alike]).max() < OVERLAP:
-                chosen.append(position)
-        return limited[chosen], classes[chosen]
+    def _samples(self, outputs: Outputs) -> Iterator[Outputs]:
+        first = outputs[self.options.output or next(iter(outputs))]
+        count = len(first) if first.ndim > 2 else 1
+        if count == 1:
+            yield outputs
+            return
+        for index in range(count):
+            yield {
+                name: value[index : index + 1] if value.shape[:1] == (count,) else value
+                for name, value in outputs.items()
+            }
 
 
-def find_layout(runs: Sequence[Outputs], *, rows_are_samples: bool = True) -> BoxLayout | None:
-    """Return where the boxes are if outputs look like decoded boxes with scores, otherwise None.
+def judging_layout(options: DetectionOptions, input_size: Size | None) -> BoxLayout:
+    """Return a layout that reads the boxes which count in a score."""
+    limits = replace(options, min_score=CONFIDENT, overlap=OVERLAP, max_boxes=_MOST_BOXES)
+    return BoxLayout(limits, input_size or _UNIT)
+
+
+def layout_of_task(choice: TaskChoice | None, placement: Placement | None) -> BoxLayout | None:
+    """Return where the boxes are by the task of a package; None if it is not `detection`.
+
+    Args:
+        choice: the task, or None.
+        placement: that of a picture that fills the input; None if the input is no picture.
+
+    Raises:
+        DataError: there is no such task or option.
+    """
+    options = None if choice is None else read_task(choice, DataError)[1]
+    if not isinstance(options, DetectionOptions):
+        return None
+    return judging_layout(options, None if placement is None else placement.input_size)
+
+
+def find_layout(
+    runs: Sequence[Outputs],
+    *,
+    rows_are_samples: bool = True,
+    input_size: Size | None = None,
+    classes: int = 0,
+) -> BoxLayout | None:
+    """Return where the boxes are if outputs look like boxes with scores, otherwise None.
 
     Args:
         runs: outputs of the source model for several samples, or for a batch.
         rows_are_samples: whether a row of a matrix belongs to a sample, so that the rows are no boxes.
+        input_size: height and width of the input, without which grids and anchors cannot be told.
+        classes: number of the classes that are known by name, or 0.
     """
+    min_rank = 3 - (not rows_are_samples)
     if len(runs[0]) > 1:
-        readings: Iterator[_Read] = _column_readings(runs, 3 - (not rows_are_samples))
+        decoded = _find_apart(runs, min_rank)
     else:
-        readings = _row_readings([next(iter(run.values())) for run in runs], 3 - (not rows_are_samples))
-    for read in readings:
-        boxes = [read(run) for run in runs]
-        sure = np.concatenate([part.confident() for part in boxes])
-        every = np.concatenate([part.places.reshape(-1, 4) for part in boxes]).astype(np.float64)
-        for has_corners in (True, False):
-            sides = _sides(_corners(sure if len(sure) else every, has_corners))
-            # Raw offsets are negative as often as not.
-            if (sides >= -_ROUNDING * np.abs(sides).max(initial=0)).all():
-                return BoxLayout(read, has_corners)
-        if not len(sure):
-            return BoxLayout(read, has_corners=False)
+        decoded = _find_joined(runs, min_rank, input_size, classes)
+    for options in decoded:
+        if options.layout == "grid":
+            return judging_layout(options, input_size)
+        form = _find_form(options, runs, input_size)
+        if form is not None:
+            return form
+    return None if input_size is None else _find_anchors(runs, input_size)
+
+
+def _find_form(
+    options: DetectionOptions, runs: Sequence[Outputs], input_size: Size | None
+) -> BoxLayout | None:
+    """Return the layout with the form of its boxes; None if they are boxes in no form."""
+    forms: tuple[Literal["corners", "centre"], ...] = ("corners", "centre")
+    for form in forms:
+        stated = replace(options, boxes=form)
+        boxes = judging_layout(stated, None).candidates(runs)
+        is_sure = any(map(len, boxes))
+        if not is_sure:
+            boxes = BoxLayout(replace(stated, min_score=0.0)).candidates(runs)
+        corners = np.concatenate([part.corners for part in boxes]).astype(np.float64)
+        sides = corners[:, 2:] - corners[:, :2]
+        # Raw offsets are negative as often as not.
+        is_box = bool((sides >= -_ROUNDING * np.abs(sides).max(initial=0)).all())
+        if is_box or (form == "centre" and not is_sure):
+            is_share = bool(np.abs(corners).max(initial=0) <= _MAX_SHARE)
+            if is_share and form == "corners" and _follows_tensorflow(options, runs[0]):
+                stated = replace(stated, boxes="corners-yx")
+            return judging_layout(replace(stated, unit="shares" if is_share else "pixels"), input_size)
     return None
 
 
-def _row_readings(values: Sequence[Array], min_rank: int) -> Iterator[_Read]:
+def _follows_tensorflow(options: DetectionOptions, run: Outputs) -> bool:
+    """Whether a list of boxes is that of TensorFlow, whose corners have the vertical value first."""
+    counts = run.get(options.count_output)
+    return options.output.startswith("detection_boxes") or (counts is not None and counts.dtype.kind == "f")
+
+
+def _find_joined(
+    runs: Sequence[Outputs], min_rank: int, input_size: Size | None, classes: int
+) -> Iterator[DetectionOptions]:
     """Yield the layouts of a single output that its values allow."""
+    values = [next(iter(run.values())) for run in runs]
     if values[0].dtype.kind != "f" or not min_rank <= values[0].ndim <= 4:
         return
     for is_turned in (False, True):
@@ -160,13 +195,31 @@ def _row_readings(values: Sequence[Array], min_rank: int) -> Iterator[_Read]:
             flat = np.concatenate([part.reshape(-1, part.shape[-1]) for part in rows]).astype(np.float64)
         except ValueError:  # the last axis is that of the boxes
             continue
-        for order in _ORDERS:
-            if flat.shape[1] == order.width and _fits_order(flat, order):
-                yield partial(_read_ordered, is_turned=is_turned, order=order)
-        if max(part.shape[1] for part in rows) >= max(_LEAST_ANCHORS, flat.shape[1] + 1) and _fits_scores(
-            flat
-        ):
-            yield partial(_read_scored, is_turned=is_turned)
+        for columns in get_args(Columns):
+            if _fits_columns(flat, columns.split("-")):
+                yield DetectionOptions(layout="rows", columns=columns)
+        count = max(part.shape[1] for part in rows)
+        if count < max(_LEAST_ANCHORS, flat.shape[1] + 1) or not _are_shares(flat[:, 4:]):
+            continue
+        grid = DetectionOptions(layout="grid")
+        if input_size is not None and flat.shape[1] > 5:
+            cells = sum((input_size[0] // stride) * (input_size[1] // stride) for stride in grid.strides)
+            if cells == count and (flat[:, 2:4] < 0).any():  # logarithms, where sizes are never negative
+                yield grid
+        # Probabilities over time have this shape too, but no pixels.
+        if flat[:, :4].max() >= _MIN_EXTENT:
+            has_objects = _has_objectness(flat[:, 4:], classes, is_turned=is_turned)
+            yield DetectionOptions(layout="objectness" if has_objects else "scored")
+
+
+def _has_objectness(scores: Array, classes: int, *, is_turned: bool) -> bool:
+    """Whether the first score is that of any object: a row that has it has a class too."""
+    if scores.shape[1] < 2 or classes == scores.shape[1]:
+        return False
+    if classes == scores.shape[1] - 1:
+        return True
+    objects = scores[scores[:, 0] >= OVERLAP, 1:]
+    return bool(not is_turned and len(objects) and np.median(objects.max(axis=1)) >= OVERLAP)
 
 
 def _rows(value: Array, is_turned: bool) -> Array:
@@ -184,56 +237,36 @@ def _rows(value: Array, is_turned: bool) -> Array:
     return value.transpose(0, 2, 1) if is_turned else value
 
 
-def _fits_order(rows: Array, order: _ColumnOrder) -> bool:
-    """Whether the columns for score and class hold shares and whole numbers."""
-    scores, whole = rows[:, order.score], rows[:, order.label]
-    if order.width == 7:
-        whole = np.concatenate([whole, rows[:, 0]])
+def _fits_columns(rows: Array, columns: Sequence[str]) -> bool:
+    """Whether the columns for score and class, and for the image, hold shares and whole numbers."""
+    if not len(rows) or rows.shape[1] != len(columns) + 3:
+        return False
+    # After the box, columns are three further to the right.
+    places = {name: index + 3 * ("box" in columns[:index]) for index, name in enumerate(columns)}
+    scores = rows[:, places["score"]]
+    whole = rows[:, [places[name] for name in ("batch", "class") if name in places]]
     return bool(
-        len(rows)
-        and (whole == np.round(whole)).all()
+        (whole == np.round(whole)).all()
         and whole.min() >= -1
-        and (scores >= 0).all()
-        and scores.max() <= 1 + 1e-3
+        and _are_shares(scores)
         and (scores != np.round(scores)).any()
     )
 
 
-def _read_ordered(outputs: Outputs, *, is_turned: bool, order: _ColumnOrder) -> _Boxes:
-    rows = _rows(next(iter(outputs.values())), is_turned)
-    labels = np.nan_to_num(rows[..., order.label]).round().astype(np.int64)
-    return _Boxes(rows[..., order.box : order.box + 4], rows[..., order.score], labels)
+def _are_shares(values: Array) -> bool:
+    return bool(values.size and values.min() >= 0 and values.max() <= 1 + _ROUNDING)
 
 
-def _fits_scores(rows: Array) -> bool:
-    """Whether the columns are those of a box in pixels and a score for each class.
-
-    Probabilities over time have this shape too, but no pixels.
-    """
-    corners, scores = rows[:, :4], rows[:, 4:]
-    return bool(scores.size and scores.min() >= 0 and scores.max() <= 1 and corners.max() >= _MIN_EXTENT)
+def _find_apart(runs: Sequence[Outputs], min_rank: int) -> Iterator[DetectionOptions]:
+    """Yield the layouts of boxes, scores, classes and their count in outputs of their own."""
+    for name, value in runs[0].items():
+        if value.shape[-1:] == (4,) and min_rank <= value.ndim <= 3:
+            yield from _find_around(runs, name)
 
 
-def _read_scored(outputs: Outputs, *, is_turned: bool) -> _Boxes:
-    rows = _rows(next(iter(outputs.values())), is_turned)
-    return _Boxes(rows[..., :4], *_best(rows[..., 4:]))
-
-
-def _best(scores: Array) -> tuple[Array, Array]:
-    """Return each box's best score and its class."""
-    scores = np.nan_to_num(scores, nan=-np.inf)
-    return scores.max(axis=2), scores.argmax(axis=2)
-
-
-def _column_readings(runs: Sequence[Outputs], min_rank: int) -> Iterator[_Read]:
-    """Yield the layout of boxes, scores, classes and their count in outputs of their own, if it is one."""
+def _find_around(runs: Sequence[Outputs], boxes: str) -> Iterator[DetectionOptions]:
+    """Yield the layout of the boxes in an output of this name, if others belong to it."""
     first = runs[0]
-    boxes = next(
-        (name for name, value in first.items() if value.shape[-1:] == (4,) and min_rank <= value.ndim <= 3),
-        None,
-    )
-    if boxes is None:
-        return
     rank = first[boxes].ndim
     others = {name: value for name, value in first.items() if name != boxes}
     each_box = [name for name in others if all(_belongs(run[name], run[boxes]) for run in runs)]
@@ -243,21 +276,18 @@ def _column_readings(runs: Sequence[Outputs], min_rank: int) -> Iterator[_Read]:
     rated = [name for name in flat if name not in whole]
     # Where nothing is detected, scores may be whole numbers too: 0.
     rated = rated or [name for name in flat if first[name].dtype.kind == "f"]
-    labels = next((name for name in whole if name not in rated[:1]), None)
+    labels = next((name for name in whole if name not in rated[:1]), "")
     counts = [name for name in others if name not in each_box and _counts(runs, name, boxes)]
-    count = counts[0] if counts else None
     if wide:
-        values = np.concatenate([run[wide[0]].reshape(-1, run[wide[0]].shape[-1]) for run in runs]).astype(
-            np.float64
-        )
-        are_shares = bool(not values.size or (values.min() >= 0 and values.max() <= 1))
-        # A softmax, whose first class is the background.
-        has_background = are_shares and values.shape[1] > 1 and np.allclose(values.sum(axis=1), 1, atol=1e-3)
-        yield partial(
-            _read_wide, boxes=boxes, scores=wide[0], are_shares=are_shares, skipped=int(has_background)
-        )
+        yield replace(_score_kind(runs, wide[0]), layout="apart", output=boxes, scores_output=wide[0])
     elif rated:
-        yield partial(_read_flat, boxes=boxes, scores=rated[0], labels=labels, count=count)
+        yield DetectionOptions(
+            layout="listed",
+            output=boxes,
+            scores_output=rated[0],
+            classes_output=labels,
+            count_output=counts[0] if counts else "",
+        )
 
 
 def _belongs(value: Array, boxes: Array) -> bool:
@@ -276,52 +306,50 @@ def _counts(runs: Sequence[Outputs], name: str, boxes: str) -> bool:
     )
 
 
-def _read_wide(outputs: Outputs, *, boxes: str, scores: str, are_shares: bool, skipped: int) -> _Boxes:
-    values = _rows(outputs[scores], is_turned=False).astype(np.float64)
-    if not are_shares:
-        values = 1 / (1 + np.exp(-np.clip(values, -60, 60)))
-    return _Boxes(_rows(outputs[boxes], is_turned=False), *_best(values[..., skipped:]))
+def _score_kind(runs: Sequence[Outputs], name: str) -> DetectionOptions:
+    """Return options that say what scores for each class are, and which class is the background."""
+    values = np.concatenate([run[name].reshape(-1, run[name].shape[-1]) for run in runs]).astype(np.float64)
+    if values.size and not _are_shares(values):
+        shares = np.exp(values - values.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+        is_background = (shares > OVERLAP).mean(axis=0) >= OVERLAP  # most places have no object
+        if values.shape[1] > 1 and (is_background[0] or is_background[-1]):
+            return DetectionOptions(scores="softmax", background="first" if is_background[0] else "last")
+        return DetectionOptions(scores="sigmoid")
+    if not values.size or values.shape[1] < 2 or not np.allclose(values.sum(axis=1), 1, atol=1e-3):
+        return DetectionOptions()
+    means = values.mean(axis=0)
+    return DetectionOptions(background="first" if means[0] >= means[-1] else "last")
 
 
-def _read_flat(outputs: Outputs, *, boxes: str, scores: str, labels: str | None, count: str | None) -> _Boxes:
-    corners = _rows(outputs[boxes], is_turned=False)
-    shape = corners.shape[:2]
-    rated = np.array(outputs[scores], np.float64).reshape(shape)
-    if count is not None:
-        rated[np.arange(shape[1]) >= outputs[count].reshape(-1, 1)] = 0
-    classes = np.zeros(shape) if labels is None else outputs[labels].reshape(shape)
-    return _Boxes(corners, rated, np.nan_to_num(classes).round().astype(np.int64))
+def _find_anchors(runs: Sequence[Outputs], input_size: Size) -> BoxLayout | None:
+    """Return the layout of raw offsets from as many anchors as a well-known detector has on such an input."""
+    floats = {name: value for name, value in runs[0].items() if value.dtype.kind == "f" and value.ndim == 3}
+    boxes = next((name for name, value in floats.items() if value.shape[2] in (4, 16, 18)), None)
+    scores = next((name for name in floats if name != boxes), None)
+    if boxes is None or scores is None or len(floats) != 2:
+        return None
+    for anchors in _ANCHORS:
+        options = replace(
+            _score_kind(runs, scores), layout="anchors", output=boxes, scores_output=scores, **anchors
+        )
+        layout = judging_layout(options, input_size)
+        try:
+            layout.candidates(runs)
+        except DataError:  # another number of anchors
+            continue
+        return layout
+    return None
 
 
-def _f1(ours: tuple[Array, Array], theirs: tuple[Array, Array]) -> float:
+def _f1(ours: Boxes, theirs: Boxes) -> float:
     """Return the F1 score of boxes and their classes; NaN if there are none."""
-    (found, found_classes), (wanted, wanted_classes) = ours, theirs
-    if not len(wanted) and not len(found):
+    if not len(theirs) and not len(ours):
         return float("nan")
-    free = np.ones(len(wanted), np.bool_)
+    overlaps = find_overlaps(ours.corners, theirs.corners) * (ours.classes[:, None] == theirs.classes)
     matches = 0
-    for box, kind in zip(found, found_classes, strict=True):
-        overlaps = _overlaps(box, wanted) * (free & (wanted_classes == kind))
-        if len(overlaps) and overlaps.max() >= OVERLAP:
-            free[overlaps.argmax()] = False
+    for row in overlaps:
+        if len(row) and row.max() >= OVERLAP:
+            overlaps[:, row.argmax()] = 0
             matches += 1
-    return 2 * matches / (len(wanted) + len(found))
-
-
-def _corners(boxes: Array, has_corners: bool) -> Array:
-    """Return boxes [K, 4] as corners, the smaller ones first."""
-    if has_corners:
-        return boxes
-    half = boxes[:, 2:] / 2
-    return np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
-
-
-def _sides(corners: Array) -> Array:
-    return corners[..., 2:] - corners[..., :2]
-
-
-def _overlaps(box: Array, others: Array) -> Array:
-    """Return the intersection over union of a box [4] and others [K, 4], all with an area."""
-    sides = np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])
-    inside = np.clip(sides, 0, None).prod(axis=1)
-    return np.asarray(inside / (_sides(box).prod() + _sides(others).prod(axis=1) - inside))
+    return 2 * matches / (len(theirs) + len(ours))

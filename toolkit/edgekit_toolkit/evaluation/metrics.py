@@ -61,11 +61,13 @@ class Probes:
         runs: outputs of each run.
         samples: samples in each run; None if the first axis of the first output counts them.
         axes: outputs whose number of rows depends on the data, with the axis of the rows.
+        stated_layout: where the boxes are by the task of the package; None to find them.
     """
 
     runs: Sequence[Outputs]
     samples: int | None = None
     axes: Mapping[str, int] = field(default_factory=dict)
+    stated_layout: BoxLayout | None = None
 
     @property
     def stacked(self) -> Outputs:
@@ -93,7 +95,7 @@ class Probes:
     @property
     def layout(self) -> BoxLayout | None:
         """Where the boxes of a detector are, if it is one."""
-        return find_layout(self.runs, rows_are_samples=self.rows_are_samples)
+        return self.stated_layout or find_layout(self.runs, rows_are_samples=self.rows_are_samples)
 
 
 def _unfitted(*_: Any) -> NDArray[np.float64]:

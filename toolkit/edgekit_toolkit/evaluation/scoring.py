@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.package.manifest_entries import TaskChoice
 from edgekit_runtime.package.row_sets import row_axes
+from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.evaluation.detections import layout_of_task
 from edgekit_toolkit.evaluation.drops import Drop, Floats, leave_out, mean_drops, set_drop
 from edgekit_toolkit.evaluation.metrics import Metric, Outputs, Probes, SetMetric, find_metric
 from edgekit_toolkit.models.model import Runner
@@ -174,16 +176,13 @@ def score_candidates(
         DataError: the metric does not suit the model or the data.
         BackendError: a model does not run on a sample.
     """
-    # Spread over all: samples often come sorted by class, or in order of time.
-    step = max(1, part.count // _PROBES)
-    feeds = [feeds for feeds, _ in islice(part.stream(1), 0, step * _PROBES, step)]
-    if not feeds:
-        raise DataError("there are no evaluation samples")
     names = [spec.name for spec in outputs]
     runs = [_named(run, names) for run in (source, *candidates)]
     stacked = Batching.of(inputs, in_front=part.in_front).stacked
-    probed = [runs[0](sample) for sample in feeds]
-    probes = Probes(probed, _count(feeds[0], stacked), row_axes(feeds, probed))
+    feeds = spread_feeds(part)
+    placement = Placement.of_input(feeds[0][inputs[0].name].shape)
+    probes = take_probes(source, part, feeds, inputs=inputs, outputs=outputs)
+    probes = replace(probes, stated_layout=layout_of_task(task, placement))
     metric = find_metric(
         metric_name, probes, part.labelled, is_generated=part.is_generated, truth=part.truth, task=task
     )
@@ -193,6 +192,34 @@ def score_candidates(
         part, _BATCH if is_small and not alone else 1, stacked=stacked, progress=progress
     )
     return judging.by_set(runs, metric) if isinstance(metric, SetMetric) else judging.by_sample(runs, metric)
+
+
+def spread_feeds(part: Part, count: int = _PROBES) -> list[Feeds]:
+    """Return about `count` samples spread over all: they often come sorted by class, or in order of time.
+
+    Raises:
+        DataError: there are none.
+    """
+    step = max(1, part.count // count)
+    feeds = [feeds for feeds, _ in islice(part.stream(1), 0, step * count, step)]
+    if not feeds:
+        raise DataError("there are no evaluation samples")
+    return feeds
+
+
+def take_probes(
+    source: Runner,
+    part: Part,
+    feeds: Sequence[Feeds],
+    *,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+) -> Probes:
+    """Return the source model's outputs on some samples, by which a metric and a task tell what they are."""
+    run = _named(source, [spec.name for spec in outputs])
+    probed = [run(sample) for sample in feeds]
+    stacked = Batching.of(inputs, in_front=part.in_front).stacked
+    return Probes(probed, _count(feeds[0], stacked), row_axes(feeds, probed))
 
 
 def _count(feeds: Feeds, stacked: bool) -> int:

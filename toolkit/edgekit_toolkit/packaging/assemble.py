@@ -20,6 +20,7 @@ from edgekit_runtime.package.archive import Sign
 from edgekit_runtime.package.canonical_zip import write_archive
 from edgekit_runtime.package.golden import Golden, GoldenInput, resample
 from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest, Variant
+from edgekit_runtime.package.manifest_entries import TaskChoice
 from edgekit_runtime.package.row_sets import row_axes
 from edgekit_runtime.trust.dsse import PACKAGE_PREDICATE_TYPE, Statement
 from edgekit_toolkit.engines.record import find_support
@@ -173,6 +174,7 @@ def assemble(recipe: Recipe, reference: Reference, model: Model) -> PackageDraft
         golden=golden,
         preprocessing="preprocessing.json" if recipe.preprocessing is not None else None,
         labels="labels.txt" if recipe.labels is not None else None,
+        task=None if recipe.task is None else TaskChoice.from_json(recipe.task, "task"),
         budget=recipe.budget,
         figures=recipe.figures,
         provenance={

@@ -32,7 +32,9 @@ _MAX_INTEGER: Final = 2**31 - 1
 _TOOLS: Final = ("numpy", "onnx", "onnxoptimizer", "onnxruntime")
 _COUNT: Final = Range(1, _MAX_INTEGER)
 _Number = Annotated[float, Range(-math.inf, math.inf)]
-_OPTIONAL: Final = frozenset({"variants", "disabled_optimizers", "fixed", "written_out", "golden_rows"})
+_OPTIONAL: Final = frozenset(
+    {"variants", "disabled_optimizers", "fixed", "written_out", "golden_rows", "task"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class Recipe:
         golden_ranges: input name -> smallest and largest value.
         labels: a label for each class, or None.
         preprocessing: the user's description, or None.
+        task: what the outputs mean, as in the manifest, or None.
         tools: versions with which it was made.
         disabled_optimizers: rewrites of onnxruntime that are off for the model, as `ort_options` has them.
         fixed: inputs that became constants, as for `fix_inputs`.
@@ -88,6 +91,7 @@ class Recipe:
     disabled_optimizers: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     written_out: tuple[str, ...] = ()
+    task: Mapping[str, Any] | None = None
     golden_rows: tuple[Annotated[int, Range(0, MAX_SEED)], ...] = ()
     variants: tuple[RecipeVariant, ...] = ()
 

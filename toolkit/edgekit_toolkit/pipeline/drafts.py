@@ -119,6 +119,7 @@ def _recipe(request: Request, prepared: Preparation, candidate: Candidate, figur
         figures=figures,
         labels=request.labels,
         preprocessing=request.preprocessing,
+        task=None if prepared.task.choice is None else prepared.task.choice.to_json(),
         tools=tool_versions(request.backend),
         disabled_optimizers=() if prepared.wrong_rewrites is None else prepared.wrong_rewrites.names,
     )

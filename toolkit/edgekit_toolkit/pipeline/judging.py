@@ -224,6 +224,7 @@ class Judging:
             inputs=source.inputs,
             outputs=source.outputs,
             alone=alone,
+            task=self._prepared.task.choice,
             progress=lambda done, total: self._phases.progress("judging on held-out samples", done, total),
         )
 

@@ -8,7 +8,9 @@ import onnx
 
 from edgekit_runtime.drift.class_outputs import class_output
 from edgekit_runtime.errors import BackendError, DataError, ModelError
+from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_toolkit.evaluation.metrics import METRICS
+from edgekit_toolkit.evaluation.scoring import spread_feeds, take_probes
 from edgekit_toolkit.importers.model_file import SourceModel, errors_with_path
 from edgekit_toolkit.importers.sizes import Size, StatedSizes, list_sizes, settle, with_batch
 from edgekit_toolkit.importers.source import load_model
@@ -26,6 +28,7 @@ from edgekit_toolkit.samples.generated import Feeds, advise_on_integers
 from edgekit_toolkit.samples.media.classes import check_class_count
 from edgekit_toolkit.samples.media.decoding import Decoding
 from edgekit_toolkit.samples.split import Ranges, Samples, choose_samples, first_feeds
+from edgekit_toolkit.tasks.proposal import Evidence, TaskDecision, decide_task
 
 # Parity is checked a dozen times; one large image shows what two would.
 _PARITY_FEEDS = 2
@@ -46,6 +49,7 @@ class Preparation:
         ranges: input name -> smallest and largest value that is generated for it, as in the user's samples.
         golden: the golden inputs, and the outputs of `floats` for them.
         reference: statistics of inputs and outputs on the calibration samples; None without real samples.
+        task: what the outputs mean.
         class_output: name of the first output if the request says that it holds class scores, or None.
     """
 
@@ -60,6 +64,7 @@ class Preparation:
     ranges: Ranges
     golden: Reference
     reference: Mapping[str, Any] | None
+    task: TaskDecision
     class_output: str | None
 
     @property
@@ -122,6 +127,7 @@ def prepare(request: Request, phases: Phases) -> Preparation:
     golden = _golden(source, floats, dims, ranges)
     with phases.phase("look at the samples"):
         classes = _stated_class_output(request, floats, samples)
+        task = _decide_task(request, source, samples)
         reference = drift_reference(floats, samples.calibration, says_classes=classes is not None)
     return Preparation(
         source=source,
@@ -135,6 +141,7 @@ def prepare(request: Request, phases: Phases) -> Preparation:
         ranges=ranges,
         golden=golden,
         reference=reference,
+        task=task,
         class_output=classes,
     )
 
@@ -182,6 +189,27 @@ def _golden(source: SourceModel[Model], floats: Model, dims: Mapping[str, int], 
             " or a free one"
         ) from error
     return golden
+
+
+def _decide_task(request: Request, source: SourceModel[Model], samples: Samples) -> TaskDecision:
+    """Return the task that the request states, or that the source model's outputs show.
+
+    Raises:
+        DataError: the stated task cannot read the outputs.
+    """
+    part, names = samples.evaluation, [spec.name for spec in source.outputs]
+    feeds = spread_feeds(part)
+    run = source.model.open(names, threads=request.threads, rewrites=False)
+    probes = take_probes(run, part, feeds, inputs=source.inputs, outputs=source.outputs)
+    return decide_task(
+        request.task,
+        Evidence(
+            probes=probes,
+            labels=() if request.labels is None else class_names(request.labels),
+            labelled=part.labelled and part.truth is int,
+            placement=Placement.of_input(feeds[0][source.inputs[0].name].shape),
+        ),
+    )
 
 
 def _stated_class_output(request: Request, floats: Model, samples: Samples) -> str | None:

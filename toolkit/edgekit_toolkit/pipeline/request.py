@@ -23,6 +23,7 @@ class Request:
 
     Attributes:
         metric: name as for `metrics.find_metric`.
+        task: what the outputs mean, as for `proposal.decide_task`.
         batch: fixed batch, or None to leave it unchanged.
         dims: sizes of free dimensions for measuring.
         fixed: inputs that become constants, as for `fix_inputs`.
@@ -46,6 +47,7 @@ class Request:
     calibration: Path | None = None
     evaluation: Path | None = None
     metric: str = "auto"
+    task: str = "auto"
     batch: int | None = None
     dims: Mapping[str, int] = field(default_factory=dict)
     fixed: Mapping[str, JsonValue] = field(default_factory=dict)

@@ -127,6 +127,11 @@ class Run:
         return None if self.choice.chosen is None else self.candidate(self.choice.chosen)
 
     @property
+    def subject(self) -> JudgedCandidate:
+        """The candidate that a report shows: the chosen one, else the closest."""
+        return self.candidate(self.choice.chosen or self.choice.closest or self.candidates[0].id)
+
+    @property
     def packaged(self) -> JudgedCandidate | None:
         """The candidate to write: the chosen one, with its variants if there are any."""
         return self.whole or self.chosen

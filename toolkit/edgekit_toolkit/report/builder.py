@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,17 +13,25 @@ from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.packaging.recipe import tool_versions
 from edgekit_toolkit.pipeline.publish import PublishedFiles, host_facts, now
 from edgekit_toolkit.pipeline.run import EngineResult, FurtherVariant, JudgedCandidate, Run
+from edgekit_toolkit.pipeline.sample_answers import SampleAnswers
 from edgekit_toolkit.report.compression_steps import describe_compression
 from edgekit_toolkit.report.document import SCHEMA_ID
 from edgekit_toolkit.report.layer_table import describe_layers, stored
 from edgekit_toolkit.selection.budget import UNITS
 from edgekit_toolkit.selection.confirmation import HeldDrop
+from edgekit_toolkit.tasks.proposal import TaskDecision
 
 
-def describe(run: Run, command: str, published: PublishedFiles | None) -> dict[str, Any]:
+def describe(
+    run: Run, command: str, published: PublishedFiles | None, samples: Sequence[SampleAnswers] = ()
+) -> dict[str, Any]:
     """Return the report document.
 
-    `published`: files written, or None after a refusal.
+    Args:
+        run: the run.
+        command: the command line.
+        published: files written, or None after a refusal.
+        samples: answers on a few samples.
     """
     return {
         "schema": SCHEMA_ID,
@@ -45,15 +54,33 @@ def describe(run: Run, command: str, published: PublishedFiles | None) -> dict[s
         "sizes": _sizes(run),
         "candidates": [_candidate(run, candidate) for candidate in run.candidates],
         "budget": _budget(run),
-        "accuracy": describe_accuracy(run, _subject(run)),
+        "accuracy": describe_accuracy(run, run.subject),
         "outcome": _outcome(run),
         "proof": _proof(run),
-        "compression": describe_compression(run, _subject(run)),
-        "layers": describe_layers(run, _subject(run)),
+        "task": _task(run.prepared.task),
+        "samples": [_sample(sample) for sample in samples],
+        "compression": describe_compression(run, run.subject),
+        "layers": describe_layers(run, run.subject),
         "package": None if published is None else _package(published),
         "recipe": None if published is None else published.recipe,
         "evidence": None if published is None else published.evidence,
         "provenance": _provenance(run),
+    }
+
+
+def _task(task: TaskDecision) -> dict[str, Any]:
+    name, options = (None, {}) if task.choice is None else (task.choice.name, dict(task.choice.options))
+    return {"name": name, "options": options, "text": task.describe()}
+
+
+def _sample(sample: SampleAnswers) -> dict[str, Any]:
+    width, height = sample.size or (None, None)
+    return {
+        "name": sample.name,
+        "width": width,
+        "height": height,
+        "float": sample.floats,
+        "package": sample.package,
     }
 
 
@@ -80,7 +107,7 @@ def _target(run: Run) -> dict[str, Any]:
         "backend": run.request.backend,
         "form": target.quantization.form,
         "power_mode": None if len(target.power.modes) == 1 else target.power.default_mode,
-        "cost_source": _subject(run).modelled.source,
+        "cost_source": run.subject.modelled.source,
     }
 
 
@@ -286,13 +313,8 @@ def _candidate(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
     }
 
 
-def _subject(run: Run) -> JudgedCandidate:
-    """Return the candidate of the budget lines and layers: the chosen one, else the closest."""
-    return run.candidate(run.choice.chosen or run.choice.closest or run.candidates[0].id)
-
-
 def _budget(run: Run) -> list[dict[str, Any]]:
-    subject = _subject(run)
+    subject = run.subject
     figures = _figures(run, subject, subject.held)
     costs = (run.whole or subject).measured.figures
     for name in {"size", "transport"} & costs.keys():

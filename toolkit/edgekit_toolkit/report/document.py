@@ -213,6 +213,20 @@ class CompressionStep(TypedDict):
     bytes: int
 
 
+class ReportedTask(TypedDict):
+    name: str | None
+    options: dict[str, Any]
+    text: str
+
+
+class ReportedSample(TypedDict):
+    name: str
+    width: int | None
+    height: int | None
+    float: dict[str, Any]
+    package: dict[str, Any]
+
+
 class Report(TypedDict):
     schema: str
     edgekit: str
@@ -234,6 +248,8 @@ class Report(TypedDict):
     accuracy: Accuracy
     outcome: ReportedOutcome
     proof: Proof | None
+    task: ReportedTask
+    samples: list[ReportedSample]
     compression: list[CompressionStep]
     layers: list[ReportedLayer]
     package: Package | None

@@ -3,7 +3,7 @@
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ from edgekit_toolkit.report.document import finite_report
 from edgekit_toolkit.report.page.html import render_page
 
 
-def write_report(document: Mapping[str, Any], folder: Path, stem: str) -> tuple[Path, Path]:
+def write_report(
+    document: Mapping[str, Any], folder: Path, stem: str, pictures: Sequence[str] = ()
+) -> tuple[Path, Path]:
     """Write `STEM.report.html` and `STEM.report.json`; existing ones are replaced.
 
     Both are on the disk before either gets its name, so an error or an interrupt leaves what was there.
@@ -21,6 +23,7 @@ def write_report(document: Mapping[str, Any], folder: Path, stem: str) -> tuple[
         document: the report document (`report.schema.json`).
         folder: where to write; created where it is missing.
         stem: file name without ending.
+        pictures: a data URI for each sample, which only the page has.
 
     Returns:
         The paths of the page and of the JSON file.
@@ -30,7 +33,7 @@ def write_report(document: Mapping[str, Any], folder: Path, stem: str) -> tuple[
     """
     report = finite_report(document)
     texts = {
-        folder / f"{stem}.report.html": render_page(report),
+        folder / f"{stem}.report.html": render_page(report, pictures),
         folder / f"{stem}.report.json": json.dumps(report, indent=2, allow_nan=False) + "\n",
     }
     waiting: dict[Path, Path] = {}

@@ -80,6 +80,11 @@ def print_summary(document: Mapping[str, Any], console: Console, written: Sequen
 
 
 def _print_outcome(report: Report, console: Console) -> None:
+    _print_decision(report, console)
+    print_line(console, "Task:", report["task"]["text"], indent=6)
+
+
+def _print_decision(report: Report, console: Console) -> None:
     outcome, target = report["outcome"], report["target"]
     words = (target["name"], target["backend"], target["power_mode"])
     title = f"{report['name']} {report['version']} for {target['title']}"

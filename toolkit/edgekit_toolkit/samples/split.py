@@ -39,6 +39,7 @@ class Part:
         truth: what the labels are, if there are any: `int`, or a record of `samples.truth`.
         stream: makes a fresh stream; the argument is the batch if the model leaves it free.
         in_front: whether each sample is a run, with an axis for samples in front of the inputs' axes.
+        names: the file of each sample; empty unless each sample is a file of its own.
         group: samples that the model takes at once, if it fixes that.
     """
 
@@ -50,6 +51,7 @@ class Part:
     in_front: bool = False
     group: int = 1
     truth: type[Truth] = int
+    names: tuple[str, ...] = ()
 
     @property
     def is_generated(self) -> bool:
@@ -198,6 +200,7 @@ def _part(kind: str, source: DataSource) -> Part:
         in_front=source.in_front,
         group=group,
         truth=source.truth,
+        names=source.names,
     )
 
 

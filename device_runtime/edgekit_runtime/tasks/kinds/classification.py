@@ -1,11 +1,12 @@
 """Classification: the labels of the best classes with their scores."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 
 from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.tasks.outputs import ScoreKind, read_output, to_scores
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, register
 
 
@@ -23,21 +24,15 @@ class ClassificationOptions:
     """
 
     output: str = ""
-    scores: Literal["probabilities", "softmax", "sigmoid"] = "probabilities"
+    scores: ScoreKind = "probabilities"
     top: Annotated[int, Range(1, 100)] = 5
     min_score: Annotated[float, Range(0, 1)] = 0.0
     background: Annotated[int, Range(0, 1)] = 0
 
 
 def _decode(outputs: Outputs, options: ClassificationOptions, context: Context) -> Decoded:
-    name = options.output or next(iter(outputs))
-    values = np.nan_to_num(outputs[name].reshape(-1).astype(np.float32), nan=-np.inf)
-    if options.scores == "softmax":
-        shares = np.exp(values - values.max(initial=0))
-        values = shares / max(float(shares.sum()), 1e-12)
-    elif options.scores == "sigmoid":
-        values = np.float32(1) / (1 + np.exp(-np.clip(values, -60, 60)))
-    values = values[options.background :]
+    values = read_output(outputs, options.output, "[1, classes]", (1, 2, 3)).ravel()
+    values = to_scores(values, options.scores)[options.background :]
     best = np.argsort(-values, kind="stable")[: options.top]
     return {
         "classes": [

@@ -6,8 +6,10 @@ How boxes lie in the outputs is a layout, a record in the table `LAYOUTS`:
         -> choose_best (non-maximum suppression) -> Placement.to_picture -> {"detections": [...]}
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Annotated, Final, Literal
 
 import numpy as np
@@ -19,48 +21,102 @@ from edgekit_runtime.tasks.boxes import Boxes, choose_best
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, register
 from edgekit_runtime.tensors import Array
 
+Size = tuple[int, int]  # height and width of the input
+Floats = NDArray[np.float32]
+# Orders of the values in a row of an end-to-end detector, the likeliest first.
+Columns = Literal[
+    "box-score-class",  # YOLOv10, YOLO26, most others
+    "box-class-score",
+    "class-score-box",  # PaddleDetection
+    "batch-box-class-score",  # YOLOv7: number of the image first
+    "batch-box-score-class",
+    "batch-class-score-box",  # Caffe
+]
+
+_MAX_CLASS: Final = (1 << 31) - 1
+_MAX_LOGIT: Final = 60.0
+_MAX_LISTED: Final = 16  # strides or aspects; a request may state them
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectionOptions:
     """Options of `detection`.
 
     Attributes:
-        layout: where the boxes are, a key of `LAYOUTS`.
-        output: name of the output with the boxes; empty for the first output.
-        boxes: `centre` for centre and size, `corners` for two corners.
+        layout: where the boxes are in the outputs, see the layouts.
+        output: name of the output with the boxes; empty for the first output that fits.
+        scores_output: name of the output with scores alone; empty for the first that fits.
+        classes_output: name of the output with the classes of the layout `listed`; empty for one class.
+        count_output: name of the output that says how many boxes of `listed` count; empty if all do.
+        boxes: `centre` for centre and size, `corners` for two corners; with `-yx` vertical values come first.
         unit: `pixels` of the input, or `shares` of its width and height.
-        strides: pixels of the input for one cell of each grid, of the layout `grid`.
+        scores: what scores are: `probabilities`, or logits for a `softmax` over the classes or a `sigmoid`.
+        background: where the class of no object is among the classes: `none`, `first` or `last`.
+        columns: order of the values in a row of the layout `rows`.
+        strides: pixels of the input for one cell of each grid, of the layouts `grid` and `anchors`.
+        scales: smallest and largest anchor, as shares of the input.
+        aspects: width over height of the anchors of a cell.
+        interpolated: width over height of a further anchor between this scale and the next; 0 for none.
+        reduced: whether cells of the first grid have only the three anchors of SSD's lowest layer.
+        unit_anchors: whether all anchors are as large as the input.
+        divisors: divide raw x, y, width and height of the layout `anchors`; 0 for the width of the input.
+        sizes: whether raw sizes are logarithms (`exponential`) or shares (`linear`) of the anchor's.
         min_score: boxes of a lower score are left out.
         overlap: of two boxes of a class that overlap more (intersection over union) the worse is left out;
             1 leaves all, for a model that has done so itself.
         max_boxes: most boxes in an answer.
     """
 
-    layout: Literal["scored", "objectness", "grid"] = "scored"
+    layout: Literal["scored", "objectness", "grid", "apart", "listed", "rows", "anchors"] = "scored"
     output: str = ""
-    boxes: Literal["centre", "corners"] = "centre"
+    scores_output: str = ""
+    classes_output: str = ""
+    count_output: str = ""
+    boxes: Literal["centre", "corners", "centre-yx", "corners-yx"] = "centre"
     unit: Literal["pixels", "shares"] = "pixels"
+    scores: Literal["probabilities", "softmax", "sigmoid"] = "probabilities"
+    background: Literal["none", "first", "last"] = "none"
+    columns: Columns = "box-score-class"
     strides: tuple[int, ...] = (8, 16, 32)
+    scales: tuple[float, ...] = (0.2, 0.95)
+    aspects: tuple[float, ...] = (1.0, 2.0, 0.5, 3.0, 0.3333)
+    interpolated: Annotated[float, Range(0, 100)] = 1.0
+    reduced: bool = True
+    unit_anchors: bool = False
+    divisors: tuple[float, ...] = (10.0, 10.0, 5.0, 5.0)
+    sizes: Literal["exponential", "linear"] = "exponential"
     min_score: Annotated[float, Range(0, 1)] = 0.25
     overlap: Annotated[float, Range(0, 1)] = 0.45
     max_boxes: Annotated[int, Range(1, 1000)] = 100
 
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.strides) <= _MAX_LISTED or min(self.strides) < 1:
+            raise ValueError(
+                f"strides is {list(self.strides)}, expected 1 to {_MAX_LISTED} of 1 pixel or more"
+            )
+        if len(self.scales) != 2 or len(self.divisors) != 4 or min(*self.scales, *self.aspects, 1) <= 0:
+            raise ValueError("expected 2 scales, 4 divisors and aspects, scales and aspects over 0")
+        if len(self.aspects) > _MAX_LISTED:
+            raise ValueError(f"there are {len(self.aspects)} aspects, expected {_MAX_LISTED} at most")
+
 
 @dataclass(frozen=True, slots=True)
-class BoxLayout:
+class OutputLayout:
     """One arrangement of boxes in outputs.
 
     Attributes:
         sentence: shapes and meaning, for documents.
-        read: (outputs of one sample, options, (height, width) of the input) -> boxes of `min_score` and more
+        options: the options that it reads beside those that all layouts read.
+        read: (outputs of one sample, options, height and width of the input) -> boxes of `min_score` and more
             in pixels of the input.
     """
 
     sentence: str
-    read: Callable[[Outputs, DetectionOptions, tuple[int, int]], Boxes]
+    options: tuple[str, ...]
+    read: Callable[[Outputs, DetectionOptions, Size], Boxes]
 
 
-def find_boxes(outputs: Outputs, options: DetectionOptions, input_size: tuple[int, int]) -> Boxes:
+def find_boxes(outputs: Outputs, options: DetectionOptions, input_size: Size) -> Boxes:
     """Return the boxes of one sample after suppression, in pixels of the input, the best first.
 
     Args:
@@ -71,50 +127,110 @@ def find_boxes(outputs: Outputs, options: DetectionOptions, input_size: tuple[in
     Raises:
         DataError: an output is missing, or has another shape.
     """
-    boxes = LAYOUTS[options.layout].read(outputs, options, input_size)
+    boxes = read_boxes(outputs, options, input_size)
     return choose_best(boxes, overlap=options.overlap, max_boxes=options.max_boxes)
 
 
-def _rows(outputs: Outputs, options: DetectionOptions) -> Array:
-    """Return the output with the boxes as rows [A, values], whichever of its axes counts them."""
-    name = options.output or next(iter(outputs))
+def read_boxes(outputs: Outputs, options: DetectionOptions, input_size: Size) -> Boxes:
+    """Return the boxes of one sample before suppression, see `find_boxes`; some may have no finite area."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return LAYOUTS[options.layout].read(outputs, options, input_size)
+
+
+def _get(outputs: Outputs, name: str) -> Array:
     if name not in outputs:
         raise DataError(f"task detection: there is no output '{name}', the model has {', '.join(outputs)}")
-    value = outputs[name]
-    rows = value.reshape(value.shape[-2:]) if value.ndim >= 2 and value.size else value
-    if rows.ndim != 2 or min(rows.shape) < 5:
+    return outputs[name]
+
+
+def _matrix(outputs: Outputs, name: str, min_columns: int) -> Array:
+    """Return an output of one sample without its leading axes, [rows, columns]."""
+    value = _get(outputs, name)
+    if value.ndim < 2 or math.prod(value.shape[:-2]) != 1 or value.shape[-1] < min_columns:
         raise DataError(
-            f"task detection: output '{name}' is {list(value.shape)}, expected [1, boxes, values]"
+            f"task detection: output '{name}' is {list(value.shape)}, expected [1, boxes, values] with"
+            f" {min_columns} values or more of one sample"
         )
-    return rows if rows.shape[0] >= rows.shape[1] else rows.T
+    rows: Array = value.reshape(value.shape[-2:])
+    return rows
+
+
+def _rows(outputs: Outputs, options: DetectionOptions, min_columns: int) -> Array:
+    """Return the output with boxes and scores as rows [A, values], whichever of its axes counts them."""
+    rows = _matrix(outputs, options.output or next(iter(outputs)), 0)
+    rows = rows if rows.shape[0] >= rows.shape[1] else rows.T
+    if rows.size and rows.shape[1] < min_columns:
+        raise DataError(
+            f"task detection: layout {options.layout} needs {min_columns} values for each box or more,"
+            f" there are {rows.shape[1]}"
+        )
+    return rows if rows.size else np.zeros((0, min_columns), np.float32)
+
+
+def _boxes_apart(outputs: Outputs, options: DetectionOptions) -> tuple[str, Array]:
+    """Return the output with the boxes alone, [A, 4 or more]."""
+    fits = (name for name, value in outputs.items() if value.shape[-1:] == (4,))
+    name = options.output or next(fits, next(iter(outputs)))
+    return name, _matrix(outputs, name, 4)
+
+
+def _scores_apart(outputs: Outputs, options: DetectionOptions, boxes: str, count: int) -> Array:
+    """Return the output with a score for each box and class, [A, C]."""
+    fits = (
+        name
+        for name, value in outputs.items()
+        if name != boxes and value.ndim > 1 and value.shape[-2] == count
+    )
+    scores = _matrix(outputs, options.scores_output or next(fits, "of scores"), 1)
+    if len(scores) != count:
+        raise DataError(f"task detection: there are {count} boxes, but scores for {len(scores)}")
+    return scores
 
 
 def _best_classes(
-    scores: NDArray[np.float32], factors: NDArray[np.float32] | None, min_score: float
-) -> tuple[NDArray[np.intp], NDArray[np.float32], NDArray[np.int64]]:
+    scores: Array, options: DetectionOptions, objects: "Array | None" = None
+) -> tuple[NDArray[np.intp], Floats, NDArray[np.int64]]:
     """Return the rows whose best class has `min_score` or more, with that score and class.
 
     Args:
         scores: [A, C].
-        factors: [A], by which the scores are multiplied, 0..1; None for 1.
-        min_score: lower scores are left out.
+        options: what the scores are, and the smallest one.
+        objects: [A], shares by which the scores are multiplied; None for 1.
     """
-    rows = np.arange(len(scores)) if factors is None else np.flatnonzero(factors >= min_score)
-    scores = scores[rows] if factors is not None else scores
-    classes = np.nan_to_num(scores, nan=-np.inf).argmax(axis=1)
-    best = scores[np.arange(len(rows)), classes]
-    if factors is not None:
-        best = best * factors[rows]
-    is_over = best >= min_score
-    return rows[is_over], np.asarray(best[is_over], np.float32), classes[is_over].astype(np.int64)
+    is_sigmoid = options.scores == "sigmoid"
+    rows = None
+    if objects is not None:
+        objects = _sigmoid(objects) if is_sigmoid else objects
+        rows = np.flatnonzero(objects >= options.min_score)
+        scores, objects = scores[rows], objects[rows]
+    if options.scores == "softmax" and scores.size:
+        scores = np.exp(scores - np.fmax.reduce(scores, axis=1, keepdims=True))
+        scores = scores / scores.sum(axis=1, keepdims=True)
+    scores = scores[:, options.background == "first" : scores.shape[1] - (options.background == "last")]
+    if not scores.size:
+        return np.zeros(0, np.intp), np.zeros(0, np.float32), np.zeros(0, np.int64)
+    best = np.fmax.reduce(scores, axis=1)
+    best = _sigmoid(best) if is_sigmoid else best
+    best = best if objects is None else best * objects
+    chosen = np.flatnonzero(best >= options.min_score)  # NaN compares false
+    classes = np.nan_to_num(scores[chosen], nan=-np.inf).argmax(axis=1)
+    return (
+        chosen if rows is None else rows[chosen],
+        best[chosen].astype(np.float32),
+        classes.astype(np.int64),
+    )
 
 
-def _corners(
-    places: NDArray[np.float32], options: DetectionOptions, size: tuple[int, int]
-) -> NDArray[np.float32]:
+def _sigmoid(logits: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-np.clip(logits, -_MAX_LOGIT, _MAX_LOGIT))))
+
+
+def _corners(places: Array, options: DetectionOptions, size: Size) -> Floats:
     """Return boxes [K, 4] as the options state them as corners in pixels of the input."""
     places = places.astype(np.float32)
-    if options.boxes == "centre":
+    if options.boxes.endswith("-yx"):
+        places = places[:, [1, 0, 3, 2]]
+    if options.boxes.startswith("centre"):
         half = places[:, 2:] / 2
         places = np.concatenate([places[:, :2] - half, places[:, :2] + half], axis=1)
     if options.unit == "shares":
@@ -123,35 +239,35 @@ def _corners(
     return places
 
 
-def _read_scored(outputs: Outputs, options: DetectionOptions, size: tuple[int, int]) -> Boxes:
-    rows = _rows(outputs, options)
-    chosen, scores, classes = _best_classes(rows[:, 4:], None, options.min_score)
+def _read_scored(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes:
+    rows = _rows(outputs, options, 5)
+    chosen, scores, classes = _best_classes(rows[:, 4:], options)
     return Boxes(_corners(rows[chosen, :4], options, size), scores, classes)
 
 
-def _read_objectness(outputs: Outputs, options: DetectionOptions, size: tuple[int, int]) -> Boxes:
-    rows = _rows(outputs, options)
-    chosen, scores, classes = _best_classes(rows[:, 5:], rows[:, 4], options.min_score)
+def _read_objectness(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes:
+    rows = _rows(outputs, options, 6)
+    chosen, scores, classes = _best_classes(rows[:, 5:], options, rows[:, 4])
     return Boxes(_corners(rows[chosen, :4], options, size), scores, classes)
 
 
-def _read_grid(outputs: Outputs, options: DetectionOptions, size: tuple[int, int]) -> Boxes:
-    rows = _rows(outputs, options)
-    cells = _grid_cells(size, options.strides)
-    if len(cells) != len(rows):
+def _read_grid(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes:
+    rows = _rows(outputs, options, 6)
+    count = sum((size[0] // stride) * (size[1] // stride) for stride in options.strides)
+    if count != len(rows):
         raise DataError(
             f"task detection: there are {len(rows)} boxes, but grids of strides {list(options.strides)} on an"
-            f" input of {size[0]} x {size[1]} have {len(cells)} cells"
+            f" input of {size[0]} x {size[1]} have {count} cells"
         )
-    chosen, scores, classes = _best_classes(rows[:, 5:], rows[:, 4], options.min_score)
-    places, cells = rows[chosen, :4].astype(np.float32), cells[chosen]
+    chosen, scores, classes = _best_classes(rows[:, 5:], options, rows[:, 4])
+    places, cells = rows[chosen, :4].astype(np.float32), _grid_cells(size, options.strides)[chosen]
     centres = (places[:, :2] + cells[:, :2]) * cells[:, 2:]
-    with np.errstate(over="ignore"):
-        half = np.exp(places[:, 2:]) * cells[:, 2:] / 2
+    half = np.exp(places[:, 2:]) * cells[:, 2:] / 2
     return Boxes(np.concatenate([centres - half, centres + half], axis=1), scores, classes)
 
 
-def _grid_cells(size: tuple[int, int], strides: Sequence[int]) -> NDArray[np.float32]:
+@lru_cache(8)
+def _grid_cells(size: Size, strides: tuple[int, ...]) -> Floats:
     """Return column, row and stride of each cell, float32 [A, 3], the finest grid first, row by row."""
     grids = []
     for stride in strides:
@@ -160,25 +276,178 @@ def _grid_cells(size: tuple[int, int], strides: Sequence[int]) -> NDArray[np.flo
     return np.concatenate(grids).astype(np.float32)
 
 
-LAYOUTS: Final[dict[str, BoxLayout]] = {
-    "scored": BoxLayout(
+def _read_apart(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes:
+    name, places = _boxes_apart(outputs, options)
+    chosen, scores, classes = _best_classes(_scores_apart(outputs, options, name, len(places)), options)
+    return Boxes(_corners(places[chosen, :4], options, size), scores, classes)
+
+
+def _read_anchors(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes:
+    name, places = _boxes_apart(outputs, options)
+    count = sum(rows * columns * len(sides) for rows, columns, sides in _anchor_layers(size, options))
+    if count != len(places):
+        raise DataError(
+            f"task detection: there are {len(places)} boxes, but strides {list(options.strides)} on an input"
+            f" of {size[0]} x {size[1]} make {count} anchors"
+        )
+    chosen, scores, classes = _best_classes(_scores_apart(outputs, options, name, len(places)), options)
+    raw = places[chosen, :4].astype(np.float32) / [divisor or float(size[1]) for divisor in options.divisors]
+    raw = raw[:, [1, 0, 3, 2]] if options.boxes.endswith("-yx") else raw
+    anchors = make_anchors(size, options)[chosen]
+    sides = np.exp(raw[:, 2:]) if options.sizes == "exponential" else raw[:, 2:]
+    centred = np.concatenate([raw[:, :2] * anchors[:, 2:] + anchors[:, :2], sides * anchors[:, 2:]], axis=1)
+    shares = replace(options, boxes="centre", unit="shares")
+    return Boxes(_corners(centred, shares, size), scores, classes)
+
+
+@lru_cache(8)
+def make_anchors(size: Size, options: DetectionOptions) -> Floats:
+    """Return centre x and y, width and height of each anchor as shares of the input, float32 [A, 4].
+
+    Source: `SsdAnchorsCalculator` of MediaPipe (mediapipe/calculators/tflite/ssd_anchors_calculator.cc),
+    which makes the anchors of TensorFlow's object detection API.
+    """
+    layers = []
+    for rows, columns, sides in _anchor_layers(size, options):
+        y, x = np.mgrid[:rows, :columns]
+        centres = np.stack([(x + 0.5) / columns, (y + 0.5) / rows], axis=-1)[:, :, None]
+        shape = (rows, columns, len(sides), 2)
+        pairs = [np.broadcast_to(centres, shape), np.broadcast_to(np.array(sides), shape)]
+        layers.append(np.concatenate(pairs, axis=-1).reshape(-1, 4))
+    return np.concatenate(layers).astype(np.float32)
+
+
+def _anchor_layers(
+    size: Size, options: DetectionOptions
+) -> Iterator[tuple[int, int, list[tuple[float, float]]]]:
+    """Yield rows and columns of each grid, and the sides of its anchors; equal strides share a grid."""
+    for stride in dict.fromkeys(options.strides):
+        layers = [layer for layer, own in enumerate(options.strides) if own == stride]
+        sides = [side for layer in layers for side in _anchor_sides(options, layer)]
+        yield -(-size[0] // stride), -(-size[1] // stride), sides
+
+
+def _anchor_sides(options: DetectionOptions, layer: int) -> list[tuple[float, float]]:
+    """Return width and height of the anchors that a layer adds to each cell."""
+    least, most = options.scales
+    scales = [*np.linspace(least, most, len(options.strides)).tolist(), 1.0]
+    if len(options.strides) == 1:
+        scales[0] = (least + most) / 2
+    pairs = [(scales[layer], aspect) for aspect in options.aspects]
+    if options.interpolated:
+        pairs.append((math.sqrt(scales[layer] * scales[layer + 1]), options.interpolated))
+    if options.reduced and layer == 0:
+        pairs = [(0.1, 1.0), (scales[0], 2.0), (scales[0], 0.5)]
+    if options.unit_anchors:
+        return [(1.0, 1.0)] * len(pairs)
+    return [(scale * math.sqrt(aspect), scale / math.sqrt(aspect)) for scale, aspect in pairs]
+
+
+def _read_listed(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes:
+    name, places = _boxes_apart(outputs, options)
+    others = (other for other, value in outputs.items() if other != name and value.size == len(places))
+    scores = _get(outputs, options.scores_output or next(others, "of scores")).reshape(-1)
+    classes = (
+        _get(outputs, options.classes_output).reshape(-1) if options.classes_output else np.zeros(len(scores))
+    )
+    if not len(places) == len(scores) == len(classes):
+        raise DataError(
+            f"task detection: there are {len(places)} boxes, {len(scores)} scores and {len(classes)} classes"
+        )
+    if options.count_output:
+        count = _get(outputs, options.count_output).reshape(-1)
+        limit = int(np.clip(np.nan_to_num(count[:1].astype(np.float64)), 0, len(places)).sum())
+        places, scores, classes = places[:limit], scores[:limit], classes[:limit]
+    return _list_boxes(places, scores, classes, options, size)
+
+
+def _read_rows(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes:
+    columns = options.columns.split("-")
+    starts = dict(
+        zip(columns, np.cumsum([0, *(4 if name == "box" else 1 for name in columns)]), strict=False)
+    )
+    width = len(columns) + 3
+    name = options.output or next(iter(outputs))
+    rows = _matrix(outputs, name, 1)
+    rows = rows if rows.shape[1] == width else rows.T
+    if rows.shape[1] != width:
+        raise DataError(
+            f"task detection: output '{name}' is {list(outputs[name].shape)}, expected rows of {width} values"
+            f" ({options.columns})"
+        )
+    places = rows[:, starts["box"] : starts["box"] + 4]
+    return _list_boxes(places, rows[:, starts["score"]], rows[:, starts["class"]], options, size)
+
+
+def _list_boxes(places: Array, scores: Array, classes: Array, options: DetectionOptions, size: Size) -> Boxes:
+    """Return the boxes of `min_score` and more, each with its class as a number; -1 is the class of none."""
+    first = int(options.background == "first")
+    numbers = np.nan_to_num(classes.astype(np.float64), nan=-1).clip(-1, _MAX_CLASS).round() - first
+    chosen = (scores >= options.min_score) & (numbers >= 0)
+    return Boxes(
+        _corners(places[chosen], options, size),
+        scores[chosen].astype(np.float32),
+        numbers[chosen].astype(np.int64),
+    )
+
+
+_KIND_OF_SCORES: Final = ("scores", "background")
+LAYOUTS: Final[dict[str, OutputLayout]] = {
+    "scored": OutputLayout(
         "One output [N, 4 + C, A] or [N, A, 4 + C]: a box and a score for each class, as YOLOv8 and later.",
+        ("boxes", "unit", *_KIND_OF_SCORES),
         _read_scored,
     ),
-    "objectness": BoxLayout(
-        "One output [N, A, 5 + C]: a box, the score of an object, and one for each class, as YOLOv5.",
+    "objectness": OutputLayout(
+        "One output [N, A, 5 + C]: a box, the score of an object, one for each class, as YOLOv5 and YOLOv7.",
+        ("boxes", "unit", *_KIND_OF_SCORES),
         _read_objectness,
     ),
-    "grid": BoxLayout(
+    "grid": OutputLayout(
         "The same with offsets from the cells of grids, and logarithms of sizes in cells, as YOLOX.",
+        ("strides", *_KIND_OF_SCORES),
         _read_grid,
+    ),
+    "apart": OutputLayout(
+        "An output [N, A, 4] of boxes and one [N, A, C] of scores, as DETR, RT-DETR and torchvision's heads.",
+        ("boxes", "unit", "scores_output", *_KIND_OF_SCORES),
+        _read_apart,
+    ),
+    "listed": OutputLayout(
+        "Outputs of boxes [N, K, 4], scores [N, K], classes [N, K] and perhaps their count, as torchvision,"
+        " TFLite's detection post-process and TensorRT's EfficientNMS.",
+        ("boxes", "unit", "scores_output", "classes_output", "count_output", "background"),
+        _read_listed,
+    ),
+    "rows": OutputLayout(
+        "One output of rows of 6 or 7 values: box, score, class and perhaps the image, as YOLOv10, YOLO26,"
+        " YOLOv7 end to end, PaddleDetection and Caffe.",
+        ("boxes", "unit", "columns", "background"),
+        _read_rows,
+    ),
+    "anchors": OutputLayout(
+        "Outputs of raw offsets [N, A, 4 or more] and of scores [N, A, C], as SSD and BlazeFace.",
+        (
+            "boxes",
+            "scores_output",
+            *_KIND_OF_SCORES,
+            "strides",
+            "scales",
+            "aspects",
+            "interpolated",
+            "reduced",
+            "unit_anchors",
+            "divisors",
+            "sizes",
+        ),
+        _read_anchors,
     ),
 }
 
 
 def _decode(outputs: Outputs, options: DetectionOptions, context: Context) -> Decoded:
     placement = context.placement
-    size = (0, 0) if placement is None else (placement.input_height, placement.input_width)
+    size = (0, 0) if placement is None else placement.input_size
     boxes = find_boxes(outputs, options, size)
     corners = boxes.corners if placement is None else placement.to_picture(boxes.corners)
     return {

@@ -1,18 +1,22 @@
 """The report as one HTML page: no script, no request, every foreign string escaped."""
 
+from collections.abc import Sequence
+
 from edgekit_host.markup import el, read_style, render_document, warning_section
 from edgekit_toolkit.report.document import Report
 from edgekit_toolkit.report.page.candidates import candidates
 from edgekit_toolkit.report.page.details import compression, layers, origin, provenance, steps
 from edgekit_toolkit.report.page.pieces import legend
+from edgekit_toolkit.report.page.samples import samples
 from edgekit_toolkit.report.page.verdict import budget, heading, verdict
 
 
-def render_page(report: Report) -> str:
+def render_page(report: Report, pictures: Sequence[str] = ()) -> str:
     """Return the page; it shows the same with and without network, script and colour.
 
     Args:
         report: the document, without NaN (`finite_report`).
+        pictures: a data URI for each sample, empty for one that is no photograph.
     """
     figures = el("p", "The same figures, for programs: the JSON file beside this page.")
     details = [steps(report), compression(report) if report["compression"] else None, layers(report)]
@@ -23,6 +27,7 @@ def render_page(report: Report) -> str:
         warning_section(report["warnings"]),
         verdict(report),
         budget(report),
+        samples(report, pictures or [""] * len(report["samples"])),
         candidates(report),
         *details,
         origin(report),

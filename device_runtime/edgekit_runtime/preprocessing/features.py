@@ -1,0 +1,102 @@
+"""Features of sound over time: energies of mel bands, and their cepstrum (MFCC).
+
+They are those of TensorFlow's `tf.signal`: stft, linear_to_mel_weight_matrix and
+mfccs_from_log_mel_spectrograms, as the keyword spotting of MLPerf Tiny uses them:
+
+    samples [16000] -> frames [49, 480] -> spectrum [49, 257] -> mel bands [49, 40] -> MFCC [49, 10]
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.errors import DataError
+
+_BLOCK: Final = 256  # frames whose spectra are in memory at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureRules:
+    """Features of sound.
+
+    Attributes:
+        kind: `log-mel` for the logarithms of mel bands, `mfcc` for their cepstrum.
+        frame, hop: samples of a frame, and from one frame to the next. Samples that fill no frame are left
+            out at the end.
+        mel_bins: number of mel bands (HTK's scale) between `low_hz` and `high_hz`.
+        coefficients: number of coefficients of an MFCC, from the first.
+        power: 1 for magnitudes of the spectrum, 2 for energies.
+        floor: is added before the logarithm.
+    """
+
+    kind: Literal["log-mel", "mfcc"]
+    frame: Annotated[int, Range(16, 1 << 15)]
+    hop: Annotated[int, Range(16, 1 << 15)]
+    mel_bins: Annotated[int, Range(1, 512)] = 40
+    low_hz: Annotated[float, Range(0, 1 << 20)] = 20.0
+    high_hz: Annotated[float, Range(1, 1 << 20)] = 4000.0
+    coefficients: Annotated[int, Range(1, 512)] = 13
+    power: Annotated[int, Range(1, 2)] = 1
+    floor: Annotated[float, Range(1e-12, 1)] = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.low_hz >= self.high_hz:
+            raise ValueError(f"low_hz is {self.low_hz:g}, expected less than high_hz, {self.high_hz:g}")
+        if self.kind == "mfcc" and self.coefficients > self.mel_bins:
+            raise ValueError(f"coefficients is {self.coefficients}, expected at most mel_bins")
+
+    @property
+    def width(self) -> int:
+        """Number of values of a frame."""
+        return self.coefficients if self.kind == "mfcc" else self.mel_bins
+
+    def count_frames(self, samples: int) -> int:
+        return max(0, (samples - self.frame) // self.hop + 1)
+
+    def compute(self, amplitudes: NDArray[np.float32], sample_rate: int) -> NDArray[np.float32]:
+        """Return the features of amplitudes [T], float32 [frames, width].
+
+        Raises:
+            DataError: the recording is shorter than a frame.
+        """
+        count = self.count_frames(len(amplitudes))
+        if not count:
+            raise DataError(f"the sound has {len(amplitudes)} samples, a frame of the features {self.frame}")
+        frames = sliding_window_view(amplitudes, self.frame)[:: self.hop]
+        window, bands, cosines = _make_tables(self, sample_rate)
+        features = np.empty((count, self.width), np.float32)
+        for start in range(0, count, _BLOCK):
+            block = slice(start, start + _BLOCK)
+            spectrum: NDArray[Any] = np.abs(np.fft.rfft(frames[block] * window, _fft_size(self.frame)))
+            logarithms = np.log(spectrum**self.power @ bands + self.floor)
+            features[block] = logarithms if cosines is None else logarithms @ cosines
+        return features
+
+
+def _fft_size(frame: int) -> int:
+    return 1 << (frame - 1).bit_length()
+
+
+@functools.lru_cache(16)
+def _make_tables(
+    rules: FeatureRules, sample_rate: int
+) -> "tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64] | None]":
+    """Return Hann's window [frame], weights of mel bands [bins, mel_bins], and cosines of an MFCC."""
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(rules.frame) / rules.frame)
+    frequencies = np.linspace(0, sample_rate / 2, _fft_size(rules.frame) // 2 + 1)
+    mels = 1127 * np.log1p(frequencies[:, None] / 700)
+    low_mel, high_mel = (1127 * np.log1p(limit / 700) for limit in (rules.low_hz, rules.high_hz))
+    edges = np.linspace(low_mel, high_mel, rules.mel_bins + 2)
+    lower, centre, upper = edges[:-2], edges[1:-1], edges[2:]
+    bands = np.minimum((mels - lower) / (centre - lower), (upper - mels) / (upper - centre)).clip(0)
+    bands[0] = 0  # as TensorFlow does: the mean of the samples belongs to no band
+    if rules.kind == "log-mel":
+        return window, bands, None
+    positions = (np.arange(rules.mel_bins) + 0.5) * (np.pi / rules.mel_bins)
+    cosines = np.cos(positions[:, None] * np.arange(rules.coefficients)) * np.sqrt(2 / rules.mel_bins)
+    return window, bands, cosines

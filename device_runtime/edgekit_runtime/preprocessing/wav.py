@@ -1,0 +1,124 @@
+"""Reads WAV files: whole numbers of 8 to 32 bits, and floating-point numbers, plain or extensible.
+
+Source: "Multiple Channel Audio Data and WAVE Files" (Microsoft); RFC 2361 has the tags of formats.
+"""
+
+import io
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import DataError
+
+_INTEGERS, _FLOATS, _EXTENSIBLE = 1, 3, 0xFFFE
+_WIDTHS: Final = {_INTEGERS: (1, 2, 3, 4), _FLOATS: (4, 8)}  # bytes of a number
+_MAX_CHUNKS: Final = 1000
+_MAX_CHANNELS: Final = 64
+_LEAST_UNKNOWN: Final = 0x7FFF_F000
+"""Sizes from here on are those of programs that write into a pipe: the sound lasts to the file's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    tag: int
+    channels: int
+    rate: int
+    width: int
+
+
+def read_wav(source: Path | bytes, max_s: float | None = None) -> tuple[NDArray[np.float32], int]:
+    """Return the amplitudes of a WAV file, -1..1, float32 [frames], and the sample rate in Hz.
+
+    Channels are averaged.
+
+    Args:
+        source: path or content of the file.
+        max_s: only so many seconds are read; None reads all.
+
+    Raises:
+        DataError: no WAV file, of another coding, damaged, or empty.
+    """
+    name = source if isinstance(source, Path) else "the recording"
+    try:
+        with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
+            return _read(file, max_s)
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from error
+    except OSError as error:
+        raise DataError(f"{name}: cannot be read: {error.strerror or error}") from error
+
+
+def _read(file: BinaryIO, max_s: float | None) -> tuple[NDArray[np.float32], int]:
+    head = file.read(12)
+    if head[:4] != b"RIFF" or head[8:] != b"WAVE":
+        raise DataError("is no WAV file; convert it, for example: ffmpeg -i in -c:a pcm_s16le out.wav")
+    form = None
+    for _ in range(_MAX_CHUNKS):
+        head = file.read(8)
+        if len(head) < 8:
+            break
+        size = int.from_bytes(head[4:], "little")
+        if head[:4] == b"data" and form is not None:
+            return _read_data(file, size, form, max_s), form.rate
+        content = file.read(min(size, 40)) if head[:4] == b"fmt " else b""
+        form = _parse_format(content) if content else form
+        file.seek(size + size % 2 - len(content), io.SEEK_CUR)
+    raise DataError("is no WAV file that holds sound, or is damaged")
+
+
+def _parse_format(content: bytes) -> _Format:
+    if len(content) < 16:
+        raise DataError("is a damaged WAV file: its format is cut short")
+    tag, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", content)
+    if tag == _EXTENSIBLE and len(content) >= 26:
+        tag = int.from_bytes(content[24:26], "little")
+    if tag not in _WIDTHS or bits not in [8 * width for width in _WIDTHS[tag]]:
+        raise DataError(
+            f"is coded in the format {tag} with {bits} bits, expected whole numbers of 8 to 32 or floating-"
+            "point numbers of 32 or 64 bits; convert it, for example: ffmpeg -i in.wav -c:a pcm_s16le out.wav"
+        )
+    if not 1 <= channels <= _MAX_CHANNELS or not rate:
+        raise DataError(f"is a damaged WAV file: it states {channels} channels and {rate} Hz")
+    return _Format(tag, channels, rate, bits // 8)
+
+
+def _read_data(file: BinaryIO, size: int, form: _Format, max_s: float | None) -> NDArray[np.float32]:
+    frame_bytes = form.width * form.channels
+    frames = size // frame_bytes
+    frames = frames if max_s is None else min(frames, int(max_s * form.rate) + 1)
+    raw = file.read(frames * frame_bytes)
+    if len(raw) < frames * frame_bytes:
+        if size < _LEAST_UNKNOWN:
+            raise DataError("is cut short; copy it again")
+        raw = raw[: len(raw) // frame_bytes * frame_bytes]
+    if not raw:
+        raise DataError("holds no sound")
+    amplitudes = _read_floats(raw, form.width) if form.tag == _FLOATS else _read_integers(raw, form.width)
+    mono: NDArray[np.float32] = amplitudes.reshape(-1, form.channels).mean(axis=1, dtype=np.float32)
+    return mono
+
+
+def _read_floats(raw: bytes, width: int) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        amplitudes: NDArray[np.float32] = np.frombuffer(raw, f"<f{width}").astype(np.float32)
+    if not np.isfinite(amplitudes).all():
+        raise DataError("holds a NaN or an infinite amplitude")
+    return amplitudes
+
+
+def _read_integers(raw: bytes, width: int) -> NDArray[np.float32]:
+    """Return numbers of 1 to 4 bytes as float32, -1..1; those of 8 bits are unsigned."""
+    if width == 1:
+        unsigned: NDArray[np.float32] = np.frombuffer(raw, np.uint8).astype(np.float32)
+        unsigned /= 128
+        unsigned -= 1
+        return unsigned
+    # Each number goes to the upper bytes of an int32, so that one division fits all widths.
+    wide = np.zeros((len(raw) // width, 4), np.uint8)
+    wide[:, 4 - width :] = np.frombuffer(raw, np.uint8).reshape(-1, width)
+    amplitudes: NDArray[np.float32] = (wide.view("<i4")[:, 0] / 2**31).astype(np.float32)
+    return amplitudes

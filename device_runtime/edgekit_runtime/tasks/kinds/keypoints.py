@@ -1,0 +1,125 @@
+"""Keypoints: named points in pixels of the picture, from heatmaps or coordinates."""
+
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.tasks.outputs import MAX_ENTRIES, read_output, to_scores
+from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, register
+from edgekit_runtime.tensors import Array
+
+_LETTERS: Final = "xyzs-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeypointOptions:
+    """Options of `keypoints`.
+
+    Attributes:
+        output: name of the output; empty for the first output.
+        form: `coordinates` [N, points, values] or flat, or `heatmaps` with a map for each point.
+        row: the values of a point in their order: x, y, z, s for a score and - for what has no use here;
+            `yxs` with unit `shares` for MoveNet, `xyz` for a face mesh.
+        unit: `pixels` of the input, or `shares` of its width and height.
+        layout: order of the axes of heatmaps.
+        scores: what scores are: `probabilities`, or logits for a `sigmoid`.
+        min_score: points of a lower score are left out.
+        skeleton: pairs of points that a line joins, one pair after the other, for who draws the answer.
+    """
+
+    output: str = ""
+    form: Literal["coordinates", "heatmaps"] = "coordinates"
+    row: str = "xys"
+    unit: Literal["pixels", "shares"] = "pixels"
+    layout: Literal["NCHW", "NHWC"] = "NCHW"
+    scores: Literal["probabilities", "sigmoid"] = "probabilities"
+    min_score: Annotated[float, Range(0, 1)] = 0.0
+    skeleton: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        counts = {letter: self.row.count(letter) for letter in set(self.row) | {"x", "y"}}
+        if set(counts) - set(_LETTERS) or any(
+            count != 1 for letter, count in counts.items() if letter != "-"
+        ):
+            raise ValueError(f"row is {self.row[:20]!r}, expected x, y and maybe z, s once each, such as xys")
+        if len(self.skeleton) % 2:
+            raise ValueError("skeleton has an odd number of points, expected pairs such as [0, 1, 0, 2]")
+
+
+def _read_rows(outputs: Outputs, options: KeypointOptions) -> "tuple[Array, Array, Array | None]":
+    """Return points (x, y), float32 [K, 2], their z [K, 0 or 1], and scores or None."""
+    width = len(options.row)
+    expected = f"[1, points, {width}] with the values {options.row}, or the same flat"
+    values = read_output(outputs, options.output, expected, (1, 2), is_finite=True)
+    values = values.ravel() if len(values) == 1 else values
+    if values.shape[-1] != width and (values.ndim > 1 or len(values) % width):
+        raise DataError(f"the output is {list(values.shape)}, expected {expected}")
+    rows = values.reshape(-1, width).astype(np.float32)
+    columns = {letter: rows[:, [index]] for index, letter in enumerate(options.row)}
+    points = np.concatenate([columns["x"], columns["y"]], axis=1)
+    scores = to_scores(columns["s"][:, 0], options.scores) if "s" in columns else None
+    return points, columns.get("z", rows[:, :0]), scores
+
+
+def _read_heatmaps(outputs: Outputs, options: KeypointOptions) -> tuple[Array, Array, Array]:
+    """Return the place of the largest value of each map as shares of its sides, and that value.
+
+    The place moves a quarter of a cell towards the larger neighbour on each axis.
+    Source: get_final_preds of "Simple Baselines for Human Pose Estimation and Tracking" (Xiao et al., 2018).
+    """
+    expected = "[1, points, height, width] as `layout` says"
+    maps = read_output(outputs, options.output, expected, (3,))
+    maps = np.moveaxis(maps, 2, 0) if options.layout == "NHWC" else maps
+    count, height, width = maps.shape
+    cells = maps.reshape(count, -1).argmax(axis=1)
+    y, x = np.divmod(cells, width)
+    index = np.arange(count)
+
+    def lean(cell: Array, length: int, before: Array, after: Array) -> NDArray[np.float64]:
+        is_within = (cell > 0) & (cell < length - 1)
+        return np.where(is_within, cell + 0.25 * (after > before) - 0.25 * (after < before), cell)
+
+    left, right = maps[index, y, (x - 1).clip(0)], maps[index, y, (x + 1).clip(max=width - 1)]
+    above, below = maps[index, (y - 1).clip(0), x], maps[index, (y + 1).clip(max=height - 1), x]
+    points = np.stack([lean(x, width, left, right) / width, lean(y, height, above, below) / height], axis=1)
+    scores = to_scores(maps[index, y, x], options.scores)
+    return points.astype(np.float32), points[:, :0], scores
+
+
+def _decode(outputs: Outputs, options: KeypointOptions, context: Context) -> Decoded:
+    is_coordinates = options.form == "coordinates"
+    points, depths, scores = (_read_rows if is_coordinates else _read_heatmaps)(outputs, options)
+    if len(points) > MAX_ENTRIES:
+        raise DataError(f"there are {len(points)} points, expected at most {MAX_ENTRIES}")
+    if placement := context.placement:
+        if options.unit == "shares" or not is_coordinates:
+            points = points * np.array([placement.input_width, placement.input_height], np.float32)
+        points = placement.to_picture(points)
+    entries: list[JsonValue] = []
+    for index, (x, y) in enumerate(points.tolist()):
+        entry: Decoded = {"label": context.name_class(index), "index": index}
+        if scores is not None:
+            if not scores[index] >= options.min_score:
+                continue
+            entry["score"] = round(float(scores[index]), 4)
+        digits = 1 if placement else 4
+        entries.append(entry | {"point": [round(x, digits), round(y, digits), *depths[index].tolist()]})
+    pairs = zip(options.skeleton[::2], options.skeleton[1::2], strict=True)
+    skeleton: list[JsonValue] = [list(pair) for pair in pairs]
+    return {"keypoints": entries, **({"skeleton": skeleton} if skeleton else {})}
+
+
+KEYPOINTS = register(
+    Task(
+        name="keypoints",
+        title="keypoints",
+        sentence="Named points with scores; a point is [x, y] in pixels of the picture, maybe with z.",
+        options=KeypointOptions,
+        decode=_decode,
+    )
+)

@@ -1,0 +1,172 @@
+"""Segmentation: the class of each pixel of the picture.
+
+    output [1, 21, 65, 65] -> the cells that lie in the picture -> argmax [52, 65]
+        -> nearest cell of each pixel -> mask [480, 640] -> PNG or run lengths
+
+Pixels of the picture that a crop cut off are `VOID`.
+"""
+
+import base64
+import io
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.preprocessing.placement import Placement
+from edgekit_runtime.system.install_hint import install_command
+from edgekit_runtime.tasks.outputs import read_output, to_scores
+from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, register
+from edgekit_runtime.tensors import Array
+
+VOID: Final = 255
+"""Number of no class, as in the masks of Pascal VOC."""
+_EXPECTED: Final = "[1, classes, height, width] as `layout` says, or whole numbers [1, height, width]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentationOptions:
+    """Options of `segmentation`.
+
+    Attributes:
+        output: name of the output; empty for the first output.
+        layout: order of its axes. With several classes the largest value wins.
+        scores: what the values of a single class are: `probabilities`, or logits for a `sigmoid`.
+        threshold: a pixel belongs to a single class from this score on.
+        form: form of the mask: `png` in grey levels of a palette that are the classes, or `rle`, run lengths
+            of each class in column order that begin with pixels outside it, as COCO's uncompressed RLE.
+        max_side: the mask of a larger picture is scaled down to this longer side, in pixels.
+    """
+
+    output: str = ""
+    layout: Literal["NCHW", "NHWC"] = "NCHW"
+    scores: Literal["probabilities", "sigmoid"] = "probabilities"
+    threshold: Annotated[float, Range(0, 1)] = 0.5
+    form: Literal["png", "rle"] = "png"
+    max_side: Annotated[int, Range(1, 1 << 14)] = 2048
+
+
+def find_mask(outputs: Outputs, options: SegmentationOptions, placement: Placement | None) -> Array:
+    """Return the class of each pixel, uint8 [height, width] in the size of the picture or of `max_side`.
+
+    Args:
+        outputs: outputs of one sample, each with the first axis 1.
+        options: options of the task.
+        placement: where the picture lies in the input; None gives the size of the output.
+
+    Raises:
+        DataError: an output is missing, of another shape, holds NaN, or has more than 255 classes.
+    """
+    values = read_output(outputs, options.output, _EXPECTED, (2, 3))
+    if values.ndim == 3 and options.layout == "NHWC":
+        values = np.moveaxis(values, 2, 0)
+    height, width = values.shape[-2:]
+    placement = placement or Placement.of(width, height)
+    shrink = min(1.0, options.max_side / max(placement.width, placement.height))
+    rows = _find_centres(placement.height, placement.scale_y, placement.top, shrink)
+    columns = _find_centres(placement.width, placement.scale_x, placement.left, shrink)
+    row_span, row_indices, no_row = _index_cells(rows * (height / placement.input_height), height)
+    column_span, column_indices, no_column = _index_cells(columns * (width / placement.input_width), width)
+    mask = _classify(values[..., row_span, column_span], options)[row_indices][:, column_indices]
+    mask[no_row], mask[:, no_column] = VOID, VOID
+    return mask
+
+
+def _find_centres(length: int, scale: float, start: int, shrink: float) -> NDArray[np.float64]:
+    """Return the centres of the mask's pixels along an axis, in pixels of the input."""
+    count = max(1, round(length * shrink))
+    return (np.arange(count, dtype=np.float64) + 0.5) * (length / count * scale) + start
+
+
+def _index_cells(positions: NDArray[np.float64], cells: int) -> tuple[slice, Array, Array]:
+    """Return the cells that are needed, the position of each pixel in them, and which pixels have none."""
+    indices = np.floor(positions).astype(np.int64)
+    is_outside = (indices < 0) | (indices >= cells)
+    indices = indices.clip(0, cells - 1)
+    first = int(indices[0])
+    return slice(first, int(indices[-1]) + 1), indices - first, is_outside
+
+
+def _classify(values: Array, options: SegmentationOptions) -> NDArray[np.uint8]:
+    if values.ndim == 3 and len(values) > VOID:
+        raise DataError(f"there are {len(values)} classes, expected at most {VOID}: is `layout` right?")
+    if values.ndim == 3 and len(values) > 1:
+        return np.asarray(values.argmax(axis=0), np.uint8)
+    values = values[0] if values.ndim == 3 else values
+    if values.dtype.kind == "f":
+        return (to_scores(values, options.scores) >= options.threshold).astype(np.uint8)
+    if values.min() < 0 or values.max() > VOID:
+        raise DataError(f"a class is {values.min()} or {values.max()}, expected 0 to {VOID}")
+    return values.astype(np.uint8)
+
+
+def _encode_png(mask: Array) -> str:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError(f"masks in PNG need Pillow: {install_command('images')}; or form=rle") from error
+    image, file = Image.fromarray(mask), io.BytesIO()
+    image.putpalette(make_palette().tobytes())
+    image.save(file, "PNG", compress_level=1)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def make_palette() -> NDArray[np.uint8]:
+    """Return a colour for each class, uint8 [256, 3]; class 0 is black.
+
+    The bits of a class are dealt to red, green and blue, from the highest bit of each down.
+    Source: VOClabelcolormap of the Pascal VOC development kit.
+    """
+    bits = (np.arange(256)[:, None] >> np.arange(8)) & 1  # [class, bit]
+    shifts = 7 - np.arange(8) // 3
+    return np.stack([(bits << shifts)[:, channel::3].sum(axis=1) for channel in range(3)], 1).astype(np.uint8)
+
+
+def _find_runs(mask: Array, classes: list[int]) -> list[JsonValue]:
+    """Return the run lengths of each class: outside, inside, outside, … in column order.
+
+    Source: the uncompressed RLE of COCO's annotations.
+    """
+    pixels = mask.ravel(order="F")
+    starts = np.concatenate([[0], np.flatnonzero(pixels[1:] != pixels[:-1]) + 1])
+    ends = np.append(starts[1:], pixels.size)
+    runs: list[JsonValue] = []
+    for index in classes:
+        is_inside = pixels[starts] == index
+        edges = np.stack([starts[is_inside], ends[is_inside]], axis=1).ravel()
+        counts: list[int] = np.diff(edges, prepend=0, append=pixels.size).tolist()
+        runs.append({"size": list(mask.shape), "counts": counts if counts[-1] else counts[:-1]})
+    return runs
+
+
+def _decode(outputs: Outputs, options: SegmentationOptions, context: Context) -> Decoded:
+    mask = find_mask(outputs, options, context.placement)
+    counts = np.bincount(mask.ravel(), minlength=VOID + 1)[:VOID]
+    names = context if len(context.labels) != 1 else Context(labels=("background", *context.labels))
+    present = [int(index) for index in np.argsort(-counts, kind="stable") if counts[index]]
+    total = max(1, int(counts.sum()))
+    areas: list[dict[str, JsonValue]] = [
+        {"label": names.name_class(index), "index": index, "share": round(float(counts[index] / total), 6)}
+        for index in present
+    ]
+    shape: Decoded = {"form": options.form, "height": mask.shape[0], "width": mask.shape[1]}
+    if options.form == "png":
+        shape["data"] = _encode_png(mask)
+    else:
+        areas = [{**entry, "rle": runs} for entry, runs in zip(areas, _find_runs(mask, present), strict=True)]
+    return {"areas": list(areas), "mask": shape}
+
+
+SEGMENTATION = register(
+    Task(
+        name="segmentation",
+        title="segmentation",
+        sentence="The class of each pixel of the picture as a mask, and the share of each class.",
+        options=SegmentationOptions,
+        decode=_decode,
+    )
+)

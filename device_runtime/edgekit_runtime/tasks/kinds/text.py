@@ -1,0 +1,72 @@
+"""Text: a line of characters, by greedy decoding of CTC (connectionist temporal classification)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.tasks.outputs import ScoreKind, read_output, to_scores
+from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, register
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """Options of `text`.
+
+    Attributes:
+        output: name of the output with a value for each frame and character; empty for the first output.
+        layout: `NTC` for [N, frames, characters], `NCT` for [N, characters, frames].
+        blank: position of the blank among the characters. Labels name it or leave it out; where a further
+            label is missing, a space is the last character, as in PaddleOCR.
+        space: the label that stands for a space, such as the bar of wav2vec 2.0.
+        scores: what the values are: `probabilities`, or logits for a `softmax`.
+    """
+
+    output: str = ""
+    layout: Literal["NTC", "NCT"] = "NTC"
+    blank: Literal["first", "last"] = "first"
+    space: str = ""
+    scores: ScoreKind = "probabilities"
+
+
+def _decode(outputs: Outputs, options: TextOptions, context: Context) -> Decoded:
+    """Return the text; repeated characters count once, blanks part them.
+
+    The score is the mean over the characters of the text, as CTCLabelDecode of PaddleOCR has it.
+    """
+    expected = f"[1, frames, characters] with the axes {options.layout}"
+    frames = read_output(outputs, options.output, expected, (1, 2, 3))
+    frames = frames[:, 0] if frames.ndim == 3 and frames.shape[1] == 1 else frames  # [T, N, C] of PyTorch
+    frames = np.atleast_2d(frames)
+    if frames.ndim != 2:
+        raise DataError(f"the output is {list(frames.shape)}, expected {expected}")
+    frames = frames.T if options.layout == "NCT" else frames
+    count = frames.shape[1]
+    labels = context.labels
+    labels = (*labels, " ") if len(labels) == count - 2 and options.blank == "first" else labels
+    if count - len(labels) not in (0, 1):
+        raise DataError(
+            f"the output has {count} characters with the blank and there are {len(labels)} labels,"
+            f" expected {count - 1}, or {count} with the blank, one character a line"
+        )
+    blank = 0 if options.blank == "first" else count - 1
+    best = frames.argmax(axis=1)
+    is_character = (best != blank) & (best != np.roll(best, 1))
+    is_character[0] = best[0] != blank
+    scores = to_scores(frames[is_character], options.scores).max(axis=1)
+    offset = int(options.blank == "first" and len(labels) < count)
+    characters = [labels[index - offset] for index in best[is_character]]
+    text = "".join(" " if options.space and label == options.space else label for label in characters)
+    return {"text": text, "score": round(float(scores.mean()), 4) if len(scores) else 0.0}
+
+
+TEXT = register(
+    Task(
+        name="text",
+        title="text",
+        sentence="A line of text with its score, from the frames of a CTC model.",
+        options=TextOptions,
+        decode=_decode,
+    )
+)

@@ -1,0 +1,66 @@
+"""An output as numbers that a decoder can trust, and as scores."""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.tasks.task import Outputs
+from edgekit_runtime.tensors import Array
+
+ScoreKind: TypeAlias = Literal["probabilities", "softmax", "sigmoid"]
+MAX_ENTRIES = 1 << 16
+"""Most numbers or points in an answer."""
+
+
+def read_output(
+    outputs: Outputs, name: str, expected: str, ranks: Sequence[int], *, is_finite: bool = False
+) -> Array:
+    """Return an output of one sample without its first axis; floating-point numbers as float32.
+
+    Further axes of size 1 in front are removed as long as there are more axes than expected.
+
+    Args:
+        outputs: outputs of one sample.
+        name: of the output; empty for the first.
+        expected: what it must be, for the message.
+        ranks: numbers of axes that it may have without the first.
+        is_finite: whether infinity is refused too.
+
+    Raises:
+        DataError: there is no such output, it is empty, of another rank, or holds a NaN.
+    """
+    name = name or next(iter(outputs), "")
+    if name not in outputs:
+        raise DataError(f"there is no output '{name}', the model has {', '.join(outputs) or 'none'}")
+    value = outputs[name]
+    sample = value[0] if value.ndim and len(value) == 1 else value
+    while sample.ndim > max(ranks) and len(sample) == 1:
+        sample = sample[0]
+    if sample.ndim not in ranks or not sample.size or sample.dtype.kind not in "fiub":
+        raise DataError(
+            f"output '{name}' is {value.dtype} {list(value.shape)}, expected {expected}: does the package"
+            " state the right task?"
+        )
+    if sample.dtype.kind != "f":
+        return sample
+    with np.errstate(over="ignore"):
+        sample = sample.astype(np.float32, copy=False)
+    least, most = sample.min(), sample.max()  # both are NaN if a value is
+    if np.isnan(least) or (is_finite and not np.isfinite([least, most]).all()):
+        raise DataError(f"output '{name}' holds NaN{' or infinity' * is_finite}, expected {expected}")
+    return sample
+
+
+def to_scores(values: Array, kind: ScoreKind) -> NDArray[np.float32]:
+    """Return probabilities for values of any shape; a softmax is over the last axis."""
+    values = values.astype(np.float32, copy=False)
+    if kind == "sigmoid":
+        return np.asarray(1 / (1 + np.exp(-np.clip(values, -60, 60))), np.float32)
+    if kind == "probabilities":
+        return values
+    finite = np.clip(values, -1e30, 1e30)
+    shares = np.exp(finite - finite.max(axis=-1, keepdims=True))
+    return np.asarray(shares / shares.sum(axis=-1, keepdims=True), np.float32)
