@@ -7,6 +7,7 @@ from edgekit_runtime.offload.measurement.machine_facts import describe_engine
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.engines import find_engine, parse_engine
 from edgekit_runtime.system.install_hint import install_command
+from edgekit_runtime.tasks.kinds.detection import DETECTION
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.evaluation.metrics import Metric
 from edgekit_toolkit.importers.sizes import list_sizes
@@ -37,7 +38,9 @@ def find_warnings(run: Run) -> list[str]:
     if request.labels is not None:
         if request.labels_from_folders:
             notes.append(numbering_note(class_names(request.labels)))
-        problem = find_labels_problem(request.labels, prepared.source.outputs)
+        # Values of boxes may stand beside their scores in one axis.
+        is_detector = prepared.task.choice is not None and prepared.task.choice.name == DETECTION.name
+        problem = None if is_detector else find_labels_problem(request.labels, prepared.source.outputs)
         notes.extend([] if problem is None else [problem])
     if isinstance(run.scores.metric, Metric) and run.scores.metric.note is not None:
         notes.append(run.scores.metric.note)
