@@ -127,7 +127,7 @@ def _show_values(hint: Any) -> str:
         return f"list of {'whole numbers' if get_args(hint)[0] is int else 'numbers'}"
     if metadata := getattr(hint, "__metadata__", ()):
         return str(metadata[0])
-    return {bool: "true, false", str: "name"}.get(hint, "")
+    return {bool: "true, false", str: "text"}.get(hint, "")
 
 
 TABLES: Final[dict[str, Callable[[], str]]] = {

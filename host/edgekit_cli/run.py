@@ -161,6 +161,7 @@ def _describe(name: str, array: NDArray[Any], class_names: Sequence[str]) -> dic
 def _show(document: Mapping[str, Any]) -> None:
     from edgekit_host.terminal import open_console, print_line, print_section
     from edgekit_runtime.package.variants import DEFAULT_VARIANT
+    from edgekit_toolkit.tasks.answer_text import list_entries
 
     console = open_console()
     source = document["input"] or "the golden inputs"
@@ -179,7 +180,8 @@ def _show(document: Mapping[str, Any]) -> None:
         print_section(console, f"Best classes of {output['name']}", rows)
     names = document["files"] or [f"sample {index}" for index in range(len(document["answers"]))]
     answers = [
-        (name, _write_answer(answer)) for name, answer in zip(names, document["answers"], strict=False)
+        (name, "; ".join(list_entries(answer, with_places=True)) or "nothing")
+        for name, answer in zip(names, document["answers"], strict=False)
     ]
     if answers:
         print_section(console, "Answers", answers[:_MAX_SHOWN])
@@ -196,20 +198,6 @@ def _output_row(output: Mapping[str, Any]) -> tuple[str, str, str]:
     if output["non_finite"]:
         values += f", {output['non_finite']} NaN or infinite"
     return output["name"], f"{output['dtype']} {output['shape']}", values
-
-
-def _write_answer(answer: Mapping[str, Any]) -> str:
-    """Return an answer as text: one entry for each member of its lists."""
-    parts = []
-    for key, value in answer.items():
-        if isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
-            parts += [
-                " ".join(str(entry[name]) for name in ("label", "score", "box") if name in entry)
-                for entry in value
-            ]
-        else:
-            parts.append(f"{key} {value}")
-    return "; ".join(parts) or "nothing"
 
 
 def _classes(best: Sequence[Mapping[str, Any]]) -> str:

@@ -76,11 +76,25 @@ def test_report_without_a_task_has_no_samples(tmp_path: Path) -> None:
     assert not [heading for heading in Page(document, tmp_path).all("h2") if heading.get("id") == "samples"]
 
 
+def test_points_are_drawn_and_vectors_are_counted(tmp_path: Path) -> None:
+    document = detected()
+    document["samples"][0]["float"] = {"keypoints": [{"label": "nose", "score": 0.5, "point": [10, 20, 0.1]}]}
+    document["samples"][0]["package"] = {"embedding": [0.5] * 64, "mask": {"height": 9}}
+    page = Page(document, tmp_path, [photograph(64, 48)])
+    section = page.section("samples")
+    (circle,) = page.all("circle", under=section)
+    assert (circle.get("cx"), circle.get("cy")) == ("10", "20")
+    assert [text(answer) for answer in page.all("p", "answer", section)] == [
+        "nose 0.5",
+        "embedding of 64 values",
+    ]
+
+
 def test_output_that_cannot_be_decoded_says_so(tmp_path: Path) -> None:
     document = detected()
     document["samples"][0]["package"] = {"error": "output 'y' is [1, 3]"}
     page = Page(document, tmp_path, [photograph(64, 48)])
-    assert "error: output 'y' is [1, 3]" in text(page.section("samples"))
+    assert "error output 'y' is [1, 3]" in text(page.section("samples"))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (4000, 3000), (30, 4000)])

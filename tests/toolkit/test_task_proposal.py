@@ -243,6 +243,7 @@ def test_report_has_the_answers_in_pixels_of_the_photographs(packaged: Path) -> 
     (path,) = (packaged / "out").glob("*.report.json")
     report = json.loads(path.read_text())
     assert report["task"]["name"] == "detection"
+    assert not [warning for warning in report["warnings"] if "labels" in warning]
     assert report["data"]["evaluation"]["metric"] == "detections"
     assert len(report["samples"]) == 8
     for sample in report["samples"]:

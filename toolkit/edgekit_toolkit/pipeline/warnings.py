@@ -38,8 +38,9 @@ def find_warnings(run: Run) -> list[str]:
     if request.labels is not None:
         if request.labels_from_folders:
             notes.append(numbering_note(class_names(request.labels)))
-        # Values of boxes may stand beside their scores in one axis.
-        is_detector = prepared.task.choice is not None and prepared.task.choice.name == DETECTION.name
+        choice = prepared.task.choice
+        # A detector's classes may be a part of an axis.
+        is_detector = choice is not None and choice.name == DETECTION.name
         problem = None if is_detector else find_labels_problem(request.labels, prepared.source.outputs)
         notes.extend([] if problem is None else [problem])
     if isinstance(run.scores.metric, Metric) and run.scores.metric.note is not None:

@@ -6,6 +6,7 @@ from typing import Any
 from edgekit_host.markup import Markup, el, join, section
 from edgekit_toolkit.report.document import Report, ReportedSample
 from edgekit_toolkit.report.figures import shorten
+from edgekit_toolkit.tasks.answer_text import list_entries
 
 _MAX_DRAWN = 20  # boxes in one picture
 _MAX_TEXT = 300
@@ -51,13 +52,15 @@ def _draw(key: str, picture: str, size: tuple[int, int], answer: Mapping[str, An
         photograph = el("use", href=f"#{key}")
     drawn = answer.get("detections", ())[:_MAX_DRAWN]
     boxes = [_box(detection, unit, width) for detection in reversed(drawn)]  # the best on top
+    points = [_point(entry["point"], unit) for entry in answer.get("keypoints", ())]
     return el(
         "svg",
         photograph,
         *boxes,
+        *points,
         viewBox=f"0 0 {width} {height}",
         role="img",
-        aria_label=f"{title}: {len(boxes)} boxes",
+        aria_label=f"{title}: {len(boxes)} boxes, {len(points)} points",
     )
 
 
@@ -81,6 +84,10 @@ def _box(detection: Mapping[str, Any], unit: float, width: int) -> Markup:
     return join(*outlines, label)
 
 
+def _point(place: Sequence[float], unit: float) -> Markup:
+    return el("circle", cx=place[0], cy=place[1], r=unit, class_="box", stroke_width=0.7 * unit)
+
+
 def _describe(answer: Mapping[str, Any]) -> Markup:
     """Return an answer as text."""
     if "detections" in answer:
@@ -92,5 +99,5 @@ def _describe(answer: Mapping[str, Any]) -> Markup:
     if "classes" in answer:
         rows = [el("li", f"{entry['label']} {entry['score']:.3f}") for entry in answer["classes"]]
         return el("ol", *rows, class_="answer") if rows else el("p", "no class", class_="answer")
-    text = ", ".join(f"{name}: {value}" for name, value in answer.items())
-    return el("p", shorten(text, _MAX_TEXT), class_="answer")
+    text = "; ".join(list_entries(answer, with_places=False))
+    return el("p", shorten(text, _MAX_TEXT) or "nothing", class_="answer")

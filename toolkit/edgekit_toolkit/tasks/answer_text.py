@@ -1,0 +1,26 @@
+"""Answers of any task in a few words: names and figures of their entries, without masks and vectors."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_FIGURES: Final = ("label", "text", "score", "share", "value", "begin_s", "end_s")
+_PLACES: Final = ("box", "point")
+
+
+def list_entries(answer: Mapping[str, Any], *, with_places: bool) -> list[str]:
+    """Return a text for each entry of an answer.
+
+    Args:
+        answer: of any task.
+        with_places: whether boxes and points are written.
+    """
+    names = _FIGURES + (_PLACES if with_places else ())
+    entries: list[str] = []
+    for key, value in answer.items():
+        if not isinstance(value, (list, dict)):
+            entries.append(f"{key} {value}")
+        elif isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
+            entries += [" ".join(str(entry[name]) for name in names if name in entry) for entry in value]
+        elif isinstance(value, list):
+            entries.append(f"{key} of {len(value)} values")
+    return entries
