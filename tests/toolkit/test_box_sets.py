@@ -302,3 +302,20 @@ def test_digest_of_the_data_changes_with_a_box(tmp_path: Path) -> None:
 
 def test_truth_is_an_array_of_objects_for_boxes(tmp_path: Path) -> None:
     assert all(isinstance(truth.corners, np.ndarray) for truth in truths_of(write_yolo(tmp_path)))
+
+
+def test_other_json_beside_class_folders_is_no_data_set(tmp_path: Path) -> None:
+    draw(tmp_path / "cat" / "a.png", [])
+    (tmp_path / "notes.json").write_bytes(b'"\xff images annotations categories"')
+
+    assert find_box_set(tmp_path) is None
+
+
+def test_labels_beside_the_images_are_read_with_a_sheet(tmp_path: Path) -> None:
+    write_yolo(tmp_path / "old")
+    for file in [*(tmp_path / "old").rglob("*.png"), *(tmp_path / "old").rglob("*.txt")]:
+        (tmp_path / "photos").mkdir(exist_ok=True)
+        file.rename(tmp_path / "photos" / file.name)
+    (tmp_path / "data.yaml").write_text("val: photos\nnames: [square, bar]")
+
+    assert [rows_of(truth) for truth in truths_of(tmp_path / "data.yaml")] == ROWS

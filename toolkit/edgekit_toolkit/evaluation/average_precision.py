@@ -34,7 +34,7 @@ class MatchedBoxes:
 
     Attributes:
         scores: float32 [K].
-        classes: int64 [K], each of `truths`: others are in `strangers`.
+        classes: int64 [K].
         hits: bool [overlaps, K], whether each is a true box.
         ignored: bool [overlaps, K], whether each does not count.
         truths: int64 [G], classes of the true boxes that count.

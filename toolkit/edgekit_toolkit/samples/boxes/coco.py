@@ -29,7 +29,12 @@ def find_coco(folder: Path, split: str) -> Path | None:
 
 
 def is_coco(path: Path) -> bool:
-    return path.suffix == ".json" and all(f'"{name}"' in read_text(path) for name in _LISTS)
+    """Whether a file has the three lists; one that cannot be read is another kind of file."""
+    try:
+        text = read_text(path) if path.suffix == ".json" else ""
+    except DataError:
+        return False
+    return all(f'"{name}"' in text for name in _LISTS)
 
 
 def read_coco(path: Path) -> BoxSet:
@@ -40,7 +45,7 @@ def read_coco(path: Path) -> BoxSet:
     """
     content = _parse(path)
     images, annotations, categories = (_table(content, name, path) for name in _LISTS)
-    names = {_key(entry, "id", where): str(entry.get("name")) for where, entry in sorted_by_id(categories)}
+    names = {_key(entry, "id", where): str(entry.get("name")) for where, entry in _sorted_by_id(categories)}
     boxes: dict[int | str, list[StatedBox]] = {_key(entry, "id", where): [] for where, entry in images}
     for where, entry in annotations:
         image, category = _key(entry, "image_id", where), _key(entry, "category_id", where)
@@ -64,7 +69,7 @@ def read_coco(path: Path) -> BoxSet:
     return BoxSet(tuple(pictures), tuple(names.values())).check_filled(path)
 
 
-def sorted_by_id(entries: list[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, Mapping[str, Any]]]:
+def _sorted_by_id(entries: list[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, Mapping[str, Any]]]:
     return sorted(entries, key=lambda entry: number(entry[1].get("id"), entry[0]))
 
 
