@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from edgekit_runtime.package.archive import Sign, write_package
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.manifest_entries import BackendChoice, TaskChoice
+from edgekit_runtime.package.states import RecurrentState
 from edgekit_runtime.sessions.media import MediaSession
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.session import Session
@@ -96,6 +97,7 @@ def write_signed(
     expected: Mapping[str, NDArray[Any]] | None = None,
     task: TaskChoice | None = None,
     preprocessing: Mapping[str, Any] | None = None,
+    states: Sequence[RecurrentState] = (),
 ) -> Path:
     """Write a package, and return its path.
 
@@ -110,6 +112,7 @@ def write_signed(
         expected: golden outputs; by default what onnxruntime computes here.
         task: what the outputs mean.
         preprocessing: how a photograph becomes the input.
+        states: of the manifest.
     """
     session: Session = OrtSession(model, OrtOptions(threads=1))
     options: dict[str, Any] = {"threads": 1}
@@ -141,6 +144,7 @@ def write_signed(
         golden=Golden(tuple(inputs), tuple(outputs)),
         task=task,
         preprocessing=None if preprocessing is None else "preprocessing.json",
+        states=tuple(states),
     )
     path = folder / (f"{name}.edgepkg" if version == "1.0.0" else f"{name}-{version}.edgepkg")
     write_package(path, manifest, contents, sign)

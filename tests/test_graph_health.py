@@ -109,7 +109,7 @@ def test_ring_through_typing_and_function_imports_fails(checkout: Path) -> None:
         ("class SparingLog: ...\n", "is named 'SparingLog'"),
         ("for pace in (): ...\n", "is named 'pace'"),
         ('x = import_module("edgekit_toolkit.room.two")\n', "imports 'edgekit_toolkit.room.two' by a text"),
-        ("import " + ", ".join(f"edgekit_toolkit.m{n}" for n in range(21)), "imports 21 modules"),
+        ("import " + ", ".join(f"edgekit_toolkit.m{n}" for n in range(25)), "imports 25 modules"),
     ],
 )
 def test_fault_is_named_with_its_place(checkout: Path, text: str, fault: str) -> None:

@@ -14,9 +14,10 @@ from edgekit_runtime import engines  # noqa: F401  # registers them; it imports 
 
 if TYPE_CHECKING:
     from edgekit_runtime.client import Client
+    from edgekit_runtime.protocol.infer_request import SequenceStep
     from edgekit_runtime.sessions import open_session
 
-__all__ = ["Client", "__version__", "open_session"]
+__all__ = ["Client", "SequenceStep", "__version__", "open_session"]
 __version__ = "0.1.0"
 
 # From 1.29 on onnxruntime keeps an id and a database in the user's cache and sends events, unless this is set
@@ -30,6 +31,10 @@ def __getattr__(name: str) -> Any:
         from edgekit_runtime.client import Client
 
         return Client
+    if name == "SequenceStep":
+        from edgekit_runtime.protocol.infer_request import SequenceStep
+
+        return SequenceStep
     if name == "open_session":
         from edgekit_runtime.sessions import open_session
 

@@ -161,6 +161,8 @@ def _show(inspection: Inspection) -> None:
     print_section(console, "Signature", [("key", inspection.key_id), ("trusted", trusted)])
     for title, specs in (("Inputs", manifest.inputs), ("Outputs", manifest.outputs)):
         print_section(console, title, [(spec.name, _type(spec.dtype, spec.shape)) for spec in specs])
+    states = [(state.output, f"is {state.input} of the next run") for state in manifest.states]
+    print_section(console, "States", states)
     print_section(console, "Artifacts", _artifact_rows(manifest))
     print_section(console, "Weights", _weight_rows(inspection))
     print_section(console, "Backend", _backend_rows(manifest.backend))

@@ -131,6 +131,14 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     "in JSON. Samples then have no array of it.",
 )
 @click.option(
+    "--state",
+    "states",
+    multiple=True,
+    metavar="OUTPUT=INPUT",
+    help="An output that is an input of the next run, such as hn=h0: the service keeps it for each sequence, "
+    "and samples are sequences [N, steps, ...].",
+)
+@click.option(
     "--labels", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Class names, one a line."
 )
 @click.option(

@@ -67,6 +67,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         batch=options["batch"],
         dims=_dims(options["dims"]),
         fixed=_fixed(options["fixed"]),
+        states=_states(options["states"]),
         labels="".join(f"{name}\n" for name in class_names) or labels,
         labels_from_folders=bool(folder_names),
         preprocessing=None
@@ -178,6 +179,18 @@ def _fixed(items: tuple[str, ...]) -> dict[str, JsonValue]:
             raise click.BadParameter(f"{name!r} is given twice", param_hint="--fix")
         values[name] = value
     return values
+
+
+def _states(items: tuple[str, ...]) -> dict[str, str]:
+    states: dict[str, str] = {}
+    for item in items:
+        output, equals, name = item.partition("=")
+        if not equals or not output or not name:
+            raise click.BadParameter(f"{item!r}: expected OUTPUT=INPUT", param_hint="--state")
+        if output in states:
+            raise click.BadParameter(f"output {output!r} is given twice", param_hint="--state")
+        states[output] = name
+    return states
 
 
 def _name(model: Path, options: Mapping[str, Any]) -> str:

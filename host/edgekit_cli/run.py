@@ -99,10 +99,17 @@ def command(
 
 
 def _run(session: Session, package: OpenedPackage, variant: str, input_path: Path | None) -> Inference:
-    from edgekit_toolkit.evaluation.batch_inference import package_decoding, run_golden, run_samples
+    from edgekit_toolkit.evaluation.batch_inference import (
+        package_decoding,
+        run_golden,
+        run_samples,
+        run_sequences,
+    )
 
     if input_path is None:
         return run_golden(session, package.select(variant))
+    if package.manifest.states:
+        return run_sequences(session, package.manifest, input_path)
     return run_samples(session, package.manifest.inputs, input_path, package_decoding(package))
 
 

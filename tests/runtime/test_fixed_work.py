@@ -110,10 +110,27 @@ def test_graphs_with_a_body_and_functions_have_no_fixed_work() -> None:
         [helper.make_tensor_value_info("z", kinds.FLOAT, None)],
     )
     chosen = helper.make_node("If", ["is_large"], ["y"], then_branch=branch, else_branch=branch)
+    by_value = [
+        helper.make_node("ReduceMax", ["x"], ["largest"], keepdims=0),
+        helper.make_node("Cast", ["largest"], ["is_large"], to=kinds.BOOL),
+    ]
+    by_size = [
+        helper.make_node("Size", ["x"], ["size"]),
+        helper.make_node("Cast", ["size"], ["is_large"], to=kinds.BOOL),
+    ]
     opsets = [helper.make_opsetid("own", 1), helper.make_opsetid("", 18)]
     own = helper.make_function("own", "F", ["a"], ["b"], [helper.make_node("Abs", ["a"], ["b"])], opsets[1:])
     called = helper.make_node("F", ["x"], ["y"], domain="own")
-    assert not has_fixed_work_onnx(make_model([chosen]))
+    assert not has_fixed_work_onnx(make_model([*by_value, chosen]))
+    assert has_fixed_work_onnx(make_model([*by_size, chosen]))
+    sized_within = helper.make_graph(
+        [helper.make_node("NonZero", ["x"], ["z"])],
+        "sized within",
+        [],
+        [helper.make_tensor_value_info("z", kinds.INT64, None)],
+    )
+    either = helper.make_node("If", ["is_large"], ["y"], then_branch=branch, else_branch=sized_within)
+    assert not has_fixed_work_onnx(make_model([*by_size, either]))
     assert not has_fixed_work_onnx(make_model([called], functions=[own], opset_imports=opsets))
     assert not has_fixed_work_onnx(make_loop_model())
 

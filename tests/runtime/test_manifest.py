@@ -382,3 +382,40 @@ def test_repeat_and_every_are_left_out_when_they_say_nothing(document: dict[str,
     OBJECTS["codes"](document)["repeat"] = None
     OBJECTS["golden output"](document)["every"] = 1
     assert parse_manifest(encode(document)).to_bytes() == data
+
+
+def add_state(document: dict[str, Any], **state: object) -> dict[str, Any]:
+    """Give a manifest the input h and the output hn, float32 [N, 3], and the states that these are."""
+    for side, name in (("inputs", "h"), ("outputs", "hn")):
+        document[side].append({"name": name, "dtype": "float32", "shape": ["N", 3]})
+    golden = {"name": "h", "dtype": "float32", "shape": [1, 3], "path": "golden/x.bin"}
+    codes = {"dtype": "uint8", "scale": 1.0, "offset": 0.0, "repeat": [1, 3]}
+    document["golden"]["inputs"].append(golden | {"codes": codes, "path": "golden/h.bin"})
+    document["artifacts"].insert(
+        0, {"path": "golden/h.bin", "bytes": 1, "sha256": "0" * 64, "role": "golden"}
+    )
+    document["states"] = [{"output": "hn", "input": "h", **state}]
+    return document
+
+
+def test_states_survive_the_round_trip(document: dict[str, Any]) -> None:
+    data = encode(add_state(document, newer=1))
+    manifest = parse_manifest(data)
+    assert [(state.output, state.input) for state in manifest.states] == [("hn", "h")]
+    assert manifest.to_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"output": 1}, "expected the name of a tensor"),
+        ({"output": "next"}, "no output is named 'next'"),
+        ({"input": "past"}, "no input is named 'past'"),
+        ({"output": "y"}, "output 'y' is float32"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(
+    state: dict[str, Any], message: str, document: dict[str, Any]
+) -> None:
+    with pytest.raises(ManifestError, match=message):
+        parse_manifest(encode(add_state(document, **state)))

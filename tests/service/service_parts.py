@@ -19,6 +19,7 @@ from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice, TaskChoice
+from edgekit_runtime.package.states import RecurrentState
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.options.config import Listen, ServiceConfig
@@ -166,6 +167,7 @@ def write_signed(
     *,
     attachments: Mapping[str, bytes] | None = None,
     task: TaskChoice | None = None,
+    states: Sequence[RecurrentState] = (),
 ) -> None:
     """Write the package of a model whose first dimensions are all free.
 
@@ -178,6 +180,7 @@ def write_signed(
         figures: of the manifest.
         attachments: role (`labels` or `preprocessing`) -> content.
         task: of the manifest.
+        states: of the manifest.
     """
     contents, roles = {"model.onnx": model}, {"model.onnx": "model"}
     for role, content in (attachments or {}).items():
@@ -222,6 +225,7 @@ def write_signed(
         figures=figures or {},
         task=task,
         **{role: role for role in attachments or {}},
+        states=tuple(states),
     )
     write_package(path, manifest, contents, maker.signer)
 

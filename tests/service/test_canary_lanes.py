@@ -11,6 +11,7 @@ from tests.service.scheduling_parts import FakeLoop
 
 from edgekit_runtime.drift.monitor import Drift
 from edgekit_runtime.errors import BackendError, DataError, EdgekitError, ManifestError, RefusedInputError
+from edgekit_runtime.protocol.infer_request import SequenceStep
 from edgekit_runtime.service.options.rollout import CanaryOptions, Gates, ShadowOptions
 from edgekit_runtime.service.rollout.canary_lane import CanaryLane
 from edgekit_runtime.service.rollout.comparison import choose_comparison, same_class, similarity
@@ -646,3 +647,72 @@ def test_real_sessions_of_one_model_agree() -> None:
         bench.clock.advance(0.01)
     assert bench.watch.observed.agreement == bench.watch.observed.compared == len(images)
     assert not any(isinstance(answer, BackendError) for mine in bench.client.answers for answer in mine)
+
+
+class Holder:
+    """The states of one sequence, 7, or of none."""
+
+    def __init__(self, *, is_active: bool) -> None:
+        self.is_active = is_active
+
+    def holds(self, sequence_id: int | str) -> bool:
+        return self.is_active and sequence_id == 7
+
+
+def canary_of_sequences(bench: Bench, *, held_by: str = "", share: float = 1.0) -> CanaryLane:
+    holders: Any = tuple(Holder(is_active=held_by == name) for name in ("current", "candidate"))
+    return CanaryLane(
+        *(bench.current, bench.candidate, bench.watch, bench.pairs),
+        options=CanaryOptions(share=share, compared_share=0.25, retry=True),
+        sequences=holders,
+        clock=bench.clock,
+    )
+
+
+def send_step(bench: Bench, lane: CanaryLane, *, start: bool = False) -> None:
+    call = bench.client.call(inputs(1.0))
+    call.sequence = SequenceStep(7, start=start)
+    lane.submit(call)
+
+
+@pytest.mark.parametrize(("held_by", "share"), [("current", 1.0), ("candidate", 0.01)])
+@pytest.mark.parametrize("start", [False, True])
+def test_steps_go_to_the_version_that_has_the_sequence(held_by: str, share: float, start: bool) -> None:
+    bench = Bench()
+    lane = canary_of_sequences(bench, held_by=held_by, share=share)
+    for _ in range(20):
+        send_step(bench, lane, start=start)
+    calls = {"current": bench.current.calls, "candidate": bench.candidate.calls}
+    assert len(calls[held_by]) == 20
+    assert sum(map(len, calls.values())) == 20
+
+
+def test_a_share_of_sequences_begins_with_the_candidate() -> None:
+    bench = Bench(Gates())
+    lane = canary_of_sequences(bench, share=0.25)
+    for _ in range(400):
+        send_step(bench, lane, start=True)
+    assert 90 <= len(bench.candidate.calls) <= 101
+
+
+def test_a_step_that_the_candidate_fails_is_not_asked_of_a_version_without_its_states() -> None:
+    bench = Bench(Gates(error_burst=1000))
+    bench.candidate.compute = fail
+    send_step(bench, canary_of_sequences(bench, held_by="candidate"))
+    assert (bench.client.failures, len(bench.current.calls)) == (1, 0)
+
+
+def test_a_first_step_that_the_candidate_fails_begins_with_the_current_version() -> None:
+    bench = Bench(Gates(error_burst=1000))
+    bench.candidate.compute = fail
+    send_step(bench, canary_of_sequences(bench), start=True)
+    assert (bench.client.failures, len(bench.current.calls)) == (0, 1)
+
+
+def test_after_a_rollback_the_current_version_gets_all_steps() -> None:
+    bench = Bench(Gates(error_burst=1))
+    bench.candidate.compute = fail
+    lane = canary_of_sequences(bench, held_by="candidate")
+    for _ in range(3):
+        send_step(bench, lane)
+    assert (len(bench.candidate.calls), len(bench.current.calls)) == (1, 2)

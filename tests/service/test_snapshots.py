@@ -79,6 +79,15 @@ def test_number_of_sessions_that_is_none_is_refused(sessions: object) -> None:
         read_snapshots(write_snapshots([version]))  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize("active", [-1, "2", None])
+def test_number_of_sequences_that_is_none_is_refused(active: object) -> None:
+    version = _Version(fill(3))
+    stated = {"variant": "default", "sequences": {"active": active}}
+    version.to_json = lambda: stated  # type: ignore[method-assign]
+    with pytest.raises(ChannelError, match="cannot be read"):
+        read_snapshots(write_snapshots([version]))  # type: ignore[list-item]
+
+
 def test_comparison_of_a_rollout_arrives_and_a_false_one_is_refused() -> None:
     arm = {"answers": 1, "failed": 0}
     comparison = {"name": "agreement", "reason": "its shape", "guessed": True}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.service.sequence_parts import write_sums
 from tests.service.service_parts import Running, make_config, running, write_identity
 
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
@@ -29,7 +30,8 @@ def service(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> It
     folder = tmp_path_factory.mktemp("triton")
     maker.write(folder / "linear.edgepkg")
     write_identity(maker, folder / "echo.edgepkg", DTYPES)
-    paths = [folder / "linear.edgepkg", folder / "echo.edgepkg"]
+    write_sums(maker, folder / "sums.edgepkg")
+    paths = [folder / "linear.edgepkg", folder / "echo.edgepkg", folder / "sums.edgepkg"]
     config = make_config(folder, shared_memory=RegionLimits(allows_posix=True))
     with running(config, PackageFiles(paths, maker.trust)) as service:
         yield service
@@ -119,6 +121,7 @@ def test_repository_and_statistics(client: Any) -> None:
     assert {line["name"]: line["state"] for line in client.get_model_repository_index()} == {
         "echo": "READY",
         "linear": "READY",
+        "sums": "READY",
     }
     client.unload_model("echo")
     assert not client.is_model_ready("echo")
@@ -150,3 +153,18 @@ def test_posix_shared_memory(client: Any, tmp_path: Path) -> None:
         assert client.get_system_shared_memory_status() == []
     finally:
         shm.destroy_shared_memory_region(region)
+
+
+@pytest.mark.parametrize("sequence_id", [3, "microphone 3"])
+def test_a_sequence_keeps_its_states(client: Any, sequence_id: int | str) -> None:
+    for index in range(3):
+        result = client.infer(
+            "sums",
+            [make_input("x", X[:1, :2])],
+            sequence_id=sequence_id,
+            sequence_start=index == 0,
+            sequence_end=index == 2,
+        )
+        assert result.as_numpy("y").tolist() == ((index + 1) * X[:1, :2]).tolist()
+    with pytest.raises(InferenceServerException, match="must set sequence_start"):
+        client.infer("sums", [make_input("x", X[:1, :2])], sequence_id=sequence_id)

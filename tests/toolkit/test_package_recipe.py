@@ -293,9 +293,9 @@ def test_form_of_another_model_is_refused(mixed: Made, tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob("*.edgepkg"))
 
 
-# A recipe without variants or disabled rewrites has no such field; test_package_variants.py and
-# test_wrong_rewrites.py have those that do.
-OPTIONAL = {"variants", "disabled_optimizers", "fixed", "written_out"}
+# A recipe without variants or disabled rewrites has no such field; test_package_variants.py,
+# test_wrong_rewrites.py and test_package_sequences.py have those that do.
+OPTIONAL = {"variants", "disabled_optimizers", "fixed", "states", "written_out"}
 FIELDS = [field.name for field in dataclasses.fields(Recipe) if field.name not in OPTIONAL]
 
 

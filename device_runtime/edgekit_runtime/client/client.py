@@ -23,7 +23,7 @@ from edgekit_runtime.client.requests import (
 from edgekit_runtime.client.responses import Layout, make_error, read_response
 from edgekit_runtime.client.shared_memory import SharedMemory
 from edgekit_runtime.errors import DataError, RequestError, TransportError
-from edgekit_runtime.protocol.infer_request import RequestedOutput, SharedPlace
+from edgekit_runtime.protocol.infer_request import RequestedOutput, SequenceStep, SharedPlace
 from edgekit_runtime.protocol.rest import REPOSITORY_INDEX, model_path, region_path, repository_path
 from edgekit_runtime.system.paths import find_socket
 from edgekit_runtime.tensors import Array
@@ -82,6 +82,7 @@ class Client:
         outputs: Mapping[str, Array] | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
+        sequence: SequenceStep | None = None,
     ) -> dict[str, Array]:
         """Return the outputs of a model.
 
@@ -96,6 +97,8 @@ class Client:
             priority: 1 is the highest, 0 the model's default.
             timeout_s: time limit for the answer; the service refuses the request if it cannot begin within
                 that time.
+            sequence: place of the request in a sequence, for a model with states: its inputs need not hold
+                them, and outputs that are states are not returned.
 
         Raises:
             RequestError: the service refused the request.
@@ -104,7 +107,8 @@ class Client:
                 `timeout_s` is out of range.
         """
         try:
-            template, parts = self._prepare(InferOptions(name, version, priority, timeout_s), inputs, outputs)
+            options = InferOptions(name, version, priority, timeout_s, sequence)
+            template, parts = self._prepare(options, inputs, outputs)
         except AttributeError:
             check_arrays(inputs, outputs)  # only now: a call with arrays pays nothing for it
             raise

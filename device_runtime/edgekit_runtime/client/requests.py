@@ -12,6 +12,7 @@ from edgekit_runtime.protocol.infer_request import (
     InferRequest,
     InferTensor,
     RequestedOutput,
+    SequenceStep,
     SharedPlace,
     encode_request,
 )
@@ -38,18 +39,20 @@ class RequestTemplate:
 
 
 class InferOptions(NamedTuple):
-    """The model of an inference request, its priority and its time limit.
+    """The model of an inference request, its priority, its time limit and its place in a sequence.
 
     Attributes:
         name, version: name and version of the model; version None for the one that the service prefers.
         priority: 1 is the highest, 0 the model's default.
         timeout_s: time limit in which the call must begin, or None.
+        sequence: see `SequenceStep`; None for a call of its own.
     """
 
     name: str
     version: str | None
     priority: int
     timeout_s: float | None
+    sequence: SequenceStep | None = None
 
 
 def make_request_head(method: str, path: str, fields: str, body_bytes: int = 0) -> bytes:
@@ -89,6 +92,7 @@ def make_template(
         outputs,
         priority=options.priority,
         timeout_us=None if options.timeout_s is None else max(1, int(options.timeout_s * 1e6)),
+        sequence=options.sequence,
     )
     text = encode_request(request)
     path = f"{prefix}{model_path(options.name, options.version)}/infer"

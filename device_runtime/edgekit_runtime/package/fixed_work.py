@@ -5,9 +5,10 @@ the golden input and takes for ever with 2**62. Likewise `Range`, `Tile` or `Res
 states, and what follows the rows that `NonZero` finds. Such a model must not run on the event loop, and
 shares no batch with other calls.
 
-The graph is read from the package, whoever made it. Operators that run a body (loops, branches) never have
-fixed work. Others have, unless an input of theirs that may set a size depends on a value of an input of the
-model. `Shape` ends such a dependency: the request bounds the sizes of its inputs.
+The graph is read from the package, whoever made it. Operators that run a body (loops, branches) have no fixed
+work, except an `If` whose condition depends on sizes alone. Others have, unless an input of theirs that may
+set a size depends on a value of an input of the model. `Shape` ends such a dependency: the request bounds the
+sizes of its inputs.
 """
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
@@ -172,9 +173,16 @@ class Graph:
 def has_fixed_work(graph: Graph) -> bool:
     """Return whether a run takes the same time whatever values the inputs have."""
     return not any(
-        operation.bodies or operation.name in _BODIES or _sets_size(operation, positions)
+        _runs_by_values(operation, positions) or _sets_size(operation, positions)
         for operation, positions in graph.follow_values()
     )
+
+
+def _runs_by_values(operation: Operation, positions: Sequence[int]) -> bool:
+    """Return whether values of inputs may decide which bodies an operation runs, and how often."""
+    if operation.name == "If" and 0 not in positions:
+        return False
+    return bool(operation.bodies) or operation.name in _BODIES
 
 
 def has_free_sizes(graph: Graph) -> bool:

@@ -26,6 +26,7 @@ from edgekit_runtime.package.manifest_entries import (
     require_token,
 )
 from edgekit_runtime.package.member_names import find_names_problem
+from edgekit_runtime.package.states import MAX_STATES, RecurrentState, find_states_problem
 from edgekit_runtime.package.submodels import MAX_SUBMODELS, Submodel, check_submodels, served_name
 from edgekit_runtime.package.variants import DEFAULT_VARIANT, MAX_VARIANTS, Variant, check_variants
 from edgekit_runtime.tensors import TensorSpec
@@ -37,6 +38,7 @@ __all__ = [
     "BackendChoice",
     "FormatInfo",
     "Manifest",
+    "RecurrentState",
     "Submodel",
     "TaskChoice",
     "Variant",
@@ -63,6 +65,7 @@ class Manifest(Record):
         variants: further ways to run the model; `backend`, `golden` and `figures` above are the default's.
         submodels: parts of the model for a device that offloads to a server.
         task: what the outputs mean, or None.
+        states: outputs that are inputs of the next run of a sequence.
 
     Raises:
         ManifestError: a field has the wrong type or value, or two fields contradict each other.
@@ -86,6 +89,7 @@ class Manifest(Record):
     variants: tuple[Variant, ...] = field(default=(), metadata={**OPTIONAL, "most": MAX_VARIANTS})
     submodels: tuple[Submodel, ...] = field(default=(), metadata={**OPTIONAL, "most": MAX_SUBMODELS})
     task: TaskChoice | None = field(default=None, metadata=OPTIONAL)
+    states: tuple[RecurrentState, ...] = field(default=(), metadata={**OPTIONAL, "most": MAX_STATES})
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -105,6 +109,8 @@ class Manifest(Record):
             names = [spec.name for spec in specs]
             require(len(names) > 0, f"{side} is empty, expected at least one tensor")
             require(len(set(names)) == len(names), f"{side} holds a tensor name twice: {', '.join(names)}")
+        problem = find_states_problem(self.states, self.inputs, self.outputs)
+        require(problem is None, f"states: {problem}")
         self._check_paths()
         check_variants(self.variants)
         for variant in self.all_variants:

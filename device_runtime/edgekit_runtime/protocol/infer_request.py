@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -22,6 +23,21 @@ ANSWER: Final = "answer"
 """The output that holds the answer of a model's task, a JSON text, where the model has no such output."""
 _MAX_ID: Final = 256  # characters
 _MAX_CLASSES: Final = 1000
+_MAX_SEQUENCE_ID: Final = 128  # characters; of a number it has 64 bits
+
+
+class SequenceStep(NamedTuple):
+    """The part of a request that says to which sequence it belongs.
+
+    Attributes:
+        id: chosen by the client; neither 0 nor empty, which name no sequence.
+        start: whether it is the first request of the sequence, whose states are zeros.
+        end: whether it is the last one, after which the states are dropped.
+    """
+
+    id: int | str
+    start: bool = False
+    end: bool = False
 
 
 class SharedPlace(NamedTuple):
@@ -100,6 +116,7 @@ class InferRequest:
         priority: 1 is the highest, 0 the model's default.
         timeout_us: the longest wait in the queue, or None.
         media_type: media type of the input that is a file; empty for what the model usually takes.
+        sequence: its sequence and place there, or None.
         response_heads: a server keeps the heads of its responses here, by the shapes of the outputs.
         binary_bytes: size of all binary data.
         shares_outputs: whether an output goes to shared memory.
@@ -114,6 +131,7 @@ class InferRequest:
     priority: int = 0
     timeout_us: int | None = None
     media_type: str = ""
+    sequence: SequenceStep | None = None
     response_heads: dict[tuple[tuple[int, ...], ...], bytes] = field(default_factory=dict)
     binary_bytes: int = field(init=False)
     shares_outputs: bool = field(init=False)
@@ -158,6 +176,8 @@ def encode_request(request: InferRequest) -> bytes:
         parameters["priority"] = request.priority
     if request.timeout_us is not None:
         parameters["timeout"] = request.timeout_us
+    if request.sequence is not None:
+        parameters |= {f"sequence_{key}": value for key, value in request.sequence._asdict().items()}
     if request.id is not None:
         document["id"] = request.id
     try:
@@ -188,6 +208,7 @@ def decode_request(
     *,
     takes_media: bool = False,
     has_answer: bool = False,
+    states: Mapping[str, str] = MappingProxyType({}),
 ) -> InferRequest:
     """Return the request in a JSON document to a model with these inputs and outputs.
 
@@ -198,24 +219,33 @@ def decode_request(
         may_be_empty: inputs that may have no elements, such as a cache before the first step.
         takes_media: whether the first input may be the file of a photograph or sound.
         has_answer: whether the output `ANSWER` may be asked for.
+        states: output -> input that its value is in the next request of a sequence. Such inputs need not be
+            sent, and such outputs are returned only if the request names them.
 
     Raises:
         RequestError: it is not a request of the protocol, or does not fit the model.
     """
     parameters = take_field(document, "parameters", "the request", dict, {})
-    for name in ("sequence_id", "sequence_start", "sequence_end"):
-        if parameters.get(name):
-            raise RequestError(400, f"parameter '{name}': models with state are not supported")
+    sequence = take_sequence(parameters)
+    if sequence is not None and not states:
+        raise RequestError(400, "parameter 'sequence_id': this model keeps no state between requests")
     request_id = take_field(document, "id", "the request", str, "")
     if len(request_id) > _MAX_ID:
         raise RequestError(400, f"id: expected at most {_MAX_ID} characters")
     return InferRequest(
-        _decode_inputs(document, inputs, may_be_empty, media_input=inputs[0].name if takes_media else None),
-        _decode_outputs(document, outputs, parameters, has_answer=has_answer),
+        _decode_inputs(
+            document,
+            inputs,
+            may_be_empty,
+            may_be_missing=states.values(),
+            media_input=inputs[0].name if takes_media else None,
+        ),
+        _decode_outputs(document, outputs, parameters, states=states, has_answer=has_answer),
         request_id or None,
         take_field(parameters, "priority", "the request", int, 0),
         take_field(parameters, "timeout", "the request", int, 0) or None,
         _find_media_type(document, parameters) if takes_media else "",
+        sequence,
     )
 
 
@@ -227,11 +257,41 @@ def _find_media_type(document: Mapping[str, Any], parameters: Mapping[str, Any])
     return next(filter(None, types), "")
 
 
+def take_sequence(parameters: Mapping[str, Any]) -> SequenceStep | None:
+    """Return the place in a sequence that the parameters of a request state, or None without a sequence.
+
+    Raises:
+        RequestError: the id is no text or number within its bounds, or a flag stands without it.
+    """
+    sequence_id = parameters.get("sequence_id", 0)
+    start, end = (
+        take_field(parameters, f"sequence_{flag}", "the request", bool, default=False)
+        for flag in ("start", "end")
+    )
+    is_id = (
+        len(sequence_id) <= _MAX_SEQUENCE_ID
+        if isinstance(sequence_id, str)
+        else (type(sequence_id) is int and 0 <= sequence_id < 1 << 64)
+    )
+    if not is_id:
+        raise RequestError(
+            400,
+            f"parameter 'sequence_id' is {show(sequence_id)}, expected a whole number of at most 64 bits, or"
+            f" text of at most {_MAX_SEQUENCE_ID} characters",
+        )
+    if sequence_id:
+        return SequenceStep(sequence_id, start, end)
+    if start or end:
+        raise RequestError(400, "sequence_start and sequence_end need a sequence_id other than 0")
+    return None
+
+
 def _decode_inputs(
     document: Mapping[str, Any],
     specs: Sequence[TensorSpec],
     may_be_empty: Collection[str],
     *,
+    may_be_missing: Collection[str],
     media_input: str | None,
 ) -> tuple[InferTensor, ...]:
     specs_by_name = {spec.name: spec for spec in specs}
@@ -256,7 +316,7 @@ def _decode_inputs(
                     f"dimension '{dimension}' is {expected} in input '{other}' and {size} in input '{name}',"
                     " expected one size",
                 )
-    if missing := [name for name in specs_by_name if name not in tensors]:
+    if missing := [name for name in specs_by_name if name not in tensors and name not in may_be_missing]:
         raise RequestError(
             400, f"input '{missing[0]}' is missing; the model takes {', '.join(specs_by_name)}"
         )
@@ -347,12 +407,13 @@ def _decode_outputs(
     specs: Sequence[TensorSpec],
     defaults: Mapping[str, Any],
     *,
+    states: Collection[str],
     has_answer: bool,
 ) -> tuple[RequestedOutput, ...]:
     is_binary = take_field(defaults, "binary_data_output", "the request", bool, default=False)
     entries = take_field(document, "outputs", "the request", list, [])
     if not entries:
-        return tuple(RequestedOutput(spec.name, is_binary) for spec in specs)
+        return tuple(RequestedOutput(spec.name, is_binary) for spec in specs if spec.name not in states)
     names = dict.fromkeys([spec.name for spec in specs] + ([ANSWER] if has_answer else []))
     outputs: dict[str, RequestedOutput] = {}
     for entry in entries:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError, PackageError
 from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.preprocessing.images import SUFFIXES
 from edgekit_runtime.preprocessing.media import MediaType
 from edgekit_runtime.preprocessing.placement import Placement
@@ -29,6 +30,7 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.packaging.attachments import class_names
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.media.decoding import Decoding
+from edgekit_toolkit.samples.sequences import SequenceSamples
 from edgekit_toolkit.samples.shards import Batching
 from edgekit_toolkit.samples.source import open_data
 
@@ -52,6 +54,26 @@ class Inference:
     outputs: Mapping[str, NDArray[Any]]
     first: Feeds
     names: tuple[str, ...] = ()
+
+
+def run_sequences(session: Session, manifest: Manifest, path: Path) -> Inference:
+    """Return the outputs of a model with states for the sequences at `path`: [sequences, steps, ...].
+
+    Raises:
+        DataError: see `open_data`; or sequences have different lengths.
+        BackendError: the engine failed.
+    """
+    sequences = SequenceSamples(manifest.states, manifest.inputs, session.outputs, {})
+    run = sequences.over_sequences(lambda feeds: [*session.run(feeds).values()], only_last=False)
+    source = open_data(path, sequences.specs)
+    parts: dict[str, list[NDArray[Any]]] = {}
+    first: Feeds = {}
+    for sample, _ in source.stream():
+        first = first or sequences.first_step(sample)
+        for spec, output in zip(sequences.judged, run(sample), strict=True):
+            parts.setdefault(spec.name, []).append(output[np.newaxis])
+    outputs = {name: _join(name, rows) for name, rows in parts.items()}
+    return Inference(len(source), 1, outputs, first, source.names)
 
 
 def run_samples(

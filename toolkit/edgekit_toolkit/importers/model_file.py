@@ -9,6 +9,7 @@ from typing import Final, Generic, TypeVar
 import onnx
 
 from edgekit_runtime.errors import ModelError
+from edgekit_runtime.package.states import RecurrentState
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.importers.file_kind import describe_folder
 from edgekit_toolkit.models.model import Model
@@ -32,6 +33,7 @@ class SourceModel(Generic[M_co]):
             `.tflite` that records another shape of an output than it makes has that one.
         inputs: inputs of a session; for a `.tflite`, float32 where the file has codes with a scale.
         original: the model before operators were written out on which the engine fails; None if none were.
+        states: its outputs that are inputs of the next run.
     """
 
     path: Path
@@ -41,6 +43,7 @@ class SourceModel(Generic[M_co]):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     original: onnx.ModelProto | None = None
+    states: tuple[RecurrentState, ...] = ()
 
 
 def read_model_file(path: Path, ending: str, max_bytes: int) -> bytes:

@@ -19,6 +19,7 @@ from edgekit_toolkit.onnx_graph.functions import inline_functions, named_functio
 from edgekit_toolkit.onnx_graph.specs import batch_dims, free_dims
 from edgekit_toolkit.samples.generated import Feeds, bind_dims
 from edgekit_toolkit.samples.media.decoding import Decoding
+from edgekit_toolkit.samples.sequences import SequenceSamples
 from edgekit_toolkit.samples.shards import Batching
 from edgekit_toolkit.samples.split import Ranges, read_ranges
 
@@ -84,7 +85,10 @@ def _sizes(
         ranges: Ranges = {name: (code_range.low, code_range.high) for name, code_range in codes.items()}
         first = None
     else:
-        first, ranges = read_ranges(path, source.inputs, decoding)
+        sequences = SequenceSamples(source.states, source.inputs, source.outputs, stated.dims)
+        specs = sequences.specs if source.states else source.inputs
+        first, ranges = read_ranges(path, specs, decoding)
+        first = sequences.first_step(first) if source.states else first
     if not source.model.has_fixed_sizes:
         if stated.batch is not None:
             dims.update(dict.fromkeys(batch_dims(source.inputs), stated.batch))

@@ -9,18 +9,23 @@ from edgekit_toolkit.importers.fixed_inputs import fix_inputs
 from edgekit_toolkit.importers.model_file import SourceModel
 from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.importers.pt2 import is_pt2, load_pt2
+from edgekit_toolkit.importers.states import name_states
 from edgekit_toolkit.models.model import Model
 
 
-def load_model(path: Path, fixed: Mapping[str, JsonValue] | None = None) -> SourceModel[Model]:
+def load_model(
+    path: Path,
+    fixed: Mapping[str, JsonValue] | None = None,
+    states: Mapping[str, str] | None = None,
+) -> SourceModel[Model]:
     """Return the model in a `.onnx` or `.tflite` file, or the program in a `.pt2` file as an ONNX model.
 
     Raises:
         ModelError: the file is none of them, or cannot be used; see `load_onnx`, `load_tflite`, `load_pt2`,
-            `fix_inputs`.
+            `fix_inputs`, `name_states`.
         EngineMissingError: it is a `.tflite`, and LiteRT is not installed.
     """
-    return fix_inputs(_load(path), fixed or {})
+    return name_states(fix_inputs(_load(path), fixed or {}), states or {})
 
 
 def _load(path: Path) -> SourceModel[Model]:

@@ -22,6 +22,7 @@ from edgekit_runtime.package.golden import Golden, GoldenInput, resample
 from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest, Variant
 from edgekit_runtime.package.manifest_entries import TaskChoice
 from edgekit_runtime.package.row_sets import row_axes
+from edgekit_runtime.package.states import RecurrentState
 from edgekit_runtime.trust.dsse import PACKAGE_PREDICATE_TYPE, Statement
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.models.model import Model, Runner
@@ -184,6 +185,7 @@ def assemble(recipe: Recipe, reference: Reference, model: Model) -> PackageDraft
             "tools": dict(recipe.tools),
             **({"fixed_inputs": dict(recipe.fixed)} if recipe.fixed else {}),
         },
+        states=tuple(RecurrentState(output, target) for output, target in sorted(recipe.states.items())),
     )
     return PackageDraft(manifest, {path: contents[path] for path in sorted(contents)})
 

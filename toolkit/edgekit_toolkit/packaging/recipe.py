@@ -33,7 +33,7 @@ _TOOLS: Final = ("numpy", "onnx", "onnxoptimizer", "onnxruntime")
 _COUNT: Final = Range(1, _MAX_INTEGER)
 _Number = Annotated[float, Range(-math.inf, math.inf)]
 _OPTIONAL: Final = frozenset(
-    {"variants", "disabled_optimizers", "fixed", "written_out", "golden_rows", "task"}
+    {"variants", "disabled_optimizers", "fixed", "states", "written_out", "golden_rows", "task"}
 )
 
 
@@ -65,6 +65,7 @@ class Recipe:
         tools: versions with which it was made.
         disabled_optimizers: rewrites of onnxruntime that are off for the model, as `ort_options` has them.
         fixed: inputs that became constants, as for `fix_inputs`.
+        states: output -> input that its value is in the next run, as for `name_states`.
         written_out: operators that are written out because the engine does not run them.
         golden_rows: seeds of the further golden rows.
         variants: further variants; `backend`, `form`, `model_sha256` and `figures` above are of the default
@@ -90,6 +91,7 @@ class Recipe:
     tools: Mapping[str, str]
     disabled_optimizers: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    states: Mapping[str, str] = field(default_factory=dict)
     written_out: tuple[str, ...] = ()
     task: Mapping[str, Any] | None = None
     golden_rows: tuple[Annotated[int, Range(0, MAX_SEED)], ...] = ()

@@ -108,6 +108,7 @@ def _recipe(request: Request, prepared: Preparation, candidate: Candidate, figur
         batch=request.batch,
         dims=prepared.dims,
         fixed=request.fixed,
+        states=request.states,
         written_out=prepared.written_out,
         steps=tuple((step.name, step.form) for step in prepared.steps if step.applied),
         form=candidate.form,

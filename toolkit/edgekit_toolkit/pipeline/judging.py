@@ -174,6 +174,7 @@ class Judging:
         within = [draft.costs.get("transport", math.inf) <= limit for draft in self.drafts]
         part = self._prepared.samples.evaluation
         is_aligned = self._scores is not None and not self._scores.unjudged and part.group == 1
+        is_aligned &= self._prepared.sequences is None
         if sum(within) < 2 or not is_aligned:
             return [draft.candidate.snr_db for draft in self.drafts]
         choosing = set(split_evaluation(part.count, hold_back=not part.is_generated)[0].tolist())
@@ -216,13 +217,22 @@ class Judging:
 
     def _score_models(self, models: Sequence[Model], *, alone: bool) -> Scores:
         source, names, threads = self._prepared.source, self._names, self._request.threads
-        return score_candidates(
+        part, outputs = self._prepared.samples.evaluation, source.outputs
+        runs = [
             source.model.open(names, threads=threads, rewrites=False),
-            [model.open(names, threads=threads) for model in models],
-            self._prepared.samples.evaluation,
+            *(model.open(names, threads=threads) for model in models),
+        ]
+        if (sequences := self._prepared.sequences) is not None:
+            # A label is that of the whole sequence, which the model has seen after its last step.
+            runs = [sequences.over_sequences(run, only_last=part.labelled) for run in runs]
+            outputs, alone = sequences.judged, True
+        return score_candidates(
+            runs[0],
+            runs[1:],
+            part,
             self._request.metric,
             inputs=source.inputs,
-            outputs=source.outputs,
+            outputs=outputs,
             alone=alone,
             task=self._prepared.task.choice,
             progress=lambda done, total: self._phases.progress("judging on held-out samples", done, total),

@@ -12,7 +12,7 @@ from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_toolkit.evaluation.metrics import METRICS
 from edgekit_toolkit.evaluation.scoring import spread_feeds, take_probes
 from edgekit_toolkit.importers.model_file import SourceModel, errors_with_path
-from edgekit_toolkit.importers.sizes import Size, StatedSizes, list_sizes, settle, with_batch
+from edgekit_toolkit.importers.sizes import Size, StatedSizes, list_sizes, settle
 from edgekit_toolkit.importers.source import load_model
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
@@ -23,11 +23,11 @@ from edgekit_toolkit.packaging.drift_reference import drift_reference
 from edgekit_toolkit.passes.optimiser import PassResult, optimise
 from edgekit_toolkit.passes.reference_check import check_reference
 from edgekit_toolkit.passes.wrong_rewrites import WrongRewrites, find_wrong_rewrites
-from edgekit_toolkit.pipeline.request import Phases, Progress, Request
+from edgekit_toolkit.pipeline.request import Phases, Request
+from edgekit_toolkit.pipeline.sample_choice import choose_decoding, choose_samples
 from edgekit_toolkit.samples.generated import Feeds, advise_on_integers
-from edgekit_toolkit.samples.media.classes import check_class_count
-from edgekit_toolkit.samples.media.decoding import Decoding
-from edgekit_toolkit.samples.split import Ranges, Samples, choose_samples, first_feeds
+from edgekit_toolkit.samples.sequences import SequenceSamples
+from edgekit_toolkit.samples.split import Ranges, Samples, first_feeds
 from edgekit_toolkit.tasks.proposal import Evidence, TaskDecision, decide_task
 
 # Parity is checked a dozen times; one large image shows what two would.
@@ -51,6 +51,7 @@ class Preparation:
         reference: statistics of inputs and outputs on the calibration samples; None without real samples.
         task: what the outputs mean.
         class_output: name of the first output if the request says that it holds class scores, or None.
+        sequences: how a model with states runs over samples, or None.
     """
 
     source: SourceModel[Model]
@@ -66,6 +67,7 @@ class Preparation:
     reference: Mapping[str, Any] | None
     task: TaskDecision
     class_output: str | None
+    sequences: SequenceSamples | None = None
 
     @property
     def has_data(self) -> bool:
@@ -97,22 +99,16 @@ def prepare(request: Request, phases: Phases) -> Preparation:
         BackendError: the engine fails on the source model.
     """
     with phases.phase("import"):
-        source = load_model(request.model, request.fixed)
+        source = load_model(request.model, request.fixed, request.states)
         with errors_with_path(source.path):
             check_provable(source.model)
-        decoding = _decoding(request, source, phases.progress)
+        decoding = choose_decoding(request, source, phases.progress)
         stated = StatedSizes(request.dims, request.batch, request.calibration or request.evaluation)
         settled = settle(source, stated, decoding)
-        source, sizes, ranges = settled.source, settled.sizes, settled.ranges
+        source, sizes = settled.source, settled.sizes
         dims = {name: size.value for name, size in sizes.items()}
-        samples = choose_samples(
-            with_batch(source.inputs, request.batch),
-            request.calibration,
-            request.evaluation,
-            dims,
-            ranges,
-            decoding=decoding,
-        )
+        chosen = choose_samples(request, source, dims, settled.ranges, decoding)
+        samples, ranges = chosen.samples, chosen.ranges
     feeds = _parity_feeds(samples)
     if source.original is not None and isinstance(source.model, OnnxModel):
         check_reference(source.original, source.model.proto, feeds)
@@ -127,7 +123,7 @@ def prepare(request: Request, phases: Phases) -> Preparation:
     golden = _golden(source, floats, dims, ranges)
     with phases.phase("look at the samples"):
         classes = _stated_class_output(request, floats, samples)
-        task = _decide_task(request, source, samples)
+        task = _decide_task(request, source, samples, chosen.sequences)
         reference = drift_reference(floats, samples.calibration, says_classes=classes is not None)
     return Preparation(
         source=source,
@@ -143,20 +139,7 @@ def prepare(request: Request, phases: Phases) -> Preparation:
         reference=reference,
         task=task,
         class_output=classes,
-    )
-
-
-def _decoding(request: Request, source: SourceModel[Model], progress: Progress) -> Decoding:
-    """How the request's photographs or recordings become samples.
-
-    Raises:
-        DataError: they lie in folders that are not the model's classes.
-    """
-    classes = () if request.labels is None else class_names(request.labels)
-    if request.labels_from_folders:
-        check_class_count(classes, source.outputs)
-    return Decoding(
-        request.preprocessing, classes, progress=lambda done, total: progress("reading files", done, total)
+        sequences=chosen.sequences,
     )
 
 
@@ -191,23 +174,27 @@ def _golden(source: SourceModel[Model], floats: Model, dims: Mapping[str, int], 
     return golden
 
 
-def _decide_task(request: Request, source: SourceModel[Model], samples: Samples) -> TaskDecision:
+def _decide_task(
+    request: Request, source: SourceModel[Model], samples: Samples, sequences: SequenceSamples | None
+) -> TaskDecision:
     """Return the task that the request states, or that the source model's outputs show.
 
     Raises:
         DataError: the stated task cannot read the outputs.
     """
-    part, names = samples.evaluation, [spec.name for spec in source.outputs]
+    part, outputs = samples.evaluation, source.outputs
     feeds = spread_feeds(part)
-    run = source.model.open(names, threads=request.threads, rewrites=False)
-    probes = take_probes(run, part, feeds, inputs=source.inputs, outputs=source.outputs)
+    run = source.model.open([spec.name for spec in outputs], threads=request.threads, rewrites=False)
+    if sequences is not None:
+        run, outputs = sequences.over_sequences(run, only_last=True), sequences.judged
+    probes = take_probes(run, part, feeds, inputs=source.inputs, outputs=outputs)
     return decide_task(
         request.task,
         Evidence(
             probes=probes,
             labels=() if request.labels is None else class_names(request.labels),
             labelled=part.labelled and part.truth is int,
-            placement=Placement.of_input(feeds[0][source.inputs[0].name].shape),
+            placement=Placement.of_input(next(iter(feeds[0].values())).shape),
         ),
     )
 

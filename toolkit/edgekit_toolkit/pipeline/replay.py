@@ -54,7 +54,7 @@ def repeat(model_path: Path, recipe: Recipe, earlier: EarlierModel | None = None
         RecipeError: the recipe is of another model, or these tools make another model of it.
         ModelError: the model cannot be used.
     """
-    source = load_model(model_path, recipe.fixed)
+    source = load_model(model_path, recipe.fixed, recipe.states)
     if source.sha256 != recipe.source_sha256:
         raise RecipeError(
             f"the recipe is for a model with sha256 {recipe.source_sha256}, but {model_path} has"

@@ -27,6 +27,7 @@ class Request:
         batch: fixed batch, or None to leave it unchanged.
         dims: sizes of free dimensions for measuring.
         fixed: inputs that become constants, as for `fix_inputs`.
+        states: output -> input that its value is in the next run, as for `name_states`.
         labels: file with one class name a line, or None.
         labels_from_folders: whether the class names are the sorted names of the samples' folders.
         preprocessing: description of the preprocessing, or None.
@@ -51,6 +52,7 @@ class Request:
     batch: int | None = None
     dims: Mapping[str, int] = field(default_factory=dict)
     fixed: Mapping[str, JsonValue] = field(default_factory=dict)
+    states: Mapping[str, str] = field(default_factory=dict)
     labels: str | None = None
     labels_from_folders: bool = False
     preprocessing: Mapping[str, Any] | None = None

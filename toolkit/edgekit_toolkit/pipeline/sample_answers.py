@@ -67,6 +67,9 @@ def compare_answers(run: Run) -> list[SampleAnswers]:
     labels = () if run.request.labels is None else class_names(run.request.labels)
     names = [spec.name for spec in run.prepared.source.outputs]
     runners = [model.open(names, threads=1) for model in (run.prepared.source.model, run.subject.model)]
+    if (sequences := run.prepared.sequences) is not None:
+        runners = [sequences.over_sequences(runner, only_last=True) for runner in runners]
+        names = [spec.name for spec in sequences.judged]
 
     def answer(outputs: Outputs, placement: Placement | None) -> Decoded:
         row = first_row(outputs, run.prepared.samples.evaluation.group)
@@ -99,7 +102,7 @@ def _spread_samples(run: Run) -> Iterator[_Sample]:
     fields = run.request.preprocessing
     if not paths or fields is None or any(path.suffix.lower() not in SUFFIXES for path in paths):
         for number, feeds in enumerate(spread_feeds(part, MAX_SAMPLES)):
-            placement = Placement.of_input(feeds[inputs[0].name].shape)
+            placement = Placement.of_input(next(iter(feeds.values())).shape)
             yield _Sample(f"sample {number + 1}", feeds, placement)
         return
     rules = read_rules(fields, inputs[0])

@@ -102,6 +102,8 @@ def _compare(
     for feeds in islice(samples, _MAX_SAMPLES):
         count += 1
         for name, (low, high) in ranges.items():
+            if name not in feeds:  # a state, which no sample holds
+                continue
             value = feeds[name].astype(np.float64)  # a float16 does not hold the ends of wide ranges
             if not value.size:
                 continue

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import EdgekitError, OverloadedError, RequestError
 from edgekit_runtime.preprocessing.media import MediaType
+from edgekit_runtime.protocol.infer_request import SequenceStep
 from edgekit_runtime.service.options.resources import MediaLimits
 from edgekit_runtime.service.scheduling.call import Answer, Call
 from edgekit_runtime.service.scheduling.fair_pool import Threads
@@ -61,6 +62,7 @@ class AnswerRequest:
         priority: 1 is the highest, 0 the model's default.
         deadline_s: latest start of the run, see `Call`.
         is_unwanted: whether the client has gone.
+        sequence: its place in a sequence, or None.
     """
 
     find: Callable[[], Served]
@@ -73,6 +75,7 @@ class AnswerRequest:
     priority: int = 0
     deadline_s: float | None = None
     is_unwanted: Callable[[], bool] = _never
+    sequence: SequenceStep | None = None
 
 
 class AnswerPath:
@@ -136,11 +139,12 @@ class AnswerPath:
     def _infer(self, work: "_Work", served: Served) -> None:
         request, inputs = work.request, work.prepared.inputs
         work.served = served
-        answer = None if request.deadline_s is not None else served.lane.attempt(inputs)
+        is_alone = request.deadline_s is None and request.sequence is None
+        answer = served.lane.attempt(inputs) if is_alone else None
         if answer is None:
             finish = functools.partial(self._take_outputs, work)
-            call = Call(inputs, finish, request.priority, request.deadline_s, request.is_unwanted)
-            served.lane.submit(call)
+            limits = (request.priority, request.deadline_s, request.is_unwanted)
+            served.lane.submit(Call(inputs, finish, *limits, request.sequence))
         else:
             self._take_outputs(work, answer)
 

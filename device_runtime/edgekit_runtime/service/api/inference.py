@@ -164,6 +164,7 @@ class InferenceHandler:
                 priority=request.priority,
                 deadline_s=find_deadline(request),
                 is_unwanted=lambda: connection.has_left,
+                sequence=request.sequence,
             )
         )
 
@@ -173,11 +174,14 @@ class InferenceHandler:
         regions = _NONE_HELD
         if request.shares_outputs:
             regions = served.codec.hold(request, is_local=connection.is_local)
-        answer = served.lane.attempt(inputs)
+        sequence = request.sequence
+        answer = served.lane.attempt(inputs) if sequence is None else None
         if answer is None:
             deadline_s = find_deadline(request)
             reply = functools.partial(self._respond, connection, served, request, regions)
-            served.lane.submit(Call(inputs, reply, request.priority, deadline_s, lambda: connection.has_left))
+            served.lane.submit(
+                Call(inputs, reply, request.priority, deadline_s, lambda: connection.has_left, sequence)
+            )
         else:
             self._respond(connection, served, request, regions, answer)
 

@@ -61,6 +61,7 @@ def write_metrics(
             _drift_family(served),
             *_looks_families(served),
             *_governor_families(served),
+            _sequence_family(served),
         ]
     )
 
@@ -128,6 +129,17 @@ def _looks_families(served: Iterable[Served]) -> Iterator[MetricFamily]:
     ):
         series = tuple((labels, float(drift[key])) for labels, drift in loads if key in drift)
         yield MetricFamily(name, "counter", text, series)
+
+
+def _sequence_family(served: Iterable[Served]) -> MetricFamily:
+    series = []
+    for version in served:
+        sequences: Any = version.to_json().get("sequences")
+        if sequences is not None:
+            labels = {"model": version.loaded.manifest.name, "version": version.version}
+            series.append((labels, float(sequences["active"])))
+    text = "Sequences whose states are kept now."
+    return MetricFamily("edgekit_active_sequences", "gauge", text, tuple(series))
 
 
 def _governor_families(served: Iterable[Served]) -> list[MetricFamily]:

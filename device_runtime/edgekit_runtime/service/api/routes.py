@@ -40,7 +40,8 @@ Route: TypeAlias = tuple[tuple[str, ...], Action]  # methods, and what handles t
 _READ: Final = ("GET", "HEAD")
 _WRITE: Final = ("POST",)
 _EXTENSIONS: Final = (
-    *("binary_tensor_data", "model_repository", "schedule_policy", "shared_memory", "statistics"),
+    *("binary_tensor_data", "model_repository", "schedule_policy", "sequence", "shared_memory"),
+    "statistics",
 )
 
 
@@ -245,6 +246,7 @@ class Router:
             "platform": served.loaded.platform,
             "inputs": [_describe_tensor(spec) for spec in served.codec.inputs],
             "outputs": [_describe_tensor(spec) for spec in served.codec.outputs],
+            **({"states": served.codec.states} if served.codec.states else {}),
         }
 
 

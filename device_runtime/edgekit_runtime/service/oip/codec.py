@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from edgekit_runtime.errors import RequestError
+from edgekit_runtime.package.states import RecurrentState
 from edgekit_runtime.protocol.byte_strings import serialize_strings, take_string
 from edgekit_runtime.protocol.infer_request import (
     ANSWER,
@@ -29,6 +30,7 @@ from edgekit_runtime.tasks.answerer import Answerer
 from edgekit_runtime.tensors import Array, TensorSpec
 
 _MAX_KEPT: Final = 64
+_MAX_KEPT_STEPS: Final = 1024  # of a model with states: each sequence has requests of its own
 _MAX_KEPT_BYTES: Final = 4096
 _INDEX_BYTES: Final = 4  # no engine takes indices of fewer
 _MAX_COPIED_BYTES: Final = 4096  # from shared memory; less than the rest of a request costs
@@ -45,7 +47,7 @@ class Codec:
 
     __slots__ = (
         *("_answerer", "_check_inputs", "_may_be_empty", "_max_json_bytes", "_max_json_response_bytes"),
-        *("_names", "_regions", "_requests", "inputs", "outputs"),
+        *("_max_kept", "_names", "_regions", "_requests", "inputs", "outputs", "states"),
     )
 
     def __init__(
@@ -61,6 +63,7 @@ class Codec:
         check_inputs: Callable[[Sequence[InferTensor]], None] | None = None,
         may_be_empty: Collection[str] = (),
         answerer: Answerer | None = None,
+        states: Sequence[RecurrentState] = (),
     ) -> None:
         """Make a codec.
 
@@ -75,8 +78,11 @@ class Codec:
             check_inputs: raises RequestError where the inputs of one request are too large, or None.
             may_be_empty: inputs that may have no elements.
             answerer: preprocessing, task and labels of the package, or None.
+            states: outputs that are inputs of the next request of a sequence.
         """
         self._answerer = answerer
+        self.states = {state.output: state.input for state in states}
+        self._max_kept = _MAX_KEPT_STEPS if states else _MAX_KEPT
         self._may_be_empty = may_be_empty
         self._names = {"model_name": name, "model_version": version}
         self.inputs = tuple(inputs)
@@ -105,7 +111,7 @@ class Codec:
         if request is None:
             request = self._decode_json(load_object(text, "the request"))
             if request.is_repeatable and len(text) <= _MAX_KEPT_BYTES:
-                if len(self._requests) >= _MAX_KEPT:
+                if len(self._requests) >= self._max_kept:
                     self._requests.clear()
                 self._requests[text] = request
         _check_binary(request, body, len(text))
@@ -213,6 +219,7 @@ class Codec:
             self.outputs,
             self._may_be_empty,
             takes_media=answerer is not None and answerer.has_rules,
+            states=self.states,
             has_answer=has_answer and all(spec.name != ANSWER for spec in self.outputs),
         )
         if self._check_inputs is not None:

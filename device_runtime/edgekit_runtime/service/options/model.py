@@ -151,6 +151,9 @@ class ModelOptions:
         scheduling: how its calls are scheduled; a `max_batch` of 1 uses what `tune` found here.
         isolation: options of its worker processes, if it has any.
         governor: what the governor may change, or None if it may change nothing.
+        max_sequences: most sequences whose states are kept at one time, of a model with states; the memory
+            of so many counts under the memory cap.
+        sequence_idle_s: a sequence without a request for so long ends.
 
     Raises:
         ValueError: two settings exclude each other.
@@ -173,6 +176,8 @@ class ModelOptions:
     scheduling: SchedulingLimits = field(default_factory=SchedulingLimits)
     isolation: Isolation = field(default_factory=Isolation)
     governor: GovernorOptions | None = None
+    max_sequences: Annotated[int, Range(1, 1 << 20)] = 1024
+    sequence_idle_s: float = 60.0
 
     @property
     def trial(self) -> CanaryOptions | ShadowOptions:
@@ -187,6 +192,8 @@ class ModelOptions:
             )
         if self.load_timeout_s == 0:
             raise ValueError("load_timeout_s is 0, expected more than 0")
+        if not 0 < self.sequence_idle_s < math.inf:
+            raise ValueError(f"sequence_idle_s is {self.sequence_idle_s}, expected more than 0")
         needs_one = self.rollout != "swap" or self.governor is not None
         if self.isolated and self.isolation.processes > 1 and needs_one:
             raise ValueError(

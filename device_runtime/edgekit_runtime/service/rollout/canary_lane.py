@@ -4,6 +4,9 @@ The choice of calls is not random. Both versions run some of the candidate's cal
 compare answers and latency. While these runs do not keep up, the candidate gets fewer calls, so that wrong
 answers are found after the same number of calls under any load. Answers from a cache count neither as errors
 nor in latency; they are compared like all others.
+
+A sequence stays with the version with which it began, as only that one has its states. For a comparison, both
+run a call of it as if it were the first of its sequence.
 """
 
 import math
@@ -13,6 +16,7 @@ from typing import Final
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError, EdgekitError, RefusedInputError
+from edgekit_runtime.protocol.infer_request import SequenceStep
 from edgekit_runtime.service.options.rollout import CanaryOptions
 from edgekit_runtime.service.rollout.comparison import all_finite
 from edgekit_runtime.service.rollout.gates import Rollback
@@ -20,6 +24,7 @@ from edgekit_runtime.service.rollout.observer import Observer, is_of_model
 from edgekit_runtime.service.rollout.paired_runs import Pair, PairedRuns
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane, Reused
 from edgekit_runtime.service.scheduling.golden_ratio import GOLDEN
+from edgekit_runtime.service.scheduling.sequence_lane import SequenceLane
 from edgekit_runtime.tensors import Array
 
 _AHEAD: Final = 2.0  # the candidate may be ahead of its pairs by so many times the calls of one pair
@@ -34,7 +39,8 @@ class CanaryLane(Lane):
 
     __slots__ = (
         *("_candidate", "_clock", "_compared", "_current", "_measured", "_pairs", "_phase"),
-        *("_is_pairing", "_most_unpaired", "_retry", "_share", "_unpaired", "_observer", "skipped"),
+        *("_is_pairing", "_most_unpaired", "_retry", "_sequences", "_share", "_unpaired", "_observer"),
+        *("_compared_share", "skipped"),
     )
 
     def __init__(
@@ -45,6 +51,7 @@ class CanaryLane(Lane):
         pairs: PairedRuns,
         *,
         options: CanaryOptions,
+        sequences: tuple[SequenceLane | None, SequenceLane | None] = (None, None),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Put a candidate beside the current version.
@@ -60,13 +67,15 @@ class CanaryLane(Lane):
             pairs: runs both versions with the same inputs.
             options: how many calls the candidate gets, how many of them both versions run again, and whether
                 `current` answers those that it fails, if their deadline has not passed.
+            sequences: where the two versions keep the states of sequences, for a model that has any.
             clock: the clock of the deadlines.
         """
         self._current = current
         self._candidate = candidate
         self._observer = observer
         self._pairs = pairs
-        self._compared = options.share * options.compared_share
+        self._compared, self._compared_share = options.share * options.compared_share, options.compared_share
+        self._sequences = sequences
         self._is_pairing, self.skipped = False, 0
         self._unpaired, self._most_unpaired = 0, math.ceil(_AHEAD / options.compared_share)
         self._retry = options.retry
@@ -80,7 +89,9 @@ class CanaryLane(Lane):
         """Accept `call`, which one of the two versions answers; raises nothing."""
         self._phase = phase = (self._phase + GOLDEN) % 1.0
         verdict = self._observer.verdict
-        if phase >= self._measured or isinstance(verdict, Rollback):
+        if call.sequence is not None and not isinstance(verdict, Rollback):
+            self._submit_step(call, call.sequence)
+        elif phase >= self._measured or isinstance(verdict, Rollback):
             self._current.submit(call)
         elif phase < self._compared and verdict is None:
             if self._is_pairing or not self._pairs.may_start():
@@ -94,6 +105,23 @@ class CanaryLane(Lane):
             self._try_candidate(call, is_compared=False)
         else:
             self._measure_current(call)
+
+    def _submit_step(self, call: Call, step: SequenceStep) -> None:
+        """Let the version answer with which the sequence began: a share of them begin with the candidate."""
+        current, candidate = (lane is not None and lane.holds(step.id) for lane in self._sequences)
+        may_begin = self._phase < self._share and self._unpaired < self._most_unpaired
+        if not candidate and (current or not step.start or not may_begin):
+            self._measure_current(call)
+            return
+        is_compared = (
+            self._observer.verdict is None
+            and self._phase < self._compared_share
+            and not self._is_pairing
+            and self._pairs.may_start()
+        )
+        self._is_pairing |= is_compared
+        self._unpaired += not is_compared
+        self._try_candidate(call, is_compared=is_compared)
 
     def _measure_current(self, call: Call) -> None:
         begin_s = self._clock()
@@ -137,7 +165,8 @@ class CanaryLane(Lane):
             inputs = call.own_inputs()
 
     def _take_failure(self, call: Call, failed: Answer, now_s: float) -> None:
-        if self._retry and (call.deadline_s is None or now_s < call.deadline_s):
+        is_within = call.sequence is not None and not call.sequence.start  # `current` has not its states
+        if self._retry and not is_within and (call.deadline_s is None or now_s < call.deadline_s):
             self._ask_current(call, failed)
             return
         # Now, as the inputs are gone after the reply. Without an answer of the current version to the same

@@ -109,8 +109,8 @@ class PairedRuns:
     """Makes pairs on a thread of its own, one after the other; used on the thread of the loop."""
 
     __slots__ = (
-        *("_alarm", "_call_soon", "_compare", "_defer", "_has_thread", "_is_busy", "_is_over", "_is_running"),
-        *("_max_run_s", "_own", "_queue", "_sessions"),
+        *("_alarm", "_call_soon", "_compare", "_complete", "_defer", "_has_thread", "_is_busy", "_is_over"),
+        *("_is_running", "_max_run_s", "_own", "_queue", "_sessions"),
     )
 
     def __init__(
@@ -123,6 +123,7 @@ class PairedRuns:
         is_busy: Callable[[], bool],
         defer: Callable[[float, Callable[[], None]], TimerHandle],
         max_run_s: float,
+        complete: Callable[[Inputs], Inputs] = lambda inputs: inputs,
     ) -> None:
         """Begin without a thread.
 
@@ -134,7 +135,10 @@ class PairedRuns:
             is_busy: whether real calls need the processors, so that no pair is made.
             defer: calls something on the loop's thread later, such as `loop.call_later`.
             max_run_s: time limit of the runs of a pair; 0 for no limit.
+            complete: adds the states that inputs lack, as at the start of a sequence: those of one version
+                mean nothing to the other.
         """
+        self._complete = complete
         self._sessions: tuple[Session, ...] = (share_session(current), share_session(candidate))
         # Their runs are stopped without those of calls.
         self._own = tuple(session for session in self._sessions if session not in (current, candidate))
@@ -161,7 +165,7 @@ class PairedRuns:
         if not self._has_thread:
             self._has_thread = True
             threading.Thread(target=self._work, name="edgekit-pairs", daemon=True).start()
-        self._queue.put((inputs, done))
+        self._queue.put((self._complete(inputs), done))
         self._is_running = True
         if self._max_run_s:
             self._alarm = self._defer(self._max_run_s, self._stop)

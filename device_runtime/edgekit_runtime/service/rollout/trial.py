@@ -2,15 +2,16 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypeAlias
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import SlotError
 from edgekit_runtime.package.manifest import Manifest
+from edgekit_runtime.package.states import RecurrentState, StateInputs
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.rollout.canary_lane import CanaryLane
-from edgekit_runtime.service.rollout.comparison import choose_comparison
+from edgekit_runtime.service.rollout.comparison import Compare, Outputs, choose_comparison
 from edgekit_runtime.service.rollout.gates import Promote, Rollback
 from edgekit_runtime.service.rollout.observer import Observer, Report
 from edgekit_runtime.service.rollout.paired_runs import PairedRuns
@@ -33,7 +34,7 @@ def begin_trial(current: Served, candidate: Served, options: ModelOptions, settl
         settle: takes the verdict, on the thread of the loop.
 
     Raises:
-        SlotError: the two differ in their inputs or outputs.
+        SlotError: the two differ in their inputs, outputs or states.
     """
     difference = find_difference(current.loaded.manifest, candidate.loaded.manifest)
     if difference is not None:
@@ -61,22 +62,25 @@ class _LocalTrialRunner:
         current, candidate, options = self._current, self._candidate, self._options
         loop = asyncio.get_running_loop()
         observer = self._observer = Observer(options.gates, report, defer=loop.call_later)
-        manifest, outputs = candidate.loaded.manifest, candidate.codec.outputs
+        manifest, states = candidate.loaded.manifest, candidate.codec.states
+        outputs = [spec for spec in candidate.codec.outputs if spec.name not in states]
         comparison = choose_comparison(outputs, manifest.figures, name=options.trial.comparison)
         self._pairs = PairedRuns(
             current.loaded.instances[0],
             candidate.loaded.instances[0],
-            comparison.compare,
+            _without(states, comparison.compare),
             loop.call_soon_threadsafe,
             is_busy=lambda: current.metrics.waiting > _LONG_QUEUE,
             defer=loop.call_later,
             max_run_s=options.scheduling.max_run_s,
+            complete=StateInputs(manifest.states, manifest.inputs).complete,
         )
         self._comparison = comparison
         parts = (current.stack, candidate.stack, observer, self._pairs)
         self._lane: CanaryLane | ShadowLane
         if options.rollout == "canary":
-            self._lane = CanaryLane(*parts, options=options.canary)
+            sequences = (current.sequences, candidate.sequences)
+            self._lane = CanaryLane(*parts, options=options.canary, sequences=sequences)
         else:
             self._lane = ShadowLane(*parts, options=options.shadow, defer=loop.call_later)
         current.lane = self._lane
@@ -99,16 +103,29 @@ class _LocalTrialRunner:
 
 
 def find_difference(current: Manifest, candidate: Manifest) -> str | None:
-    """Return in which inputs or outputs two versions differ, the candidate's first; None if in nothing."""
-    for direction in ("inputs", "outputs"):
+    """Return in which tensors or states two versions differ, the candidate's first; None if in nothing."""
+    for part in ("inputs", "outputs", "states"):
         old, new = (
-            [_describe(spec) for spec in getattr(manifest, direction)] for manifest in (current, candidate)
+            [_describe(item) for item in getattr(manifest, part)] for manifest in (current, candidate)
         )
         if old != new:
-            return f"{direction} {new} instead of {old}"
+            return f"{part} {new} instead of {old}"
     return None
 
 
-def _describe(spec: TensorSpec) -> str:
+def _without(states: Collection[str], compare: Compare) -> Compare:
+    """Return a comparison of all outputs but states: two versions may keep the same in different ways."""
+    if not states:
+        return compare
+
+    def drop(outputs: Outputs) -> Outputs:
+        return {name: array for name, array in outputs.items() if name not in states}
+
+    return lambda current, candidate: compare(drop(current), drop(candidate))
+
+
+def _describe(spec: TensorSpec | RecurrentState) -> str:
+    if isinstance(spec, RecurrentState):
+        return f"{spec.output} as {spec.input}"
     sizes = ",".join(str(size) if isinstance(size, int) else "?" for size in spec.shape)
     return f"{spec.name}:{spec.dtype}[{sizes}]"

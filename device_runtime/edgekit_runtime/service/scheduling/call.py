@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.protocol.infer_request import SequenceStep
 from edgekit_runtime.tensors import Array
 
 Answer: TypeAlias = "Mapping[str, Array] | EdgekitError"
@@ -50,6 +51,7 @@ class Call:
         deadline_s: latest time on the clock of `time.monotonic`; a call that has not begun by then is
             refused.
         is_unwanted: returns whether the client has gone; such a call need not run.
+        sequence: its place in a sequence; None for a call of its own, or with its states in `inputs`.
     """
 
     inputs: Mapping[str, Array]
@@ -57,6 +59,7 @@ class Call:
     priority: int = 0
     deadline_s: float | None = None
     is_unwanted: Callable[[], bool] = _never
+    sequence: SequenceStep | None = None
 
     def own_inputs(self) -> Mapping[str, Array]:
         """Return inputs that stay valid after `reply`: arrays that others may write to are copied."""
@@ -64,7 +67,7 @@ class Call:
 
     def answered_by(self, reply: Callable[[Answer], None]) -> "Call":
         """Return the same call with another `reply`, for a lane in front of another."""
-        return Call(self.inputs, reply, self.priority, self.deadline_s, self.is_unwanted)
+        return Call(self.inputs, reply, self.priority, self.deadline_s, self.is_unwanted, self.sequence)
 
 
 class Lane(Protocol):

@@ -1,19 +1,35 @@
 """A lane that collects drift statistics of some calls, as many as a budget of time allows."""
 
+import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from edgekit_runtime.drift.monitor import Drift
-from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.errors import EdgekitError, ManifestError
+from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.service.options.resources import DriftLimits
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
 from edgekit_runtime.service.scheduling.golden_ratio import GOLDEN
-from edgekit_runtime.tensors import Array
+from edgekit_runtime.tensors import Array, TensorSpec
 
 _MOST_SKIPPED: Final = 10_000
 _FIRST_COST_S: Final = 50e-6
+
+_logger = logging.getLogger(__name__)
+
+
+def make_drift(
+    manifest: Manifest, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], limits: DriftLimits
+) -> Drift | None:
+    """Return the drift statistics of a version; None if its manifest describes its data wrongly."""
+    try:
+        return Drift(inputs, outputs, manifest.figures, limits.window)
+    except ManifestError as error:
+        # Only the description of the model's data is unusable, not the model.
+        _logger.warning("%s %s is not watched for drift: %s", manifest.name, manifest.version, error)
+        return None
 
 
 class DriftLane(Lane):

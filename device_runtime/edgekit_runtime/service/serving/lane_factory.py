@@ -1,11 +1,8 @@
-"""Puts lanes in front of a loaded version: scheduler, then cache, then drift statistics."""
+"""Puts lanes in front of a loaded version: scheduler, then cache, drift statistics and sequences."""
 
-import logging
 from asyncio import AbstractEventLoop
 from typing import TYPE_CHECKING
 
-from edgekit_runtime.drift.monitor import Drift
-from edgekit_runtime.errors import ManifestError
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.observability.server_timing import RunTimes, TimedMetrics
 from edgekit_runtime.service.oip.codec import Codec
@@ -13,19 +10,18 @@ from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.options.config import ServiceConfig
 from edgekit_runtime.service.options.model import GovernorOptions, ModelOptions
 from edgekit_runtime.service.scheduling.call import DrainingLane, Lane
-from edgekit_runtime.service.scheduling.drift_lane import DriftLane
+from edgekit_runtime.service.scheduling.drift_lane import DriftLane, make_drift
 from edgekit_runtime.service.scheduling.fair_pool import Pool
 from edgekit_runtime.service.scheduling.response_cache import CacheLane, ResponseCache
 from edgekit_runtime.service.scheduling.run_memory import InputLimit, allowed_run_bytes, estimate_run_memory
 from edgekit_runtime.service.scheduling.scheduler import Scheduler
+from edgekit_runtime.service.scheduling.sequence_lane import SequenceLane, SequenceLimits
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.serving.served_version import Served
 from edgekit_runtime.sessions.instances import LoadedWay
 
 if TYPE_CHECKING:
     from edgekit_runtime.service.governor.profile import GovernedModel
-
-_logger = logging.getLogger(__name__)
 
 
 class LaneFactory:
@@ -63,6 +59,7 @@ class LaneFactory:
             # The self-test has shown that the engine takes these so.
             answerer=loaded.answerer,
             may_be_empty=[tensor.name for tensor in manifest.golden.inputs if 0 in tensor.shape],
+            states=manifest.states,
         )
         if remote is not None:  # the rest is in its processes
             return Served(
@@ -80,8 +77,14 @@ class LaneFactory:
         if options.cache:
             most = loaded.scheduling.max_waiting
             stack = cache = CacheLane(self._cache, stack, self._loop, metrics=metrics, max_waiting=most)
-        drift = self._make_drift(loaded, codec) if options.drift else None
+        drift = (
+            make_drift(manifest, loaded.inputs, loaded.outputs, self._config.drift) if options.drift else None
+        )
         stack = stack if drift is None else DriftLane(drift, stack, budget_s=self._config.drift.budget_s)
+        sequences = None
+        if manifest.states:
+            limits = SequenceLimits.of(manifest, options, loaded.scheduling)
+            stack = sequences = SequenceLane(stack, manifest.states, manifest.inputs, limits, metrics=metrics)
         return Served(
             loaded=loaded,
             codec=codec,
@@ -92,6 +95,7 @@ class LaneFactory:
             drift=drift,
             cache=cache,
             governed=governed,
+            sequences=sequences,
         )
 
     def _make_metrics(self, name: str, version: str) -> LaneMetrics:
@@ -136,12 +140,3 @@ class LaneFactory:
         for run in way.warm_runs:
             lane.learn(run.shapes, run.seconds)
         return lane
-
-    def _make_drift(self, loaded: Loaded, codec: Codec) -> Drift | None:
-        manifest = loaded.manifest
-        try:
-            return Drift(codec.inputs, codec.outputs, manifest.figures, self._config.drift.window)
-        except ManifestError as error:
-            # Only the description of the model's data is unusable, not the model.
-            _logger.warning("%s %s is not watched for drift: %s", manifest.name, manifest.version, error)
-            return None

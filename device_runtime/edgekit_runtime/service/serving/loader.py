@@ -156,6 +156,11 @@ def load(
         is_beside_remote = beside is not None and beside.remote is not None
         if not options.isolated and not is_beside_remote:
             open_remote = None
+        elif manifest.states and options.isolation.processes > 1:
+            raise BackendError(
+                f"{description} keeps the states of sequences, whose requests may use several connections:"
+                " it needs isolation.processes = 1"
+            )
     try:
         with map_exceptions(description):
             if open_remote is not None:

@@ -7,6 +7,7 @@ from typing import Final
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.package.figures import SUBMODEL_BYTES_FIGURE
 from edgekit_runtime.package.manifest import Manifest
+from edgekit_runtime.package.states import count_state_bytes
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.system.atomic_files import find_size
 from edgekit_runtime.system.engines import get_engine
@@ -28,12 +29,19 @@ def count_sessions(manifest: Manifest, options: ModelOptions) -> int:
 def model_bytes(manifest: Manifest, path: Path, options: ModelOptions, sessions: int) -> int:
     """Return the memory that a package states, or a multiple of its size where it states none.
 
+    The states of all sequences that may be active count, too.
+
     Args:
         manifest: manifest of the package.
         path: path of the package.
         options: options of the model; a governor opens all its variants, with each number of threads.
         sessions: number of sessions of each variant in one process.
     """
+    sequence_bytes = options.max_sequences * count_state_bytes(manifest.states, manifest.golden)
+    return sequence_bytes + _session_bytes(manifest, path, options, sessions)
+
+
+def _session_bytes(manifest: Manifest, path: Path, options: ModelOptions, sessions: int) -> int:
     stated = _stated_bytes(manifest.figures)
     governor, isolation = options.governor, options.isolation
     copies = sessions * (isolation.processes + isolation.standby) if options.isolated else sessions

@@ -12,6 +12,7 @@ from edgekit_runtime.service.oip.codec import Codec
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.scheduling.call import DrainingLane, Lane
 from edgekit_runtime.service.scheduling.response_cache import CacheLane
+from edgekit_runtime.service.scheduling.sequence_lane import SequenceLane
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.serving.remote import TrialRunner
 
@@ -28,6 +29,7 @@ class Served:
         metrics: counts and times of its calls.
         stack: `own_lane`, with a cache and drift statistics in front of it if it has them.
         lane: where its calls go: `stack`, or a trial in front of that.
+        sequences: the lane in `stack` that keeps the states of sequences, or None for a model without states.
         drift: drift statistics of its inputs and outputs, or None.
         cache: the response cache of this version, or None.
         governed: the version as a governor sees it, or None without a governor.
@@ -40,6 +42,7 @@ class Served:
     own_lane: DrainingLane
     stack: Lane
     lane: Lane
+    sequences: SequenceLane | None = None
     drift: Drift | None = None
     cache: CacheLane | None = None
     governed: "GovernedModel | None" = None
@@ -85,6 +88,8 @@ class Served:
             stated["drift"] = self.drift.to_json()
         if self.cache is not None:
             stated["cache"] = self.cache.to_json()
+        if self.sequences is not None:
+            stated["sequences"] = self.sequences.to_json()
         if self.trial is not None:
             stated["rollout"] = self.trial.to_json()
         return stated

@@ -16,7 +16,7 @@ _COUNTS: Final = (
 )
 _HISTOGRAMS: Final = ("queue", "compute", "total", "cached")
 _MAX_KINDS: Final = 4096  # of runs by their numbers of calls and rows
-_DETAILS: Final = ("variant", "sessions", "drift", "cache", "governor", "rollout")
+_DETAILS: Final = ("variant", "sessions", "drift", "cache", "governor", "rollout", "sequences")
 _MAX_DETAIL_BYTES: Final = 16 << 10
 _MAX_ANSWERS: Final = 1 << 53
 
@@ -131,6 +131,9 @@ def _check_details(details: dict[str, Any]) -> tuple[dict[str, JsonValue], dict[
             _number(governor[name])
         if not isinstance(governor["variant"], str):
             raise TypeError("the governor's variant is no text")
+    sequences = details.get("sequences")
+    if sequences is not None:
+        _number(sequences["active"])
     rollout = details.pop("rollout", None)
     if rollout is not None:
         for arm in ("current", "candidate"):

@@ -1,0 +1,93 @@
+"""Chooses the samples of a request, and runs the sequences among them for a model with states."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from edgekit_runtime.errors import ModelError
+from edgekit_toolkit.importers.model_file import SourceModel
+from edgekit_toolkit.importers.sizes import with_batch
+from edgekit_toolkit.importers.states import propose_states
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.packaging.attachments import class_names
+from edgekit_toolkit.pipeline.request import Progress, Request
+from edgekit_toolkit.samples import split
+from edgekit_toolkit.samples.media.classes import check_class_count
+from edgekit_toolkit.samples.media.decoding import Decoding
+from edgekit_toolkit.samples.sequences import SequenceSamples
+from edgekit_toolkit.samples.split import Ranges, Samples
+
+
+@dataclass(frozen=True, slots=True)
+class SampleChoice:
+    """Samples to calibrate and to judge.
+
+    Attributes:
+        samples: the samples; those of a model with states calibrate in steps and judge in whole sequences.
+        ranges: input name -> smallest and largest value that is generated for it.
+        sequences: how a model with states runs over samples, or None.
+    """
+
+    samples: Samples
+    ranges: Ranges
+    sequences: SequenceSamples | None = None
+
+
+def choose_samples(
+    request: Request,
+    source: SourceModel[Model],
+    dims: Mapping[str, int],
+    ranges: Ranges,
+    decoding: Decoding,
+) -> SampleChoice:
+    """Return the samples of a request.
+
+    Raises:
+        DataError: the data do not fit the model, or there are too few.
+        ModelError: the model has states, and the request fixes a batch.
+    """
+    sequences, specs = None, with_batch(source.inputs, request.batch)
+    if source.states:
+        sequences = SequenceSamples(source.states, source.inputs, source.outputs, dims)
+        specs, dims = sequences.specs, {**dims, **sequences.dims}
+    files = (request.calibration, request.evaluation)
+    samples = split.choose_samples(specs, *files, dims, ranges, decoding=decoding)
+    notes = [
+        f"output '{state.output}' has name and shape of input '{state.input}': if it is the value for the"
+        f" next run, --state {state.output}={state.input} lets the service keep it between requests"
+        for state in propose_states(source.inputs, source.outputs, source.states)
+    ]
+    if sequences is None:
+        return SampleChoice(replace(samples, warnings=(*samples.warnings, *notes)), ranges)
+    if request.batch not in (None, 1):
+        raise ModelError(
+            f"{source.path}: --batch {request.batch} and --state exclude each other: samples of a model with"
+            " states run step by step; the service makes batches of several sequences"
+        )
+    run = source.model.open([spec.name for spec in source.outputs], threads=request.threads, rewrites=False)
+    calibration, state_ranges = sequences.with_states(samples.calibration, run)
+    notes.append(
+        f"each sample is a sequence of its own; {calibration.count} steps of {samples.calibration.count}"
+        " sequences calibrate"
+    )
+    if not any(ends != (0.0, 0.0) for ends in state_ranges.values()):
+        notes.append(
+            "the states are zeros in every step that calibrates, so their ranges say nothing: give sequences"
+            " of several steps, [N, steps, ...]"
+        )
+    evaluation = replace(samples.evaluation, in_front=True, group=1)
+    chosen = Samples(calibration, evaluation, (*samples.warnings, *notes))
+    return SampleChoice(chosen, {**ranges, **state_ranges}, sequences)
+
+
+def choose_decoding(request: Request, source: SourceModel[Model], progress: Progress) -> Decoding:
+    """How the request's photographs or recordings become samples.
+
+    Raises:
+        DataError: they lie in folders that are not the model's classes.
+    """
+    classes = () if request.labels is None else class_names(request.labels)
+    if request.labels_from_folders:
+        check_class_count(classes, source.outputs)
+    return Decoding(
+        request.preprocessing, classes, progress=lambda done, total: progress("reading files", done, total)
+    )

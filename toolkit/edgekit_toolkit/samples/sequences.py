@@ -1,0 +1,145 @@
+"""Samples of a model with states: each is a sequence of its own, which begins with zeros.
+
+A sample has time in front. It is cut into the pieces that the model takes at once: single rows, or as many
+rows as the first axis of an input holds:
+
+    x [batch, 576]    a sample x [300, 576] is 300 steps with x [1, 576]
+
+Candidates are judged on whole sequences with their own states, so an error that grows from step to step
+counts. Ranges are collected from steps with the states of the float model.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.package.states import RecurrentState, StateInputs
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.samples.split import Part, Ranges, feeds_only
+
+GENERATED_STEPS: Final = 8  # of a generated sequence
+_MAX_STEPS: Final = 512  # that calibrate
+_MAX_BYTES: Final = 64 << 20
+
+Run: TypeAlias = Callable[[Feeds], list[NDArray[Any]]]
+
+
+class SequenceSamples:
+    """Cuts samples into steps, and runs models over them.
+
+    Attributes:
+        specs: what samples hold: the inputs that are no states, with time as their first axis.
+        judged: the outputs that are no states.
+        dims: sizes of the time of generated samples.
+    """
+
+    def __init__(
+        self,
+        states: Sequence[RecurrentState],
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        dims: Mapping[str, int],
+    ) -> None:
+        """Keep the steps of a model.
+
+        Args:
+            states: its states.
+            inputs: all its inputs.
+            outputs: all its outputs.
+            dims: sizes of its free dimensions; a first one without a size is 1.
+        """
+        self._states = StateInputs(states, inputs)
+        self._outputs = [spec.name for spec in outputs]
+        targets = {state.input for state in states}
+        sources = {state.output for state in states}
+        self.judged = tuple(spec for spec in outputs if spec.name not in sources)
+        fresh = [spec for spec in inputs if spec.name not in targets]
+        self._rows = {
+            spec.name: spec.shape[0] if isinstance(spec.shape[0], int) else dims.get(spec.shape[0], 1)
+            for spec in fresh
+            if spec.shape
+        }
+        names = {name: "steps" if rows == 1 else f"{rows}_steps" for name, rows in self._rows.items()}
+        self.specs = tuple(
+            replace(spec, shape=(names[spec.name], *spec.shape[1:])) if spec.shape else spec for spec in fresh
+        )
+        self.dims = {name: GENERATED_STEPS * self._rows[spec] for spec, name in names.items()}
+
+    def first_step(self, sample: Feeds) -> Feeds:
+        """Return all inputs of the first step of a sequence."""
+        return self._states.complete(next(self._cut(sample)))
+
+    def over_sequences(self, run: Run, *, only_last: bool) -> Run:
+        """Return what runs a model over a sequence, with its own states.
+
+        The outputs are those in `judged`, of all steps one behind the other or of the last step alone.
+        """
+
+        def run_all(sample: Feeds) -> list[NDArray[Any]]:
+            steps = [outputs for _, outputs in self._run(run, sample)]
+            steps = steps[-1:] if only_last else steps
+            return [
+                np.concatenate([np.atleast_1d(outputs[spec.name]) for outputs in steps])
+                for spec in self.judged
+            ]
+
+        return run_all
+
+    def with_states(self, part: Part, run: Run) -> tuple[Part, Ranges]:
+        """Return the steps of all sequences as samples with states, and the ranges of these states.
+
+        They are spread evenly over all steps, as many as help a range.
+
+        Args:
+            part: samples of `specs`.
+            run: the float model.
+        """
+        chosen: list[Feeds] = []
+        every, size_bytes, number = 1, 0, 0
+        for sample in feeds_only(part):
+            for feeds, _ in self._run(run, sample):
+                if number % every == 0:
+                    chosen.append({name: array.copy() for name, array in feeds.items()})
+                    size_bytes += sum(array.nbytes for array in feeds.values())
+                number += 1
+                if len(chosen) > _MAX_STEPS or (size_bytes > _MAX_BYTES and len(chosen) > 1):
+                    chosen, every, size_bytes = chosen[::2], 2 * every, size_bytes // 2
+        ranges = {
+            name: (
+                min(float(feeds[name].min()) for feeds in chosen),
+                max(float(feeds[name].max()) for feeds in chosen),
+            )
+            for name, array in self._states.pick(chosen[0]).items()
+            if array.size and array.dtype.kind in "fiu"
+        }
+        steps = replace(
+            part, count=len(chosen), stream=lambda _: ((feeds, None) for feeds in chosen), labelled=False
+        )
+        return replace(steps, in_front=True, group=1), ranges
+
+    def _run(self, run: Run, sample: Feeds) -> Iterator[tuple[Feeds, dict[str, NDArray[Any]]]]:
+        """Yield inputs and outputs of each step."""
+        stored: Feeds | None = None
+        for step in self._cut(sample):
+            feeds = self._states.complete(step, stored)
+            outputs = dict(zip(self._outputs, run(feeds), strict=True))
+            stored = self._states.take(outputs)
+            yield feeds, outputs
+
+    def _cut(self, sample: Feeds) -> Iterator[Feeds]:
+        count = min(len(sample[name]) // rows for name, rows in self._rows.items())
+        if not count:
+            shapes = ", ".join(f"'{name}' {list(sample[name].shape)}" for name in self._rows)
+            raise DataError(f"a sample has {shapes}, which is less than the model takes in one step")
+        for index in range(count):
+            yield {
+                name: array[index * self._rows[name] : (index + 1) * self._rows[name]]
+                if name in self._rows
+                else array
+                for name, array in sample.items()
+            }
