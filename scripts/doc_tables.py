@@ -97,7 +97,7 @@ def list_tasks() -> str:
                 own = ", ".join(f"`{option}`" for option in layout.options)
                 sections.append(f"| `{name}` | {layout.sentence} | {own} |")
             sections.append("")
-        sections += [*_list_options(task.options), ""]
+        sections += [*_list_options(task.options), ""] if fields(task.options) else []
     return "\n".join(sections).rstrip("\n") + "\n"
 
 

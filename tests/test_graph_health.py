@@ -115,7 +115,7 @@ def test_ring_through_typing_and_function_imports_fails(checkout: Path) -> None:
 def test_fault_is_named_with_its_place(checkout: Path, text: str, fault: str) -> None:
     write(checkout, "one.py", text)
     write(checkout, "two.py", "class Twin: ...\nlayout = 1\n")
-    for number in range(21):
+    for number in range(25):
         (checkout / "toolkit" / "edgekit_toolkit" / f"m{number}.py").touch()
     code, printed = check(checkout)
     assert code == 1

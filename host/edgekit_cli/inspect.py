@@ -165,6 +165,7 @@ def _show(inspection: Inspection) -> None:
     print_section(console, "States", states)
     print_section(console, "Artifacts", _artifact_rows(manifest))
     print_section(console, "Weights", _weight_rows(inspection))
+    print_section(console, "Stages", _stage_rows(manifest))
     print_section(console, "Backend", _backend_rows(manifest.backend))
     print_section(console, "Budget", _free_rows(manifest.budget))
     print_section(console, "Figures", _figure_rows(manifest.figures))
@@ -212,6 +213,15 @@ def _weight_rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
             codes = np.frombuffer(content, np.int8, tensor.length, tensor.offset)
             shape = " x ".join(map(str, tensor.shape))
             yield shape, f"{count_bits(codes)} bits, {entropy_bits(codes) / len(codes):.1f} as they travel"
+
+
+def _stage_rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    for stage in () if manifest.pipeline is None else manifest.pipeline.stages:
+        runs = (
+            f"{stage.ensemble} of {', '.join(stage.stages)}" if stage.ensemble else " or ".join(stage.engines)
+        )
+        of = f"at most {stage.max_crops} crops of the boxes of {stage.input}" if stage.crop else stage.input
+        yield stage.name, f"{runs}, on {of}"
 
 
 def _backend_rows(backend: BackendChoice) -> Iterator[tuple[str, str]]:

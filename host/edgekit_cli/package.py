@@ -180,7 +180,7 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Package MODEL (.onnx, .tflite, .pt2) for a device, under a budget, with proof.
+    """Package MODEL (.onnx, .tflite, .pt2) for a device, under a budget, with proof; or a pipeline (.toml).
 
     Optimises, quantizes and measures candidates, chooses the fastest that keeps every limit, and writes a
     signed package with evidence, recipe and report; or refuses and says which limit stands in the way.
@@ -192,7 +192,22 @@ def command(
 
     console = open_console(stderr=as_json)  # with --json it shows only the progress bar
     try:
-        if recipe is None:
+        if model.suffix == ".toml":
+            from edgekit_cli.package_pipeline import package_pipeline
+
+            def package_model(path: Path, arguments: list[str]) -> Path:
+                with command.make_context("package", [str(path), *arguments]) as member:
+                    request = read_request(path, member.params)
+                    is_fixed = member.params["version"] is not None
+                    line = command_line(member)
+                document, written = _search(request, out, key, console, line, fixed_version=is_fixed)
+                _show(document, written, console, as_json=False)
+                published = document["package"]
+                assert published is not None  # noqa: S101  # for the type checker: else it was refused
+                return out / published["file"]
+
+            package_pipeline(ctx, model, console, package_model=package_model)
+        elif recipe is None:
             request = read_request(model, options)
             document, written = _search(
                 request, out, key, console, command_line(ctx), fixed_version=options["version"] is not None

@@ -1,12 +1,16 @@
-"""`edgekit hil` as a process of its own."""
+"""`edgekit hil`: as a process of its own, or in this one."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 
+from edgekit_cli.cli import main
+
 
 def start_hil(*arguments: str) -> "subprocess.Popen[str]":
-    """Start `edgekit hil ARGUMENTS`."""
+    """Start `edgekit hil ARGUMENTS` as a process."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "edgekit_cli", "hil", *arguments]
     pipe = subprocess.PIPE
@@ -14,7 +18,10 @@ def start_hil(*arguments: str) -> "subprocess.Popen[str]":
 
 
 def run_hil(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run `edgekit hil ARGUMENTS` to its end."""
-    with start_hil(*arguments) as process:
-        output, errors = process.communicate()
-    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+    """Run `edgekit hil ARGUMENTS` to its end, in this process: its pytest runs within the present one."""
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as errors,
+    ):
+        code = main(["hil", *arguments])
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), errors.getvalue())

@@ -10,8 +10,8 @@ import pytest
 from tests.runtime.slot_cases import rewrite_state
 
 from edgekit_runtime.errors import DigestError, PackageError, SignatureError, SlotError, UnavailableError
+from edgekit_runtime.package.version_order import is_older
 from edgekit_runtime.slots import MAX_BEGUN, Choice, Permissions, Slots
-from edgekit_runtime.slots.versions import is_older
 from edgekit_runtime.trust.dsse import Statement
 
 MakePackage = Callable[..., Path]

@@ -97,6 +97,7 @@ WHOLE = make_wav(np.zeros(100, np.int16))
         (make_wav(np.zeros(10, np.int16), tag=2), "coded in the format 2 with 16 bits"),
         (make_wav(np.array([0, np.nan], np.float32)), "holds a NaN"),
         (make_wav(np.array([0, 1e300])), "infinite"),
+        (make_wav(np.full((2, 2), 3e38, np.float32)), "infinite or over 2147483648"),
     ],
 )
 def test_damaged_files_are_refused_with_a_reason(file: bytes, reason: str) -> None:
@@ -126,10 +127,16 @@ def test_tone_keeps_its_pitch_at_another_rate() -> None:
     assert np.abs(np.fft.rfft(sample)).argmax() * 2 == 440
 
 
-@pytest.mark.parametrize("rate", [1, 16001, 4_294_967_295])
+def test_only_the_sound_that_is_needed_is_resampled() -> None:
+    rules = rules_for({"samples": 1600, "resample": True}, ("N", 1600))
+    sound = make_sound(200_000, 48000)
+    np.testing.assert_allclose(rules.fit(sound, 48000), resample(sound, 48000, 16000)[:1600], atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [1, 160, 1600, 16001, 4_294_967_295])
 def test_odd_rates_are_refused_before_a_filter_is_made(rate: int) -> None:
     rules = rules_for({"resample": True}, ("N", "samples"))
-    with pytest.raises(DataError, match=f"{rate} Hz cannot become 16000 Hz.* the limit is 4096"):
+    with pytest.raises(DataError, match=f"{rate} Hz cannot become 16000 Hz.* the limits are 4096"):
         rules.load(make_wav(np.zeros(100, np.int16), rate))
 
 

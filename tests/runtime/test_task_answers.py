@@ -58,6 +58,15 @@ def test_mask_has_the_size_of_the_picture_without_its_letterbox(layout: str) -> 
     ]
 
 
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_first_of_equal_classes_wins(layout: str) -> None:
+    scores = np.random.default_rng(1).integers(-2, 2, (1, 6, 20, 30)).astype(np.float32)
+    scores[0, :, 0] = -np.inf
+    output = scores if layout == "NCHW" else scores.transpose(0, 2, 3, 1)
+    mask = read_png(answer("segmentation", output, layout=layout))
+    np.testing.assert_array_equal(mask, scores[0].argmax(axis=0))
+
+
 def decode_runs(runs: Any) -> Array:
     """Return the mask of COCO's uncompressed run lengths, bool [height, width]."""
     inside = np.arange(len(runs["counts"])) % 2 == 1

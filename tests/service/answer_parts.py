@@ -77,6 +77,7 @@ def write_cell_detector(
     task: TaskChoice | None = DETECTION,
     preprocessing: Mapping[str, Any] | None = LETTERBOX,
     labels: bytes = LABELS,
+    figures: Mapping[str, Any] | None = None,
 ) -> None:
     content = make_cell_detector()
     pixels = np.random.default_rng(0).integers(0, 256, (1, 3, SIDE, SIDE)).astype(np.float32)
@@ -85,7 +86,7 @@ def write_cell_detector(
     if preprocessing is not None:
         attachments["preprocessing"] = encode_json(dict(preprocessing))
     sketch = Manifest_("cells", version, {"pixels": "boxes"}, {"pixels": pixels})
-    write_signed(maker, path, sketch, {"boxes": boxes}, content, attachments=attachments, task=task)
+    write_signed(maker, path, sketch, {"boxes": boxes}, content, figures, attachments=attachments, task=task)
 
 
 def draw(width: int = 128, height: int = 128, **cells: tuple[int, int]) -> Array:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from edgekit_runtime.agent.documents import DesiredModel
-from edgekit_runtime.slots.versions import is_older
+from edgekit_runtime.package.version_order import is_older
 
 MIN_BATTERY: Final = 0.2
 """Least charge to begin an update on a device that is not charging."""

@@ -31,6 +31,7 @@ from edgekit_runtime.package.canonical_zip import (
     write_archive,
 )
 from edgekit_runtime.package.manifest import MANIFEST_NAME, SIGNATURE_NAME, Artifact, Manifest, parse_manifest
+from edgekit_runtime.package.pipeline import Stage, member_folder
 from edgekit_runtime.system.atomic_files import write_atomically
 from edgekit_runtime.system.mapped_file import parts
 from edgekit_runtime.system.resource_errors import check_lack
@@ -174,6 +175,37 @@ class OpenedPackage:
             PackageError: there is no submodel of that name.
         """
         return self._show(self.manifest.select_submodel(name), name)
+
+    def list_members(self) -> dict[str, "OpenedPackage"]:
+        """Return the members of a pipeline as packages, by stage; closing this closes them.
+
+        Raises:
+            ManifestError: the manifest of a member is malformed, or that of a pipeline.
+            PackageError: a member is not what its manifest says.
+        """
+        pipeline = self.manifest.pipeline
+        return (
+            {} if pipeline is None else {stage.name: self._show_member(stage) for stage in pipeline.members}
+        )
+
+    def _show_member(self, stage: Stage) -> "OpenedPackage":
+        where = f"{self.path}: stage '{stage.name}'"
+        try:
+            manifest = parse_manifest(bytes(self.read(stage.manifest_path)))
+        except ManifestError as cause:
+            raise ManifestError(f"{where}: {cause}") from cause
+        if manifest.pipeline is not None or manifest.submodels or manifest.states:
+            raise ManifestError(f"{where}: is a pipeline, has submodels or states, expected one plain model")
+        folder = member_folder(stage.name)
+        signed = {(artifact.path, artifact.sha256, artifact.role) for artifact in self.manifest.artifacts}
+        for artifact in manifest.artifacts:
+            if (f"{folder}{artifact.path}", artifact.sha256, artifact.role) not in signed:
+                raise PackageError(f"{where}: '{artifact.path}' is missing or another one")
+        member = self._show(manifest, None)
+        member._members = {
+            artifact.path: self._members[f"{folder}{artifact.path}"] for artifact in manifest.artifacts
+        }
+        return member
 
     @property
     def signed_sha256(self) -> str:

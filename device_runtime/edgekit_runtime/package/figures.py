@@ -10,3 +10,6 @@ INTEGER_DIVISION_FIGURE: Final = "integer_division_by_inputs"
 
 SUBMODEL_BYTES_FIGURE: Final = "submodel_bytes"
 """Of a submodel that is seen as the model: size of its graph and of the weights that it reads."""
+
+ANSWER_OUTPUT_FIGURE: Final = "answer_output"
+"""Name of the first output if it holds an answer as JSON, whose labels and boxes a canary compares."""

@@ -26,6 +26,7 @@ from edgekit_runtime.package.manifest_entries import (
     require_token,
 )
 from edgekit_runtime.package.member_names import find_names_problem
+from edgekit_runtime.package.pipeline import MEMBER_ROLE, PIPELINE, Pipeline
 from edgekit_runtime.package.states import MAX_STATES, RecurrentState, find_states_problem
 from edgekit_runtime.package.submodels import MAX_SUBMODELS, Submodel, check_submodels, served_name
 from edgekit_runtime.package.variants import DEFAULT_VARIANT, MAX_VARIANTS, Variant, check_variants
@@ -66,6 +67,7 @@ class Manifest(Record):
         submodels: parts of the model for a device that offloads to a server.
         task: what the outputs mean, or None.
         states: outputs that are inputs of the next run of a sequence.
+        pipeline: the stages of a package of several models; None for one model.
 
     Raises:
         ManifestError: a field has the wrong type or value, or two fields contradict each other.
@@ -90,6 +92,7 @@ class Manifest(Record):
     submodels: tuple[Submodel, ...] = field(default=(), metadata={**OPTIONAL, "most": MAX_SUBMODELS})
     task: TaskChoice | None = field(default=None, metadata=OPTIONAL)
     states: tuple[RecurrentState, ...] = field(default=(), metadata={**OPTIONAL, "most": MAX_STATES})
+    pipeline: Pipeline | None = field(default=None, metadata=OPTIONAL)
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -112,6 +115,7 @@ class Manifest(Record):
         problem = find_states_problem(self.states, self.inputs, self.outputs)
         require(problem is None, f"states: {problem}")
         self._check_paths()
+        self._check_pipeline()
         check_variants(self.variants)
         for variant in self.all_variants:
             self._check_variant(variant)
@@ -129,10 +133,19 @@ class Manifest(Record):
         problem = find_names_problem([MANIFEST_NAME, SIGNATURE_NAME, *paths])
         require(problem is None, f"artifacts: {problem}")
 
+    def _check_pipeline(self) -> None:
+        require(
+            (PIPELINE in self.format.critical) == (self.pipeline is not None),
+            f"the field pipeline and the critical feature '{PIPELINE}' go together",
+        )
+        for stage in () if self.pipeline is None else self.pipeline.members:
+            self._find(stage.manifest_path, MEMBER_ROLE, f"stage '{stage.name}'")
+
     def _check_variant(self, variant: Variant) -> None:
         of = "" if variant.name == DEFAULT_VARIANT else f"variant '{variant.name}': "
+        role = "model" if self.pipeline is None else MEMBER_ROLE
         for choice in variant.backend.chain:
-            self._find(choice.artifact, "model", f"{of}backend '{choice.name}'")
+            self._find(choice.artifact, role, f"{of}backend '{choice.name}'")
         self._check_golden(variant.golden, self.inputs, self.outputs, of)
 
     def _check_submodel(self, submodel: Submodel) -> None:

@@ -10,7 +10,7 @@ from edgekit_runtime.errors import ManifestError
 from edgekit_runtime.package.member_names import find_name_problem
 
 FORMAT_VERSION: Final = 1
-SUPPORTED_CRITICAL: Final[frozenset[str]] = frozenset()
+SUPPORTED_CRITICAL: Final = frozenset({"pipeline"})
 MANIFEST_NAME: Final = "manifest.json"
 MAX_BACKENDS: Final = 4  # a choice with its fallbacks; bounds the recursion too
 
@@ -44,7 +44,7 @@ class FormatInfo(Record):
 
     Attributes:
         version: version of the format; this reader knows 1.
-        critical: features without which the package must not be used; this reader knows none.
+        critical: features without which the package must not be used; see `SUPPORTED_CRITICAL`.
 
     Raises:
         ManifestError: the version is newer, or a critical feature is unknown to this reader.
@@ -75,8 +75,8 @@ class Artifact(Record):
     Attributes:
         path: name of the ZIP member.
         sha256: its digest, 64 hexadecimal digits in lower case.
-        role: `model`, `submodel`, `golden`, `labels`, `preprocessing`, `cut-table`; a reader verifies and
-            otherwise ignores other roles.
+        role: `model`, `submodel`, `golden`, `labels`, `preprocessing`, `cut-table`, `member`; a reader
+            verifies and otherwise ignores other roles.
 
     Raises:
         ManifestError: a field has the wrong type or value.

@@ -49,6 +49,10 @@ class AudioRules:
         """Length of the sound of each result; None if it is free."""
         return None if self.samples is None else self.samples / self.sample_rate
 
+    @property
+    def _needed_s(self) -> float | None:
+        return None if self.duration_s is None else self.duration_s + _MARGIN_S
+
     def load(self, file: Path | bytes) -> NDArray[np.float32]:
         """Return what `fit` makes of a WAV file.
 
@@ -58,7 +62,7 @@ class AudioRules:
         Raises:
             DataError: no WAV file, damaged, empty, or of another sample rate.
         """
-        amplitudes, rate = read_wav(file, None if self.duration_s is None else self.duration_s + _MARGIN_S)
+        amplitudes, rate = read_wav(file, self._needed_s)
         try:
             return self.fit(amplitudes, rate)
         except DataError as error:
@@ -77,6 +81,8 @@ class AudioRules:
                     " 'resample' there to true, or resample it, for example:"
                     f" ffmpeg -i in.wav -ar {self.sample_rate} out.wav"
                 )
+            if self._needed_s is not None:
+                amplitudes = amplitudes[: int(self._needed_s * rate) + 1]
             amplitudes = resample(amplitudes, rate, self.sample_rate)
         if self.samples is not None:
             amplitudes = amplitudes[: self.samples]

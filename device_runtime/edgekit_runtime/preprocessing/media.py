@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.preprocessing.audio import AudioRules
 from edgekit_runtime.preprocessing.images import decode_image, take_image
+from edgekit_runtime.preprocessing.wav import average_channels
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -92,7 +93,7 @@ class MediaType:
         """Return what `rules.fit` makes of a file or of raw samples.
 
         Raises:
-            DataError: the file is damaged, or the sound has another rate.
+            DataError: the file is damaged, or the sound has another rate or a NaN.
             RequestError: the bytes are no samples of the stated kind.
         """
         if self.name != _RAW_SOUND:
@@ -110,9 +111,7 @@ class MediaType:
         samples = np.frombuffer(data, dtype).astype(np.float32)
         if form == "S16LE":
             samples /= 32768
-        if not np.isfinite(samples).all():
-            raise RequestError(400, "audio/x-raw: a sample is NaN or infinite")
-        return rules.fit(samples.reshape(-1, channels).mean(axis=1, dtype=np.float32), rate)
+        return rules.fit(average_channels(samples, channels), rate)
 
     def _take_size(self, name: str, most: int = _MAX_SIDE) -> int:
         text = self.parameters.get(name, "")

@@ -19,6 +19,8 @@ class Placement:
         input_width, input_height: size of the input in pixels.
         scale_x, scale_y: pixels of the input for one of the picture.
         left, top: position of the picture's upper left corner in the input, in pixels; negative after a crop.
+        origin: x and y of the upper left corner in the picture that this one was cut from, in pixels; answers
+            are given in pixels of that.
     """
 
     width: int
@@ -29,6 +31,7 @@ class Placement:
     scale_y: float = 1.0
     left: int = 0
     top: int = 0
+    origin: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(cls, width: int, height: int) -> "Placement":
@@ -69,11 +72,14 @@ class Placement:
         Args:
             corners: float [..., 2 n], pixels of the input, x and y in turns.
         """
-        return np.clip(self._unclipped(corners), 0, self._tile((self.width, self.height), corners))
+        inside = np.clip(self._unclipped(corners), 0, self._tile((self.width, self.height), corners))
+        return inside + self._tile(self.origin, corners) if any(self.origin) else inside
 
     def to_input(self, corners: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return points (x, y, …) of the picture as points of the input; those beyond it stay so."""
-        scaled = corners * self._tile((self.scale_x, self.scale_y), corners)
+        scaled = (corners - self._tile(self.origin, corners)) * self._tile(
+            (self.scale_x, self.scale_y), corners
+        )
         return scaled + self._tile((self.left, self.top), corners)
 
     def _unclipped(self, corners: NDArray[np.float32]) -> NDArray[np.float32]:

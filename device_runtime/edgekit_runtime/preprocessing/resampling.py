@@ -11,20 +11,21 @@ from numpy.typing import NDArray
 from edgekit_runtime.errors import DataError
 
 _MAX_FACTOR: Final = 4096  # all usual rates from 8 to 192 kHz have smaller ones
+_MAX_GROWTH: Final = 8  # from 8 kHz to 48 kHz it is 6; more is a slip, or an attack on memory
 
 
 def resample(samples: NDArray[np.float32], rate: int, target_rate: int) -> NDArray[np.float32]:
     """Return samples [T] at another rate, as `scipy.signal.resample_poly` does with its defaults.
 
     Raises:
-        DataError: the rates have too small a common divisor for a short filter.
+        DataError: the rates have too small a common divisor for a short filter, or lie too far apart.
     """
     divisor = math.gcd(rate, target_rate)
     up, down = target_rate // divisor, rate // divisor
-    if max(up, down) > _MAX_FACTOR:
+    if max(up, down) > _MAX_FACTOR or up > _MAX_GROWTH * down:
         raise DataError(
-            f"{rate} Hz cannot become {target_rate} Hz: their ratio is {up} : {down}, the limit is"
-            f" {_MAX_FACTOR}; record at a usual rate such as 48000 Hz"
+            f"{rate} Hz cannot become {target_rate} Hz: their ratio is {down} : {up}, the limits are"
+            f" {_MAX_FACTOR} for each and 1 : {_MAX_GROWTH}; record at a usual rate such as 48000 Hz"
         )
     filters, delay = _make_filters(up, down)
     taps = len(filters)

@@ -18,6 +18,7 @@ _INTEGERS, _FLOATS, _EXTENSIBLE = 1, 3, 0xFFFE
 _WIDTHS: Final = {_INTEGERS: (1, 2, 3, 4), _FLOATS: (4, 8)}  # bytes of a number
 _MAX_CHUNKS: Final = 1000
 _MAX_CHANNELS: Final = 64
+_MAX_AMPLITUDE: Final = 1 << 31  # some write whole numbers as floating-point ones
 _LEAST_UNKNOWN: Final = 0x7FFF_F000
 """Sizes from here on are those of programs that write into a pipe: the sound lasts to the file's end."""
 
@@ -97,17 +98,23 @@ def _read_data(file: BinaryIO, size: int, form: _Format, max_s: float | None) ->
         raw = raw[: len(raw) // frame_bytes * frame_bytes]
     if not raw:
         raise DataError("holds no sound")
-    amplitudes = _read_floats(raw, form.width) if form.tag == _FLOATS else _read_integers(raw, form.width)
-    mono: NDArray[np.float32] = amplitudes.reshape(-1, form.channels).mean(axis=1, dtype=np.float32)
-    return mono
-
-
-def _read_floats(raw: bytes, width: int) -> NDArray[np.float32]:
+    if form.tag == _INTEGERS:
+        return average_channels(_read_integers(raw, form.width), form.channels)
     with np.errstate(over="ignore"):
-        amplitudes: NDArray[np.float32] = np.frombuffer(raw, f"<f{width}").astype(np.float32)
-    if not np.isfinite(amplitudes).all():
-        raise DataError("holds a NaN or an infinite amplitude")
-    return amplitudes
+        amplitudes = np.frombuffer(raw, f"<f{form.width}").astype(np.float32)
+    return average_channels(amplitudes, form.channels)
+
+
+def average_channels(samples: NDArray[np.float32], channels: int) -> NDArray[np.float32]:
+    """Return float32 [frames] for samples [frames * channels], those of a moment together.
+
+    Raises:
+        DataError: a sample is NaN, infinite, or so large that later steps may overflow.
+    """
+    if not (samples.min() >= -_MAX_AMPLITUDE and samples.max() <= _MAX_AMPLITUDE):  # NaN compares false
+        raise DataError(f"holds a NaN or an amplitude that is infinite or over {_MAX_AMPLITUDE}")
+    mono: NDArray[np.float32] = samples.reshape(-1, channels).mean(axis=1, dtype=np.float32)
+    return mono
 
 
 def _read_integers(raw: bytes, width: int) -> NDArray[np.float32]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.service.answers.answer_path import AnswerPath
-from edgekit_runtime.service.api.metrics_page import write_metrics
 from edgekit_runtime.service.api.routes import Router
 from edgekit_runtime.service.http.access import check_access, read_token
 from edgekit_runtime.service.http.connection import Connection
@@ -177,6 +176,8 @@ class Service:
         return self.workers.pass_on(connection, head)
 
     def _write_metrics(self) -> bytes:
+        from edgekit_runtime.service.api.metrics_page import write_metrics  # which no worker needs
+
         connections = self.http.connection_count + self.http.lent
         restarts = self.workers.count_restarts()
         errors = self.http.error_counts

@@ -185,7 +185,10 @@ def check_engines(manifest: Manifest) -> None:
     Raises:
         EngineMissingError: none is installed; the message says what to install for each.
     """
-    check_backends(list_backends(manifest), f"{manifest.name} {manifest.version}")
+    label = f"{manifest.name} {manifest.version}"
+    check_backends(list_backends(manifest), label)
+    for stage in () if manifest.pipeline is None else manifest.pipeline.members:
+        check_backends(stage.engines, f"{label}, stage '{stage.name}'")
 
 
 def list_backends(manifest: Manifest) -> tuple[str, ...]:

@@ -150,7 +150,8 @@ def is_opening_kept(package: OpenedPackage, variants: Sequence[str]) -> bool:
 
 
 def _describe_opening(package: OpenedPackage, variants: Sequence[str]) -> dict[str, JsonValue]:
-    order = recall_order(package.manifest)  # of which the preferred variant is opened
+    parts = (package, *package.list_members().values())
+    order = [variant for part in parts for variant in recall_order(part.manifest)]  # as they are opened
     names = {choice.name for variant in order for choice in variant.backend.chain}
     return {
         "submodel": package.submodel,

@@ -5,7 +5,7 @@ about speed.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -59,12 +59,14 @@ class GoldenCase:
         expected: each golden output of the first row with its stored values.
         rows: seed and expected outputs of each further row.
         answerer: preprocessing and task of the package, if it has any.
+        members: golden tensors of the members of a pipeline, by stage.
     """
 
     inputs: Mapping[str, np.ndarray[Any, np.dtype[Any]]]
     expected: Expected
     rows: tuple[tuple[int, Expected], ...] = ()
     answerer: Answerer | None = None
+    members: "Mapping[str, GoldenCase]" = field(default_factory=dict)
 
     def check(self, session: Session) -> SelfTest:
         """Return how the session's outputs compare with the golden outputs, over all rows.
@@ -75,6 +77,13 @@ class GoldenCase:
             DataError: the session takes other inputs.
             BackendError: the engine failed.
         """
+        # Those of members first: they say which model is wrong.
+        sessions: Mapping[str, Session] = getattr(session, "sessions", {})
+        of_members = [
+            replace(check, name=f"{name}/{check.name}", message=f"stage '{name}': {check.message}")
+            for name, case in self.members.items()
+            for check in case.check(sessions[name]).checks
+        ]
         outputs = session.run(self.inputs)
         checks = {check.name: check for check in _check_all(self.expected, outputs)}
         for seed, expected in self.rows:
@@ -83,7 +92,7 @@ class GoldenCase:
         fault = None if self.answerer is None else self.answerer.find_fault(self.inputs, outputs)
         if fault is not None:
             checks["answer"] = OutputCheck("answer", False, None, None, fault)
-        return SelfTest(tuple(checks.values()))
+        return SelfTest((*of_members, *checks.values()))
 
 
 def read_golden(package: OpenedPackage) -> GoldenCase:
@@ -93,7 +102,8 @@ def read_golden(package: OpenedPackage) -> GoldenCase:
     for place, seed in enumerate(golden.rows.seeds if golden.rows is not None else ()):
         row = [outputs[place] for outputs in golden.row_outputs()]
         rows.append((seed, tuple((output, _decode_row(package, output, place)) for output in row)))
-    return GoldenCase(read_golden_inputs(package), expected, tuple(rows), open_answerer(package))
+    members = {name: read_golden(member) for name, member in package.list_members().items()}
+    return GoldenCase(read_golden_inputs(package), expected, tuple(rows), open_answerer(package), members)
 
 
 def _decode_row(package: OpenedPackage, output: GoldenOutput, row: int) -> np.ndarray[Any, np.dtype[Any]]:

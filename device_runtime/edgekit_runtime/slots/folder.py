@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.errors import EdgekitError, OutputError, PackageError, SlotError, UnavailableError
+from edgekit_runtime.package.version_order import sort_key
 from edgekit_runtime.slots.access import ForeignFileError, RecordError, belongs_to_us, hold, read_own_file
 from edgekit_runtime.slots.state import (
     HEALTHY,
@@ -25,7 +26,6 @@ from edgekit_runtime.slots.state import (
     NewerStateError,
     parse_state,
 )
-from edgekit_runtime.slots.versions import sort_key
 from edgekit_runtime.system.atomic_files import Disk, write_atomically
 from edgekit_runtime.system.resource_errors import check_lack
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from edgekit_runtime.errors import SlotError
+from edgekit_runtime.package.version_order import is_older
 from edgekit_runtime.slots.state import (
     HEALTHY,
     MAX_REASON_LENGTH,
@@ -18,7 +19,6 @@ from edgekit_runtime.slots.state import (
     ModelState,
     Rejection,
 )
-from edgekit_runtime.slots.versions import is_older
 
 _Change: TypeAlias = Callable[[Installed], Installed]
 

@@ -10,8 +10,11 @@ The service does these steps on threads; `edgekit run` and the self-test do them
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgekit_runtime.canonical_json import JsonValue, decode_json
 from edgekit_runtime.dataclass_json import from_plain
@@ -24,6 +27,12 @@ from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.preprocessing.rules import MediaRules, read_rules
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, read_task
 from edgekit_runtime.tensors import Array, TensorSpec
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Media: TypeAlias = "Image.Image | NDArray[np.float32]"
+"""A picture in RGB or grey, or amplitudes -1..1 [samples]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +86,14 @@ class Answerer:
     def has_task(self) -> bool:
         return self._task is not None
 
+    @property
+    def rules(self) -> MediaRules | None:
+        return self._rules
+
+    @property
+    def task(self) -> Task | None:
+        return self._task
+
     def prepare(self, data: "bytes | memoryview", media_type: MediaType, max_pixels: int) -> Prepared:
         """Return the inputs for a photograph or sound.
 
@@ -84,24 +101,40 @@ class Answerer:
             DataError: it cannot be decoded, or does not fit the model.
             RequestError: the package has no preprocessing for it.
         """
-        rules, spec = self._rules, self._spec
+        rules = self._rules
         if rules is None:
             raise RequestError(
                 400,
                 "the package has no preprocessing and takes only tensors; package it with --preprocessing",
             )
-        placement = None
         if media_type.is_image is not isinstance(rules, ImageRules):
             kind = "a picture" if isinstance(rules, ImageRules) else "sound"
             raise RequestError(415, f"the model takes {kind}, the media type is {media_type.name}")
         if isinstance(rules, ImageRules):
-            pixels, placement = rules.fit(media_type.read_image(data, max_pixels))
-            sample = rules.finish(pixels)
-        else:
-            sample = rules.finish(media_type.read_sound(data, rules))
+            return self.prepare_decoded(media_type.read_image(data, max_pixels))
+        return self._feed(rules.finish(media_type.read_sound(data, rules)))
+
+    def prepare_decoded(self, media: Media, origin: tuple[int, int] = (0, 0)) -> Prepared:
+        """Return the inputs for media of the kind and sample rate that the preprocessing takes.
+
+        Args:
+            media: a picture or sound.
+            origin: of a crop, the x and y of its corner in the picture whose pixels answers are given in.
+
+        Raises:
+            DataError: it does not fit the model.
+        """
+        rules = self._rules
+        if isinstance(rules, ImageRules):
+            pixels, placement = rules.fit(media)  # type: ignore[arg-type]  # the rules say which
+            return self._feed(rules.finish(pixels), replace(placement, origin=origin))
+        assert rules is not None  # noqa: S101  # for the type checker
+        return self._feed(rules.finish(rules.fit(media, rules.sample_rate)))  # type: ignore[arg-type]  # as above
+
+    def _feed(self, sample: Array, placement: Placement | None = None) -> Prepared:
         array = sample[None]
-        spec.check(array)
-        return Prepared({spec.name: array}, placement)
+        self._spec.check(array)
+        return Prepared({self._spec.name: array}, placement)
 
     def answer(
         self, outputs: Outputs, placement: Placement | None, overrides: Mapping[str, JsonValue] | None = None

@@ -51,6 +51,8 @@ class Task:
         sentence: what its answers hold, for documents and `--help`.
         options: frozen dataclass of its options, all with defaults.
         decode: (outputs of one sample, each with the first axis 1; options; context) -> the answer.
+        entries: field of its answers with a list of labels and scores, the best first; empty for none.
+        has_boxes: whether each of those has a box.
     """
 
     name: str
@@ -58,6 +60,8 @@ class Task:
     sentence: str
     options: type[Any]
     decode: Callable[[Outputs, Any, Context], Decoded]
+    entries: str = ""
+    has_boxes: bool = False
 
 
 TASKS: Final[dict[str, Task]] = {}

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 from edgekit_runtime.agent.conditions import count_needed_bytes
 from edgekit_runtime.dataclass_json import Range
-from edgekit_runtime.slots.versions import is_older
+from edgekit_runtime.package.version_order import is_older
 
 _ASSUMED_MBIT_S: Final = 8.0
 

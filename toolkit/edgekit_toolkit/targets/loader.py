@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekit_runtime.dataclass_json import from_plain
-from edgekit_runtime.errors import TargetError
+from edgekit_runtime.errors import EdgekitError, TargetError
 from edgekit_runtime.system.paths import find_config_folder
 from edgekit_toolkit.targets.spec import NAME_PATTERN, Target
 
@@ -79,12 +79,7 @@ def read_target(path: Path) -> Target:
     Raises:
         TargetError: it cannot be read, is not TOML, or a field is missing, unknown or wrong.
     """
-    try:
-        document = _toml.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TargetError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (_toml.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TargetError(f"{path}: expected TOML, got {error}") from error
+    document = read_toml(path, TargetError)
     schema = document.pop("schema", None)
     if type(schema) is not int or schema != SCHEMA:
         raise TargetError(f"{path}: schema is {schema!r}, expected {SCHEMA}")
@@ -92,6 +87,21 @@ def read_target(path: Path) -> Target:
         return from_plain(Target, document, error=TargetError)
     except TargetError as error:
         raise TargetError(f"{path}: {error}") from error
+
+
+def read_toml(path: Path, error: type[EdgekitError]) -> dict[str, Any]:
+    """Return the content of a TOML file.
+
+    Raises:
+        error: it cannot be read, or is not TOML.
+    """
+    try:
+        document: dict[str, Any] = _toml.loads(path.read_text(encoding="utf-8"))
+    except OSError as cause:
+        raise error(f"{path}: cannot be read: {cause.strerror or cause}") from cause
+    except (_toml.TOMLDecodeError, UnicodeDecodeError) as cause:
+        raise error(f"{path}: expected TOML, got {cause}") from cause
+    return document
 
 
 def _read_named(path: Path) -> Target:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import DataError
@@ -26,6 +27,7 @@ from edgekit_toolkit.evaluation.metrics import Probes, class_scores
 AUTO: Final = "auto"
 NONE: Final = "none"
 _SUM_ERROR: Final = 1e-2
+_MIN_DIMENSIONS: Final = 16  # of an embedding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,14 +209,74 @@ def _propose_classification(evidence: Evidence) -> TaskChoice | None:
     classes, labels = scores.shape[1], len(evidence.labels)
     if not scores.size or not np.isfinite(scores).all():
         return None
-    are_shares = bool(scores.min() >= 0 and scores.max() <= 1)
-    is_whole = are_shares and bool(np.allclose(scores.sum(axis=1), 1, atol=_SUM_ERROR))
-    if not (evidence.labelled or is_whole or labels in (classes, classes - 1)):
+    if not (evidence.labelled or _are_whole(scores) or labels in (classes, classes - 1)):
         return None
-    options: dict[str, JsonValue] = {"scores": "probabilities" if are_shares else "softmax"}
+    options: dict[str, JsonValue] = {"scores": _score_kind(scores, "softmax")}
     if labels == classes - 1:
         options["background"] = 1
     return TaskChoice("classification", options)
+
+
+def _propose_segmentation(evidence: Evidence) -> TaskChoice | None:
+    """Maps in the size of the input that have a channel for each label, or shares of all classes."""
+    maps = next(iter(evidence.probes.stacked.values()))
+    count, placement = len(evidence.labels), evidence.placement
+    if placement is None or not maps.size or not np.isfinite(maps).all():
+        return None
+    size = (placement.input_height, placement.input_width)
+    if maps.dtype.kind in "iu" and maps.shape[1:] in (size, (1, *size), (*size, 1)):
+        return TaskChoice("segmentation", {}) if maps.min() >= 0 and maps.max() < count else None
+    for layout, axis in (("NCHW", 1), ("NHWC", 3)):
+        if (
+            maps.ndim != 4
+            or maps.dtype.kind != "f"
+            or np.delete(maps.shape, [0, axis]).tolist() != list(size)
+        ):
+            continue
+        options: dict[str, JsonValue] = {} if axis == 1 else {"layout": layout}
+        if maps.shape[axis] == 1 and count in (1, 2):
+            return TaskChoice("segmentation", options | {"scores": _score_kind(maps, "sigmoid")})
+        if maps.shape[axis] > 1 and (maps.shape[axis] == count or _are_whole(np.moveaxis(maps, axis, -1))):
+            return TaskChoice("segmentation", options)
+    return None
+
+
+def _propose_text(evidence: Evidence) -> TaskChoice | None:
+    """Frames of single characters, of which the blank is the most frequent."""
+    labels, frames = evidence.labels, next(iter(evidence.probes.stacked.values()))
+    are_characters = len(labels) > 1 and sum(len(label) <= 1 for label in labels) > 0.9 * len(labels)
+    if frames.ndim != 3 or not are_characters or not frames.size or not np.isfinite(frames).all():
+        return None
+    for layout, axis in (("NTC", 2), ("NCT", 1)):
+        characters = frames.shape[axis]
+        if characters - len(labels) not in (0, 1, 2):
+            continue
+        scores = np.moveaxis(frames, axis, -1)
+        frequent = int(np.bincount(scores.argmax(axis=-1).ravel()).argmax())
+        if frequent not in (0, characters - 1):
+            return None
+        options = {"blank": "last" if frequent else "first", "scores": _score_kind(scores, "softmax")}
+        return TaskChoice("text", {**options, **({} if axis == 2 else {"layout": layout})})
+    return None
+
+
+def _propose_embedding(evidence: Evidence) -> TaskChoice | None:
+    """Vectors of length 1 in any direction."""
+    vectors = next(iter(evidence.probes.stacked.values()))
+    if vectors.ndim != 2 or vectors.shape[1] < _MIN_DIMENSIONS or not np.isfinite(vectors).all():
+        return None
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    has_length = bool(np.allclose(lengths, 1, atol=_SUM_ERROR)) and bool((vectors < 0).any(axis=1).all())
+    return TaskChoice("embedding", {}) if has_length else None
+
+
+def _are_whole(scores: NDArray[Any]) -> bool:
+    """Whether the values of the last axis are shares that sum up to 1."""
+    return bool(scores.min() >= 0 and np.allclose(scores.sum(axis=-1, dtype=np.float64), 1, atol=_SUM_ERROR))
+
+
+def _score_kind(scores: NDArray[Any], logits: str) -> str:
+    return "probabilities" if scores.min() >= 0 and scores.max() <= 1 else logits
 
 
 def _to_json(options: Mapping[str, Any]) -> dict[str, JsonValue]:
@@ -223,6 +285,9 @@ def _to_json(options: Mapping[str, Any]) -> dict[str, JsonValue]:
 
 PROPOSERS: Final[dict[str, Callable[[Evidence], TaskChoice | None]]] = {
     "detection": _propose_detection,
+    "segmentation": _propose_segmentation,
+    "text": _propose_text,
+    "embedding": _propose_embedding,
     "classification": _propose_classification,
 }
 """Task -> proposes its options, or None where the outputs may be something else; the first one counts."""

@@ -25,7 +25,6 @@ from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.response import MethodError, make_head, make_json
 from edgekit_runtime.service.models.catalogue import EvictedError
 from edgekit_runtime.service.models.registry import Registry
-from edgekit_runtime.service.observability.prometheus import CONTENT_TYPE
 from edgekit_runtime.service.observability.server_timing import RunTimes
 from edgekit_runtime.service.observability.triton_statistics import describe_statistics
 from edgekit_runtime.service.oip.shared_memory import Regions
@@ -154,6 +153,8 @@ class Router:
         connection.respond(*make_json({"ready": is_ready}, 200 if is_ready else 503))
 
     def _respond_metrics(self, connection: Connection, _head: RequestHead, _body: memoryview) -> None:
+        from edgekit_runtime.service.observability.prometheus import CONTENT_TYPE  # which no worker needs
+
         text = self._metrics()
         connection.respond(make_head(200, CONTENT_TYPE, len(text)), text)
 

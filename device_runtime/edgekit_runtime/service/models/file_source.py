@@ -12,10 +12,10 @@ from edgekit_runtime.errors import PackageError, SignatureError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS, OpenedPackage, read_unverified_manifest
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.submodels import list_tails, served_name
+from edgekit_runtime.package.version_order import sort_key
 from edgekit_runtime.service.models.source import Load, Source, open_listed
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded
-from edgekit_runtime.slots.versions import sort_key
 from edgekit_runtime.system.resource_errors import check_lack
 from edgekit_runtime.trust.dsse import Verifier
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
 from edgekit_runtime.errors import EdgekitError, UnavailableError
+from edgekit_runtime.package.version_order import sort_key
 from edgekit_runtime.service.models.catalogue import ModelEntry
 from edgekit_runtime.service.models.lifecycle import Lifecycle
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
@@ -16,7 +17,6 @@ from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.rollout.gates import Promote, Rollback
 from edgekit_runtime.service.rollout.trial import begin_trial
 from edgekit_runtime.service.serving.served_version import Served, Trial
-from edgekit_runtime.slots.versions import sort_key
 
 Report: TypeAlias = Callable[[ModelEntry, Trial, Promote | Rollback], None]
 Start: TypeAlias = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]

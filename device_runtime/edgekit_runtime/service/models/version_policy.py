@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgekit_runtime.errors import RequestError
+from edgekit_runtime.package.version_order import sort_key
 from edgekit_runtime.service.options.model import ModelOptions, SwapOrder
-from edgekit_runtime.slots.versions import sort_key
 
 
 @dataclass(frozen=True, slots=True)

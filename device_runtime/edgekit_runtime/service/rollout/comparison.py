@@ -3,6 +3,7 @@
 It says how alike two versions are, not which of them is right.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -12,7 +13,9 @@ import numpy as np
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.drift.class_outputs import find_statement
 from edgekit_runtime.errors import ManifestError
+from edgekit_runtime.package.figures import ANSWER_OUTPUT_FIGURE
 from edgekit_runtime.package.row_sets import row_axes, row_similarity
+from edgekit_runtime.tasks.agreement import compare_answers
 from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 
 Outputs: TypeAlias = Mapping[str, Array]
@@ -28,7 +31,8 @@ class Comparison:
     """How the answers of two versions are compared.
 
     Attributes:
-        name: `agreement` (same best class of the first output) or `similarity` (small relative difference).
+        name: `agreement` (same best class of the first output, or same labels and boxes of an answer) or
+            `similarity` (small relative difference).
         reason: why this comparison was chosen.
         is_guess: whether only the shape of the first output decided, which several kinds of outputs have.
         compare: compares two answers.
@@ -66,6 +70,9 @@ def choose_comparison(
         ManifestError: no such comparison, or `agreement` for outputs that are no class scores.
     """
     first = outputs[0]
+    if figures.get(ANSWER_OUTPUT_FIGURE) == first.name and name != "similarity":
+        reason = f"the manifest says so: figures.{ANSWER_OUTPUT_FIGURE}"
+        return Comparison("agreement", reason, is_guess=False, compare=_by_answer(first.name))
     stated = f"'{first.name}' {first.dtype} {list(first.shape)}"
     if name is not None:
         _check_name(name, first)
@@ -103,6 +110,17 @@ def _states_other_metric(figures: Mapping[str, JsonValue]) -> bool:
     score = figures.get("score")
     metric = score.get("metric") if isinstance(score, Mapping) else None
     return isinstance(metric, str) and metric.isidentifier() and metric not in _CLASS_METRICS
+
+
+def _by_answer(output: str) -> Compare:
+    def compare(current: Outputs, candidate: Outputs) -> float:
+        answers = current[output].tobytes(), candidate[output].tobytes() if output in candidate else b""
+        try:
+            return compare_answers(*map(json.loads, answers))
+        except ValueError:
+            return 0.0
+
+    return compare
 
 
 def _by_class(output: str) -> Compare:

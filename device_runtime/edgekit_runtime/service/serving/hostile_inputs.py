@@ -56,6 +56,23 @@ def find_hazard(package: OpenedPackage, sessions: int = 1) -> Hazard | None:
         package: verified.
         sessions: number of its sessions in that process.
     """
+    members = package.list_members()
+    if not members:
+        return _find_hazard(package, sessions)
+    hazards = {name: _find_hazard(member, sessions) for name, member in members.items()}
+    present = {name: hazard for name, hazard in hazards.items() if hazard is not None}
+    if not present:
+        return None
+    name, first = next(iter(present.items()))
+    limits = [hazard.max_data_bytes for hazard in present.values() if hazard.max_data_bytes]
+    own_bytes = (
+        _SESSION_FACTOR * sessions * sum(artifact.size_bytes for artifact in package.manifest.artifacts)
+    )
+    return Hazard(f"in its stage '{name}' {first.reason}", sum(limits) + own_bytes if limits else None)
+
+
+def _find_hazard(package: OpenedPackage, sessions: int) -> Hazard | None:
+    """Return the hazard of a package of one model."""
     reasons = []
     limit = None
     if can_trap(package):

@@ -213,9 +213,14 @@ def find_limit(package: OpenedPackage, options: ModelOptions) -> float:
     """Return how many seconds the load of a package may take."""
     if options.load_timeout_s is not None:
         return options.load_timeout_s
+    return _LOAD_TIMEOUT_S + sum(map(_count_build_s, (package, *package.list_members().values())))
+
+
+def _count_build_s(package: OpenedPackage) -> float:
+    """Return how long the engine of one model may build it."""
     backends = [variant.backend for variant in package.manifest.all_variants]
     engines = [get_engine(backend.name) for backend in backends if backend.fallback is None]
-    return _LOAD_TIMEOUT_S + max((engine.builds_for_s for engine in engines if engine), default=0.0)
+    return max((engine.builds_for_s for engine in engines if engine), default=0.0)
 
 
 def _load_here(package: OpenedPackage, options: ModelOptions, attempt: LoadAttempt[Loaded]) -> Loaded:

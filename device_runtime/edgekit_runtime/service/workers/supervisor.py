@@ -14,7 +14,6 @@ from edgekit_runtime.protocol.rest import parse_infer_path
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.server import HttpServer
-from edgekit_runtime.service.observability.prometheus import MetricFamily
 from edgekit_runtime.service.oip.shared_memory import Region, Regions
 from edgekit_runtime.service.options.config import Listen, ServiceConfig
 from edgekit_runtime.service.options.model import ModelOptions
@@ -27,6 +26,7 @@ from edgekit_runtime.service.worker_wire.messages import VerifiedPackage, Worker
 from edgekit_runtime.system.resource_errors import check_lack
 
 if TYPE_CHECKING:
+    from edgekit_runtime.service.observability.prometheus import MetricFamily
     from edgekit_runtime.service.workers.isolated_model import IsolatedModel
     from edgekit_runtime.service.workers.worker_handle import WorkerHandle
 
@@ -140,8 +140,10 @@ class Supervisor:
         while not all(model.is_over for model in self._models):
             await asyncio.sleep(_POLL_S)
 
-    def count_restarts(self) -> MetricFamily:
+    def count_restarts(self) -> "MetricFamily":
         """Return how often workers were started after a crash, for Prometheus."""
+        from edgekit_runtime.service.observability.prometheus import MetricFamily  # which no worker needs
+
         return MetricFamily(
             "edgekit_worker_restarts_total",
             "counter",

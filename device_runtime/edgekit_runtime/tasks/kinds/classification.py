@@ -50,5 +50,6 @@ CLASSIFICATION = register(
         sentence="The best classes with their scores.",
         options=ClassificationOptions,
         decode=_decode,
+        entries="classes",
     )
 )

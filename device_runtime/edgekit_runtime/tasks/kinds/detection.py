@@ -470,5 +470,7 @@ DETECTION = register(
         sentence="Labelled boxes with scores; a box is [x1, y1, x2, y2] in pixels of the picture.",
         options=DetectionOptions,
         decode=_decode,
+        entries="detections",
+        has_boxes=True,
     )
 )

@@ -95,13 +95,24 @@ def _classify(values: Array, options: SegmentationOptions) -> NDArray[np.uint8]:
     if values.ndim == 3 and len(values) > VOID:
         raise DataError(f"there are {len(values)} classes, expected at most {VOID}: is `layout` right?")
     if values.ndim == 3 and len(values) > 1:
-        return np.asarray(values.argmax(axis=0), np.uint8)
+        return _find_largest(values)
     values = values[0] if values.ndim == 3 else values
     if values.dtype.kind == "f":
         return (to_scores(values, options.scores) >= options.threshold).astype(np.uint8)
     if values.min() < 0 or values.max() > VOID:
         raise DataError(f"a class is {values.min()} or {values.max()}, expected 0 to {VOID}")
     return values.astype(np.uint8)
+
+
+def _find_largest(values: Array) -> NDArray[np.uint8]:
+    """Return the first channel with the largest value, as argmax does, which takes 3 x as long."""
+    if values.strides[0] < values.strides[-1]:  # the channels of a pixel lie together
+        return np.asarray(values.argmax(axis=0), np.uint8)
+    largest = values.max(axis=0)
+    classes = np.zeros(largest.shape, np.uint8)
+    for index in reversed(range(len(values))):
+        np.copyto(classes, np.uint8(index), where=values[index] == largest)
+    return classes
 
 
 def _encode_png(mask: Array) -> str:

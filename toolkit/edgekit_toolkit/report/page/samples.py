@@ -53,10 +53,14 @@ def _draw(key: str, picture: str, size: tuple[int, int], answer: Mapping[str, An
     drawn = answer.get("detections", ())[:_MAX_DRAWN]
     boxes = [_box(detection, unit, width) for detection in reversed(drawn)]  # the best on top
     points = [_point(entry["point"], unit) for entry in answer.get("keypoints", ())]
+    data = answer.get("mask", {}).get("data")
+    href = f"data:image/png;base64,{data}"
     return el(
         "svg",
         photograph,
+        el("image", href=href, width=width, height=height, class_="mask") if data else None,
         *boxes,
+        *_skeleton(answer, unit),
         *points,
         viewBox=f"0 0 {width} {height}",
         role="img",
@@ -82,6 +86,16 @@ def _box(detection: Mapping[str, Any], unit: float, width: int) -> Markup:
         for style, thickness in (("halo", 1.4), ("box", 0.7))
     ]
     return join(*outlines, label)
+
+
+def _skeleton(answer: Mapping[str, Any], unit: float) -> list[Markup]:
+    points = {entry.get("index"): entry["point"] for entry in answer.get("keypoints", ())}
+    pairs = ((points.get(first), points.get(second)) for first, second in answer.get("skeleton", ()))
+    return [
+        el("line", x1=start[0], y1=start[1], x2=end[0], y2=end[1], class_="box", stroke_width=0.5 * unit)
+        for start, end in pairs
+        if start and end
+    ]
 
 
 def _point(place: Sequence[float], unit: float) -> Markup:

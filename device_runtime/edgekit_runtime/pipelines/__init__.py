@@ -1,0 +1,1 @@
+"""Pipelines: packages of several models that run as one session."""

@@ -1,0 +1,49 @@
+"""The backend `pipeline`: opens each member of a package like a package of its own."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+from edgekit_runtime.errors import PackageError
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.package.manifest import BackendChoice
+from edgekit_runtime.package.pipeline import Pipeline
+from edgekit_runtime.pipelines.member import PipelineMember, open_member
+from edgekit_runtime.pipelines.session import PipelineSession
+from edgekit_runtime.sessions.session import check_specs
+
+
+def open_pipeline(package: OpenedPackage, choice: BackendChoice, threads: int | None) -> PipelineSession:
+    """Return a session that runs all stages; see `OpenBackend`.
+
+    Raises:
+        EngineMissingError: no engine of a member is installed.
+        BackendError: an engine refused a member.
+        PackageError: a member has no task or preprocessing, or they do not suit its links.
+    """
+    if package.manifest.pipeline is None:
+        raise PackageError(f"{package.path}: its backend is 'pipeline', but it has no stages")
+    session = open_stages(package.manifest.pipeline, package.list_members(), threads)
+    try:
+        check_specs(session, package, choice)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def open_stages(
+    pipeline: Pipeline, packages: Mapping[str, OpenedPackage], threads: int | None = None
+) -> PipelineSession:
+    """Return a session of a pipeline whose members are in these packages, by stage.
+
+    Raises:
+        EdgekitError: as `open_pipeline`.
+    """
+    with ExitStack() as opened:
+        members: dict[str, PipelineMember] = {}
+        for name, package in packages.items():
+            members[name] = open_member(name, package, threads)
+            opened.callback(members[name].session.close)
+        session = PipelineSession(pipeline, members)
+        opened.pop_all()
+    return session

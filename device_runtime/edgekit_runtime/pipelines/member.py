@@ -1,0 +1,115 @@
+"""A model of a pipeline: from pictures or sound to the answers of its task."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.errors import EdgekitError, PackageError
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.preprocessing.rules import MediaRules
+from edgekit_runtime.sessions.backends import open_preferred
+from edgekit_runtime.sessions.row_independence import concatenate, rows_are_independent
+from edgekit_runtime.sessions.selftest import read_golden_inputs
+from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.tasks.answerer import Answerer, Media, Prepared, open_answerer
+from edgekit_runtime.tasks.task import Decoded, Outputs, Task
+from edgekit_runtime.tensors import find_shapes
+
+MAX_BATCH: Final = 16
+"""Crops that run together; more gain nothing and take memory."""
+
+_ALL_ENTRIES: Final[Mapping[str, JsonValue]] = {"top": 100, "min_score": 0}
+
+
+class PipelineMember:
+    """The preprocessing, session and task of one stage."""
+
+    __slots__ = ("_all_entries", "_answerer", "_batches", "rules", "session", "task")
+
+    def __init__(self, answerer: Answerer, session: Session, *, batches: bool) -> None:
+        """Join them.
+
+        Args:
+            answerer: it has rules and a task.
+            session: the model.
+            batches: whether samples in one batch get the answers that they get alone.
+        """
+        self._answerer, self.session, self._batches = answerer, session, batches
+        if answerer.rules is None or answerer.task is None:
+            lack = "task" if answerer.task is None else "preprocessing"
+            raise PackageError(f"its package states no {lack}; package it with --{lack}")
+        self.rules: MediaRules = answerer.rules
+        self.task: Task = answerer.task
+        known = self.task.options.__dataclass_fields__
+        self._all_entries = {name: value for name, value in _ALL_ENTRIES.items() if name in known}
+
+    def with_session(self, session: Session) -> "PipelineMember":
+        """Return this member with another session of its model."""
+        return PipelineMember(self._answerer, session, batches=self._batches)
+
+    def answer(
+        self, media: Iterable[tuple[Media, tuple[int, int]]], *, all_entries: bool = False
+    ) -> list[Decoded]:
+        """Return the answer to each picture or piece of sound.
+
+        Args:
+            media: of the kind that the preprocessing takes, each with its origin in the source's picture.
+            all_entries: whether the answers also hold entries that the task's options leave out.
+
+        Raises:
+            DataError: a sample, or an output, does not fit.
+            BackendError: the engine failed.
+        """
+        overrides = self._all_entries if all_entries else None
+        remaining = iter(media)
+        answers: list[Decoded] = []
+        while prepared := [
+            self._answerer.prepare_decoded(sample, origin)
+            for sample, origin in itertools.islice(remaining, MAX_BATCH if self._batches else 1)
+        ]:
+            for _, group in itertools.groupby(prepared, key=lambda sample: find_shapes(sample.inputs)):
+                samples = list(group)
+                answers += [
+                    self._answerer.answer(outputs, sample.placement, overrides)
+                    for outputs, sample in zip(self._run(samples), samples, strict=True)
+                ]
+        return answers
+
+    def _run(self, samples: Sequence[Prepared]) -> list[Outputs]:
+        if len(samples) == 1:
+            return [self.session.run(samples[0].inputs)]
+        batch = self.session.run(concatenate([sample.inputs for sample in samples]))
+        return [
+            {name: values[row : row + 1] for name, values in batch.items()} for row in range(len(samples))
+        ]
+
+
+def open_member(name: str, package: OpenedPackage, threads: int | None = None) -> PipelineMember:
+    """Return a member of a pipeline, in a package or to be in one; errors name the stage.
+
+    Raises:
+        EdgekitError: as `open_preferred` and `open_answerer`; or it has no task or preprocessing.
+    """
+    with naming_stage(name):
+        answerer = open_answerer(package)
+        if answerer is None:
+            raise PackageError("its package states no task; package it with --task")
+        session = open_preferred(package, threads)[1]
+        try:
+            batches = rows_are_independent(session, read_golden_inputs(package))
+            return PipelineMember(answerer, session, batches=batches)
+        except BaseException:
+            session.close()
+            raise
+
+
+@contextmanager
+def naming_stage(name: str) -> Iterator[None]:
+    """Put the name of a stage in front of the messages of errors in the block."""
+    try:
+        yield
+    except EdgekitError as error:
+        error.args = (f"stage '{name}': {error}",)
+        raise

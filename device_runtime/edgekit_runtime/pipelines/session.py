@@ -1,0 +1,242 @@
+"""A pipeline as one session: a picture or sound in, one answer out, as JSON in bytes.
+
+    image uint8 [1, H, W, 3] -> detector -> crops -> kind, one batch -> answer_json uint8 [bytes]
+
+Stages run one after the other in the thread that calls `run`, and pass pictures in memory. Each has items:
+the pictures that it ran for, with their answers. An item of a stage with crops comes from one box of an item
+of its input.
+"""
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from edgekit_runtime.canonical_json import encode_json
+from edgekit_runtime.errors import BackendError, DataError, PackageError
+from edgekit_runtime.package.pipeline import SOURCE, Condition, Pipeline, Stage
+from edgekit_runtime.pipelines.ensemble import combine_answers
+from edgekit_runtime.pipelines.member import PipelineMember, naming_stage
+from edgekit_runtime.preprocessing.audio import AudioRules
+from edgekit_runtime.preprocessing.images import take_image
+from edgekit_runtime.sessions.session import Session, cancel_runs, share_session
+from edgekit_runtime.tasks.answerer import Media
+from edgekit_runtime.tasks.task import Decoded, Task
+from edgekit_runtime.tensors import Array, TensorSpec
+
+IMAGE: Final = TensorSpec("image", "uint8", (1, "height", "width", 3))
+SOUND: Final = TensorSpec("sound", "float32", (1, "samples"))
+ANSWER: Final = TensorSpec("answer_json", "uint8", ("bytes",))
+
+_Entry: TypeAlias = dict[str, Any]
+_Area: TypeAlias = tuple[int, int, int, int] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Item:
+    """One picture or piece of sound with the answer to it.
+
+    Attributes:
+        area: left, top, right and bottom of the picture in the source; None for all of it.
+        holder: where the answer stands: an entry, or the answer of the stage before.
+    """
+
+    area: _Area
+    holder: Decoded
+    answer: Decoded
+
+
+class PipelineSession:
+    """A pipeline as a session.
+
+    Attributes:
+        inputs: `IMAGE` or `SOUND`.
+        outputs: `ANSWER`.
+        sessions: the session of each stage with a model.
+        sample_rate: of the sound, in Hz; None for pictures.
+        is_concurrent: whether `run` may be called from several threads.
+    """
+
+    def __init__(self, pipeline: Pipeline, members: Mapping[str, PipelineMember]) -> None:
+        """Join members, which the session owns from now on.
+
+        Raises:
+            PackageError: tasks or preprocessing do not suit the links.
+        """
+        self._pipeline, self._members = pipeline, members
+        self._tasks: dict[str, Task] = {}
+        for stage in pipeline.stages:
+            with naming_stage(stage.name):
+                self._tasks[stage.name] = self._check_stage(stage)
+        rates = {
+            member.rules.sample_rate if isinstance(member.rules, AudioRules) else None
+            for member in members.values()
+        }
+        if len(rates) > 1:
+            raise PackageError("the members take pictures and sound, or sound of several sample rates")
+        (self.sample_rate,) = rates
+        self.inputs: tuple[TensorSpec, ...] = (IMAGE if self.sample_rate is None else SOUND,)
+        self.outputs: tuple[TensorSpec, ...] = (ANSWER,)
+        self.is_concurrent = all(
+            getattr(session, "is_concurrent", False) for session in self.sessions.values()
+        )
+
+    @property
+    def sessions(self) -> dict[str, Session]:
+        return {name: member.session for name, member in self._members.items()}
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        (spec,) = self.inputs
+        if inputs.keys() != {spec.name}:
+            raise DataError(f"got inputs {sorted(inputs)}, expected ['{spec.name}']")
+        array = inputs[spec.name]
+        spec.check(array)
+        if not array.size:
+            raise DataError(f"tensor '{spec.name}': is empty, {list(array.shape)}")
+        answer = self._answer(take_image(array[0]) if self.sample_rate is None else array[0])
+        try:
+            return {ANSWER.name: np.frombuffer(encode_json(answer), np.uint8)}
+        except ValueError as cause:
+            raise BackendError(f"backend 'pipeline': the answer holds NaN or infinity: {cause}") from cause
+
+    def share(self) -> "PipelineSession":
+        """Return a session of the same loaded models whose runs are cancelled alone."""
+        shared = copy.copy(self)
+        shared._members = {
+            name: member.with_session(share_session(member.session)) for name, member in self._members.items()
+        }
+        return shared
+
+    def cancel_runs(self) -> None:
+        """End the runs under way with an error."""
+        for session in self.sessions.values():
+            cancel_runs(session)
+
+    def interrupt(self) -> None:
+        """End all runs with an error, also later ones."""
+        for session in self.sessions.values():
+            interrupt: Callable[[], None] = getattr(session, "interrupt", lambda: None)
+            interrupt()
+
+    def close(self) -> None:
+        for session in self.sessions.values():
+            session.close()
+
+    def _check_stage(self, stage: Stage) -> Task:
+        """Return the task of a stage, whose input stands before it."""
+        if stage.input != SOURCE:
+            before = self._tasks[stage.input]
+            if stage.crop and not before.has_boxes:
+                raise PackageError(f"takes crops, but '{stage.input}' ({before.title}) gives no boxes")
+            if stage.when and not before.entries:
+                raise PackageError(f"needs labels, but '{stage.input}' ({before.title}) gives none")
+        if stage.ensemble is None:
+            return self._members[stage.name].task
+        tasks = {name: self._tasks[name] for name in stage.stages}
+        first = next(iter(tasks.values()))
+        if any(task is not first for task in tasks.values()) or first.has_boxes or not first.entries:
+            titles = ", ".join(f"'{name}' is {task.title}" for name, task in tasks.items())
+            raise PackageError(f"combines classes of one task, but {titles}")
+        return first
+
+    def _answer(self, source: Media) -> Decoded:
+        root: Decoded = {}
+        items = {SOURCE: [_Item(None, {}, root)]}
+        selected: dict[tuple[object, ...], list[_Item]] = {}
+        for stage in self._pipeline.stages:
+            with naming_stage(stage.name):
+                if stage.selection not in selected:
+                    selected[stage.selection] = _select(
+                        stage, items[stage.input], self._tasks, getattr(source, "size", (0, 0))
+                    )
+                pictures = selected[stage.selection]
+                if stage.ensemble is None:
+                    answers = self._run_member(stage, source, [item.area for item in pictures])
+                else:
+                    answers = self._combine(stage, items)
+            items[stage.name] = [
+                _Item(item.area, item.holder, answer) for item, answer in zip(pictures, answers, strict=True)
+            ]
+        for name in self._pipeline.output:
+            for item in items[name]:
+                item.holder[name] = item.answer
+        shown = [stage.name for stage in self._pipeline.stages if stage.input == SOURCE]
+        (name, *others) = [name for name in shown if name in self._pipeline.output]
+        alone: Any = root[name]
+        return root if others else alone
+
+    def _combine(self, stage: Stage, items: Mapping[str, Sequence[_Item]]) -> list[Decoded]:
+        parts = [[item.answer for item in items[name]] for name in stage.stages]
+        entries, how = self._tasks[stage.name].entries, stage.ensemble or ""
+        return [combine_answers(answers, entries, how) for answers in zip(*parts, strict=True)]
+
+    def _run_member(self, stage: Stage, source: Media, areas: Sequence[_Area]) -> list[Decoded]:
+        is_combined = any(stage.name in other.stages for other in self._pipeline.stages)
+        member = self._members[stage.name]
+        # Cut one by one: a thousand boxes may each be the whole picture.
+        return member.answer((_cut(source, area) for area in areas), all_entries=is_combined)
+
+
+def _cut(source: Media, area: _Area) -> tuple[Media, tuple[int, int]]:
+    """Return the picture of an area, or all of the source, and its position."""
+    if area is None:
+        return source, (0, 0)
+    return source.crop(area), area[:2]  # type: ignore[union-attr]  # sound has no areas
+
+
+def _select(
+    stage: Stage, inputs: Sequence[_Item], tasks: Mapping[str, Task], size: tuple[int, int]
+) -> list[_Item]:
+    """Return the pictures that a stage takes, without answers.
+
+    Args:
+        stage: the stage.
+        inputs: items of its input.
+        tasks: tasks of the stages before.
+        size: width and height of the source's picture.
+    """
+    chosen: list[tuple[_Entry, _Item]] = []
+    if stage.crop or stage.when:
+        field = tasks[stage.input].entries
+        pairs = ((entry, item) for item in inputs for entry in _read_entries(item.answer, field))
+        chosen = [(entry, item) for entry, item in pairs if _meets(entry, stage.when)]
+    if not stage.crop:
+        # Each picture once, for whichever of its entries.
+        passed = {id(item): item for _, item in chosen}.values() if stage.when else inputs
+        return [_Item(item.area, item.answer, {}) for item in passed]
+    chosen.sort(key=lambda pair: -pair[0]["score"])
+    areas = (
+        (_find_area(entry["box"], stage.margin, item.area or (0, 0, *size)), entry) for entry, item in chosen
+    )
+    crops = (_Item(area, entry, {}) for area, entry in areas if area is not None)
+    return list(itertools.islice(crops, stage.max_crops))
+
+
+def _read_entries(answer: Decoded, field: str) -> list[_Entry]:
+    entries: Any = answer[field]
+    return list(entries)
+
+
+def _meets(entry: _Entry, condition: Condition | None) -> bool:
+    if condition is None:
+        return True
+    is_named = not condition.label or entry["label"] in condition.label
+    return is_named and bool(entry["score"] >= condition.min_score)
+
+
+def _find_area(
+    box: Sequence[float], margin: float, within: tuple[int, int, int, int]
+) -> tuple[int, int, int, int] | None:
+    """Return the whole pixels of a box and its margin within an area; None if nothing is left."""
+    left, top, right, bottom = map(float, box)
+    x, y = margin * (right - left), margin * (bottom - top)
+    sides = (left - x, top - y, right + x, bottom + y)
+    if not all(map(math.isfinite, sides)) or right <= left or bottom <= top:
+        return None
+    begin_x, begin_y = max(within[0], math.floor(sides[0])), max(within[1], math.floor(sides[1]))
+    end_x, end_y = min(within[2], math.ceil(sides[2])), min(within[3], math.ceil(sides[3]))
+    return (begin_x, begin_y, end_x, end_y) if begin_x < end_x and begin_y < end_y else None

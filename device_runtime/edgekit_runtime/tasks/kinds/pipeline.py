@@ -1,0 +1,28 @@
+"""Pipeline: the answer of a pipeline, which its stages have decoded."""
+
+from dataclasses import dataclass
+
+from edgekit_runtime.canonical_json import decode_json
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, register
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """`pipeline` has no options: its members state theirs."""
+
+
+def _decode(outputs: Outputs, _options: PipelineOptions, _context: Context) -> Decoded:
+    (answer,) = outputs.values()
+    return decode_json(answer.tobytes(), "answer of a pipeline", DataError)
+
+
+PIPELINE = register(
+    Task(
+        name="pipeline",
+        title="pipeline",
+        sentence="The answers of the stages, each within that of the stage that it takes its input from.",
+        options=PipelineOptions,
+        decode=_decode,
+    )
+)

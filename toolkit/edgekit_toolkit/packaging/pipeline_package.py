@@ -1,0 +1,283 @@
+"""Puts packages of one model each together as one package, a pipeline, and adds up their costs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from edgekit_runtime.canonical_json import JsonValue, encode_json
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.package.figures import ANSWER_OUTPUT_FIGURE, RUN_MEMORY_FIGURE
+from edgekit_runtime.package.golden import Golden, GoldenOutput, draw_bytes
+from edgekit_runtime.package.manifest import BackendChoice, FormatInfo, Manifest, TaskChoice
+from edgekit_runtime.package.pipeline import MEMBER_ROLE, PIPELINE, SOURCE, Pipeline, Stage, member_folder
+from edgekit_runtime.package.variants import DEFAULT_VARIANT
+from edgekit_runtime.pipelines.backend import open_stages
+from edgekit_runtime.pipelines.member import MAX_BATCH
+from edgekit_runtime.pipelines.session import PipelineSession
+from edgekit_runtime.sessions.backends import list_backends
+from edgekit_toolkit.packaging.assemble import PackageDraft, describe_artifacts
+from edgekit_toolkit.packaging.golden_tensors import golden_input
+
+_PREPROCESSING: Final = "preprocessing.json"
+_SIDE: Final = 32  # pixels of the generated picture
+_SAMPLES: Final = 4096
+# The array, Pillow's copy with 4 bytes a pixel, its copy in RGB, and a crop of all of it.
+_RUN_BYTES_PER_INPUT_BYTE: Final = 6.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCosts:
+    """What a stage with a model costs.
+
+    Attributes:
+        count: most pictures that it runs for, for one of the source.
+        latency_ms: of one picture; None if no evidence states it.
+        memory_bytes: above the engine, with the rows of a batch of crops; None if the package does not state
+            it.
+        engine_bytes: what the engine takes by itself; None without evidence.
+        origin: label and place of the latency, such as `modelled, rpi5`.
+    """
+
+    name: str
+    task: str
+    count: int
+    size_bytes: int
+    latency_ms: float | None
+    memory_bytes: int | None
+    engine_bytes: int | None
+    origin: str
+
+
+def add_costs(stages: Sequence[StageCosts], size_bytes: int) -> dict[str, float | None]:
+    """Return size, latency and memory of a pipeline; None where a stage does not state it.
+
+    Stages run one after the other, so the longest path is all of them, each with its most crops. All stay
+    loaded, and each engine keeps the memory of its activations.
+    """
+
+    def add(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return sum(known) if len(known) == len(values) else None
+
+    latency = add([s.latency_ms and s.latency_ms * s.count for s in stages])
+    above = add([stage.memory_bytes for stage in stages])
+    engines = [stage.engine_bytes for stage in stages if stage.engine_bytes is not None]
+    has_engines = above is not None and len(engines) == len(stages)
+    memory = (above or 0) + max(engines) if has_engines else None
+    return {"size": float(size_bytes), "latency": latency, "memory": memory}
+
+
+def count_costs(
+    stages: Sequence[Stage],
+    packages: Mapping[str, OpenedPackage],
+    evidence: Mapping[str, Mapping[str, Any]],
+) -> list[StageCosts]:
+    """Return the costs of the stages with models, in their order.
+
+    Args:
+        stages: each behind those that it needs.
+        packages: the member of each stage.
+        evidence: predicate of the evidence of a member, where there is one.
+    """
+    counts = {SOURCE: 1}
+    costs = []
+    for stage in stages:
+        counts[stage.name] = stage.max_crops if stage.crop else counts[stage.input]
+        if stage.ensemble is not None:
+            continue
+        manifest, stated = packages[stage.name].manifest, evidence.get(stage.name, {})
+        latency = stated.get("latency_held_against_limits") or {}
+        above = _memory_above(manifest, min(counts[stage.name], MAX_BATCH))
+        own = _memory_above(manifest, 1)
+        peak = (stated.get("memory") or {}).get("value")
+        costs.append(
+            StageCosts(
+                name=stage.name,
+                task=manifest.task.name if manifest.task else "",
+                count=counts[stage.name],
+                size_bytes=sum(artifact.size_bytes for artifact in manifest.artifacts),
+                latency_ms=latency.get("value"),
+                memory_bytes=above,
+                engine_bytes=None if peak is None or own is None else max(0, int(peak) - own),
+                origin=", ".join(latency[key] for key in ("label", "on") if key in latency),
+            )
+        )
+    return costs
+
+
+def _memory_above(manifest: Manifest, rows: int) -> int | None:
+    """Return the memory above the engine with so many rows in a batch; None if it is not stated."""
+    estimate: Any = manifest.figures.get("memory_estimate")
+    if not isinstance(estimate, Mapping) or "bytes_above_engine" not in estimate:
+        return None
+    row_bytes = sum(tensor.decoded_bytes for tensor in manifest.golden.inputs)
+    more = (rows - 1) * row_bytes * float(estimate.get(RUN_MEMORY_FIGURE) or 1.0)
+    return int(estimate["bytes_above_engine"] + more)
+
+
+def assemble_pipeline(
+    identity: tuple[str, str, str],
+    stages: Sequence[Stage],
+    output: Sequence[str],
+    packages: Mapping[str, OpenedPackage],
+    *,
+    budget: Mapping[str, float],
+    costs: Sequence[StageCosts],
+) -> PackageDraft:
+    """Return the package of a pipeline; its members are run here on a generated picture.
+
+    Args:
+        identity: name, version and target.
+        stages: as in its manifest, without engines.
+        output: stages whose answers are shown.
+        packages: the member of each stage with a model.
+        budget: limits that were asked for.
+        costs: what the stages cost.
+
+    Raises:
+        DataError: a member is a pipeline, for another target, or the stages of an ensemble have other labels.
+        EdgekitError: a member does not fit its links, or does not run; the message names the stage.
+    """
+    name, version, target = identity
+    packages = {stage: package.select(DEFAULT_VARIANT) for stage, package in packages.items()}
+    for stage, package in packages.items():
+        _check_member(stage, package, target)
+    _check_labels(stages, packages)
+    contents, roles = {}, {}
+    for stage, package in packages.items():
+        for path, content, role in _list_artifacts(package):
+            contents[member_folder(stage) + path] = content
+            roles[member_folder(stage) + path] = role
+    engines = {stage: list_backends(package.manifest) for stage, package in packages.items()}
+    pipeline = Pipeline(
+        stages=tuple(replace(stage, engines=engines.get(stage.name, ())) for stage in stages),
+        output=tuple(output),
+    )
+    session = open_stages(pipeline, packages, threads=1)
+    try:
+        golden, more = _make_golden(session)
+        contents |= more
+        roles |= dict.fromkeys(more, "golden")
+        rules: dict[str, JsonValue] = {"scale": 1, "layout": "NHWC", "colour": "RGB"}
+        if session.sample_rate is not None:
+            rules = {"type": "audio", "sample_rate": session.sample_rate}
+        contents[_PREPROCESSING], roles[_PREPROCESSING] = encode_json(rules), "preprocessing"
+        manifest = Manifest(
+            format=FormatInfo(critical=(PIPELINE,)),
+            name=name,
+            version=version,
+            target=target,
+            inputs=session.inputs,
+            outputs=session.outputs,
+            artifacts=describe_artifacts(contents, roles),
+            backend=BackendChoice(PIPELINE, pipeline.members[0].manifest_path),
+            golden=golden,
+            preprocessing=_PREPROCESSING,
+            budget=budget,
+            figures=_figures(session, costs),
+            provenance={
+                "members": {
+                    stage: f"{package.manifest.file_name} {package.signed_sha256}"
+                    for stage, package in packages.items()
+                }
+            },
+            task=TaskChoice(PIPELINE),
+            pipeline=pipeline,
+        )
+    finally:
+        session.close()
+    return PackageDraft(manifest, {path: contents[path] for path in sorted(contents)})
+
+
+def _check_member(stage: str, package: OpenedPackage, target: str) -> None:
+    manifest = package.manifest
+    if manifest.target != target:
+        raise DataError(
+            f"stage '{stage}': {manifest.file_name} is for {manifest.target}, the pipeline for {target};"
+            f" package the model with --target {target}"
+        )
+    kinds = {
+        "a pipeline": manifest.pipeline is not None,
+        "a package with a plan for offloading": bool(manifest.submodels),
+        "a model with states, whose answers depend on earlier ones": bool(manifest.states),
+    }
+    if kind := next((kind for kind, is_kind in kinds.items() if is_kind), ""):
+        raise DataError(f"stage '{stage}': {manifest.file_name} is {kind}, expected a package of one model")
+
+
+def _check_labels(stages: Sequence[Stage], packages: Mapping[str, OpenedPackage]) -> None:
+    for stage in stages:
+        manifests = {part: packages[part].manifest for part in stage.stages if part in packages}
+        labels = {
+            manifest.labels and bytes(packages[part].read(manifest.labels)): part
+            for part, manifest in manifests.items()
+        }
+        if len(labels) > 1:
+            first, second = list(labels.values())[:2]
+            raise DataError(
+                f"stage '{stage.name}' combines '{first}' and '{second}', which have other labels"
+            )
+
+
+def _list_artifacts(package: OpenedPackage) -> list[tuple[str, bytes, str]]:
+    """Return path, content and role of what the only variant of a package needs, its manifest included."""
+    manifest = package.manifest
+    needed = {choice.artifact for choice in manifest.backend.chain}
+    needed |= {path for _, path, _, _ in manifest.golden.artifact_sizes()}
+    needed |= {path for path in (manifest.preprocessing, manifest.labels) if path is not None}
+    artifacts = tuple(artifact for artifact in manifest.artifacts if artifact.path in needed)
+    own = replace(manifest, artifacts=artifacts, figures=_small_figures(manifest.figures))
+    listed = [(artifact.path, bytes(package.read(artifact.path)), artifact.role) for artifact in artifacts]
+    return [("manifest.json", own.to_bytes(), MEMBER_ROLE), *listed]
+
+
+def _small_figures(figures: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return figures without statistics for drift, which watches the inputs of whole packages."""
+    return {name: value for name, value in figures.items() if name != "reference"}
+
+
+def _make_golden(session: PipelineSession) -> tuple[Golden, dict[str, bytes]]:
+    """Return a generated picture or sound with the answer to it, and the artifacts of both.
+
+    Scores are rounded otherwise on other processors, so half of the answer's bytes may differ: the golden
+    tensors of the members tell what is wrong. These tell that the stages are joined.
+    """
+    (spec,), (answer,) = session.inputs, session.outputs
+    if session.sample_rate is None:
+        value = draw_bytes(0, 0, _SIDE * _SIDE * 3).reshape(1, _SIDE, _SIDE, 3)
+    else:
+        value = (draw_bytes(0, 0, _SAMPLES)[None].astype(np.float32) - 128) / np.float32(128)
+    described, content = golden_input(spec.name, value, "golden/input.bin")
+    outputs = session.run({spec.name: described.decode(content)})
+    expected = outputs[answer.name]
+    half = len(expected) // 2
+    golden = GoldenOutput(
+        name=answer.name,
+        dtype=answer.dtype,
+        shape=expected.shape,
+        path="golden/answer.bin",
+        atol=0.0,
+        rtol=0.0,
+        axis=0,
+        loose=half,
+        count_atol=half,
+    )
+    artifacts = {"golden/input.bin": content, "golden/answer.bin": expected.tobytes()}
+    return Golden((described,), (golden,)), artifacts
+
+
+def _figures(session: PipelineSession, costs: Sequence[StageCosts]) -> dict[str, JsonValue]:
+    above = [stage.memory_bytes for stage in costs]
+    known = [size for size in above if size is not None]
+    memory: dict[str, JsonValue] = {
+        "bytes_above_engine": sum(known),
+        RUN_MEMORY_FIGURE: _RUN_BYTES_PER_INPUT_BYTE,
+        "label": "estimated",
+    }
+    return {
+        ANSWER_OUTPUT_FIGURE: session.outputs[0].name,
+        **({"memory_estimate": memory} if len(known) == len(above) else {}),
+    }
