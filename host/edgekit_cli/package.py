@@ -64,14 +64,14 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     "--eval",
     "evaluation",
     type=click.Path(path_type=Path),
-    help="Samples to judge by, with labels: class folders, or `y` in .npz.",
+    help="Samples to judge by, with labels: class folders, boxes (YOLO, COCO, Pascal VOC), or `y` in .npz.",
 )
 @click.option(
     "--metric",
     default="auto",
     show_default=True,
-    help="auto, top1, top5, agreement, pixel_agreement, mask_overlap, detections, similarity, or "
-    "FILE.py:FUNCTION (your own code, run as you).",
+    help="auto, top1, top5, map50_95, map50, auc, recall1, agreement, pixel_agreement, mask_overlap, "
+    "detections, r2, sequence, similarity, or FILE.py:FUNCTION (your own code, run as you).",
 )
 @click.option(
     "--task",

@@ -22,7 +22,7 @@ from edgekit_toolkit.pipeline.engine_tournament import engines_here
 from edgekit_toolkit.pipeline.replay import read_earlier
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.quantize.forms import EarlierModel, Form
-from edgekit_toolkit.samples.media.classes import find_class_names
+from edgekit_toolkit.samples.media.classes import find_box_names, find_class_names
 from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.targets.loader import find_user_targets, load_target
 from edgekit_toolkit.targets.spec import Target
@@ -50,7 +50,9 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
     if options["task"] != AUTO:
         parse_task(options["task"])  # a slip is found before the model is read
     labels = None if options["labels"] is None else read_labels(options["labels"])
-    class_names = () if labels is not None else _class_folders(options)
+    paths = [path for path in (options["evaluation"], options["calibration"]) if path is not None]
+    folder_names = () if labels is not None else find_class_names(paths)
+    class_names = folder_names or (() if labels is not None else find_box_names(paths))
     like, earlier = (None, None) if options["like"] is None else read_earlier(options["like"])
     return Request(
         model=model,
@@ -67,7 +69,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         fixed=_fixed(options["fixed"]),
         states=_states(options["states"]),
         labels="".join(f"{name}\n" for name in class_names) or labels,
-        labels_from_folders=bool(class_names),
+        labels_from_folders=bool(folder_names),
         preprocessing=None
         if options["preprocessing"] is None
         else read_preprocessing(options["preprocessing"]),
@@ -92,12 +94,6 @@ def _form_for_other_weights(form: Form, earlier: EarlierModel | None) -> Form:
             " package without --like"
         )
     return replace(form, earlier=earlier, compression=None)
-
-
-def _class_folders(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the class names of the samples' folders, if the samples lie in folders."""
-    paths = (options["calibration"], options["evaluation"])
-    return find_class_names(path for path in paths if path is not None)
 
 
 def _backend(requested: str | None, target: Target, model: Path) -> str:

@@ -435,7 +435,7 @@ def scores_of(metric: Metric | SetMetric) -> list[float]:
 def test_own_metric_sees_outputs_reference_and_labels(own: Callable[[str], Metric]) -> None:
     metric = own("return (outputs['y'].argmax(1) == labels) & (reference['y'] == 0).all(1)")
     assert scores_of(metric) == [1, 1, 0, 0]
-    assert not metric.needs_labels
+    assert metric.truth is None
 
 
 def test_own_metric_that_changes_labels_and_outputs_changes_copies(own: Callable[[str], Metric]) -> None:

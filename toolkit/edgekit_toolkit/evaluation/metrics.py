@@ -1,8 +1,8 @@
 """Scores of a model on evaluation samples, all in 0..1 with 1 the best; a NaN output scores 0.
 
-`top1` and `top5` need labels. The others compare with the outputs of the float source model: they say how
-much packaging changed, not how good the model is. A sample in which neither model finds anything has the
-score NaN, as it shows nothing. Boxes are in `detections`.
+`top1`, `top5`, `map50` and `map50_95` need labels. The others compare with the outputs of the float source
+model: they say how much packaging changed, not how good the model is. A sample in which neither model finds
+anything has the score NaN, as it shows nothing. Boxes are in `detections` and `average_precision`.
 
 A metric of the user is FILE.py:FUNCTION; the file runs with the rights of the user. The function is called
 with the outputs of each batch and returns a score for each sample; with `FUNCTION.whole_set = True` it is
@@ -23,16 +23,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.package.manifest_entries import TaskChoice
 from edgekit_runtime.package.row_sets import row_similarity
+from edgekit_runtime.tasks.kinds.detection import DETECTION, DetectionOptions, find_boxes
+from edgekit_runtime.tasks.task import read_task
+from edgekit_toolkit.evaluation.average_precision import OVERLAPS, MatchedBoxes, match_boxes, mean_precisions
 from edgekit_toolkit.evaluation.detections import BoxLayout, find_layout
+from edgekit_toolkit.samples.truth import TrueBoxes, Truth
 
 Outputs = Mapping[str, NDArray[Any]]
-Labels = NDArray[np.int64] | None
+# Class numbers, int64 [samples], or objects [samples] of a record of `samples.truth`.
+Labels = NDArray[Any] | None
 # (outputs, outputs of the float source model, labels [samples] or None) -> scores [samples]
 Score = Callable[[Outputs, Outputs, Labels], NDArray[np.float64]]
-# The same for a whole set: one entry for each sample, and one score in all.
-SetScore = Callable[[Sequence[Outputs], Sequence[Outputs], Labels], float]
+# The same for a whole set: one entry of `SetMetric.reduce` for each sample, and one score in all.
+SetScore = Callable[[Sequence[Any], Sequence[Any], Labels], float]
 
+# Boxes of lower scores change no average precision that is worth a look; more than 100 do not count in COCO.
+_LEAST_SCORE: Final = 0.001
+_MOST_BOXES: Final = 100
 # Smaller maps are too coarse to be pictures.
 _LEAST_MAP_SIDE: Final = 8
 _COLOURS: Final = 3
@@ -100,7 +109,7 @@ class Metric:
     Attributes:
         name: as the user gave it, or as `auto` chose.
         title: how messages and reports call it.
-        needs_labels: whether samples must be labelled.
+        truth: what samples must be labelled with: `int` for classes, a record of `samples.truth`, or nothing.
         outputs: what the outputs must be, in words.
         suits: whether outputs suit the metric.
         fit: makes the score from the source model's outputs on some samples, instead of `score`.
@@ -112,7 +121,7 @@ class Metric:
     name: str
     title: str
     score: Score = _unfitted
-    needs_labels: bool = False
+    truth: type[Truth] | None = None
     outputs: str = "outputs"
     suits: Callable[[Probes], bool] = lambda _probes: True
     fit: Callable[[Probes], Score] | None = None
@@ -121,17 +130,42 @@ class Metric:
     note: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+def _whole_outputs(outputs: Outputs, _label: Truth | None) -> Any:
+    return outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetMetric:
-    """A named score of a whole set of samples, such as mAP or F1."""
+    """A named score of a whole set of samples, such as mAP or F1.
+
+    Attributes:
+        name, title, truth, outputs, suits: as of `Metric`.
+        score: score of the whole set, from what `reduce` made of each sample.
+        reduce: (outputs of a sample, its label) -> what the score needs of it. Only that is held in memory.
+        fit: makes `reduce` for the options of a task.
+        task: name of the task whose outputs it reads.
+    """
 
     name: str
     title: str
     score: SetScore
+    truth: type[Truth] | None = None
+    reduce: Callable[[Outputs, Any], Any] = _whole_outputs
+    fit: Callable[[Any], Callable[[Outputs, Any], Any]] | None = None
+    task: str = ""
+    outputs: str = "outputs"
+    suits: Callable[[Probes], bool] = lambda _probes: True
+    reads_classes: bool = False
 
 
 def find_metric(
-    name: str, probes: Probes | Outputs, labelled: bool, *, is_generated: bool = False
+    name: str,
+    probes: Probes | Outputs,
+    labelled: bool,
+    *,
+    is_generated: bool = False,
+    truth: type[Truth] = int,
+    task: TaskChoice | None = None,
 ) -> Metric | SetMetric:
     """Return the metric called `name`.
 
@@ -141,6 +175,8 @@ def find_metric(
             values.
         labelled: whether the evaluation samples have labels.
         is_generated: whether the samples are invented, so that values of outputs tell nothing.
+        truth: what the labels are, if there are any.
+        task: the meaning of the outputs, if it is known.
 
     Raises:
         DataError: no such metric, it needs labels that are not there, or it does not suit the outputs.
@@ -149,23 +185,62 @@ def find_metric(
         return _load_metric(name)
     probes = probes if isinstance(probes, Probes) else Probes([probes])
     note = None
+    own_truth = truth if labelled else None
     if name == "auto":
-        name, note = _choose(probes, labelled, is_generated)
+        name, note = _choose(probes, own_truth, is_generated, task)
     if name not in METRICS:
         raise DataError(f"metric {name!r}: expected auto, {', '.join(METRICS)} or FILE.py:FUNCTION")
     metric = METRICS[name]
-    if metric.needs_labels and not labelled:
-        raise DataError(
-            f"metric {name!r} needs labels: add an int64 array `y` [samples] to the evaluation data"
-        )
+    if metric.truth not in (None, own_truth):
+        raise DataError(f"metric {name!r} needs {_TRUTHS[metric.truth]}")
     if not metric.suits(probes):
         shapes = {key: list(value.shape) for key, value in probes.stacked.items()}
         raise DataError(f"metric {name!r} needs {metric.outputs}; the outputs are {shapes}")
+    if isinstance(metric, SetMetric):
+        return _fit_to_task(metric, task)
     return replace(metric, score=metric.score if metric.fit is None else metric.fit(probes), note=note)
 
 
-def _choose(probes: Probes, labelled: bool, is_generated: bool) -> tuple[str, str | None]:
+_TRUTHS: Final[Mapping[Any, str]] = {
+    int: "labels: add an int64 array `y` [samples] to the evaluation data",
+    TrueBoxes: "true boxes: give --eval a data set in the format of YOLO, COCO or Pascal VOC",
+}
+
+
+def _fit_to_task(metric: SetMetric, task: TaskChoice | None) -> SetMetric:
+    """Return a metric that reads outputs as the task says.
+
+    Raises:
+        DataError: there is no such task, or its options are wrong.
+    """
+    if metric.fit is None:
+        return metric
+    if task is None or task.name != metric.task:
+        raise DataError(
+            f"metric {metric.name!r} reads the outputs of a model for {metric.task}; say how they are laid"
+            f" out: --task {metric.task}:layout=..."
+        )
+    return replace(metric, reduce=metric.fit(read_task(task, DataError)[1]))
+
+
+def _choose(
+    probes: Probes, truth: type[Truth] | None, is_generated: bool, task: TaskChoice | None
+) -> tuple[str, str | None]:
     """Return the metric, and a note where the outputs do not tell which is right."""
+    boxes_note = None
+    if truth is TrueBoxes:
+        if task is not None and task.name == DETECTION.name:
+            return "map50_95", None
+        boxes_note = (
+            "the samples have boxes, but nothing says how those of the model are laid out, so they judge"
+            f" nothing: give --task {DETECTION.name}:layout=..."
+        )
+    name, note = _choose_by_outputs(probes, truth is int, is_generated)
+    return name, boxes_note or note
+
+
+def _choose_by_outputs(probes: Probes, labelled: bool, is_generated: bool) -> tuple[str, str | None]:
+    """Return the metric for outputs of an unknown task, and a note where they do not tell which is right."""
     outputs = probes.stacked
     layout = probes.layout
     # Generated inputs show no objects, but outputs that differ are seen in them too.
@@ -413,6 +488,71 @@ def _detections(probes: Probes) -> Score:
     return score
 
 
+def _first_values(outputs: Outputs, _label: Truth | None) -> NDArray[np.float64]:
+    return next(iter(outputs.values())).reshape(-1).astype(np.float64)
+
+
+def _auc(rows: Sequence[NDArray[np.float64]], _reference: Sequence[Any], labels: Labels) -> float:
+    """Return the chance that a sample of a class has a higher score for it than another, a mean over classes.
+
+    Ties count half. A single output is the score of class 1.
+
+    Raises:
+        DataError: there are no samples of two classes.
+    """
+    scores = np.nan_to_num(np.stack(rows), nan=-np.inf)
+    classes = range(scores.shape[1]) if scores.shape[1] > 1 else (1,)
+    areas = []
+    for column, kind in enumerate(classes):
+        is_class = np.asarray(labels) == kind
+        count, others = int(is_class.sum()), int((~is_class).sum())
+        if count and others:
+            values = np.sort(scores[~is_class, column])
+            below = np.searchsorted(values, scores[is_class, column], "left")
+            up_to = np.searchsorted(values, scores[is_class, column], "right")
+            areas.append((below + up_to).sum() / (2 * count * others))
+    if not areas:
+        raise DataError("an area under the ROC curve needs samples of two of the model's classes")
+    return float(np.mean(areas))
+
+
+def _recall_at_one(rows: Sequence[NDArray[np.float64]], _reference: Sequence[Any], labels: Labels) -> float:
+    """Return the share of samples whose nearest other one, by cosine, has their class.
+
+    Samples of a class of their own do not count.
+
+    Raises:
+        DataError: no two samples have the same class.
+    """
+    kinds = np.asarray(labels)
+    has_other = (kinds[:, None] == kinds).sum(axis=1) > 1
+    if not has_other.any():
+        raise DataError("recall@1 needs two samples of a class")
+    values = np.stack(rows)
+    values = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
+    alike = np.nan_to_num(values @ values.T, nan=-2.0)
+    np.fill_diagonal(alike, -np.inf)
+    is_hit = (kinds[alike.argmax(axis=1)] == kinds) & np.isfinite(values).all(axis=1)
+    return float(is_hit[has_other].mean())
+
+
+def _detect(options: DetectionOptions) -> Callable[[Outputs, TrueBoxes], MatchedBoxes]:
+    """Return a step that reduces outputs to matches: of all boxes worth a rank, whatever users ask."""
+    options = replace(options, min_score=_LEAST_SCORE, max_boxes=_MOST_BOXES)
+
+    def reduce(outputs: Outputs, truth: TrueBoxes) -> MatchedBoxes:
+        return match_boxes(find_boxes(outputs, options, truth.input_size), truth)
+
+    return reduce
+
+
+def _mean_precision(overlaps: int) -> SetScore:
+    def score(matches: Sequence[MatchedBoxes], _reference: Sequence[MatchedBoxes], _labels: Labels) -> float:
+        return float(mean_precisions(matches)[:overlaps].mean())
+
+    return score
+
+
 def _pixel_agreement(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArray[np.float64]:
     """Share of each sample's pixels with the source model's class, which is the largest channel."""
     output, want = next(iter(outputs.values())), next(iter(reference.values()))
@@ -471,7 +611,7 @@ def _load_metric(name: str) -> Metric | SetMetric:
         return float(total)
 
     if getattr(function, "whole_set", False):
-        return SetMetric(stated, title, score_set)
+        return SetMetric(name=stated, title=title, score=score_set)
     return Metric(name=stated, title=title, score=score, against_source=False)
 
 
@@ -521,66 +661,94 @@ def _scores_classes(probes: Probes) -> bool:
 
 
 _CLASSES: Final = "class scores [samples, classes]"
-METRICS: Final[dict[str, Metric]] = {
-    metric.name: metric
-    for metric in (
-        *(
-            Metric(
-                name=f"top{count}",
-                title=f"top-{count} accuracy",
-                score=_top(count),
-                needs_labels=True,
-                outputs=_CLASSES,
-                suits=_scores_classes,
-                against_source=False,
-                reads_classes=True,
-            )
-            for count in (1, 5)
-        ),
+_RECORDS: Final[tuple[Metric | SetMetric, ...]] = (
+    *(
         Metric(
-            name="agreement",
-            title="agreement with the float model",
-            score=_agreement,
+            name=f"top{count}",
+            title=f"top-{count} accuracy",
+            score=_top(count),
+            truth=int,
             outputs=_CLASSES,
             suits=_scores_classes,
+            against_source=False,
             reads_classes=True,
-        ),
-        Metric(
-            name="pixel_agreement",
-            title="pixels that agree with the float model",
-            score=_pixel_agreement,
-            outputs="maps [N, C, H, W] of 2 classes or more",
-            suits=lambda probes: _channels(probes.stacked) > 1,
-        ),
-        Metric(
-            name="mask_overlap",
-            title="mask overlap (IoU) with the float model",
-            score=_mask_overlap,
-            outputs="masks [N, 1, H, W]",
-            suits=lambda probes: _channels(probes.stacked) == 1,
-        ),
-        Metric(
-            name="detections",
-            title="detections (F1) in common with the float model",
-            outputs="decoded boxes [N, A, 4] with scores [N, A, C], or all in [N, 4 + C, A] or [N, A, 6]",
-            suits=lambda probes: probes.layout is not None,
-            fit=_detections,
-        ),
-        Metric(
-            name="r2",
-            title="R² against the float model's outputs",
-            outputs="float outputs that vary from sample to sample, on 2 samples or more",
-            suits=_vary,
-            fit=_r2,
-        ),
-        Metric(
-            name="sequence",
-            title="decoded sequence in common with the float model",
-            score=_sequence,
-            outputs="one output of class scores over time [N, T, C] or [N, C, T]",
-            suits=lambda probes: _is_sequence(probes.stacked),
-        ),
-        Metric(name="similarity", title="similarity to the float model's outputs", fit=_similarity),
-    )
-}
+        )
+        for count in (1, 5)
+    ),
+    Metric(
+        name="agreement",
+        title="agreement with the float model",
+        score=_agreement,
+        outputs=_CLASSES,
+        suits=_scores_classes,
+        reads_classes=True,
+    ),
+    Metric(
+        name="pixel_agreement",
+        title="pixels that agree with the float model",
+        score=_pixel_agreement,
+        outputs="maps [N, C, H, W] of 2 classes or more",
+        suits=lambda probes: _channels(probes.stacked) > 1,
+    ),
+    Metric(
+        name="mask_overlap",
+        title="mask overlap (IoU) with the float model",
+        score=_mask_overlap,
+        outputs="masks [N, 1, H, W]",
+        suits=lambda probes: _channels(probes.stacked) == 1,
+    ),
+    Metric(
+        name="detections",
+        title="detections (F1) in common with the float model",
+        outputs="decoded boxes [N, A, 4] with scores [N, A, C], or all in [N, 4 + C, A] or [N, A, 6]",
+        suits=lambda probes: probes.layout is not None,
+        fit=_detections,
+    ),
+    Metric(
+        name="r2",
+        title="R² against the float model's outputs",
+        outputs="float outputs that vary from sample to sample, on 2 samples or more",
+        suits=_vary,
+        fit=_r2,
+    ),
+    Metric(
+        name="sequence",
+        title="decoded sequence in common with the float model",
+        score=_sequence,
+        outputs="one output of class scores over time [N, T, C] or [N, C, T]",
+        suits=lambda probes: _is_sequence(probes.stacked),
+    ),
+    Metric(name="similarity", title="similarity to the float model's outputs", fit=_similarity),
+    SetMetric(
+        name="auc",
+        title="area under the ROC curve",
+        score=_auc,
+        truth=int,
+        reduce=_first_values,
+        outputs="class scores [samples, classes], or one score for class 1",
+        suits=lambda probes: probes.rows_are_samples and next(iter(probes.stacked.values())).ndim == 2,
+        reads_classes=True,
+    ),
+    SetMetric(
+        name="recall1",
+        title="recall@1 of the nearest other sample",
+        score=_recall_at_one,
+        truth=int,
+        reduce=_first_values,
+        outputs="embeddings [samples, values]",
+        suits=lambda probes: probes.rows_are_samples and next(iter(probes.stacked.values())).ndim == 2,
+    ),
+    *(
+        SetMetric(
+            name=name,
+            title=title,
+            score=_mean_precision(overlaps),
+            truth=TrueBoxes,
+            fit=_detect,
+            task=DETECTION.name,
+        )
+        for name, title, overlaps in (("map50_95", "mAP50-95", len(OVERLAPS)), ("map50", "mAP50", 1))
+    ),
+)
+METRICS: Final = {metric.name: metric for metric in _RECORDS}
 """The metrics by name: a further one is a row here."""

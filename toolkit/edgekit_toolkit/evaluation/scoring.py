@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.shards import Batching
 from edgekit_toolkit.samples.source import draw_mask
 from edgekit_toolkit.samples.split import Part
+from edgekit_toolkit.samples.truth import truth_array
 
 # Samples in a batch if the model leaves it free; one for models with large activations.
 _BATCH = 16
@@ -182,7 +183,9 @@ def score_candidates(
     placement = Placement.of_input(feeds[0][inputs[0].name].shape)
     probes = take_probes(source, part, feeds, inputs=inputs, outputs=outputs)
     probes = replace(probes, stated_layout=layout_of_task(task, placement))
-    metric = find_metric(metric_name, probes, part.labelled, is_generated=part.is_generated)
+    metric = find_metric(
+        metric_name, probes, part.labelled, is_generated=part.is_generated, truth=part.truth, task=task
+    )
     alone = alone or isinstance(metric, SetMetric) or not probes.are_stackable
     is_small = sum(array.nbytes for array in feeds[0].values()) <= _SMALL_INPUT_BYTES
     judging = _ScoreCollector(
@@ -251,11 +254,12 @@ class _ScoreCollector:
         reference: Outputs = {}
         for feeds, labels in self.part.stream(self.batch):
             reference = runs[0](feeds)
+            finite = _finite_values(reference)
             count = _count(feeds, self.stacked)
             scores = []
             for index, run in enumerate(runs):
                 outputs = run(feeds) if index else reference
-                self._note_spoiled(index - 1, outputs, reference, count)
+                self._note_spoiled(index - 1, outputs, finite, count)
                 scores.append(_for_samples(metric.score(outputs, reference, labels), count))
             rows.append(np.stack(scores))
             done += count
@@ -265,28 +269,31 @@ class _ScoreCollector:
         return replace(judged, spoiled=self._reasons(table.shape[1]))
 
     def by_set(self, runs: Sequence[Callable[[Feeds], Outputs]], metric: SetMetric) -> Scores:
-        """Return scores over whole sets; the outputs of two models are held at a time."""
+        """Return scores over whole sets; what is reduced of the outputs of two models is held at a time."""
         count = self.part.count
-        labels: list[int] = []
-        references: list[Outputs] = []
+        labels: list[Any] = []
+        finite: list[Outputs] = []  # where the source model's outputs are
+        references: list[Any] = []
         parts: list[Places] = []
         scores_of_parts: list[list[tuple[float, Floats]]] = []
         for index, run in enumerate(runs):
-            outputs: list[Outputs] = []
+            outputs: list[Any] = []
             for feeds, own_labels in self.part.stream(1):
                 rows = _sample_rows(run(feeds), _count(feeds, self.stacked))
+                own = [None] * len(rows) if own_labels is None else own_labels.tolist()
                 if index:
-                    for row, reference in zip(rows, references[len(outputs) :], strict=False):
+                    for row, reference in zip(rows, finite[len(outputs) :], strict=False):
                         self._note_spoiled(index - 1, row, reference, 1)
-                elif own_labels is not None:
-                    labels += own_labels.tolist()
-                outputs += rows
+                else:
+                    labels += own
+                    finite += [_finite_values(row) for row in rows]
+                outputs += [metric.reduce(row, label) for row, label in zip(rows, own, strict=True)]
                 self.progress(index * count + len(outputs), count * len(runs))
             if not index:
                 references = outputs
                 parts = split_evaluation(len(references), hold_back=not self.part.is_generated)
                 scores_of_parts = [[] for _ in parts]
-            label_array = np.asarray(labels, np.int64) if self.part.labelled else None
+            label_array = truth_array(labels) if self.part.labelled else None
             for part, entries in zip(parts, scores_of_parts, strict=True):
                 entries.append(_score_set(metric, outputs, references, label_array, part))
         scores = [
@@ -294,8 +301,8 @@ class _ScoreCollector:
         ]
         return Scores(metric, scores[0], scores[1] if scores[1:] else None, self._reasons(len(references)))
 
-    def _note_spoiled(self, candidate: int, outputs: Outputs, reference: Outputs, count: int) -> None:
-        for name, rows in _spoiled_rows(outputs, reference, count).items():
+    def _note_spoiled(self, candidate: int, outputs: Outputs, finite: Outputs, count: int) -> None:
+        for name, rows in _spoiled_rows(outputs, finite, count).items():
             self.spoiled[candidate, name] += rows
 
     def _reasons(self, samples: int) -> dict[int, str]:
@@ -410,9 +417,9 @@ def _sample_rows(outputs: Outputs, count: int) -> list[Outputs]:
 
 def _score_set(
     metric: SetMetric,
-    outputs: Sequence[Outputs],
-    references: Sequence[Outputs],
-    labels: NDArray[np.int64] | None,
+    outputs: Sequence[Any],
+    references: Sequence[Any],
+    labels: NDArray[Any] | None,
     part: Places,
 ) -> tuple[float, Floats]:
     """Return the score on a part of the samples, and without one group of them after the other.
@@ -441,15 +448,23 @@ def _set_scores(count: int, entries: Sequence[tuple[float, Floats]]) -> PartScor
     return PartScores(count, baseline, tuple(score for score, _ in others), drops)
 
 
-def _spoiled_rows(outputs: Outputs, reference: Outputs, count: int) -> dict[str, int]:
+def _finite_values(outputs: Outputs) -> Outputs:
+    """Return where float outputs are finite, bool of their shapes; without memory where all values are."""
+    finite = {name: np.isfinite(value) for name, value in outputs.items() if value.dtype.kind == "f"}
+    return {
+        name: np.broadcast_to(np.True_, mask.shape) if mask.all() else mask for name, mask in finite.items()
+    }
+
+
+def _spoiled_rows(outputs: Outputs, finite: Outputs, count: int) -> dict[str, int]:
     """Samples of `count` on which an output is NaN or infinite and the reference is finite, by output."""
     rows = {}
-    for name, want in reference.items():
+    for name, reference in finite.items():
         output = outputs[name]
-        if output.dtype.kind != "f" or np.isfinite(output).all():
+        if np.isfinite(output).all():
             continue
         # The values of an output of another shape (a list of detections) have no counterparts.
-        allowed = ~np.isfinite(want) if output.shape == want.shape else not np.isfinite(want).all()
+        allowed = ~reference if output.shape == reference.shape else not reference.all()
         strange = ~np.isfinite(output) & ~np.asarray(allowed)
         if strange.any():
             alike = output.ndim > 0 and len(output) == count

@@ -193,7 +193,7 @@ def _decide_task(
         Evidence(
             probes=probes,
             labels=() if request.labels is None else class_names(request.labels),
-            labelled=part.labelled,
+            labelled=part.labelled and part.truth is int,
             placement=Placement.of_input(next(iter(feeds[0].values())).shape),
         ),
     )
@@ -205,7 +205,7 @@ def _stated_class_output(request: Request, floats: Model, samples: Samples) -> s
     if output is None:
         return None
     if request.metric == "auto":
-        is_stated = samples.evaluation.labelled
+        is_stated = samples.evaluation.labelled and samples.evaluation.truth is int
     else:
         is_stated = request.metric in METRICS and METRICS[request.metric].reads_classes
     if not is_stated and request.labels is not None:

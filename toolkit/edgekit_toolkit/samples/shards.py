@@ -22,6 +22,7 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 from edgekit_toolkit.onnx_graph.specs import batch_dims
 from edgekit_toolkit.samples.npy import StoredArray, read_npy, read_npz
+from edgekit_toolkit.samples.truth import Truth
 
 LABELS: Final = "y"
 ONLY_INPUT: Final = "x"
@@ -48,6 +49,13 @@ class Column(Protocol):
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
         """Yield the rows where `keep` (bool [rows]) holds, or all."""
+
+
+class TruthColumn(Protocol):
+    """What each row is known to hold."""
+
+    def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[Truth]:
+        """Yield the truths where `keep` (bool [rows]) holds, or all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +94,17 @@ class Shard:
 
     Attributes:
         labels: a label for each row, or None.
+        truth: what a label is: `int` for a class number, or a record of `truth`.
         names: names of the rows if rows are files.
         in_front: whether samples have an axis of their own in front of the inputs' axes.
     """
 
     inputs: Mapping[str, Column]
-    labels: Column | None
+    labels: Column | TruthColumn | None
     names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     in_front: bool = False
+    truth: type[Truth] = int
 
     def __len__(self) -> int:
         return next(iter(self.inputs.values())).shape[0]

@@ -22,11 +22,13 @@ from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.media.decoding import Decoding, media_shard
 from edgekit_toolkit.samples.media.files import is_media
 from edgekit_toolkit.samples.shards import Batching, Shard, find_shards
+from edgekit_toolkit.samples.truth import Truth, truth_array
 
-Batch = tuple[Feeds, NDArray[np.int64] | None]
+# Labels are int64 [batch], or objects [batch] of a record of `truth`.
+Batch = tuple[Feeds, NDArray[Any] | None]
 _MAX_LABEL: Final = 2**63 - 1
 
-Sample = tuple[dict[str, NDArray[Any]], int | None]
+Sample = tuple[dict[str, NDArray[Any]], Truth | None]
 
 
 class DataSource:
@@ -48,6 +50,7 @@ class DataSource:
         self.in_front = shards[0].in_front
         self.batching = Batching.of(inputs, in_front=self.in_front)
         self.labelled = all(shard.labels is not None for shard in shards)
+        self.truth = shards[0].truth
         self._shards = tuple(shards)
         group = self.batching.size or 1
         rows = np.flatnonzero(keep)
@@ -82,7 +85,7 @@ class DataSource:
         return tuple(itertools.compress(names, self._keep))
 
     def stream(self, batch: int = 1) -> Iterator[Batch]:
-        """Yield feeds with their labels (int64 [batch], or None), in order.
+        """Yield feeds with their labels ([batch], or None), in order.
 
         Args:
             batch: samples in a feed if the model leaves it free (the last feed may hold fewer, and so may one
@@ -103,10 +106,10 @@ class DataSource:
         if group:
             yield self._joined(group, size)
 
-    def digests(self) -> Iterator[tuple[bytes, int | None]]:
-        """Yield the SHA-256 of each sample's inputs, whatever files hold them, and its label."""
+    def digests(self) -> Iterator[tuple[bytes, str]]:
+        """Yield the SHA-256 of each sample's inputs, whatever files hold them, and its label as text."""
         for arrays, label in self._samples():
-            yield _digest(arrays), label
+            yield _digest(arrays), str(label)
 
     @cached_property
     def sha256(self) -> str:
@@ -135,7 +138,8 @@ class DataSource:
             labels = shard.labels.rows(keep) if shard.labels is not None else None
             rows = zip(*columns, strict=True)
             for position, row in zip(np.flatnonzero(keep).tolist(), rows, strict=True):
-                label = None if labels is None else int(next(labels))
+                label = None if labels is None else next(labels)
+                label = int(label) if isinstance(label, (np.ndarray, np.integer)) else label
                 arrays = dict(zip(shard.inputs, row, strict=True))
                 _check_values(arrays, label, _where(shard, position))
                 yield arrays, label
@@ -151,7 +155,7 @@ class DataSource:
             rows = [arrays[spec.name] for arrays, _ in group]
             feeds[spec.name] = np.stack(rows) if self.batching.stacked else rows[0].copy()
         labels = [label for _, label in group if label is not None]
-        return feeds, np.array(labels, np.int64) if self.labelled else None
+        return feeds, truth_array(labels) if self.labelled else None
 
 
 def open_data(
@@ -219,12 +223,12 @@ def _shapes(sample: Sample) -> list[tuple[int, ...]]:
     return [array.shape for array in sample[0].values()]
 
 
-def _check_values(arrays: Mapping[str, NDArray[Any]], label: int | None, where: str) -> None:
+def _check_values(arrays: Mapping[str, NDArray[Any]], label: Truth | None, where: str) -> None:
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             bad = int(np.count_nonzero(~np.isfinite(array)))
             raise DataError(
                 f"{where}: {bad} values of '{name}' are NaN or infinite; remove the sample or repair it"
             )
-    if label is not None and not 0 <= label <= _MAX_LABEL:
+    if isinstance(label, int) and not 0 <= label <= _MAX_LABEL:
         raise DataError(f"{where}: label is {label}, expected a class number of 0 to {_MAX_LABEL}")

@@ -1,7 +1,7 @@
 """Chooses disjoint samples to calibrate and to judge: the user's, a part of them, or generated ones."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ from edgekit_toolkit.samples.generated import DEFAULT_RANGE, Feeds, generate_fee
 from edgekit_toolkit.samples.media.decoding import Decoding
 from edgekit_toolkit.samples.shards import Batching
 from edgekit_toolkit.samples.source import Batch, DataSource, open_data, split
+from edgekit_toolkit.samples.truth import Truth
 
 _GENERATED_CALIBRATION = 16
 _GENERATED_EVALUATION = 16
@@ -35,6 +36,7 @@ class Part:
     Attributes:
         kind: origin of the samples, for the report.
         sha256: digest of the samples' content, or None for generated ones.
+        truth: what the labels are, if there are any: `int`, or a record of `samples.truth`.
         stream: makes a fresh stream; the argument is the batch if the model leaves it free.
         in_front: whether each sample is a run, with an axis for samples in front of the inputs' axes.
         names: the file of each sample; empty unless each sample is a file of its own.
@@ -48,6 +50,7 @@ class Part:
     stream: Callable[[int], Iterator[Batch]]
     in_front: bool = False
     group: int = 1
+    truth: type[Truth] = int
     names: tuple[str, ...] = ()
 
     @property
@@ -87,7 +90,8 @@ def choose_samples(
     Raises:
         DataError: the data do not fit the model, or there are too few.
     """
-    first = None if calibration is None else open_data(calibration, inputs, decoding=decoding)
+    training = replace(decoding or Decoding(), split="train")
+    first = None if calibration is None else open_data(calibration, inputs, decoding=training)
     second = None if evaluation is None else open_data(evaluation, inputs, decoding=decoding)
     notes = [
         f"{role}: {note}"
@@ -144,7 +148,7 @@ def _held_out(judging: DataSource, calibrating: DataSource, notes: list[str]) ->
     confirm alike.
     """
     calibration_digests = {digest for digest, _ in calibrating.digests()}
-    labels: dict[bytes, set[int | None]] = {}
+    labels: dict[bytes, set[str]] = {}
     fresh: list[bool] = []
     shared = 0
     for digest, label in judging.digests():
@@ -195,6 +199,7 @@ def _part(kind: str, source: DataSource) -> Part:
         stream=source.stream,
         in_front=source.in_front,
         group=group,
+        truth=source.truth,
         names=source.names,
     )
 

@@ -4,7 +4,7 @@ Arithmetic stays float32. Half-precision weights are widened once, when the engi
 """
 
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Final
@@ -104,7 +104,7 @@ def _halve(graph: onnx.GraphProto, names: GraphIndex) -> bool:
 
 
 def _can_halve(index: GraphIndex, tensor: onnx.TensorProto) -> bool:
-    readers = list(_readers(index.graph, tensor.name))
+    readers = list(_readers(index.consumers(tensor.name), tensor.name))
     if tensor.data_type != TensorProto.FLOAT or tensor.name in index.outputs or not readers:
         return False
     for node in readers:
@@ -115,16 +115,16 @@ def _can_halve(index: GraphIndex, tensor: onnx.TensorProto) -> bool:
     return value is not None and value.size >= _MIN_ELEMENTS and fits_half(value)
 
 
-def _readers(graph: onnx.GraphProto, name: str) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes that read a tensor, also inside their bodies, and the nodes whose bodies return it."""
-    for node in graph.node:
+def _readers(nodes: Iterable[onnx.NodeProto], name: str) -> Iterator[onnx.NodeProto]:
+    """Yield those of some nodes that read a tensor, also inside their bodies, and whose bodies return it."""
+    for node in nodes:
         if name in node.input:
             yield node
         for body in bodies(node):
             if name in {value.name for value in body.output}:
                 yield node
             if name in captured(body):
-                yield from _readers(body, name)
+                yield from _readers(body.node, name)
 
 
 def fits_half(weight: NDArray[Any]) -> bool:

@@ -8,6 +8,7 @@ from typing import Final
 from edgekit_runtime.drift.class_outputs import class_count
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.samples.boxes.formats import find_box_set
 from edgekit_toolkit.samples.media.files import find_media, is_media
 
 _SPLITS: Final = frozenset({"train", "training", "val", "valid", "validation", "test", "eval"})
@@ -23,7 +24,7 @@ def find_class_names(paths: Iterable[Path]) -> tuple[str, ...]:
     names = {
         label
         for path in paths
-        if is_media(path)
+        if is_media(path) and find_box_set(path) is None
         for label in find_media(path).labels or ()
         if isinstance(label, str)
     }
@@ -36,6 +37,16 @@ def find_class_names(paths: Iterable[Path]) -> tuple[str, ...]:
                     " --labels FILE with one name a line, in the order of the model's outputs"
                 )
     return tuple(ordered)
+
+
+def find_box_names(paths: Iterable[Path]) -> tuple[str, ...]:
+    """Return the class names of the first data set of boxes, in its order; empty if there are none.
+
+    Raises:
+        DataError: see `find_box_set`.
+    """
+    box_sets = (find_box_set(path) for path in paths)
+    return next((box_set.names for box_set in box_sets if box_set is not None), ())
 
 
 def check_class_count(names: Sequence[str], outputs: Sequence[TensorSpec]) -> None:

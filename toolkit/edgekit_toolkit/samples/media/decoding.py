@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,10 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.preprocessing.images import ImageRules, decode_image
+from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.preprocessing.rules import MediaRules, example_for, read_rules
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.samples.media.files import Label, find_media
+from edgekit_toolkit.samples.boxes.box_set import PictureBoxes
+from edgekit_toolkit.samples.boxes.formats import find_box_set
+from edgekit_toolkit.samples.media.files import Label, MediaFiles, find_media
 from edgekit_toolkit.samples.shards import Batching, Shard
+from edgekit_toolkit.samples.truth import TrueBoxes
 
 # Decoding takes far longer than all else, and samples are read many times. Files beyond this are decoded each
 # time.
@@ -30,13 +35,15 @@ class Decoding:
     Attributes:
         preprocessing: fields of the preprocessing file, or None if there is none.
         classes: names in the order of the model's outputs; empty if they are not known.
-        labelled: whether to take labels from class folders or lists.
+        labelled: whether to take labels from class folders, lists or data sets of boxes.
+        split: part of a data set that has parts, `train` or `val`.
         progress: called with the numbers of decoded and of all files, during the first pass.
     """
 
     preprocessing: Mapping[str, Any] | None = None
     classes: tuple[str, ...] = ()
     labelled: bool = True
+    split: str = "val"
     progress: Progress = field(default=lambda _done, _total: None)
 
 
@@ -47,7 +54,12 @@ def media_shard(path: Path, inputs: Sequence[TensorSpec], decoding: Decoding) ->
         DataError: no such files, several inputs of the model, preprocessing that is missing or does not fit,
             or a label that is no class.
     """
-    media = find_media(path, labelled=decoding.labelled)
+    box_set = find_box_set(path, decoding.split) if decoding.labelled else None
+    if box_set is None:
+        media = find_media(path, labelled=decoding.labelled)
+    else:
+        files = tuple(picture.file for picture in box_set.pictures)
+        media = MediaFiles("image", files, None, box_set.notes)
     if len(inputs) != 1 or not Batching.of(inputs).stacked:
         names = ", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in inputs)
         raise DataError(f"{path}: one file a sample suits models with one batched input, got {names}")
@@ -58,10 +70,13 @@ def media_shard(path: Path, inputs: Sequence[TensorSpec], decoding: Decoding) ->
     if stated != media.kind:
         raise DataError(f'{path}: holds "{media.kind}" files, but the preprocessing has the type "{stated}"')
     column = DecodedFiles(path, media.files, inputs[0], rules, decoding.progress)
-    labels = None
-    if media.labels is not None:
-        labels = ClassNumbers(path, _numbers(path, media.labels, decoding.classes))
-    return Shard({inputs[0].name: column}, labels, names=tuple(map(str, media.files)), notes=media.notes)
+    shard = Shard({inputs[0].name: column}, None, names=tuple(map(str, media.files)), notes=media.notes)
+    if box_set is not None:
+        numbers = box_set.number_classes(decoding.classes, path)
+        return replace(shard, labels=_BoxColumn(path, box_set.pictures, numbers, column), truth=TrueBoxes)
+    if media.labels is None:
+        return shard
+    return replace(shard, labels=ClassNumbers(path, _numbers(path, media.labels, decoding.classes)))
 
 
 class DecodedFiles:
@@ -76,6 +91,7 @@ class DecodedFiles:
         self._rules = rules
         self._progress = progress
         self._kept: dict[int, NDArray[Any]] = {}
+        self._placements: dict[int, Placement] = {}
         self._kept_bytes = 0
         self._decoded: set[int] = set()
 
@@ -98,10 +114,20 @@ class DecodedFiles:
                 raise DataError(self._all_faults(str(error), index)) from error
             yield self._rules.finish(loaded)
 
+    def placement(self, index: int) -> Placement:
+        """Return where an image lies in the model's input."""
+        if index not in self._placements:
+            self._load(index)
+        return self._placements[index]
+
     def _load(self, index: int) -> NDArray[Any]:
         if index in self._kept:
             return self._kept[index]
-        loaded = self._rules.load(self._files[index])
+        loaded: NDArray[Any]
+        if isinstance(self._rules, ImageRules):
+            loaded, self._placements[index] = self._rules.fit(decode_image(self._files[index]))
+        else:
+            loaded = self._rules.load(self._files[index])
         self._check_shape(self._rules.finish(loaded).shape, self._files[index])
         if self._kept_bytes + loaded.nbytes <= KEPT_BYTES:
             self._kept[index] = loaded
@@ -150,6 +176,26 @@ class ClassNumbers:
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
         """Yield the labels where `keep` (bool [files]) holds, or all."""
         yield from self.numbers if keep is None else self.numbers[keep]
+
+
+@dataclass(frozen=True, slots=True)
+class _BoxColumn:
+    """The boxes of each file in the model's input."""
+
+    path: Path
+    pictures: Sequence[PictureBoxes]
+    numbers: Mapping[str | int, int]
+    files: DecodedFiles
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.pictures),)
+
+    def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[TrueBoxes]:
+        """Yield the boxes where `keep` (bool [files]) holds, or all."""
+        indices = range(len(self.pictures)) if keep is None else np.flatnonzero(keep).tolist()
+        for index in indices:
+            yield self.pictures[index].in_input(self.files.placement(index), self.numbers)
 
 
 def _numbers(path: Path, labels: Sequence[Label], classes: Sequence[str]) -> NDArray[np.int64]:

@@ -24,6 +24,8 @@ SUFFIXES: Final[Mapping[str, str]] = {
 }
 _LISTS: Final = ("labels.csv", "labels.json", "metadata.csv", "metadata.jsonl")
 _LIST_SUFFIXES: Final = frozenset({".csv", ".json", ".jsonl"})
+# Of lists that `boxes` reads, and of files that a message explains.
+_OTHER_SUFFIXES: Final = frozenset({".yaml", ".yml", ".txt", ".parquet", ".arrow"})
 _ARRAYS: Final = frozenset({".npz", ".npy"})
 
 
@@ -48,7 +50,7 @@ def is_media(path: Path) -> bool:
         entries = list(path.iterdir())
         has_arrays = any(entry.suffix in _ARRAYS for entry in entries)
         return not has_arrays and any(_is_visible(entry.name) for entry in entries)
-    return path.is_file() and path.suffix.lower() in {*SUFFIXES, *_LIST_SUFFIXES, ".parquet", ".arrow"}
+    return path.is_file() and path.suffix.lower() in {*SUFFIXES, *_LIST_SUFFIXES, *_OTHER_SUFFIXES}
 
 
 def find_media(path: Path, *, labelled: bool = True) -> MediaFiles:
@@ -64,7 +66,7 @@ def find_media(path: Path, *, labelled: bool = True) -> MediaFiles:
     lists = [path] if path.is_file() else [path / name for name in _LISTS if (path / name).is_file()]
     if len(lists) > 1:
         raise DataError(f"{path}: holds {' and '.join(path.name for path in lists)}; keep one list of labels")
-    files, others = _walk(path if path.is_dir() else path.parent)
+    files, others = list_media(path if path.is_dir() else path.parent)
     others -= Counter(path.suffix for path in lists)
     kinds = {SUFFIXES[file.suffix.lower()] for file in files}
     if len(kinds) != 1:
@@ -85,7 +87,7 @@ def find_media(path: Path, *, labelled: bool = True) -> MediaFiles:
     return MediaFiles(kinds.pop(), tuple(labels), tuple(labels.values()), tuple(notes))
 
 
-def _walk(root: Path) -> tuple[list[Path], "Counter[str]"]:
+def list_media(root: Path) -> tuple[list[Path], "Counter[str]"]:
     """Return all media files below a folder, and the suffixes of the other files; links are followed."""
     files: list[Path] = []
     others: Counter[str] = Counter()

@@ -1,0 +1,180 @@
+"""Boxes of pictures as a data set states them, whatever its format."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.preprocessing.placement import Placement
+from edgekit_toolkit.samples.media.files import SUFFIXES, list_media
+from edgekit_toolkit.samples.truth import TrueBoxes
+
+# Boxes of real data sets reach beyond the picture by roundings; by more they are those of another picture.
+_MAX_BEYOND: Final = 0.01
+_MIN_BEYOND: Final = 1.0  # pixels
+_SAME_SHAPE: Final = 0.02
+_MAX_BYTES: Final = 1 << 29  # of a file of annotations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedBox:
+    """A box of a picture.
+
+    Attributes:
+        corners: x1, y1, x2, y2, in the unit of `PictureBoxes.size`.
+        category: its class: a name, or a number where the data set has no names.
+        where: file and line, or the like, for messages.
+    """
+
+    corners: tuple[float, float, float, float]
+    category: str | int
+    where: str
+    is_ignored: bool = False
+    is_crowd: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PictureBoxes:
+    """The boxes of one picture.
+
+    Attributes:
+        size: width and height of the picture as the data set states it, (1, 1) for shares; None for pixels.
+    """
+
+    file: Path
+    boxes: tuple[StatedBox, ...]
+    size: tuple[float, float] | None
+
+    def __post_init__(self) -> None:
+        if self.size is not None:
+            self._check(self.size)
+
+    def in_input(self, placement: Placement, numbers: Mapping[str | int, int]) -> TrueBoxes:
+        """Return the boxes within the model's input.
+
+        Args:
+            placement: where the picture lies in the input.
+            numbers: class -> its number.
+
+        Raises:
+            DataError: the picture is not the one that the boxes are for.
+        """
+        picture = (float(placement.width), float(placement.height))
+        size = self.size or picture
+        self._check(size)
+        if size != (1, 1) and abs(size[0] * picture[1] / (size[1] * picture[0]) - 1) > _SAME_SHAPE:
+            raise DataError(
+                f"{self.file}: has {placement.width} x {placement.height} pixels (upright by its EXIF), but"
+                f" the data set states {size[0]:g} x {size[1]:g}; give the pictures that were annotated"
+            )
+        corners = np.array([box.corners for box in self.boxes], np.float64).reshape(-1, 4)
+        corners = corners / np.tile(size, 2) * np.tile(picture, 2)
+        ends = (placement.input_width, placement.input_height) * 2
+        corners = np.clip(placement.to_input(np.clip(corners, 0, np.tile(picture, 2))), 0, ends)
+        is_visible = (corners[:, 2:] > corners[:, :2]).all(axis=1)  # without an area, or cropped away
+        return TrueBoxes(
+            corners=corners[is_visible],
+            classes=np.array([numbers[box.category] for box in self.boxes], np.int64)[is_visible],
+            ignored=self._flags([box.is_ignored or box.is_crowd for box in self.boxes])[is_visible],
+            crowds=self._flags([box.is_crowd for box in self.boxes])[is_visible],
+            input_size=(placement.input_height, placement.input_width),
+        )
+
+    @staticmethod
+    def _flags(values: Sequence[bool]) -> NDArray[np.bool_]:
+        return np.array(values, np.bool_)
+
+    def _check(self, size: tuple[float, float]) -> None:
+        unit = _MIN_BEYOND if size != (1, 1) else 0.0
+        for box in self.boxes:
+            x1, y1, x2, y2 = box.corners
+            if not (np.isfinite(box.corners).all() and x1 <= x2 and y1 <= y2):
+                raise DataError(f"{box.where}: the box {_show(box.corners)} has no size of 0 or more")
+            beyond = [max(unit, _MAX_BEYOND * side) for side in size]
+            if (
+                min(x1 + beyond[0], y1 + beyond[1]) < 0
+                or x2 > size[0] + beyond[0]
+                or y2 > size[1] + beyond[1]
+            ):
+                raise DataError(
+                    f"{box.where}: the box {_show(box.corners)} lies outside the picture of"
+                    f" {size[0]:g} x {size[1]:g} (x1, y1, x2, y2); mend it, or remove it"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class BoxSet:
+    """Pictures with their boxes, in the order of the files.
+
+    Attributes:
+        names: class names in the order of their numbers; empty if there are none.
+    """
+
+    pictures: tuple[PictureBoxes, ...]
+    names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def check_filled(self, where: Path) -> "BoxSet":
+        """Refuse a data set without any box, which can judge nothing."""
+        if not any(picture.boxes for picture in self.pictures):
+            raise DataError(f"{where}: none of its {len(self.pictures)} pictures has a box")
+        return self
+
+    def number_classes(self, classes: Sequence[str], where: Path) -> dict[str | int, int]:
+        """Return the model's number of each class that a box has.
+
+        `classes`: names in the order of the model's outputs; empty if they are not known.
+
+        Raises:
+            DataError: a class of a box is none of the model's.
+        """
+        names = tuple(classes) or self.names
+        by_name: dict[str | int, int] = {name: number for number, name in enumerate(names)}
+        for picture in self.pictures:
+            for box in picture.boxes:
+                if isinstance(box.category, int):
+                    by_name[box.category] = box.category
+                elif box.category not in by_name:
+                    raise DataError(
+                        f"{box.where}: class '{box.category}' of {where.name} is none of the {len(names)}"
+                        f" labels ({', '.join(names[:5])}, ...); name it as --labels does, or leave"
+                        " --labels out"
+                    )
+        return by_name
+
+
+def read_text(path: Path) -> str:
+    """Return a file of annotations; refuse one that is no UTF-8, or larger than any real one."""
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise DataError(f"{path}: has over {_MAX_BYTES >> 20} MB, which no annotations need")
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as annotations: {error}") from error
+
+
+def number(value: Any, where: str) -> float:
+    """Return a finite number of an annotation."""
+    try:
+        result = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"{where}: {str(value)[:40]!r} is no number") from error
+    if not np.isfinite(result):
+        raise DataError(f"{where}: {result} is no number")
+    return result
+
+
+def list_images(folder: Path) -> list[Path]:
+    """Return the images below a folder, sorted; refuse a folder without any."""
+    images = [file for file in list_media(folder)[0] if SUFFIXES[file.suffix.lower()] == "image"]
+    if not images:
+        raise DataError(f"{folder}: holds no image (JPEG, PNG, BMP, WebP)")
+    return images
+
+
+def _show(corners: tuple[float, ...]) -> str:
+    return "[" + ", ".join(f"{value:g}" for value in corners) + "]"

@@ -1,0 +1,117 @@
+"""COCO's format: a JSON file with `images`, `annotations` and `categories`; boxes are x, y, width, height."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from edgekit_runtime.errors import DataError
+from edgekit_toolkit.samples.boxes.box_set import BoxSet, PictureBoxes, StatedBox, number, read_text
+
+_LISTS: Final = ("images", "annotations", "categories")
+_FOLDERS: Final = ("", "images", "data")
+
+
+def find_coco(folder: Path, split: str) -> Path | None:
+    """Return the annotations in a folder; of several those whose name has the split.
+
+    Raises:
+        DataError: there are several, and none is for the split.
+    """
+    files = sorted(file for inner in (folder, folder / "annotations") for file in inner.glob("*.json"))
+    files = [file for file in files if is_coco(file)]
+    if len(files) > 1:
+        named = [file for file in files if split in file.stem]
+        files = [file for file in named if file.stem.startswith("instances")] or named or files
+    if len(files) > 1:
+        raise DataError(f"{folder}: holds {' and '.join(file.name for file in files)}; give one of them")
+    return files[0] if files else None
+
+
+def is_coco(path: Path) -> bool:
+    return path.suffix == ".json" and all(f'"{name}"' in read_text(path) for name in _LISTS)
+
+
+def read_coco(path: Path) -> BoxSet:
+    """Return the pictures of a file of annotations; they lie beside it, above it, or in `images` there.
+
+    Raises:
+        DataError: an entry is malformed, or an image is missing.
+    """
+    content = _parse(path)
+    images, annotations, categories = (_table(content, name, path) for name in _LISTS)
+    names = {_key(entry, "id", where): str(entry.get("name")) for where, entry in sorted_by_id(categories)}
+    boxes: dict[int | str, list[StatedBox]] = {_key(entry, "id", where): [] for where, entry in images}
+    for where, entry in annotations:
+        image, category = _key(entry, "image_id", where), _key(entry, "category_id", where)
+        if image not in boxes:
+            raise DataError(f"{where}: there is no image {image}")
+        if category not in names:
+            raise DataError(f"{where}: there is no category {category}")
+        boxes[image].append(_read_box(entry, names[category], where))
+    pictures, missing = [], []
+    for where, entry in images:
+        file = _find_image(path, str(entry.get("file_name", "")))
+        size = entry.get("width"), entry.get("height")
+        stated = (number(size[0], where), number(size[1], where)) if all(size) else None
+        if file is None:
+            missing.append(f"{where}: there is no image {entry.get('file_name')}")
+        else:
+            pictures.append(PictureBoxes(file, tuple(boxes[_key(entry, "id", where)]), stated))
+    if missing:
+        raise DataError(f"{len(missing)} of {len(images)} images are missing: {missing[0]}")
+    pictures.sort(key=lambda picture: picture.file)
+    return BoxSet(tuple(pictures), tuple(names.values())).check_filled(path)
+
+
+def sorted_by_id(entries: list[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, Mapping[str, Any]]]:
+    return sorted(entries, key=lambda entry: number(entry[1].get("id"), entry[0]))
+
+
+def _parse(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: cannot be read as annotations: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: expected an object with {', '.join(_LISTS)}")
+    return content
+
+
+def _table(content: Mapping[str, Any], name: str, path: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the entries of a list, each with its position for messages."""
+    entries = content.get(name)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise DataError(f"{path}: '{name}' is no list of objects")
+    if not entries and name != "annotations":
+        raise DataError(f"{path}: '{name}' is empty")
+    return [(f"{path}: {name}[{index}]", entry) for index, entry in enumerate(entries)]
+
+
+def _key(entry: Mapping[str, Any], name: str, where: str) -> int | str:
+    value = entry.get(name)
+    if not isinstance(value, int | str):
+        raise DataError(f"{where}: '{name}' is {json.dumps(value)[:40]}, expected a number")
+    return value
+
+
+def _read_box(entry: Mapping[str, Any], category: str, where: str) -> StatedBox:
+    box = entry.get("bbox")
+    if not isinstance(box, list) or len(box) != 4:
+        raise DataError(f"{where}: 'bbox' is {json.dumps(box)[:60]}, expected x, y, width and height")
+    x, y, width, height = (number(value, where) for value in box)
+    return StatedBox(
+        corners=(x, y, x + width, y + height),
+        category=category,
+        where=where,
+        is_crowd=bool(entry.get("iscrowd")),
+    )
+
+
+def _find_image(path: Path, name: str) -> Path | None:
+    """Return the image of an entry; COCO's own lie in a folder named as the end of the file's name."""
+    split = path.stem.rpartition("_")[2]
+    places = [
+        folder / inner / name for folder in (path.parent, path.parent.parent) for inner in (*_FOLDERS, split)
+    ]
+    return next((place for place in places if name and place.is_file()), None)

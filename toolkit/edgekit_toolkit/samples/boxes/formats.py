@@ -1,0 +1,39 @@
+"""The formats of data sets with boxes: tells which a path has."""
+
+from pathlib import Path
+
+from edgekit_toolkit.samples.boxes.box_set import BoxSet
+from edgekit_toolkit.samples.boxes.coco import find_coco, is_coco, read_coco
+from edgekit_toolkit.samples.boxes.voc import is_voc, read_voc
+from edgekit_toolkit.samples.boxes.yolo import find_sheet, labels_file, read_yolo
+
+
+def find_box_set(path: Path, split: str = "val") -> BoxSet | None:
+    """Return the boxes under a path; None if it is no data set of boxes.
+
+    Args:
+        path: a `data.yaml`, a JSON file of COCO, a list of Pascal VOC, or a folder with one of them, or with
+            images whose labels lie beside it.
+        split: `train` or `val`, where the data set has both.
+
+    Raises:
+        DataError: it is such a data set, and something in it is missing or malformed.
+    """
+    if path.is_file():
+        if path.suffix in (".yaml", ".yml"):
+            return read_yolo(path, split)
+        if is_coco(path):
+            return read_coco(path)
+        return read_voc(path) if is_voc(path) else None
+    if not path.is_dir():
+        return None
+    if sheet := find_sheet(path):
+        return read_yolo(sheet, split)
+    if is_voc(path):
+        return read_voc(path)
+    if coco := find_coco(path, split):
+        return read_coco(coco)
+    images = path / "images" if (path / "images").is_dir() else path
+    labels = labels_file(images / "image.jpg").parent
+    has_labels = labels != images and any(True for _ in labels.rglob("*.txt"))
+    return read_yolo(images, split) if has_labels else None

@@ -1,0 +1,44 @@
+"""What a sample is known to hold, where that is more than a class number."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrueBoxes:
+    """The boxes of a picture, in pixels of the model's input.
+
+    Attributes:
+        corners: float64 [K, 4], x1, y1, x2, y2.
+        classes: int64 [K].
+        ignored: bool [K], boxes that a model may find or miss: crowds, and what is difficult to see.
+        crowds: bool [K], regions of many objects, in which any number of detections is ignored.
+        input_size: height and width of the input.
+    """
+
+    corners: NDArray[np.float64]
+    classes: NDArray[np.int64]
+    ignored: NDArray[np.bool_]
+    crowds: NDArray[np.bool_]
+    input_size: tuple[int, int]
+
+    def __str__(self) -> str:
+        """Return a digest of the content, which names it in the digest of a data set."""
+        parts = (self.corners.astype("<f8"), self.classes.astype("<i8"), self.ignored, self.crowds)
+        return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+
+
+Truth: TypeAlias = int | TrueBoxes
+
+
+def truth_array(truths: list[Any]) -> NDArray[Any]:
+    """Return class numbers as int64 [samples], other truths as objects [samples]."""
+    if all(isinstance(truth, int) for truth in truths):
+        return np.array(truths, np.int64)
+    array = np.empty(len(truths), np.object_)
+    array[:] = truths
+    return array
