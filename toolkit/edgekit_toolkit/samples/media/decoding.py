@@ -162,7 +162,8 @@ class DecodedFiles:
         sizes = self._spec.shape[1:]
         if all(size == want or isinstance(want, str) for size, want in zip(shape, sizes, strict=True)):
             return
-        fields = "'resize', 'center_crop' or 'layout'" if len(sizes) == 3 else "'samples'"
+        is_image = isinstance(self._rules, ImageRules)
+        fields = "'resize', 'center_crop' or 'layout'" if is_image else "'samples' or 'features'"
         raise DataError(
             f"{file}: has shape {list(shape)} after the preprocessing, but input '{self._spec.name}' takes"
             f" {list(sizes)}; change {fields} in the preprocessing"
@@ -242,7 +243,8 @@ def _no_preprocessing(path: Path, inputs: Sequence[TensorSpec], kind: str) -> st
     takes = f"{path}: the model takes {spec.dtype} {list(spec.shape)}"
     example = example_for(inputs, kind)
     if example is None:
-        return f"{takes}, which is no {kind}; preprocess the files yourself and give arrays (.npz)"
+        features = "state 'features' of the sound (docs/guide/samples.md), or " if kind == "audio" else ""
+        return f"{takes}, which is no {kind}; {features}preprocess the files yourself and give arrays (.npz)"
     return (
         f"{takes}; say how a file becomes that, as in training, when the package is made: --preprocessing"
         f" FILE.json, for example with {example} (docs/guide/samples.md)"
