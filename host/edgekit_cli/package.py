@@ -70,8 +70,8 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     "--metric",
     default="auto",
     show_default=True,
-    help="auto, top1, top5, map50_95, map50, auc, recall1, agreement, pixel_agreement, mask_overlap, "
-    "detections, r2, sequence, similarity, or FILE.py:FUNCTION (your own code, run as you).",
+    help="auto, top1, top5, map50_95, map50, miou, characters, auc, recall1, agreement, pixel_agreement, "
+    "mask_overlap, detections, r2, sequence, similarity, or FILE.py:FUNCTION (your own code, run as you).",
 )
 @click.option(
     "--task",

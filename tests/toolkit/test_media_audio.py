@@ -88,6 +88,19 @@ def test_other_sample_rate_and_length_are_refused(tmp_path: Path) -> None:
         one(path, FLAT, FIELDS)
 
 
+def test_features_of_recordings_are_samples(tmp_path: Path) -> None:
+    takes = (TensorSpec("sound", "float32", ("N", 5, 4, 1)),)
+    features = {"kind": "mfcc", "frame": 64, "hop": 32, "mel_bins": 8, "high_hz": 3000, "coefficients": 4}
+    path = saved(tmp_path / "a.wav", np.arange(192, dtype=np.int16) * 50)
+    sample = one(path, takes, FIELDS | {"features": features})
+    assert (sample.shape, np.isfinite(sample).all()) == ((5, 4, 1), True)
+    saved(path, np.zeros(96, np.int16))
+    with pytest.raises(DataError, match=r"has shape \[2, 4, 1\] .* change 'samples' or 'features'"):
+        one(path, takes, FIELDS | {"features": features})
+    with pytest.raises(DataError, match=r"is no audio; state 'features' of the sound"):
+        one(path, takes, None)
+
+
 def test_damaged_and_empty_recordings_are_refused(tmp_path: Path) -> None:
     whole = saved(tmp_path / "a.wav", np.zeros(600, np.int16)).read_bytes()
     for content, message in (

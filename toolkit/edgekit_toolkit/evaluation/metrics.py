@@ -1,8 +1,9 @@
 """Scores of a model on evaluation samples, all in 0..1 with 1 the best; a NaN output scores 0.
 
-`top1`, `top5`, `map50` and `map50_95` need labels. The others compare with the outputs of the float source
-model: they say how much packaging changed, not how good the model is. A sample in which neither model finds
-anything has the score NaN, as it shows nothing. Boxes are in `detections` and `average_precision`.
+`top1`, `top5`, `map50`, `map50_95`, `miou`, `characters`, `auc` and `recall1` need labels. The others compare
+with the outputs of the float source model: they say how much packaging changed, not how good the model is. A
+sample in which neither model finds anything has the score NaN, as it shows nothing. Boxes are in `detections`
+and `average_precision`, masks and texts in `task_scores`.
 
 A metric of the user is FILE.py:FUNCTION; the file runs with the rights of the user. The function is called
 with the outputs of each batch and returns a score for each sample; with `FUNCTION.whole_set = True` it is
@@ -29,7 +30,13 @@ from edgekit_runtime.tasks.kinds.detection import DETECTION, DetectionOptions, f
 from edgekit_runtime.tasks.task import read_task
 from edgekit_toolkit.evaluation.average_precision import OVERLAPS, MatchedBoxes, match_boxes, mean_precisions
 from edgekit_toolkit.evaluation.detections import BoxLayout, find_layout
-from edgekit_toolkit.samples.truth import TrueBoxes, Truth
+from edgekit_toolkit.evaluation.task_scores import (
+    count_edits,
+    count_pixels,
+    mean_overlap,
+    share_of_characters,
+)
+from edgekit_toolkit.samples.truth import TrueBoxes, TrueMask, TrueText, Truth
 
 Outputs = Mapping[str, NDArray[Any]]
 # Class numbers, int64 [samples], or objects [samples] of a record of `samples.truth`.
@@ -204,7 +211,12 @@ def find_metric(
 _TRUTHS: Final[Mapping[Any, str]] = {
     int: "labels: add an int64 array `y` [samples] to the evaluation data",
     TrueBoxes: "true boxes: give --eval a data set in the format of YOLO, COCO or Pascal VOC",
+    TrueMask: "true masks: give --eval a folder with `images` and `masks`, a PNG of class numbers each",
+    TrueText: "texts: give --eval a list with a column `text`, and --labels with a character a line",
 }
+
+
+_NOUNS: Final[Mapping[Any, str]] = {TrueBoxes: "boxes", TrueMask: "masks", TrueText: "texts"}
 
 
 def _fit_to_task(metric: SetMetric, task: TaskChoice | None) -> SetMetric:
@@ -227,16 +239,18 @@ def _choose(
     probes: Probes, truth: type[Truth] | None, is_generated: bool, task: TaskChoice | None
 ) -> tuple[str, str | None]:
     """Return the metric, and a note where the outputs do not tell which is right."""
-    boxes_note = None
-    if truth is TrueBoxes:
-        if task is not None and task.name == DETECTION.name:
-            return "map50_95", None
-        boxes_note = (
-            "the samples have boxes, but nothing says how those of the model are laid out, so they judge"
-            f" nothing: give --task {DETECTION.name}:layout=..."
+    unread = None
+    metric = next((metric for metric in _RECORDS if metric.truth is truth), None)
+    if isinstance(metric, SetMetric) and metric.task:
+        if task is not None and task.name == metric.task:
+            return metric.name, None
+        layout = ":layout=..." if truth is TrueBoxes else ""
+        unread = (
+            f"the samples have {_NOUNS[truth]}, but nothing says how those of the model are laid out, so they"
+            f" judge nothing: give --task {metric.task}{layout}"
         )
     name, note = _choose_by_outputs(probes, truth is int, is_generated)
-    return name, boxes_note or note
+    return name, unread or note
 
 
 def _choose_by_outputs(probes: Probes, labelled: bool, is_generated: bool) -> tuple[str, str | None]:
@@ -748,6 +762,22 @@ _RECORDS: Final[tuple[Metric | SetMetric, ...]] = (
             task=DETECTION.name,
         )
         for name, title, overlaps in (("map50_95", "mAP50-95", len(OVERLAPS)), ("map50", "mAP50", 1))
+    ),
+    SetMetric(
+        name="miou",
+        title="mean overlap of classes (mIoU)",
+        score=mean_overlap,
+        truth=TrueMask,
+        fit=count_pixels,
+        task="segmentation",
+    ),
+    SetMetric(
+        name="characters",
+        title="right characters (1 - CER)",
+        score=share_of_characters,
+        truth=TrueText,
+        fit=count_edits,
+        task="text",
     ),
 )
 METRICS: Final = {metric.name: metric for metric in _RECORDS}

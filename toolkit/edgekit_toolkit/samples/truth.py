@@ -1,6 +1,7 @@
 """What a sample is known to hold, where that is more than a class number."""
 
 import hashlib
+import zlib
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -32,7 +33,44 @@ class TrueBoxes:
         return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
 
 
-Truth: TypeAlias = int | TrueBoxes
+@dataclass(frozen=True, slots=True, eq=False)
+class TrueMask:
+    """The class of each pixel of the model's input; 255 where none counts.
+
+    Attributes:
+        packed: the classes, row by row, compressed: those of a whole data set are in memory.
+        shape: height and width of the input.
+    """
+
+    packed: bytes
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, classes: NDArray[np.uint8]) -> "TrueMask":
+        """Return the mask with these classes, uint8 [height, width]."""
+        return cls(zlib.compress(classes.tobytes(), 1), (classes.shape[0], classes.shape[1]))
+
+    @property
+    def classes(self) -> NDArray[np.uint8]:
+        return np.frombuffer(zlib.decompress(self.packed), np.uint8).reshape(self.shape)
+
+    def __str__(self) -> str:
+        """Return a digest of the content, as that of `TrueBoxes`."""
+        return hashlib.sha256(str(self.shape).encode() + self.classes.tobytes()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class TrueText:
+    """A text, with the characters that the model knows in the order of its outputs."""
+
+    text: str
+    characters: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Truth: TypeAlias = int | TrueBoxes | TrueMask | TrueText
 
 
 def truth_array(truths: list[Any]) -> NDArray[Any]:

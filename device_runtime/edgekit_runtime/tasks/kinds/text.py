@@ -1,5 +1,6 @@
 """Text: a line of characters, by greedy decoding of CTC (connectionist temporal classification)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,10 +31,13 @@ class TextOptions:
     scores: ScoreKind = "probabilities"
 
 
-def _decode(outputs: Outputs, options: TextOptions, context: Context) -> Decoded:
-    """Return the text; repeated characters count once, blanks part them.
+def read_text(outputs: Outputs, options: TextOptions, labels: Sequence[str]) -> tuple[str, float]:
+    """Return the text and its score; repeated characters count once, blanks part them.
 
     The score is the mean over the characters of the text, as CTCLabelDecode of PaddleOCR has it.
+
+    Raises:
+        DataError: the output is missing, of another shape, or has another number of characters than labels.
     """
     expected = f"[1, frames, characters] with the axes {options.layout}"
     frames = read_output(outputs, options.output, expected, (1, 2, 3))
@@ -43,7 +47,6 @@ def _decode(outputs: Outputs, options: TextOptions, context: Context) -> Decoded
         raise DataError(f"the output is {list(frames.shape)}, expected {expected}")
     frames = frames.T if options.layout == "NCT" else frames
     count = frames.shape[1]
-    labels = context.labels
     labels = (*labels, " ") if len(labels) == count - 2 and options.blank == "first" else labels
     if count - len(labels) not in (0, 1):
         raise DataError(
@@ -58,7 +61,12 @@ def _decode(outputs: Outputs, options: TextOptions, context: Context) -> Decoded
     offset = int(options.blank == "first" and len(labels) < count)
     characters = [labels[index - offset] for index in best[is_character]]
     text = "".join(" " if options.space and label == options.space else label for label in characters)
-    return {"text": text, "score": round(float(scores.mean()), 4) if len(scores) else 0.0}
+    return text, float(scores.mean()) if len(scores) else 0.0
+
+
+def _decode(outputs: Outputs, options: TextOptions, context: Context) -> Decoded:
+    text, score = read_text(outputs, options, context.labels)
+    return {"text": text, "score": round(score, 4)}
 
 
 TEXT = register(

@@ -14,15 +14,16 @@ from edgekit_runtime.preprocessing.images import ImageRules, decode_image
 from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.preprocessing.rules import MediaRules, example_for, read_rules
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.samples.boxes.box_set import PictureBoxes
 from edgekit_toolkit.samples.boxes.formats import find_box_set
+from edgekit_toolkit.samples.masks import find_mask_set
 from edgekit_toolkit.samples.media.files import Label, MediaFiles, find_media
 from edgekit_toolkit.samples.shards import Batching, Shard
-from edgekit_toolkit.samples.truth import TrueBoxes
+from edgekit_toolkit.samples.truth import TrueBoxes, TrueMask, TrueText, Truth
 
 # Decoding takes far longer than all else, and samples are read many times. Files beyond this are decoded each
 # time.
 KEPT_BYTES: Final = 256 << 20
+_MIN_CHARACTERS: Final = 0.9
 _MAX_NAMED: Final = 5  # unusable files in a message
 
 Progress = Callable[[int, int], None]
@@ -46,6 +47,12 @@ class Decoding:
     split: str = "val"
     progress: Progress = field(default=lambda _done, _total: None)
 
+    @property
+    def classes_are_characters(self) -> bool:
+        """Whether the model reads text: its classes are characters, but for a few such as a blank."""
+        count = sum(len(name) <= 1 for name in self.classes)
+        return len(self.classes) > 1 and count > _MIN_CHARACTERS * len(self.classes)
+
 
 def media_shard(path: Path, inputs: Sequence[TensorSpec], decoding: Decoding) -> Shard:
     """Return the files under `path` as samples.
@@ -55,11 +62,14 @@ def media_shard(path: Path, inputs: Sequence[TensorSpec], decoding: Decoding) ->
             or a label that is no class.
     """
     box_set = find_box_set(path, decoding.split) if decoding.labelled else None
-    if box_set is None:
-        media = find_media(path, labelled=decoding.labelled)
-    else:
+    mask_set = find_mask_set(path) if decoding.labelled and box_set is None else None
+    if box_set is not None:
         files = tuple(picture.file for picture in box_set.pictures)
         media = MediaFiles("image", files, None, box_set.notes)
+    elif mask_set is not None:
+        media = MediaFiles("image", mask_set.files, None, ())
+    else:
+        media = find_media(path, labelled=decoding.labelled, texts=decoding.classes_are_characters)
     if len(inputs) != 1 or not Batching.of(inputs).stacked:
         names = ", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in inputs)
         raise DataError(f"{path}: one file a sample suits models with one batched input, got {names}")
@@ -73,9 +83,20 @@ def media_shard(path: Path, inputs: Sequence[TensorSpec], decoding: Decoding) ->
     shard = Shard({inputs[0].name: column}, None, names=tuple(map(str, media.files)), notes=media.notes)
     if box_set is not None:
         numbers = box_set.number_classes(decoding.classes, path)
-        return replace(shard, labels=_BoxColumn(path, box_set.pictures, numbers, column), truth=TrueBoxes)
+        boxes = box_set.pictures
+        labels = _Truths(len(boxes), lambda index: boxes[index].in_input(column.placement(index), numbers))
+        return replace(shard, labels=labels, truth=TrueBoxes)
+    if mask_set is not None:
+        masks, count = mask_set, len(decoding.classes)
+        labels = _Truths(
+            len(masks.files), lambda index: masks.in_input(index, column.placement(index), count)
+        )
+        return replace(shard, labels=labels, truth=TrueMask)
     if media.labels is None:
         return shard
+    if media.has_texts:
+        texts = [TrueText(str(label), decoding.classes) for label in media.labels]
+        return replace(shard, labels=_Truths(len(texts), texts.__getitem__), truth=TrueText)
     return replace(shard, labels=ClassNumbers(path, _numbers(path, media.labels, decoding.classes)))
 
 
@@ -141,7 +162,8 @@ class DecodedFiles:
         sizes = self._spec.shape[1:]
         if all(size == want or isinstance(want, str) for size, want in zip(shape, sizes, strict=True)):
             return
-        fields = "'resize', 'center_crop' or 'layout'" if len(sizes) == 3 else "'samples'"
+        is_image = isinstance(self._rules, ImageRules)
+        fields = "'resize', 'center_crop' or 'layout'" if is_image else "'samples' or 'features'"
         raise DataError(
             f"{file}: has shape {list(shape)} after the preprocessing, but input '{self._spec.name}' takes"
             f" {list(sizes)}; change {fields} in the preprocessing"
@@ -179,23 +201,19 @@ class ClassNumbers:
 
 
 @dataclass(frozen=True, slots=True)
-class _BoxColumn:
-    """The boxes of each file in the model's input."""
+class _Truths:
+    """What each file is known to hold."""
 
-    path: Path
-    pictures: Sequence[PictureBoxes]
-    numbers: Mapping[str | int, int]
-    files: DecodedFiles
+    count: int
+    read: Callable[[int], Truth]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (len(self.pictures),)
+        return (self.count,)
 
-    def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[TrueBoxes]:
-        """Yield the boxes where `keep` (bool [files]) holds, or all."""
-        indices = range(len(self.pictures)) if keep is None else np.flatnonzero(keep).tolist()
-        for index in indices:
-            yield self.pictures[index].in_input(self.files.placement(index), self.numbers)
+    def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[Truth]:
+        """Yield the truths where `keep` (bool [files]) holds, or all."""
+        yield from map(self.read, range(self.count) if keep is None else np.flatnonzero(keep).tolist())
 
 
 def _numbers(path: Path, labels: Sequence[Label], classes: Sequence[str]) -> NDArray[np.int64]:
@@ -225,7 +243,8 @@ def _no_preprocessing(path: Path, inputs: Sequence[TensorSpec], kind: str) -> st
     takes = f"{path}: the model takes {spec.dtype} {list(spec.shape)}"
     example = example_for(inputs, kind)
     if example is None:
-        return f"{takes}, which is no {kind}; preprocess the files yourself and give arrays (.npz)"
+        features = "state 'features' of the sound (docs/guide/samples.md), or " if kind == "audio" else ""
+        return f"{takes}, which is no {kind}; {features}preprocess the files yourself and give arrays (.npz)"
     return (
         f"{takes}; say how a file becomes that, as in training, when the package is made: --preprocessing"
         f" FILE.json, for example with {example} (docs/guide/samples.md)"

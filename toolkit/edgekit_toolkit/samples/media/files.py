@@ -35,13 +35,15 @@ class MediaFiles:
 
     Attributes:
         kind: `image` or `audio`.
-        labels: class name or number of each file, or None.
+        labels: class name or number of each file, or its text, or None.
+        has_texts: whether the labels are texts.
     """
 
     kind: str
     files: tuple[Path, ...]
     labels: tuple[Label, ...] | None
     notes: tuple[str, ...]
+    has_texts: bool = False
 
 
 def is_media(path: Path) -> bool:
@@ -53,10 +55,13 @@ def is_media(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() in {*SUFFIXES, *_LIST_SUFFIXES, *_OTHER_SUFFIXES}
 
 
-def find_media(path: Path, *, labelled: bool = True) -> MediaFiles:
+def find_media(path: Path, *, labelled: bool = True, texts: bool = False) -> MediaFiles:
     """Return the files under `path`, sorted by name.
 
-    `labelled`: whether to take labels; if not, sub-folders are only folders.
+    Args:
+        path: a file, a list of labels, or a folder.
+        labelled: whether to take labels; if not, sub-folders are only folders.
+        texts: whether the column `text` of a list goes before `label`.
 
     Raises:
         DataError: there is no file, there are both images and recordings, or a list of labels is wrong.
@@ -76,15 +81,20 @@ def find_media(path: Path, *, labelled: bool = True) -> MediaFiles:
         text = ", ".join(f"{count} of {suffix or 'no suffix'}" for suffix, count in sorted(others.items()))
         notes.append(f"files that are neither JPEG, PNG, BMP, WebP nor WAV are left out: {text}")
     labels: dict[Path, Label] | None = None
+    has_texts = False
     if labelled and lists:
-        labels = _listed(lists[0], {_key(file): file for file in files})
+        rows = list(_rows(lists[0]))
+        has_texts = texts and any("text" in row for row in rows)
+        if has_texts:
+            rows = [row | {"label": row.get("text")} for row in rows]
+        labels = _listed(lists[0], rows, {_key(file): file for file in files}, are_texts=has_texts)
         if labels and len(labels) < len(files):
             notes.append(f"{len(files) - len(labels)} files are left out: {lists[0].name} does not list them")
     elif labelled:
         labels = _by_folder(path, files)
     if not labels:
         return MediaFiles(kinds.pop(), tuple(files), None, tuple(notes))
-    return MediaFiles(kinds.pop(), tuple(labels), tuple(labels.values()), tuple(notes))
+    return MediaFiles(kinds.pop(), tuple(labels), tuple(labels.values()), tuple(notes), has_texts)
 
 
 def list_media(root: Path) -> tuple[list[Path], "Counter[str]"]:
@@ -148,9 +158,10 @@ def _key(path: Path) -> str:
     return os.path.normpath(path)
 
 
-def _listed(path: Path, files: Mapping[str, Path]) -> dict[Path, Label] | None:
+def _listed(
+    path: Path, rows: Sequence[Mapping[str, Any]], files: Mapping[str, Path], *, are_texts: bool
+) -> dict[Path, Label] | None:
     """Return the label of each file that a list names; None for a list without labels."""
-    rows = list(_rows(path))
     if path.stem == "metadata" and all("label" not in row for row in rows):
         return None
     labels: dict[Path, Label] = {}
@@ -164,7 +175,8 @@ def _listed(path: Path, files: Mapping[str, Path]) -> dict[Path, Label] | None:
         file = files.get(_key(path.parent / name))
         if file is None:
             raise DataError(f"{path}: entry {number} names '{name}', and there is no such image or recording")
-        labels[file] = int(label) if isinstance(label, str) and label.isdecimal() else label
+        is_number = isinstance(label, str) and label.isdecimal() and not are_texts
+        labels[file] = int(label) if is_number else label
     if len({type(label) for label in labels.values()}) > 1:
         raise DataError(f"{path}: some labels are numbers and some are names; use one of both")
     if not labels:
@@ -172,7 +184,7 @@ def _listed(path: Path, files: Mapping[str, Path]) -> dict[Path, Label] | None:
     return labels
 
 
-def _rows(path: Path) -> Iterable[Mapping[str, Any]]:
+def _rows(path: Path) -> Iterable[dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() == ".csv":

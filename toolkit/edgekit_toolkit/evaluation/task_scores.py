@@ -1,0 +1,91 @@
+"""Scores against true masks and texts: mean intersection over union, and the share of right characters.
+
+Each sample is reduced to a few counts; a score of any part of the samples is made of their sums. What cannot
+be decoded, such as NaN, counts as nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.preprocessing.placement import Placement
+from edgekit_runtime.tasks.kinds.segmentation import VOID, SegmentationOptions, find_mask
+from edgekit_runtime.tasks.kinds.text import TextOptions, read_text
+from edgekit_toolkit.samples.truth import TrueMask, TrueText
+
+Outputs = Mapping[str, NDArray[Any]]
+Counts = NDArray[np.int64]
+_MAX_SIDE: Final = 1 << 14
+
+
+def count_pixels(options: SegmentationOptions) -> Callable[[Outputs, TrueMask], Counts]:
+    """Return a step that counts the pixels of each class: common ones, found ones and true ones, [3, 255]."""
+    options = replace(options, max_side=_MAX_SIDE)
+
+    def reduce(outputs: Outputs, truth: TrueMask) -> Counts:
+        height, width = truth.shape
+        pixels = truth.classes
+        counted = pixels != VOID
+        true = pixels[counted]
+        try:
+            classes = find_mask(outputs, options, Placement.of(width, height))[counted]
+        except DataError:
+            classes = np.full(true.shape, VOID, np.uint8)
+        parts = (true[true == classes], classes[classes != VOID], true)
+        return np.stack([np.bincount(part, minlength=VOID) for part in parts]).astype(np.int64)
+
+    return reduce
+
+
+def mean_overlap(counts: Sequence[Counts], _reference: Sequence[Counts], _labels: Any) -> float:
+    """Return the mean over all classes that are true or found somewhere of their intersection over union.
+
+    Raises:
+        DataError: no pixel counts.
+    """
+    common, found, true = np.sum(counts, axis=0)
+    union = found + true - common
+    if not true.any():
+        raise DataError("no pixel of the masks has a class: 255 counts nowhere")
+    return float((common[union > 0] / union[union > 0]).mean())
+
+
+def count_edits(options: TextOptions) -> Callable[[Outputs, TrueText], Counts]:
+    """Return a step that counts the characters to insert, remove or replace, and those of the text."""
+
+    def reduce(outputs: Outputs, truth: TrueText) -> Counts:
+        try:
+            text, _ = read_text(outputs, options, truth.characters)
+        except DataError:
+            text = ""
+        return np.array([_edit_distance(text, truth.text), len(truth.text)], np.int64)
+
+    return reduce
+
+
+def share_of_characters(counts: Sequence[Counts], _reference: Sequence[Counts], _labels: Any) -> float:
+    """Return 1 less the character error rate, at least 0.
+
+    Raises:
+        DataError: all texts are empty.
+    """
+    edits, characters = np.sum(counts, axis=0).tolist()
+    if not characters:
+        raise DataError("all texts of the samples are empty")
+    return float(max(0.0, 1 - edits / characters))
+
+
+def _edit_distance(text: str, other: str) -> int:
+    """Return the fewest insertions, removals and replacements (Levenshtein) from one text to the other."""
+    previous = list(range(len(other) + 1))
+    for index, character in enumerate(text, 1):
+        current = [index]
+        for position, wanted in enumerate(other):
+            replaced = previous[position] + (character != wanted)
+            current.append(min(replaced, previous[position + 1] + 1, current[-1] + 1))
+        previous = current
+    return previous[-1]
