@@ -239,6 +239,7 @@ class _CaptureProcess:
 
     def _bury(self) -> None:
         self._child.close()
+        del self._memory  # and with it a descriptor, unless a frame is still in use
         if not self.ended.done():
             self.ended.set_result(None)
 
@@ -293,9 +294,10 @@ class _CaptureProcess:
                 data = self._near.recv(MAX_PACKET_BYTES)
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError:
-                data = b""
+            except ConnectionResetError:
+                continue  # it ended without reading everything; what it sent before is still there
             if not data:
+                self.note_opened(0.0)
                 self._loop.remove_reader(self._near.fileno())
                 self._child.call_at_end(self._loop, lambda _code: self._report_end())  # else it stalls
                 return
