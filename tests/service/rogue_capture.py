@@ -58,6 +58,16 @@ class Rogue:
         while True:
             self.send_frame()
 
+    def pictures(self) -> None:
+        """Send frames with pictures of 200 kB, which are no JPEG."""
+        while True:
+            self.receive(wait=not self.free)
+            slot = self.free.pop()
+            self.number += 1
+            self.memory.frame(slot, (4, 6, 3))[...] = 0
+            fields = {"number": self.number, "slot": slot, "shape": [4, 6, 3], "rate": 0, "at": time.time()}
+            self.send("frame", **fields, picture_bytes=200_000)
+
     def ten(self) -> None:
         for _ in range(10):
             self.send_frame()

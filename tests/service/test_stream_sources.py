@@ -5,6 +5,8 @@ import contextlib
 import gc
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.descriptor_parts import count_descriptors
-from tests.waiting import is_running, wait_for
+from tests.waiting import bounded, is_running, wait_for
 
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.service.options.stream import StreamOptions
 from edgekit_runtime.service.streams import source as source_module
 from edgekit_runtime.service.streams.source import Backoff, Frame, FrameSource
 from edgekit_runtime.service.streams.source_kinds import KINDS, find_kind
+from edgekit_runtime.system.child_process import child_environment
 
 
 class Owner:
@@ -208,29 +211,27 @@ def test_end_of_a_file_is_no_failure() -> None:
     run(work)
 
 
-def test_capture_process_ends_with_the_service() -> None:
-    """The kernel ends it, also where the service was killed."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            asyncio.run(_start_and_report())
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(pid, 0)
-    assert os.WTERMSIG(status) == signal.SIGKILL
-    capture = int(_REPORT.read_text())
-    _REPORT.unlink()
-    wait_for(lambda: not is_running(capture), "the end of the capture process")
-
-
-_REPORT = Path(f"/dev/shm/edgekit-test-{os.getpid()}")
-
-
-async def _start_and_report() -> None:
+async def hold_source() -> None:
+    """Print the pid of a capture process, and wait until this process is killed."""
+    source_module.MODULE = "tests.service.rogue_capture"  # type: ignore[misc]
     async with opened("frames") as (source, owner):
         await owner.next("frame")
-        _REPORT.write_text(str(source.pid))
-        os.kill(os.getpid(), signal.SIGKILL)
+        print(source.pid, flush=True)
+        await asyncio.sleep(600)
+
+
+def test_capture_process_ends_with_a_service_that_is_killed() -> None:
+    program = (
+        "import asyncio; from tests.service.test_stream_sources import hold_source as f; asyncio.run(f())"
+    )
+    service = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, env=child_environment()
+    )
+    with bounded(service):
+        assert service.stdout is not None
+        capture = int(service.stdout.readline())
+        service.kill()
+    wait_for(lambda: not is_running(capture), "the end of the capture process")
 
 
 @pytest.mark.parametrize(

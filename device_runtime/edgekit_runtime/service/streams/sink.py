@@ -97,10 +97,13 @@ class QueuedSink:
 
     def _run(self) -> None:
         backoff = Backoff()
-        delay_s = _IDLE_S
+        pause_s = 0.0
         while True:
             with self._changed:
-                self._changed.wait_for(self._has_work if not self.error else self._must_stop, delay_s)
+                if pause_s:
+                    self._changed.wait_for(lambda: self._is_stopping, pause_s)
+                else:
+                    self._changed.wait_for(lambda: self._queued or self._is_stopping, _IDLE_S)
                 lines = [self._queued.popleft() for _ in range(min(self._sink.max_batch, len(self._queued)))]
                 is_last = self._is_stopping and not lines
             if is_last:
@@ -112,26 +115,21 @@ class QueuedSink:
                     self._sink.rest()
             except UndeliverableError as cause:
                 self.dropped += len(lines)
-                self.error, delay_s = str(cause)[:_MAX_ERROR], 0.0
+                self.error, pause_s = str(cause)[:_MAX_ERROR], 0.0
             except Exception as cause:  # OSError, or what a library raises
                 self._put_back(lines)
                 self.error = f"{cause or type(cause).__name__}"[:_MAX_ERROR]
-                delay_s = backoff.next_s()
+                pause_s = backoff.next_s()
                 if self._is_stopping:
                     break
             else:
                 self.written += len(lines)
-                self.error, delay_s = "", _IDLE_S
+                if lines or pause_s:
+                    self.error, pause_s = "", 0.0
                 backoff.reset()
         self.dropped += len(self._queued)
         with contextlib.suppress(Exception):
             self._sink.close()
-
-    def _has_work(self) -> bool:
-        return bool(self._queued) or self._is_stopping
-
-    def _must_stop(self) -> bool:
-        return self._is_stopping
 
     def _put_back(self, lines: Sequence[bytes]) -> None:
         with self._changed:
