@@ -37,11 +37,11 @@ class ManualModel:
         pass
 
 
-def write_video(path: Path, pictures: Sequence[NDArray[Any]], fps: float = 30.0) -> Path:
+def write_video(path: Path, pictures: Sequence[NDArray[Any]], *, codec: str = "MJPG") -> Path:
     """Write a video of pictures in RGB; skip the test without OpenCV."""
     cv2 = pytest.importorskip("cv2", reason="needs the extra: pip install 'edgekit[stream]'")
     height, width = pictures[0].shape[:2]
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), fps, (width, height))
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*codec), 30.0, (width, height))
     for picture in pictures:
         writer.write(cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
     writer.release()

@@ -33,10 +33,8 @@ class AnswerHandler:
         def reply(answered: Answered | BaseException) -> None:
             if isinstance(answered, BaseException):
                 connection.respond_error(answered)
-                return
-            document = {"model_name": name, "model_version": answered.served.version, **answered.decoded}
-            times_ms = {step: round(seconds * 1e3, 3) for step, seconds in answered.times_s.items()}
-            connection.respond(*make_json({**document, "times_ms": times_ms}))
+            else:
+                connection.respond(*make_json({"model_name": name, **answered.to_json()}))
 
         request = AnswerRequest(
             find=functools.partial(self._models.find, name, version),

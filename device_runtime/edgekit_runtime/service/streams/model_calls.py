@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from edgekit_runtime.errors import BackendError, EdgekitError, RequestError, TransportError
 from edgekit_runtime.preprocessing.media import MediaType
 from edgekit_runtime.protocol.rest import decode_error, model_path
-from edgekit_runtime.service.answers.answer_path import AnswerPath, AnswerRequest
+from edgekit_runtime.service.answers.answer_path import Answered, AnswerPath, AnswerRequest
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.server import HttpServer
 from edgekit_runtime.service.models.catalogue import EvictedError
 from edgekit_runtime.service.models.registry import Registry
 from edgekit_runtime.service.streams.stream import Answer
-from edgekit_runtime.tasks.task import Decoded
 
 _TIMEOUT_S: Final = 60.0
 _OK: Final = 200
@@ -56,18 +55,21 @@ class ModelCalls:
             height, width = map(str, array.shape[:2])
             media_type = MediaType("video/x-raw", {"format": "RGB", "height": height, "width": width})
 
-        def finish(answer: Decoded | BaseException) -> None:
-            if isinstance(answer, BaseException) and not isinstance(answer, EdgekitError):
-                answer = BackendError(f"{model}: {type(answer).__name__}: {answer}")
-            reply(answer)
-
-        find = functools.partial(self._registry.models.find, model, None)
-        request = AnswerRequest(find=find, data=array.data.cast("B"), media_type=media_type, reply=finish)
-        try:
-            if find().loaded.remote is not None:
-                self._start(self._post(model, request), finish)
+        def finish(answered: Answered | BaseException) -> None:
+            if isinstance(answered, Answered):
+                reply(answered.to_json())
+            elif isinstance(answered, EdgekitError):
+                reply(answered)
             else:
+                reply(BackendError(f"{model}: {type(answered).__name__}: {answered}"))
+
+        find, data = functools.partial(self._registry.models.find, model, None), array.data.cast("B")
+        try:
+            if find().loaded.remote is None:
+                request = AnswerRequest(find=find, reply=finish, data=data, media_type=media_type)
                 self._answers.submit(request)
+            else:
+                self._start(self._post(model, media_type, data, reply), finish)
         except EvictedError:
             self._start(self._load(model, array, rate, reply), finish)
 
@@ -89,16 +91,18 @@ class ModelCalls:
         await self._registry.wait_for(model)
         self.submit(model, array, rate, reply)
 
-    async def _post(self, model: str, request: AnswerRequest) -> None:
+    async def _post(
+        self, model: str, media_type: MediaType, data: memoryview, reply: Callable[[Answer], None]
+    ) -> None:
         reader, writer = self._idle.pop() if self._idle else await self._connect()
-        parameters = "".join(f"; {name}={value}" for name, value in request.media_type.parameters.items())
+        parameters = "".join(f"; {name}={value}" for name, value in media_type.parameters.items())
         head = (
             f"POST {model_path(model)}/answer HTTP/1.1\r\nHost: localhost\r\n"
-            f"Content-Type: {request.media_type.name}{parameters}\r\n"
-            f"Content-Length: {len(request.data)}\r\n\r\n"
+            f"Content-Type: {media_type.name}{parameters}\r\n"
+            f"Content-Length: {len(data)}\r\n\r\n"
         )
         try:
-            status, body = await asyncio.wait_for(_exchange(reader, writer, head, request.data), _TIMEOUT_S)
+            status, body = await asyncio.wait_for(_exchange(reader, writer, head, data), _TIMEOUT_S)
         except (OSError, EOFError, ValueError, asyncio.TimeoutError) as cause:
             writer.transport.abort()
             raise TransportError(
@@ -110,7 +114,7 @@ class ModelCalls:
         self._idle.append((reader, writer))
         if status != _OK:
             raise RequestError(status, decode_error(body) or f"{model}: status {status}")
-        request.reply(json.loads(body))
+        reply(json.loads(body))
 
     async def _connect(self) -> _Pair:
         outer, inner = socket.socketpair()
@@ -119,7 +123,7 @@ class ModelCalls:
 
 
 async def _exchange(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: str, data: "bytes | memoryview"
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: str, data: memoryview
 ) -> tuple[int, bytes]:
     """Return status and body of the response.
 

@@ -78,6 +78,8 @@ class _Video:
             self._video.get(prop)
             for prop in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT, cv2.CAP_PROP_FPS)
         )
+        if backend == cv2.CAP_FFMPEG and not width * height:  # as of a frame that no decoder would take
+            raise OSError(f"{options.source} states no size of its frames")
         if width * height > options.max_pixels:
             raise OSError(f"frames have {width:.0f} x {height:.0f} pixels, over {options.max_pixels}")
         self.fps = fps if 0 < fps <= 1000 else 0.0
@@ -144,7 +146,7 @@ def _open_address(options: StreamOptions) -> Capture:
 
 def _open_pipeline(options: StreamOptions) -> Capture:
     cv2 = _import_cv2()
-    if cv2.CAP_GSTREAMER not in cv2.videoio_registry.getBackends():
+    if not cv2.videoio_registry.hasBackend(cv2.CAP_GSTREAMER):
         raise CaptureError(
             "this OpenCV is built without GStreamer, as those from PyPI are; install the system's"
             " (Debian: python3-opencv) or build one with it"
