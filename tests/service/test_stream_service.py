@@ -2,7 +2,13 @@
 
 import base64
 import contextlib
+import functools
+import http.server
 import json
+import os
+import signal
+import socket
+import threading
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.free_port import free_port
 from tests.runtime.conftest import PackageMaker
 from tests.service.answer_parts import encode, write_cell_detector
 from tests.service.serve_parts import TOKEN, Served
@@ -322,3 +329,96 @@ def test_table_of_a_stream_is_read(tmp_path: Path) -> None:
     config = read_config(path)
     assert config.streams["door"] == StreamOptions(model="m", source="0", max_fps=5)
     assert config.live.max_viewers == 2
+
+
+# Cameras in a network
+
+
+@contextlib.contextmanager
+def liar(port: int, response: bytes | None) -> Iterator[None]:
+    """Accept clients, and send them what is no video, or nothing."""
+    clients: list[socket.socket] = []
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                clients.append(client)
+                if response is not None:
+                    client.sendall(response)
+                    client.close()
+
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(60)
+    for client in clients:
+        client.close()
+
+
+class Files(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        None,
+        b"",
+        b"\0\xff" * 5000,
+        b"HTTP/1.1 200 OK\r\nContent-Type: video/avi\r\nContent-Length: 11000000000\r\n\r\nRIFF"
+        + b"\xff" * 500,
+    ],
+)
+def test_camera_in_the_network_that_lies_is_read_once_it_is_honest(
+    cells: Running, tmp_path: Path, response: bytes | None
+) -> None:
+    write_video(tmp_path / "v.avi", draw_cells(3))
+    port = free_port()
+    order = {"model": "cells", "source": f"http://127.0.0.1:{port}/v.avi", "open_s": 1.5, "stall_s": 1}
+    with contextlib.closing(read_lines(cells, order)) as lines:
+        with liar(port, response):
+            error = next(line["error"] for line in lines if line.get("state") == "waiting")
+            assert "cannot be opened" in error or "no frame" in error
+        handler = functools.partial(Files, directory=tmp_path)
+        with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
+            server.daemon_threads = True
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            assert next(answers(lines))["detections"]
+            server.shutdown()
+            thread.join()
+
+
+def test_rtsp_server_that_lies_costs_attempts_only(cells: Running) -> None:
+    pytest.importorskip("cv2", reason="needs the extra: pip install 'edgekit[stream]'")
+    port = free_port()
+    order = {
+        "model": "cells",
+        "source": f"rtsp://me:secret@127.0.0.1:{port}/1",
+        "open_s": 1.5,
+        "name": "door",
+    }
+    sdp = b"v=0\r\nm=video 0 RTP/AVP 96\r\na=rtpmap:96 H264/90000\r\na=framesize:96 99999-99999\r\n"
+    head = (
+        b"RTSP/1.0 200 OK\r\nCSeq: 1\r\nContent-Type: application/sdp\r\nContent-Length: 99999999999\r\n\r\n"
+    )
+    with contextlib.closing(read_lines(cells, order)) as lines, liar(port, head + sdp):
+        waiting = (line for line in lines if line.get("state") == "waiting")
+        for _ in range(2):
+            assert "secret" not in next(waiting)["error"]
+        (entry,) = list_streams(cells)
+        assert "secret" not in json.dumps(entry)
+
+
+def test_killed_decoder_comes_back(cells: Running, tmp_path: Path) -> None:
+    video = write_video(tmp_path / "v.avi", draw_cells(8))
+    order = {"model": "cells", "source": str(video), "repeats": True}
+    with contextlib.closing(read_lines(cells, order)) as lines:
+        next(answers(lines))
+        os.kill(list_streams(cells)[0]["capture_pid"], signal.SIGKILL)
+        assert "SIGKILL" in next(line["error"] for line in lines if line.get("state") == "waiting")
+        next(answers(lines))

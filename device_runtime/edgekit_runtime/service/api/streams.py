@@ -46,6 +46,10 @@ class StreamsHandler:
         """
         self._streams.add_all(options)
 
+    def stop(self, name: str) -> None:
+        """Stop a stream; there may be none of this name."""
+        self._streams.remove(name)
+
     async def close(self) -> None:
         """Stop all streams."""
         await self._streams.close()
@@ -141,4 +145,7 @@ def _read_page() -> tuple[bytes, str]:
         for kind, text in _PARTS.findall(page.decode())
     }
     allowed = "; ".join(f"{kind}-src 'sha256-{digest}'" for kind, digest in sources.items())
-    return page, f"default-src 'none'; {allowed}; connect-src 'self'; base-uri 'none'; form-action 'none'"
+    return (
+        page,
+        f"default-src 'none'; {allowed}; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'",
+    )
