@@ -145,7 +145,5 @@ def _read_page() -> tuple[bytes, str]:
         for kind, text in _PARTS.findall(page.decode())
     }
     allowed = "; ".join(f"{kind}-src 'sha256-{digest}'" for kind, digest in sources.items())
-    return (
-        page,
-        f"default-src 'none'; {allowed}; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'",
-    )
+    policy = f"default-src 'none'; {allowed}; connect-src 'self'; img-src data:"
+    return page, f"{policy}; base-uri 'none'; form-action 'none'"

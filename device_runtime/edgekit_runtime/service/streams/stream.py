@@ -6,6 +6,7 @@ model gets the newest frame whenever it is free, and no queue grows.
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
 import time
@@ -113,8 +114,6 @@ class Stream:
     # What the source reports
 
     def on_opened(self) -> None:
-        self._read_before += self._read_now
-        self._read_now = 0
         self._change("running", "")
 
     def on_read(self, number: int) -> None:
@@ -126,10 +125,12 @@ class Stream:
         if self._waiting is not None:
             self._waiting.release()
             self.counts["replaced"] += 1
-        self._waiting = frame
+        self._waiting = dataclasses.replace(frame, number=self.counts["read"])
         self._submit_next()
 
     def on_failure(self, reason: str, retry_s: float | None) -> None:
+        self._read_before += self._read_now  # the next process counts from 1
+        self._read_now = 0
         self.counts["restarts"] += retry_s is not None
         self._change("failed" if retry_s is None else "waiting", reason)
 
@@ -172,7 +173,7 @@ class Stream:
         size = {"rate": frame.rate} if frame.rate else {"width": shape[1], "height": shape[0]}
         record = {
             "stream": self.name,
-            "frame": self._read_before + frame.number,
+            "frame": frame.number,
             "captured_at": round(frame.captured_at, 3),
             **size,
             **drop_low_scores(answer, self.options.min_score),
