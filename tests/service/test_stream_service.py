@@ -18,10 +18,12 @@ import numpy as np
 import pytest
 from tests.free_port import free_port
 from tests.runtime.conftest import PackageMaker
+from tests.runtime.test_sound import make_wav
 from tests.service.answer_parts import encode, write_cell_detector
 from tests.service.serve_parts import TOKEN, Served
 from tests.service.service_parts import Replies, Running, ask, get_bytes, make_config, post_bytes, running
 from tests.service.stream_parts import draw_cells, read_lines, write_video
+from tests.service.test_sound_answers import RATE, SECOND, write_level_meter
 from tests.service.wiring_parts import load
 from tests.waiting import bounded, is_running, wait_for
 
@@ -422,3 +424,35 @@ def test_killed_decoder_comes_back(cells: Running, tmp_path: Path) -> None:
         os.kill(list_streams(cells)[0]["capture_pid"], signal.SIGKILL)
         assert "SIGKILL" in next(line["error"] for line in lines if line.get("state") == "waiting")
         next(answers(lines))
+
+
+def test_rtsp_camera_that_vanishes_is_read_again(cells: Running) -> None:
+    pytest.importorskip("cv2", reason="needs the extra: pip install 'edgekit[stream]'")
+    from tests.service.rtsp_server import RtspServer
+
+    port = free_port()
+    order = {"model": "cells", "source": f"rtsp://me:secret@127.0.0.1:{port}/yard", "min_score": 0.5}
+    with contextlib.closing(read_lines(cells, order)) as lines:
+        for _ in range(2):
+            camera = RtspServer(port, draw_cells(8))
+            try:
+                columns = {next(answers(lines))["detections"][0]["box"][0] // 16 * 16 for _ in range(30)}
+            finally:
+                camera.close()
+            assert columns <= {0, 16, 32, 48, 64, 80, 96}
+            assert len(columns) >= 2
+            assert next(line["state"] for line in lines if line.get("error")) == "waiting"
+
+
+def test_recording_becomes_events_in_windows(maker: PackageMaker, tmp_path: Path) -> None:
+    """Sound needs no OpenCV."""
+    write_level_meter(maker, tmp_path / "meter.edgepkg", SECOND)
+    sound = np.zeros(2 * RATE, np.float32)
+    sound[RATE : RATE + RATE // 5] = 0.9
+    (tmp_path / "s.wav").write_bytes(make_wav((sound * 32767).astype(np.int16)))
+    with running(make_config(tmp_path), PackageFiles([tmp_path / "meter.edgepkg"], maker.trust)) as service:
+        order = {"model": "meter", "source": str(tmp_path / "s.wav"), "hop_s": 0.5}
+        records = list(answers(read_lines(service, order)))
+    assert [record["rate"] for record in records] == [RATE] * 4
+    begins = [[round(event["begin_s"], 1) for event in record["events"]] for record in records]
+    assert begins == [[], [], [0.5], [0.0]]  # windows end at 0.5, 1, 1.5 and 2 s
