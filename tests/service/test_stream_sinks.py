@@ -153,7 +153,7 @@ class Receiver(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         status = self.statuses.pop(0) if self.statuses else 204
         if status < 300:
-            self.received.append((self.path, json.loads(body)))
+            self.received.append((self.path + self.headers.get("Authorization", ""), json.loads(body)))
         self.send_response(status)
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -175,14 +175,14 @@ def receiver() -> Iterator[http.server.ThreadingHTTPServer]:
 
 
 def test_http_sink_posts_each_answer(receiver: http.server.ThreadingHTTPServer) -> None:
-    sink = open_sink(f"http://127.0.0.1:{receiver.server_port}/in?key=1", "s", make_options())
+    sink = open_sink(f"http://me:a%40b@127.0.0.1:{receiver.server_port}/in?key=1", "s", make_options())
     Receiver.statuses = [204, 503, 204, 400]
     for line in make_lines(5):
         sink.put(line)
     wait_for(lambda: sink.written + sink.dropped == 5, "all answers")
     assert sink.dropped == 1  # which the server refuses for good
     assert [document["frame"] for _, document in Receiver.received] == [0, 1, 3, 4]
-    assert {path for path, _ in Receiver.received} == {"/in?key=1"}
+    assert {path for path, _ in Receiver.received} == {"/in?key=1Basic bWU6YUBi"}
     sink.stop()
     sink.join()
 

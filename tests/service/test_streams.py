@@ -127,6 +127,8 @@ def test_error_of_the_model_is_stated_once_and_the_stream_goes_on() -> None:
             assert stream.counts["failed"] == 3
             reply({"classes": []})
             assert (await reader.next_answer())["classes"] == []
+            (entry,) = streams.to_json()
+            assert (entry["error"], "no JSON" in entry["last_error"]) == ("", True)
 
     run(work)
 
@@ -164,7 +166,7 @@ def test_source_that_fails_shows_in_the_list_without_its_password() -> None:
         async with running("crash") as (streams, stream, _):
             await until(lambda: stream.counts["restarts"] > 0)
             (entry,) = streams.to_json()
-            assert "codec: broken" in entry["error"]
+            assert "codec: broken" in entry["last_error"]
             assert entry["source"] == "rtsp://rogue/crash"
             assert entry["state"] in ("waiting", "running")
             families = {family.name: family.series for family in streams.families()}

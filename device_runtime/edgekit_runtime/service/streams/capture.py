@@ -23,6 +23,7 @@ from edgekit_runtime.system.child_process import open_channel
 
 MAX_PACKET_BYTES: Final = 64 << 10
 _MAX_DATA_BYTES: Final = 1 << 30  # of decoders: frames of 4K need a third of it
+_MAX_LOG_BYTES: Final = 1 << 18  # decoders may complain about each frame for months
 _BEAT_S: Final = 0.5
 _LATE_S: Final = 1.0  # a file that is so far behind its own rate goes on from here
 _QUALITY: Final = 75
@@ -156,7 +157,12 @@ class _Capturer:
 
 
 def _confine() -> None:
-    for kind, limit in ((resource.RLIMIT_CORE, 1), (resource.RLIMIT_DATA, _MAX_DATA_BYTES)):
+    limits = {
+        resource.RLIMIT_CORE: 1,
+        resource.RLIMIT_DATA: _MAX_DATA_BYTES,
+        resource.RLIMIT_FSIZE: _MAX_LOG_BYTES,  # of its standard error, the only file that it writes
+    }
+    for kind, limit in limits.items():
         hard = resource.getrlimit(kind)[1]
         with contextlib.suppress(OSError, ValueError):
             bound = limit if hard == resource.RLIM_INFINITY else min(limit, hard)

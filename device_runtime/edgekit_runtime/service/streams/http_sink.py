@@ -1,10 +1,11 @@
 """Answers to an HTTP server, each as the body of a POST."""
 
+import base64
 import http.client
 import ssl
 from collections.abc import Sequence
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.service.streams.sink import UndeliverableError
@@ -30,6 +31,10 @@ class HttpSink:
             raise ConfigError("the sink http://… names no host")
         self._target = parts.path + (f"?{parts.query}" if parts.query else "") or "/"
         self._is_tls, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        self._fields = {"Content-Type": "application/json"}
+        if parts.username is not None:
+            login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            self._fields["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
         self._connection: http.client.HTTPConnection | None = None
 
     def write(self, lines: Sequence[bytes]) -> None:
@@ -57,7 +62,7 @@ class HttpSink:
                 if self._is_tls
                 else http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT_S)
             )
-        self._connection.request("POST", self._target, line, {"Content-Type": "application/json"})
+        self._connection.request("POST", self._target, line, self._fields)
         response = self._connection.getresponse()
         response.read(_MAX_RESPONSE_BYTES)
         if response.length:  # what is left of a long response

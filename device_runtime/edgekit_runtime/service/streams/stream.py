@@ -51,7 +51,8 @@ class Stream:
 
     Attributes:
         state: `waiting` is between two attempts to open the source; `failed` is for good.
-        error: the last error of source or model, or empty.
+        error: what is wrong with source or model now, or empty.
+        last_error: the last error, also if all is well by now.
         counts: frames that were `read`, and that were `answered`, `replaced` by a newer one or `failed`;
             `restarts` of the source.
     """
@@ -68,7 +69,7 @@ class Stream:
     ) -> None:
         self.name, self.options = name, options
         self.state: State = "opening"
-        self.error = ""
+        self.error = self.last_error = ""
         self.counts: Counter[str] = Counter()
         self._loop, self._calls, self._sinks, self._live = loop, calls, sinks, live
         self._source = FrameSource(loop, options, self)
@@ -187,6 +188,8 @@ class Stream:
             return
         self._recent.append((self._loop.time(), times_ms))
         self.counts["answered"] += 1
+        if self.error and self.state == "running":
+            self._change("running", "")
         for sink in self._sinks:
             sink.put(line)
         part = b""
@@ -198,28 +201,21 @@ class Stream:
                 viewer.put(part)
 
     def _note_error(self, error: str) -> None:
-        error = error[:_MAX_ERROR]
-        if error != self.error:  # a model that fails does so for each frame
-            self.error = error
-            _logger.warning("stream %s: %s", self.name, error)
-            self._announce_state()
+        self._change(self.state, error)  # a model that fails does so for each frame
 
     def _change(self, state: State, error: str) -> None:
+        error = hide_password(error)[:_MAX_ERROR]
         if (state, error) == (self.state, self.error):
             return
-        is_news = bool(error) and error != self.error
-        self.state, self.error = state, hide_password(error)[:_MAX_ERROR]
-        log = _logger.warning if is_news else _logger.info
-        log("stream %s: %s%s", self.name, state, f": {self.error}" if error else "")
-        self._announce_state()
-        if state in ("ended", "failed") and not self._is_busy and self._waiting is None:
-            self._finish_viewers()
-
-    def _announce_state(self) -> None:
+        log = _logger.warning if error and error != self.last_error else _logger.info
+        self.state, self.error, self.last_error = state, error, error or self.last_error
+        log("stream %s: %s%s", self.name, state, f": {error}" if error else "")
         line = _to_line(self._describe_state())
         for viewer, wants_pictures in list(self._viewers.items()):
             if not wants_pictures:
                 viewer.put(line)
+        if state in ("ended", "failed") and not self._is_busy and self._waiting is None:
+            self._finish_viewers()
 
     def _finish_viewers(self) -> None:
         for viewer in list(self._viewers):
@@ -252,6 +248,7 @@ class Stream:
             "source": hide_password(self.options.source),
             "state": self.state,
             "error": self.error,
+            "last_error": self.last_error,
             "fps": round(self.fps, 2),
             "frames": {name: self.counts[name] for name in ("read", "answered", "replaced", "failed")},
             "restarts": self.counts["restarts"],

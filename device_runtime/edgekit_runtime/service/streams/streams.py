@@ -36,6 +36,7 @@ class Streams:
         self._streams: dict[str, Stream] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._viewers = 0
+        self._is_closed = False
 
     def add(self, name: str, options: StreamOptions) -> Stream:
         """Start a stream.
@@ -45,8 +46,8 @@ class Streams:
         """
         if name in self._streams or not name or "/" in name or not name.isprintable():
             raise ConfigError(f"streams: the name {name[:60]!r} is taken, or holds a slash or nothing")
-        if len(self._streams) >= MAX_STREAMS:
-            raise ConfigError(f"streams: there are {MAX_STREAMS} already, the limit")
+        if self._is_closed or len(self._streams) >= MAX_STREAMS:
+            raise ConfigError(f"streams: there are {MAX_STREAMS} already, the limit, or the service stops")
         find_kind(options.source)
         sinks = []
         try:
@@ -83,6 +84,7 @@ class Streams:
 
     async def close(self) -> None:
         """Stop all streams, and wait for their ends."""
+        self._is_closed = True
         for name in list(self._streams):
             self.remove(name)
         await asyncio.gather(*self._ending, return_exceptions=True)
