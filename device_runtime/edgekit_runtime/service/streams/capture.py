@@ -1,8 +1,8 @@
 """The capture process of a stream: opens the source, and writes its frames into the shared slots.
 
 It sends a JSON document a packet: `opened`, `frame` with the slot, `beat` while frames are left out, and at
-the end `end` or `error`. It receives the slots that are free again, and how many pictures a second are looked
-at. A crash of a decoder ends this process alone, and its memory is limited.
+the end `end` or `error`. It receives the slots that are free again, and how large the pictures of frames are
+if somebody looks at the stream. A crash of a decoder ends this process alone, and its memory is limited.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ class _Capturer:
         stated = options.keeps_all
         self._waits = not self._kind.is_endless and (self._kind.waits if stated is None else stated)
         self._free = set(range(SLOTS))
-        self._pictures_per_s, self._max_side = 0.0, 0
-        self._picture_due_s = self._model_due_s = self._beat_due_s = 0.0
+        self._max_side = 0  # of pictures; 0 while nobody looks
+        self._model_due_s = self._beat_due_s = 0.0
         self._number = 0
 
     def run(self) -> None:
@@ -119,14 +119,11 @@ class _Capturer:
         cv2.cvtColor(frame, cv2.COLOR_GRAY2RGB if grey else cv2.COLOR_BGR2RGB, dst=view)
 
     def _draw_picture(self, frame: NDArray[Any], slot: int) -> int:
-        """Write the JPEG of a frame if somebody looks and it is due; return its size, or 0."""
-        now_s = time.monotonic()
-        if not self._pictures_per_s or now_s < self._picture_due_s:
+        """Write the JPEG of a frame if somebody looks; return its size, or 0."""
+        if not self._max_side:
             return 0
         import cv2
 
-        interval_s = 1 / self._pictures_per_s
-        self._picture_due_s = max(self._picture_due_s + interval_s, now_s)
         scale = self._max_side / max(frame.shape[:2])
         if scale < 1:
             frame = cv2.resize(frame, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
@@ -153,7 +150,7 @@ class _Capturer:
             if "free" in document:
                 self._free.add(document["free"])
             else:
-                self._pictures_per_s, self._max_side = document["pictures_per_s"], document["max_side"]
+                self._max_side = document["max_side"]
 
 
 def _confine() -> None:

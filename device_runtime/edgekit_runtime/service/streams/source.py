@@ -104,7 +104,7 @@ class FrameSource:
         self._process: _CaptureProcess | None = None
         self._ending: set[_CaptureProcess] = set()
         self._retry: asyncio.TimerHandle | None = None
-        self._pictures: Mapping[str, float] = {"pictures_per_s": 0.0, "max_side": 0}
+        self._max_side = 0
         self._has_stopped = False
 
     @property
@@ -120,13 +120,13 @@ class FrameSource:
         except OSError as cause:
             self._fail(f"the capture process cannot be started: {cause}")
             return
-        self._process.send(self._pictures)
+        self._process.send({"max_side": self._max_side})
 
-    def want_pictures(self, per_s: float, max_side: int) -> None:
-        """Let the frames carry their pictures, so many in a second; 0 for none."""
-        self._pictures = {"pictures_per_s": per_s, "max_side": max_side}
+    def want_pictures(self, max_side: int) -> None:
+        """Let the frames carry their pictures, whose sides are so long at most; 0 for none."""
+        self._max_side = max_side
         if self._process is not None:
-            self._process.send(self._pictures)
+            self._process.send({"max_side": max_side})
 
     async def stop(self) -> None:
         """End the capture process, and wait until it has ended."""

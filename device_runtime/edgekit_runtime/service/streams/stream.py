@@ -77,6 +77,7 @@ class Stream:
         self._is_busy = False
         self._read_before = 0  # by earlier capture processes
         self._read_now = 0
+        self._picture_due_s = 0.0
         self._recent: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=_RECENT)
         self._viewers: dict[Viewer, bool] = {}  # -> whether it gets pictures
 
@@ -109,8 +110,7 @@ class Stream:
         self._want_pictures()
 
     def _want_pictures(self) -> None:
-        per_s = self._live.max_fps if any(self._viewers.values()) else 0.0
-        self._source.want_pictures(per_s, self._live.max_side)
+        self._source.want_pictures(self._live.max_side if any(self._viewers.values()) else 0)
 
     # What the source reports
 
@@ -193,11 +193,13 @@ class Stream:
         for sink in self._sinks:
             sink.put(line)
         part = b""
+        if (frame.picture or frame.rate) and self._loop.time() >= self._picture_due_s:
+            self._picture_due_s = self._loop.time() + 0.9 / self._live.max_fps
+            part = write_part(frame.picture, line.rstrip())
         for viewer, wants_pictures in list(self._viewers.items()):
             if not wants_pictures:
                 viewer.put(line)
-            elif frame.picture or frame.rate:
-                part = part or write_part(frame.picture, line.rstrip())
+            elif part:
                 viewer.put(part)
 
     def _note_error(self, error: str) -> None:
