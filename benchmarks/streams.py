@@ -7,12 +7,14 @@ many milliseconds on one thread; the answers go to a file. A frame is late if it
 interval (33 ms) after its capture, or never. The processor time of service and capture process for each frame
 is compared with that of a plain loop at the same rate, before and after: decoding and conversion to RGB, the
 preprocessing, the model, the answer of its task. Memory is the PSS of both processes. Needs the extra
-`stream`.
+`stream`. At the end the capture process is killed ten times.
 """
 
 import telemetry_off  # noqa: F401
 
 import json
+import os
+import signal
 import tempfile
 import threading
 import time
@@ -171,10 +173,27 @@ def run_stream(path: str, video: Path, seconds: float, sink: Path, pid: int) -> 
     }
 
 
+def measure_returns(path: str, video: Path, pid: int, kills: int) -> list[float]:
+    """Return the seconds from each SIGKILL of the capture process to an answer to a later frame."""
+    order = {"model": "detector", "source": str(video), "repeats": True}
+    killed_at, seconds = 0.0, list[float]()
+    for line in read_stream(Path(path), order, limit_s=10.0 * kills):
+        record = json.loads(line)
+        if record.get("captured_at", 0.0) > killed_at:
+            if killed_at:
+                seconds.append(time.time() - killed_at)
+            if len(seconds) == kills:
+                break
+            killed_at = time.time()
+            os.kill(list_children(pid)[-1], signal.SIGKILL)
+    return seconds
+
+
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--model-ms", type=float, default=10.0)
+    parser.add_argument("--kills", type=int, default=10, help="of the capture process, at the end")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -196,6 +215,7 @@ def main() -> None:
         before = measure_parts(video, package, trust, arguments.seconds)
         with serving(folder, package) as service:
             result = run_stream(service.path, video, arguments.seconds, folder / "a.jsonl", service.pid)
+            result["returns_s"] = measure_returns(service.path, video, service.pid, arguments.kills)
         after = measure_parts(video, package, trust, arguments.seconds)
     parts = {part: (before[part] + after[part]) / 2 for part in before}
     memory = np.array(result["memory_mb"])
@@ -214,6 +234,7 @@ def main() -> None:
             ("service for a frame, ms of processor", round(result["service_cpu_ms"], 2)),
             ("capture process for a frame, ms of processor", round(result["capture_cpu_ms"], 2)),
             ("over the plain loop", f"{whole_ms / sum_ms - 1:+.0%}"),
+            (f"back after SIGKILL, {len(result['returns_s'])} times, longest, s", max(result["returns_s"])),
             ("memory at the begin and the end, MB of PSS", f"{memory[0]:.1f}, {memory[-1]:.1f}"),
             ("growth in 10 minutes by a line through all samples, MB", round(slope_mb, 1)),
         ],

@@ -94,6 +94,7 @@ class ModelCalls:
     async def _post(
         self, model: str, media_type: MediaType, data: memoryview, reply: Callable[[Answer], None]
     ) -> None:
+        self._idle = [pair for pair in self._idle if not pair[0].at_eof()]  # the service closes idle ones
         reader, writer = self._idle.pop() if self._idle else await self._connect()
         parameters = "".join(f"; {name}={value}" for name, value in media_type.parameters.items())
         head = (
