@@ -68,6 +68,12 @@ class Rogue:
             fields = {"number": self.number, "slot": slot, "shape": [4, 6, 3], "rate": 0, "at": time.time()}
             self.send("frame", **fields, picture_bytes=200_000)
 
+    def patient(self) -> None:
+        while True:
+            self.send_frame()
+            while len(self.free) < SLOTS:
+                self.receive(wait=True)
+
     def ten(self) -> None:
         for _ in range(10):
             self.send_frame()

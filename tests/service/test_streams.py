@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.service.stream_parts import ManualModel
 
-from edgekit_runtime.errors import ConfigError, UnavailableError
+from edgekit_runtime.errors import ConfigError, RequestError, UnavailableError
 from edgekit_runtime.service.options.stream import LiveOptions, StreamOptions
 from edgekit_runtime.service.streams import source as source_module
 from edgekit_runtime.service.streams.stream import Stream, drop_low_scores
@@ -129,6 +129,23 @@ def test_error_of_the_model_is_stated_once_and_the_stream_goes_on() -> None:
             assert (await reader.next_answer())["classes"] == []
             (entry,) = streams.to_json()
             assert (entry["error"], "no JSON" in entry["last_error"]) == ("", True)
+
+    run(work)
+
+
+def test_source_that_can_wait_loses_no_frame_while_its_model_is_loaded() -> None:
+    async def work() -> None:
+        async with running(source="/rogue/patient", keeps_all=True) as (streams, stream, model):
+            reader = Reader(streams, stream)
+            first, reply = await model.next()
+            reply(RequestError(503, "being loaded", retry_after_s=1.0))
+            again, reply = await model.next()
+            assert again is first
+            reply({})
+            assert (await reader.next_answer())["frame"] == 1
+            assert stream.counts["failed"] == 0
+            (await model.next())[1](RequestError(400, "no picture"))
+            await until(lambda: stream.counts["failed"] == 1)
 
     run(work)
 

@@ -33,8 +33,7 @@ class _Capturer:
     def __init__(self, channel: socket.socket, memory: FrameMemory, options: StreamOptions) -> None:
         self._channel, self._memory, self._options = channel, memory, options
         self._kind = find_kind(options.source)
-        stated = options.keeps_all
-        self._waits = not self._kind.is_endless and (self._kind.waits if stated is None else stated)
+        self._waits = self._kind.keeps_all(options)
         self._free = set(range(SLOTS))
         self._max_side = 0  # of pictures; 0 while nobody looks
         self._model_due_s = self._beat_due_s = 0.0

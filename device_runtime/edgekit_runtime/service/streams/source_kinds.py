@@ -62,6 +62,11 @@ class SourceKind:
     is_endless: bool = False
     waits: bool = False
 
+    def keeps_all(self, options: StreamOptions) -> bool:
+        """Whether a source waits for the model, so that no frame is left out."""
+        stated = self.waits if options.keeps_all is None else options.keeps_all
+        return stated and not self.is_endless
+
 
 class _Video:
     """What OpenCV reads: cameras, files, addresses, pipelines."""

@@ -20,6 +20,7 @@ from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.service.options.stream import LiveOptions, StreamOptions
 from edgekit_runtime.service.streams.sink import QueuedSink, hide_password
 from edgekit_runtime.service.streams.source import Frame, FrameSource
+from edgekit_runtime.service.streams.source_kinds import find_kind
 from edgekit_runtime.service.streams.viewers import Viewer, write_part
 
 Answer: TypeAlias = "Mapping[str, Any] | EdgekitError"
@@ -28,6 +29,8 @@ State: TypeAlias = Literal["opening", "running", "waiting", "failed", "ended", "
 _RECENT: Final = 64  # answers, for frames in a second and mean times
 _RECENT_S: Final = 5.0
 _MAX_ERROR: Final = 500
+_RETRY_S: Final = 0.5
+_LOG_S: Final = 10.0
 
 _logger = logging.getLogger(__name__)
 
@@ -77,7 +80,8 @@ class Stream:
         self._is_busy = False
         self._read_before = 0  # by earlier capture processes
         self._read_now = 0
-        self._picture_due_s = 0.0
+        self._picture_due_s = self._log_due_s = 0.0
+        self._keeps_all = find_kind(options.source).keeps_all(options)
         self._recent: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=_RECENT)
         self._viewers: dict[Viewer, bool] = {}  # -> whether it gets pictures
 
@@ -145,22 +149,29 @@ class Stream:
             return
         frame, self._waiting = self._waiting, None
         self._is_busy = True
-        reply = _once(lambda answer: self._take(frame, answer))
         try:
-            self._calls.submit(self.options.model, frame.array, frame.rate, reply)
+            self._calls.submit(
+                self.options.model, frame.array, frame.rate, lambda answer: self._take(frame, answer)
+            )
         except EdgekitError as error:
-            reply(error)
+            self._take(frame, error)
 
     def _take(self, frame: Frame, answer: Answer) -> None:
         """Publish an answer, and go on with the newest frame."""
-        frame.release()
         self._is_busy = False
-        if self.state != "stopped":
-            if isinstance(answer, EdgekitError):
-                self.counts["failed"] += 1
-                self._note_error(str(answer))
-            else:
-                self._publish(frame, answer)
+        if self.state == "stopped":
+            return
+        if isinstance(answer, EdgekitError):
+            self._change(self.state, str(answer))
+            is_later = getattr(answer, "retry_after_s", None) is not None  # as while the model is loaded
+            if is_later and self._keeps_all and self._waiting is None:
+                self._waiting = frame
+                self._loop.call_later(_RETRY_S, self._submit_next)
+                return
+            self.counts["failed"] += 1
+        else:
+            self._publish(frame, answer)
+        frame.release()
         if self._waiting is not None:
             self._loop.call_soon(self._submit_next)
         elif self.state in ("ended", "failed"):
@@ -184,7 +195,7 @@ class Stream:
             line = _to_line(record)
         except (TypeError, ValueError) as cause:  # NaN, or no JSON at all
             self.counts["failed"] += 1
-            self._note_error(f"the answer is no JSON: {cause}")
+            self._change(self.state, f"the answer is no JSON: {cause}")
             return
         self._recent.append((self._loop.time(), times_ms))
         self.counts["answered"] += 1
@@ -202,16 +213,16 @@ class Stream:
             elif part:
                 viewer.put(part)
 
-    def _note_error(self, error: str) -> None:
-        self._change(self.state, error)  # a model that fails does so for each frame
-
     def _change(self, state: State, error: str) -> None:
         error = hide_password(error)[:_MAX_ERROR]
         if (state, error) == (self.state, self.error):
             return
-        log = _logger.warning if error and error != self.last_error else _logger.info
+        now_s = self._loop.time()
+        if state != self.state or now_s >= self._log_due_s:  # a model may fail at each second frame
+            self._log_due_s = now_s + _LOG_S
+            level = logging.WARNING if error and error != self.last_error else logging.INFO
+            _logger.log(level, "stream %s: %s%s", self.name, state, f": {error}" if error else "")
         self.state, self.error, self.last_error = state, error, error or self.last_error
-        log("stream %s: %s%s", self.name, state, f": {error}" if error else "")
         line = _to_line(self._describe_state())
         for viewer, wants_pictures in list(self._viewers.items()):
             if not wants_pictures:
@@ -231,11 +242,7 @@ class Stream:
         """Answers in a second, of late."""
         now_s = self._loop.time()
         recent = [at_s for at_s, _ in self._recent if at_s > now_s - _RECENT_S]
-        return (
-            (len(recent) - 1) / (recent[-1] - recent[0])
-            if len(recent) > 1 and recent[-1] > recent[0]
-            else 0.0
-        )
+        return (len(recent) - 1) / max(recent[-1] - recent[0], 1e-3) if recent else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry in the list of streams."""
@@ -272,12 +279,6 @@ def drop_low_scores(answer: Mapping[str, Any], min_score: float | None) -> dict[
         name: [entry for entry in value if keep(entry)] if isinstance(value, list) else value
         for name, value in answer.items()
     }
-
-
-def _once(reply: Callable[[Answer], None]) -> Callable[[Answer], None]:
-    """Return a reply of which only the first call counts: a model that refuses may also answer."""
-    replies = [reply]
-    return lambda answer: replies.pop()(answer) if replies else None
 
 
 def _to_line(record: Mapping[str, Any]) -> bytes:

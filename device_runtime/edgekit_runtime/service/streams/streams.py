@@ -48,7 +48,7 @@ class Streams:
             raise ConfigError(f"streams: the name {name[:60]!r} is taken, or holds a slash or nothing")
         if self._is_closed or len(self._streams) >= MAX_STREAMS:
             raise ConfigError(f"streams: there are {MAX_STREAMS} already, the limit, or the service stops")
-        find_kind(options.source)
+        find_kind(options.source)  # before a sink begins
         sinks = []
         try:
             for text in options.sinks:
