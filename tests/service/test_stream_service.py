@@ -457,3 +457,44 @@ def test_recording_becomes_events_in_windows(maker: PackageMaker, tmp_path: Path
     assert [record["rate"] for record in records] == [RATE] * 4
     begins = [[round(event["begin_s"], 1) for event in record["events"]] for record in records]
     assert begins == [[], [], [0.5], [0.0]]  # windows end at 0.5, 1, 1.5 and 2 s
+
+
+MICROPHONE = """
+import numpy
+
+
+class InputStream:
+    def __init__(self, *, device, samplerate, channels, dtype):
+        assert (device, samplerate, channels, dtype) == ("USB", 16000, 1, "float32")
+        self.count = 0
+
+    def start(self):
+        pass
+
+    def read(self, count):
+        self.count += 1
+        return numpy.full((count, 1), 0.9 * (self.count % 2), numpy.float32), False
+"""
+
+
+def test_microphone_is_heard_in_windows(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "sounddevice.py").write_text(MICROPHONE)
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    write_level_meter(maker, tmp_path / "meter.edgepkg", SECOND)
+    with running(make_config(tmp_path), PackageFiles([tmp_path / "meter.edgepkg"], maker.trust)) as service:
+        lines = read_lines(service, {"model": "meter", "source": "microphone:USB", "hop_s": 0.5})
+        with contextlib.closing(lines):
+            record = next(answers(lines))
+            assert record["rate"] == RATE
+            assert record["events"][0]["end_s"] - record["events"][0]["begin_s"] == pytest.approx(0.5)
+
+
+def test_camera_that_is_not_there_is_tried_again(cells: Running) -> None:
+    pytest.importorskip("cv2", reason="needs the extra: pip install 'edgekit[stream]'")
+    with contextlib.closing(read_lines(cells, {"model": "cells", "source": "/dev/video99"})) as lines:
+        waiting = next(line for line in lines if line.get("state") == "waiting")
+        assert waiting["error"] == "/dev/video99 cannot be opened"
+        wait_for(lambda: list_streams(cells)[0]["restarts"] >= 2, "another attempt")

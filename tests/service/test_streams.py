@@ -17,6 +17,7 @@ from edgekit_runtime.service.options.stream import LiveOptions, StreamOptions
 from edgekit_runtime.service.streams import source as source_module
 from edgekit_runtime.service.streams.stream import Stream, drop_low_scores
 from edgekit_runtime.service.streams.streams import MAX_STREAMS, Streams
+from edgekit_runtime.service.streams.viewers import Viewer
 
 
 @pytest.fixture(autouse=True)
@@ -192,26 +193,59 @@ def test_source_that_fails_shows_in_the_list_without_its_password() -> None:
     run(work)
 
 
-def test_slow_viewer_gets_fewer_pictures_and_no_queue() -> None:
+def test_viewer_of_pictures_gets_them_with_their_answers() -> None:
     async def work() -> None:
         async with running("pictures") as (streams, stream, model):
-            slow = Reader(streams, stream, wants_pictures=True)
-            slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            numbers = []
-            for _ in range(30):
-                _, reply = await model.next()
-                reply({})
-            last = stream.counts["answered"]
+            reader = Reader(streams, stream, wants_pictures=True)
+            (await model.next())[1]({})
             data = b""
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    data += slow.socket.recv(1 << 20)
-                    await asyncio.sleep(0)
-            numbers = [
-                json.loads(part.split(b"\r\n")[0])["frame"] for part in data.split(b"Edgekit-Answer: ")[1:]
-            ]
-            assert 0 < len(numbers) < last
-            assert numbers == sorted(numbers)
+            while len(data) < 200_000:
+                data += await asyncio.wait_for(
+                    asyncio.get_running_loop().sock_recv(reader.socket, 1 << 20), 60
+                )
+            head = data.partition(b"\r\n\r\n")[0]
+            assert b"Content-Type: image/jpeg" in head
+            assert b"Content-Length: 200000" in head
+            assert json.loads(head.split(b"Edgekit-Answer: ")[1])["frame"] == 1
+
+    run(work)
+
+
+def test_slow_viewer_gets_the_newest_chunk_and_no_queue() -> None:
+    async def work() -> None:
+        reader, server = socket.socketpair()
+        closed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        viewer = Viewer(loop, server, max_queued=1, timeout_s=60, on_close=lambda _: closed.set())
+        for number in range(100):
+            viewer.put(b"%03d " % number * 50_000)
+        viewer.finish()
+        reader.setblocking(False)
+        data = b""
+        while part := await loop.sock_recv(reader, 1 << 20):
+            data += part
+        assert len(data) % 200_000 == 0  # whole chunks
+        numbers = [int(data[at : at + 3]) for at in range(0, len(data), 200_000)]
+        assert numbers == sorted(numbers)
+        assert numbers[-1] == 99
+        assert len(numbers) < 20  # of a socket's buffer
+        assert closed.is_set()
+        reader.close()
+
+    run(work)
+
+
+def test_viewer_that_reads_nothing_is_disconnected() -> None:
+    async def work() -> None:
+        reader, server = socket.socketpair()
+        closed = asyncio.Event()
+        viewer = Viewer(
+            asyncio.get_running_loop(), server, max_queued=1, timeout_s=0.05, on_close=lambda _: closed.set()
+        )
+        viewer.put(b"x" * (4 << 20))
+        await asyncio.wait_for(closed.wait(), 60)
+        viewer.put(b"more")
+        reader.close()
 
     run(work)
 

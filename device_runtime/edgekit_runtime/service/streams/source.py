@@ -20,6 +20,7 @@ from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.service.options.stream import StreamOptions
 from edgekit_runtime.service.streams.capture import MAX_PACKET_BYTES
 from edgekit_runtime.service.streams.frame_memory import FrameMemory, create_frame_file
+from edgekit_runtime.service.streams.source_kinds import find_kind
 from edgekit_runtime.system.child_process import ChildProcess
 
 MODULE: Final = "edgekit_runtime.service.streams.capture"
@@ -192,8 +193,6 @@ class _CaptureProcess:
     """One process with its channel and its slots."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: StreamOptions, source: FrameSource) -> None:
-        from edgekit_runtime.service.streams.source_kinds import find_kind
-
         self._loop, self._options, self._source = loop, options, source
         self.is_finite = not find_kind(options.source).is_endless
         self.ended: asyncio.Future[None] = loop.create_future()
