@@ -21,6 +21,7 @@ _COMMANDS: Final = (
     "keys",
     "install",
     "serve",
+    "stream",
     "status",
     "rollback",
     "pin",

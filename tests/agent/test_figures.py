@@ -31,7 +31,7 @@ def make_page(drift):
         "Restarts.",
         (({"model": "kws", "version": "2.0.0"}, 3.0),),
     )
-    return write_metrics([served], service, 0, restarts, {})
+    return write_metrics([served], service, 0, {}, [restarts])
 
 
 def test_page_of_the_service_becomes_figures():

@@ -15,6 +15,7 @@ from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.service.http.connection import ticks
 from edgekit_runtime.service.options.config import ServiceConfig, read_config
 from edgekit_runtime.service.options.model import GovernorOptions, ModelOptions
+from edgekit_runtime.service.options.stream import StreamOptions
 
 
 def list_settings(kind: type[Any], table: str = "") -> list[tuple[str, str, bool]]:
@@ -24,6 +25,8 @@ def list_settings(kind: type[Any], table: str = "") -> list[tuple[str, str, bool
         path = f"{table}.{name}".lstrip(".")
         if name == "models":
             found += list_settings(ModelOptions, "models.a")
+        elif name == "streams":
+            found += list_settings(StreamOptions, "streams.a")
         elif name == "governor":
             found += list_settings(GovernorOptions, path)
         elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -39,7 +42,9 @@ NUMBERS = [(table, name) for table, name, is_number in list_settings(ServiceConf
 
 def read(folder: Path, table: str, name: str, value: str) -> ServiceConfig:
     path = folder / "service.toml"
-    path.write_text(f"[{table}]\n{name} = {value}\n", encoding="utf-8")
+    needed = {"streams.a": {"model": "'m'", "source": "'0'"}}.get(table, {})  # they have no default
+    lines = [f"{key} = {stated}" for key, stated in {**needed, name: value}.items()]
+    path.write_text("\n".join([f"[{table}]", *lines, ""]), encoding="utf-8")
     return read_config(path)
 
 

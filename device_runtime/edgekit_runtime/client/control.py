@@ -8,17 +8,20 @@ import contextlib
 import http.client
 import json
 import socket
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import SlotError, TransportError
-from edgekit_runtime.protocol.rest import REPOSITORY_INDEX, decode_error, repository_path
+from edgekit_runtime.protocol.rest import REPOSITORY_INDEX, STREAMS, decode_error, repository_path
 from edgekit_runtime.system.local_sockets import connect_local
 
 # A big model is opened and tested in a child, then loaded, tested and warmed up, each for 120 s at most.
 _LOAD_TIMEOUT_S: Final = 300.0
 _TIMEOUT_S: Final = 5.0  # of what needs neither the disk nor an engine
+_NO_LIMIT_S: Final = 1e6  # the kernel would limit a socket without a time limit of Python's
 _MAX_BODY_BYTES: Final = 4 << 20
 _OK: Final = 200
 
@@ -110,6 +113,35 @@ def read_metrics(socket_path: Path, *, timeout_s: float = _TIMEOUT_S) -> str:
     return body.decode(errors="replace")
 
 
+def read_stream(socket_path: Path, order: Mapping[str, Any], *, limit_s: float | None) -> Iterator[bytes]:
+    """Run a stream in the service; yield its answers and changes of state, lines of JSON.
+
+    Args:
+        socket_path: socket of the service.
+        order: name and options of the stream, which ends with the iteration.
+        limit_s: the stream ends after this time; None for no limit.
+
+    Raises:
+        TransportError: the service refuses, or ends.
+    """
+    end_s = time.monotonic() + (_NO_LIMIT_S if limit_s is None else limit_s)
+    with _connected(socket_path, _TIMEOUT_S) as connection:
+        connected = connection.sock  # the response takes it
+        connection.request("POST", STREAMS, encode_json(dict(order)))
+        response = connection.getresponse()
+        if response.status != _OK:
+            raise TransportError(f"the service refuses the stream: {_reason(response.read(_MAX_BODY_BYTES))}")
+        while (left_s := end_s - time.monotonic()) > 0:
+            connected.settimeout(left_s)
+            try:
+                line = response.readline()
+            except TimeoutError:
+                return
+            if not line:
+                return
+            yield line
+
+
 def _request(
     socket_path: Path, method: str, path: str, timeout_s: float, content: bytes = b""
 ) -> tuple[int, bytes]:
@@ -118,6 +150,17 @@ def _request(
     Raises:
         TransportError: there is none, not in time, a torn one, or one over the limit.
     """
+    with _connected(socket_path, timeout_s) as connection:
+        connection.request(method, path, content or None)
+        response = connection.getresponse()
+        if response.length is None or response.length > _MAX_BODY_BYTES:
+            raise TransportError(f"{socket_path}: the answer states no length up to {_MAX_BODY_BYTES} bytes")
+        return response.status, response.read()  # with a number of bytes it would return a torn body
+
+
+@contextlib.contextmanager
+def _connected(socket_path: Path, timeout_s: float) -> Iterator[http.client.HTTPConnection]:
+    """Return a connection to the service; its failures become `TransportError`."""
     connection = http.client.HTTPConnection("localhost")
     try:
         connection.sock = connect_local(str(socket_path), timeout_s)
@@ -126,13 +169,7 @@ def _request(
         raise TransportError(f"cannot reach the service at {socket_path}: {cause}; is it running?") from cause
     with contextlib.closing(connection):
         try:
-            connection.request(method, path, content or None)
-            response = connection.getresponse()
-            if response.length is None or response.length > _MAX_BODY_BYTES:
-                raise TransportError(
-                    f"{socket_path}: the answer states no length up to {_MAX_BODY_BYTES} bytes"
-                )
-            return response.status, response.read()  # with a number of bytes it would return a torn body
+            yield connection
         except TimeoutError as cause:
             raise TransportError(f"{socket_path}: no answer within {timeout_s:g} s") from cause
         except (OSError, http.client.HTTPException) as cause:

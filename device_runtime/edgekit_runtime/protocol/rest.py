@@ -20,6 +20,7 @@ HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 """The header that states how much of a body is JSON; binary data follow."""
 
 REPOSITORY_INDEX: Final = "/v2/repository/index"
+STREAMS: Final = "/v2/streams"
 _MAX_MESSAGE: Final = 2000  # characters: a message may quote a client's text
 
 

@@ -32,6 +32,7 @@ from edgekit_runtime.service.systemd import Notifier
 from edgekit_runtime.service.workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
+    from edgekit_runtime.service.api.streams import StreamsHandler
     from edgekit_runtime.service.http.tls import TlsListener
 
 UNLOAD_TIMEOUT_S: Final = 2.0  # after what was under way has been answered or given up
@@ -96,7 +97,9 @@ class Service:
             answers=self.answers,
             limits=config.http,
             times=lanes.times,
+            streams=lambda parts: self.find_streams().find(parts),
         )
+        self._streams: StreamsHandler | None = None
         self._monitor: Monitor | None = None
         self.http = HttpServer(loop, router.handle_request, self._screen, config.http)
         self.workers = Supervisor(
@@ -148,6 +151,8 @@ class Service:
         if self._monitor is not None:
             self._monitor.stop()
         self.workers.begin_stop()
+        if self._streams is not None:
+            await self._streams.close()
         if self._socket_file is not None:
             self._socket_file.remove()  # while it listens: later its inode may be that of another file
         await self.http.drain(self._config.inference.stop_timeout_s)
@@ -181,9 +186,18 @@ class Service:
         connections = self.http.connection_count + self.http.lent
         restarts = self.workers.count_restarts()
         errors = self.http.error_counts
+        families = () if self._streams is None else tuple(self._streams.families())
         return write_metrics(
-            self.registry.models.served(), self.metrics, connections, restarts, errors
+            self.registry.models.served(), self.metrics, connections, errors, (restarts, *families)
         ).encode()
+
+    def find_streams(self) -> "StreamsHandler":
+        """Return what handles streams, which is made when it is needed first: most services have none."""
+        if self._streams is None:
+            from edgekit_runtime.service.api.streams import open_streams
+
+            self._streams = open_streams(self._config, self.answers, self.registry, self.http)
+        return self._streams
 
     def watch(self) -> None:
         """Look at trials, sensors and governors once a second from now on."""
@@ -217,6 +231,8 @@ async def serve(
     service = Service(config, source, tries_in_child=is_python)
     try:
         addresses = await service.listen()
+        if config.streams:
+            service.find_streams().start(config.streams)
         notifier.notify_starting()
         loading = asyncio.ensure_future(service.registry.load_all())
         service.watch()

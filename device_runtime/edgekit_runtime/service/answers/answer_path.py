@@ -46,6 +46,13 @@ class Answered:
     decoded: Decoded
     times_s: Mapping[str, float]
 
+    def to_json(self) -> Decoded:
+        """Return the answer with the version that gave it, and the milliseconds of each step."""
+        times_ms: dict[str, JsonValue] = {
+            step: round(1e3 * seconds, 3) for step, seconds in self.times_s.items()
+        }
+        return {"model_version": self.served.version, **self.decoded, "times_ms": times_ms}
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class AnswerRequest:

@@ -34,10 +34,8 @@ class AnswerHandler:
         def reply(answered: Answered | BaseException) -> None:
             if isinstance(answered, BaseException):
                 connection.respond_error(answered)
-                return
-            document = {"model_name": name, "model_version": answered.served.version, **answered.decoded}
-            times_ms = {step: round(seconds * 1e3, 3) for step, seconds in answered.times_s.items()}
-            connection.respond(*make_json({**document, "times_ms": times_ms}))
+            else:
+                connection.respond(*make_json({"model_name": name, **answered.to_json()}))
 
         options = parse_overrides(head.query)
         names = ("sequence_id", "sequence_start", "sequence_end")

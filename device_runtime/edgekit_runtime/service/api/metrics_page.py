@@ -20,8 +20,8 @@ def write_metrics(
     served: Sequence[Served],
     service: ServiceMetrics,
     connections: int,
-    restarts: MetricFamily,
     errors: Mapping[int, int],
+    further: Sequence[MetricFamily],
 ) -> str:
     """Return the text of everything that is counted.
 
@@ -29,8 +29,8 @@ def write_metrics(
         served: all versions that accept calls.
         service: metrics of the whole service.
         connections: number of connections that are open now, to the service or to its workers.
-        restarts: restarts of workers.
         errors: status -> answers of this process with it.
+        further: other families, such as restarts of workers.
     """
     trials = [
         version.trial
@@ -56,7 +56,7 @@ def write_metrics(
                 "Answers of this process that were errors, by status.",
                 tuple(({"status": str(status)}, count) for status, count in sorted(errors.items())),
             ),
-            restarts,
+            *further,
             *_trial_families(trials),
             _drift_family(served),
             *_looks_families(served),

@@ -57,6 +57,7 @@ class Router:
         answers: AnswerPath,
         limits: HttpLimits,
         times: RunTimes | None = None,
+        streams: Callable[[list[str]], Route | None] | None = None,
     ) -> None:
         """Make the router.
 
@@ -68,6 +69,7 @@ class Router:
             answers: the way from photographs and sound to answers.
             limits: limits of bodies, also of decompressed ones.
             times: the times of calls, which responses state; None where they do not.
+            streams: finds the route of a path about streams; None where there are none.
         """
         self._registry, self._models = registry, registry.models
         self._bodies = CompressedBodies(asyncio.get_running_loop(), limits)
@@ -75,6 +77,7 @@ class Router:
         self._answers = AnswerHandler(registry.models, self._when_loaded, answers)
         self._memory = SharedMemoryHandler(regions)
         self._metrics = metrics
+        self._find_streams = streams
         self._tasks: set[asyncio.Task[None]] = set()
 
     def handle_request(self, connection: Connection, head: RequestHead, body: memoryview) -> None:
@@ -110,6 +113,8 @@ class Router:
                 return _READ, self._respond_ready
             case ["metrics"]:
                 return _READ, self._respond_metrics
+            case ["v2", "streams", *_] | ["live", *_] if self._find_streams is not None:
+                return self._find_streams(parts)
             case ["v2", "models", "stats"]:
                 return _READ, _respond_with(lambda: _describe_statistics(self._models.served()))
             case ["v2", "models", name, "versions", version, *rest] if len(rest) <= 1:

@@ -1,11 +1,14 @@
 """Access control of requests over TCP: no web pages, and the bearer token."""
 
+import base64
+import contextlib
 import hmac
 import os
 from typing import Final
 
 from edgekit_runtime.errors import ConfigError, RequestError
 from edgekit_runtime.service.http.request_head import RequestHead
+from edgekit_runtime.service.http.response import LoginError
 
 _MIN_TOKEN_CHARACTERS: Final = 16
 
@@ -27,12 +30,20 @@ def check_access(head: RequestHead, token: bytes | None) -> None:
         # DNS rebinding: a page sends no Origin to its own name, which its owner can point to this machine.
         raise RequestError(403, "the Host header is not a name of this machine; use its address")
     if token is not None and not hmac.compare_digest(_normalize_token(head), token):
-        raise RequestError(401, "the bearer token is missing or wrong; send Authorization: Bearer TOKEN")
+        kind = LoginError if head.path.startswith("/live") else RequestError
+        raise kind(401, "the bearer token is missing or wrong; send Authorization: Bearer TOKEN")
 
 
 def _normalize_token(head: RequestHead) -> bytes:
-    """Return the header `Authorization` in the form of `read_token`; empty for another scheme or none."""
+    """Return the header `Authorization` in the form of `read_token`; empty for another scheme or none.
+
+    A browser cannot send a bearer token. It may send it as the password of `Basic`, for what it only reads:
+    it adds that to requests of other pages as well.
+    """
     scheme, _, token = (head.authorization or b"").partition(b" ")
+    if scheme.lower() == b"basic" and head.method in ("GET", "HEAD"):
+        with contextlib.suppress(ValueError):
+            return b"Bearer " + base64.b64decode(token.strip(b" "), validate=True).partition(b":")[2]
     return b"Bearer " + token.lstrip(b" ") if scheme.lower() == b"bearer" else b""
 
 

@@ -19,7 +19,7 @@ from typing import Final, Protocol, TypeAlias
 from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
 from edgekit_runtime.protocol.rest import status_of
 from edgekit_runtime.service.http.lease import IDLE, RESPONDING, UNDER_WAY, Lease
-from edgekit_runtime.service.http.listeners import find_peer
+from edgekit_runtime.service.http.listeners import find_peer, is_own_user
 from edgekit_runtime.service.http.request_head import HeadCache, RequestHead
 from edgekit_runtime.service.http.request_parser import Request, RequestParser
 from edgekit_runtime.service.http.response import CONTINUE, make_error
@@ -487,6 +487,11 @@ class Connection:
     def peer_pid(self) -> int:
         """The process at the other end of a Unix socket; 0 if that is not known."""
         return find_peer(self._socket) if self.is_open and self._socket.family == socket.AF_UNIX else 0
+
+    @property
+    def is_own_user(self) -> bool:
+        """Whether the service's own user, or root, is at the other end of a Unix socket."""
+        return self.is_open and self._socket.family == socket.AF_UNIX and is_own_user(self._socket)
 
     @property
     def client(self) -> str:

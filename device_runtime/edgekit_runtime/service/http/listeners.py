@@ -48,9 +48,18 @@ class SocketFile:
 
 def find_peer(connected: socket.socket) -> int:
     """Return the process at the other end of a Unix socket; 0 if that is not known, as in a container."""
+    return _find_credentials(connected)[0]
+
+
+def is_own_user(connected: socket.socket) -> bool:
+    """Return whether the user of this process, or root, is at the other end of a Unix socket."""
+    return _find_credentials(connected)[1] in (0, os.geteuid())
+
+
+def _find_credentials(connected: socket.socket) -> tuple[int, int]:
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid: int = _CREDENTIALS.unpack(credentials)[0]
-    return pid
+    pid, user, _ = _CREDENTIALS.unpack(credentials)
+    return pid, user
 
 
 def listen_unix(path: Path) -> socket.socket:

@@ -60,10 +60,15 @@ def make_error(error: EdgekitError, further: Mapping[str, str] | None = None) ->
         fields["Allow"] = ", ".join(error.allowed)
     status = status_of(error)
     if status == HTTPStatus.UNAUTHORIZED:
-        fields["WWW-Authenticate"] = "Bearer"  # RFC 9110, 15.5.2
+        scheme = 'Basic realm="the token is the password"' if isinstance(error, LoginError) else "Bearer"
+        fields["WWW-Authenticate"] = scheme  # RFC 9110, 15.5.2
     if status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
         fields["Accept-Encoding"] = ", ".join(list_codings())  # RFC 9110, 15.5.16
     return make_json(encode_error(error), status, fields)
+
+
+class LoginError(RequestError):
+    """A page for people lacks the token, for which their browser asks."""
 
 
 class MethodError(RequestError):

@@ -19,6 +19,7 @@ from edgekit_runtime.service.options.resources import (
     Power,
     RegionLimits,
 )
+from edgekit_runtime.service.options.stream import LiveOptions, StreamOptions
 from edgekit_runtime.system.paths import find_socket
 
 DEFAULT_PORT: Final = 8000  # Triton's and KServe's
@@ -53,13 +54,18 @@ class Listen:
             raise ValueError("tls_certificate and tls_key belong together, only one of them is set")
         if not 0 <= self.port <= 65_535:
             raise ValueError(f"port is {self.port}, expected 0 to 65535")
-        if self.host and not _is_loopback(self.host):
+        if self.is_beyond_loopback:
             missing = [name for name in ("tls_certificate", "token_file") if getattr(self, name) is None]
             if missing:
                 raise ValueError(
                     f"host {self.host} can be reached from other machines, which needs"
                     f" {' and '.join(missing)}; or listen on 127.0.0.1"
                 )
+
+    @property
+    def is_beyond_loopback(self) -> bool:
+        """Whether other machines can reach the service."""
+        return bool(self.host) and not _is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +113,8 @@ class ServiceConfig:
         drift: bounds of the drift statistics.
         power: sensors and limits of the device.
         log: how log records are written.
+        streams: streams by name, which run as long as the service.
+        live: the live page.
     """
 
     listen: Listen = field(default_factory=Listen)
@@ -120,6 +128,8 @@ class ServiceConfig:
     power: Power = field(default_factory=Power)
     log: LogOptions = field(default_factory=LogOptions)
     models: Mapping[str, ModelOptions] = field(default_factory=dict)
+    streams: Mapping[str, StreamOptions] = field(default_factory=dict)
+    live: LiveOptions = field(default_factory=LiveOptions)
 
 
 def read_config(path: Path) -> ServiceConfig:

@@ -205,6 +205,7 @@ class Supervisor:
             listen=Listen(unix_socket="-", host=""),
             memory=ModelMemory(),
             models={manifest.name: alone},
+            streams={},
         )
         return WorkerSpec(
             config=config,

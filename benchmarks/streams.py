@@ -1,0 +1,246 @@
+"""A stream of 30 frames a second: late frames, processor time and memory.
+
+    scripts/python benchmarks/streams.py [--seconds 120] [--model-ms 10]
+
+A video of 640 x 480 in Motion JPEG plays at 30 frames a second, again and again, into a model of about so
+many milliseconds on one thread; the answers go to a file. A frame is late if its answer comes more than one
+interval (33 ms) after its capture, or never. The processor time of service and capture process for each frame
+is compared with that of a plain loop at the same rate, before and after: decoding and conversion to RGB, the
+preprocessing, the model, the answer of its task. Memory is the PSS of both processes. Needs the extra
+`stream`. At the end the capture process is killed ten times.
+"""
+
+import telemetry_off  # noqa: F401
+
+import json
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import onnx
+
+from edgekit_runtime.client.control import read_stream
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.package.manifest_entries import TaskChoice
+from edgekit_runtime.preprocessing.media import MediaType
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.tasks.answerer import open_answerer
+from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from processes import list_children, read_cpu_s, read_memory
+from results import machine, make_parser, print_table, write_json
+from serving import serving, write_signed
+
+FPS, WIDTH, HEIGHT, SIDE, BOXES, CLASSES = 30, 640, 480, 224, 100, 80
+_WARM_S = 5.0
+
+
+def make_model(layers: int) -> bytes:
+    """Return a detector of random weights with `layers` convolutions."""
+    helper, generator = onnx.helper, np.random.default_rng(0)
+    stored = [
+        onnx.numpy_helper.from_array(generator.normal(0, 0.05, (16, 3, 3, 3)).astype(np.float32), "w0"),
+        onnx.numpy_helper.from_array(
+            generator.normal(0, 0.01, (16, BOXES * (4 + CLASSES))).astype(np.float32), "wl"
+        ),
+        onnx.numpy_helper.from_array(np.array([0, 4 + CLASSES, BOXES], np.int64), "shape"),
+    ]
+    nodes = [helper.make_node("Conv", ["x", "w0"], ["c0"], strides=[4, 4])]
+    for layer in range(1, layers + 1):
+        weight = generator.normal(0, 0.08, (16, 16, 3, 3)).astype(np.float32)
+        stored.append(onnx.numpy_helper.from_array(weight, f"w{layer}"))
+        nodes += [
+            helper.make_node("Conv", [f"c{layer - 1}", f"w{layer}"], [f"d{layer}"], pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", [f"d{layer}"], [f"c{layer}"]),
+        ]
+    nodes += [
+        helper.make_node("GlobalAveragePool", [f"c{layers}"], ["mean"]),
+        helper.make_node("Flatten", ["mean"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "wl"], ["all"]),
+        helper.make_node("Sigmoid", ["all"], ["shares"]),
+        helper.make_node("Reshape", ["shares", "shape"], ["boxes"]),
+    ]
+    kind = onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        nodes,
+        "detector",
+        [helper.make_tensor_value_info("x", kind, [1, 3, SIDE, SIDE])],
+        [helper.make_tensor_value_info("boxes", kind, [1, 4 + CLASSES, BOXES])],
+        stored,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def find_layers(model_ms: float) -> bytes:
+    """Return a model that takes about `model_ms` on one thread here."""
+    feed = {"x": np.zeros((1, 3, SIDE, SIDE), np.float32)}
+    session = OrtSession(make_model(8), OrtOptions(threads=1))
+    layer_ms = measure_ms(lambda: session.run(feed)) / 8
+    return make_model(max(1, round(model_ms / layer_ms)))
+
+
+def measure_ms(act: Callable[[], object], count: int = 60) -> float:
+    """Return the processor time of one call."""
+    act()
+    begin_s = time.process_time()
+    for _ in range(count):
+        act()
+    return 1000 * (time.process_time() - begin_s) / count
+
+
+def write_video(path: Path) -> None:
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), FPS, (WIDTH, HEIGHT))
+    texture = np.random.default_rng(0).integers(0, 60, (HEIGHT, WIDTH, 3), np.uint8)
+    rows, columns = np.mgrid[:HEIGHT, :WIDTH]
+    for number in range(10 * FPS):
+        ramps = [(columns + 4 * number) % 256, (rows + 2 * number) % 256, (columns + rows) % 256]
+        writer.write((np.stack(ramps, axis=-1) // 2 + texture).astype(np.uint8))
+    writer.release()
+
+
+def measure_parts(video: Path, package: Path, trust: TrustStore, seconds: float) -> dict[str, float]:
+    """Return the processor time of each step of a frame in a plain loop at the same rate, in milliseconds."""
+    cv2.setNumThreads(1)
+    capture = cv2.VideoCapture(str(video), cv2.CAP_FFMPEG)
+    room = np.empty((HEIGHT, WIDTH, 3), np.uint8)
+    with read_package(package, trust) as opened:
+        answerer = open_answerer(opened)
+        session = OrtSession(bytes(opened.read("model.onnx")), OrtOptions(threads=1))
+    assert answerer is not None
+    kind = MediaType.parse(f"video/x-raw; format=RGB; width={WIDTH}; height={HEIGHT}")
+    spent: list[list[float]] = []
+    due_s = time.monotonic()
+    for _ in range(round(min(seconds, 9.0) * FPS)):
+        clocks = [time.process_time()]
+        cv2.cvtColor(capture.read()[1], cv2.COLOR_BGR2RGB, dst=room)
+        clocks.append(time.process_time())
+        prepared = answerer.prepare(room.data.cast("B"), kind, WIDTH * HEIGHT)
+        clocks.append(time.process_time())
+        outputs = session.run(prepared.inputs)
+        clocks.append(time.process_time())
+        answerer.answer(outputs, prepared.placement)
+        clocks.append(time.process_time())
+        spent.append(clocks)
+        due_s += 1 / FPS
+        time.sleep(max(0.0, due_s - time.monotonic()))
+    means = 1000 * np.diff(np.array(spent[FPS:]), axis=1).mean(axis=0)
+    return dict(zip(("decode", "prepare", "model", "answer"), map(float, means), strict=True))
+
+
+def run_stream(path: str, video: Path, seconds: float, sink: Path, pid: int) -> dict[str, Any]:
+    """Run the stream, and return what it took between its warm-up and its end."""
+    memory: list[float] = []
+    spans: list[tuple[float, float, float]] = []
+    is_over = threading.Event()
+
+    def watch() -> None:
+        is_over.wait(_WARM_S)
+        while not is_over.is_set():
+            pids = [pid, *list_children(pid)]
+            memory.append(sum(read_memory(one)["Pss"] for one in pids) / 1e6)
+            spans.append((time.monotonic(), read_cpu_s(pid), sum(map(read_cpu_s, pids[1:]))))
+            is_over.wait(2.0)
+
+    order = {"model": "detector", "source": str(video), "repeats": True, "sinks": [f"file:{sink}"]}
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    lines = list(read_stream(Path(path), order, limit_s=seconds + _WARM_S))
+    is_over.set()
+    watcher.join()
+    records = [record for record in map(json.loads, lines) if "frame" in record]
+    records = records[round(_WARM_S * FPS) :]
+    totals = np.array([record["times_ms"]["total"] for record in records])
+    frames = records[-1]["frame"] - records[0]["frame"] + 1
+    elapsed_s, service_s, capture_s = np.subtract(spans[-1], spans[0])
+    return {
+        "frames": frames,
+        "late": int((totals > 1000 / FPS).sum()) + frames - len(records),
+        "never": frames - len(records),
+        "p50_ms": float(np.median(totals)),
+        "p99_ms": float(np.quantile(totals, 0.99)),
+        "service_cpu_ms": float(1000 * service_s / (FPS * elapsed_s)),
+        "capture_cpu_ms": float(1000 * capture_s / (FPS * elapsed_s)),
+        "memory_mb": memory,
+    }
+
+
+def measure_returns(path: str, video: Path, pid: int, kills: int) -> list[float]:
+    """Return the seconds from each SIGKILL of the capture process to an answer to a later frame."""
+    order = {"model": "detector", "source": str(video), "repeats": True}
+    killed_at, seconds = 0.0, list[float]()
+    for line in read_stream(Path(path), order, limit_s=10.0 * kills):
+        record = json.loads(line)
+        if record.get("captured_at", 0.0) > killed_at:
+            if killed_at:
+                seconds.append(time.time() - killed_at)
+            if len(seconds) == kills:
+                break
+            killed_at = time.time()
+            os.kill(list_children(pid)[-1], signal.SIGKILL)
+    return seconds
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--model-ms", type=float, default=10.0)
+    parser.add_argument("--kills", type=int, default=10, help="of the capture process, at the end")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        video = folder / "video.avi"
+        write_video(video)
+        signer = load_signer(folder=folder / "keys")
+        preprocessing = {"letterbox": [SIDE, SIDE], "scale": 1 / 255}
+        package = write_signed(
+            folder,
+            "detector",
+            find_layers(arguments.model_ms),
+            {"x": np.zeros((1, 3, SIDE, SIDE), np.float32)},
+            signer,
+            preprocessing=preprocessing,
+            task=TaskChoice("detection", {}),
+        )
+        trust = TrustStore.from_folder(folder / "keys")
+        before = measure_parts(video, package, trust, arguments.seconds)
+        with serving(folder, package) as service:
+            result = run_stream(service.path, video, arguments.seconds, folder / "a.jsonl", service.pid)
+            result["returns_s"] = measure_returns(service.path, video, service.pid, arguments.kills)
+        after = measure_parts(video, package, trust, arguments.seconds)
+    parts = {part: (before[part] + after[part]) / 2 for part in before}
+    memory = np.array(result["memory_mb"])
+    slope_mb = float(np.polyfit(np.arange(len(memory)) * 2.0, memory, 1)[0] * 600) if len(memory) > 2 else 0.0
+    whole_ms, sum_ms = result["service_cpu_ms"] + result["capture_cpu_ms"], sum(parts.values())
+    print_table(
+        ("figure", "value"),
+        [
+            ("frames", result["frames"]),
+            (
+                "late by more than one interval, of them never answered",
+                f"{result['late']}, {result['never']}",
+            ),
+            ("from capture to answer, p50 and p99, ms", f"{result['p50_ms']:.1f}, {result['p99_ms']:.1f}"),
+            *((f"{part} in a plain loop, ms of processor", round(value, 2)) for part, value in parts.items()),
+            ("service for a frame, ms of processor", round(result["service_cpu_ms"], 2)),
+            ("capture process for a frame, ms of processor", round(result["capture_cpu_ms"], 2)),
+            ("over the plain loop", f"{whole_ms / sum_ms - 1:+.0%}"),
+            (f"back after SIGKILL, {len(result['returns_s'])} times, longest, s", max(result["returns_s"])),
+            ("memory at the begin and the end, MB of PSS", f"{memory[0]:.1f}, {memory[-1]:.1f}"),
+            ("growth in 10 minutes by a line through all samples, MB", round(slope_mb, 1)),
+        ],
+    )
+    write_json(arguments.json, {"machine": machine(), "parts": parts, **result})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""`edgekit-device stream`: a camera, a model, and answers as lines of JSON."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from edgekit_runtime.client.control import read_stream
+from edgekit_runtime.commands.command import Outcome, count, positive, report, seconds
+from edgekit_runtime.errors import TransportError
+from edgekit_runtime.system.paths import find_running_service
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "stream",
+        help="let a model answer the frames of a camera, a video or a microphone",
+        description="Run a stream in the running service until the source or this command ends, and print"
+        " the answers as lines of JSON. Streams that run as long as the service: [streams.NAME] in its"
+        " configuration.",
+    )
+    parser.add_argument("--model", required=True, help="name of a model that the service has")
+    parser.add_argument(
+        "--source",
+        required=True,
+        help="number of a camera, rtsp:// address, video file, folder of pictures, 'gstreamer:PIPELINE !"
+        " appsink', WAV file, or microphone",
+    )
+    parser.add_argument(
+        "--sink",
+        action="append",
+        default=[],
+        metavar="SINK",
+        help="where answers go instead: mqtt://HOST/TOPIC, http://…, file:PATH, stdout; may be repeated",
+    )
+    parser.add_argument("--name", help="name of the stream (default: client-1 and so on)")
+    parser.add_argument("--every", type=count, metavar="N", help="only each N-th frame goes to the model")
+    parser.add_argument("--min-score", type=float, metavar="X", help="leave out results of lower scores")
+    parser.add_argument("--max-fps", type=positive, metavar="X", help="most frames in a second")
+    parser.add_argument("--all-frames", action="store_true", help="let a file wait for the model")
+    parser.add_argument("--repeat", action="store_true", help="begin a file again at its end")
+    parser.add_argument("--seconds", type=seconds, help="end after this time")
+    parser.add_argument(
+        "--socket", type=Path, metavar="PATH", help="socket of the service (default: the running one)"
+    )
+    parser.add_argument("--json", action="store_true", help="print errors as JSON, too")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Run the stream; the last line counts its answers."""
+    socket_path: Path | None = arguments.socket or find_running_service()
+    if socket_path is None:
+        raise TransportError("no service runs here; start it with: edgekit-device serve")
+    sinks = [_resolve(sink) for sink in arguments.sink if sink != "stdout"]
+    prints = not arguments.sink or "stdout" in arguments.sink
+    stated = {
+        "name": arguments.name,
+        "model": arguments.model,
+        "source": _resolve(arguments.source),
+        "sinks": sinks,
+        "every": arguments.every,
+        "min_score": arguments.min_score,
+        "max_fps": arguments.max_fps,
+        "keeps_all": arguments.all_frames or None,
+        "repeats": arguments.repeat or None,
+    }
+    order = {name: value for name, value in stated.items() if value is not None}
+    begin_s, answers, state = time.monotonic(), 0, {}
+    for line in read_stream(socket_path, order, limit_s=arguments.seconds):
+        document: dict[str, Any] = json.loads(line)
+        if "frame" not in document:
+            state = document
+            report(f"{document['stream']}: {document['state']}" + _explain(document))
+            continue
+        answers += 1
+        if prints:
+            sys.stdout.write(line.decode("ascii"))
+            sys.stdout.flush()
+    if state.get("state") == "failed":
+        raise TransportError(f"{arguments.source}: {state.get('error', 'failed')}")
+    summary = {"answers": answers, "seconds": round(time.monotonic() - begin_s, 1)}
+    return Outcome(summary, [json.dumps(summary)])
+
+
+def _explain(document: dict[str, Any]) -> str:
+    return f": {document['error']}" if "error" in document else ""
+
+
+def _resolve(text: str) -> str:
+    """Return a text with the path in it made absolute: the service has another working folder."""
+    prefix = "file:" if text.startswith("file:") else ""
+    path = text.removeprefix(prefix)
+    return prefix + os.path.abspath(path) if prefix or Path(path).exists() else text  # noqa: PTH100

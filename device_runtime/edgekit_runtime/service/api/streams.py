@@ -1,0 +1,149 @@
+"""Streams over HTTP: their list, their answers, a stream while a client reads, the live page."""
+
+import base64
+import functools
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from importlib import resources
+from typing import Any, Final
+
+from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.errors import ConfigError, RequestError
+from edgekit_runtime.protocol.json_fields import load_small
+from edgekit_runtime.service.answers.answer_path import AnswerPath
+from edgekit_runtime.service.http.connection import Connection
+from edgekit_runtime.service.http.request_head import RequestHead
+from edgekit_runtime.service.http.response import make_head, make_json
+from edgekit_runtime.service.http.server import HttpServer
+from edgekit_runtime.service.models.registry import Registry
+from edgekit_runtime.service.observability.prometheus import MetricFamily
+from edgekit_runtime.service.options.config import ServiceConfig
+from edgekit_runtime.service.options.stream import StreamOptions
+from edgekit_runtime.service.streams.model_calls import ModelCalls
+from edgekit_runtime.service.streams.streams import Streams
+from edgekit_runtime.service.streams.viewers import PICTURES_TYPE
+
+Action = Callable[[Connection, RequestHead, memoryview], None]
+_LINES_TYPE: Final = "application/x-ndjson"
+_READ: Final = ("GET", "HEAD")
+_PARTS: Final = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
+
+
+class StreamsHandler:
+    """Handles requests about streams."""
+
+    def __init__(self, streams: Streams, *, is_live: bool) -> None:
+        """Keep what all requests need; `is_live`: whether there is a live page."""
+        self._streams, self._is_live = streams, is_live
+        self._numbers = iter(range(1, 1 << 62))
+
+    def start(self, options: Mapping[str, StreamOptions]) -> None:
+        """Start the streams of the configuration.
+
+        Raises:
+            ConfigError: a source or a sink is wrong.
+        """
+        self._streams.add_all(options)
+
+    def stop(self, name: str) -> None:
+        """Stop a stream; there may be none of this name."""
+        self._streams.remove(name)
+
+    async def close(self) -> None:
+        """Stop all streams."""
+        await self._streams.close()
+
+    def families(self) -> Iterator[MetricFamily]:
+        """Yield the metrics of all streams."""
+        return self._streams.families()
+
+    def find(self, parts: list[str]) -> tuple[tuple[str, ...], Action] | None:
+        """Return methods and action of a path, or None where it is not about streams."""
+        match parts:
+            case ["v2", "streams"]:
+                return ("GET", "HEAD", "POST"), self._respond_streams
+            case ["v2", "streams", name, "answers"]:
+                return ("GET",), functools.partial(self._view, name, is_picture=False)
+            case ["live"] if self._is_live:
+                return _READ, self._respond_page
+            case ["live", file] if self._is_live and file.endswith(".mjpeg"):
+                return ("GET",), functools.partial(self._view, file.removesuffix(".mjpeg"), is_picture=True)
+        return None
+
+    def _respond_streams(self, connection: Connection, head: RequestHead, body: memoryview) -> None:
+        if head.method == "POST":
+            self._run(connection, body)
+        else:
+            connection.respond(*make_json({"streams": self._streams.to_json()}))
+
+    def _run(self, connection: Connection, body: memoryview) -> None:
+        """Run a stream for as long as the client reads its answers."""
+        if not connection.is_own_user:
+            # It opens files, devices and addresses, and writes files, with the rights of the service.
+            raise RequestError(
+                403,
+                "streams are started by the user of the service or by root over the Unix socket;"
+                " or state them in the service's configuration",
+            )
+        stated: dict[str, Any] = load_small(body)
+        name = stated.pop("name", None) or f"client-{next(self._numbers)}"
+        if not isinstance(name, str):
+            raise RequestError(400, "the stream's name is no text")
+        self._streams.check_room()
+        try:
+            self._streams.add(name, from_plain(StreamOptions, stated, "stream"))
+        except ConfigError as error:
+            raise RequestError(400, str(error)) from error
+        self._attach(connection, name, on_close=lambda: self._streams.remove(name), is_picture=False)
+
+    def _view(
+        self, name: str, connection: Connection, _head: RequestHead, _body: memoryview, *, is_picture: bool
+    ) -> None:
+        self._streams.find(name)
+        self._streams.check_room()
+        self._attach(connection, name, is_picture=is_picture)
+
+    def _attach(
+        self,
+        connection: Connection,
+        name: str,
+        *,
+        is_picture: bool,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        """Give the connection to the stream; its response has no end."""
+        stream = self._streams.find(name)
+        content_type = PICTURES_TYPE if is_picture else _LINES_TYPE
+        lines = ("HTTP/1.1 200 OK", f"Content-Type: {content_type}", "Cache-Control: no-store")
+        head = "\r\n".join([*lines, "Connection: close", "", ""]).encode("ascii")
+        connected, _ = connection.release()
+        self._streams.view(stream, connected, head, wants_pictures=is_picture, on_close=on_close)
+
+    def _respond_page(self, connection: Connection, _head: RequestHead, _body: memoryview) -> None:
+        page, policy = _read_page()
+        fields = {"Content-Security-Policy": policy, "Cache-Control": "no-cache", "X-Frame-Options": "DENY"}
+        connection.respond(make_head(200, "text/html; charset=utf-8", len(page), fields), page)
+
+
+def open_streams(
+    config: ServiceConfig, answers: AnswerPath, registry: Registry, http: HttpServer
+) -> StreamsHandler:
+    """Return the handler of a service without streams yet."""
+    live = config.live
+    is_live = not config.listen.is_beyond_loopback if live.enabled is None else live.enabled
+    calls = ModelCalls(answers, registry, http)
+    return StreamsHandler(Streams(http.loop, calls, live), is_live=is_live)
+
+
+@functools.cache
+def _read_page() -> tuple[bytes, str]:
+    """Return the live page, and the policy by which it runs its own script alone."""
+    page = resources.files("edgekit_runtime.service.streams").joinpath("live.html").read_bytes()
+    sources = {
+        kind: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        for kind, text in _PARTS.findall(page.decode())
+    }
+    allowed = "; ".join(f"{kind}-src 'sha256-{digest}'" for kind, digest in sources.items())
+    policy = f"default-src 'none'; {allowed}; connect-src 'self'; img-src data:"
+    return page, f"{policy}; base-uri 'none'; form-action 'none'"

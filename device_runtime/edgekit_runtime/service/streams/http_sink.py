@@ -1,0 +1,73 @@
+"""Answers to an HTTP server, each as the body of a POST."""
+
+import base64
+import http.client
+import ssl
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.service.streams.sink import UndeliverableError
+
+_TIMEOUT_S: Final = 5.0
+_MAX_RESPONSE_BYTES: Final = 64 << 10
+_LATER: Final = (408, 425, 429)  # the client may send the same again
+
+
+class HttpSink:
+    """Sends each answer as a POST of its own, over one connection."""
+
+    max_batch = 1
+
+    def __init__(self, text: str) -> None:
+        """Read the address; `write` connects.
+
+        Raises:
+            ConfigError: the address names no host.
+        """
+        parts = urlsplit(text)
+        if not parts.hostname:
+            raise ConfigError("the sink http://… names no host")
+        self._target = parts.path + (f"?{parts.query}" if parts.query else "") or "/"
+        self._is_tls, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        self._fields = {"Content-Type": "application/json"}
+        if parts.username is not None:
+            login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            self._fields["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+        self._connection: http.client.HTTPConnection | None = None
+
+    def write(self, lines: Sequence[bytes]) -> None:
+        try:
+            for line in lines:
+                self._post(line)
+        except (OSError, http.client.HTTPException) as cause:
+            self.close()
+            raise OSError(str(cause) or type(cause).__name__) from cause
+
+    def rest(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _post(self, line: bytes) -> None:
+        if self._connection is None:
+            self._connection = (
+                http.client.HTTPSConnection(
+                    self._host, self._port, timeout=_TIMEOUT_S, context=ssl.create_default_context()
+                )
+                if self._is_tls
+                else http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT_S)
+            )
+        self._connection.request("POST", self._target, line, self._fields)
+        response = self._connection.getresponse()
+        response.read(_MAX_RESPONSE_BYTES)
+        if response.length:  # what is left of a long response
+            self.close()
+        if response.status in _LATER or response.status >= 500:
+            raise OSError(f"the server answers {response.status} {response.reason}")
+        if response.status >= 300:
+            raise UndeliverableError(f"the server answers {response.status} {response.reason}")

@@ -1,0 +1,139 @@
+"""From a frame to the answer of the model that serves now; a swap between two frames changes nothing here.
+
+An isolated model gets its frames by `POST /v2/models/NAME/answer` over a socket pair, one end of which is a
+connection of the service: it is lent to the model's process as that of any client.
+"""
+
+import asyncio
+import functools
+import json
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeAlias
+
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import BackendError, EdgekitError, RequestError, TransportError
+from edgekit_runtime.preprocessing.media import MediaType
+from edgekit_runtime.protocol.rest import decode_error, model_path
+from edgekit_runtime.service.answers.answer_path import Answered, AnswerPath, AnswerRequest
+from edgekit_runtime.service.http.connection import Connection
+from edgekit_runtime.service.http.server import HttpServer
+from edgekit_runtime.service.models.catalogue import EvictedError
+from edgekit_runtime.service.models.registry import Registry
+from edgekit_runtime.service.streams.stream import Answer
+
+_TIMEOUT_S: Final = 60.0
+_OK: Final = 200
+_Pair: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class ModelCalls:
+    """Submits frames and sound to models."""
+
+    def __init__(self, answers: AnswerPath, registry: Registry, http: HttpServer) -> None:
+        self._answers, self._registry, self._http = answers, registry, http
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle: list[_Pair] = []
+
+    def close(self) -> None:
+        """Give up what is under way, and close the connections to isolated models."""
+        for task in self._tasks:
+            task.cancel()
+        for _, writer in self._idle:
+            writer.transport.abort()
+
+    def submit(self, model: str, array: NDArray[Any], rate: int, reply: Callable[[Answer], None]) -> None:
+        """Submit one frame, or sound of a rate over 0; load the model first if it was unloaded for others.
+
+        Raises:
+            EdgekitError: it is refused.
+        """
+        if rate:
+            media_type = MediaType("audio/x-raw", {"format": "F32LE", "rate": str(rate)})
+        else:
+            height, width = map(str, array.shape[:2])
+            media_type = MediaType("video/x-raw", {"format": "RGB", "height": height, "width": width})
+
+        def finish(answered: Answered | BaseException) -> None:
+            if isinstance(answered, Answered):
+                reply(answered.to_json())
+            elif isinstance(answered, EdgekitError):
+                reply(answered)
+            else:
+                reply(BackendError(f"{model}: {type(answered).__name__}: {answered}"))
+
+        find, data = functools.partial(self._registry.models.find, model, None), array.data.cast("B")
+        try:
+            if find().loaded.remote is None:
+                request = AnswerRequest(find=find, reply=finish, data=data, media_type=media_type)
+                self._answers.submit(request)
+            else:
+                self._start(self._post(model, media_type, data, reply), finish)
+        except EvictedError:
+            self._start(self._load(model, array, rate, reply), finish)
+
+    def _start(self, work: Coroutine[Any, Any, None], reply: Callable[[BaseException], None]) -> None:
+        """Do `work`, which replies unless it raises."""
+
+        def finish(task: "asyncio.Task[None]") -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                reply(error)
+
+        task = self._http.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(finish)
+
+    async def _load(
+        self, model: str, array: NDArray[Any], rate: int, reply: Callable[[Answer], None]
+    ) -> None:
+        await self._registry.wait_for(model)
+        self.submit(model, array, rate, reply)
+
+    async def _post(
+        self, model: str, media_type: MediaType, data: memoryview, reply: Callable[[Answer], None]
+    ) -> None:
+        self._idle = [pair for pair in self._idle if not pair[0].at_eof()]  # the service closes idle ones
+        reader, writer = self._idle.pop() if self._idle else await self._connect()
+        parameters = "".join(f"; {name}={value}" for name, value in media_type.parameters.items())
+        head = (
+            f"POST {model_path(model)}/answer HTTP/1.1\r\nHost: localhost\r\n"
+            f"Content-Type: {media_type.name}{parameters}\r\n"
+            f"Content-Length: {len(data)}\r\n\r\n"
+        )
+        try:
+            status, body = await asyncio.wait_for(_exchange(reader, writer, head, data), _TIMEOUT_S)
+        except (OSError, EOFError, ValueError, asyncio.TimeoutError) as cause:
+            writer.transport.abort()
+            raise TransportError(
+                f"{model}: its process gave no answer: {cause or type(cause).__name__}"
+            ) from cause
+        except BaseException:
+            writer.transport.abort()
+            raise
+        self._idle.append((reader, writer))
+        if status != _OK:
+            raise RequestError(status, decode_error(body) or f"{model}: status {status}")
+        reply(json.loads(body))
+
+    async def _connect(self) -> _Pair:
+        outer, inner = socket.socketpair()
+        Connection(self._http, inner, is_local=True)
+        return await asyncio.open_connection(sock=outer)
+
+
+async def _exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: str, data: memoryview
+) -> tuple[int, bytes]:
+    """Return status and body of the response.
+
+    Raises:
+        OSError, EOFError, ValueError: there is none.
+    """
+    writer.write(head.encode("ascii"))
+    writer.write(data)
+    await writer.drain()
+    lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
+    fields = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
+    return int(lines[0].split(" ")[1]), await reader.readexactly(int(fields["content-length"]))

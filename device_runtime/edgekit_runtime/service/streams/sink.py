@@ -1,0 +1,144 @@
+"""One sink of answers, and the queue in front of it.
+
+A sink never slows its stream: answers wait in a queue of limited length, from which a thread writes them. If
+the sink fails, the thread tries again after a pause that grows, and the queue drops its oldest answers.
+"""
+
+import contextlib
+import re
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from edgekit_runtime.service.streams.source import Backoff
+
+_IDLE_S: Final = 5.0
+_END_S: Final = 1.0  # for what waits when a stream ends
+_MAX_ERROR: Final = 300
+_PASSWORD: Final = re.compile(r"(?<=://)[^/@\s]*@")
+
+
+class UndeliverableError(Exception):
+    """A sink that does not take an answer, and would not take it later either."""
+
+
+class Sink(Protocol):
+    """A receiver of answers, used on one thread; it may block for a few seconds.
+
+    Attributes:
+        max_batch: most answers of one `write`, which are written again together if it fails.
+    """
+
+    max_batch: int
+
+    def write(self, lines: Sequence[bytes]) -> None:
+        """Write answers, each a line of JSON.
+
+        Raises:
+            OSError: they were not written, and are written again later.
+            UndeliverableError: they never will be.
+        """
+
+    def rest(self) -> None:
+        """Called every few seconds without answers; raises OSError as `write`."""
+
+    def close(self) -> None:
+        """Free everything; the last call."""
+
+
+class QueuedSink:
+    """A sink with its queue and its thread.
+
+    Attributes:
+        written: answers that the sink has.
+        dropped: answers that it never got.
+        error: why the last attempt failed, or empty.
+    """
+
+    def __init__(self, text: str, sink: Sink, max_queued: int) -> None:
+        self.written = self.dropped = 0
+        self.error = ""
+        self._text, self._sink = hide_password(text), sink
+        self._queued: deque[bytes] = deque()
+        self._max_queued = max_queued
+        self._changed = threading.Condition()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="edgekit-sink", daemon=True)
+        self._thread.start()
+
+    def put(self, line: bytes) -> None:
+        """Send an answer to the sink; never waits for it."""
+        with self._changed:
+            if len(self._queued) >= self._max_queued:
+                self._queued.popleft()
+                self.dropped += 1
+            self._queued.append(line)
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Write what waits if the sink takes it at once, then end."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify()
+
+    def join(self) -> None:
+        """Wait a moment for the end; a sink that hangs goes with the process."""
+        self._thread.join(_END_S)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "sink": self._text,
+            "written": self.written,
+            "waiting": len(self._queued),
+            "dropped": self.dropped,
+            "error": self.error,
+        }
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        pause_s = 0.0
+        while True:
+            with self._changed:
+                if pause_s:
+                    self._changed.wait_for(lambda: self._is_stopping, pause_s)
+                else:
+                    self._changed.wait_for(lambda: self._queued or self._is_stopping, _IDLE_S)
+                lines = [self._queued.popleft() for _ in range(min(self._sink.max_batch, len(self._queued)))]
+                is_last = self._is_stopping and not lines
+            if is_last:
+                break
+            try:
+                if lines:
+                    self._sink.write(lines)
+                else:
+                    self._sink.rest()
+            except UndeliverableError as cause:
+                self.dropped += len(lines)
+                self.error, pause_s = str(cause)[:_MAX_ERROR], 0.0
+            except Exception as cause:  # OSError, or what a library raises
+                self._put_back(lines)
+                self.error = f"{cause or type(cause).__name__}"[:_MAX_ERROR]
+                pause_s = backoff.next_s()
+                if self._is_stopping:
+                    break
+            else:
+                self.written += len(lines)
+                if lines or pause_s:
+                    self.error, pause_s = "", 0.0
+                backoff.reset()
+        self.dropped += len(self._queued)
+        with contextlib.suppress(Exception):
+            self._sink.close()
+
+    def _put_back(self, lines: Sequence[bytes]) -> None:
+        with self._changed:
+            self._queued.extendleft(reversed(lines))
+            while len(self._queued) > self._max_queued:
+                self._queued.popleft()
+                self.dropped += 1
+
+
+def hide_password(text: str) -> str:
+    """Return a text without the user names and passwords of addresses in it."""
+    return _PASSWORD.sub("", text)

@@ -1,0 +1,135 @@
+"""Where the answers of a stream can go: a table of kinds."""
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.service.options.stream import StreamOptions
+from edgekit_runtime.service.streams.sink import QueuedSink, Sink, hide_password
+
+_MAX_BATCH: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkKind:
+    """A kind of sinks.
+
+    Attributes:
+        form: how such a sink is written, for documents and messages.
+        matches: whether a text is such a sink.
+        open: (text, name of the stream, its options) -> the sink; it connects later.
+    """
+
+    form: str
+    matches: Callable[[str], bool]
+    open: Callable[[str, str, StreamOptions], Sink]
+
+
+class _Output:
+    """The standard output of the service."""
+
+    max_batch = _MAX_BATCH
+
+    def write(self, lines: Sequence[bytes]) -> None:
+        _write_all(1, b"".join(lines))
+
+    def rest(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class _RotatedFile:
+    """A file of lines: PATH, and PATH.1 to PATH.N for earlier ones, the newest first."""
+
+    max_batch = _MAX_BATCH
+
+    def __init__(self, text: str, _name: str, options: StreamOptions) -> None:
+        self._path, self._options = Path(text.removeprefix("file:")), options
+        self._descriptor: int | None = None
+
+    def write(self, lines: Sequence[bytes]) -> None:
+        if self._descriptor is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = os.open(self._path, flags, 0o640)
+        size_bytes = os.fstat(self._descriptor).st_size
+        try:
+            _write_all(self._descriptor, b"".join(lines))
+        except OSError:
+            os.ftruncate(self._descriptor, size_bytes)  # no half a line, for they are written again
+            raise
+        if size_bytes + sum(map(len, lines)) >= self._options.max_file_bytes:
+            self.close()
+            self._rotate()
+
+    def rest(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _rotate(self) -> None:
+        paths = [
+            self._path,
+            *(Path(f"{self._path}.{number}") for number in range(1, self._options.max_files)),
+        ]
+        for older, newer in zip(reversed(paths[1:]), reversed(paths[:-1]), strict=True):
+            with contextlib.suppress(FileNotFoundError):
+                newer.replace(older)
+        if len(paths) == 1:
+            self._path.unlink(missing_ok=True)
+
+
+def _open_http(text: str, _name: str, _options: StreamOptions) -> Sink:
+    from edgekit_runtime.service.streams.http_sink import HttpSink
+
+    return HttpSink(text)
+
+
+def _open_mqtt(text: str, name: str, _options: StreamOptions) -> Sink:
+    from edgekit_runtime.service.streams.mqtt_sink import MqttSink
+
+    return MqttSink(text, name)
+
+
+KINDS: Final = (
+    SinkKind(form="stdout", matches=lambda text: text == "stdout", open=lambda *_: _Output()),
+    SinkKind(
+        form="mqtt://HOST[:PORT][/TOPIC] or mqtts://…",
+        matches=lambda text: text.startswith(("mqtt://", "mqtts://")),
+        open=_open_mqtt,
+    ),
+    SinkKind(
+        form="http://… or https://…",
+        matches=lambda text: text.startswith(("http://", "https://")),
+        open=_open_http,
+    ),
+    SinkKind(form="file:PATH", matches=lambda text: text.startswith("file:"), open=_RotatedFile),
+)
+
+
+def open_sink(text: str, name: str, options: StreamOptions) -> QueuedSink:
+    """Return a sink of the stream `name`, which begins to connect.
+
+    Raises:
+        ConfigError: it is of no kind, or malformed.
+    """
+    for kind in KINDS:
+        if kind.matches(text):
+            return QueuedSink(text, kind.open(text, name, options), options.max_queued)
+    forms = "; ".join(kind.form for kind in KINDS)
+    raise ConfigError(f"sink is {hide_password(text)[:60]!r}, expected one of: {forms}")
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

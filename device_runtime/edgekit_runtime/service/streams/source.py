@@ -1,0 +1,317 @@
+"""The source of a stream as the service uses it: a capture process that is watched, ended and started again.
+
+A source that fails, stalls or sends garbage costs its process. The next one starts after a pause that grows
+from 0.25 to 4 s, so that a source which comes back is read within 5 s.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from numpy.typing import NDArray
+
+from edgekit_runtime.dataclass_json import to_plain
+from edgekit_runtime.service.options.stream import StreamOptions
+from edgekit_runtime.service.streams.capture import MAX_PACKET_BYTES
+from edgekit_runtime.service.streams.frame_memory import FrameMemory, create_frame_file
+from edgekit_runtime.service.streams.source_kinds import find_kind
+from edgekit_runtime.system.child_process import ChildProcess
+
+MODULE: Final = "edgekit_runtime.service.streams.capture"
+_FIRST_DELAY_S: Final = 0.25
+_MAX_DELAY_S: Final = 4.0
+_STALL_FRAMES: Final = 3  # a slow source may take so many of its own intervals
+_MIN_FPS: Final = 0.001
+_MAX_PACKETS: Final = 16  # of one turn of the loop
+_VARIABLES: Final = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OPENCV_LOG_LEVEL": "ERROR",
+    # Over UDP frames arrive torn on a busy device.
+    "OPENCV_FFMPEG_CAPTURE_OPTIONS": "rtsp_transport;tcp",
+}
+
+_logger = logging.getLogger(__name__)
+
+
+class Backoff:
+    """The pauses between attempts: doubled after each failure, up to a limit."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def next_s(self) -> float:
+        """Return the pause after one more failure."""
+        delay_s = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(self._failures, 10))
+        self._failures += 1
+        return delay_s
+
+    def reset(self) -> None:
+        """Begin with the shortest pause again."""
+        self._failures = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Frame:
+    """A frame, or a window of sound, in a slot that the capture process leaves alone until `release`.
+
+    Attributes:
+        number: counts the frames of this source from 1, also those that nobody gets.
+        captured_at: seconds since 1970.
+        array: uint8 [height, width, 3] in RGB, or float32 [samples].
+        rate: samples in a second, or 0 for a picture.
+        picture: its JPEG if somebody looks at the stream, else empty.
+        release: gives the slot back; called once.
+    """
+
+    number: int
+    captured_at: float
+    array: NDArray[Any]
+    rate: int
+    picture: bytes
+    release: Callable[[], None]
+
+
+class SourceOwner(Protocol):
+    """What a source calls, on the thread of the loop."""
+
+    def on_opened(self) -> None:
+        """Called when the source was opened."""
+
+    def on_frame(self, frame: Frame) -> None:
+        """Receive a frame, which the owner releases."""
+
+    def on_read(self, number: int) -> None:
+        """Called when so many frames were read; the owner gets few of them."""
+
+    def on_failure(self, reason: str, retry_s: float | None) -> None:
+        """Called when the source failed; it is opened again after `retry_s`, or never."""
+
+    def on_end(self) -> None:
+        """Called when a file has come to its end."""
+
+
+class FrameSource:
+    """One source, whichever process reads it now."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, options: StreamOptions, owner: SourceOwner) -> None:
+        self._loop, self._options, self._owner = loop, options, owner
+        self._backoff = Backoff()
+        self._process: _CaptureProcess | None = None
+        self._ending: set[_CaptureProcess] = set()
+        self._retry: asyncio.TimerHandle | None = None
+        self._max_side = 0
+        self._has_stopped = False
+
+    @property
+    def pid(self) -> int:
+        """The capture process, or 0."""
+        return 0 if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Open the source now."""
+        self._retry = None
+        try:
+            self._process = _CaptureProcess(self._loop, self._options, self)
+        except OSError as cause:
+            self._fail(f"the capture process cannot be started: {cause}")
+            return
+        self._process.send({"max_side": self._max_side})
+
+    def want_pictures(self, max_side: int) -> None:
+        """Let the frames carry their pictures, whose sides are so long at most; 0 for none."""
+        self._max_side = max_side
+        if self._process is not None:
+            self._process.send({"max_side": max_side})
+
+    async def stop(self) -> None:
+        """End the capture process, and wait until it has ended."""
+        self._has_stopped = True
+        if self._retry is not None:
+            self._retry.cancel()
+        self._drop()
+        if self._ending:
+            await asyncio.wait([process.ended for process in self._ending], timeout=2.0)
+
+    # What the capture process reports
+
+    def on_document(self, document: Mapping[str, Any]) -> None:
+        """Handle one document of the capture process.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is no such document.
+        """
+        process = self._process
+        assert process is not None  # noqa: S101  # for the type checker
+        match document["kind"]:
+            case "opened":
+                process.note_opened(float(document["fps"]))
+                self._owner.on_opened()
+            case "frame":
+                frame = process.take(document)
+                if process.frame_count > _STALL_FRAMES:
+                    self._backoff.reset()
+                self._owner.on_frame(frame)
+            case "beat":
+                process.note_frame()
+                self._owner.on_read(int(document["number"]))
+            case "end" if process.is_finite:
+                self._drop()
+                self._owner.on_end()
+            case "end":
+                self._fail("the source has ended")
+            case "error":
+                self._fail(str(document["text"])[:2000], is_final=bool(document["is_final"]))
+            case kind:
+                raise ValueError(f"a document of the kind {kind!r:.40}")
+
+    def on_gone(self, reason: str) -> None:
+        """Called when the capture process has ended, stalls or sends garbage."""
+        self._fail(reason)
+
+    def _fail(self, reason: str, *, is_final: bool = False) -> None:
+        self._drop()
+        delay_s = None if is_final else self._backoff.next_s()
+        if delay_s is not None and not self._has_stopped:
+            self._retry = self._loop.call_later(delay_s, self.start)
+        self._owner.on_failure(reason, delay_s)
+
+    def _drop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            self._ending.add(process)
+            process.ended.add_done_callback(lambda _: self._ending.discard(process))
+            process.end()
+
+
+class _CaptureProcess:
+    """One process with its channel and its slots."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, options: StreamOptions, source: FrameSource) -> None:
+        self._loop, self._options, self._source = loop, options, source
+        self.is_finite = not find_kind(options.source).is_endless
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.frame_count = 0
+        self._held: set[int] = set()
+        self._is_open = True
+        with contextlib.ExitStack() as undo:
+            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.callback(near.close)
+            with far:
+                descriptor = create_frame_file(options.frame_bytes)
+                try:
+                    self._memory = FrameMemory(descriptor, options.frame_bytes)
+                    variables = {name: os.environ.get(name, value) for name, value in _VARIABLES.items()} | {
+                        "OPENCV_IO_MAX_IMAGE_PIXELS": str(options.max_pixels)
+                    }
+                    self._child = ChildProcess(MODULE, channel=far, own_session=True, variables=variables)
+                    undo.callback(self._child.close)
+                    order = json.dumps(to_plain(options)).encode("ascii")
+                    socket.send_fds(near, [order], [descriptor])
+                finally:
+                    os.close(descriptor)
+            undo.pop_all()
+        near.setblocking(False)
+        self._near, self.pid = near, self._child.pid
+        self._stall_s = options.open_s
+        self._timer = loop.call_later(self._stall_s, self._look)
+        loop.add_reader(near.fileno(), self._on_readable)
+
+    def send(self, document: Mapping[str, Any]) -> None:
+        """Send a document; a process that does not read is ended as one that stalls."""
+        with contextlib.suppress(OSError):
+            self._near.send(json.dumps(document).encode("ascii"))
+
+    def end(self) -> None:
+        """Kill the process; `ended` is done once it has ended and left nothing here."""
+        self._is_open = False
+        self._timer.cancel()
+        self._loop.remove_reader(self._near.fileno())
+        self._near.close()
+        self._child.kill()
+        self._child.call_at_end(self._loop, lambda _code: self._bury())
+
+    def _bury(self) -> None:
+        self._child.close()
+        del self._memory  # and with it a descriptor, unless a frame is still in use
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def note_opened(self, fps: float) -> None:
+        """From now on frames must come."""
+        self._stall_s = max(self._options.stall_s, _STALL_FRAMES / max(fps, _MIN_FPS) if fps > 0 else 0.0)
+        self.note_frame()
+
+    def note_frame(self) -> None:
+        self._timer.cancel()
+        self._timer = self._loop.call_later(self._stall_s, self._look)
+
+    def take(self, document: Mapping[str, Any]) -> Frame:
+        """Return the frame in a slot.
+
+        Raises:
+            ValueError, KeyError, TypeError: the document is malformed.
+        """
+        slot, shape, size_bytes = document["slot"], document["shape"], document["picture_bytes"]
+        rate = int(document["rate"])
+        is_frame = len(shape) == 1 if rate > 0 else len(shape) == 3 and shape[2] == 3
+        if not is_frame or not all(type(size) is int and size > 0 for size in shape):
+            raise ValueError(f"a frame of the shape {str(shape)[:60]} and the rate {rate}")
+        array = self._memory.frame(slot, shape)
+        if slot in self._held:
+            raise ValueError(f"slot {slot} is in use")
+        array.flags.writeable = False
+        picture = bytes(self._memory.picture(slot, size_bytes)) if size_bytes else b""
+        self.note_frame()
+        self.frame_count += 1
+        self._held.add(slot)
+        return Frame(
+            number=int(document["number"]),
+            captured_at=float(document["at"]),
+            array=array,
+            rate=rate,
+            picture=picture,
+            release=lambda: self._release(slot),
+        )
+
+    def _release(self, slot: int) -> None:
+        self._held.discard(slot)
+        if self._is_open:
+            self.note_frame()
+            self.send({"free": slot})
+
+    def _on_readable(self) -> None:
+        for _ in range(_MAX_PACKETS):
+            if not self._is_open:
+                return
+            try:
+                data = self._near.recv(MAX_PACKET_BYTES)
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionResetError:
+                continue  # it ended without reading everything; what it sent before is still there
+            if not data:
+                self.note_opened(0.0)
+                self._loop.remove_reader(self._near.fileno())
+                self._child.call_at_end(self._loop, lambda _code: self._report_end())  # else it stalls
+                return
+            try:
+                self._source.on_document(json.loads(data))
+            except (ValueError, KeyError, TypeError, IndexError, RecursionError) as cause:
+                self._source.on_gone(f"the capture process sent garbage: {cause!r:.200}")
+
+    def _report_end(self) -> None:
+        if self._is_open:
+            self._source.on_gone(f"the capture process ended {self._child.explain_end()}")
+
+    def _look(self) -> None:
+        """End a process from which nothing has come for too long, unless all it may do is wait."""
+        if self._held:
+            self.note_frame()
+            return
+        self._source.on_gone(f"no frame for {self._stall_s:g} s")

@@ -1,0 +1,268 @@
+"""What a stream can read: a table of kinds, each of which opens its sources in the capture process.
+
+find_kind("rtsp://camera/1").open(options)      # a Capture, whose read() returns frame after frame
+"""
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.service.options.stream import StreamOptions
+from edgekit_runtime.system.install_hint import install_command
+
+_PICTURES: Final = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
+_ADDRESSES: Final = ("rtsp://", "rtsps://", "http://", "https://")
+_PIPELINE: Final = "gstreamer:"
+_MICROPHONE: Final = "microphone"
+_MAX_INT16: Final = 32768.0
+
+
+class CaptureError(Exception):
+    """A source that cannot be opened or read; opening it again cannot help."""
+
+
+class Capture(Protocol):
+    """An open source.
+
+    Attributes:
+        fps: frames in a second as the source states them, or 0.
+        rate: samples in a second of sound, or 0 for frames.
+    """
+
+    fps: float
+    rate: int
+
+    def read(self) -> NDArray[Any] | None:
+        """Return the next frame, uint8 in OpenCV's BGR or grey, or float32 [samples]; None at the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceKind:
+    """A kind of sources.
+
+    Attributes:
+        form: how such a source is written, for documents and messages.
+        matches: whether a text is such a source.
+        open: opens it, in the capture process; raises `CaptureError`, or any error if it may come back.
+        is_endless: whether its end is a failure, after which it is opened again.
+        waits: whether it waits for the model unless the options say otherwise.
+    """
+
+    form: str
+    matches: Callable[[str], bool]
+    open: Callable[[StreamOptions], Capture]
+    is_endless: bool = False
+    waits: bool = False
+
+    def keeps_all(self, options: StreamOptions) -> bool:
+        """Whether a source waits for the model, so that no frame is left out."""
+        stated = self.waits if options.keeps_all is None else options.keeps_all
+        return stated and not self.is_endless
+
+
+class _Video:
+    """What OpenCV reads: cameras, files, addresses, pipelines."""
+
+    rate = 0
+
+    def __init__(self, options: StreamOptions, source: "str | int", backend: int, *further: int) -> None:
+        cv2 = _import_cv2()
+        # Frames of 10 GB are refused by the header, before a decoder takes memory for them.
+        self._video = cv2.VideoCapture(source, backend, [*further])
+        if not self._video.isOpened():
+            raise OSError(f"{options.source} cannot be opened")
+        width, height, fps = (
+            self._video.get(prop)
+            for prop in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT, cv2.CAP_PROP_FPS)
+        )
+        if backend == cv2.CAP_FFMPEG and not width * height:  # as of a frame that no decoder would take
+            raise OSError(f"{options.source} states no size of its frames")
+        if width * height > options.max_pixels:
+            raise OSError(f"frames have {width:.0f} x {height:.0f} pixels, over {options.max_pixels}")
+        self.fps = fps if 0 < fps <= 1000 else 0.0
+
+    def read(self) -> NDArray[Any] | None:
+        has_frame, frame = self._video.read()
+        return frame if has_frame else None
+
+
+class _Pictures:
+    fps, rate = 0.0, 0
+
+    def __init__(self, options: StreamOptions) -> None:
+        self._cv2 = _import_cv2()
+        names = sorted(Path(options.source).iterdir())
+        self._paths = iter([path for path in names if path.suffix.lower() in _PICTURES])
+
+    def read(self) -> NDArray[Any] | None:
+        for path in self._paths:
+            picture: NDArray[Any] | None = None
+            with contextlib.suppress(self._cv2.error):  # such as one with more than max_pixels
+                picture = self._cv2.imread(str(path), self._cv2.IMREAD_COLOR)
+            if picture is not None:
+                return picture
+        return None
+
+
+class _Windows:
+    """Sound in windows that overlap: each holds the last `window_s`, of which `hop_s` are new."""
+
+    fps = 0.0
+
+    def __init__(self, options: StreamOptions, rate: int, read: Callable[[int], NDArray[np.float32]]) -> None:
+        """Read by `read`, which returns so many samples, and fewer at the end only."""
+        self.rate, self._read = rate, read
+        self._hop = max(1, round(options.hop_s * rate))
+        self._window = np.zeros(max(self._hop, round(options.window_s * rate)), np.float32)
+        self.fps = rate / self._hop
+
+    def read(self) -> NDArray[Any] | None:
+        fresh = self._read(self._hop)
+        if not len(fresh):
+            return None
+        self._window = np.concatenate([self._window[len(fresh) :], fresh])
+        return self._window
+
+
+def _open_camera(options: StreamOptions) -> Capture:
+    cv2 = _import_cv2()
+    number = options.source.removeprefix("/dev/video")
+    if not number.isdecimal():
+        raise CaptureError(f"{options.source} is no camera, expected its number or /dev/videoN")
+    return _Video(options, int(number), cv2.CAP_V4L2, cv2.CAP_PROP_BUFFERSIZE, 1)
+
+
+def _open_address(options: StreamOptions) -> Capture:
+    cv2 = _import_cv2()
+    limits_ms = (
+        *(cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, round(1000 * options.open_s)),
+        *(cv2.CAP_PROP_READ_TIMEOUT_MSEC, round(1000 * options.stall_s)),
+    )
+    return _Video(options, options.source, cv2.CAP_FFMPEG, *limits_ms)
+
+
+def _open_pipeline(options: StreamOptions) -> Capture:
+    cv2 = _import_cv2()
+    if not cv2.videoio_registry.hasBackend(cv2.CAP_GSTREAMER):
+        raise CaptureError(
+            "this OpenCV is built without GStreamer, as those from PyPI are; install the system's"
+            " (Debian: python3-opencv) or build one with it"
+        )
+    return _Video(options, options.source.removeprefix(_PIPELINE).strip(), cv2.CAP_GSTREAMER)
+
+
+def _open_file(options: StreamOptions) -> Capture:
+    _check_file(options.source)
+    return _Video(options, options.source, _import_cv2().CAP_FFMPEG)
+
+
+def _open_microphone(options: StreamOptions) -> Capture:
+    if importlib.util.find_spec("sounddevice") is None:
+        raise CaptureError("a microphone needs the package sounddevice: pip install sounddevice")
+    import sounddevice
+
+    name = options.source.removeprefix(_MICROPHONE).removeprefix(":")
+    device = int(name) if name.isdecimal() else name or None
+    sound = sounddevice.InputStream(device=device, samplerate=options.rate, channels=1, dtype="float32")
+    sound.start()
+    return _Windows(options, options.rate, lambda count: sound.read(count)[0][:, 0])
+
+
+def _open_wav(options: StreamOptions) -> Capture:
+    import wave
+
+    _check_file(options.source)
+    try:
+        file = wave.open(options.source, "rb")  # noqa: SIM115  # it is read until this process ends
+    except (wave.Error, EOFError) as cause:
+        raise CaptureError(f"{options.source} is no WAV file: {cause}") from cause
+    rate, channels = file.getframerate(), file.getnchannels()
+    if file.getsampwidth() != 2 or not 1000 <= rate <= 192_000 or not 1 <= channels <= 64:
+        raise CaptureError(
+            f"{options.source} has {8 * file.getsampwidth()} bits, {rate} Hz and {channels} channels,"
+            " expected 16 bits, 1 to 192 kHz and at most 64 channels"
+        )
+
+    def read(count: int) -> NDArray[np.float32]:
+        samples = np.frombuffer(file.readframes(count), "<i2").astype(np.float32)
+        usable = len(samples) - len(samples) % channels
+        mixed: NDArray[np.float32] = samples[:usable].reshape(-1, channels).mean(axis=1) / _MAX_INT16
+        return mixed
+
+    return _Windows(options, rate, read)
+
+
+KINDS: Final = (
+    SourceKind(
+        form="0, 1 or /dev/videoN, a camera",
+        matches=lambda source: source.isdecimal() or source.startswith("/dev/video"),
+        open=_open_camera,
+        is_endless=True,
+    ),
+    SourceKind(
+        form="rtsp://… or http://…, a camera in the network",
+        matches=lambda source: source.startswith(_ADDRESSES),
+        open=_open_address,
+        is_endless=True,
+    ),
+    SourceKind(
+        form="gstreamer:PIPELINE ! appsink",
+        matches=lambda source: source.startswith(_PIPELINE),
+        open=_open_pipeline,
+        is_endless=True,
+    ),
+    SourceKind(
+        form="microphone or microphone:NAME",
+        matches=lambda source: source.partition(":")[0] == _MICROPHONE,
+        open=_open_microphone,
+        is_endless=True,
+    ),
+    SourceKind(
+        form="a WAV file of 16 bits",
+        matches=lambda source: source.lower().endswith(".wav"),
+        open=_open_wav,
+        waits=True,
+    ),
+    SourceKind(form="a folder of pictures", matches=os.path.isdir, open=_Pictures, waits=True),
+    SourceKind(form="a video file", matches=lambda source: "://" not in source, open=_open_file),
+)
+
+
+def find_kind(source: str) -> SourceKind:
+    """Return the kind of a source.
+
+    Raises:
+        ConfigError: it is of none.
+    """
+    for kind in KINDS:
+        if kind.matches(source):
+            return kind
+    forms = "; ".join(kind.form for kind in KINDS)
+    raise ConfigError(f"source is {source[:60]!r}, expected one of: {forms}")
+
+
+def _check_file(source: str) -> None:
+    if not Path(source).is_file():
+        raise CaptureError(f"there is no file {source}")
+
+
+def _import_cv2() -> Any:
+    """Return OpenCV, which decodes on this thread alone.
+
+    Raises:
+        CaptureError: it is not installed.
+    """
+    try:
+        import cv2
+    except ImportError as cause:
+        raise CaptureError(f"cameras and videos need OpenCV: {install_command('stream')}") from cause
+    cv2.setNumThreads(1)
+    return cv2

@@ -1,0 +1,285 @@
+"""One stream: the newest frame goes to the model, its answer to sinks and viewers.
+
+One frame at a time is in the model. A frame that arrives meanwhile waits, and is replaced by the next; so the
+model gets the newest frame whenever it is free, and no queue grows.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, Protocol, TypeAlias
+
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.service.options.stream import LiveOptions, StreamOptions
+from edgekit_runtime.service.streams.sink import QueuedSink, hide_password
+from edgekit_runtime.service.streams.source import Frame, FrameSource
+from edgekit_runtime.service.streams.source_kinds import find_kind
+from edgekit_runtime.service.streams.viewers import Viewer, write_part
+
+Answer: TypeAlias = "Mapping[str, Any] | EdgekitError"
+State: TypeAlias = Literal["opening", "running", "waiting", "failed", "ended", "stopped"]
+
+_RECENT: Final = 64  # answers, for frames in a second and mean times
+_RECENT_S: Final = 5.0
+_MAX_ERROR: Final = 500
+_RETRY_S: Final = 0.5
+_LOG_S: Final = 10.0
+
+_logger = logging.getLogger(__name__)
+
+
+class Calls(Protocol):
+    """What gets frames to models."""
+
+    def submit(self, model: str, array: NDArray[Any], rate: int, reply: Callable[[Answer], None]) -> None:
+        """Submit a frame, or sound of a rate over 0; `reply` gets the answer once, maybe before this returns.
+
+        Raises:
+            EdgekitError: it is refused.
+        """
+
+    def close(self) -> None:
+        """Give up what is under way; the last call."""
+
+
+class Stream:
+    """One stream, on the thread of the loop.
+
+    Attributes:
+        state: `waiting` is between two attempts to open the source; `failed` is for good.
+        error: what is wrong with source or model now, or empty.
+        last_error: the last error, also if all is well by now.
+        counts: frames that were `read`, and that were `answered`, `replaced` by a newer one or `failed`;
+            `restarts` of the source.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: StreamOptions,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        calls: Calls,
+        sinks: Sequence[QueuedSink],
+        live: LiveOptions,
+    ) -> None:
+        self.name, self.options = name, options
+        self.state: State = "opening"
+        self.error = self.last_error = ""
+        self.counts: Counter[str] = Counter()
+        self._loop, self._calls, self._sinks, self._live = loop, calls, sinks, live
+        self._source = FrameSource(loop, options, self)
+        self._waiting: Frame | None = None
+        self._is_busy = False
+        self._read_before = 0  # by earlier capture processes
+        self._read_now = 0
+        self._picture_due_s = self._log_due_s = 0.0
+        self._keeps_all = find_kind(options.source).keeps_all(options)
+        self._recent: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=_RECENT)
+        self._viewers: dict[Viewer, bool] = {}  # -> whether it gets pictures
+
+    def start(self) -> None:
+        """Open the source."""
+        self._source.start()
+
+    async def stop(self) -> None:
+        """End source, sinks and viewers."""
+        self._change("stopped", self.error)
+        self._waiting = None
+        await self._source.stop()
+        for sink in self._sinks:
+            sink.stop()
+        await asyncio.gather(*(self._loop.run_in_executor(None, sink.join) for sink in self._sinks))
+        for viewer in list(self._viewers):
+            viewer.finish()
+
+    def add_viewer(self, viewer: Viewer, *, wants_pictures: bool) -> None:
+        """Let a client read pictures with answers, or lines of answers and states, from now on."""
+        self._viewers[viewer] = wants_pictures
+        if not wants_pictures:
+            viewer.put(_to_line(self._describe_state()))
+        self._want_pictures()
+        if self.state in ("ended", "failed", "stopped"):
+            viewer.finish()
+
+    def remove_viewer(self, viewer: Viewer) -> None:
+        self._viewers.pop(viewer, None)
+        self._want_pictures()
+
+    def _want_pictures(self) -> None:
+        self._source.want_pictures(self._live.max_side if any(self._viewers.values()) else 0)
+
+    # What the source reports
+
+    def on_opened(self) -> None:
+        self._change("running", "")
+
+    def on_read(self, number: int) -> None:
+        self._read_now = number
+        self.counts["read"] = self._read_before + number
+
+    def on_frame(self, frame: Frame) -> None:
+        self.on_read(frame.number)
+        if self._waiting is not None:
+            self._waiting.release()
+            self.counts["replaced"] += 1
+        self._waiting = dataclasses.replace(frame, number=self.counts["read"])
+        self._submit_next()
+
+    def on_failure(self, reason: str, retry_s: float | None) -> None:
+        self._read_before += self._read_now  # the next process counts from 1
+        self._read_now = 0
+        self.counts["restarts"] += retry_s is not None
+        self._change("failed" if retry_s is None else "waiting", reason)
+
+    def on_end(self) -> None:
+        self._change("ended", self.error)
+
+    # Answers
+
+    def _submit_next(self) -> None:
+        if self._is_busy or self._waiting is None or self.state == "stopped":
+            return
+        frame, self._waiting = self._waiting, None
+        self._is_busy = True
+        try:
+            self._calls.submit(
+                self.options.model, frame.array, frame.rate, lambda answer: self._take(frame, answer)
+            )
+        except EdgekitError as error:
+            self._take(frame, error)
+
+    def _take(self, frame: Frame, answer: Answer) -> None:
+        """Publish an answer, and go on with the newest frame."""
+        self._is_busy = False
+        if self.state == "stopped":
+            return
+        if isinstance(answer, EdgekitError):
+            self._change(self.state, str(answer))
+            is_later = getattr(answer, "retry_after_s", None) is not None  # as while the model is loaded
+            if is_later and self._keeps_all and self._waiting is None:
+                self._waiting = frame
+                self._loop.call_later(_RETRY_S, self._submit_next)
+                return
+            self.counts["failed"] += 1
+        else:
+            self._publish(frame, answer)
+        frame.release()
+        if self._waiting is not None:
+            self._loop.call_soon(self._submit_next)
+        elif self.state in ("ended", "failed"):
+            self._finish_viewers()
+
+    def _publish(self, frame: Frame, answer: Mapping[str, Any]) -> None:
+        stages = answer.get("times_ms")
+        times_ms = dict(stages) if isinstance(stages, Mapping) else {}
+        times_ms["total"] = round(1000 * (time.time() - frame.captured_at), 3)
+        shape = frame.array.shape
+        size = {"rate": frame.rate} if frame.rate else {"width": shape[1], "height": shape[0]}
+        record = {
+            "stream": self.name,
+            "frame": frame.number,
+            "captured_at": round(frame.captured_at, 3),
+            **size,
+            **drop_low_scores(answer, self.options.min_score),
+            "times_ms": times_ms,
+        }
+        try:
+            line = _to_line(record)
+        except (TypeError, ValueError) as cause:  # NaN, or no JSON at all
+            self.counts["failed"] += 1
+            self._change(self.state, f"the answer is no JSON: {cause}")
+            return
+        self._recent.append((self._loop.time(), times_ms))
+        self.counts["answered"] += 1
+        if self.error and self.state == "running":
+            self._change("running", "")
+        for sink in self._sinks:
+            sink.put(line)
+        part = b""
+        if (frame.picture or frame.rate) and self._loop.time() >= self._picture_due_s:
+            self._picture_due_s = self._loop.time() + 0.9 / self._live.max_fps
+            part = write_part(frame.picture, line.rstrip())
+        for viewer, wants_pictures in list(self._viewers.items()):
+            if not wants_pictures:
+                viewer.put(line)
+            elif part:
+                viewer.put(part)
+
+    def _change(self, state: State, error: str) -> None:
+        error = hide_password(error)[:_MAX_ERROR]
+        if (state, error) == (self.state, self.error):
+            return
+        now_s = self._loop.time()
+        if state != self.state or now_s >= self._log_due_s:  # a model may fail at each second frame
+            self._log_due_s = now_s + _LOG_S
+            level = logging.WARNING if error and error != self.last_error else logging.INFO
+            _logger.log(level, "stream %s: %s%s", self.name, state, f": {error}" if error else "")
+        self.state, self.error, self.last_error = state, error, error or self.last_error
+        line = _to_line(self._describe_state())
+        for viewer, wants_pictures in list(self._viewers.items()):
+            if not wants_pictures:
+                viewer.put(line)
+        if state in ("ended", "failed") and not self._is_busy and self._waiting is None:
+            self._finish_viewers()
+
+    def _finish_viewers(self) -> None:
+        for viewer in list(self._viewers):
+            viewer.finish()
+
+    def _describe_state(self) -> dict[str, str]:
+        return {"stream": self.name, "state": self.state, **({"error": self.error} if self.error else {})}
+
+    @property
+    def fps(self) -> float:
+        """Answers in a second, of late."""
+        now_s = self._loop.time()
+        recent = [at_s for at_s, _ in self._recent if at_s > now_s - _RECENT_S]
+        return (len(recent) - 1) / max(recent[-1] - recent[0], 1e-3) if recent else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry in the list of streams."""
+        times: dict[str, list[float]] = {}
+        for _, times_ms in self._recent:
+            for stage, value in times_ms.items():
+                with contextlib.suppress(TypeError, ValueError):
+                    times.setdefault(stage, []).append(float(value))
+        return {
+            "name": self.name,
+            "model": self.options.model,
+            "source": hide_password(self.options.source),
+            "state": self.state,
+            "error": self.error,
+            "last_error": self.last_error,
+            "fps": round(self.fps, 2),
+            "frames": {name: self.counts[name] for name in ("read", "answered", "replaced", "failed")},
+            "restarts": self.counts["restarts"],
+            "times_ms": {stage: round(sum(values) / len(values), 3) for stage, values in times.items()},
+            "sinks": [sink.to_json() for sink in self._sinks],
+            "viewers": len(self._viewers),
+            "capture_pid": self._source.pid,
+        }
+
+
+def drop_low_scores(answer: Mapping[str, Any], min_score: float | None) -> dict[str, Any]:
+    """Return an answer without the entries of its lists whose score is lower; None leaves all."""
+
+    def keep(entry: Any) -> bool:
+        score = entry.get("score") if isinstance(entry, Mapping) else None
+        return min_score is None or not isinstance(score, int | float) or score >= min_score
+
+    return {
+        name: [entry for entry in value if keep(entry)] if isinstance(value, list) else value
+        for name, value in answer.items()
+    }
+
+
+def _to_line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"

@@ -1,0 +1,192 @@
+"""All streams of the service: those of its configuration, and those of clients that read them."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from edgekit_runtime.errors import ConfigError, RequestError
+from edgekit_runtime.service.observability.prometheus import MetricFamily
+from edgekit_runtime.service.options.stream import LiveOptions, StreamOptions
+from edgekit_runtime.service.streams.sinks import open_sink
+from edgekit_runtime.service.streams.source_kinds import find_kind
+from edgekit_runtime.service.streams.stream import Calls, Stream
+from edgekit_runtime.service.streams.viewers import Viewer
+
+MAX_STREAMS: Final = 64
+_VIEWER_TIMEOUT_S: Final = 10.0
+_MAX_LINES: Final = 256  # of answers that wait for one client
+
+_logger = logging.getLogger(__name__)
+
+
+class Streams:
+    """The streams by name, on the thread of the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, calls: Calls, live: LiveOptions) -> None:
+        """Make none yet.
+
+        Args:
+            loop: of the service.
+            calls: gets frames to models.
+            live: limits of viewers.
+        """
+        self._loop, self._calls, self._live = loop, calls, live
+        self._streams: dict[str, Stream] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._viewers = 0
+        self._is_closed = False
+
+    def add(self, name: str, options: StreamOptions) -> Stream:
+        """Start a stream.
+
+        Raises:
+            ConfigError: its source or a sink is of no kind, or the name is taken.
+        """
+        if name in self._streams or not name or "/" in name or not name.isprintable():
+            raise ConfigError(f"streams: the name {name[:60]!r} is taken, or holds a slash or nothing")
+        if self._is_closed or len(self._streams) >= MAX_STREAMS:
+            raise ConfigError(f"streams: there are {MAX_STREAMS} already, the limit, or the service stops")
+        find_kind(options.source)  # before a sink begins
+        sinks = []
+        try:
+            for text in options.sinks:
+                sinks.append(open_sink(text, name, options))  # noqa: PERF401  # those before one that fails end
+        except ConfigError:
+            for sink in sinks:
+                sink.stop()
+            raise
+        stream = Stream(name, options, loop=self._loop, calls=self._calls, sinks=sinks, live=self._live)
+        self._streams[name] = stream
+        stream.start()
+        return stream
+
+    def add_all(self, options: Mapping[str, StreamOptions]) -> None:
+        """Start the streams of the configuration.
+
+        Raises:
+            ConfigError: as from `add`, by the name of the stream.
+        """
+        for name, stream_options in options.items():
+            try:
+                self.add(name, stream_options)
+            except ConfigError as cause:  # noqa: PERF203
+                raise ConfigError(f"streams.{name}: {cause}") from cause
+
+    def remove(self, name: str) -> None:
+        """Stop a stream; there may be none of this name."""
+        stream = self._streams.pop(name, None)
+        if stream is not None:
+            task = self._loop.create_task(stream.stop())
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    async def close(self) -> None:
+        """Stop all streams, and wait for their ends."""
+        self._is_closed = True
+        for name in list(self._streams):
+            self.remove(name)
+        await asyncio.gather(*self._ending, return_exceptions=True)
+        self._calls.close()
+
+    def find(self, name: str) -> Stream:
+        """Return a stream.
+
+        Raises:
+            RequestError: there is none of this name.
+        """
+        stream = self._streams.get(name)
+        if stream is None:
+            names = ", ".join(sorted(self._streams)[:20]) or "none"
+            raise RequestError(404, f"stream '{name[:60]}' is unknown, there are: {names}")
+        return stream
+
+    def check_room(self) -> None:
+        """Refuse one more viewer where there are too many.
+
+        Raises:
+            RequestError: there are.
+        """
+        if self._viewers >= self._live.max_viewers:
+            raise RequestError(503, f"{self._viewers} clients look at streams, the limit", retry_after_s=5)
+
+    def view(
+        self,
+        stream: Stream,
+        connected: socket.socket,
+        head: bytes,
+        *,
+        wants_pictures: bool,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        """Send what a stream makes to a client until it goes.
+
+        Args:
+            stream: the stream.
+            connected: socket of the client; owned here from now on.
+            head: head of the response.
+            wants_pictures: whether it gets pictures with answers, else lines of answers.
+            on_close: called once the client has gone.
+        """
+
+        def forget(viewer: Viewer) -> None:
+            self._viewers -= 1
+            stream.remove_viewer(viewer)
+            if on_close is not None:
+                on_close()
+
+        self._viewers += 1
+        viewer = Viewer(
+            self._loop,
+            connected,
+            # A late picture is worth nothing.
+            max_queued=1 if wants_pictures else _MAX_LINES,
+            timeout_s=_VIEWER_TIMEOUT_S,
+            on_close=forget,
+        )
+        viewer.put(head)
+        stream.add_viewer(viewer, wants_pictures=wants_pictures)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return the list of streams with their statistics."""
+        return [self._streams[name].to_json() for name in sorted(self._streams)]
+
+    def families(self) -> Iterator[MetricFamily]:
+        """Yield the metrics of all streams."""
+        stated = self.to_json()
+
+        def gather(read: Callable[[Mapping[str, Any]], float]) -> tuple[tuple[dict[str, str], float], ...]:
+            return tuple(
+                ({"stream": entry["name"], "model": entry["model"]}, read(entry)) for entry in stated
+            )
+
+        frames = tuple(
+            ({"stream": entry["name"], "outcome": outcome}, float(count))
+            for entry in stated
+            for outcome, count in entry["frames"].items()
+        )
+        dropped = tuple(
+            ({"stream": entry["name"], "sink": sink["sink"]}, float(sink["dropped"]))
+            for entry in stated
+            for sink in entry["sinks"]
+        )
+        up = gather(lambda entry: float(entry["state"] == "running"))
+        fps = gather(lambda entry: entry["fps"])
+        seconds = gather(lambda entry: entry["times_ms"].get("total", 0.0) / 1000)
+        restarts = gather(lambda entry: float(entry["restarts"]))
+        yield MetricFamily("edgekit_stream_up", "gauge", "1 while frames come.", up)
+        yield MetricFamily("edgekit_stream_answers_per_second", "gauge", "Answers in a second, of late.", fps)
+        yield MetricFamily(
+            "edgekit_stream_latency_seconds",
+            "gauge",
+            "From a frame's capture to its answer, of late.",
+            seconds,
+        )
+        yield MetricFamily("edgekit_stream_frames_total", "counter", "Frames by what became of them.", frames)
+        yield MetricFamily(
+            "edgekit_stream_restarts_total", "counter", "How often a source was opened again.", restarts
+        )
+        yield MetricFamily(
+            "edgekit_stream_dropped_answers_total", "counter", "Answers that a sink never got.", dropped
+        )

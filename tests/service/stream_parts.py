@@ -1,0 +1,67 @@
+"""Streams of tests: a model that answers when it is told to, and videos of coloured cells."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numpy.typing import NDArray
+from tests.service.answer_parts import draw
+from tests.service.service_parts import Running
+
+from edgekit_runtime.errors import EdgekitError
+
+Reply = Callable[[Any], None]
+
+
+class ManualModel:
+    """Notes what is submitted; the test replies."""
+
+    def __init__(self) -> None:
+        self.submitted: asyncio.Queue[tuple[NDArray[Any], Reply]] = asyncio.Queue()
+        self.refusal: EdgekitError | None = None
+        self.rates: list[int] = []
+
+    def submit(self, _model: str, array: NDArray[Any], rate: int, reply: Reply) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.rates.append(rate)
+        self.submitted.put_nowait((array, reply))
+
+    async def next(self) -> tuple[NDArray[Any], Reply]:
+        return await asyncio.wait_for(self.submitted.get(), 60)
+
+    def close(self) -> None:
+        pass
+
+
+def write_video(path: Path, pictures: Sequence[NDArray[Any]], *, codec: str = "MJPG") -> Path:
+    """Write a video of pictures in RGB; skip the test without OpenCV."""
+    cv2 = pytest.importorskip("cv2", reason="needs the extra: pip install 'edgekit[stream]'")
+    height, width = pictures[0].shape[:2]
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*codec), 30.0, (width, height))
+    for picture in pictures:
+        writer.write(cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
+    writer.release()
+    return path
+
+
+def draw_cells(count: int) -> list[NDArray[Any]]:
+    """Return pictures of 128 x 128, with a red cell that moves from column to column."""
+    return [draw(128, 128, red=(number % 4, 0)) for number in range(count)]
+
+
+def read_lines(service: Running, order: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Run a stream in the service; yield its answers and states until it has ended."""
+    body = json.dumps(order).encode()
+    with service.connect() as client, client.makefile("rb") as lines:
+        head = f"POST /v2/streams HTTP/1.1\r\nHost: l\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        status = lines.readline()
+        assert b" 200 " in status, status + lines.read()
+        while lines.readline().strip():
+            pass
+        for line in lines:
+            yield json.loads(line)

@@ -1,0 +1,77 @@
+"""The live page in a browser."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+from tests.browser import list_messages, set_view
+from tests.runtime.conftest import PackageMaker
+from tests.service.answer_parts import write_cell_detector
+from tests.service.service_parts import Running, make_config, running
+from tests.service.stream_parts import draw_cells, write_video
+
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.options.stream import StreamOptions
+
+NAME = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def service(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("live")
+    write_cell_detector(maker, folder / "cells.edgepkg", labels=b"<b>red</b>\ngreen\n")
+    with running(make_config(folder), PackageFiles([folder / "cells.edgepkg"], maker.trust)) as service:
+        yield service
+
+
+@pytest.fixture
+def streams(service: Running, tmp_path: Path) -> Iterator[None]:
+    video = write_video(tmp_path / "v.avi", draw_cells(40))
+    options = StreamOptions(model="cells", source=str(video), repeats=True, min_score=0.5)
+    names = ("door", NAME)
+    service.call(lambda: service.service.find_streams().start(dict.fromkeys(names, options)))
+    yield
+    service.call(lambda: [service.service.find_streams().stop(name) for name in names])
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
+def test_page_draws_boxes_over_frames(
+    service: Running, streams: None, page: Page, width: int, theme: str
+) -> None:
+    set_view(page, width, theme="dark" if theme == "dark" else "light")
+    page.goto(f"http://127.0.0.1:{service.port}/live#door")
+    expect(page.locator("#title")).to_have_text("door")
+    expect(page.locator("#labels")).to_contain_text("<b>red</b>")
+    expect(page.locator("#times")).to_contain_text("infer")
+    expect(page.locator("#fps")).to_contain_text(".")
+    canvas = page.locator("canvas")
+    expect(canvas).to_be_visible()
+    # The label's background is green of the palette, or another of its colours; the video has none but red.
+    colours = page.evaluate(
+        """() => { const canvas = document.querySelector("canvas");
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        let count = 0;
+        for (let at = 0; at < data.length; at += 4) count += data[at + 1] + data[at + 2] > 150;
+        return count; }"""
+    )
+    assert colours > 20
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert list_messages(page) == []
+
+
+def test_other_stream_can_be_chosen_and_its_name_is_text(service: Running, streams: None, page: Page) -> None:
+    page.goto(f"http://127.0.0.1:{service.port}/live")
+    choice = page.locator("#choice")
+    expect(choice).to_be_enabled()
+    choice.select_option(NAME)
+    expect(page.locator("#title")).to_have_text(NAME)
+    expect(page.locator("canvas")).to_be_visible()
+    assert list_messages(page) == []
+
+
+def test_page_without_a_stream_says_how_to_start_one(service: Running, page: Page) -> None:
+    page.goto(f"http://127.0.0.1:{service.port}/live")
+    expect(page.locator("#message")).to_contain_text("edgekit-device stream")
+    expect(page.locator("#meta")).to_have_text("No stream runs.")
+    assert list_messages(page) == []
