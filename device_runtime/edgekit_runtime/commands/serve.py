@@ -2,9 +2,9 @@
 
 import argparse
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgekit_runtime.commands.command import Outcome
 
@@ -51,6 +51,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument("--unix-socket", metavar="PATH", help="path of the Unix socket to listen on")
     parser.add_argument("--port", type=int, help="TCP port; 0 for any free one")
+    parser.add_argument(
+        "--grpc-port", type=int, help="also serve over gRPC, at this TCP port; 0 for any free one"
+    )
+    parser.add_argument(
+        "--grpc-unix-socket", metavar="PATH", help="also serve over gRPC, at this Unix socket"
+    )
     parser.add_argument("--keys", type=Path, help="folder of trusted keys (default: your own)")
     parser.add_argument(
         "--print-unit",
@@ -80,12 +86,13 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     import dataclasses
     import faulthandler
 
-    from edgekit_runtime.dataclass_json import from_plain, to_plain
+    from edgekit_runtime.dataclass_json import from_plain
     from edgekit_runtime.service.models.file_source import PackageFiles
     from edgekit_runtime.service.models.slot_source import InstalledModels
     from edgekit_runtime.service.models.source import Source
     from edgekit_runtime.service.observability.traceback_limiter import TracebackLimiter
     from edgekit_runtime.service.options.config import Listen, ServiceConfig, isolate, read_config
+    from edgekit_runtime.service.options.http import GrpcOptions
     from edgekit_runtime.service.server import serve
     from edgekit_runtime.slots import Slots
     from edgekit_runtime.slots.access import hold_for_service
@@ -96,14 +103,12 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     faulthandler.enable(2)
     logging.getLogger("edgekit_runtime").setLevel(logging.INFO)
     config = ServiceConfig() if arguments.config is None else read_config(arguments.config)
-    changes = {
-        name: value
-        for name, value in (("unix_socket", arguments.unix_socket), ("port", arguments.port))
-        if value is not None
-    }
-    listen = from_plain(Listen, {**to_plain(config.listen), **changes}, "listen")
+    stated = {"unix_socket": arguments.unix_socket, "port": arguments.port}
+    listen = from_plain(Listen, _override(config.listen, stated), "listen")
+    stated = {"unix_socket": arguments.grpc_unix_socket, "port": arguments.grpc_port}
+    grpc = from_plain(GrpcOptions, _override(config.grpc, stated), "grpc")
     models = isolate(config.models, arguments.isolate)
-    config = dataclasses.replace(config, listen=listen, models=models)
+    config = dataclasses.replace(config, listen=listen, grpc=grpc, models=models)
     for handler in logging.getLogger().handlers:
         handler.addFilter(TracebackLimiter(handler))
         if config.log.json:
@@ -131,3 +136,10 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
             source = InstalledModels(Slots(folder, trust, find_device_target()))
         has_ended = asyncio.run(serve(config, source, announce))
     return Outcome({"stopped": True}, ["stopped"], has_ended=has_ended)
+
+
+def _override(options: Any, stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with those that the command line states."""
+    from edgekit_runtime.dataclass_json import to_plain
+
+    return {**to_plain(options), **{name: value for name, value in stated.items() if value is not None}}

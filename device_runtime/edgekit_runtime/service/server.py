@@ -5,19 +5,17 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.service.answers.answer_path import AnswerPath
 from edgekit_runtime.service.api.routes import Router
 from edgekit_runtime.service.http.access import check_access, read_token
 from edgekit_runtime.service.http.connection import Connection
-from edgekit_runtime.service.http.listeners import SocketFile, inherit_listeners, listen_tcp, listen_unix
 from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.server import HttpServer
+from edgekit_runtime.service.listening import Listening
 from edgekit_runtime.service.models.registry import Registry
 from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.monitor import Monitor
@@ -33,7 +31,6 @@ from edgekit_runtime.service.workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from edgekit_runtime.service.api.streams import StreamsHandler
-    from edgekit_runtime.service.http.tls import TlsListener
 
 UNLOAD_TIMEOUT_S: Final = 2.0  # after what was under way has been answered or given up
 
@@ -110,35 +107,16 @@ class Service:
             limits=source.limits,
             token=self._token,
         )
-        self._socket_file: SocketFile | None = None
-        self._tls: TlsListener | None = None
+        self._listening = Listening(self.http, config)
 
     async def listen(self) -> list[str]:
         """Accept connections from now on; return the addresses.
 
         Raises:
             TransportError: an address is in use or cannot be used.
+            ConfigError: gRPC is to be served, and its package is not installed.
         """
-        listen = self._config.listen
-        inherited = inherit_listeners()
-        listeners = list(inherited)
-        if listen.unix_socket and not inherited:
-            path = Path(listen.unix_socket)
-            listeners.append(listen_unix(path))
-            self._socket_file = SocketFile.find(path)
-        if listen.host and listen.tls_certificate is None:
-            listeners.append(listen_tcp(listen.host, listen.port))
-        for listener in listeners:
-            self.http.listen(listener)
-        addresses = [_name(listener) for listener in listeners]
-        if listen.host and listen.tls_certificate is not None and listen.tls_key is not None:
-            from edgekit_runtime.service.http.tls import TlsListener, make_context
-
-            context = make_context(listen.tls_certificate, listen.tls_key)
-            encrypted = listen_tcp(listen.host, listen.port)
-            self._tls = TlsListener(self.http, encrypted, context)
-            addresses.append(f"https://{_name(encrypted)}")
-        return addresses
+        return self._listening.open(self._router, self.registry, token=self._token)
 
     async def stop(self) -> bool:
         """Answer what is under way, then free everything.
@@ -146,15 +124,12 @@ class Service:
         Returns:
             whether all work has ended; the rest continues on its threads until the process ends.
         """
-        if self._tls is not None:
-            self._tls.close()
+        self._listening.begin_stop()
         if self._monitor is not None:
             self._monitor.stop()
         self.workers.begin_stop()
         if self._streams is not None:
             await self._streams.close()
-        if self._socket_file is not None:
-            self._socket_file.remove()  # while it listens: later its inode may be that of another file
         await self.http.drain(self._config.inference.stop_timeout_s)
         await self.workers.close()
         self.pool.stop()
@@ -255,11 +230,3 @@ async def serve(
     finally:
         has_ended = await service.stop()
     return has_ended
-
-
-def _name(listener: socket.socket) -> str:
-    address = listener.getsockname()
-    if listener.family == socket.AF_UNIX:
-        return f"unix:{os.fsdecode(address)}"
-    host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    return f"{host}:{address[1]}"

@@ -162,7 +162,7 @@ class InferenceHandler:
                 inputs={name: array for name, array in inputs.items() if file is None or name != file.name},
                 decodes=request.wants_answer,
                 priority=request.priority,
-                deadline_s=find_deadline(request),
+                deadline_s=find_deadline(request, connection),
                 is_unwanted=lambda: connection.has_left,
                 sequence=request.sequence,
             )
@@ -177,7 +177,7 @@ class InferenceHandler:
         sequence = request.sequence
         answer = served.lane.attempt(inputs) if sequence is None else None
         if answer is None:
-            deadline_s = find_deadline(request)
+            deadline_s = find_deadline(request, connection)
             reply = functools.partial(self._respond, connection, served, request, regions)
             served.lane.submit(
                 Call(inputs, reply, request.priority, deadline_s, lambda: connection.has_left, sequence)
@@ -206,9 +206,12 @@ class InferenceHandler:
             connection.respond(*parts)
 
 
-def find_deadline(request: InferRequest) -> float | None:
+def find_deadline(request: InferRequest, connection: Connection) -> float | None:
     """Return the latest start of the run that a request allows, on the clock of `time.monotonic`."""
-    return None if request.timeout_us is None else time.monotonic() + request.timeout_us / 1e6
+    if request.timeout_us is None:
+        return connection.deadline_s
+    deadline_s = time.monotonic() + request.timeout_us / 1e6
+    return deadline_s if connection.deadline_s is None else min(deadline_s, connection.deadline_s)
 
 
 def _send_encoded(encoding: Sliced[tuple[Buffer, ...]], connection: Responder) -> Sliced[None]:

@@ -45,7 +45,12 @@ _EXTENSIONS: Final = (
 
 
 class Router:
-    """Handles requests from the registry."""
+    """Handles requests from the registry.
+
+    Attributes:
+        bodies: decompresses the bodies of all requests.
+        inference: handles those for inference.
+    """
 
     def __init__(
         self,
@@ -72,8 +77,8 @@ class Router:
             streams: finds the route of a path about streams; None where there are none.
         """
         self._registry, self._models = registry, registry.models
-        self._bodies = CompressedBodies(asyncio.get_running_loop(), limits)
-        self._inference = make_inference_handler(registry.models, self._when_loaded, slicer, answers, times)
+        self.bodies = CompressedBodies(asyncio.get_running_loop(), limits)
+        self.inference = make_inference_handler(registry.models, self._when_loaded, slicer, answers, times)
         self._answers = AnswerHandler(registry.models, self._when_loaded, answers)
         self._memory = SharedMemoryHandler(regions)
         self._metrics = metrics
@@ -94,13 +99,13 @@ class Router:
         if head.method not in methods:
             raise MethodError(head.method, head.path[:200], methods)
         if head.content_coding:
-            action = self._bodies.decode(action)
+            action = self.bodies.decode(action)
         head.route = action
         action(connection, head, body)
 
     def close(self, timeout_s: float) -> bool:
         """End the thread that decompresses bodies; return whether it has ended."""
-        return self._bodies.close(timeout_s)
+        return self.bodies.close(timeout_s)
 
     def _find(self, parts: list[str]) -> Route | None:
         bind, memory = functools.partial, self._memory
@@ -142,7 +147,7 @@ class Router:
     def _find_model(self, name: str, version: str | None, segments: list[str]) -> Route | None:
         match segments:
             case ["infer"]:
-                return _WRITE, functools.partial(self._inference.handle_request, name, version)
+                return _WRITE, functools.partial(self.inference.handle_request, name, version)
             case ["answer"]:
                 return _WRITE, functools.partial(self._answers.handle_request, name, version)
             case []:

@@ -85,7 +85,11 @@ class Connection:
         is_busy: whether a request was handed to the handler and its response is not sent.
         closes: whether no further request is read.
         is_lingering: whether the last response is sent, and what the client still sends is thrown away.
+        deadline_s: when the client gives up, on `time.monotonic`; None, since only gRPC states that beside a
+            request.
     """
+
+    deadline_s: float | None = None
 
     __slots__ = (
         *("_body_bytes", "_expected", "_has_ended", "_head", "_is_advancing", "_is_paused", "_is_yielding"),

@@ -97,7 +97,7 @@ class RequestHead:
         self.passes_descriptor = b"edgekit-descriptor" in fields
         self.authorization = fields.get(b"authorization")
         self.has_origin = b"origin" in fields
-        self.has_foreign_host = _is_foreign(host)
+        self.has_foreign_host = is_foreign_host(host)
         self.route: Any = None
         self.clearance = 0
         self.is_plain = self.keeps_alive and not self.is_http_1_0 and self.method != "HEAD"
@@ -209,7 +209,7 @@ def _read_target(url: bytes, host: bytes | None) -> tuple[bytes, bytes | None]:
     return slash + path or b"/", authority
 
 
-def _is_foreign(host: bytes | None) -> bool:
+def is_foreign_host(host: bytes | None) -> bool:
     """Return whether the host may be the name of a web page whose owner points it to this machine."""
     if host is None:  # no browser speaks HTTP 1.0
         return False

@@ -10,7 +10,7 @@ import resource
 import socket
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.service.http.connection import TICK_S, Connection, Handler, Screen, ticks
@@ -24,6 +24,22 @@ _FULL: Final = RequestError(503, "too many connections; try again", retry_after_
 _RESERVED_DESCRIPTORS: Final = 64  # for models, libraries and shared memory
 
 _logger = logging.getLogger(__name__)
+
+
+class ServedConnection(Protocol):
+    """What the server needs of a connection: `Connection`, or one of another protocol beside HTTP."""
+
+    is_local: bool
+    deadline_tick: int
+
+    def on_timeout(self) -> None:
+        """Close, or set another deadline."""
+
+    def close_when_idle(self) -> None:
+        """Close once nothing is under way."""
+
+    def close(self) -> None:
+        """Close at once."""
 
 
 class HttpServer:
@@ -72,7 +88,7 @@ class HttpServer:
         self._kinds: set[bool] = set()  # is_local of all listeners
         self._counts = {True: 0, False: 0}  # is_local -> connections, including those that are lent
         self.idle_ticks = ticks(limits.idle_timeout_s)
-        self._connections: set[Connection] = set()
+        self._connections: set[ServedConnection] = set()
         self._listeners: dict[socket.socket, Callable[[socket.socket], None]] = {}
         self._max_connections = min(limits.max_connections, _raise_descriptor_limit() - _RESERVED_DESCRIPTORS)
         self._drained: asyncio.Future[None] | None = None
@@ -106,14 +122,14 @@ class HttpServer:
         self._kinds.add(listener.family == socket.AF_UNIX)
         self.loop.add_reader(listener.fileno(), self._accept, listener)
 
-    def connection_made(self, connection: Connection) -> None:
+    def connection_made(self, connection: ServedConnection) -> None:
         self._connections.add(connection)
         self._counts[connection.is_local] += 1
         if self._timer is None:
             self.date_line = make_date_line()
             self._timer = self.loop.call_later(TICK_S, self._look_at_deadlines)
 
-    def connection_lost(self, connection: Connection) -> None:
+    def connection_lost(self, connection: ServedConnection) -> None:
         """Forget a connection that was closed or released."""
         self._connections.discard(connection)
         self._counts[connection.is_local] -= 1

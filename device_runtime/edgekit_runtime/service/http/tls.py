@@ -9,7 +9,8 @@ import functools
 import logging
 import socket
 import ssl
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.service.http.connection import Connection
@@ -21,17 +22,35 @@ _HANDSHAKE_TIMEOUT_S: Final = 10.0
 _logger = logging.getLogger(__name__)
 
 
-def make_context(certificate: str, key: str) -> ssl.SSLContext:
+class Connect(Protocol):
+    """Makes the connection of a client on the decrypted side."""
+
+    def __call__(
+        self, connected: socket.socket, *, is_local: bool, on_admit: Callable[[], None]
+    ) -> "AddressedConnection":
+        """Return it; see `Connection`."""
+
+
+class AddressedConnection(Protocol):
+    """A connection that is told the address of its client."""
+
+    address: str
+
+
+def make_context(certificate: str, key: str, protocols: Sequence[str] = ()) -> ssl.SSLContext:
     """Return the server's side of TLS 1.2 and later.
 
     Args:
         certificate: path of a PEM file with the certificate and its chain.
         key: path of a PEM file with the private key, without a password.
+        protocols: what the server offers by ALPN (RFC 7301); none for HTTP/1.1.
 
     Raises:
         ConfigError: a file is missing or wrong, or they do not belong together.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    if protocols:
+        context.set_alpn_protocols(protocols)
     try:
         context.load_cert_chain(certificate, key, password=_refuse_password)
     except (OSError, ValueError) as cause:  # ssl.SSLError is an OSError
@@ -48,15 +67,23 @@ class TlsListener:
     dropped.
     """
 
-    def __init__(self, http: HttpServer, listener: socket.socket, context: ssl.SSLContext) -> None:
+    def __init__(
+        self,
+        http: HttpServer,
+        listener: socket.socket,
+        context: ssl.SSLContext,
+        connect: "Connect | None" = None,
+    ) -> None:
         """Accept connections from now on.
 
         Args:
             http: serves the connections, and closes the listener when it drains.
             listener: a listening socket.
             context: the TLS context of the server.
+            connect: makes the connections; None for HTTP.
         """
         self._http, self._context = http, context
+        self._connect: Connect = connect or functools.partial(Connection, http)
         self._tasks: set[asyncio.Task[None]] = set()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.Task[None], None] = {}  # oldest first
@@ -116,7 +143,7 @@ class TlsListener:
                     inner.close()
                 else:
                     on_admit = functools.partial(self._admit, task)
-                    connection = Connection(self._http, inner, is_local=False, on_admit=on_admit)
+                    connection = self._connect(inner, is_local=False, on_admit=on_admit)
                     connection.address = address
                 await _bridge(reader, writer, outer, timeout_s)
         except (OSError, asyncio.TimeoutError) as cause:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import ConfigError
-from edgekit_runtime.service.options.http import HttpLimits
+from edgekit_runtime.service.options.http import GrpcOptions, HttpLimits
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.resources import (
     CacheLimits,
@@ -54,13 +54,20 @@ class Listen:
             raise ValueError("tls_certificate and tls_key belong together, only one of them is set")
         if not 0 <= self.port <= 65_535:
             raise ValueError(f"port is {self.port}, expected 0 to 65535")
-        if self.is_beyond_loopback:
-            missing = [name for name in ("tls_certificate", "token_file") if getattr(self, name) is None]
-            if missing:
-                raise ValueError(
-                    f"host {self.host} can be reached from other machines, which needs"
-                    f" {' and '.join(missing)}; or listen on 127.0.0.1"
-                )
+        self.check_host(self.host)
+
+    def check_host(self, host: str) -> None:
+        """Refuse an address beyond this machine without TLS and a token.
+
+        Raises:
+            ValueError: it is refused.
+        """
+        missing = [name for name in ("tls_certificate", "token_file") if getattr(self, name) is None]
+        if host and missing and not _is_loopback(host):
+            raise ValueError(
+                f"host {host} can be reached from other machines, which needs"
+                f" {' and '.join(missing)}; or listen on 127.0.0.1"
+            )
 
     @property
     def is_beyond_loopback(self) -> bool:
@@ -107,6 +114,7 @@ class ServiceConfig:
     Attributes:
         listen: where the service can be reached.
         http: bounds of the HTTP layer.
+        grpc: where the service can be reached over gRPC.
         inference: bounds of single requests.
         cache: bounds of the response cache, which models share.
         media: bounds of photographs and sound.
@@ -119,6 +127,7 @@ class ServiceConfig:
 
     listen: Listen = field(default_factory=Listen)
     http: HttpLimits = field(default_factory=HttpLimits)
+    grpc: GrpcOptions = field(default_factory=GrpcOptions)
     shared_memory: RegionLimits = field(default_factory=RegionLimits)
     inference: Inference = field(default_factory=Inference)
     cache: CacheLimits = field(default_factory=CacheLimits)
@@ -130,6 +139,21 @@ class ServiceConfig:
     models: Mapping[str, ModelOptions] = field(default_factory=dict)
     streams: Mapping[str, StreamOptions] = field(default_factory=dict)
     live: LiveOptions = field(default_factory=LiveOptions)
+
+    def __post_init__(self) -> None:
+        if self.grpc.port is not None:
+            self.listen.check_host(self.grpc.host)
+
+    def for_worker(self, name: str, options: ModelOptions) -> "ServiceConfig":
+        """Return the configuration of a process that serves one model, and does not listen."""
+        return dataclasses.replace(
+            self,
+            listen=Listen(unix_socket="-", host=""),
+            grpc=GrpcOptions(),
+            memory=ModelMemory(),
+            models={name: options},
+            streams={},
+        )
 
 
 def read_config(path: Path) -> ServiceConfig:

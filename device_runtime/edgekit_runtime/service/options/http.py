@@ -1,4 +1,4 @@
-"""Options of the HTTP layer."""
+"""Options of the HTTP layer, and of gRPC beside it."""
 
 from dataclasses import dataclass, fields
 from typing import Annotated
@@ -52,3 +52,27 @@ class HttpLimits:
     def step_bytes(self) -> float:
         """How many bytes must be sent or received between two checks of the progress."""
         return self.read_timeout_s * self.min_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcOptions:
+    """Where the protocol is served over gRPC, and bounds beyond those of the HTTP layer, which hold too.
+
+    Attributes:
+        unix_socket: path of a Unix socket, or empty for none.
+        host: address to listen on over TCP.
+        port: port of TCP, 0 for any; None for no TCP.
+        max_streams: calls of one connection at one time; a further one is refused.
+
+    Raises:
+        ValueError: the port is out of range.
+    """
+
+    unix_socket: str = ""
+    host: str = "127.0.0.1"
+    port: int | None = None
+    max_streams: Annotated[int, Range(1, 1 << 16)] = 128
+
+    def __post_init__(self) -> None:
+        if self.port is not None and not 0 <= self.port <= 65_535:
+            raise ValueError(f"port is {self.port}, expected 0 to 65535")

@@ -15,9 +15,8 @@ from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.server import HttpServer
 from edgekit_runtime.service.oip.shared_memory import Region, Regions
-from edgekit_runtime.service.options.config import Listen, ServiceConfig
+from edgekit_runtime.service.options.config import ServiceConfig
 from edgekit_runtime.service.options.model import ModelOptions
-from edgekit_runtime.service.options.resources import ModelMemory
 from edgekit_runtime.service.rollout.trial import find_difference
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.serving.remote import IsolatedVersion
@@ -200,15 +199,8 @@ class Supervisor:
         limit_s = min(limit_s, options.load_timeout_s or limit_s)
         alone = dataclasses.replace(options, isolated=False, load_timeout_s=limit_s)
         manifest = package.manifest
-        config = dataclasses.replace(
-            self._config,
-            listen=Listen(unix_socket="-", host=""),
-            memory=ModelMemory(),
-            models={manifest.name: alone},
-            streams={},
-        )
         return WorkerSpec(
-            config=config,
+            config=self._config.for_worker(manifest.name, alone),
             isolation=options.isolation,
             name=manifest.name,
             package=_describe(package),

@@ -1,0 +1,398 @@
+"""One connection of a gRPC client: its socket, its RPCs, its progress.
+
+The event loop calls it when the socket is ready; `Http2` makes events of the bytes, and RPCs make messages
+of the events. It is counted, timed and drained by the server of HTTP, beside the connections of HTTP.
+"""
+
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from edgekit_runtime.errors import EdgekitError, UnavailableError
+from edgekit_runtime.service.api.routes import Router
+from edgekit_runtime.service.grpc.http2 import (
+    Buffer,
+    DataReceived,
+    ErrorCode,
+    Event,
+    HeadersReceived,
+    Http2,
+    Http2Error,
+)
+from edgekit_runtime.service.grpc.rpcs import MessageResponder, Method, Rpc, RpcHead
+from edgekit_runtime.service.grpc.service import make_methods, refuse_method
+from edgekit_runtime.service.http.access import check_access
+from edgekit_runtime.service.http.connection import ticks
+from edgekit_runtime.service.http.listeners import find_peer
+from edgekit_runtime.service.http.send_buffer import MAX_PARTS, SendBuffer
+from edgekit_runtime.service.http.server import HttpServer
+from edgekit_runtime.service.models.registry import Registry
+from edgekit_runtime.service.options.config import ServiceConfig
+
+_READ_BYTES: Final = 64 << 10
+_SEND_BYTES: Final = 256 << 10  # of all streams in turn, before the socket is asked again
+_JOINED_BYTES: Final = 32 << 10
+_READS_AT_ONCE: Final = 4  # of a client that sends long messages
+_MAX_AT_ONCE: Final = 64  # events of one connection in one turn of the loop, which others wait for
+_LINGER_S: Final = 2.0
+
+_NO_METHOD: Final = Method()  # of an RPC that is refused
+
+_logger = logging.getLogger(__name__)
+
+
+class GrpcService:
+    """What all connections share.
+
+    Attributes:
+        server: counts the connections, and has their limits.
+        methods: the methods by their paths.
+        bodies: decompresses messages.
+        token: see `check_access`.
+        max_streams: RPCs of one connection at one time.
+    """
+
+    def __init__(
+        self,
+        server: HttpServer,
+        router: Router,
+        registry: Registry,
+        config: ServiceConfig,
+        *,
+        token: bytes | None,
+    ) -> None:
+        self.server, self.token = server, token
+        self.methods = make_methods(router, registry, config.inference)
+        self.bodies = router.bodies
+        self.max_streams = config.grpc.max_streams
+
+    def accept(self, connected: socket.socket) -> None:
+        """Serve a client, or refuse it if there are too many."""
+        is_local = connected.family == socket.AF_UNIX
+        if self.server.is_full(is_local=is_local):
+            self.server.error_counts[503] += 1
+            connected.close()
+            return
+        if not is_local:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connect(connected, is_local=is_local, on_admit=None if is_local else lambda: None)
+
+    def connect(
+        self, connected: socket.socket, *, is_local: bool, on_admit: Callable[[], None] | None
+    ) -> "GrpcConnection":
+        """Return a connection that serves a client; see `Connection`."""
+        return GrpcConnection(self, connected, is_local=is_local, on_admit=on_admit)
+
+
+class GrpcConnection:
+    """A client's connection, from when it is accepted until it is closed.
+
+    Attributes:
+        address: address of the client where the socket does not state it, as behind TLS; else empty.
+        deadline_tick: the server's tick at which `on_timeout` is called.
+        ahead: RPCs of which messages wait, since their client is ahead.
+        on_admit: called once the first RPC has passed the check of access; None from then on.
+    """
+
+    __slots__ = (
+        *("_rpcs", "_debt", "_drained_bytes", "_idle_checks", "_is_advancing", "_is_lingering"),
+        *("_moved_bytes", "_send_buffer", "_sending_bytes", "_service", "_socket", "_was_active"),
+        *("address", "ahead", "deadline_tick", "http2", "is_local", "is_open", "on_admit", "server"),
+    )
+
+    def __init__(
+        self,
+        service: GrpcService,
+        connected: socket.socket,
+        *,
+        is_local: bool,
+        on_admit: Callable[[], None] | None,
+    ) -> None:
+        """Serve a client; see `Connection`."""
+        connected.setblocking(False)
+        server = service.server
+        self.server = server
+        self._service, self._socket = service, connected
+        self.is_local, self.on_admit = is_local, on_admit
+        self.is_open = True
+        self.address = ""
+        self.http2 = Http2(
+            RpcHead, max_streams=service.max_streams, max_header_bytes=server.limits.max_head_bytes
+        )
+        self._rpcs: set[Rpc] = set()
+        self.ahead: set[Rpc] = set()
+        self._send_buffer: SendBuffer | None = None
+        self._sending_bytes = 0  # that the server counts
+        self._is_lingering = self._is_advancing = self._was_active = False
+        self._idle_checks = 0
+        self._drained_bytes = 0  # that the socket took later
+        self._moved_bytes = 0  # at the last check
+        self._debt: tuple[str, int] | None = None  # at the last check
+        self._set_deadline(server.limits.read_timeout_s)
+        server.connection_made(self)
+        server.loop.add_reader(connected.fileno(), self._on_readable)
+
+    @property
+    def peer_pid(self) -> int:
+        return find_peer(self._socket) if self.is_open and self._socket.family == socket.AF_UNIX else 0
+
+    @property
+    def client(self) -> str:
+        """Who is at the other end: the address, or the process over the Unix socket; empty if not known."""
+        if self.address or not self.is_open:
+            return self.address
+        if self._socket.family == socket.AF_UNIX:
+            return str(self.peer_pid)
+        with contextlib.suppress(OSError):
+            return str(self._socket.getpeername()[0])
+        return ""
+
+    # Receiving
+
+    def _on_readable(self) -> None:
+        for _ in range(_READS_AT_ONCE):
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self.close()
+                return
+            self._was_active = True
+            if self._is_lingering:
+                return
+            self.http2.receive_data(data)
+            if not self._advance() or len(data) < _READ_BYTES:
+                return
+
+    def _advance(self) -> bool:
+        """Handle a part of what was received; return whether that was all, and more may be read."""
+        http2, remaining = self.http2, _MAX_AT_ONCE
+        self._is_advancing = True  # what is to be sent goes out together, at the end
+        try:
+            while self.is_open and remaining and (event := http2.next_event()) is not None:
+                self._handle(event)
+                remaining -= 1
+        except Http2Error as error:
+            self._refuse(error)
+        except Exception:
+            _logger.exception("a gRPC connection failed inside the service")
+            self._refuse(Http2Error(ErrorCode.INTERNAL_ERROR, "the service failed; its log says why"))
+        finally:
+            self._is_advancing = False
+        if self.is_open and not remaining:
+            self._yield_turn()
+        self.flush()
+        return self.is_open and remaining > 0
+
+    def _yield_turn(self) -> None:
+        loop = self.server.loop
+        loop.remove_reader(self._socket.fileno())
+        loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        if self.is_open:
+            self.server.loop.add_reader(self._socket.fileno(), self._on_readable)
+            if not self._is_lingering:
+                self._advance()
+
+    def _handle(self, event: Event) -> None:
+        rpc: Rpc | None = event.stream.context
+        if isinstance(event, HeadersReceived):
+            self._begin(event)
+        elif rpc is not None:
+            if isinstance(event, DataReceived):
+                rpc.receive_data(event.data, ends_stream=event.ends_stream)
+            else:
+                rpc.cancel()
+
+    def _begin(self, event: HeadersReceived) -> None:
+        head: RpcHead = event.head
+        stream, service = event.stream, self._service
+        method = service.methods.get(head.path)
+        rpc = stream.context = Rpc(self, stream, head, method or _NO_METHOD)
+        self._rpcs.add(rpc)
+        try:
+            if not (head.is_cleared or self.is_local):
+                check_access(head, service.token)
+                head.is_cleared = True
+                on_admit, self.on_admit = self.on_admit, None
+                if on_admit is not None:
+                    on_admit()
+            if not head.is_grpc:
+                rpc.refuse_content()
+            elif method is None:
+                raise refuse_method(head.path, service.methods)
+            elif not stream.is_remote_open:
+                rpc.receive_data(memoryview(b""), ends_stream=True)
+        except EdgekitError as error:
+            rpc.fail(error)
+
+    def decompress(
+        self,
+        act: Callable[[MessageResponder, memoryview], None],
+        responder: MessageResponder,
+        body: memoryview,
+    ) -> None:
+        """Call `act` with what `body` holds, now or later."""
+        decode = self._service.bodies.decode(lambda _connection, _head, content: act(responder, content))
+        decode(responder, responder.rpc.head, body)  # type: ignore[arg-type]  # have what it uses
+
+    def rpc_ended(self, rpc: Rpc) -> None:
+        """Forget an RPC that was answered or cancelled."""
+        self._rpcs.discard(rpc)
+        self.ahead.discard(rpc)
+
+    # Sending
+
+    def flush(self) -> None:
+        """Send what may be sent, and close if that was the last of it."""
+        if self._is_advancing or not self.is_open:
+            return
+        while self._send_buffer is None and (parts := self.http2.data_to_send(_SEND_BYTES)):
+            self._send(parts)
+            if not self.is_open:
+                return
+        self._count_sending()
+        for rpc in self.ahead:
+            rpc.resume_later()
+        if self.http2.is_closing and not self.http2.streams and self._send_buffer is None:
+            self._linger()
+
+    def _send(self, parts: list[Buffer]) -> None:
+        size = sum(map(len, parts))
+        if size <= _JOINED_BYTES or len(parts) > MAX_PARTS:
+            parts = [b"".join(parts)]
+        try:
+            sent = self._socket.sendmsg(parts)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self.close()
+            return
+        if sent < size:
+            self._send_buffer = SendBuffer(parts, sent)
+            self.server.loop.add_writer(self._socket.fileno(), self._on_writable, self._send_buffer)
+
+    def _on_writable(self, buffer: SendBuffer) -> None:
+        try:
+            self._drained_bytes += buffer.send(self._socket)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.close()
+            return
+        if buffer.left_bytes:
+            return
+        self._send_buffer = None
+        self.server.loop.remove_writer(self._socket.fileno())
+        self.flush()
+
+    def _count_sending(self) -> None:
+        """Count what the client has not read; close if all clients together leave too much unread."""
+        unsent_bytes = 0 if self._send_buffer is None else self._send_buffer.left_bytes
+        sending_bytes = self.http2.queued_bytes + unsent_bytes
+        more = sending_bytes - self._sending_bytes
+        if not more:
+            return
+        server = self.server
+        is_alone = server.sending_bytes == self._sending_bytes
+        server.sending_bytes += more
+        self._sending_bytes = sending_bytes
+        if more > 0 and not is_alone and server.sending_bytes > server.limits.max_sending_bytes:
+            self.close()
+
+    # Deadlines
+
+    def _set_deadline(self, after_s: float) -> None:
+        self.deadline_tick = self.server.tick + ticks(after_s)
+
+    def on_timeout(self) -> None:
+        """Close a client that moves too little of what it owes, or with which nothing happens."""
+        limits, http2 = self.server.limits, self.http2
+        if self._is_lingering or self.on_admit is not None:
+            self.close()
+            return
+        self._set_deadline(limits.read_timeout_s)
+        moved_bytes = http2.received_bytes + http2.sent_bytes + self._drained_bytes
+        has_moved = moved_bytes - self._moved_bytes >= limits.step_bytes
+        debt, previous = self._find_debt(), self._debt
+        self._moved_bytes, self._debt = moved_bytes, debt
+        if debt is not None and debt == previous and not has_moved:
+            self._refuse(Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "too slow: what has begun does not go on"))
+            self.flush()
+        elif self._was_active or any(rpc.is_busy for rpc in self._rpcs):
+            self._was_active, self._idle_checks = False, 0
+        else:
+            self._end_idle()
+
+    def _find_debt(self) -> tuple[str, int] | None:
+        """Return what only the client can bring on, or None."""
+        if self._sending_bytes:
+            return "responses", 0
+        partial = [rpc.stream.stream_id for rpc in self._rpcs if rpc.is_in_message]
+        if partial:
+            return "message", min(partial)
+        return ("frame", self.http2.frames) if self.http2.is_in_frame else None
+
+    def _end_idle(self) -> None:
+        """Ask a client with open RPCs for a sign of life; let any other one go."""
+        limits = self.server.limits
+        self._idle_checks += 1
+        idle_s = self._idle_checks * limits.read_timeout_s
+        if idle_s < limits.idle_timeout_s:
+            return
+        if self._rpcs and idle_s < limits.idle_timeout_s + limits.read_timeout_s:
+            self.http2.ping()
+            self.flush()
+        else:
+            self.close_when_idle()
+            self.close()
+
+    # Ending
+
+    def _refuse(self, error: Http2Error) -> None:
+        """Say why the connection ends; what the client still sends is thrown away."""
+        self.server.error_counts[400] += 1
+        for rpc in list(self._rpcs):
+            rpc.cancel()
+        self.http2.close(error.code, str(error))
+        self._is_lingering = True
+        self._set_deadline(_LINGER_S)
+
+    def _linger(self) -> None:
+        """Close so that the client can still read what was sent: unread data would reset it."""
+        self._is_lingering = True
+        self._set_deadline(_LINGER_S)
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            self.close()
+
+    def close_when_idle(self) -> None:
+        """Begin no further RPCs (GOAWAY), and close once those under way are answered; idle streams end."""
+        if self.is_open and not self.http2.is_closing:
+            self.http2.close(ErrorCode.NO_ERROR)
+            for rpc in [stream for stream in self._rpcs if stream.is_idle_stream]:
+                rpc.fail(UnavailableError("the service ends this connection; connect again", 0.0))
+            self.flush()
+
+    def close(self) -> None:
+        """End the connection at once; a second call does nothing."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        loop, descriptor = self.server.loop, self._socket.fileno()
+        loop.remove_reader(descriptor)
+        loop.remove_writer(descriptor)
+        for rpc in list(self._rpcs):
+            rpc.cancel()
+        self._send_buffer = None
+        self.server.sending_bytes -= self._sending_bytes
+        self._sending_bytes = 0
+        self._socket.close()
+        self.server.connection_lost(self)

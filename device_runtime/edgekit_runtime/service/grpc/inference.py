@@ -1,0 +1,246 @@
+"""Inference over gRPC: a message becomes the request over HTTP that means the same, its response a message.
+
+So one code decides, and two protocols carry it. Clients repeat all of a message but its `raw_input_contents`,
+and the service all of a response but its tensors: the last few of both are kept as they were translated.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from edgekit_runtime.errors import EdgekitError, RequestError
+from edgekit_runtime.protocol.datatypes import DTYPE_OF_DATATYPE
+from edgekit_runtime.protocol.rest import model_path
+from edgekit_runtime.service.api.inference import InferenceHandler
+from edgekit_runtime.service.grpc.http2 import Buffer
+from edgekit_runtime.service.grpc.loopback import post
+from edgekit_runtime.service.grpc.messages import (
+    head_of_bytes,
+    read_message,
+    split_raw_contents,
+    unpack_varints,
+    write_message,
+)
+from edgekit_runtime.service.grpc.rpcs import MessageResponder, Method, encode_stream_error
+from edgekit_runtime.service.models.registry import Registry
+from edgekit_runtime.service.options.config import Inference
+from edgekit_runtime.tensors import allocate_aligned
+
+_RAW_OUTPUT: Final = 6  # raw_output_contents of ModelInferResponse
+_INFER_RESPONSE: Final = 2  # infer_response of ModelStreamInferResponse
+_MAX_KEPT: Final = 64
+_MAX_KEPT_BYTES: Final = 4096
+_ALIGNMENT: Final = 16  # of the memory of `bytes`; the JSON is filled up, so that tensors are aligned
+_SMALL_BYTES: Final = 64 << 10
+# Datatype -> the field of InferTensorContents that carries it; FP16 has none.
+_CONTENTS: Final[Mapping[str, str]] = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "INT64": "int64_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
+
+class InferHead:
+    """What a message says beside its tensors: of the head of a request over HTTP, handlers read `json_bytes`.
+
+    Attributes:
+        name, version: the model; None is its default version.
+        text: JSON of the request.
+        sizes: bytes of each tensor behind it.
+    """
+
+    __slots__ = ("json_bytes", "name", "sizes", "text", "version")
+
+    def __init__(self, document: Mapping[str, Any], raw: Sequence[memoryview]) -> None:
+        self.name: str = document["model_name"]
+        self.version: str | None = document["model_version"] or None
+        text = json.dumps(_describe_request(document, raw), separators=(",", ":")).encode()
+        self.text = text + b" " * (-len(text) % _ALIGNMENT)
+        self.json_bytes = len(self.text)
+        self.sizes = [len(data) for data in raw]
+
+
+class _ResponseHead(NamedTuple):
+    """A ModelInferResponse without `raw_output_contents`, whose sizes follow; None is for shared memory."""
+
+    message: bytes
+    sizes: tuple[int | None, ...]
+
+
+class InferMethod(Method):
+    """`ModelInfer`, and `ModelStreamInfer` as a stream."""
+
+    def __init__(
+        self, handler: InferenceHandler, registry: Registry, limits: Inference, *, is_stream: bool
+    ) -> None:
+        self._handler, self._find_remote = handler, registry.find_remote
+        self._max_bytes = limits.max_json_bytes
+        self.is_stream = is_stream
+        self._requests: dict[bytes, InferHead] = {}
+        self._responses: dict[bytes, _ResponseHead] = {}
+
+    def handle(self, responder: MessageResponder, message: memoryview) -> None:
+        described, raw = split_raw_contents(message)
+        head = self._requests.get(described)
+        if head is None or head.sizes != [len(data) for data in raw]:
+            head, raw = self._read(described, raw)
+        body = _join(head.text, raw)
+        if self._find_remote(head.name, head.version) is not None:
+            path = f"{model_path(head.name, head.version)}/infer"
+            responder.rpc.start(responder, post(responder, path, head.json_bytes, body))
+            return
+        request: Any = responder, head, memoryview(body)  # they have what the handler uses
+        self._handler.handle_request(head.name, head.version, *request)
+
+    def _read(self, described: bytes, raw: list[memoryview]) -> tuple[InferHead, list[memoryview]]:
+        if len(described) > self._max_bytes:
+            raise RequestError(
+                413,
+                f"the message has {len(described)} bytes beside its raw_input_contents, the limit here is"
+                f" {self._max_bytes}; send tensors as raw_input_contents, or set max_json_bytes",
+            )
+        document = read_message("ModelInferRequest", described)
+        contents = _read_contents(document)
+        if contents and raw:
+            raise RequestError(400, "tensors in contents beside others in raw_input_contents")
+        head = InferHead(document, contents or raw)
+        if not contents:
+            _remember(self._requests, described, head)
+        return head, contents or raw
+
+    def encode_response(self, head: bytes, *data: Buffer) -> tuple[Buffer, ...]:
+        text = head.partition(b"\r\n\r\n")[2]
+        stated = self._responses.get(text)
+        if stated is None:
+            stated = _translate_response(json.loads(text))
+            _remember(self._responses, text, stated)
+        parts: list[Buffer] = [stated.message]
+        tensors = iter(map(_flatten, data)) if len(data) != 1 else _split(_flatten(data[0]), stated.sizes)
+        for size in stated.sizes:
+            # Clients count on an entry for each output, also without values.
+            parts.append(head_of_bytes(_RAW_OUTPUT, size or 0))
+            if size is not None:
+                parts.append(next(tensors))
+        if self.is_stream:
+            parts.insert(0, head_of_bytes(_INFER_RESPONSE, sum(map(len, parts))))
+        return tuple(parts)
+
+    def encode_error(self, error: EdgekitError) -> bytes | None:
+        return encode_stream_error(error) if self.is_stream else None
+
+
+def _flatten(data: Any) -> memoryview:
+    return memoryview(data if isinstance(data, bytes) else data.reshape(-1).view(np.uint8))
+
+
+def _split(data: memoryview, sizes: Sequence[int | None]) -> Iterator[memoryview]:
+    """Return the tensors in one piece of data."""
+    at = 0
+    for size in filter(None, sizes):
+        yield data[at : at + size]
+        at += size
+
+
+def _remember(cache: dict[bytes, Any], key: bytes, meaning: object) -> None:
+    if len(key) <= _MAX_KEPT_BYTES:
+        if len(cache) >= _MAX_KEPT:
+            cache.clear()
+        cache[key] = meaning
+
+
+def _join(text: bytes, tensors: Sequence[memoryview]) -> "bytes | memoryview":
+    """Return the body of a request over HTTP, with the first tensor aligned."""
+    size = len(text) + sum(map(len, tensors))
+    if size <= _SMALL_BYTES:
+        return b"".join((text, *tensors))
+    body, at = allocate_aligned(size, len(text)), 0
+    parts: list[bytes | memoryview] = [text, *tensors]
+    for part in parts:
+        body[at : at + len(part)] = part
+        at += len(part)
+    return body
+
+
+def _describe_request(message: Mapping[str, Any], tensors: Sequence[memoryview]) -> dict[str, Any]:
+    """Return what a request over HTTP states in its JSON.
+
+    Raises:
+        RequestError: there are not as many tensors as inputs outside of shared memory.
+    """
+    sizes, inputs = [len(data) for data in tensors], []
+    for tensor in message["inputs"]:
+        parameters = _read_parameters(tensor)
+        if parameters.get("shared_memory_region") is None:
+            if not sizes:
+                raise RequestError(400, f"input '{tensor['name'][:80]}': raw_input_contents has no entry")
+            parameters["binary_data_size"] = sizes.pop(0)
+        inputs.append(
+            {**{name: tensor[name] for name in ("name", "datatype", "shape")}, "parameters": parameters}
+        )
+    if sizes:
+        raise RequestError(400, f"{len(sizes)} tensors more than inputs; the last has {sizes[-1]} bytes")
+    outputs = [
+        {"name": output["name"], "parameters": _read_parameters(output)} for output in message["outputs"]
+    ]
+    parameters = {**_read_parameters(message), "binary_data_output": True}
+    return {"id": message["id"], "inputs": inputs, "outputs": outputs, "parameters": parameters}
+
+
+def _read_parameters(message: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = {name: next(iter(choice.values()), None) for name, choice in message["parameters"].items()}
+    for name in ("binary_data", "binary_data_size"):  # of HTTP: here all tensors are
+        parameters.pop(name, None)
+    return parameters
+
+
+def _read_contents(message: Mapping[str, Any]) -> list[memoryview]:
+    """Return the typed `contents` of all inputs as binary data of their datatypes.
+
+    Raises:
+        RequestError: they are in another field than that of the datatype, or a value is out of range.
+    """
+    return [_read_tensor(tensor) for tensor in message["inputs"] if "contents" in tensor]
+
+
+def _read_tensor(tensor: Mapping[str, Any]) -> memoryview:
+    where, datatype, contents = f"input '{tensor['name'][:80]}'", tensor["datatype"], tensor["contents"]
+    field = _CONTENTS.get(datatype)
+    filled = [name for name, values in contents.items() if len(values)]
+    if field is None or filled not in ([], [field]):
+        expected = field or "raw_input_contents"
+        raise RequestError(400, f"{where}: {datatype[:16]} comes in {expected}, not in {', '.join(filled)}")
+    values = contents[field]
+    if datatype == "BYTES":
+        return memoryview(b"".join(len(value).to_bytes(4, "little") + value for value in values))
+    if field.startswith("fp"):
+        return memoryview(values)
+    dtype = np.dtype(DTYPE_OF_DATATYPE[datatype])
+    numbers = unpack_varints(values)
+    if dtype.kind == "i":
+        numbers = numbers.view(np.int64)
+    if dtype.kind != "b" and len(numbers):
+        bounds = np.iinfo(dtype)
+        if numbers.min() < bounds.min or numbers.max() > bounds.max:
+            raise RequestError(400, f"{where}: a value is out of the range of {datatype}")
+    return memoryview(numbers.astype(dtype).tobytes())
+
+
+def _translate_response(document: Mapping[str, Any]) -> _ResponseHead:
+    outputs, sizes = [], []
+    for output in document["outputs"]:
+        place = {name: value for name, value in output["parameters"].items() if name != "binary_data_size"}
+        sizes.append(output["parameters"].get("binary_data_size"))
+        parameters = {
+            name: {"string_param" if isinstance(value, str) else "int64_param": value}
+            for name, value in place.items()
+        }
+        outputs.append({**output, "parameters": parameters})
+    message = write_message("ModelInferResponse", {**document, "outputs": outputs})
+    return _ResponseHead(message, tuple(sizes))

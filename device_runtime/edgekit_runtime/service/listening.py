@@ -1,0 +1,108 @@
+"""Where the service listens: Unix sockets and TCP, of HTTP and gRPC, with TLS in front of TCP."""
+
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.service.api.routes import Router
+from edgekit_runtime.service.http.listeners import SocketFile, inherit_listeners, listen_tcp, listen_unix
+from edgekit_runtime.service.http.server import HttpServer
+from edgekit_runtime.service.models.registry import Registry
+from edgekit_runtime.service.options.config import ServiceConfig
+from edgekit_runtime.system.install_hint import install_command
+
+if TYPE_CHECKING:
+    from edgekit_runtime.service.grpc.connection import GrpcService
+    from edgekit_runtime.service.http.tls import TlsListener
+
+
+class Listening:
+    """The listening sockets of one service; the server of HTTP accepts and closes all of them."""
+
+    def __init__(self, http: HttpServer, config: ServiceConfig) -> None:
+        self._http, self._config = http, config
+        self._listen, self._grpc = config.listen, config.grpc
+        self._socket_files: list[SocketFile] = []
+        self._tls: list[TlsListener] = []
+
+    def open(self, router: Router, registry: Registry, *, token: bytes | None) -> list[str]:
+        """Accept connections from now on; return the addresses, that of HTTP over TCP as the last one.
+
+        Args:
+            router: answers over gRPC, too.
+            registry: the models that are served.
+            token: the token that clients over TCP must send, or None.
+
+        Raises:
+            TransportError: an address is in use or cannot be used.
+            ConfigError: gRPC is to be served, and its package is not installed.
+        """
+        listen = self._listen
+        listeners = inherit_listeners()
+        if listen.unix_socket and not listeners:
+            listeners.append(self._listen_unix(listen.unix_socket))
+        for listener in listeners:
+            self._http.listen(listener)
+        addresses = [_name(listener) for listener in listeners]
+        if self._grpc.unix_socket or self._grpc.port is not None:
+            try:
+                import hpack  # noqa: F401  # of the extra
+            except ModuleNotFoundError as cause:
+                raise ConfigError(f"grpc: {cause}; {install_command('grpc')}") from cause
+            from edgekit_runtime.service.grpc.connection import GrpcService  # most services have no gRPC
+
+            grpc = GrpcService(self._http, router, registry, self._config, token=token)
+            addresses += self._open_grpc(grpc)
+        if listen.host:
+            scheme = "" if listen.tls_certificate is None else "https://"
+            addresses.append(scheme + self._listen_tcp(listen.host, listen.port))
+        return addresses
+
+    def _open_grpc(self, grpc: "GrpcService") -> list[str]:
+        options, addresses = self._grpc, []
+        if options.unix_socket:
+            listener = self._listen_unix(options.unix_socket)
+            self._http.listen(listener, grpc.accept)
+            addresses.append(f"grpc+{_name(listener)}")
+        if options.port is not None:
+            name = self._listen_tcp(options.host, options.port, grpc)
+            addresses.append(f"grpc://{name}")
+        return addresses
+
+    def _listen_unix(self, name: str) -> socket.socket:
+        path = Path(name)
+        listener = listen_unix(path)
+        self._socket_files.append(SocketFile.find(path))
+        return listener
+
+    def _listen_tcp(self, host: str, port: int, grpc: "GrpcService | None" = None) -> str:
+        """Accept connections of HTTP, or of gRPC, encrypted if there is a certificate; return the address."""
+        certificate, key = self._listen.tls_certificate, self._listen.tls_key
+        if certificate is None or key is None:
+            listener = listen_tcp(host, port)
+            self._http.listen(listener, None if grpc is None else grpc.accept)
+            return _name(listener)
+        from edgekit_runtime.service.http.tls import TlsListener, make_context
+
+        context = make_context(certificate, key, () if grpc is None else ("h2",))
+        listener = listen_tcp(host, port)
+        connect = None if grpc is None else grpc.connect
+        self._tls.append(TlsListener(self._http, listener, context, connect))
+        return _name(listener)
+
+    def begin_stop(self) -> None:
+        """Give up unfinished handshakes, and remove the files of the Unix sockets."""
+        for tls in self._tls:
+            tls.close()
+        for socket_file in self._socket_files:
+            socket_file.remove()  # while it listens: later its inode may be that of another file
+
+
+def _name(listener: socket.socket) -> str:
+    address = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{os.fsdecode(address)}"
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return f"{host}:{address[1]}"
