@@ -40,6 +40,7 @@ class Running:
         service: it; touch it with `do` only.
         socket_path: of its Unix socket.
         port: of TCP.
+        addresses: all that it listens on.
     """
 
     def __init__(self, config: ServiceConfig, source: Source, *, tries_in_child: bool = False) -> None:
@@ -53,7 +54,7 @@ class Running:
             self.halt()
             raise
         self.socket_path = config.listen.unix_socket
-        self.port = int(self._addresses[-1].rsplit(":", 1)[1]) if config.listen.host else 0
+        self.port = int(self.addresses[-1].rsplit(":", 1)[1]) if config.listen.host else 0
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -62,7 +63,7 @@ class Running:
     async def _start(self, config: ServiceConfig, source: Source) -> Service:
         service = Service(config, source, tries_in_child=self._tries_in_child)
         try:
-            self._addresses = await service.listen()
+            self.addresses = await service.listen()
         except BaseException:
             await service.stop()
             raise

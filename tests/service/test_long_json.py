@@ -306,7 +306,9 @@ def test_client_that_goes_leaves_no_work_behind(monkeypatch: pytest.MonkeyPatch,
     served = SimpleNamespace(codec=codec, lane=lane, metrics=SimpleNamespace(refused=0))
     lane.attempt = lambda _inputs: None  # type: ignore[attr-defined]
     models: Any = SimpleNamespace(find=lambda _name, _version: served)
-    connection: Any = SimpleNamespace(is_open=True, is_local=True, respond_error=lambda _error: None)
+    connection: Any = SimpleNamespace(
+        is_open=True, is_local=True, deadline_s=None, respond_error=lambda _error: None
+    )
     head: Any = SimpleNamespace(json_bytes=None)
     text = document([0.5] * 10_000, (10_000,))
     InferenceHandler(
