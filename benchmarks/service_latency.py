@@ -9,6 +9,9 @@
   "prepared bytes" sends the same request again and again and reads the answer; "client" is our own client,
   whose work in Python counts too.
 - Shared memory: a model that copies one value out of a float32 tensor of 4.9 MB, which is written in place.
+- gRPC: the same small model, and a copy of one value out of 150 kB, asked by tritonclient over HTTP/2 on the
+  Unix socket; its work in Python and C++ counts too. "cpu_us" is the service's time for one request. In this
+  process, so all that tritonclient needs is in this environment (requirements/dev.txt).
 - Idle: PSS and CPU time of the service with one small model, and the time from its start to "ready", by the
   clock and of a processor, which the load of the machine changes less; with `--device-python` by the
   environment of a device: requirements/device.txt, or `edgekit[device]` as pip installs it.
@@ -27,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +49,8 @@ from serving import INPUT, MODEL, SHAPE, Service, serving, write_signed
 BLOCK = 50
 HOST = "Host: localhost\r\n"
 LARGE = (1, 3, 640, 640)  # 4.9 MB
+IMAGE = (1, 3, 112, 112)  # 150 kB
+CPU_CALLS = 1000
 STARTS = 7
 
 
@@ -56,27 +62,33 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        small, first = write_packages(folder)
+        small, first, image = write_packages(folder)
         found: dict[str, Any] = {"load_average": os.getloadavg()[0]}
         with serving(folder, small, first) as service:
             found["added_us"] = measure_small(service, arguments.seconds)
             found["shared_4.9_mb_added_us"] = measure_large(service, folder, arguments.seconds)
-        found["idle"] = measure_idle(folder, small, arguments.device_python, arguments.idle_seconds)
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+        with serving(folder, small, image, words=("--grpc-unix-socket", f"{folder}/grpc.sock")) as service:
+            found["grpc_added_us"] = measure_grpc(service, folder, arguments.seconds)
+        idle = partial(measure_idle, folder, small, arguments.device_python, arguments.idle_seconds)
+        found["idle"] = idle()
+        found["idle, gRPC listens"] = idle(("--grpc-unix-socket", f"{folder}/grpc.sock"))
         print(json.dumps(found, indent=2))
 
 
-def write_packages(folder: Path) -> tuple[Path, Path]:
-    """Write the packages of the small model and of one that copies a value, which is also there as a file."""
-    build = GraphBuilder()
-    ends = build.weight(np.zeros(4, np.int64)), build.weight(np.ones(4, np.int64))
-    y = build.add("Slice", ["x", *ends], "y")
-    first = build.model({"x": LARGE}, {y: (1, 1, 1, 1)}).SerializeToString()
-    (folder / "first.onnx").write_bytes(first)
+def write_packages(folder: Path) -> tuple[Path, Path, Path]:
+    """Write the packages of the small model and of two that copy a value, which are also there as files."""
     sign, draws = load_signer(folder=folder / "keys"), np.random.default_rng(0)
-    return (
-        write_signed(folder, "small", MODEL.read_bytes(), {INPUT: draws.random(SHAPE, np.float32)}, sign),
-        write_signed(folder, "first", first, {"x": draws.random(LARGE, np.float32)}, sign),
-    )
+    copies = []
+    for name, shape in (("first", LARGE), ("image", IMAGE)):
+        build = GraphBuilder()
+        ends = build.weight(np.zeros(4, np.int64)), build.weight(np.ones(4, np.int64))
+        y = build.add("Slice", ["x", *ends], "y")
+        model = build.model({"x": shape}, {y: (1, 1, 1, 1)}).SerializeToString()
+        (folder / f"{name}.onnx").write_bytes(model)
+        copies.append(write_signed(folder, name, model, {"x": draws.random(shape, np.float32)}, sign))
+    feeds = {INPUT: draws.random(SHAPE, np.float32)}
+    return write_signed(folder, "small", MODEL.read_bytes(), feeds, sign), copies[0], copies[1]
 
 
 def pin(process: int) -> None:
@@ -161,6 +173,37 @@ def measure_large(service: Service, folder: Path, seconds: float) -> dict[str, A
     return compare(times)
 
 
+def measure_grpc(service: Service, folder: Path, seconds: float) -> dict[str, Any]:
+    """Both models over gRPC and, for comparison, over HTTP by our client."""
+    import tritonclient.grpc as triton
+
+    draws, found = np.random.default_rng(1), dict[str, Any]()
+    with Client(service.path) as client:
+        grpc = triton.InferenceServerClient(f"unix:{folder}/grpc.sock")
+        for name, model, shape in (("small", MODEL, (1, 1, 8, 8)), ("image", folder / "image.onnx", IMAGE)):
+            bare = open_bare(model)
+            x, tensor = draws.random(shape, np.float32), bare.get_inputs()[0].name
+            source = triton.InferInput(tensor, shape, "FP32")
+            source.set_data_from_numpy(x)
+            calls: dict[str, Callable[[], object]] = {
+                "bare": partial(bare.run, None, {tensor: x}),
+                "tritonclient": partial(grpc.infer, name, [source]),
+                "HTTP, client": partial(client.infer, name, {tensor: x}),
+            }
+            for call in calls.values():
+                call()
+            pin(service.pid)
+            found[name] = compare(take_turns(calls, seconds))
+            for way in ("tritonclient", "HTTP, client"):
+                before_s = read_cpu_s(service.pid)
+                for _ in range(CPU_CALLS):
+                    calls[way]()
+                used_s = read_cpu_s(service.pid) - before_s
+                found[name][way]["cpu_us"] = round(used_s / CPU_CALLS * 1e6)
+        grpc.close()
+    return found
+
+
 def send_repeatedly(stack: ExitStack, path: str, request: bytes) -> Callable[[], object]:
     """Return what sends the same bytes on a connection of its own and reads the answer."""
     plain = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -183,14 +226,16 @@ def compare(times: dict[str, list[float]]) -> dict[str, Any]:
     return found
 
 
-def measure_idle(folder: Path, package: Path, python: str, idle_seconds: float) -> dict[str, Any]:
+def measure_idle(
+    folder: Path, package: Path, python: str, idle_seconds: float, words: tuple[str, ...] = ()
+) -> dict[str, Any]:
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
     starts, used = [], []
     for _ in range(STARTS):
-        with serving(folder, package, python=python) as service:
+        with serving(folder, package, python=python, words=words) as service:
             starts.append(service.ready_s * 1e3)
             used.append(read_cpu_s(service.pid) * 1e3)
-    with serving(folder, package, python=python) as service, Client(service.path) as client:
+    with serving(folder, package, python=python, words=words) as service, Client(service.path) as client:
         client.metadata()
         time.sleep(1)
         before_s = read_cpu_s(service.pid)
