@@ -24,8 +24,8 @@ from edgekit_runtime.service.grpc.http2 import (
     Buffer,
     Fields,
     Http2,
-    MalformedHeadError,
     Http2Stream,
+    MalformedHeadError,
     encode_field,
 )
 from edgekit_runtime.service.grpc.messages import write_message
