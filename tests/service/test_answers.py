@@ -78,6 +78,7 @@ def test_options_of_the_task_can_be_set_for_one_answer(cells: Running) -> None:
     assert len(post(cells, picture)[1]["detections"]) == 1
     path = "/v2/models/cells/answer?min_score={}"
     assert post(cells, picture, path=path.format("0.6"))[1]["detections"] == []
+    assert post(cells, picture, path=path.format("[" * 5000))[0] == 400
     status, error = post(cells, picture, path=path.format("7"))
     assert (status, "min_score" in error["error"]) == (400, True)
     assert post(cells, picture, path="/v2/models/cells/answer?zoom=2")[0] == 400

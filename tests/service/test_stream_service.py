@@ -204,6 +204,17 @@ def test_paths_of_no_stream_are_not_found(cells: Running) -> None:
     assert ask(cells, post_bytes("/live", b"")).status == 405
 
 
+def test_web_page_elsewhere_cannot_show_the_pictures(cells: Running, tmp_path: Path) -> None:
+    write_video(tmp_path / "yard.avi", draw_cells(8))
+    lines = read_lines(cells, {"model": "cells", "source": str(tmp_path / "yard.avi"), "repeats": True})
+    name = next(lines)["stream"]
+    with cells.connect_tcp() as client, client.makefile("rb") as response:
+        client.sendall(get_bytes(f"/live/{name}.mjpeg"))
+        head = [response.readline() for _ in range(5)]
+    assert b"Cross-Origin-Resource-Policy: same-origin\r\n" in head
+    lines.close()
+
+
 def test_live_page_runs_its_own_script_alone(cells: Running) -> None:
     reply = ask(cells, get_bytes("/live"))
     assert (reply.status, reply.fields["content-type"]) == (200, "text/html; charset=utf-8")

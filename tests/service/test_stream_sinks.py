@@ -71,13 +71,14 @@ def test_queue_drops_its_oldest_answers_while_the_sink_blocks() -> None:
     assert (sink.written, sink.dropped, fake.is_closed) == (4, 4, True)
 
 
-def test_failed_answers_are_written_again_in_their_order() -> None:
+def test_failed_answers_are_written_again_in_their_order(caplog: pytest.LogCaptureFixture) -> None:
     fake = FakeSink(OSError("disk full"))
     sink = QueuedSink("fake", fake, 100)
     for line in make_lines(6):
         sink.put(line)
     wait_for(lambda: fake.attempts >= 2, "a second attempt")
     assert sink.to_json()["error"] == "disk full"
+    assert [record.getMessage() for record in caplog.records] == ["sink fake: disk full"]
     fake.is_open.set()
     wait_for(lambda: sink.written == 6, "all answers")
     assert (fake.lines, sink.dropped, sink.error) == (make_lines(6), 0, "")
@@ -311,7 +312,18 @@ def test_broker_that_refuses_a_user_is_named_as_the_reason(tmp_path: Path) -> No
 # Texts
 
 
-@pytest.mark.parametrize("text", ["ftp://x", "mqtt://", "http:///path", "mqtt://host/a/%23", "answers.jsonl"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ftp://x",
+        "mqtt://",
+        "http:///path",
+        "mqtt://host/a/%23",
+        "answers.jsonl",
+        "http://h:99999/",
+        "mqtt://h:x",
+    ],
+)
 def test_sink_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         open_sink(text, "s", make_options())
@@ -325,4 +337,7 @@ def test_refusal_lists_all_forms() -> None:
 
 def test_passwords_are_not_shown() -> None:
     assert hide_password("rtsp://u:p@host/1 and mqtt://x@b") == "rtsp://host/1 and mqtt://b"
+    assert hide_password("rtsp://u:a/b@c@host/1") == "rtsp://host/1"
+    assert hide_password("http://h/v.mjpg?user=me&pwd=x&fps=5") == "http://h/v.mjpg?user=me&pwd=...&fps=5"
+    assert hide_password("gstreamer:rtspsrc user-pw=x ! appsink") == "gstreamer:rtspsrc user-pw=... ! appsink"
     assert hide_password("/home/a@b/video.mp4") == "/home/a@b/video.mp4"

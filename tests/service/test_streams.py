@@ -114,7 +114,9 @@ def test_answer_goes_to_viewers_and_sinks_with_its_frame(tmp_path: Path) -> None
     run(work)
 
 
-def test_error_of_the_model_is_stated_once_and_the_stream_goes_on() -> None:
+def test_error_of_the_model_is_stated_once_and_the_stream_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def work() -> None:
         async with running() as (streams, stream, model):
             reader = Reader(streams, stream)
@@ -124,6 +126,8 @@ def test_error_of_the_model_is_stated_once_and_the_stream_goes_on() -> None:
             _, reply = await model.next()
             states = [await reader.next() for _ in range(4)]
             assert [state.get("error") for state in states[:3]] == [None, None, "being swapped"]
+            messages = [record.getMessage() for record in caplog.records]
+            assert messages.count("stream yard: running: being swapped") == 1
             assert "no JSON" in states[3]["error"]
             assert stream.counts["failed"] == 3
             reply({"classes": []})

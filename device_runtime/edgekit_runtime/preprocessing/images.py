@@ -252,7 +252,7 @@ def _eight_bits(image: "Image.Image") -> "Image.Image":
 
     if not image.mode.startswith("I"):
         return image
-    return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
 
 
 def _reason(error: OSError) -> str:

@@ -219,6 +219,6 @@ def parse_overrides(query: str) -> dict[str, JsonValue]:
             )
         try:
             overrides[name] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             overrides[name] = value
     return overrides

@@ -115,7 +115,13 @@ class StreamsHandler:
         """Give the connection to the stream; its response has no end."""
         stream = self._streams.find(name)
         content_type = PICTURES_TYPE if is_picture else _LINES_TYPE
-        lines = ("HTTP/1.1 200 OK", f"Content-Type: {content_type}", "Cache-Control: no-store")
+        lines = (
+            "HTTP/1.1 200 OK",
+            f"Content-Type: {content_type}",
+            "Cache-Control: no-store",
+            # An <img> of another page sends no Origin.
+            "Cross-Origin-Resource-Policy: same-origin",
+        )
         head = "\r\n".join([*lines, "Connection: close", "", ""]).encode("ascii")
         connected, _ = connection.release()
         self._streams.view(stream, connected, head, wants_pictures=is_picture, on_close=on_close)

@@ -5,6 +5,7 @@ the sink fails, the thread tries again after a pause that grows, and the queue d
 """
 
 import contextlib
+import logging
 import re
 import threading
 from collections import deque
@@ -16,7 +17,10 @@ from edgekit_runtime.service.streams.source import Backoff
 _IDLE_S: Final = 5.0
 _END_S: Final = 1.0  # for what waits when a stream ends
 _MAX_ERROR: Final = 300
-_PASSWORD: Final = re.compile(r"(?<=://)[^/@\s]*@")
+_LOGIN: Final = re.compile(r"(?<=://)\S*@")  # a password may hold slashes and more of @
+_SECRET: Final = re.compile(r"(?i)((?:pw|pwd|pass|password|passwd|token|secret|key)=)[^&\s]+")  # of queries
+
+_logger = logging.getLogger(__name__)
 
 
 class UndeliverableError(Exception):
@@ -118,7 +122,10 @@ class QueuedSink:
                 self.error, pause_s = str(cause)[:_MAX_ERROR], 0.0
             except Exception as cause:  # OSError, or what a library raises
                 self._put_back(lines)
-                self.error = f"{cause or type(cause).__name__}"[:_MAX_ERROR]
+                error = f"{cause or type(cause).__name__}"[:_MAX_ERROR]
+                if not self.error:
+                    _logger.warning("sink %s: %s", self._text, error)
+                self.error = error
                 pause_s = backoff.next_s()
                 if self._is_stopping:
                     break
@@ -141,4 +148,4 @@ class QueuedSink:
 
 def hide_password(text: str) -> str:
     """Return a text without the user names and passwords of addresses in it."""
-    return _PASSWORD.sub("", text)
+    return _SECRET.sub(r"\1...", _LOGIN.sub("", text))

@@ -124,7 +124,11 @@ def open_sink(text: str, name: str, options: StreamOptions) -> QueuedSink:
     """
     for kind in KINDS:
         if kind.matches(text):
-            return QueuedSink(text, kind.open(text, name, options), options.max_queued)
+            try:
+                sink = kind.open(text, name, options)
+            except ValueError as cause:  # of an address
+                raise ConfigError(f"sink is {hide_password(text)[:60]!r}: {cause}") from cause
+            return QueuedSink(text, sink, options.max_queued)
     forms = "; ".join(kind.form for kind in KINDS)
     raise ConfigError(f"sink is {hide_password(text)[:60]!r}, expected one of: {forms}")
 

@@ -219,7 +219,7 @@ class Stream:
             return
         now_s = self._loop.time()
         if state != self.state or now_s >= self._log_due_s:  # a model may fail at each second frame
-            self._log_due_s = now_s + _LOG_S
+            self._log_due_s = now_s + _LOG_S if error else 0.0
             level = logging.WARNING if error and error != self.last_error else logging.INFO
             _logger.log(level, "stream %s: %s%s", self.name, state, f": {error}" if error else "")
         self.state, self.error, self.last_error = state, error, error or self.last_error
