@@ -229,6 +229,7 @@ def test_hostile_or_damaged_xml_is_refused(text: str, tmp_path: Path) -> None:
     [
         ({"annotations": {}}, "'annotations' is no list"),
         ({"images": []}, "'images' is empty"),
+        ({"images": [{"id": 7, "file_name": "a" * 5000}], "annotations": []}, "cannot be read as boxes"),
         ({"annotations": [{"image_id": 99, "category_id": 3}]}, r"annotations\[0\]: there is no image 99"),
         ({"annotations": [{"image_id": 7, "category_id": 4}]}, "there is no category 4"),
         ({"annotations": [{"image_id": 7, "category_id": 3, "bbox": [1]}]}, r"'bbox' is \[1\]"),

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from edgekit_runtime.errors import DataError
 from edgekit_toolkit.samples.boxes.box_set import BoxSet
 from edgekit_toolkit.samples.boxes.coco import find_coco, is_coco, read_coco
 from edgekit_toolkit.samples.boxes.voc import is_voc, read_voc
@@ -19,6 +20,13 @@ def find_box_set(path: Path, split: str = "val") -> BoxSet | None:
     Raises:
         DataError: it is such a data set, and something in it is missing or malformed.
     """
+    try:
+        return _find_box_set(path, split)
+    except OSError as error:  # such as a path of a thousand characters, or a folder of another user
+        raise DataError(f"{path}: cannot be read as boxes: {error.strerror or error}") from error
+
+
+def _find_box_set(path: Path, split: str) -> BoxSet | None:
     if path.is_file():
         if path.suffix in (".yaml", ".yml"):
             return read_yolo(path, split)
