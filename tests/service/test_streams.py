@@ -239,6 +239,18 @@ def test_slow_viewer_gets_the_newest_chunk_and_no_queue() -> None:
     run(work)
 
 
+def test_viewer_that_has_gone_before_its_first_byte_is_forgotten() -> None:
+    async def work() -> None:
+        async with running() as (streams, stream, _):
+            client, server = socket.socketpair()
+            client.close()
+            streams.view(stream, server, b"head", wants_pictures=True)
+            assert stream.to_json()["viewers"] == 0
+            streams.check_room()
+
+    run(work)
+
+
 def test_viewer_that_reads_nothing_is_disconnected() -> None:
     async def work() -> None:
         reader, server = socket.socketpair()

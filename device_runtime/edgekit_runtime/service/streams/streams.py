@@ -146,7 +146,8 @@ class Streams:
             on_close=forget,
         )
         viewer.put(head)
-        stream.add_viewer(viewer, wants_pictures=wants_pictures)
+        if viewer.is_open:  # the client may have gone before the head
+            stream.add_viewer(viewer, wants_pictures=wants_pictures)
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the list of streams with their statistics."""

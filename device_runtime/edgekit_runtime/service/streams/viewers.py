@@ -40,6 +40,10 @@ class Viewer:
         connected.setblocking(False)
         loop.add_reader(connected.fileno(), self._on_readable)
 
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
+
     def put(self, chunk: bytes) -> None:
         """Send a chunk as soon as the client takes it."""
         if self._is_open and not self._is_ending:
