@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 import struct
 import zlib
 from collections.abc import Iterator
@@ -13,10 +14,13 @@ import pytest
 from PIL import Image
 from tests.runtime.conftest import PackageMaker
 from tests.service.answer_parts import draw, encode, exchange, post, write_cell_detector
-from tests.service.service_parts import Running, make_config, running
+from tests.service.service_parts import Manifest_, Running, make_config, running, write_model
+from tests.service.worker_parts import kill
 
+from edgekit_runtime.errors import RequestError
 from edgekit_runtime.package.manifest_entries import TaskChoice
 from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.oip.codec import classify
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.resources import MediaLimits
 
@@ -82,6 +86,7 @@ def test_options_of_the_task_can_be_set_for_one_answer(cells: Running) -> None:
     status, error = post(cells, picture, path=path.format("7"))
     assert (status, "min_score" in error["error"]) == (400, True)
     assert post(cells, picture, path="/v2/models/cells/answer?zoom=2")[0] == 400
+    assert post(cells, picture, path=path.format("[" * 3000))[0] == 400
 
 
 def _png_of(width: int, height: int) -> bytes:
@@ -162,6 +167,28 @@ def test_isolated_model_answers_in_its_own_process(maker: PackageMaker, tmp_path
     assert (status, boxes(answer)) == (200, {"red": [64, 64, 96, 96]})
 
 
+@pytest.mark.parametrize("is_tensor", [False, True])
+def test_file_is_worth_sending_again_while_the_process_of_its_model_starts(
+    maker: PackageMaker, tmp_path: Path, is_tensor: bool
+) -> None:
+    write_cell_detector(maker, tmp_path / "cells.edgepkg")
+    config = make_config(tmp_path, models={"cells": ModelOptions(isolated=True)})
+    picture, statuses = encode(draw(red=(2, 2))), list[int]()
+    with running(config, PackageFiles([tmp_path / "cells.edgepkg"], maker.trust)) as service:
+        kill(service, signal.SIGKILL, "cells")
+        while not statuses or statuses[-1] != 200:
+            statuses.append((infer if is_tensor else post)(service, picture)[0])
+            assert statuses[-1] in (200, 503), statuses
+    assert 503 in statuses
+
+
+def test_classification_of_very_many_rows_is_refused() -> None:
+    scores = np.zeros((1, 100, 200, 2), np.float32)
+    assert classify(scores[:, :50], 1, ("a", "b")).shape == (1, 50, 200, 1)
+    with pytest.raises(RequestError, match="ask for the scores"):
+        classify(scores, 1, ("a", "b"))
+
+
 def infer(
     service: Running,
     body: bytes,
@@ -211,6 +238,23 @@ def test_answer_is_one_more_output(cells: Running) -> None:
     assert boxes(json.loads(data[4:])) == {"green": [32, 32, 64, 64]}
     (text,) = infer(cells, encode(draw(red=(0, 0))), outputs=[{"name": "answer"}])[1]["outputs"][0]["data"]
     assert boxes(json.loads(text)) == {"red": [0, 0, 32, 32]}
+
+
+def test_answer_has_no_classes(cells: Running) -> None:
+    outputs = [{"name": "answer", "parameters": {"classification": 2}}]
+    status, document, _ = infer(cells, encode(draw()), outputs=outputs)
+    assert (status, "no classes" in document["error"]) == (400, True)
+
+
+def test_output_of_a_model_may_have_the_name_of_the_answer(maker: PackageMaker, tmp_path: Path) -> None:
+    sketch = Manifest_("echo", "1.0.0", {"x": "answer"}, {"x": np.ones((2, 3), np.float32)})
+    write_model(maker, tmp_path / "echo.edgepkg", sketch)
+    entry = {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}
+    with running(make_config(tmp_path), PackageFiles([tmp_path / "echo.edgepkg"], maker.trust)) as service:
+        for document in ({"inputs": [entry]}, {"inputs": [entry], "outputs": [{"name": "answer"}]}):
+            body = json.dumps(document).encode()
+            status, answer = post(service, body, "application/json", path="/v2/models/echo/infer")
+            assert (status, answer["outputs"][0]["data"]) == (200, [1, 2, 3])
 
 
 def test_classification_states_the_best_classes(cells: Running) -> None:

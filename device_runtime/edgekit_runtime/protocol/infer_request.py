@@ -117,12 +117,12 @@ class InferRequest:
         timeout_us: the longest wait in the queue, or None.
         media_type: media type of the input that is a file; empty for what the model usually takes.
         sequence: its sequence and place there, or None.
+        wants_answer: whether an output is the answer of the model's task.
         response_heads: a server keeps the heads of its responses here, by the shapes of the outputs.
         binary_bytes: size of all binary data.
         shares_outputs: whether an output goes to shared memory.
         has_json_outputs: whether the values of an output go into the JSON.
         has_media: whether an input is a file that must be decoded.
-        wants_answer: whether an output is the answer of the model's task.
     """
 
     inputs: tuple[InferTensor, ...]
@@ -132,12 +132,12 @@ class InferRequest:
     timeout_us: int | None = None
     media_type: str = ""
     sequence: SequenceStep | None = None
+    wants_answer: bool = False
     response_heads: dict[tuple[tuple[int, ...], ...], bytes] = field(default_factory=dict)
     binary_bytes: int = field(init=False)
     shares_outputs: bool = field(init=False)
     has_json_outputs: bool = field(init=False)
     has_media: bool = field(init=False)
-    wants_answer: bool = field(init=False)
 
     def __post_init__(self) -> None:
         # Kept, because every request with the same JSON needs them.
@@ -146,7 +146,6 @@ class InferRequest:
         writes = any(output.shared is None and not output.is_binary for output in self.outputs)
         object.__setattr__(self, "has_json_outputs", writes)
         object.__setattr__(self, "has_media", any(tensor.is_media for tensor in self.inputs))
-        object.__setattr__(self, "wants_answer", any(output.name == ANSWER for output in self.outputs))
 
     @property
     def is_repeatable(self) -> bool:
@@ -232,6 +231,7 @@ def decode_request(
     request_id = take_field(document, "id", "the request", str, "")
     if len(request_id) > _MAX_ID:
         raise RequestError(400, f"id: expected at most {_MAX_ID} characters")
+    requested = _decode_outputs(document, outputs, parameters, states=states, has_answer=has_answer)
     return InferRequest(
         _decode_inputs(
             document,
@@ -240,12 +240,13 @@ def decode_request(
             may_be_missing=states.values(),
             media_input=media_input,
         ),
-        _decode_outputs(document, outputs, parameters, states=states, has_answer=has_answer),
+        requested,
         request_id or None,
         take_field(parameters, "priority", "the request", int, 0),
         take_field(parameters, "timeout", "the request", int, 0) or None,
         _find_media_type(document, parameters) if media_input else "",
         sequence,
+        wants_answer=has_answer and any(output.name == ANSWER for output in requested),
     )
 
 
@@ -425,8 +426,9 @@ def _decode_outputs(
             raise RequestError(400, f"{where}: classification is {classes}, expected at most {_MAX_CLASSES}")
         wants_binary = take_field(parameters, "binary_data", where, bool, default=is_binary)
         place = _take_place(parameters, where)
-        if place is not None and (classes or name == ANSWER):
-            raise RequestError(400, f"{where}: byte strings do not go to shared memory")
+        is_answer = has_answer and name == ANSWER
+        if (place is not None) + (classes > 0) + is_answer > 1:
+            raise RequestError(400, f"{where}: byte strings have no classes and do not go to shared memory")
         outputs[name] = RequestedOutput(name, wants_binary, place, classes)
     return tuple(outputs.values())
 

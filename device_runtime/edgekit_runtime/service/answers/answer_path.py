@@ -111,9 +111,15 @@ class AnswerPath:
         return self._threads is None or self._threads.close(timeout_s)
 
     def _begin(self, request: AnswerRequest, served: Served, began_s: float) -> None:
+        if served.loaded.remote is not None:
+            served.loaded.remote.submit(Call({}, request.reply))  # none of its processes took the request
+            return
         answerer = served.loaded.answerer
         if answerer is None:
-            raise _explain_lack(served)
+            raise RequestError(
+                400,
+                f"{served.metrics.model} states neither preprocessing nor task; package it with --task",
+            )
         if request.decodes and answerer.task is None:
             raise RequestError(400, f"{served.metrics.model} states no task; package it with --task")
         if request.sequence is not None and not served.codec.states:
@@ -220,10 +226,3 @@ class _Work:
     def reply(self, answered: "Answered | BaseException") -> None:
         self.error = None  # else each keeps the other through the traceback
         self.request.reply(answered)
-
-
-def _explain_lack(served: Served) -> RequestError:
-    name = served.metrics.model
-    if served.loaded.remote is not None:
-        return RequestError(400, f"{name} runs in a process of its own, which only its requests reach")
-    return RequestError(400, f"{name} states neither preprocessing nor task; package it with --task")

@@ -33,6 +33,7 @@ _MAX_KEPT: Final = 64
 _MAX_KEPT_STEPS: Final = 1024  # of a model with states: each sequence has requests of its own
 _MAX_KEPT_BYTES: Final = 4096
 _INDEX_BYTES: Final = 4  # no engine takes indices of fewer
+_MAX_CLASS_STRINGS: Final = 1 << 14  # of one output: some microseconds each, on the thread of the loop
 _MAX_COPIED_BYTES: Final = 4096  # from shared memory; less than the rest of a request costs
 _FEW_VALUES: Final = 128  # are written to JSON at once
 _MAX_VALUE_CHARACTERS: Final = 26  # of a number in JSON, with its comma
@@ -321,9 +322,18 @@ def classify(scores: Array, count: int, labels: Sequence[str]) -> Array:
         count: how many classes; no more than there are.
         labels: names of the classes; those without one are `SCORE:INDEX`.
 
+    Raises:
+        RequestError: there are so many rows that writing them would keep other requests waiting.
+
     Source: Triton's classification extension.
     """
     rows = scores.reshape(-1, scores.shape[-1] if scores.ndim else 1)
+    if len(rows) * min(count, rows.shape[1]) > _MAX_CLASS_STRINGS:
+        raise RequestError(
+            400,
+            f"classification: {len(rows)} rows of the shape {list(scores.shape)} have over"
+            f" {_MAX_CLASS_STRINGS} best classes; ask for the scores",
+        )
     best = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :count]
     strings = np.empty(best.shape, object)
     for row, indices in enumerate(best.tolist()):

@@ -25,6 +25,7 @@ from edgekit_runtime.service.streams.stream import Answer
 
 _TIMEOUT_S: Final = 60.0
 _OK: Final = 200
+_UNAVAILABLE: Final = 503
 _Pair: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -114,7 +115,9 @@ class ModelCalls:
             raise
         self._idle.append((reader, writer))
         if status != _OK:
-            raise RequestError(status, decode_error(body) or f"{model}: status {status}")
+            retry_s = 1 if status == _UNAVAILABLE else None  # as while its process is started again
+            text = decode_error(body) or f"{model}: status {status}"
+            raise RequestError(status, text, retry_after_s=retry_s)
         reply(json.loads(body))
 
     async def _connect(self) -> _Pair:
