@@ -129,6 +129,8 @@ def test_error_of_the_model_is_stated_once_and_the_stream_goes_on(
             messages = [record.getMessage() for record in caplog.records]
             assert messages.count("stream yard: running: being swapped") == 1
             assert "no JSON" in states[3]["error"]
+            stream.on_opened()  # a file begins again
+            assert "no JSON" in stream.error
             assert stream.counts["failed"] == 3
             reply({"classes": []})
             assert (await reader.next_answer())["classes"] == []

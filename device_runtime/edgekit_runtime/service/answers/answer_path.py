@@ -112,8 +112,7 @@ class AnswerPath:
 
     def _begin(self, request: AnswerRequest, served: Served, began_s: float) -> None:
         if served.loaded.remote is not None:
-            served.loaded.remote.submit(Call({}, request.reply))  # none of its processes took the request
-            return
+            raise served.loaded.remote.refuse()  # none of its processes took the request
         answerer = served.loaded.answerer
         if answerer is None:
             raise RequestError(

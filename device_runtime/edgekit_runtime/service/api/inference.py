@@ -79,9 +79,8 @@ class InferenceHandler:
             again = functools.partial(self.handle_request, name, version, connection, head, body)
             self._when_loaded(name, connection, again)
             return
-        if served.loaded.remote is not None:  # none of its processes took the request
-            served.loaded.remote.submit(Call({}, connection.respond_error))
-            return
+        if served.loaded.remote is not None:
+            raise served.loaded.remote.refuse()  # none of its processes took the request
         try:
             if is_long(body, head.json_bytes):
                 work = self._infer_long(served, (name, version), connection, head, body)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.scheduling.call import DrainingLane
@@ -46,6 +47,9 @@ class IsolatedVersion(DrainingLane, Protocol):
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
         """Let a worker answer the present request of `connection`; returns whether one does."""
+
+    def refuse(self) -> EdgekitError:
+        """Count a request that no worker can take now, and return why."""
 
     def to_json(self) -> Mapping[str, JsonValue]:
         """Return the statistics of a worker beyond its counts; empty until the first report arrives."""

@@ -119,7 +119,8 @@ class Stream:
     # What the source reports
 
     def on_opened(self) -> None:
-        self._change("running", "")
+        # A file that begins again says nothing about the model.
+        self._change("running", self.error if self.state == "running" else "")
 
     def on_read(self, number: int) -> None:
         self._read_now = number

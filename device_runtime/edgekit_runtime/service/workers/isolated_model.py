@@ -176,6 +176,10 @@ class IsolatedModel(IsolatedVersion):
 
     def submit(self, call: Call) -> None:
         """Answer that no worker can take the call now."""
+        call.reply(self.refuse())
+
+    def refuse(self) -> UnavailableError:
+        """Count a request that no worker can take now, and return why."""
         self._past.refused += 1
         self._add_up()
         if self.ready and not self._is_draining:
@@ -183,7 +187,7 @@ class IsolatedModel(IsolatedVersion):
         else:
             text = "its process ended and is being started again"
             left_s = max(0.0, self._restart_s - self._loop.time())
-        call.reply(UnavailableError(f"{self.manifest.name}: {text}", _RESTART_S + left_s))
+        return UnavailableError(f"{self.manifest.name}: {text}", _RESTART_S + left_s)
 
     def drain(self, done: Callable[[], None]) -> None:
         """Stop lending, and call `done` once all connections have come back; unopened, end at once."""
