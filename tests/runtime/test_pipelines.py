@@ -25,6 +25,7 @@ from edgekit_runtime.package.archive import read_package, write_package
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.manifest_entries import TaskChoice
 from edgekit_runtime.package.pipeline import Condition, Pipeline, Stage, find_stages_problem
+from edgekit_runtime.pipelines import member
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.backends import check_engines
 from edgekit_runtime.sessions.selftest import run_selftest
@@ -234,6 +235,36 @@ def test_wrong_inputs_are_refused(maker: PackageMaker, tmp_path: Path) -> None:
         with pytest.raises(DataError):
             session.run(inputs)
     session.close()
+
+
+def test_run_is_stopped_between_two_crops(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgekit_runtime.tasks.kinds.classification import CLASSIFICATION as TASK
+    from edgekit_runtime.tasks.task import TASKS
+
+    decoded: list[object] = []
+    opened: list[Any] = []
+
+    def decode(outputs: object, *_: object) -> Answer:
+        decoded.append(outputs)
+        for session in opened:
+            session.cancel_runs()
+        return {"classes": []}
+
+    monkeypatch.setitem(TASKS, "classification", replace(TASK, decode=decode))
+    monkeypatch.setattr(member, "MAX_BATCH", 4)
+    members = write_members(maker, tmp_path)
+    options = {**DETECTION.options, "overlap": 1, "min_score": 0, "max_boxes": 1000}
+    write_cell_detector(maker, members["detector"], task=TaskChoice("detection", options))
+    path = write_pipeline(maker, tmp_path, (DETECTOR, replace(SHADE, max_crops=1000)), members)
+    with read_package(path, maker.trust) as package:
+        opened.append(open_session(package))
+    decoded.clear()
+    with pytest.raises(BackendError, match=r"stage 'shade': .*between two crops"):
+        opened[0].run({"image": np.full((1, 64, 64, 3), 255, np.uint8)})
+    assert len(decoded) == 4
+    opened[0].close()
 
 
 def test_failing_stage_is_named(maker: PackageMaker, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ of its input.
 import copy
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -68,6 +68,7 @@ class PipelineSession:
             PackageError: tasks or preprocessing do not suit the links.
         """
         self._pipeline, self._members = pipeline, members
+        self._stops = 0
         self._tasks: dict[str, Task] = {}
         for stage in pipeline.stages:
             with naming_stage(stage.name):
@@ -113,11 +114,13 @@ class PipelineSession:
 
     def cancel_runs(self) -> None:
         """End the runs under way with an error."""
+        self._stops += 1
         for session in self.sessions.values():
             cancel_runs(session)
 
     def interrupt(self) -> None:
         """End all runs with an error, also later ones."""
+        self._stops += 1
         for session in self.sessions.values():
             interrupt: Callable[[], None] = getattr(session, "interrupt", lambda: None)
             interrupt()
@@ -177,8 +180,15 @@ class PipelineSession:
     def _run_member(self, stage: Stage, source: Media, areas: Sequence[_Area]) -> list[Decoded]:
         is_combined = any(stage.name in other.stages for other in self._pipeline.stages)
         member = self._members[stage.name]
-        # Cut one by one: a thousand boxes may each be the whole picture.
-        return member.answer((_cut(source, area) for area in areas), all_entries=is_combined)
+        return member.answer(self._cut_all(source, areas), all_entries=is_combined)
+
+    def _cut_all(self, source: Media, areas: Sequence[_Area]) -> Iterator[tuple[Media, tuple[int, int]]]:
+        """Yield crop by crop, unless the run is stopped: a thousand boxes may each be the whole picture."""
+        stops = self._stops
+        for area in areas:
+            if self._stops != stops:
+                raise BackendError("the run was stopped between two crops")
+            yield _cut(source, area)
 
 
 def _cut(source: Media, area: _Area) -> tuple[Media, tuple[int, int]]:
