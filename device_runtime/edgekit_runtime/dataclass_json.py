@@ -144,6 +144,8 @@ def _keep_known_in(shape: "_Shape", value: Any) -> Any:
         return keep_known(shape.kind, value)
     if shape.form == "list" and isinstance(value, list):
         return [_keep_known_in(shape.members[0], item) for item in value]
+    if shape.form == "mapping" and isinstance(value, dict):
+        return {key: _keep_known_in(shape.members[0], item) for key, item in value.items()}
     return value
 
 

@@ -182,6 +182,7 @@ def _make_devices(draw: random.Random, count: int, online: float, now: float) ->
             "is_online": is_online,
             "last_seen_at": seen_at,
             "pinned": {"detector": "1.4.0"} if because[0] == "pinned" else {},
+            "streams": {},
         }
 
 

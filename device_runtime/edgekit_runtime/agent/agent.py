@@ -39,6 +39,7 @@ from edgekit_runtime.agent.execution.device_observer import DeviceObserver
 from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.execution.step_result import StepCarrier, StepOrder, StepResult
 from edgekit_runtime.agent.execution.step_runner import StepRunner
+from edgekit_runtime.agent.execution.streams_file import StreamsFile
 from edgekit_runtime.agent.journal import Journal, Progress
 from edgekit_runtime.agent.link_watch import DocumentLink, LinkWatch, Presence, RefusalPause, Renewal
 from edgekit_runtime.agent.membership import LEAST_CLOCK_S, Membership
@@ -56,6 +57,7 @@ from edgekit_runtime.agent.reconcile import (
 from edgekit_runtime.agent.signing import seal, seal_report
 from edgekit_runtime.errors import EdgekitError, OutputError, SignatureError
 from edgekit_runtime.power.sensors.battery import read_battery
+from edgekit_runtime.protocol.streams import STREAMS_FILE
 from edgekit_runtime.system.engines import list_engines
 from edgekit_runtime.system.machine import machine_bytes
 
@@ -76,10 +78,12 @@ class AgentOptions:
     Attributes:
         bytes_per_s: cap of the bandwidth of downloads, or None.
         month_bytes: limit of the bytes downloaded in a month, or None.
+        live_url: URL of the live page of this device, to which the fleet's console links; or empty.
     """
 
     bytes_per_s: float | None = None
     month_bytes: int | None = None
+    live_url: str = ""
 
 
 class Agent:
@@ -137,6 +141,7 @@ class Agent:
         if self._desired is not None:  # else a whole site whose power comes back would use a narrow window
             self._link.reconnect_s = self._desired.reconnect_s
         self._observer = DeviceObserver(installer, time.monotonic())
+        self._streams_file = StreamsFile(folder / STREAMS_FILE, installer.slots.disk)
         self._presence = Presence(member, self._journal, self._link)
         disk, now_s = installer.slots.disk, time.monotonic()
         self._watch = LinkWatch(member, folder, self._link, disk, renew=renew, pause=pause, now_s=now_s)
@@ -295,6 +300,8 @@ class Agent:
         for kind, text in self._steps.take_events():
             self._emit(kind, text)
         self._count_bytes()
+        if self._desired is not None:
+            self._streams_file.write(self._desired.streams)
         is_under_way = any(not execution.has_ended for execution in self._executions)
         self._observer.look(time.monotonic(), is_step_running=self._steps.is_busy, is_under_way=is_under_way)
         conditions = self._measure()
@@ -401,10 +408,12 @@ class Agent:
         if not self._link.is_connected:
             return
         now_s = time.monotonic()
+        streams = self._observer.read_streams(now_s, {} if self._desired is None else self._desired.streams)
         main = (
             plan.status,
             plan.because,
             plan.models,
+            {name: replace(stream, fps=0.0) for name, stream in streams.items()},
             [_outline(execution) for execution in plan.executions],
         )
         is_under_way = any(not execution.has_ended for execution in plan.executions)
@@ -428,6 +437,7 @@ class Agent:
             executions=tuple(_shorten_reason(execution) for execution in executions),
             figures=figures,
             facts=self._list_facts(),
+            streams=streams,
         )
         self._link.put("reported", seal_report(reported, self._member.key), is_retained=True)
         self._presence.last_report = reported.sequence
@@ -445,6 +455,8 @@ class Agent:
             "boot": self._boot,
             "clock": f"{self._clock():.0f}",
         }
+        if self._options.live_url:
+            facts["live"] = self._options.live_url
         if battery is not None:
             facts["battery"] = f"{battery:.2f}{', charging' if is_charging else ''}"
         return facts

@@ -15,6 +15,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.protocol.streams import StreamSettings, check_fleet_streams
 
 PROTOCOL: Final = 1
 MAX_DOCUMENT_BYTES: Final = 32 << 10
@@ -123,6 +124,11 @@ class Desired:
         reconnect_s: width of the time window over which devices spread their reconnects.
         removed: models to remove from the device.
         notice: what the fleet has noticed of this device and its owner must know; a sentence, or empty.
+        streams: all streams that the fleet wants, by name: 16 at most, of 8 KiB together. Streams of the
+            service's own configuration are not touched.
+
+    Raises:
+        ValueError: there are more streams.
     """
 
     device: str
@@ -135,6 +141,10 @@ class Desired:
     reconnect_s: float = 30.0
     removed: tuple[str, ...] = ()
     notice: str = ""
+    streams: Mapping[str, StreamSettings] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fleet_streams(self.streams)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +232,24 @@ class ModelFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedStream:
+    """A stream that the fleet wants, as the service of the device states it.
+
+    Attributes:
+        model: name of the model that answers.
+        state: `waiting` is between two attempts to open the source; `failed` is for good; `missing` where no
+            service runs it.
+        fps: answers in a second, of late.
+        error: what is wrong now, or empty.
+    """
+
+    model: str
+    state: Literal["opening", "running", "waiting", "failed", "ended", "stopped", "missing"]
+    fps: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
     """All that the device states; it replaces what it stated before.
 
@@ -235,7 +263,8 @@ class Reported:
         models, executions, figures: see there; of executions those that are under way, and the last ended
             one of each model.
         facts: what selects and explains a device, such as `target`, `runtime`, `engines`, `free_bytes`,
-            `battery`, `boot`; short strings.
+            `battery`, `boot`; short strings. `live` is the URL of the device's live page, if it states it.
+        streams: the streams that the fleet wants, by name.
     """
 
     device: str
@@ -247,6 +276,7 @@ class Reported:
     executions: tuple[Execution, ...] = ()
     figures: tuple[ModelFigures, ...] = ()
     facts: Mapping[str, str]
+    streams: Mapping[str, ReportedStream] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

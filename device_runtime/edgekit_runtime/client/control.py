@@ -113,6 +113,16 @@ def read_metrics(socket_path: Path, *, timeout_s: float = _TIMEOUT_S) -> str:
     return body.decode(errors="replace")
 
 
+def read_fleet_streams(socket_path: Path) -> dict[str, Any]:
+    """Return how the streams do that the fleet wants, by name; none without an answer in time."""
+    try:
+        status, body = _request(socket_path, "GET", STREAMS, _TIMEOUT_S)
+        stated = json.loads(body).get("fleet", {}) if status == _OK else {}
+    except (TransportError, ValueError, AttributeError):
+        return {}
+    return stated if isinstance(stated, dict) else {}
+
+
 def read_stream(socket_path: Path, order: Mapping[str, Any], *, limit_s: float | None) -> Iterator[bytes]:
     """Run a stream in the service; yield its answers and changes of state, lines of JSON.
 

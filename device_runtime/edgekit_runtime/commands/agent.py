@@ -67,6 +67,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_arguments(parser)
     parser.add_argument("--cap-kbit-s", type=positive, metavar="N", help="most bandwidth of downloads")
     parser.add_argument("--month-mb", type=positive, metavar="N", help="most downloads in a month, megabytes")
+    parser.add_argument(
+        "--live", default="", metavar="URL", help="of this device's live page, for the fleet's console"
+    )
     parser.add_argument("--print-unit", action="store_true", help="print a systemd unit, and do not run")
     parser.set_defaults(run=run)
 
@@ -90,7 +93,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
     config, keys = find_config_folder(), find_keys(arguments)
     state: Path = arguments.state or find_state_folder()
     cap, month, socket_path = arguments.cap_kbit_s, arguments.month_mb, arguments.socket
-    options = AgentOptions(month_bytes=None if month is None else int(month * 1e6))
+    month_bytes = None if month is None else int(month * 1e6)
+    options = AgentOptions(month_bytes=month_bytes, live_url=arguments.live)
     folders = StepPlaces(
         config=str(config.absolute()),
         state=str(state.absolute()),

@@ -87,6 +87,7 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     import faulthandler
 
     from edgekit_runtime.dataclass_json import from_plain
+    from edgekit_runtime.protocol.streams import STREAMS_FILE
     from edgekit_runtime.service.models.file_source import PackageFiles
     from edgekit_runtime.service.models.slot_source import InstalledModels
     from edgekit_runtime.service.models.source import Source
@@ -132,6 +133,11 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
             source = PackageFiles(arguments.package, trust, arguments.tails)
         else:
             folder = find_state_folder()
+            if config.fleet_streams.file is None:
+                file = str(folder / "fleet" / STREAMS_FILE)
+                config = dataclasses.replace(
+                    config, fleet_streams=dataclasses.replace(config.fleet_streams, file=file)
+                )
             stack.enter_context(hold_for_service(folder))
             source = InstalledModels(Slots(folder, trust, find_device_target()))
         has_ended = asyncio.run(serve(config, source, announce))

@@ -7,7 +7,7 @@ sensor that hangs delays no request.
 import logging
 import time
 from asyncio import AbstractEventLoop
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -35,7 +35,12 @@ class Monitor:
     """Runs the tick on a timer of the event loop."""
 
     def __init__(
-        self, models: "Catalogue", metrics: ServiceMetrics, power: Power, loop: AbstractEventLoop
+        self,
+        models: "Catalogue",
+        metrics: ServiceMetrics,
+        power: Power,
+        loop: AbstractEventLoop,
+        follow_fleet: Callable[[], None] = lambda: None,
     ) -> None:
         """Start the timer.
 
@@ -44,8 +49,10 @@ class Monitor:
             metrics: where power, energy and temperature go.
             power: options of sensors and limits.
             loop: runs the tick on its thread.
+            follow_fleet: starts and stops streams as the fleet wants.
         """
         self._models, self._metrics, self._power, self._loop = models, metrics, power, loop
+        self._follow_fleet = follow_fleet
         self._sensors: Sensors | None = None
         self._sampling: Sampling | None = None
         self._meter: EnergyMeter | None = None
@@ -82,6 +89,7 @@ class Monitor:
                 self._has_searched = False  # limits and trials go on without sensors until then
                 _logger.warning("no sensor is read now: %s", cause)
         self._models.judge_trials()
+        self._follow_fleet()
         now_s = time.monotonic()
         readings = _NO_READINGS if self._sampling is None else self._sampling.latest
         served = self._models.served()

@@ -175,9 +175,16 @@ class Service:
         return self._streams
 
     def watch(self) -> None:
-        """Look at trials, sensors and governors once a second from now on."""
+        """Look at trials, sensors, governors and the fleet's streams once a second from now on."""
         if self._monitor is None:
-            self._monitor = Monitor(self.registry.models, self.metrics, self._config.power, self.http.loop)
+            power, loop = self._config.power, self.http.loop
+            self._monitor = Monitor(self.registry.models, self.metrics, power, loop, self._follow_fleet)
+            self._follow_fleet()
+
+    def _follow_fleet(self) -> None:
+        file = self._config.fleet_streams.file
+        if file and (self._streams is not None or os.path.exists(file)):  # noqa: PTH110  # each second
+            self.find_streams().follow_fleet()
 
 
 async def serve(

@@ -143,6 +143,7 @@ def show_device(console: Console, request: Request) -> Response:
         row = session.get_one(DeviceRow, name)
         desired_rows = session.scalars(select(WantedModelRow).where(WantedModelRow.device == name)).all()
         history = _read_history(session, name)
+    live_url = str(detail.facts.get("live", ""))
     return console.render(
         request,
         "device.html",
@@ -150,6 +151,8 @@ def show_device(console: Console, request: Request) -> Response:
         row=row,
         twin=_make_twin(detail, desired_rows),
         history=history,
+        streams=(detail.reported or {}).get("streams", {}),
+        live_url=live_url if live_url.startswith(("http://", "https://")) else "",
         tags=_write_tags(detail.summary.tags),
     )
 
@@ -212,6 +215,8 @@ def _describe_entry(row: AuditRow) -> Happening:
         "renew": "renewed its certificate",
         "revoke": "was revoked",
         "tag": "got tags",
+        "stream": f"should run the stream {detail.get('stream')}",
+        "stream-removed": f"should end the stream {detail.get('stream')}",
     }.get(kind, row.action)
     parts = [f"{key}={value}" for key, value in detail.get("tags", {}).items()] if kind == "tag" else []
     more = ", ".join(parts) or str(detail.get("why", ""))

@@ -1,4 +1,4 @@
-"""Desired documents: made from a device's wanted models, numbered, signed and stored before they go out.
+"""Desired documents: made from a device's models and streams, numbered, signed and stored before they go out.
 
 A document is written only if its content has changed, the old one is about to expire, or the manager's key
 was exchanged.
@@ -82,7 +82,7 @@ class Publisher:
         return is_new
 
     def make_due(self, session: Session, now: float) -> list[Outgoing]:
-        """Return new documents of devices whose wanted models have changed; commit before you publish.
+        """Return new documents of devices whose models or streams have changed; commit before you publish.
 
         `now`: seconds since 1970.
         """
@@ -93,6 +93,7 @@ class Publisher:
                 DesiredRow.content_sha256,
                 DesiredRow.key_id,
                 DesiredRow.expires_at,
+                cast(DeviceRow.streams, Text).label("streams"),
             )
             .join(DeviceRow, DeviceRow.name == DesiredRow.device)
             .where(DesiredRow.is_due, DeviceRow.revoked_at.is_(None), *self._own())
@@ -107,7 +108,7 @@ class Publisher:
         outgoing, changed, unchanged, life_s = [], [], [], self._life_s
         for row in due:
             content = models_of.get(row.device, [])
-            digest = hashlib.sha256(repr(content).encode()).hexdigest()
+            digest = hashlib.sha256(f"{content}{row.streams}".encode()).hexdigest()
             is_same = (digest, self._key_id) == (row.content_sha256, row.key_id)
             if is_same and self._life_s / 2 < row.expires_at - now <= self._longest_s:
                 unchanged.append(row.device)
@@ -117,7 +118,8 @@ class Publisher:
             notice_s = entry.notice_ends_at - now if entry is not None else 0.0
             version = max(row.version, desired_version) + 1
             try:
-                envelope = seal_payload(self._make(row.device, version, content, now), "desired", self._key)
+                document = self._make(row.device, version, content, row.streams, now)
+                envelope = seal_payload(document, "desired", self._key)
             except ValueError as cause:  # it must not stop the others
                 text = f"{cause}; the device keeps its old document: release fewer models or deltas"
                 audit.record(session, "manager", "alarm.document-size", row.device, text=text)
@@ -210,8 +212,10 @@ class Publisher:
         shards = self._shards
         return [] if shards.is_complete else [DeviceRow.shard.in_(sorted(shards.epochs))]
 
-    def _make(self, device: str, version: int, content: list[tuple[str, str]], now: float) -> bytes:
-        """Return a `Desired` document; the texts of its models are taken as the store has them."""
+    def _make(
+        self, device: str, version: int, content: list[tuple[str, str]], streams: str, now: float
+    ) -> bytes:
+        """Return a `Desired` document; the texts of models and streams are taken as the store has them."""
         # Of the whole fleet, as far as this manager knows it.
         devices = len(self._index.devices) * SHARDS / len(self._shards.epochs)
         entry = self._index.devices.get(device)
@@ -227,7 +231,7 @@ class Publisher:
             "reconnect_s": max(_LEAST_RECONNECT_S, devices / _DEVICES_A_SECOND),
         }
         models = ",".join(text for _, text in content if text)
-        return b'{"models":[%b],%b' % (models.encode(), encode_json(plain)[1:])
+        return b'{"models":[%b],"streams":%b,%b' % (models.encode(), streams.encode(), encode_json(plain)[1:])
 
 
 def _read_wanted(session: Session, devices: list[str]) -> dict[str, list[tuple[str, str]]]:

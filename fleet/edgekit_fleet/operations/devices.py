@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from edgekit_fleet.identity import enrolment
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.operations.device_search import Search, find_devices
+from edgekit_fleet.operations.streams import hide_passwords, read_streams
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.attributes import list_models, list_stable, replace_attributes
 from edgekit_fleet.store.database import Store
@@ -21,6 +22,7 @@ from edgekit_runtime.agent.documents import ENDED, Reported
 from edgekit_runtime.agent.membership import LEAST_CLOCK_S, format_utc
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import NotFoundError
+from edgekit_runtime.protocol.streams import StreamSettings
 
 _NO_REASON: Final = "it states no reason"
 _DAY_S: Final = 86_400.0
@@ -75,6 +77,7 @@ class DeviceDetail:
         desired: model -> version that it should run.
         executions: the newest, as plain values.
         reported: its last report as plain values, or None.
+        streams: the streams that it should run, without passwords.
     """
 
     summary: DeviceSummary
@@ -89,6 +92,7 @@ class DeviceDetail:
     desired: Mapping[str, str]
     executions: tuple[Mapping[str, Any], ...]
     reported: Mapping[str, Any] | None
+    streams: Mapping[str, StreamSettings]
 
 
 def invite(
@@ -181,6 +185,7 @@ def describe(store: Store, name: str) -> DeviceDetail:
                 for execution in newest
             ),
             reported=row.reported,
+            streams={name: hide_passwords(stream) for name, stream in read_streams(row.streams).items()},
         )
 
 

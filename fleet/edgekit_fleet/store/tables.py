@@ -78,6 +78,7 @@ class DeviceRow(Table):
         is_online: whether it is connected, by its last will.
         last_seen_at: when its last document came, or None.
         pinned: model -> version at which somebody pinned it on the device, as it reports.
+        streams: name -> a `StreamSettings` as plain values that the device should run; with passwords.
     """
 
     __tablename__ = "devices"
@@ -106,6 +107,7 @@ class DeviceRow(Table):
     is_online: Mapped[bool] = mapped_column(default=False)
     last_seen_at: Mapped[float | None]
     pinned: Mapped[dict[str, str]] = mapped_column(default=dict)
+    streams: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
 
 class AttributeRow(Table):
@@ -147,12 +149,12 @@ class DesiredRow(Table):
 
     Attributes:
         version: its `$version`.
-        content_sha256: SHA-256 of its models, to see whether they changed.
+        content_sha256: SHA-256 of its models and streams, to see whether they changed.
         envelope: signed envelope as it is published.
         key_id: id of the manager's key that signed it.
         issued_at, expires_at: begin and end of the validity of the document; the end is earlier here if the
             document bears a notice, which ends after a day.
-        is_due: whether the rows in `wanted_models` have changed since.
+        is_due: whether the rows in `wanted_models`, or the device's streams, have changed since.
     """
 
     __tablename__ = "desired"

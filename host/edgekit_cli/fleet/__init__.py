@@ -19,6 +19,7 @@ COMMANDS = {
     "devices": "List the devices.",
     "device": "Show one device; tag it, or shut it out.",
     "tag": "Set tags of a device; asks where that changes what it gets.",
+    "stream": "Say which cameras of a device run which models.",
     "why": "Say in one sentence why a device runs what it runs.",
     "audit": "Show who did what, when.",
     "keys": "Exchange the keys that sign what devices may fetch.",

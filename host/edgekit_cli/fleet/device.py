@@ -66,6 +66,9 @@ def command(
         for name in names
     ]
     print_section(console, "Models", models)
+    from edgekit_cli.fleet.stream import describe_streams
+
+    print_section(console, "Streams", describe_streams(device))
     steps = [
         (execution["model"], execution["version"], execution["state"], execution["reason"])
         for execution in device.executions

@@ -141,6 +141,7 @@ def _make_device(rollout: str, device: str, at: float) -> dict[str, Any]:
         "is_online": True,
         "last_seen_at": at,
         "pinned": {},
+        "streams": {},
     }
 
 

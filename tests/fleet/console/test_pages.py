@@ -11,8 +11,9 @@ from tests.fleet.console.conftest import DEVICES, PASSWORD, Client, log_in
 from edgekit_fleet.access import failure_limit
 from edgekit_fleet.console import fleet_page
 from edgekit_fleet.manager.expiry import Expiry, alarm_expiries
-from edgekit_fleet.operations import devices
+from edgekit_fleet.operations import devices, streams
 from edgekit_fleet.store.tables import DeviceRow, RolloutRow, TokenRow, UserRow
+from edgekit_runtime.protocol.streams import StreamSettings
 
 READABLE = (
     *("/", "/devices", "/releases", "/rollouts", "/health", "/audit"),
@@ -142,6 +143,28 @@ def test_device_that_states_nonsense_has_a_page(client, served):
         row = session.get(DeviceRow, name)
         row.facts = {**row.facts, "free_bytes": "9" * 400, "memory_bytes": "nan", "": "x" * 2000}
     assert client.get(f"/devices/{name}").status == 200
+
+
+def test_device_shows_its_streams_without_passwords_and_links_to_its_live_page(client, served):
+    name = pick(served, status="converged").name
+    assert "Streams" not in words(client.get(f"/devices/{name}").text)
+    settings = StreamSettings(model="detector", source="rtsp://me:secret@camera/1")
+    streams.set_stream(served.store, name, "yard", settings, actor="test")
+    page = client.get(f"/devices/{name}").text
+    assert "yard detector rtsp://camera/1 the live page nothing yet" in words(page)
+    assert "should run the stream yard by test" in words(page)
+    assert f"ssh -L 8000:127.0.0.1:8000 {name}" in words(page)
+    assert "secret" not in page
+    for live, has_link in (("https://d/live", True), ("javascript:alert(1)", False)):
+        with served.store.transaction() as session:
+            row = session.get(DeviceRow, name)
+            row.facts = {**row.facts, "live": live}
+            stated = {"model": "detector", "state": "waiting", "fps": 2.0, "error": "<b>no route</b>"}
+            row.reported = {**row.reported, "streams": {"yard": stated}}
+        page = client.get(f"/devices/{name}").text
+        assert (f'href="{live}"' in page) is has_link
+        assert "waiting, 2.0 a second" in words(page)
+        assert "&lt;b&gt;no route" in page
 
 
 def test_unknown_device_is_not_found(client):

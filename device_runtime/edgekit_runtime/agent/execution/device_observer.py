@@ -1,19 +1,23 @@
 """The models of this device as its slots and its service show them, each read on a clock of its own."""
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from edgekit_runtime.agent.conditions import ModelView
-from edgekit_runtime.agent.documents import ModelFigures
+from edgekit_runtime.agent.documents import ModelFigures, ReportedStream
 from edgekit_runtime.agent.execution.install import Installer, ServiceIndex, describe_service
 from edgekit_runtime.agent.figures import read_figures
-from edgekit_runtime.client.control import read_metrics
-from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.client.control import read_fleet_streams, read_metrics
+from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.errors import ConfigError, EdgekitError
+from edgekit_runtime.protocol.streams import StreamSettings
 
 _SERVICE_S: Final = 3.0  # between looks at the service's index; 1 while something is under way
 _FIGURES_S: Final = 10.0
 _QUIET_FIGURES_S: Final = 300.0
+_MAX_ERROR: Final = 200
 _YOUNG_S: Final = 3600.0  # for this time after an execution its figures come often
 
 
@@ -35,6 +39,8 @@ class DeviceObserver:
         self._service_s = self._figures_s = 0.0
         self._busy_s = now_s  # when an execution was last under way
         self._figures: tuple[ModelFigures, ...] = ()
+        self._streams: Mapping[str, Any] = {}
+        self._streams_s = 0.0
 
     def forget(self) -> None:
         """Read slots and service again at the next look: a step has ended."""
@@ -74,6 +80,16 @@ class DeviceObserver:
                 self._figures = read_figures(read_metrics(socket_path), self._figures)
         return self._figures
 
+    def read_streams(
+        self, now_s: float, desired: Mapping[str, StreamSettings]
+    ) -> Mapping[str, ReportedStream]:
+        """Return the streams that the fleet wants as the service states them, asked every few seconds."""
+        if desired and now_s >= self._streams_s:
+            self._streams_s = now_s + _SERVICE_S
+            socket_path = self._installer.find_service() if self._service[0] else None
+            self._streams = {} if socket_path is None else read_fleet_streams(socket_path)
+        return {name: _read_stream(settings, self._streams.get(name)) for name, settings in desired.items()}
+
     def _add_service(self, view: ModelView) -> ModelView:
         runs, index = self._service
         if not runs:
@@ -84,3 +100,10 @@ class DeviceObserver:
             figures.not_finite for figures in self._figures if (figures.model, figures.version) == key
         )
         return replace(view, served=served, on_trial=on_trial, remark=remark, not_finite=not_finite)
+
+
+def _read_stream(settings: StreamSettings, stated: object) -> ReportedStream:
+    with contextlib.suppress(ConfigError):
+        stream = from_plain(ReportedStream, stated)
+        return replace(stream, error=stream.error[:_MAX_ERROR])
+    return ReportedStream(model=settings.model, state="missing", error="no service runs it")

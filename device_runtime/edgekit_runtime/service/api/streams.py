@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
+from pathlib import Path
 from typing import Any, Final
 
 from edgekit_runtime.dataclass_json import from_plain
@@ -20,6 +21,7 @@ from edgekit_runtime.service.models.registry import Registry
 from edgekit_runtime.service.observability.prometheus import MetricFamily
 from edgekit_runtime.service.options.config import ServiceConfig
 from edgekit_runtime.service.options.stream import StreamOptions
+from edgekit_runtime.service.streams.fleet_streams import FleetStreams
 from edgekit_runtime.service.streams.model_calls import ModelCalls
 from edgekit_runtime.service.streams.streams import Streams
 from edgekit_runtime.service.streams.viewers import PICTURES_TYPE
@@ -33,9 +35,15 @@ _PARTS: Final = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 class StreamsHandler:
     """Handles requests about streams."""
 
-    def __init__(self, streams: Streams, *, is_live: bool) -> None:
-        """Keep what all requests need; `is_live`: whether there is a live page."""
-        self._streams, self._is_live = streams, is_live
+    def __init__(self, streams: Streams, fleet: FleetStreams | None, *, is_live: bool) -> None:
+        """Keep what all requests need.
+
+        Args:
+            streams: all streams.
+            fleet: starts those among them that the fleet wants; None where it may want none.
+            is_live: whether there is a live page.
+        """
+        self._streams, self._fleet, self._is_live = streams, fleet, is_live
         self._numbers = iter(range(1, 1 << 62))
 
     def start(self, options: Mapping[str, StreamOptions]) -> None:
@@ -46,9 +54,10 @@ class StreamsHandler:
         """
         self._streams.add_all(options)
 
-    def stop(self, name: str) -> None:
-        """Stop a stream; there may be none of this name."""
-        self._streams.remove(name)
+    def follow_fleet(self) -> None:
+        """Start and stop streams as the fleet wants by now."""
+        if self._fleet is not None:
+            self._fleet.look()
 
     async def close(self) -> None:
         """Stop all streams."""
@@ -75,7 +84,9 @@ class StreamsHandler:
         if head.method == "POST":
             self._run(connection, body)
         else:
-            connection.respond(*make_json({"streams": self._streams.to_json()}))
+            of_fleet = None if self._fleet is None else self._fleet.to_json()
+            document = {"streams": self._streams.to_json(), **({"fleet": of_fleet} if of_fleet else {})}
+            connection.respond(*make_json(document))
 
     def _run(self, connection: Connection, body: memoryview) -> None:
         """Run a stream for as long as the client reads its answers."""
@@ -139,7 +150,13 @@ def open_streams(
     live = config.live
     is_live = not config.listen.is_beyond_loopback if live.enabled is None else live.enabled
     calls = ModelCalls(answers, registry, http)
-    return StreamsHandler(Streams(http.loop, calls, live), is_live=is_live)
+    streams, of_fleet = Streams(http.loop, calls, live), config.fleet_streams
+    fleet = (
+        FleetStreams(Path(of_fleet.file), streams, allows_files=of_fleet.allows_files)
+        if of_fleet.file
+        else None
+    )
+    return StreamsHandler(streams, fleet, is_live=is_live)
 
 
 @functools.cache

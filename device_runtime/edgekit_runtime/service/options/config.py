@@ -19,7 +19,7 @@ from edgekit_runtime.service.options.resources import (
     Power,
     RegionLimits,
 )
-from edgekit_runtime.service.options.stream import LiveOptions, StreamOptions
+from edgekit_runtime.service.options.stream import FleetStreamOptions, LiveOptions, StreamOptions
 from edgekit_runtime.system.paths import find_socket
 
 DEFAULT_PORT: Final = 8000  # Triton's and KServe's
@@ -122,6 +122,7 @@ class ServiceConfig:
         power: sensors and limits of the device.
         log: how log records are written.
         streams: streams by name, which run as long as the service.
+        fleet_streams: whether the streams that the fleet wants run, too.
         live: the live page.
     """
 
@@ -138,6 +139,7 @@ class ServiceConfig:
     log: LogOptions = field(default_factory=LogOptions)
     models: Mapping[str, ModelOptions] = field(default_factory=dict)
     streams: Mapping[str, StreamOptions] = field(default_factory=dict)
+    fleet_streams: FleetStreamOptions = field(default_factory=FleetStreamOptions)
     live: LiveOptions = field(default_factory=LiveOptions)
 
     def __post_init__(self) -> None:
@@ -153,6 +155,7 @@ class ServiceConfig:
             memory=ModelMemory(),
             models={name: options},
             streams={},
+            fleet_streams=FleetStreamOptions(),
         )
 
 

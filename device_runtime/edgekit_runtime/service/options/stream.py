@@ -1,4 +1,4 @@
-"""Options of one stream, and of the live page."""
+"""Options of one stream, of those that the fleet wants, and of the live page."""
 
 import math
 from dataclasses import dataclass
@@ -61,6 +61,21 @@ class StreamOptions:
     def frame_bytes(self) -> int:
         """The size limit of one frame, or of the sound of one window."""
         return 4 * max(self.max_pixels, math.ceil(self.window_s * 192_000))  # aligned for float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetStreamOptions:
+    """Whether the service runs the streams that the fleet wants.
+
+    Attributes:
+        file: the file that the agent writes; None for the one in the state folder where installed models are
+            served, empty for none.
+        allows_files: whether the fleet's streams may also use sinks `file:` and sources `gstreamer:`, which
+            write any file that the user of the service may write.
+    """
+
+    file: str | None = None
+    allows_files: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,19 +6,17 @@ the sink fails, the thread tries again after a pause that grows, and the queue d
 
 import contextlib
 import logging
-import re
 import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
+from edgekit_runtime.protocol.streams import hide_password
 from edgekit_runtime.service.streams.source import Backoff
 
 _IDLE_S: Final = 5.0
 _END_S: Final = 1.0  # for what waits when a stream ends
 _MAX_ERROR: Final = 300
-_LOGIN: Final = re.compile(r"(?<=://)\S*@")  # a password may hold slashes and more of @
-_SECRET: Final = re.compile(r"(?i)((?:pw|pwd|pass|password|passwd|token|secret|key)=)[^&\s]+")  # of queries
 
 _logger = logging.getLogger(__name__)
 
@@ -144,8 +142,3 @@ class QueuedSink:
             while len(self._queued) > self._max_queued:
                 self._queued.popleft()
                 self.dropped += 1
-
-
-def hide_password(text: str) -> str:
-    """Return a text without the user names and passwords of addresses in it."""
-    return _SECRET.sub(r"\1...", _LOGIN.sub("", text))

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.protocol.streams import hide_password
 from edgekit_runtime.service.options.stream import StreamOptions
-from edgekit_runtime.service.streams.sink import QueuedSink, Sink, hide_password
+from edgekit_runtime.service.streams.sink import QueuedSink, Sink
 
 _MAX_BATCH: Final = 16
 
@@ -22,11 +23,13 @@ class SinkKind:
         form: how such a sink is written, for documents and messages.
         matches: whether a text is such a sink.
         open: (text, name of the stream, its options) -> the sink; it connects later.
+        writes_files: whether it can write any file of the service's user.
     """
 
     form: str
     matches: Callable[[str], bool]
     open: Callable[[str, str, StreamOptions], Sink]
+    writes_files: bool = False
 
 
 class _Output:
@@ -112,7 +115,12 @@ KINDS: Final = (
         matches=lambda text: text.startswith(("http://", "https://")),
         open=_open_http,
     ),
-    SinkKind(form="file:PATH", matches=lambda text: text.startswith("file:"), open=_RotatedFile),
+    SinkKind(
+        form="file:PATH",
+        matches=lambda text: text.startswith("file:"),
+        open=_RotatedFile,
+        writes_files=True,
+    ),
 )
 
 
@@ -122,13 +130,23 @@ def open_sink(text: str, name: str, options: StreamOptions) -> QueuedSink:
     Raises:
         ConfigError: it is of no kind, or malformed.
     """
+    kind = find_sink_kind(text)
+    try:
+        sink = kind.open(text, name, options)
+    except ValueError as cause:  # of an address
+        raise ConfigError(f"sink is {hide_password(text)[:60]!r}: {cause}") from cause
+    return QueuedSink(text, sink, options.max_queued)
+
+
+def find_sink_kind(text: str) -> SinkKind:
+    """Return the kind of a sink.
+
+    Raises:
+        ConfigError: it is of none.
+    """
     for kind in KINDS:
         if kind.matches(text):
-            try:
-                sink = kind.open(text, name, options)
-            except ValueError as cause:  # of an address
-                raise ConfigError(f"sink is {hide_password(text)[:60]!r}: {cause}") from cause
-            return QueuedSink(text, sink, options.max_queued)
+            return kind
     forms = "; ".join(kind.form for kind in KINDS)
     raise ConfigError(f"sink is {hide_password(text)[:60]!r}, expected one of: {forms}")
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.protocol.streams import hide_password
 from edgekit_runtime.service.options.stream import StreamOptions
 from edgekit_runtime.system.install_hint import install_command
 
@@ -54,6 +55,7 @@ class SourceKind:
         open: opens it, in the capture process; raises `CaptureError`, or any error if it may come back.
         is_endless: whether its end is a failure, after which it is opened again.
         waits: whether it waits for the model unless the options say otherwise.
+        writes_files: whether it can write any file of the service's user.
     """
 
     form: str
@@ -61,6 +63,7 @@ class SourceKind:
     open: Callable[[StreamOptions], Capture]
     is_endless: bool = False
     waits: bool = False
+    writes_files: bool = False
 
     def keeps_all(self, options: StreamOptions) -> bool:
         """Whether a source waits for the model, so that no frame is left out."""
@@ -218,6 +221,7 @@ KINDS: Final = (
         matches=lambda source: source.startswith(_PIPELINE),
         open=_open_pipeline,
         is_endless=True,
+        writes_files=True,  # by elements such as filesink
     ),
     SourceKind(
         form="microphone or microphone:NAME",
@@ -246,7 +250,7 @@ def find_kind(source: str) -> SourceKind:
         if kind.matches(source):
             return kind
     forms = "; ".join(kind.form for kind in KINDS)
-    raise ConfigError(f"source is {source[:60]!r}, expected one of: {forms}")
+    raise ConfigError(f"source is {hide_password(source)[:60]!r}, expected one of: {forms}")
 
 
 def _check_file(source: str) -> None:

@@ -17,8 +17,9 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.protocol.streams import hide_password
 from edgekit_runtime.service.options.stream import LiveOptions, StreamOptions
-from edgekit_runtime.service.streams.sink import QueuedSink, hide_password
+from edgekit_runtime.service.streams.sink import QueuedSink
 from edgekit_runtime.service.streams.source import Frame, FrameSource
 from edgekit_runtime.service.streams.source_kinds import find_kind
 from edgekit_runtime.service.streams.viewers import Viewer, write_part

@@ -90,6 +90,10 @@ class Streams:
         await asyncio.gather(*self._ending, return_exceptions=True)
         self._calls.close()
 
+    def has(self, name: str) -> bool:
+        """Return whether there is a stream of this name."""
+        return name in self._streams
+
     def find(self, name: str) -> Stream:
         """Return a stream.
 

@@ -6,11 +6,12 @@ from typing import Annotated, Final
 
 from edgekit_fleet.access.principal import Principal
 from edgekit_fleet.api.endpoints.endpoint import DEFAULT_LIMIT, Fleet, Named, Nothing, PageLimit, endpoint
-from edgekit_fleet.operations import devices, records, rollouts
+from edgekit_fleet.operations import devices, records, rollouts, streams
 from edgekit_fleet.operations.devices import DeviceDetail, DeviceSummary, Invitation
 from edgekit_fleet.operations.records import AuditRecord
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import FleetError
+from edgekit_runtime.protocol.streams import StreamSettings
 
 _MOST_CODES: Final = 10_000
 
@@ -69,6 +70,34 @@ class RevokeDevice:
 
     name: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetStream:
+    """A stream that a device should run.
+
+    Attributes:
+        name: name of the device.
+        stream: name of the stream.
+        settings: what it reads, which model answers, and where answers go.
+    """
+
+    name: str
+    stream: str
+    settings: StreamSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedStream:
+    """A stream of a device.
+
+    Attributes:
+        name: name of the device.
+        stream: name of the stream.
+    """
+
+    name: str
+    stream: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +199,23 @@ def tag_device(fleet: Fleet, principal: Principal, request: TagDevice) -> Device
 @endpoint("POST", "/devices/{name}/revoke", scope="device", summary="Shut a device out.")
 def revoke_device(fleet: Fleet, principal: Principal, request: RevokeDevice) -> DeviceDetail:
     devices.revoke(fleet.store, request.name, principal.name, request.reason)
+    return devices.describe(fleet.store, request.name)
+
+
+@endpoint(
+    "POST",
+    "/devices/{name}/streams/{stream}",
+    scope="device",
+    summary="Let a device run a stream, in place of one of this name.",
+)
+def set_stream(fleet: Fleet, principal: Principal, request: SetStream) -> DeviceDetail:
+    streams.set_stream(fleet.store, request.name, request.stream, request.settings, actor=principal.name)
+    return devices.describe(fleet.store, request.name)
+
+
+@endpoint("DELETE", "/devices/{name}/streams/{stream}", scope="device", summary="Let a device end a stream.")
+def remove_stream(fleet: Fleet, principal: Principal, request: NamedStream) -> DeviceDetail:
+    streams.remove_stream(fleet.store, request.name, request.stream, actor=principal.name)
     return devices.describe(fleet.store, request.name)
 
 

@@ -1,0 +1,122 @@
+"""The streams that the fleet wants: the agent writes them into a file, and the service follows it.
+
+    file of the agent        yard: model detector    yard: model detector-2, door: ...    (broken)
+    what runs                yard                    yard anew, door                      both go on
+
+Streams of the configuration and of clients are never touched: while such a stream has the name of one of the
+fleet's, that waits for the name.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from edgekit_runtime.dataclass_json import from_json
+from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.protocol.streams import hide_password
+from edgekit_runtime.service.options.stream import StreamOptions
+from edgekit_runtime.service.streams.sinks import find_sink_kind
+from edgekit_runtime.service.streams.source_kinds import find_kind
+from edgekit_runtime.service.streams.streams import Streams
+
+_MAX_FILE_BYTES: Final = 64 << 10
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetStreamsFile:
+    """Content of the file.
+
+    Attributes:
+        streams: streams by name.
+    """
+
+    streams: Mapping[str, StreamOptions] = field(default_factory=dict)
+
+
+class FleetStreams:
+    """Starts, stops and replaces the streams of a file, on the thread of the loop."""
+
+    def __init__(self, path: Path, streams: Streams, *, allows_files: bool) -> None:
+        """Start nothing yet.
+
+        Args:
+            path: file of the agent; it may be missing.
+            streams: all streams of the service.
+            allows_files: see `FleetStreamOptions`.
+        """
+        self._path, self._streams, self._allows_files = path, streams, allows_files
+        self._stamp: tuple[int, ...] = ()
+        self._desired: Mapping[str, StreamOptions] = {}
+        self._running: dict[str, StreamOptions] = {}
+        self._faults: dict[str, str] = {}
+
+    def look(self) -> None:
+        """Follow the file if it has changed, and start streams whose names are free by now."""
+        stamp = _read_stamp(self._path)
+        if stamp != self._stamp:
+            self._stamp = stamp
+            self._read()
+        for name, options in self._desired.items():
+            if not (name in self._running or name in self._faults or self._streams.has(name)):
+                self._start(name, options)
+
+    def to_json(self) -> dict[str, dict[str, Any]]:
+        """Return model, state, answers in a second and error of each stream that the fleet wants, by name."""
+        return {name: self._describe(name, options) for name, options in sorted(self._desired.items())}
+
+    def _describe(self, name: str, options: StreamOptions) -> dict[str, Any]:
+        if name in self._running:
+            stream = self._streams.find(name)
+            state, fps, error = stream.state, round(stream.fps, 2), stream.error
+        else:
+            taken = "the service's configuration or a client has a stream of this name"
+            state, fps, error = "failed", 0.0, self._faults.get(name, taken)
+        return {"model": options.model, "state": state, "fps": fps, "error": error}
+
+    def _read(self) -> None:
+        try:
+            with self._path.open("rb") as file:
+                content = from_json(FleetStreamsFile, file.read(_MAX_FILE_BYTES), str(self._path))
+        except FileNotFoundError:
+            content = FleetStreamsFile()
+        except (OSError, ConfigError) as cause:
+            _logger.warning("the fleet's streams stay as they are: %s", hide_password(str(cause)))
+            return
+        self._desired, self._faults = content.streams, {}
+        for name, options in list(self._running.items()):
+            if self._desired.get(name) != options:
+                del self._running[name]
+                self._streams.remove(name)
+
+    def _start(self, name: str, options: StreamOptions) -> None:
+        try:
+            self._check(options)
+            self._streams.add(name, options)
+        except ConfigError as error:
+            self._faults[name] = hide_password(str(error))
+            _logger.warning("stream %s of the fleet: %s", name, self._faults[name])
+        else:
+            self._running[name] = options
+
+    def _check(self, options: StreamOptions) -> None:
+        writes_files = find_kind(options.source).writes_files or any(
+            find_sink_kind(sink).writes_files for sink in options.sinks
+        )
+        if writes_files and not self._allows_files:
+            raise ConfigError(
+                "it can write files: this device's owner allows that by allows_files = true in"
+                " [fleet_streams] of the service's configuration"
+            )
+
+
+def _read_stamp(path: Path) -> tuple[int, ...]:
+    """Return numbers that change with a file, or none where it is missing."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_mtime_ns, status.st_ino, status.st_size
