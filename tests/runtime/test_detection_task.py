@@ -212,12 +212,36 @@ def test_hostile_values_give_an_answer_that_json_holds(case: str, value: float) 
             changed = output.astype(np.float32)
             changed[draw.uniform(0, 1, output.shape) < share] = value
             hostile[name] = changed
-        answer = task.decode(hostile, parsed, Context(placement=Placement.of(SIZE[1], SIZE[0])))
+        context = Context(labels=("a", "b", "c"), placement=Placement.of(SIZE[1], SIZE[0]))
+        answer = task.decode(hostile, parsed, context)
         json.dumps(answer, allow_nan=False)
         for detection in answer["detections"]:  # type: ignore[union-attr]
             x1, y1, x2, y2 = detection["box"]  # type: ignore[index]
             assert 0 <= x1 <= x2 <= SIZE[1]
             assert 0 <= y1 <= y2 <= SIZE[0]
+
+
+@pytest.mark.parametrize(
+    ("layout", "background", "classes"),
+    [("scored", "none", 8), ("scored", "last", 8), ("objectness", "none", 7)],
+)
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_labels_tell_the_axis_of_boxes_where_there_are_fewer_than_values(
+    layout: str, background: str, classes: int, *, is_turned: bool
+) -> None:
+    values = (4 if layout == "scored" else 5) + classes + (background != "none")
+    rows = np.zeros((1, 6, values), np.float32)
+    rows[0, :, :4], rows[0, :, 4:] = CORNERS[0], 0.1
+    rows[0, 3, [4, values - 1 - (background == "last")]] = 0.9
+    outputs = {"y": rows.swapaxes(1, 2) if is_turned else rows}
+    task, options = read_task(
+        TaskChoice("detection", {"layout": layout, "background": background, "boxes": "corners"})
+    )
+    context = Context(labels=tuple(map(str, range(classes))), placement=Placement.of(SIZE[1], SIZE[0]))
+    answer: Any = task.decode(outputs, options, context)
+    assert answer["detections"][0]["box"] == CORNERS[0].tolist()
+    with pytest.raises(DataError, match=r"longer axis .* was taken for the boxes; labels for all classes"):
+        task.decode(outputs, options, Context(placement=context.placement))
 
 
 @pytest.mark.parametrize("case", ["scored", "torchvision", "box-score-class", "apart"])

@@ -163,6 +163,20 @@ def test_ensemble_combines_classes(
     assert {e["label"]: e["score"] for e in answer["classes"]} == pytest.approx(scores, abs=0.01)
 
 
+def test_mean_of_an_ensemble_counts_all_classes_of_each_model(
+    ask: Callable[..., Answer], maker: PackageMaker, tmp_path: Path
+) -> None:
+    members = {name: tmp_path / f"{name}.edgepkg" for name in ("first", "second")}
+    write_shade_classifier(maker, members["first"], factors=np.linspace(1, 0.8, 150).tolist())
+    write_shade_classifier(maker, members["second"], factors=np.linspace(0, 1, 150).tolist())
+    both = Stage(name="both", ensemble="mean", stages=("first", "second"))
+    picture = np.full((8, 8, 3), 255, np.uint8)
+    stages = (Stage(name="first"), Stage(name="second"), both)
+    answer = ask(picture, *stages, members=members, output=["both"])
+    best = answer["classes"][0]
+    assert (best["index"], best["score"]) == (149, pytest.approx(0.9, abs=1e-4))
+
+
 def test_stages_on_the_source_stand_under_their_names(
     ask: Callable[..., Answer], maker: PackageMaker, tmp_path: Path
 ) -> None:
@@ -458,8 +472,26 @@ SHIFTED = {**BOX, "box": [1, 1, 11, 11], "score": 0.7}
         ({"detections": [{**BOX, "kind": {"classes": [{"label": "a"}]}}]}, {"detections": [BOX]}, 0.0),
         ({"values": [1.0]}, {"values": [1.0]}, 1.0),
         ({"values": [1.0]}, {"classes": []}, 0.0),
+        ({"embedding": [3.0, -4.0]}, {"embedding": [-3.0, 4.0]}, 0.0),
+        ({"embedding": [3.0, -4.0]}, {"embedding": [3.0]}, 0.0),
+        ({"values": [{"label": "age", "value": 1.0}]}, {"values": [{"label": "size", "value": 1.0}]}, 0.0),
+        ({"text": "stop"}, {"text": "step"}, 0.0),
+        ({"mixed": [1, [2]]}, {"mixed": [1, [2]]}, 1.0),
     ],
 )
 def test_answers_agree_by_labels_and_boxes(current: Answer, candidate: Answer, agreement: float) -> None:
     assert compare_answers(current, candidate) == agreement
     assert compare_answers(candidate, current) == agreement
+
+
+@pytest.mark.parametrize(
+    ("current", "candidate"),
+    [
+        ({"embedding": [3.0, -4.0]}, {"embedding": [3.0, -4.05]}),
+        ({"values": [{"label": "age", "value": 5.0}]}, {"values": [{"label": "age", "value": 5.05}]}),
+        ({"count": 500}, {"count": 505}),
+        ({"rows": [[3, 0], [0, 4]]}, {"rows": [[3, 0], [0, 4.05]]}),
+    ],
+)
+def test_numbers_agree_by_their_relative_difference(current: Answer, candidate: Answer) -> None:
+    assert compare_answers(current, candidate) == pytest.approx(0.99)

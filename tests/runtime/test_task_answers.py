@@ -93,6 +93,13 @@ def test_run_lengths_are_those_of_coco() -> None:
     }
 
 
+def test_run_lengths_of_noise_are_refused_and_its_png_is_not() -> None:
+    noise = np.random.default_rng(4).integers(0, 5, (1, 256, 256))
+    with pytest.raises(DataError, match=r"runs of pixels, form=rle gives at most 32768: ask for form=png"):
+        answer("segmentation", noise, form="rle")
+    np.testing.assert_array_equal(read_png(answer("segmentation", noise)), noise[0])
+
+
 @pytest.mark.parametrize(
     ("values", "options"),
     [

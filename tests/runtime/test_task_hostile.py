@@ -129,8 +129,8 @@ def test_answers_to_large_outputs_are_bounded() -> None:
     text = record.decode({"out": noise}, options, labels)["text"]
     assert isinstance(text, str)
     assert len(text) <= 20_000 * 2
-    record, options = read_task(TaskChoice("segmentation", {"form": "rle", "max_side": 256}))
+    record, options = read_task(TaskChoice("segmentation", {"form": "rle", "max_side": 128}))
     context = Context(placement=Placement.of(1 << 16, 1 << 16))
     reply: Any = record.decode({"out": generator.random((1, 100, 256, 256), np.float32)}, options, context)
     runs = sum(len(entry["rle"]["counts"]) for entry in reply["areas"])
-    assert (reply["mask"]["width"], runs <= 2 * 256 * 256 + 200) == (256, True)
+    assert (reply["mask"]["width"], runs <= 2 * 128 * 128 + 200) == (128, True)

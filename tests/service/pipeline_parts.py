@@ -24,9 +24,10 @@ SHADE = Stage(name="shade", input="detector", crop="boxes")
 
 
 def make_shade_classifier(factors: Sequence[float] = (1.0, 1.0), *, rows: int | str = "N") -> bytes:
-    """Return a model: the mean red and green of 8 x 8 pixels 0..1, times two factors, are its scores."""
+    """Return a model: the mean red and green of 8 x 8 pixels 0..1 in turn, times factors, are its scores."""
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-    weight = np.diag([*factors, 0])[:, :2].astype(np.float32)
+    weight = np.zeros((3, len(factors)), np.float32)
+    weight[np.arange(len(factors)) % 2, np.arange(len(factors))] = factors
     graph = helper.make_graph(
         [
             helper.make_node("GlobalAveragePool", ["pixels"], ["means"]),
@@ -35,7 +36,7 @@ def make_shade_classifier(factors: Sequence[float] = (1.0, 1.0), *, rows: int | 
         ],
         "shade",
         [helper.make_tensor_value_info("pixels", kind, [rows, 3, 8, 8])],
-        [helper.make_tensor_value_info("scores", kind, [rows, 2])],
+        [helper.make_tensor_value_info("scores", kind, [rows, len(factors)])],
         [onnx.numpy_helper.from_array(weight, "weight")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)

@@ -7,22 +7,33 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from PIL import Image
 from tests.runtime.conftest import PackageMaker
-from tests.service.answer_parts import draw, encode, exchange, post, write_cell_detector
+from tests.service.answer_parts import (
+    DETECTION,
+    LETTERBOX,
+    draw,
+    encode,
+    exchange,
+    post,
+    write_cell_detector,
+)
 from tests.service.service_parts import Manifest_, Running, make_config, running, write_model
+from tests.service.wiring_parts import load
 from tests.service.worker_parts import kill
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.package.manifest_entries import TaskChoice
 from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.oip.codec import classify
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.resources import MediaLimits
+from edgekit_runtime.slots import Slots
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +143,41 @@ def test_too_few_labels_give_numbers(maker: PackageMaker, tmp_path: Path) -> Non
     with running(make_config(tmp_path), PackageFiles([tmp_path / "cells.edgepkg"], maker.trust)) as service:
         answer = post(service, encode(draw(green=(0, 0))))[1]
     assert [entry["label"] for entry in answer["detections"]] == ["1"]
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+@pytest.mark.parametrize("rollout", ["canary", "shadow"])
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"labels": b"rouge\nvert\n"}, "labels"),
+        ({"preprocessing": {**LETTERBOX, "fill": 9}}, "preprocessing"),
+        ({"task": TaskChoice("detection", {**DETECTION.options, "min_score": 0.9})}, "task detection"),
+    ],
+)
+def test_version_that_is_prepared_or_decoded_in_another_way_is_not_tried(
+    maker: PackageMaker,
+    tmp_path: Path,
+    changes: dict[str, Any],
+    part: str,
+    *,
+    rollout: Literal["canary", "shadow"],
+    isolated: bool,
+) -> None:
+    slots = Slots(tmp_path / "state", maker.trust)
+    for version, changed in (("1.0.0", {}), ("2.0.0", changes)):
+        write_cell_detector(maker, tmp_path / "cells.edgepkg", version=version, **changed)
+        slots.install(tmp_path / "cells.edgepkg")
+        if version == "1.0.0":
+            slots.begin_start("cells").package.close()
+            slots.confirm("cells", version)
+    config = make_config(tmp_path, models={"cells": ModelOptions(rollout=rollout, isolated=isolated)})
+    with running(config, InstalledModels(slots)) as service:
+        reply = load(service, "cells")
+        assert (reply.status, f"2.0.0 has {part} " in reply.json["error"]) == (400, True), reply.json
+        assert "set rollout = 'swap'" in reply.json["error"]
+        answer = post(service, encode(draw(red=(0, 0))))[1]
+    assert (answer["model_version"], list(boxes(answer))) == ("1.0.0", ["red"])
 
 
 @pytest.mark.parametrize(

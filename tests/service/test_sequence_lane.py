@@ -184,6 +184,13 @@ def test_a_sequence_that_was_idle_for_too_long_is_unknown_without_another() -> N
     assert bench.values == [1, RequestError]
 
 
+def test_figures_count_no_sequence_that_was_idle_for_too_long() -> None:
+    bench = Bench()
+    bench.send(1, "a", start=True)
+    bench.now_s = 60.5
+    assert bench.lane.to_json() == {"active": 0, "held_bytes": 0, "started": 1, "expired": 1}
+
+
 def test_sequences_without_an_end_hold_no_more_than_the_limit() -> None:
     bench = Bench(max_sequences=16, max_bytes=16 * STATE_BYTES)
     for number in range(1, 10_001):

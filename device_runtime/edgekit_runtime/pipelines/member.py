@@ -14,19 +14,20 @@ from edgekit_runtime.sessions.row_independence import concatenate, rows_are_inde
 from edgekit_runtime.sessions.selftest import read_golden_inputs
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.tasks.answerer import Answerer, Media, Prepared, open_answerer
+from edgekit_runtime.tasks.outputs import MAX_ENTRIES
 from edgekit_runtime.tasks.task import Decoded, Outputs, Task
 from edgekit_runtime.tensors import find_shapes
 
 MAX_BATCH: Final = 16
 """Crops that run together; more gain nothing and take memory."""
 
-_ALL_ENTRIES: Final[Mapping[str, JsonValue]] = {"top": 100, "min_score": 0}
+_ALL_ENTRIES: Final[Mapping[str, JsonValue]] = {"top": MAX_ENTRIES, "min_score": 0}
 
 
 class PipelineMember:
     """The preprocessing, session and task of one stage."""
 
-    __slots__ = ("_all_entries", "_answerer", "_batches", "rules", "session", "task")
+    __slots__ = ("_answerer", "_batches", "_whole_answerer", "rules", "session", "task")
 
     def __init__(self, answerer: Answerer, session: Session, *, batches: bool) -> None:
         """Join them.
@@ -43,7 +44,9 @@ class PipelineMember:
         self.rules: MediaRules = answerer.rules
         self.task: Task = answerer.task
         known = self.task.options.__dataclass_fields__
-        self._all_entries = {name: value for name, value in _ALL_ENTRIES.items() if name in known}
+        self._whole_answerer = answerer.with_options(
+            {name: value for name, value in _ALL_ENTRIES.items() if name in known}
+        )
 
     def with_session(self, session: Session) -> "PipelineMember":
         """Return this member with another session of its model."""
@@ -62,7 +65,7 @@ class PipelineMember:
             DataError: a sample, or an output, does not fit.
             BackendError: the engine failed.
         """
-        overrides = self._all_entries if all_entries else None
+        answerer = self._whole_answerer if all_entries else self._answerer
         remaining = iter(media)
         answers: list[Decoded] = []
         while prepared := [
@@ -72,7 +75,7 @@ class PipelineMember:
             for _, group in itertools.groupby(prepared, key=lambda sample: find_shapes(sample.inputs)):
                 samples = list(group)
                 answers += [
-                    self._answerer.answer(outputs, sample.placement, overrides)
+                    answerer.answer(outputs, sample.placement)
                     for outputs, sample in zip(self._run(samples), samples, strict=True)
                 ]
         return answers

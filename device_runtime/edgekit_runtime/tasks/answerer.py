@@ -82,6 +82,11 @@ class Answerer:
         """The type of files that state none; readers tell the formats of photographs apart."""
         return MediaType("image/jpeg" if isinstance(self.rules, ImageRules) else "audio/wav")
 
+    def with_options(self, changes: Mapping[str, JsonValue]) -> "Answerer":
+        """Return it with other options of the task, also beyond the ranges that users have."""
+        options = replace(self._options, **changes)
+        return Answerer(self._spec, rules=self.rules, task=self.task, options=options, labels=self.labels)
+
     def prepare(self, data: "bytes | memoryview", media_type: MediaType, max_pixels: int) -> Prepared:
         """Return the inputs for a photograph or sound.
 

@@ -15,7 +15,7 @@ from edgekit_runtime.drift.class_outputs import find_statement
 from edgekit_runtime.errors import ManifestError
 from edgekit_runtime.package.figures import ANSWER_OUTPUT_FIGURE
 from edgekit_runtime.package.row_sets import row_axes, row_similarity
-from edgekit_runtime.tasks.agreement import compare_answers
+from edgekit_runtime.tasks.agreement import compare_answers, compare_numbers
 from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 
 Outputs: TypeAlias = Mapping[str, Array]
@@ -165,7 +165,5 @@ def similarity(current: Outputs, candidate: Outputs) -> float:
         elif want.dtype.kind != "f":
             parts.append(float((output == want).mean()))
         else:
-            expected = want.reshape(-1).astype(np.float64)
-            error = np.linalg.norm(output.reshape(-1).astype(np.float64) - expected)
-            parts.append(max(0.0, 1.0 - float(error / max(np.linalg.norm(expected), 1e-12))))
+            parts.append(compare_numbers(want, output))
     return sum(parts) / len(parts)

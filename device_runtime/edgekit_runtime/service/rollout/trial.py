@@ -34,7 +34,7 @@ def begin_trial(current: Served, candidate: Served, options: ModelOptions, settl
         settle: takes the verdict, on the thread of the loop.
 
     Raises:
-        SlotError: the two differ in their inputs, outputs or states.
+        SlotError: the two differ in what `find_difference` compares.
     """
     difference = find_difference(current.loaded.manifest, candidate.loaded.manifest)
     if difference is not None:
@@ -103,14 +103,31 @@ class _LocalTrialRunner:
 
 
 def find_difference(current: Manifest, candidate: Manifest) -> str | None:
-    """Return in which tensors or states two versions differ, the candidate's first; None if in nothing."""
-    for part in ("inputs", "outputs", "states"):
-        old, new = (
-            [_describe(item) for item in getattr(manifest, part)] for manifest in (current, candidate)
-        )
-        if old != new:
-            return f"{part} {new} instead of {old}"
-    return None
+    """Return where two versions differ for whoever calls them, the candidate first; None if nowhere.
+
+    One version prepares and decodes the calls of both: they share tensors, states and the meaning of these.
+    """
+    old_parts, new_parts = _describe_parts(current), _describe_parts(candidate)
+    return next(
+        (
+            f"{part} {new} instead of {old_parts[part]}"
+            for part, new in new_parts.items()
+            if new != old_parts[part]
+        ),
+        None,
+    )
+
+
+def _describe_parts(manifest: Manifest) -> dict[str, object]:
+    digests = {artifact.path: artifact.sha256[:12] for artifact in manifest.artifacts}
+    task = manifest.task
+    return {
+        **{name: [_describe(item) for item in getattr(manifest, name)] for name in ("inputs", "outputs")},
+        "states": [_describe(state) for state in manifest.states],
+        "task": None if task is None else f"{task.name} {dict(sorted(task.options.items()))}",
+        "preprocessing": manifest.preprocessing and digests[manifest.preprocessing],
+        "labels": manifest.labels and digests[manifest.labels],
+    }
 
 
 def _without(states: Collection[str], compare: Compare) -> Compare:

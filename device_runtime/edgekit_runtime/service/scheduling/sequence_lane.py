@@ -141,7 +141,8 @@ class SequenceLane(Lane):
         return sequence_id in self._sequences
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the figures of the sequences, for `/v2` statistics."""
+        """Return the figures of the sequences, for `/v2` statistics, after dropping those that are over."""
+        self._expire(self._clock())
         return {
             "active": len(self._sequences),
             "held_bytes": self._held_bytes,

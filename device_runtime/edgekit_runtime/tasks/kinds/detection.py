@@ -35,6 +35,7 @@ Columns = Literal[
 
 _MAX_CLASS: Final = (1 << 31) - 1
 _MAX_LOGIT: Final = 60.0
+_MAX_PROBABILITY: Final = 1 + 1e-3
 _MAX_LISTED: Final = 16  # strides or aspects; a request may state them
 
 
@@ -109,32 +110,54 @@ class OutputLayout:
         options: the options that it reads beside those that all layouts read.
         read: (outputs of one sample, options, height and width of the input) -> boxes of `min_score` and more
             in pixels of the input.
+        leading: values in a row before its scores, where one output holds all and either of its axes may
+            count the boxes: `read` gets that output alone, as rows [A, values]; 0 for other layouts.
     """
 
     sentence: str
     options: tuple[str, ...]
     read: Callable[[Outputs, DetectionOptions, Size], Boxes]
+    leading: int = 0
 
 
-def find_boxes(outputs: Outputs, options: DetectionOptions, input_size: Size) -> Boxes:
+def find_boxes(
+    outputs: Outputs, options: DetectionOptions, input_size: Size, labels: int | None = None
+) -> Boxes:
     """Return the boxes of one sample after suppression, in pixels of the input, the best first.
 
     Args:
         outputs: outputs of one sample, each with the first axis 1.
         options: options of the task.
         input_size: height and width of the input.
+        labels: number of classes that have a label, which tells the axis of boxes from that of classes. If
+            it fits none or both, scores over 1 are refused; None to read them.
 
     Raises:
         DataError: an output is missing, or has another shape.
     """
-    boxes = read_boxes(outputs, options, input_size)
+    boxes = read_boxes(outputs, options, input_size, labels)
     return choose_best(boxes, overlap=options.overlap, max_boxes=options.max_boxes)
 
 
-def read_boxes(outputs: Outputs, options: DetectionOptions, input_size: Size) -> Boxes:
+def read_boxes(
+    outputs: Outputs, options: DetectionOptions, input_size: Size, labels: int | None = None
+) -> Boxes:
     """Return the boxes of one sample before suppression, see `find_boxes`; some may have no finite area."""
+    layout, is_certain = LAYOUTS[options.layout], True
+    if layout.leading:
+        rows, is_certain = _orient(outputs, options, layout.leading, labels or 0)
+        outputs = {"rows": rows}
     with np.errstate(over="ignore", invalid="ignore"):
-        return LAYOUTS[options.layout].read(outputs, options, input_size)
+        boxes = layout.read(outputs, options, input_size)
+    if is_certain or labels is None or options.scores != "probabilities" or not len(boxes):
+        return boxes
+    if boxes.scores.max() > _MAX_PROBABILITY:
+        raise DataError(
+            f"task detection: a score is {boxes.scores.max():.4g}, expected 0 to 1: the longer axis of"
+            f" {list(rows.shape)} was taken for the boxes; labels for all classes tell the axes apart, and"
+            " scores=sigmoid reads logits"
+        )
+    return boxes
 
 
 def _get(outputs: Outputs, name: str) -> Array:
@@ -155,16 +178,23 @@ def _matrix(outputs: Outputs, name: str, min_columns: int) -> Array:
     return rows
 
 
-def _rows(outputs: Outputs, options: DetectionOptions, min_columns: int) -> Array:
-    """Return the output with boxes and scores as rows [A, values], whichever of its axes counts them."""
+def _orient(outputs: Outputs, options: DetectionOptions, leading: int, labels: int) -> tuple[Array, bool]:
+    """Return the output with boxes and scores as rows [A, values], and whether labels tell its axes apart.
+
+    Without them the longer axis counts the boxes.
+    """
     rows = _matrix(outputs, options.output or next(iter(outputs)), 0)
-    rows = rows if rows.shape[0] >= rows.shape[1] else rows.T
-    if rows.size and rows.shape[1] < min_columns:
+    widths = {leading + labels, leading + labels + (options.background != "none")} if labels else set()
+    fits = [length in widths for length in rows.shape]
+    is_certain = fits[0] != fits[1]
+    is_turned = fits[0] if is_certain else rows.shape[0] < rows.shape[1]
+    rows = rows.T if is_turned else rows
+    if rows.size and rows.shape[1] <= leading:
         raise DataError(
-            f"task detection: layout {options.layout} needs {min_columns} values for each box or more,"
+            f"task detection: layout {options.layout} needs {leading + 1} values for each box or more,"
             f" there are {rows.shape[1]}"
         )
-    return rows if rows.size else np.zeros((0, min_columns), np.float32)
+    return (rows if rows.size else np.zeros((0, leading + 1), np.float32)), is_certain
 
 
 def _boxes_apart(outputs: Outputs, options: DetectionOptions) -> tuple[str, Array]:
@@ -240,19 +270,19 @@ def _corners(places: Array, options: DetectionOptions, size: Size) -> Floats:
 
 
 def _read_scored(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes:
-    rows = _rows(outputs, options, 5)
+    (rows,) = outputs.values()
     chosen, scores, classes = _best_classes(rows[:, 4:], options)
     return Boxes(_corners(rows[chosen, :4], options, size), scores, classes)
 
 
 def _read_objectness(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes:
-    rows = _rows(outputs, options, 6)
+    (rows,) = outputs.values()
     chosen, scores, classes = _best_classes(rows[:, 5:], options, rows[:, 4])
     return Boxes(_corners(rows[chosen, :4], options, size), scores, classes)
 
 
 def _read_grid(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes:
-    rows = _rows(outputs, options, 6)
+    (rows,) = outputs.values()
     count = sum((size[0] // stride) * (size[1] // stride) for stride in options.strides)
     if count != len(rows):
         raise DataError(
@@ -397,16 +427,19 @@ LAYOUTS: Final[dict[str, OutputLayout]] = {
         "One output [N, 4 + C, A] or [N, A, 4 + C]: a box and a score for each class, as YOLOv8 and later.",
         ("boxes", "unit", *_KIND_OF_SCORES),
         _read_scored,
+        leading=4,
     ),
     "objectness": OutputLayout(
         "One output [N, A, 5 + C]: a box, the score of an object, one for each class, as YOLOv5 and YOLOv7.",
         ("boxes", "unit", *_KIND_OF_SCORES),
         _read_objectness,
+        leading=5,
     ),
     "grid": OutputLayout(
         "The same with offsets from the cells of grids, and logarithms of sizes in cells, as YOLOX.",
         ("strides", *_KIND_OF_SCORES),
         _read_grid,
+        leading=5,
     ),
     "apart": OutputLayout(
         "An output [N, A, 4] of boxes and one [N, A, C] of scores, as DETR, RT-DETR and torchvision's heads.",
@@ -448,7 +481,7 @@ LAYOUTS: Final[dict[str, OutputLayout]] = {
 def _decode(outputs: Outputs, options: DetectionOptions, context: Context) -> Decoded:
     placement = context.placement
     size = (0, 0) if placement is None else placement.input_size
-    boxes = find_boxes(outputs, options, size)
+    boxes = find_boxes(outputs, options, size, len(context.labels))
     corners = boxes.corners if placement is None else placement.to_picture(boxes.corners)
     return {
         "detections": [

@@ -19,7 +19,7 @@ from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.system.install_hint import install_command
-from edgekit_runtime.tasks.outputs import read_output, to_scores
+from edgekit_runtime.tasks.outputs import MAX_ENTRIES, read_output, to_scores
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, register
 from edgekit_runtime.tensors import Array
 
@@ -140,10 +140,17 @@ def make_palette() -> NDArray[np.uint8]:
 def _find_runs(mask: Array, classes: list[int]) -> list[JsonValue]:
     """Return the run lengths of each class: outside, inside, outside, … in column order.
 
+    Raises:
+        DataError: there are more than `MAX_ENTRIES`.
     Source: the uncompressed RLE of COCO's annotations.
     """
     pixels = mask.ravel(order="F")
     starts = np.concatenate([[0], np.flatnonzero(pixels[1:] != pixels[:-1]) + 1])
+    if 2 * starts.size > MAX_ENTRIES:  # the pixels of a class, and those before them
+        raise DataError(
+            f"the mask has {starts.size} runs of pixels, form=rle gives at most {MAX_ENTRIES // 2}: ask for"
+            " form=png, or a lower max_side"
+        )
     ends = np.append(starts[1:], pixels.size)
     runs: list[JsonValue] = []
     for index in classes:
