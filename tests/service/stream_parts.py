@@ -12,6 +12,7 @@ from tests.service.answer_parts import draw
 from tests.service.service_parts import Running
 
 from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.service.streams.stream import FrameCall
 
 Reply = Callable[[Any], None]
 
@@ -22,13 +23,16 @@ class ManualModel:
     def __init__(self) -> None:
         self.submitted: asyncio.Queue[tuple[NDArray[Any], Reply]] = asyncio.Queue()
         self.refusal: EdgekitError | None = None
-        self.rates: list[int] = []
+        self.calls: list[FrameCall] = []
 
-    def submit(self, _model: str, array: NDArray[Any], rate: int, reply: Reply) -> None:
+    def has_states(self, _model: str) -> bool:
+        return False
+
+    def submit(self, call: FrameCall) -> None:
         if self.refusal is not None:
             raise self.refusal
-        self.rates.append(rate)
-        self.submitted.put_nowait((array, reply))
+        self.calls.append(call)
+        self.submitted.put_nowait((call.array, call.reply))
 
     async def next(self) -> tuple[NDArray[Any], Reply]:
         return await asyncio.wait_for(self.submitted.get(), 60)
