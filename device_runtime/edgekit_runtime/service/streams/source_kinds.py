@@ -134,7 +134,8 @@ class _Windows:
         fresh = self._read(self._hop)
         if not len(fresh):
             return None
-        self._window = np.concatenate([self._window[len(fresh) :], fresh])
+        silence = np.zeros(self._hop - len(fresh), np.float32)  # behind the end
+        self._window = np.concatenate([self._window[self._hop :], fresh, silence])
         return self._window
 
 
