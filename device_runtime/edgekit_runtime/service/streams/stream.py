@@ -136,11 +136,11 @@ class Stream:
         await asyncio.gather(*(self._loop.run_in_executor(None, sink.join) for sink in self._sinks))
         if self._sinks:
             state = {**self._describe_state(), "sinks": [sink.to_json() for sink in self._sinks]}
-            self._tell(_to_line(state))
+            self._put_line(_to_line(state))
         for viewer in list(self._viewers):
             viewer.finish()
 
-    def _tell(self, line: bytes) -> None:
+    def _put_line(self, line: bytes) -> None:
         for viewer, wants_pictures in list(self._viewers.items()):
             if not wants_pictures:
                 viewer.put(line)
@@ -298,7 +298,7 @@ class Stream:
             level = logging.WARNING if error and error != self.last_error else logging.INFO
             _logger.log(level, "stream %s: %s%s", self.name, state, f": {error}" if error else "")
         self.state, self.error, self.last_error = state, error, error or self.last_error
-        self._tell(_to_line(self._describe_state()))
+        self._put_line(_to_line(self._describe_state()))
         if state in ("ended", "failed") and not self._is_busy and self._waiting is None:
             self._finish_later()
 
