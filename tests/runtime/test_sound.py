@@ -1,5 +1,6 @@
 """WAV files of all codings, other sample rates, and features of sound."""
 
+import io
 import json
 import struct
 from pathlib import Path
@@ -13,7 +14,7 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.preprocessing.audio import AudioRules
 from edgekit_runtime.preprocessing.resampling import resample
 from edgekit_runtime.preprocessing.rules import read_rules
-from edgekit_runtime.preprocessing.wav import read_wav
+from edgekit_runtime.preprocessing.wav import WavFile, read_wav
 from edgekit_runtime.tensors import TensorSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -231,3 +232,19 @@ def test_sound_shorter_than_a_frame_is_refused() -> None:
         DataError, match="the recording: the sound has 100 samples, a frame of the features 480"
     ):
         rules.load(make_wav(np.zeros(100, np.int16)))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "float32", "float64"])
+def test_a_file_in_pieces_is_the_same_sound(dtype: str) -> None:
+    content = make_wav(np.arange(20).reshape(10, 2).astype(dtype), tail=b"LIST")
+    file = WavFile(io.BytesIO(content), "a.wav")
+    pieces = [file.read(4) for _ in range(4)]
+    assert [len(piece) for piece in pieces] == [4, 4, 2, 0]
+    assert np.array_equal(np.concatenate(pieces), read_wav(content)[0])
+
+
+def test_a_file_that_is_cut_short_is_named_where_it_ends() -> None:
+    file = WavFile(io.BytesIO(make_wav(np.arange(10, dtype=np.int16))[:-2]), "a.wav")
+    assert len(file.read(9)) == 9
+    with pytest.raises(DataError, match=r"a.wav: is cut short"):
+        file.read(9)

@@ -17,22 +17,19 @@ from edgekit_runtime.service.options.stream import StreamOptions
 NAME = "<img src=x onerror=alert(1)>"
 
 
-@pytest.fixture(scope="module")
-def service(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("live")
-    write_cell_detector(maker, folder / "cells.edgepkg", labels=b"<b>red</b>\ngreen\n")
-    with running(make_config(folder), PackageFiles([folder / "cells.edgepkg"], maker.trust)) as service:
+@pytest.fixture
+def service(maker: PackageMaker, tmp_path: Path) -> Iterator[Running]:
+    write_cell_detector(maker, tmp_path / "cells.edgepkg", labels=b"<b>red</b>\ngreen\n")
+    with running(make_config(tmp_path), PackageFiles([tmp_path / "cells.edgepkg"], maker.trust)) as service:
         yield service
 
 
 @pytest.fixture
-def streams(service: Running, tmp_path: Path) -> Iterator[None]:
+def streams(service: Running, tmp_path: Path) -> None:
     video = write_video(tmp_path / "v.avi", draw_cells(40))
     options = StreamOptions(model="cells", source=str(video), repeats=True, min_score=0.5)
     names = ("door", NAME)
     service.call(lambda: service.service.find_streams().start(dict.fromkeys(names, options)))
-    yield
-    service.call(lambda: [service.service.find_streams().stop(name) for name in names])
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])

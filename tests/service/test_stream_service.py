@@ -9,6 +9,8 @@ import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import wave
 from collections.abc import Iterator
@@ -21,18 +23,19 @@ from tests.free_port import free_port
 from tests.runtime.conftest import PackageMaker
 from tests.runtime.test_sound import make_wav
 from tests.service.answer_parts import encode, write_cell_detector
-from tests.service.serve_parts import TOKEN, Served
+from tests.service.serve_parts import TOKEN, Served, environment
 from tests.service.service_parts import Replies, Running, ask, get_bytes, make_config, post_bytes, running
 from tests.service.stream_parts import draw_cells, read_lines, write_video
-from tests.service.test_sound_answers import RATE, SECOND, write_level_meter
+from tests.service.test_sound_answers import RATE, SECOND, code, write_level_meter
 from tests.service.wiring_parts import load
 from tests.waiting import bounded, is_running, wait_for
 
 from edgekit_runtime.cli import main
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.service.models.file_source import PackageFiles
-from edgekit_runtime.service.options.config import Listen, read_config
+from edgekit_runtime.service.options.config import read_config
 from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.resources import MediaLimits
 from edgekit_runtime.service.options.stream import LiveOptions, StreamOptions
 
 
@@ -81,6 +84,24 @@ def test_every_second_frame_of_a_folder_of_pictures(cells: Running, tmp_path: Pa
     order = {"model": "cells", "source": str(tmp_path), "every": 2}
     columns = [line["detections"][0]["box"][0] for line in answers(read_lines(cells, order))]
     assert columns == [0, 64, 0]
+
+
+def test_photographs_have_as_many_pixels_as_media_may_have(
+    maker: PackageMaker, folder_of_cells: Path, tmp_path: Path
+) -> None:
+    """12 million pixels, as of a telephone; one of 25.1 million is named."""
+    pytest.importorskip("cv2", reason="needs the extra: pip install 'edgekit[stream]'")
+    (tmp_path / "1.jpg").write_bytes(encode(np.zeros((3000, 4000, 3), np.uint8), "JPEG"))
+    (tmp_path / "2.jpg").write_bytes(encode(np.zeros((5000, 5020, 3), np.uint8), "JPEG"))
+    for media, frames in ((MediaLimits(), [1]), (MediaLimits(max_pixels=26_000_000), [1, 2])):
+        # The socket to an isolated model takes 64 MiB.
+        config = make_config(tmp_path, media=media, models={"cells": ModelOptions(isolated=False)})
+        with running(config, PackageFiles([folder_of_cells / "packages"], maker.trust)) as service:
+            lines = list(read_lines(service, {"model": "cells", "source": str(tmp_path)}))
+        assert [line["frame"] for line in answers(iter(lines))] == frames
+        end = next(line for line in reversed(lines) if "state" in line)
+        stated = (end["state"], f"{tmp_path}/2.jpg" in end.get("error", ""))
+        assert stated == (("ended", False) if len(frames) == 2 else ("failed", True)), end
 
 
 def test_stream_ends_with_the_client_that_started_it(cells: Running, tmp_path: Path) -> None:
@@ -188,7 +209,22 @@ def test_order_that_cannot_be_is_refused_with_its_reason(cells: Running) -> None
     ):
         reply = ask(cells, post_bytes("/v2/streams", json.dumps(order).encode()))
         assert (reply.status, reason in reply.json["error"]) == (400, True), reply.json
+    reply = ask(cells, post_bytes("/v2/streams", b'{"model": "cell", "source": "0"}'))
+    assert (reply.status, "'cell' is unknown" in reply.json["error"]) == (404, True), reply.json
     assert list_streams(cells) == []
+
+
+def test_viewers_do_not_keep_the_owner_from_a_stream(cells: Running, tmp_path: Path) -> None:
+    video = write_video(tmp_path / "v.avi", draw_cells(4))
+    order = {"model": "cells", "source": str(video), "repeats": True, "name": "seen"}
+    with contextlib.ExitStack() as stack:
+        next(answers(stack.enter_context(contextlib.closing(read_lines(cells, order)))))
+        for status in (200, 200, 200, 503):  # max_viewers is 3
+            client = stack.enter_context(cells.connect_tcp())
+            client.sendall(get_bytes("/v2/streams/seen/answers"))
+            assert client.recv(12) == f"HTTP/1.1 {status}".encode()
+        more = read_lines(cells, {**order, "name": "more"})
+        next(answers(stack.enter_context(contextlib.closing(more))))
 
 
 def test_streams_are_not_started_over_tcp(cells: Running) -> None:
@@ -230,6 +266,22 @@ def test_web_page_elsewhere_reaches_no_stream(cells: Running) -> None:
             assert Replies(client).next().status == 403
 
 
+def test_picture_in_a_web_page_elsewhere_is_refused(cells: Running) -> None:
+    for site, kind, status in (
+        ("cross-site", "image", 403),
+        ("same-site", "image", 403),
+        ("cross-site", "iframe", 403),
+        ("cross-site", "document", 200),  # a link that is opened
+        ("same-origin", "empty", 200),
+        ("none", "document", 200),
+    ):
+        fields = f"Sec-Fetch-Site: {site}\r\nSec-Fetch-Dest: {kind}\r\n"
+        for path in ("/v2/streams", "/live"):
+            with cells.connect_tcp() as client:
+                client.sendall(get_bytes(path, fields=fields))
+                assert Replies(client).next().status == status
+
+
 def test_browser_sends_the_token_as_a_password(
     maker: PackageMaker, folder_of_cells: Path, tmp_path: Path, token_file: Path
 ) -> None:
@@ -253,11 +305,22 @@ def test_browser_sends_the_token_as_a_password(
             assert Replies(client).next().status == 401
 
 
-def test_live_page_is_off_where_other_machines_reach_the_service(tmp_path: Path) -> None:
-    beyond = Listen(host="0.0.0.0", tls_certificate="c", tls_key="k", token_file="t")  # noqa: S104, S106
-    assert beyond.is_beyond_loopback
-    assert not Listen(host="127.0.0.1").is_beyond_loopback
-    assert not Listen(host="").is_beyond_loopback
+@pytest.mark.parametrize(("host", "status"), [("0.0.0.0", 404), ("127.0.0.1", 200), ("", 200)])  # noqa: S104
+def test_live_page_is_off_where_other_machines_reach_the_service(
+    maker: PackageMaker,
+    folder_of_cells: Path,
+    tmp_path: Path,
+    token_file: Path,
+    certificate: tuple[Path, Path],
+    host: str,
+    status: int,
+) -> None:
+    tls = {"tls_certificate": str(certificate[0]), "tls_key": str(certificate[1])}
+    config = make_config(tmp_path, listen={"host": host, "token_file": str(token_file), **tls})
+    with running(config, PackageFiles([folder_of_cells / "packages"], maker.trust)) as service:
+        assert ask(service, get_bytes("/live")).status == status
+        pictures = ask(service, get_bytes("/live/none.mjpeg"))
+        assert (pictures.status, b"stream 'none'" in pictures.body) == (404, status == 200)
 
 
 def test_live_page_can_be_switched_off(maker: PackageMaker, folder_of_cells: Path, tmp_path: Path) -> None:
@@ -293,7 +356,42 @@ def test_command_prints_answers_and_counts_them(home: Path, capsys: pytest.Captu
         sink = home / "answers.jsonl"
         assert main(["stream", *where, "--source", str(video), "--all-frames", "--sink", f"file:{sink}"]) == 0
         assert len(capsys.readouterr().out.splitlines()) >= 1
-        wait_for(lambda: len(sink.read_text().splitlines()) == 6, "the last answer in the file")
+        assert len(sink.read_text().splitlines()) == 6
+        capsys.readouterr()
+        lost = ["--sink", "mqtt://127.0.0.1:1/x", "--sink", f"file:{sink}"]
+        for more, least in ((["--all-frames"], 6), (["--repeat", "--seconds", "2"], 1)):
+            assert main(["stream", *where, "--source", str(video), *lost, *more]) == 0
+            last = json.loads(capsys.readouterr().out.splitlines()[-1])
+            assert last["answers"] >= least
+            for sink_end, is_lost in zip(last["sinks"], (True, False), strict=True):
+                assert (sink_end["written"] == 0) is is_lost
+                assert sink_end["written"] + sink_end["waiting"] + sink_end["dropped"] >= last["answers"]
+        assert main(["stream", "--socket", str(service.socket_path), "--model", "cell", "--source", "0"]) != 0
+        assert "'cell' is unknown" in capsys.readouterr().err
+        service.end()
+
+
+def test_command_ends_quietly_when_nobody_reads(home: Path) -> None:
+    video = write_video(home / "v.avi", draw_cells(6))
+    service = Served(home)
+    with bounded(service.process):
+        service.wait_ready()
+        where = ["--socket", str(service.socket_path), "--model", "cells", "--source", str(video)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "edgekit_runtime.cli", "stream", *where, "--repeat"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(home),
+        )
+        with bounded(process):
+            assert process.stdout is not None
+            assert process.stderr is not None
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            process.stdout.close()
+            errors = process.stderr.read()
+            assert (process.wait(60), "Traceback" in errors, "Broken" in errors) == (0, False, False)
         service.end()
 
 
@@ -456,12 +554,13 @@ def test_rtsp_camera_that_vanishes_is_read_again(cells: Running) -> None:
             assert next(line["state"] for line in lines if line.get("error")) == "waiting"
 
 
-def test_recording_becomes_events_in_windows(maker: PackageMaker, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["int16", "int32", "float32"])
+def test_recording_becomes_events_in_windows(maker: PackageMaker, tmp_path: Path, dtype: str) -> None:
     """Sound needs no OpenCV."""
     write_level_meter(maker, tmp_path / "meter.edgepkg", SECOND)
     sound = np.zeros(2 * RATE, np.float32)
     sound[RATE : RATE + RATE // 5] = 0.9
-    (tmp_path / "s.wav").write_bytes(make_wav((sound * 32767).astype(np.int16)))
+    (tmp_path / "s.wav").write_bytes(make_wav(code(sound, dtype)))
     with running(make_config(tmp_path), PackageFiles([tmp_path / "meter.edgepkg"], maker.trust)) as service:
         order = {"model": "meter", "source": str(tmp_path / "s.wav"), "hop_s": 0.5}
         records = list(answers(read_lines(service, order)))

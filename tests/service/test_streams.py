@@ -268,6 +268,65 @@ def test_viewer_that_reads_nothing_is_disconnected() -> None:
     run(work)
 
 
+def test_states_go_on_with_the_next_frame_unless_something_failed() -> None:
+    async def work() -> None:
+        async with running() as (_, _, model):
+            for answer in ({}, {}, UnavailableError("busy"), {}, {}):
+                _, reply = await model.next()
+                reply(answer)
+            await model.next()
+            steps = [call.sequence for call in model.calls]
+            assert [step.start for step in steps] == [True, False, False, True, False, False]
+            assert len({step.id for step in steps}) == 1
+
+    run(work)
+
+
+def test_states_begin_again_where_sound_was_left_out() -> None:
+    async def work() -> None:
+        async with running("skips") as (_, _, model):
+            for _ in range(4):
+                _, reply = await model.next()
+                reply({})
+            assert [call.sequence.start for call in model.calls] == [True, False, True, False]
+
+    run(work)
+
+
+def test_last_line_says_what_each_sink_got(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with running("ten", sinks=("mqtt://127.0.0.1:1/x", f"file:{tmp_path}/a")) as (
+            streams,
+            stream,
+            model,
+        ):
+            reader = Reader(streams, stream)
+            _, reply = await model.next()
+            reply({})
+            await reader.next_answer()
+            streams.remove("yard")
+            lines = []
+            while (line := await reader.next()) is not None:
+                lines.append(line)
+            lost, written = lines[-1]["sinks"]
+            assert (lost["written"], lost["waiting"] + lost["dropped"]) == (0, 1)
+            assert (written["written"], written["waiting"] + written["dropped"]) == (1, 0)
+
+    run(work)
+
+
+def test_the_client_that_started_a_stream_is_no_viewer() -> None:
+    async def work() -> None:
+        async with running() as (streams, stream, _):
+            for _ in range(2):
+                owner, server = socket.socketpair()
+                Reader.sockets.append(owner)
+                streams.view(stream, server, b"", wants_pictures=False, on_close=lambda: None)
+            streams.check_room()
+
+    run(work)
+
+
 def test_viewers_beyond_the_limit_are_refused_until_one_goes() -> None:
     async def work() -> None:
         async with running() as (streams, stream, _):

@@ -126,6 +126,8 @@ def read_fleet_streams(socket_path: Path) -> dict[str, Any]:
 def read_stream(socket_path: Path, order: Mapping[str, Any], *, limit_s: float | None) -> Iterator[bytes]:
     """Run a stream in the service; yield its answers and changes of state, lines of JSON.
 
+    The time limit yields an empty line, after which the stream still runs until the iteration ends.
+
     Args:
         socket_path: socket of the service.
         order: name and options of the stream, which ends with the iteration.
@@ -146,10 +148,21 @@ def read_stream(socket_path: Path, order: Mapping[str, Any], *, limit_s: float |
             try:
                 line = response.readline()
             except TimeoutError:
-                return
+                break
             if not line:
                 return
             yield line
+        yield b""
+
+
+def read_sinks(socket_path: Path, stream: str) -> list[dict[str, Any]]:
+    """Return what became of the answers of a stream in each of its sinks; empty without an answer in time."""
+    try:
+        status, body = _request(socket_path, "GET", STREAMS, _TIMEOUT_S)
+        streams = json.loads(body)["streams"] if status == _OK else []
+        return next((list(entry["sinks"]) for entry in streams if entry["name"] == stream), [])
+    except (TransportError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _request(

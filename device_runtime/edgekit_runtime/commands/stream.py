@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from edgekit_runtime.client.control import read_stream
+from edgekit_runtime.client.control import read_sinks, read_stream
 from edgekit_runtime.commands.command import Outcome, count, positive, report, seconds
 from edgekit_runtime.errors import TransportError
 from edgekit_runtime.system.paths import find_running_service
@@ -51,7 +51,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Run the stream; the last line counts its answers."""
+    """Run the stream; the last line counts its answers, and those that each sink got."""
     socket_path: Path | None = arguments.socket or find_running_service()
     if socket_path is None:
         raise TransportError("no service runs here; start it with: edgekit-device serve")
@@ -69,21 +69,43 @@ def run(arguments: argparse.Namespace) -> Outcome:
         "repeats": arguments.repeat or None,
     }
     order = {name: value for name, value in stated.items() if value is not None}
-    begin_s, answers, state = time.monotonic(), 0, {}
+    begin_s, answers, sinks_at_end = time.monotonic(), 0, []
+    state: dict[str, Any] = {}
     for line in read_stream(socket_path, order, limit_s=arguments.seconds):
+        if not line:
+            sinks_at_end = read_sinks(socket_path, state.get("stream", ""))
+            break
         document: dict[str, Any] = json.loads(line)
+        if "sinks" in document:
+            sinks_at_end = document["sinks"]
+            continue
         if "frame" not in document:
             state = document
             report(f"{document['stream']}: {document['state']}" + _explain(document))
             continue
         answers += 1
-        if prints:
-            sys.stdout.write(line.decode("ascii"))
-            sys.stdout.flush()
+        if prints and not _print(line):
+            break
     if state.get("state") == "failed":
         raise TransportError(f"{arguments.source}: {state.get('error', 'failed')}")
-    summary = {"answers": answers, "seconds": round(time.monotonic() - begin_s, 1)}
+    summary: dict[str, Any] = {"answers": answers, "seconds": round(time.monotonic() - begin_s, 1)}
+    if sinks:
+        summary["sinks"] = sinks_at_end
     return Outcome(summary, [json.dumps(summary)])
+
+
+def _print(line: bytes) -> bool:
+    """Print a line; return False once nobody reads, as behind `| head -1`."""
+    try:
+        sys.stdout.write(line.decode("ascii"))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is printed from here on, also what the buffer still holds, goes nowhere.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+        return False
+    return True
 
 
 def _explain(document: dict[str, Any]) -> str:

@@ -1,10 +1,15 @@
 """Reads WAV files: whole numbers of 8 to 32 bits, and floating-point numbers, plain or extensible.
 
+read_wav(path)                      # all of it
+WavFile(file, "door.wav").read(512) # the next frames of a long one
+
 Source: "Multiple Channel Audio Data and WAVE Files" (Microsoft); RFC 2361 has the tags of formats.
 """
 
+import contextlib
 import io
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -30,6 +35,10 @@ class _Format:
     rate: int
     width: int
 
+    @property
+    def frame_bytes(self) -> int:
+        return self.width * self.channels
+
 
 def read_wav(source: Path | bytes, max_s: float | None = None) -> tuple[NDArray[np.float32], int]:
     """Return the amplitudes of a WAV file, -1..1, float32 [frames], and the sample rate in Hz.
@@ -43,17 +52,74 @@ def read_wav(source: Path | bytes, max_s: float | None = None) -> tuple[NDArray[
     Raises:
         DataError: no WAV file, of another coding, damaged, or empty.
     """
-    name = source if isinstance(source, Path) else "the recording"
+    name = str(source) if isinstance(source, Path) else "the recording"
+    with _naming(name):
+        file = source.open("rb") if isinstance(source, Path) else io.BytesIO(source)
+    with file:
+        wav = WavFile(file, name)
+        amplitudes = wav.read(None if max_s is None else int(max_s * wav.rate) + 1)
+    if not len(amplitudes):
+        raise DataError(f"{name}: holds no sound")
+    return amplitudes, wav.rate
+
+
+class WavFile:
+    """A WAV file that is read piece by piece.
+
+    Attributes:
+        rate: the sample rate in Hz.
+    """
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        """Read the head of an open file, which the caller closes; `name` is for messages.
+
+        Raises:
+            DataError: no WAV file, of another coding, or damaged.
+        """
+        self._file, self._name = file, name
+        with _naming(name):
+            self._format, size = _read_head(file)
+        self.rate = self._format.rate
+        self._frames_left = size // self._format.frame_bytes
+        self._states_size = size < _LEAST_UNKNOWN
+
+    def read(self, frames: int | None = None) -> NDArray[np.float32]:
+        """Return the amplitudes of the next frames, fewer at the end; None reads the rest.
+
+        Raises:
+            DataError: the file is cut short, or holds no such numbers.
+        """
+        form = self._format
+        frames = self._frames_left if frames is None else min(frames, self._frames_left)
+        with _naming(self._name):
+            raw = self._file.read(frames * form.frame_bytes)
+            if len(raw) < frames * form.frame_bytes:
+                if self._states_size:
+                    raise DataError("is cut short; copy it again")
+                raw = raw[: len(raw) // form.frame_bytes * form.frame_bytes]
+            self._frames_left -= frames
+            if not raw:
+                return np.zeros(0, np.float32)
+            if form.tag == _INTEGERS:
+                return average_channels(_read_integers(raw, form.width), form.channels)
+            with np.errstate(over="ignore"):
+                amplitudes = np.frombuffer(raw, f"<f{form.width}").astype(np.float32)
+            return average_channels(amplitudes, form.channels)
+
+
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """State the file's name in errors."""
     try:
-        with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
-            return _read(file, max_s)
+        yield
     except DataError as error:
         raise DataError(f"{name}: {error}") from error
     except OSError as error:
         raise DataError(f"{name}: cannot be read: {error.strerror or error}") from error
 
 
-def _read(file: BinaryIO, max_s: float | None) -> tuple[NDArray[np.float32], int]:
+def _read_head(file: BinaryIO) -> tuple[_Format, int]:
+    """Return the coding and the bytes of the sound, which comes next in the file."""
     head = file.read(12)
     if head[:4] != b"RIFF" or head[8:] != b"WAVE":
         raise DataError("is no WAV file; convert it, for example: ffmpeg -i in -c:a pcm_s16le out.wav")
@@ -64,7 +130,7 @@ def _read(file: BinaryIO, max_s: float | None) -> tuple[NDArray[np.float32], int
             break
         size = int.from_bytes(head[4:], "little")
         if head[:4] == b"data" and form is not None:
-            return _read_data(file, size, form, max_s), form.rate
+            return form, size
         content = file.read(min(size, 40)) if head[:4] == b"fmt " else b""
         form = _parse_format(content) if content else form
         file.seek(size + size % 2 - len(content), io.SEEK_CUR)
@@ -85,24 +151,6 @@ def _parse_format(content: bytes) -> _Format:
     if not 1 <= channels <= _MAX_CHANNELS or not rate:
         raise DataError(f"is a damaged WAV file: it states {channels} channels and {rate} Hz")
     return _Format(tag, channels, rate, bits // 8)
-
-
-def _read_data(file: BinaryIO, size: int, form: _Format, max_s: float | None) -> NDArray[np.float32]:
-    frame_bytes = form.width * form.channels
-    frames = size // frame_bytes
-    frames = frames if max_s is None else min(frames, int(max_s * form.rate) + 1)
-    raw = file.read(frames * frame_bytes)
-    if len(raw) < frames * frame_bytes:
-        if size < _LEAST_UNKNOWN:
-            raise DataError("is cut short; copy it again")
-        raw = raw[: len(raw) // frame_bytes * frame_bytes]
-    if not raw:
-        raise DataError("holds no sound")
-    if form.tag == _INTEGERS:
-        return average_channels(_read_integers(raw, form.width), form.channels)
-    with np.errstate(over="ignore"):
-        amplitudes = np.frombuffer(raw, f"<f{form.width}").astype(np.float32)
-    return average_channels(amplitudes, form.channels)
 
 
 def average_channels(samples: NDArray[np.float32], channels: int) -> NDArray[np.float32]:

@@ -101,9 +101,10 @@ class StreamsHandler:
         name = stated.pop("name", None) or f"client-{next(self._numbers)}"
         if not isinstance(name, str):
             raise RequestError(400, "the stream's name is no text")
-        self._streams.check_room()
         try:
-            self._streams.add(name, from_plain(StreamOptions, stated, "stream"))
+            options = from_plain(StreamOptions, stated, "stream")
+            self._streams.check_model(options)
+            self._streams.add(name, options)
         except ConfigError as error:
             raise RequestError(400, str(error)) from error
         self._attach(connection, name, on_close=lambda: self._streams.remove(name), is_picture=False)
@@ -150,7 +151,7 @@ def open_streams(
     live = config.live
     is_live = not config.listen.is_beyond_loopback if live.enabled is None else live.enabled
     calls = ModelCalls(answers, registry, http)
-    streams, of_fleet = Streams(http.loop, calls, live), config.fleet_streams
+    streams, of_fleet = Streams(http.loop, calls, live, config.media), config.fleet_streams
     fleet = (
         FleetStreams(Path(of_fleet.file), streams, allows_files=of_fleet.allows_files)
         if of_fleet.file

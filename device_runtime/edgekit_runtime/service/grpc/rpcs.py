@@ -29,7 +29,7 @@ from edgekit_runtime.service.grpc.http2 import (
     encode_field,
 )
 from edgekit_runtime.service.grpc.messages import write_message
-from edgekit_runtime.service.http.request_head import is_foreign_host
+from edgekit_runtime.service.http.request_head import is_foreign_host, is_from_page
 from edgekit_runtime.service.http.server import HttpServer
 from edgekit_runtime.tensors import allocate_aligned
 
@@ -122,12 +122,12 @@ class RpcHead:
         content_coding: coding of messages that are compressed.
         timeout_s: how long the client waits, or None.
         is_grpc: whether the content type is that of gRPC.
-        authorization, has_origin, has_foreign_host, method: see `RequestHead`.
+        authorization, is_from_page, has_foreign_host, method: see `RequestHead`.
         is_cleared: whether the client may use the service.
     """
 
     __slots__ = (
-        *("authorization", "content_coding", "has_foreign_host", "has_origin", "is_cleared", "is_grpc"),
+        *("authorization", "content_coding", "has_foreign_host", "is_cleared", "is_from_page", "is_grpc"),
         *("method", "path", "timeout_s"),
     )
 
@@ -160,7 +160,7 @@ class RpcHead:
             b"application/grpc"
         )
         self.authorization = values.get(b"authorization")
-        self.has_origin = b"origin" in values
+        self.is_from_page = is_from_page(values)
         self.has_foreign_host = is_foreign_host(values.get(b":authority", values.get(b"host")))
         self.is_cleared = False
 

@@ -17,7 +17,7 @@ class AccessHead(Protocol):
 
     authorization: bytes | None
     has_foreign_host: bool
-    has_origin: bool
+    is_from_page: bool
     method: str
     path: str
 
@@ -32,9 +32,9 @@ def check_access(head: AccessHead, token: bytes | None) -> None:
     Raises:
         RequestError: the request is refused.
     """
-    if head.has_origin:
+    if head.is_from_page:
         # A web page that is open on this machine can reach a loopback address.
-        raise RequestError(403, "requests from web pages are refused: the Origin header is set")
+        raise RequestError(403, "requests from web pages are refused: see the headers Origin, Sec-Fetch-Site")
     if token is None and head.has_foreign_host:
         # DNS rebinding: a page sends no Origin to its own name, which its owner can point to this machine.
         raise RequestError(403, "the Host header is not a name of this machine; use its address")

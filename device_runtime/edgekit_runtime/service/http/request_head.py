@@ -7,6 +7,7 @@ Source: RFC 9110, RFC 9112 (section 6.3 for the length of a body).
 """
 
 import ipaddress
+from collections.abc import Mapping
 from typing import Any, Final
 
 import httptools
@@ -55,7 +56,7 @@ class RequestHead:
         passes_descriptor: whether the body comes with a file descriptor.
         is_http_1_0: whether the response must state that the connection stays open.
         authorization: the header `Authorization`, or None.
-        has_origin: whether a web page sent it.
+        is_from_page: whether a web page of another origin sent it, see `is_from_page`.
         has_foreign_host: whether the host is a public name: no address, no name without a dot, not localhost.
         is_plain: whether a response is sent unchanged: not to HTTP 1.0, not to `HEAD`, not as the last one.
         data: the bytes of the head; empty if it is too long to be remembered.
@@ -68,7 +69,7 @@ class RequestHead:
         *("authorization", "body_bytes", "clearance", "content_coding", "content_type", "data"),
         *("expects_continue",),
         *("has_foreign_host",),
-        *("has_origin", "is_http_1_0", "is_plain", "json_bytes", "keeps_alive", "method", "query"),
+        *("is_from_page", "is_http_1_0", "is_plain", "json_bytes", "keeps_alive", "method", "query"),
         *("passes_descriptor", "path", "request_bytes", "route", "size_bytes"),
     )
 
@@ -96,7 +97,7 @@ class RequestHead:
         self.expects_continue = _read_expectation(fields) and not self.is_http_1_0
         self.passes_descriptor = b"edgekit-descriptor" in fields
         self.authorization = fields.get(b"authorization")
-        self.has_origin = b"origin" in fields
+        self.is_from_page = is_from_page(fields)
         self.has_foreign_host = is_foreign_host(host)
         self.route: Any = None
         self.clearance = 0
@@ -207,6 +208,17 @@ def _read_target(url: bytes, host: bytes | None) -> tuple[bytes, bytes | None]:
             400, f"the target is {url[:80].decode('latin-1')!r}, expected http://HOST/PATH or /PATH"
         )
     return slash + path or b"/", authority
+
+
+def is_from_page(fields: Mapping[bytes, bytes]) -> bool:
+    """Return whether a web page of another origin sent a request, such as by a script or for an `<img>`.
+
+    An `<img>` sends no `Origin`. A link or an address that is opened is no request of a page: whoever shows
+    it sees an answer, no page can read it.
+    """
+    is_opened = fields.get(b"sec-fetch-dest") == b"document"
+    is_elsewhere = fields.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
+    return b"origin" in fields or (is_elsewhere and not is_opened)
 
 
 def is_foreign_host(host: bytes | None) -> bool:

@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
 from edgekit_runtime.dataclass_json import Range
+
+MAX_PIXELS: Final = 1 << 27
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +25,9 @@ class StreamOptions:
             pictures and WAV files. A camera cannot wait.
         stall_s: a source that sends nothing for so long is opened again.
         open_s: time limit for opening the source.
-        max_pixels: most pixels of a frame.
-        window_s, hop_s: length of the sound that the model gets, and how much of it is new each time.
+        max_pixels: most pixels of a frame; 0 for as many as `[media]` allows.
+        window_s, hop_s: length of the sound that the model gets, and how much of it is new each time. None is
+            half of it, or all of it for a model that keeps states between windows.
         rate: samples in a second that a microphone is asked for.
         max_queued: most answers that wait for one sink; then the oldest is dropped.
         max_file_bytes, max_files: a file of answers is followed by a new one at this size; so many are kept.
@@ -43,9 +46,9 @@ class StreamOptions:
     keeps_all: bool | None = None
     stall_s: Annotated[float, Range(0.1, 3600)] = 3.0
     open_s: Annotated[float, Range(0.1, 3600)] = 10.0
-    max_pixels: Annotated[int, Range(1, 1 << 27)] = 4096 * 2160
+    max_pixels: Annotated[int, Range(0, MAX_PIXELS)] = 0
     window_s: Annotated[float, Range(0.001, 60)] = 1.0
-    hop_s: Annotated[float, Range(0.001, 60)] = 0.5
+    hop_s: Annotated[float | None, Range(0.001, 60)] = None
     rate: Annotated[int, Range(1000, 192_000)] = 16_000
     max_queued: Annotated[int, Range(1, 1 << 20)] = 256
     max_file_bytes: Annotated[int, Range(1024, 1 << 40)] = 64 << 20
@@ -54,7 +57,7 @@ class StreamOptions:
     def __post_init__(self) -> None:
         if not self.model or not self.source:
             raise ValueError("model and source are needed")
-        if self.hop_s > self.window_s:
+        if self.hop_s is not None and self.hop_s > self.window_s:
             raise ValueError(f"hop_s is {self.hop_s:g}, expected at most window_s, {self.window_s:g}")
 
     @property

@@ -132,7 +132,9 @@ class QueuedSink:
                 if lines or pause_s:
                     self.error, pause_s = "", 0.0
                 backoff.reset()
-        self.dropped += len(self._queued)
+        with self._changed:
+            self.dropped += len(self._queued)
+            self._queued.clear()
         with contextlib.suppress(Exception):
             self._sink.close()
 

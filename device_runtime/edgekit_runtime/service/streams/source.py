@@ -1,7 +1,8 @@
 """The source of a stream as the service uses it: a capture process that is watched, ended and started again.
 
 A source that fails, stalls or sends garbage costs its process. The next one starts after a pause that grows
-from 0.25 to 4 s, so that a source which comes back is read within 5 s.
+from 0.25 to 4 s. So a source which comes back is opened within 4 s; one that answered nothing at all, so that
+an attempt hung, within `open_s` more.
 """
 
 import asyncio
@@ -97,10 +98,14 @@ class SourceOwner(Protocol):
 
 
 class FrameSource:
-    """One source, whichever process reads it now."""
+    """One source, whichever process reads it now.
+
+    Attributes:
+        options: of the next process; see `reopen`.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: StreamOptions, owner: SourceOwner) -> None:
-        self._loop, self._options, self._owner = loop, options, owner
+        self._loop, self.options, self._owner = loop, options, owner
         self._backoff = Backoff()
         self._process: _CaptureProcess | None = None
         self._ending: set[_CaptureProcess] = set()
@@ -117,7 +122,7 @@ class FrameSource:
         """Open the source now."""
         self._retry = None
         try:
-            self._process = _CaptureProcess(self._loop, self._options, self)
+            self._process = _CaptureProcess(self._loop, self.options, self)
         except OSError as cause:
             self._fail(f"the capture process cannot be started: {cause}")
             return
@@ -128,6 +133,11 @@ class FrameSource:
         self._max_side = max_side
         if self._process is not None:
             self._process.send({"max_side": max_side})
+
+    def reopen(self, options: StreamOptions, reason: str) -> None:
+        """Open the source again, with other options."""
+        self.options = options
+        self._fail(reason)
 
     async def stop(self) -> None:
         """End the capture process, and wait until it has ended."""

@@ -3,7 +3,6 @@
 find_kind("rtsp://camera/1").open(options)      # a Capture, whose read() returns frame after frame
 """
 
-import contextlib
 import importlib.util
 import os
 from collections.abc import Callable
@@ -23,7 +22,7 @@ _PICTURES: Final = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 _ADDRESSES: Final = ("rtsp://", "rtsps://", "http://", "https://")
 _PIPELINE: Final = "gstreamer:"
 _MICROPHONE: Final = "microphone"
-_MAX_INT16: Final = 32768.0
+_MAX_RATE: Final = 192_000
 
 
 class CaptureError(Exception):
@@ -101,29 +100,33 @@ class _Pictures:
     fps, rate = 0.0, 0
 
     def __init__(self, options: StreamOptions) -> None:
-        self._cv2 = _import_cv2()
+        self._cv2, self._max_pixels = _import_cv2(), options.max_pixels
         names = sorted(Path(options.source).iterdir())
         self._paths = iter([path for path in names if path.suffix.lower() in _PICTURES])
 
     def read(self) -> NDArray[Any] | None:
         for path in self._paths:
-            picture: NDArray[Any] | None = None
-            with contextlib.suppress(self._cv2.error):  # such as one with more than max_pixels
+            picture: NDArray[Any] | None
+            try:
                 picture = self._cv2.imread(str(path), self._cv2.IMREAD_COLOR)
+            except self._cv2.error as cause:
+                most = self._max_pixels
+                raise CaptureError(f"{path} has more than {most} pixels, or is damaged: {cause}") from cause
             if picture is not None:
                 return picture
         return None
 
 
 class _Windows:
-    """Sound in windows that overlap: each holds the last `window_s`, of which `hop_s` are new."""
+    """Sound in windows: each holds the last `window_s`, of which `hop_s` are new."""
 
     fps = 0.0
 
     def __init__(self, options: StreamOptions, rate: int, read: Callable[[int], NDArray[np.float32]]) -> None:
         """Read by `read`, which returns so many samples, and fewer at the end only."""
         self.rate, self._read = rate, read
-        self._hop = max(1, round(options.hop_s * rate))
+        hop_s = options.window_s / 2 if options.hop_s is None else options.hop_s
+        self._hop = max(1, round(hop_s * rate))
         self._window = np.zeros(max(self._hop, round(options.window_s * rate)), np.float32)
         self.fps = rate / self._hop
 
@@ -131,7 +134,8 @@ class _Windows:
         fresh = self._read(self._hop)
         if not len(fresh):
             return None
-        self._window = np.concatenate([self._window[len(fresh) :], fresh])
+        silence = np.zeros(self._hop - len(fresh), np.float32)  # behind the end
+        self._window = np.concatenate([self._window[self._hop :], fresh, silence])
         return self._window
 
 
@@ -180,27 +184,13 @@ def _open_microphone(options: StreamOptions) -> Capture:
 
 
 def _open_wav(options: StreamOptions) -> Capture:
-    import wave
+    from edgekit_runtime.preprocessing.wav import WavFile
 
     _check_file(options.source)
-    try:
-        file = wave.open(options.source, "rb")  # noqa: SIM115  # it is read until this process ends
-    except (wave.Error, EOFError) as cause:
-        raise CaptureError(f"{options.source} is no WAV file: {cause}") from cause
-    rate, channels = file.getframerate(), file.getnchannels()
-    if file.getsampwidth() != 2 or not 1000 <= rate <= 192_000 or not 1 <= channels <= 64:
-        raise CaptureError(
-            f"{options.source} has {8 * file.getsampwidth()} bits, {rate} Hz and {channels} channels,"
-            " expected 16 bits, 1 to 192 kHz and at most 64 channels"
-        )
-
-    def read(count: int) -> NDArray[np.float32]:
-        samples = np.frombuffer(file.readframes(count), "<i2").astype(np.float32)
-        usable = len(samples) - len(samples) % channels
-        mixed: NDArray[np.float32] = samples[:usable].reshape(-1, channels).mean(axis=1) / _MAX_INT16
-        return mixed
-
-    return _Windows(options, rate, read)
+    file = WavFile(Path(options.source).open("rb"), options.source)  # noqa: SIM115  # until this process ends
+    if not 1000 <= file.rate <= _MAX_RATE:
+        raise CaptureError(f"{options.source} has {file.rate} Hz, expected 1 to 192 kHz")
+    return _Windows(options, file.rate, file.read)
 
 
 KINDS: Final = (
@@ -230,7 +220,7 @@ KINDS: Final = (
         is_endless=True,
     ),
     SourceKind(
-        form="a WAV file of 16 bits",
+        form="a WAV file",
         matches=lambda source: source.lower().endswith(".wav"),
         open=_open_wav,
         waits=True,

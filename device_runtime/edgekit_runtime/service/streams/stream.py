@@ -9,14 +9,17 @@ import contextlib
 import dataclasses
 import json
 import logging
+import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
-from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.errors import EdgekitError, RequestError
+from edgekit_runtime.protocol.infer_request import SequenceStep
 from edgekit_runtime.protocol.streams import hide_password
 from edgekit_runtime.service.options.stream import LiveOptions, StreamOptions
 from edgekit_runtime.service.streams.sink import QueuedSink
@@ -36,11 +39,34 @@ _LOG_S: Final = 10.0
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class FrameCall:
+    """A frame, or sound of a rate over 0, on its way to a model.
+
+    Attributes:
+        sequence: where it stands in the stream, for models that keep states.
+        reply: gets the answer once, maybe before the call was submitted.
+    """
+
+    model: str
+    array: NDArray[Any]
+    rate: int
+    sequence: SequenceStep
+    reply: Callable[[Answer], None]
+
+
 class Calls(Protocol):
     """What gets frames to models."""
 
-    def submit(self, model: str, array: NDArray[Any], rate: int, reply: Callable[[Answer], None]) -> None:
-        """Submit a frame, or sound of a rate over 0; `reply` gets the answer once, maybe before this returns.
+    def has_states(self, model: str) -> bool | None:
+        """Return whether a model keeps states between frames; None while it is not loaded.
+
+        Raises:
+            RequestError: there is no such model.
+        """
+
+    def submit(self, call: FrameCall) -> None:
+        """Submit a frame.
 
         Raises:
             EdgekitError: it is refused.
@@ -77,6 +103,9 @@ class Stream:
         self.counts: Counter[str] = Counter()
         self._loop, self._calls, self._sinks, self._live = loop, calls, sinks, live
         self._source = FrameSource(loop, options, self)
+        self._sequence_id = f"stream-{secrets.token_hex(8)}"
+        self._last_number = self._opened_after = 0
+        """Of the last answered frame, 0 after an error; and of the last frame of an earlier opening."""
         self._waiting: Frame | None = None
         self._is_busy = False
         self._read_before = 0  # by earlier capture processes
@@ -84,10 +113,13 @@ class Stream:
         self._picture_due_s = self._log_due_s = 0.0
         self._keeps_all = find_kind(options.source).keeps_all(options)
         self._recent: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=_RECENT)
+        self._finishing: asyncio.Task[None] | None = None
         self._viewers: dict[Viewer, bool] = {}  # -> whether it gets pictures
 
     def start(self) -> None:
         """Open the source."""
+        with contextlib.suppress(RequestError):  # of the model, which each frame states
+            self._source.options = fit_windows(self.options, self._calls) or self.options
         self._source.start()
 
     async def stop(self) -> None:
@@ -95,11 +127,23 @@ class Stream:
         self._change("stopped", self.error)
         self._waiting = None
         await self._source.stop()
+        await self._finish()
+
+    async def _finish(self) -> None:
+        """End sinks, then viewers, whose last line says what became of the answers in the sinks."""
         for sink in self._sinks:
             sink.stop()
         await asyncio.gather(*(self._loop.run_in_executor(None, sink.join) for sink in self._sinks))
+        if self._sinks:
+            state = {**self._describe_state(), "sinks": [sink.to_json() for sink in self._sinks]}
+            self._put_line(_to_line(state))
         for viewer in list(self._viewers):
             viewer.finish()
+
+    def _put_line(self, line: bytes) -> None:
+        for viewer, wants_pictures in list(self._viewers.items()):
+            if not wants_pictures:
+                viewer.put(line)
 
     def add_viewer(self, viewer: Viewer, *, wants_pictures: bool) -> None:
         """Let a client read pictures with answers, or lines of answers and states, from now on."""
@@ -120,6 +164,7 @@ class Stream:
     # What the source reports
 
     def on_opened(self) -> None:
+        self._opened_after = self.counts["read"]
         # A file that begins again says nothing about the model.
         self._change("running", self.error if self.state == "running" else "")
 
@@ -150,13 +195,39 @@ class Stream:
         if self._is_busy or self._waiting is None or self.state == "stopped":
             return
         frame, self._waiting = self._waiting, None
-        self._is_busy = True
         try:
+            if frame.rate and (fitting := self._fit_windows()) is not None:
+                frame.release()
+                self._source.reopen(
+                    fitting, f"{fitting.model} takes windows with {fitting.hop_s} s of new sound"
+                )
+                return
+            self._is_busy = True
             self._calls.submit(
-                self.options.model, frame.array, frame.rate, lambda answer: self._take(frame, answer)
+                FrameCall(
+                    model=self.options.model,
+                    array=frame.array,
+                    rate=frame.rate,
+                    sequence=SequenceStep(self._sequence_id, start=not self._continues(frame)),
+                    reply=lambda answer: self._take(frame, answer),
+                )
             )
         except EdgekitError as error:
             self._take(frame, error)
+
+    def _fit_windows(self) -> StreamOptions | None:
+        """Return options whose windows suit the model; None if the present ones do, or if it is not loaded.
+
+        Raises:
+            RequestError: there are none.
+        """
+        fitting = fit_windows(self.options, self._calls)
+        return None if fitting in (None, self._source.options) else fitting
+
+    def _continues(self, frame: Frame) -> bool:
+        """Return whether the states of the model go on: no error, no other opening, no sound left out."""
+        is_next = not frame.rate or frame.number == self._last_number + 1
+        return is_next and self._last_number > self._opened_after
 
     def _take(self, frame: Frame, answer: Answer) -> None:
         """Publish an answer, and go on with the newest frame."""
@@ -171,13 +242,15 @@ class Stream:
                 self._loop.call_later(_RETRY_S, self._submit_next)
                 return
             self.counts["failed"] += 1
+            self._last_number = 0
         else:
+            self._last_number = frame.number
             self._publish(frame, answer)
         frame.release()
         if self._waiting is not None:
             self._loop.call_soon(self._submit_next)
         elif self.state in ("ended", "failed"):
-            self._finish_viewers()
+            self._finish_later()
 
     def _publish(self, frame: Frame, answer: Mapping[str, Any]) -> None:
         stages = answer.get("times_ms")
@@ -225,16 +298,12 @@ class Stream:
             level = logging.WARNING if error and error != self.last_error else logging.INFO
             _logger.log(level, "stream %s: %s%s", self.name, state, f": {error}" if error else "")
         self.state, self.error, self.last_error = state, error, error or self.last_error
-        line = _to_line(self._describe_state())
-        for viewer, wants_pictures in list(self._viewers.items()):
-            if not wants_pictures:
-                viewer.put(line)
+        self._put_line(_to_line(self._describe_state()))
         if state in ("ended", "failed") and not self._is_busy and self._waiting is None:
-            self._finish_viewers()
+            self._finish_later()
 
-    def _finish_viewers(self) -> None:
-        for viewer in list(self._viewers):
-            viewer.finish()
+    def _finish_later(self) -> None:
+        self._finishing = self._finishing or self._loop.create_task(self._finish())
 
     def _describe_state(self) -> dict[str, str]:
         return {"stream": self.name, "state": self.state, **({"error": self.error} if self.error else {})}
@@ -268,6 +337,24 @@ class Stream:
             "viewers": len(self._viewers),
             "capture_pid": self._source.pid,
         }
+
+
+def fit_windows(options: StreamOptions, calls: Calls) -> StreamOptions | None:
+    """Return options with windows that suit the model; None while it is not loaded.
+
+    Raises:
+        RequestError: there is no such model, or the stated windows overlap and it keeps states between them.
+    """
+    has_states = calls.has_states(options.model)
+    if not has_states:
+        return None if has_states is None else options
+    if options.hop_s not in (None, options.window_s):
+        raise RequestError(
+            400,
+            f"{options.model} keeps states between windows, which must not overlap: hop_s is"
+            f" {options.hop_s:g}, expected window_s, {options.window_s:g}",
+        )
+    return dataclasses.replace(options, hop_s=options.window_s)
 
 
 def drop_low_scores(answer: Mapping[str, Any], min_score: float | None) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """All streams of the service: those of its configuration, and those of clients that read them."""
 
 import asyncio
+import dataclasses
 import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -8,10 +9,11 @@ from typing import Any, Final
 
 from edgekit_runtime.errors import ConfigError, RequestError
 from edgekit_runtime.service.observability.prometheus import MetricFamily
-from edgekit_runtime.service.options.stream import LiveOptions, StreamOptions
+from edgekit_runtime.service.options.resources import MediaLimits
+from edgekit_runtime.service.options.stream import MAX_PIXELS, LiveOptions, StreamOptions
 from edgekit_runtime.service.streams.sinks import open_sink
 from edgekit_runtime.service.streams.source_kinds import find_kind
-from edgekit_runtime.service.streams.stream import Calls, Stream
+from edgekit_runtime.service.streams.stream import Calls, Stream, fit_windows
 from edgekit_runtime.service.streams.viewers import Viewer
 
 MAX_STREAMS: Final = 64
@@ -24,14 +26,22 @@ _logger = logging.getLogger(__name__)
 class Streams:
     """The streams by name, on the thread of the loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, calls: Calls, live: LiveOptions) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        calls: Calls,
+        live: LiveOptions,
+        media: MediaLimits | None = None,
+    ) -> None:
         """Make none yet.
 
         Args:
             loop: of the service.
             calls: gets frames to models.
             live: limits of viewers.
+            media: limits of what models get, by default those of a service.
         """
+        self._max_pixels = min((media or MediaLimits()).max_pixels, MAX_PIXELS)
         self._loop, self._calls, self._live = loop, calls, live
         self._streams: dict[str, Stream] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -49,6 +59,7 @@ class Streams:
         if self._is_closed or len(self._streams) >= MAX_STREAMS:
             raise ConfigError(f"streams: there are {MAX_STREAMS} already, the limit, or the service stops")
         find_kind(options.source)  # before a sink begins
+        options = dataclasses.replace(options, max_pixels=options.max_pixels or self._max_pixels)
         sinks = []
         try:
             for text in options.sinks:
@@ -106,6 +117,14 @@ class Streams:
             raise RequestError(404, f"stream '{name[:60]}' is unknown, there are: {names}")
         return stream
 
+    def check_model(self, options: StreamOptions) -> None:
+        """Refuse a stream that its model cannot answer.
+
+        Raises:
+            RequestError: there is no such model, or its windows must not overlap.
+        """
+        fit_windows(options, self._calls)
+
     def check_room(self) -> None:
         """Refuse one more viewer where there are too many.
 
@@ -131,16 +150,18 @@ class Streams:
             connected: socket of the client; owned here from now on.
             head: head of the response.
             wants_pictures: whether it gets pictures with answers, else lines of answers.
-            on_close: called once the client has gone.
+            on_close: of the client that started the stream, which does not count as a viewer; called once
+                it has gone.
         """
+        counted = int(on_close is None)
 
         def forget(viewer: Viewer) -> None:
-            self._viewers -= 1
+            self._viewers -= counted
             stream.remove_viewer(viewer)
             if on_close is not None:
                 on_close()
 
-        self._viewers += 1
+        self._viewers += counted
         viewer = Viewer(
             self._loop,
             connected,
