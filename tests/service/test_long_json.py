@@ -303,7 +303,8 @@ def test_client_that_goes_leaves_no_work_behind(monkeypatch: pytest.MonkeyPatch,
     loop: Any = FakeLoop()
     lane = FakeLane(compute=lambda _given: RequestError(500, "seen"))
     codec = make_codec(TensorSpec("x", "float32", ("N",)))
-    served = SimpleNamespace(codec=codec, lane=lane, metrics=SimpleNamespace(refused=0))
+    metrics, loaded = SimpleNamespace(refused=0), SimpleNamespace(remote=None)
+    served = SimpleNamespace(codec=codec, lane=lane, metrics=metrics, loaded=loaded)
     lane.attempt = lambda _inputs: None  # type: ignore[attr-defined]
     models: Any = SimpleNamespace(find=lambda _name, _version: served)
     connection: Any = SimpleNamespace(

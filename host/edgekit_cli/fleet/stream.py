@@ -9,6 +9,7 @@ import click
 
 from edgekit_cli.fleet.fleet_options import folder_and_json_options, print_json
 from edgekit_cli.fleet.fleet_server import connect
+from edgekit_cli.number_range import NumberRange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,9 +30,13 @@ def command() -> None:
     "--source", required=True, help="Camera, address, video or folder, as of edgekit-device stream."
 )
 @click.option("--sink", "sinks", multiple=True, help="Where answers go, such as mqtt://broker; repeatable.")
-@click.option("--every", type=int, default=1, metavar="N", help="Only each N-th frame.")
-@click.option("--min-score", type=float, metavar="SCORE", help="Leave weaker results out of answers.")
-@click.option("--max-fps", type=float, metavar="N", help="Most frames in a second.")
+@click.option(
+    "--every", type=click.IntRange(1, 2**31 - 1), default=1, metavar="N", help="Only each N-th frame."
+)
+@click.option(
+    "--min-score", type=NumberRange(0, 1), metavar="SCORE", help="Leave weaker results out of answers."
+)
+@click.option("--max-fps", type=NumberRange(0, 1000), metavar="N", help="Most frames in a second.")
 @folder_and_json_options
 def set_command(
     device: str,
