@@ -5,10 +5,10 @@ the golden input and takes for ever with 2**62. Likewise `Range`, `Tile` or `Res
 states, and what follows the rows that `NonZero` finds. Such a model must not run on the event loop, and
 shares no batch with other calls.
 
-The graph is read from the package, whoever made it. Operators that run a body (loops, branches) have no fixed
-work, except an `If` whose condition depends on sizes alone. Others have, unless an input of theirs that may
-set a size depends on a value of an input of the model. `Shape` ends such a dependency: the request bounds the
-sizes of its inputs.
+The graph itself is read, since the maker of a package may state anything. Operators that run a body (loops,
+branches) have no fixed work, except an `If` whose condition depends on sizes alone. Others have, unless an
+input of theirs that may set a size depends on a value of an input of the model. `Shape` ends such a
+dependency: the request bounds the sizes of its inputs.
 """
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence

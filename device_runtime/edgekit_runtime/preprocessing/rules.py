@@ -4,7 +4,6 @@ The fields are documented in docs/guide/samples.md. This module reads them and c
 input; `images` and `audio` apply them.
 """
 
-import difflib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -88,6 +87,8 @@ def read_rules(preprocessing: Mapping[str, Any], spec: TensorSpec) -> MediaRules
     fields = _IMAGE_FIELDS if kind == "image" else _AUDIO_FIELDS
     for name in preprocessing:
         if name not in fields:
+            import difflib  # only for this error
+
             near = difflib.get_close_matches(name, fields, n=1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
             raise DataError(f"preprocessing: unknown field '{name}', expected {', '.join(fields)}.{hint}")

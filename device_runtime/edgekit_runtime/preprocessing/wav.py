@@ -24,7 +24,7 @@ _WIDTHS: Final = {_INTEGERS: (1, 2, 3, 4), _FLOATS: (4, 8)}  # bytes of a number
 _MAX_CHUNKS: Final = 1000
 _MAX_CHANNELS: Final = 64
 _MAX_AMPLITUDE: Final = 1 << 31  # some write whole numbers as floating-point ones
-_LEAST_UNKNOWN: Final = 0x7FFF_F000
+_MIN_UNKNOWN_BYTES: Final = 0x7FFF_F000
 """Sizes from here on are those of programs that write into a pipe: the sound lasts to the file's end."""
 
 
@@ -81,7 +81,7 @@ class WavFile:
             self._format, size = _read_head(file)
         self.rate = self._format.rate
         self._frames_left = size // self._format.frame_bytes
-        self._states_size = size < _LEAST_UNKNOWN
+        self._states_size = size < _MIN_UNKNOWN_BYTES
 
     def read(self, frames: int | None = None) -> NDArray[np.float32]:
         """Return the amplitudes of the next frames, fewer at the end; None reads the rest.

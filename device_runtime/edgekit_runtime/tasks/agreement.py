@@ -1,6 +1,8 @@
 """How far two answers to the same picture or sound agree: for canary and shadow of pipelines.
 
-[car, person] and [car, dog], boxes at the same places     0.5: one of two pairs
+    [car, person] and [car, dog], each box over its counterpart     0.5: one of two pairs
+
+Which boxes are of one thing is said at `compare_answers`.
 """
 
 from collections.abc import Sequence
@@ -13,8 +15,8 @@ from edgekit_runtime.tasks.boxes import find_overlaps
 from edgekit_runtime.tasks.task import Decoded
 from edgekit_runtime.tensors import Array
 
-_LEAST_OVERLAP: Final = 0.5  # intersection over union at which two boxes are of one thing
-_MOST_BOXES: Final = 100  # the best of each answer are compared
+_MIN_OVERLAP: Final = 0.5  # intersection over union at which two boxes are of one thing
+_MAX_BOXES: Final = 100  # the best of each answer are compared
 
 
 def compare_answers(current: Decoded, candidate: Decoded) -> float:
@@ -68,14 +70,14 @@ def _read_numbers(value: Any) -> "Array | None":
 
 
 def _compare_boxes(current: Sequence[Decoded], candidate: Sequence[Decoded]) -> float:
-    current, candidate = current[:_MOST_BOXES], candidate[:_MOST_BOXES]
+    current, candidate = current[:_MAX_BOXES], candidate[:_MAX_BOXES]
     overlaps = find_overlaps(_read_boxes(current), _read_boxes(candidate))
     labels = [np.array([str(entry["label"]) for entry in entries]) for entries in (current, candidate)]
     overlaps *= labels[0][:, None] == labels[1]
     agreement = 0.0
     for entry, row in zip(current, overlaps, strict=True):
         best = int(row.argmax())
-        if row[best] >= _LEAST_OVERLAP:
+        if row[best] >= _MIN_OVERLAP:
             agreement += _compare_pair(entry, candidate[best])
             overlaps[:, best] = 0  # a box is in one pair
     return agreement / max(len(current), len(candidate))

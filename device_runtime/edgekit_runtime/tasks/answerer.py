@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.canonical_json import JsonValue, decode_json
-from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import DataError, PackageError, RequestError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.preprocessing.audio import AudioRules
@@ -147,12 +147,8 @@ class Answerer:
             raise RequestError(400, "the package states no task; package it with --task")
         options = self._options
         if overrides:
-            known = {name: getattr(options, name) for name in options.__dataclass_fields__}
-            plain = {
-                name: list(value) if isinstance(value, tuple) else value for name, value in known.items()
-            }
             try:
-                options = from_plain(self.task.options, {**plain, **overrides}, "", DataError)
+                options = from_plain(self.task.options, {**to_plain(options), **overrides}, "", DataError)
             except DataError as error:
                 raise RequestError(400, str(error)) from error
         duration_s = self.rules.duration_s if isinstance(self.rules, AudioRules) else None
@@ -204,9 +200,17 @@ def open_answerer(package: OpenedPackage) -> Answerer | None:
     task, options = (None, None) if manifest.task is None else read_task(manifest.task)
     labels: tuple[str, ...] = ()
     if manifest.labels is not None:
-        text = bytes(package.read(manifest.labels)).decode("utf-8", "replace")
-        labels = tuple(line.removesuffix("\n") for line in io.StringIO(text, newline=None))
+        labels = class_names(bytes(package.read(manifest.labels)).decode("utf-8", "replace"))
     return Answerer(spec, rules=rules, task=task, options=options, labels=labels)
+
+
+def class_names(labels: str) -> tuple[str, ...]:
+    """Return the names in the content of a labels file, in the order of the classes.
+
+    Source: docs/reference/package-format.md, Labels.
+    """
+    # Not splitlines(), which also splits at rarer characters that may be part of a name.
+    return tuple(line.removesuffix("\n") for line in io.StringIO(labels, newline=None))
 
 
 def parse_overrides(query: str) -> dict[str, JsonValue]:

@@ -24,10 +24,9 @@ from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.sessions.selftest import read_golden_inputs
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.system.atomic_files import write_atomically
-from edgekit_runtime.tasks.answerer import Answerer, open_answerer
+from edgekit_runtime.tasks.answerer import Answerer, class_names, open_answerer
 from edgekit_runtime.tasks.task import Decoded
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.packaging.attachments import class_names
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.media.decoding import Decoding
 from edgekit_toolkit.samples.sequences import SequenceSamples

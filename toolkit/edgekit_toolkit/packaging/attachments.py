@@ -1,6 +1,5 @@
 """Attachments of a model: names of its classes, and a description of its preprocessing."""
 
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.preprocessing.rules import PRESETS, expand_preset
+from edgekit_runtime.tasks.answerer import class_names
 from edgekit_runtime.tensors import TensorSpec
 
 
@@ -27,15 +27,6 @@ def read_labels(path: Path) -> str:
     if not text.strip():
         raise DataError(f"labels {path}: the file is empty, expected one class a line")
     return text
-
-
-def class_names(labels: str) -> tuple[str, ...]:
-    """Return the names in the content of a labels file, in the order of the classes.
-
-    Source: docs/reference/package-format.md, Labels.
-    """
-    # Not splitlines(), which also splits at rarer characters that may be part of a name.
-    return tuple(line.removesuffix("\n") for line in io.StringIO(labels, newline=None))
 
 
 def find_labels_problem(labels: str, outputs: Sequence[TensorSpec]) -> str | None:

@@ -9,6 +9,7 @@ import onnx
 from edgekit_runtime.drift.class_outputs import class_output
 from edgekit_runtime.errors import BackendError, DataError, ModelError
 from edgekit_runtime.preprocessing.placement import Placement
+from edgekit_runtime.tasks.answerer import class_names
 from edgekit_toolkit.evaluation.metrics import METRICS
 from edgekit_toolkit.evaluation.scoring import spread_feeds, take_probes
 from edgekit_toolkit.importers.model_file import SourceModel, errors_with_path
@@ -18,7 +19,6 @@ from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.ort_options import disable_optimizers
 from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, Reference, check_provable, golden_reference
-from edgekit_toolkit.packaging.attachments import class_names
 from edgekit_toolkit.packaging.drift_reference import drift_reference
 from edgekit_toolkit.passes.optimiser import PassResult, optimise
 from edgekit_toolkit.passes.reference_check import check_reference

@@ -13,9 +13,9 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.preprocessing.images import SUFFIXES, ImageRules, decode_image
 from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.preprocessing.rules import read_rules
+from edgekit_runtime.tasks.answerer import class_names
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, read_task
 from edgekit_toolkit.evaluation.scoring import spread_feeds
-from edgekit_toolkit.packaging.attachments import class_names
 from edgekit_toolkit.pipeline.run import Run
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.tasks.proposal import first_row

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from edgekit_runtime.errors import ModelError
+from edgekit_runtime.tasks.answerer import class_names
 from edgekit_toolkit.importers.model_file import SourceModel
 from edgekit_toolkit.importers.sizes import with_batch
 from edgekit_toolkit.importers.states import propose_states
 from edgekit_toolkit.models.model import Model
-from edgekit_toolkit.packaging.attachments import class_names
 from edgekit_toolkit.pipeline.request import Progress, Request
 from edgekit_toolkit.samples import split
 from edgekit_toolkit.samples.media.classes import check_class_count

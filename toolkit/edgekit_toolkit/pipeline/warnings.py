@@ -7,6 +7,7 @@ from edgekit_runtime.offload.measurement.machine_facts import describe_engine
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.engines import find_engine, parse_engine
 from edgekit_runtime.system.install_hint import install_command
+from edgekit_runtime.tasks.answerer import class_names
 from edgekit_runtime.tasks.kinds.detection import DETECTION
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.evaluation.metrics import Metric
@@ -17,7 +18,7 @@ from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.traversal import time_major_nodes
-from edgekit_toolkit.packaging.attachments import class_names, find_labels_problem
+from edgekit_toolkit.packaging.attachments import find_labels_problem
 from edgekit_toolkit.packaging.golden_branches import find_untested
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.pipeline.run import Run

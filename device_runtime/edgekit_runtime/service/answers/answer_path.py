@@ -18,16 +18,12 @@ from edgekit_runtime.errors import EdgekitError, OverloadedError, RequestError
 from edgekit_runtime.preprocessing.media import MediaType
 from edgekit_runtime.protocol.infer_request import SequenceStep
 from edgekit_runtime.service.options.resources import MediaLimits
-from edgekit_runtime.service.scheduling.call import Answer, Call
+from edgekit_runtime.service.scheduling.call import Answer, Call, never
 from edgekit_runtime.service.scheduling.fair_pool import Threads
 from edgekit_runtime.service.serving.served_version import Served
 from edgekit_runtime.tasks.answerer import Answerer, Prepared
 from edgekit_runtime.tasks.task import Decoded, Outputs
 from edgekit_runtime.tensors import Array
-
-
-def _never() -> bool:
-    return False
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -81,7 +77,7 @@ class AnswerRequest:
     overrides: Mapping[str, JsonValue] = field(default_factory=dict)
     priority: int = 0
     deadline_s: float | None = None
-    is_unwanted: Callable[[], bool] = _never
+    is_unwanted: Callable[[], bool] = never
     sequence: SequenceStep | None = None
 
 

@@ -213,8 +213,8 @@ def _read_target(url: bytes, host: bytes | None) -> tuple[bytes, bytes | None]:
 def is_from_page(fields: Mapping[bytes, bytes]) -> bool:
     """Return whether a web page of another origin sent a request, such as by a script or for an `<img>`.
 
-    An `<img>` sends no `Origin`. A link or an address that is opened is no request of a page: whoever shows
-    it sees an answer, no page can read it.
+    An `<img>` sends no `Origin`. A document that the user opens, by a link or its address, is allowed: the
+    page with the link cannot read it.
     """
     is_opened = fields.get(b"sec-fetch-dest") == b"document"
     is_elsewhere = fields.get(b"sec-fetch-site") in (b"cross-site", b"same-site")

@@ -68,7 +68,7 @@ def make_error(error: EdgekitError, further: Mapping[str, str] | None = None) ->
 
 
 class LoginError(RequestError):
-    """A page for people lacks the token, for which their browser asks."""
+    """A browser asked for a page without the token; this response makes it ask its user."""
 
 
 class MethodError(RequestError):

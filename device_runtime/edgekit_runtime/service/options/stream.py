@@ -1,4 +1,4 @@
-"""Options of one stream, of those that the fleet wants, and of the live page."""
+"""Options of a stream, of the file with the fleet's streams, and of the live page."""
 
 import math
 from dataclasses import dataclass

@@ -103,9 +103,10 @@ class _LocalTrialRunner:
 
 
 def find_difference(current: Manifest, candidate: Manifest) -> str | None:
-    """Return where two versions differ for whoever calls them, the candidate first; None if nowhere.
+    """Return the first difference that keeps two versions from sharing calls, or None.
 
-    One version prepares and decodes the calls of both: they share tensors, states and the meaning of these.
+    The version in use prepares and decodes the calls of both, so tensors, states, preprocessing, labels and
+    task must be equal. The text states the candidate's value first.
     """
     old_parts, new_parts = _describe_parts(current), _describe_parts(candidate)
     return next(

@@ -33,7 +33,8 @@ class Reused(Mapping[str, Array]):
         return len(self._outputs)
 
 
-def _never() -> bool:
+def never() -> bool:
+    """Return False: the client of such a call does not go."""
     return False
 
 
@@ -58,7 +59,7 @@ class Call:
     reply: Callable[[Answer], None]
     priority: int = 0
     deadline_s: float | None = None
-    is_unwanted: Callable[[], bool] = _never
+    is_unwanted: Callable[[], bool] = never
     sequence: SequenceStep | None = None
 
     def own_inputs(self) -> Mapping[str, Array]:
