@@ -47,9 +47,8 @@ from edgekit_runtime.service.grpc.http2 import (
     Http2,
     Http2Error,
     StreamReset,
-    encode_field,
 )
-from edgekit_runtime.service.grpc.rpcs import RpcHead
+from edgekit_runtime.service.grpc.rpcs import RpcHead, encode_field
 
 START = PREFACE + frame(SETTINGS)
 MAX_HEADER_BYTES = 16_384

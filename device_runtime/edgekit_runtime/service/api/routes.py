@@ -31,6 +31,7 @@ from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.oip.time_slices import Slicer
 from edgekit_runtime.service.options.http import HttpLimits
 from edgekit_runtime.service.serving.served_version import Served
+from edgekit_runtime.system.tasks import Tasks
 from edgekit_runtime.tensors import TensorSpec
 
 Action: TypeAlias = Callable[[Connection, RequestHead, memoryview], None]
@@ -83,7 +84,7 @@ class Router:
         self._memory = SharedMemoryHandler(regions)
         self._metrics = metrics
         self._find_streams = streams
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def handle_request(self, connection: Connection, head: RequestHead, body: memoryview) -> None:
         """Handle the first request with this head; `head.route` handles further ones.
@@ -179,7 +180,7 @@ class Router:
             ]
             connection.respond(*make_json(lines))
 
-        self._start(connection, respond())
+        self._tasks.start(respond(), connection.respond_error)
 
     def _respond_model(
         self, name: str, version: str | None, connection: Connection, head: RequestHead, body: memoryview
@@ -211,7 +212,7 @@ class Router:
             await change(name, stated)
             connection.respond(*make_json({}))
 
-        self._start(connection, respond())
+        self._tasks.start(respond(), connection.respond_error)
 
     async def _load(self, name: str, stated: dict[str, Any]) -> None:
         rollout = take_field(stated, "rollout", "parameters", str, "") or None
@@ -227,18 +228,7 @@ class Router:
             await self._registry.wait_for(name)
             act()
 
-        self._start(connection, wait())
-
-    def _start(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
-        """Do `work` for a request; respond with the error if it fails."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(functools.partial(self._finish, connection))
-
-    def _finish(self, connection: Connection, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            connection.respond_error(error)
+        self._tasks.start(wait(), connection.respond_error)
 
     def _describe_server(self) -> dict[str, Any]:
         extensions = [*_EXTENSIONS, *(["system_shared_memory"] if self._memory.allows_posix else [])]
