@@ -360,6 +360,18 @@ def test_window_that_settings_shrink_below_zero_recovers(peer: Peer) -> None:
     assert data_of(peer.sent(), 1) == bytes(10)
 
 
+def test_response_in_parts_ends_behind_what_waits_for_the_window(peer: Peer) -> None:
+    stream = open_stream(peer, flags=END_HEADERS | END_STREAM)
+    peer.http2.respond(stream, b"\x88", [bytes(65_535 + 10)], None)
+    assert len(data_of(peer.sent(), 1)) == 65_535
+    peer.http2.respond(stream, b"", (), b"\x88")
+    assert peer.sent() == []
+    peer.receive(*(frame(WINDOW_UPDATE, 0, number, word(10)) for number in (0, 1)))
+    frames = peer.sent()
+    assert data_of(frames, 1) == bytes(10)
+    assert frames[-1][:2] == (HEADERS, END_HEADERS | END_STREAM)
+
+
 def test_reset_stream_frees_what_it_had_to_send(peer: Peer) -> None:
     stream = open_stream(peer)
     peer.http2.respond(stream, b"\x88", [bytes(200_000)], b"\x88")

@@ -51,19 +51,10 @@ class Listening:
                 import hpack  # noqa: F401  # of the extra
             except ModuleNotFoundError as cause:
                 raise ConfigError(f"grpc: {cause}; {install_command('grpc')}") from cause
-            from edgekit_runtime.service.grpc.connection import (  # most have no gRPC
-                GrpcConnection,
-                GrpcService,
-            )
-            from edgekit_runtime.service.grpc.service import make_methods
+            from edgekit_runtime.service.grpc.connection import GrpcConnection  # most services have no gRPC
+            from edgekit_runtime.service.grpc.service import GrpcService
 
-            service = GrpcService(
-                server=self._http,
-                methods=make_methods(router, registry, self._config.inference),
-                bodies=router.bodies,
-                token=token,
-                max_streams=grpc.max_streams,
-            )
+            service = GrpcService(self._http, router, registry, self._config, token=token)
             connect_grpc = functools.partial(GrpcConnection, service)
             if grpc.unix_socket:
                 listener = self._listen_unix(grpc.unix_socket)

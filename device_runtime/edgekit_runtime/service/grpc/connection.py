@@ -6,12 +6,10 @@ of the events. It is counted, timed and drained by the server of HTTP, beside th
 
 import logging
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final
 
 from edgekit_runtime.errors import EdgekitError, UnavailableError
-from edgekit_runtime.service.api.compressed_bodies import CompressedBodies
 from edgekit_runtime.service.grpc.http2 import (
     Buffer,
     DataReceived,
@@ -21,13 +19,12 @@ from edgekit_runtime.service.grpc.http2 import (
     Http2,
     Http2Error,
 )
-from edgekit_runtime.service.grpc.rpcs import Method, Rpc, RpcHead
-from edgekit_runtime.service.grpc.service import refuse_method
+from edgekit_runtime.service.grpc.rpcs import Rpc, RpcHead
+from edgekit_runtime.service.grpc.service import GrpcService
 from edgekit_runtime.service.http.access import check_access
 from edgekit_runtime.service.http.connection import LINGER_S, ticks
 from edgekit_runtime.service.http.listeners import find_client, find_peer
 from edgekit_runtime.service.http.send_buffer import MAX_PARTS, SendBuffer
-from edgekit_runtime.service.http.server import HttpServer
 
 _READ_BYTES: Final = 64 << 10
 _SEND_BYTES: Final = 256 << 10  # of all streams in turn, before the socket is asked again
@@ -35,35 +32,14 @@ _JOINED_BYTES: Final = 32 << 10
 _READS_AT_ONCE: Final = 4  # of a client that sends long messages
 _MAX_AT_ONCE: Final = 64  # events of one connection in one turn of the loop, which others wait for
 
-_NO_METHOD: Final = Method()  # of an RPC that is refused
-
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrpcService:
-    """What all connections share.
-
-    Attributes:
-        server: counts the connections, and has their limits.
-        methods: the methods by their paths.
-        bodies: decompresses messages.
-        token: see `check_access`.
-        max_streams: RPCs of one connection at one time.
-    """
-
-    server: HttpServer
-    methods: Mapping[str, Method]
-    bodies: CompressedBodies
-    token: bytes | None
-    max_streams: int
 
 
 class GrpcConnection:
     """A client's connection, from when it is accepted until it is closed.
 
     Attributes:
-        is_local, address, deadline_tick: see `Connection`.
+        is_local, client, peer_pid, deadline_tick: see `Connection`.
         on_admit: called once the first RPC has passed the check of access; None from then on.
         rpcs: those under way.
         ahead: RPCs of which messages wait, since their client is ahead or others have their turn.
@@ -72,8 +48,18 @@ class GrpcConnection:
     __slots__ = (
         *("_debt", "_drained_bytes", "_idle_checks", "_is_advancing", "_is_lingering", "_is_yielding"),
         *("_moved_bytes", "_send_buffer", "_sending_bytes", "_service", "_socket", "_was_active"),
-        *("address", "ahead", "bodies", "deadline_tick", "http2", "is_local", "is_open", "on_admit", "rpcs"),
-        *("server",),
+        *(
+            "ahead",
+            "bodies",
+            "client",
+            "deadline_tick",
+            "http2",
+            "is_local",
+            "is_open",
+            "on_admit",
+            "peer_pid",
+        ),
+        *("rpcs", "server"),
     )
 
     def __init__(
@@ -83,6 +69,7 @@ class GrpcConnection:
         *,
         is_local: bool,
         on_admit: Callable[[], None] | None,
+        address: str = "",
     ) -> None:
         """Serve a client; see `Connection`."""
         connected.setblocking(False)
@@ -91,7 +78,8 @@ class GrpcConnection:
         self._service, self._socket = service, connected
         self.is_local, self.on_admit = is_local, on_admit
         self.is_open = True
-        self.address = ""
+        self.client = address or find_client(connected)
+        self.peer_pid = find_peer(connected) if connected.family == socket.AF_UNIX else 0
         self.http2 = Http2(
             RpcHead, max_streams=service.max_streams, max_header_bytes=server.limits.max_head_bytes
         )
@@ -107,15 +95,6 @@ class GrpcConnection:
         self._set_deadline(server.limits.read_timeout_s)
         server.connection_made(self)
         server.loop.add_reader(connected.fileno(), self._on_readable)
-
-    @property
-    def peer_pid(self) -> int:
-        return find_peer(self._socket) if self.is_open and self._socket.family == socket.AF_UNIX else 0
-
-    @property
-    def client(self) -> str:
-        """Who is at the other end: the address, or the process over the Unix socket; empty if not known."""
-        return self.address or (find_client(self._socket) if self.is_open else "")
 
     # Receiving
 
@@ -174,8 +153,7 @@ class GrpcConnection:
     def _begin(self, event: HeadersReceived) -> None:
         head: RpcHead = event.head
         stream, service = event.stream, self._service
-        method = service.methods.get(head.path)
-        rpc = stream.context = Rpc(self, stream, head, method or _NO_METHOD)
+        rpc = stream.context = Rpc(self, stream, head)
         self.rpcs.add(rpc)
         try:
             if not (head.is_cleared or self.is_local):
@@ -186,9 +164,9 @@ class GrpcConnection:
                     on_admit()
             if not head.is_grpc:
                 rpc.refuse_content()
-            elif method is None:
-                raise refuse_method(head.path, service.methods)
-            elif not stream.is_remote_open:
+                return
+            rpc.method = service.find_method(head.path)
+            if not stream.is_remote_open:
                 rpc.receive_data(memoryview(b""), ends_stream=True)
         except EdgekitError as error:
             rpc.fail(error)
@@ -209,9 +187,10 @@ class GrpcConnection:
             if not self.is_open:
                 return
         self._count_sending()
-        for rpc in [candidate for candidate in self.ahead if not candidate.is_full]:
-            self.ahead.discard(rpc)
-            self.server.loop.call_soon(self._resume, rpc)
+        if self.ahead:
+            for rpc in [candidate for candidate in self.ahead if not candidate.is_full]:
+                self.ahead.discard(rpc)
+                self.server.loop.call_soon(self._resume, rpc)
         if self.http2.is_closing and not self.http2.streams and self._send_buffer is None:
             self._linger()
 

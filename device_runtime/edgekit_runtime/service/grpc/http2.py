@@ -144,14 +144,6 @@ class _Kind(NamedTuple):
     size_bytes: int | None = None
 
 
-class _Block(NamedTuple):
-    """A field block whose end is missing."""
-
-    stream_id: int
-    ends_stream: bool
-    fragments: list[bytes]
-
-
 class _HeadDecoder:
     """Decodes field blocks, and keeps what the last few of a client mean.
 
@@ -218,6 +210,7 @@ class Http2:
         """
         self._decoder = _HeadDecoder(max_header_bytes, read_head)
         self._max_streams, self._max_header_bytes, self._clock = max_streams, max_header_bytes, clock
+        self._max_collected_bytes = max(max_header_bytes, _DEFAULT_FRAME_BYTES)
         self.streams: dict[int, Http2Stream] = {}
         self.queued_bytes = self.received_bytes = self.sent_bytes = self.frames = 0
         self.is_closing = False
@@ -225,7 +218,8 @@ class Http2:
         self._at = 0  # in `_unread`
         self._has_preface = self._has_settings = False
         self._rest: tuple[int, int, int] | None = None  # flags, stream and length of the rest of DATA
-        self._block: _Block | None = None
+        self._block_id: int | None = None  # stream of a field block whose end is missing
+        self._block, self._fragments, self._ends_stream = bytearray(), 0, False
         self._last_stream_id = 0
         self._whole = Http2Stream(0, _DEFAULT_WINDOW_BYTES, CONNECTION_WINDOW_BYTES)
         self._first_window = _DEFAULT_WINDOW_BYTES  # of each stream
@@ -244,7 +238,7 @@ class Http2:
     def is_in_frame(self) -> bool:
         """Whether a part of something was received whose rest is missing, or no preface was."""
         is_partial = len(self._unread) > self._at or self._rest is not None
-        return is_partial or self._block is not None or not self._has_settings
+        return is_partial or self._block_id is not None or not self._has_settings
 
     def receive_data(self, data: bytes) -> None:
         self._unread = self._unread[self._at :] + data if len(self._unread) > self._at else data
@@ -261,11 +255,11 @@ class Http2:
         while True:
             data, start = self._unread, self._at
             if self._rest is not None:
-                kind, (flags, stream_id, length) = _DATA, self._rest
+                kind, rules, (flags, stream_id, length) = _DATA, self.KINDS[_DATA], self._rest
             elif len(data) - start >= _HEAD.size:
                 length_and_kind, flags, stream_id = _HEAD.unpack_from(data, start)
                 length, kind, stream_id = length_and_kind >> 8, length_and_kind & 0xFF, stream_id & 0x7FFFFFFF
-                self._check_head(kind, flags, stream_id, length)
+                rules = self._check_head(kind, flags, stream_id, length)
                 start += _HEAD.size
             else:
                 return None
@@ -279,7 +273,6 @@ class Http2:
             else:
                 return None
             self._at = start + size
-            rules = self.KINDS.get(kind, _EXTENSION)
             if rules.cost:
                 self._spend(rules.cost)
             event = rules.handle(self, flags, stream_id, memoryview(data)[start : self._at])
@@ -305,38 +298,41 @@ class Http2:
         self._has_preface = True
         return True
 
-    def _check_head(self, kind: int, flags: int, stream_id: int, length: int) -> None:
-        """Refuse a frame before its payload is collected."""
-        rules, stated = self.KINDS.get(kind, _EXTENSION), f"a frame of type {kind}"
+    def _check_head(self, kind: int, flags: int, stream_id: int, length: int) -> _Kind:
+        """Refuse a frame before its payload is collected; return the rules of its type."""
+        rules = self.KINDS.get(kind, _EXTENSION)
         if length > MAX_FRAME_BYTES or rules.size_bytes not in (None, length):
-            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"{stated} has {length} bytes")
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} has {length} bytes")
         if not self._has_settings and (kind != _SETTINGS or flags & _ACK):
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
-        block_id = None if self._block is None else self._block.stream_id
-        if block_id != (stream_id if kind == _CONTINUATION else None):
+        if self._block_id != (stream_id if kind == _CONTINUATION else None):
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a field block in pieces, and other frames between")
         place = _CONNECTION if not stream_id else _OPENED if stream_id <= self._last_stream_id else _IDLE
         if not rules.places & place:
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"{stated} on stream {stream_id}")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"a frame of type {kind} on stream {stream_id}")
         is_collected = kind != _DATA or flags & _PADDED
-        if is_collected and length > max(self._max_header_bytes, _DEFAULT_FRAME_BYTES):
-            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"{stated} has {length} bytes")
+        if length > self._max_collected_bytes and is_collected:
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"a frame of type {kind} has {length} bytes")
+        return rules
 
     def _receive_data(self, flags: int, stream_id: int, payload: memoryview) -> Event | None:
         stream, size, data = self.streams.get(stream_id), len(payload), _strip_padding(flags, payload)
         self.received_bytes += len(data)
         if not (len(data) or flags & _END_STREAM):
             self._spend()
-        for window in (self._whole, stream):
-            if window is not None:
-                window.receive_window -= size
-                if window.receive_window < 0:
-                    raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the window")
+        self._narrow(self._whole, size)
         self.consume(self._whole, size)
         if stream is None:
             return None
-        self.consume(stream, size - len(data))
+        self._narrow(stream, size)
+        if size > len(data):
+            self.consume(stream, size - len(data))
         return self._pass_data(stream, data, ends_stream=bool(flags & _END_STREAM))
+
+    def _narrow(self, stream: Http2Stream, size_bytes: int) -> None:
+        stream.receive_window -= size_bytes
+        if stream.receive_window < 0:
+            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the window")
 
     def _pass_data(self, stream: Http2Stream, data: memoryview, *, ends_stream: bool) -> Event | None:
         if not stream.is_remote_open:
@@ -345,34 +341,35 @@ class Http2:
         return DataReceived(stream, data, ends_stream) if stream.context is not None else None
 
     def _receive_headers(self, flags: int, stream_id: int, payload: memoryview) -> Event | None:
-        payload = _strip_padding(flags, payload)[5 if flags & _PRIORITY_FLAG else 0 :]
-        self._block = _Block(stream_id, bool(flags & _END_STREAM), [])
-        return self._receive_fragment(flags, stream_id, payload)
+        payload = _strip_padding(flags, payload)
+        if flags & _PRIORITY_FLAG:
+            payload = payload[5:]
+        self._ends_stream = bool(flags & _END_STREAM)
+        if flags & _END_HEADERS:
+            return self._receive_block(stream_id, bytes(payload))
+        self._block_id, self._block, self._fragments = stream_id, bytearray(payload), 1
+        return None
 
-    def _receive_fragment(self, flags: int, _stream_id: int, payload: memoryview) -> Event | None:
-        block = self._block
-        if block is None:
-            return None
-        block.fragments.append(bytes(payload))
-        size = sum(map(len, block.fragments))
-        if size > self._max_header_bytes or len(block.fragments) > _MAX_FRAGMENTS:
+    def _receive_fragment(self, flags: int, stream_id: int, payload: memoryview) -> Event | None:
+        self._block += payload
+        self._fragments += 1
+        if len(self._block) > self._max_header_bytes or self._fragments > _MAX_FRAGMENTS:
             raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "the field block is too long, or does not end")
         if not flags & _END_HEADERS:
             return None
-        self._block = None
-        return self._receive_block(block)
+        self._block_id = None
+        return self._receive_block(stream_id, bytes(self._block))
 
-    def _receive_block(self, block: "_Block") -> Event | None:
-        stream_id = block.stream_id
+    def _receive_block(self, stream_id: int, block: bytes) -> Event | None:
         if not stream_id % 2:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}")
         try:
-            head = self._decoder.decode(b"".join(block.fragments))
+            head = self._decoder.decode(block)
         except MalformedHeadError:
             head = None
         stream = self.streams.get(stream_id)
         if stream is not None:
-            if not block.ends_stream:
+            if not self._ends_stream:
                 raise Http2Error(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id} in its middle")
             return self._pass_data(stream, memoryview(b""), ends_stream=True)
         if stream_id <= self._last_stream_id:
@@ -385,7 +382,7 @@ class Http2:
             self._control.append(_frame(_RST_STREAM, 0, stream_id, _WORD.pack(code)))
             return None
         stream = self.streams[stream_id] = Http2Stream(stream_id, self._first_window, STREAM_WINDOW_BYTES)
-        stream.is_remote_open = not block.ends_stream
+        stream.is_remote_open = not self._ends_stream
         return HeadersReceived(stream, head)
 
     def _receive_reset(self, _flags: int, stream_id: int, _payload: memoryview) -> Event | None:
@@ -477,6 +474,13 @@ class Http2:
         """
         if head:
             self._control.append(_frame(_HEADERS, _END_HEADERS, stream.stream_id, head))
+        size = sum(map(len, parts))
+        is_next = not (self._ready or stream.queued_bytes)
+        if trailers is not None and is_next and size <= self._find_room(stream):
+            if size:
+                self._control += (self._begin_data(stream, size), *parts)
+            self._finish(stream, trailers, self._control)
+            return
         for part in parts:
             if len(part):
                 stream.queue.append(memoryview(part))
@@ -500,11 +504,10 @@ class Http2:
 
     def data_to_send(self, max_bytes: int) -> list[Buffer]:
         """Return what may be sent now, about `max_bytes` at most, in parts; empty if there is nothing."""
-        output, whole = self._control, self._whole
-        self._control = []
+        output, self._control = self._control, []
         while self._ready and max_bytes > 0:
             stream = self._ready.pop(next(iter(self._ready)))
-            size = min(stream.queued_bytes, stream.send_window, whole.send_window, self._max_frame_bytes)
+            size = min(stream.queued_bytes, self._find_room(stream))
             if size > 0:
                 max_bytes -= size
                 self._take_queued(stream, size, output)
@@ -525,14 +528,22 @@ class Http2:
             output.append(_frame(_RST_STREAM, 0, stream.stream_id, _WORD.pack(ErrorCode.NO_ERROR)))
         self._end_stream(stream)
 
-    def _take_queued(self, stream: Http2Stream, size: int, output: list[Buffer]) -> None:
-        """Move one DATA frame of `size` bytes from a stream's queue to `output`."""
-        output.append(_frame(_DATA, 0, stream.stream_id, size=size))
+    def _find_room(self, stream: Http2Stream) -> int:
+        """Return how many bytes of DATA one frame may have now."""
+        return min(stream.send_window, self._whole.send_window, self._max_frame_bytes)
+
+    def _begin_data(self, stream: Http2Stream, size: int) -> bytes:
+        """Return the head of a DATA frame, and take it off the windows."""
         stream.send_window -= size
         self._whole.send_window -= size
+        self.sent_bytes += size
+        return _frame(_DATA, 0, stream.stream_id, size=size)
+
+    def _take_queued(self, stream: Http2Stream, size: int, output: list[Buffer]) -> None:
+        """Move one DATA frame of `size` bytes from a stream's queue to `output`."""
+        output.append(self._begin_data(stream, size))
         stream.queued_bytes -= size
         self.queued_bytes -= size
-        self.sent_bytes += size
         while size:
             part = stream.queue.popleft()
             if len(part) > size:

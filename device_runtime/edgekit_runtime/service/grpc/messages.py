@@ -139,8 +139,9 @@ def _read_message(message: str, data: memoryview, budget: Iterator[int]) -> dict
         elif field.kind in _DEFAULTS and message not in _CHOICES:
             values[field.name] = _DEFAULTS[field.kind]
     for tag, _, start, end in _split_fields(data, budget):
-        if (field := fields.get(tag >> 3)) is not None:
-            _add_value(values, field, tag & 7, data[start:end], budget)
+        number = tag >> 3
+        if number in fields:
+            _add_value(values, fields[number], tag & 7, data[start:end], budget)
     return values
 
 
@@ -265,6 +266,8 @@ def read_varint(data: memoryview, at: int) -> tuple[int, int]:
     Raises:
         RequestError: it does not end.
     """
+    if at < len(data) and data[at] < 0x80:  # most are short
+        return data[at], at + 1
     number = 0
     for index, byte in enumerate(data[at : at + _MAX_VARINT_BYTES]):
         number |= (byte & 0x7F) << 7 * index
@@ -275,6 +278,8 @@ def read_varint(data: memoryview, at: int) -> tuple[int, int]:
 
 def encode_varint(number: int) -> bytes:
     """Return a number, negative ones as protobuf's int64."""
+    if 0 <= number < 0x80:
+        return bytes((number,))
     number &= 0xFFFFFFFFFFFFFFFF
     output = bytearray()
     while number > 0x7F:

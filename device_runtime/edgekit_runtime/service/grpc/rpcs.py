@@ -100,16 +100,10 @@ class RpcOwner(Protocol):
     server: HttpServer
     bodies: CompressedBodies
     is_local: bool
+    client: str
+    peer_pid: int
     rpcs: "set[Rpc]"
     ahead: "set[Rpc]"
-
-    @property
-    def client(self) -> str:
-        """Who is at the other end."""
-
-    @property
-    def peer_pid(self) -> int:
-        """The process at the other end of a Unix socket, or 0."""
 
     def flush(self) -> None:
         """Send what may be sent."""
@@ -174,7 +168,7 @@ class MessageResponder:
         is_local, deadline_s, client, peer_pid: see `Connection`.
     """
 
-    __slots__ = ("deadline_s", "is_local", "on_close", "response", "rpc")
+    __slots__ = ("client", "deadline_s", "is_local", "on_close", "peer_pid", "response", "rpc")
 
     descriptors: Final[list[int]] = []  # none can come over gRPC
 
@@ -182,7 +176,9 @@ class MessageResponder:
         self.rpc = rpc
         self.response: Sequence[Buffer] | None = None
         self.on_close: Callable[[], object] | None = None
-        self.is_local, self.deadline_s = rpc.owner.is_local, rpc.deadline_s
+        self.deadline_s = rpc.deadline_s
+        owner = rpc.owner
+        self.is_local, self.client, self.peer_pid = owner.is_local, owner.client, owner.peer_pid
 
     @property
     def is_open(self) -> bool:
@@ -193,14 +189,6 @@ class MessageResponder:
     def has_left(self) -> bool:
         """Whether the client waits no more."""
         return not self.rpc.is_open
-
-    @property
-    def client(self) -> str:
-        return self.rpc.owner.client
-
-    @property
-    def peer_pid(self) -> int:
-        return self.rpc.owner.peer_pid
 
     def respond(self, head: Buffer, *body: Buffer) -> None:
         """Send the message for a response over HTTP, whose parts must not change until they are sent."""
@@ -238,17 +226,19 @@ class Rpc:
     """
 
     __slots__ = (
-        *("_body", "_filled", "_has_all", "_has_ended", "_has_headers", "_pieces", "_prefix"),
+        *("_body", "_filled", "_has_all", "_has_ended", "_has_headers", "_held_bytes", "_pieces", "_prefix"),
         *("_responders", "deadline_s", "head", "is_held", "is_open", "method", "owner"),
         *("received_bytes", "stream"),
     )
 
-    def __init__(self, owner: RpcOwner, stream: Http2Stream, head: RpcHead, method: Method) -> None:
-        self.owner, self.stream, self.head, self.method = owner, stream, head, method
+    def __init__(self, owner: RpcOwner, stream: Http2Stream, head: RpcHead) -> None:
+        self.owner, self.stream, self.head = owner, stream, head
+        self.method = Method()  # until it is found
         self.deadline_s = None if head.timeout_s is None else time.monotonic() + head.timeout_s
         self.is_open = True
         self.received_bytes = 0
-        self._pieces: deque[memoryview] = deque()  # received, in order; without credit for the client
+        self._pieces: deque[memoryview] = deque()  # received, in order
+        self._held_bytes = 0  # of what was received, for which the client has no credit
         self._prefix = b""  # of the next message
         self._body = _NO_BYTES  # of the next message, once the prefix is there
         self._filled = 0
@@ -281,6 +271,7 @@ class Rpc:
         """Take a piece of the client's messages."""
         if len(data):
             self._pieces.append(data)
+            self._held_bytes += len(data)
         self._has_ended = ends_stream
         self.resume()
 
@@ -289,7 +280,11 @@ class Rpc:
         try:
             if self.is_open and not self.is_held:
                 self._advance()
-            self._count(self._filled + sum(map(len, self._pieces)) if self.is_open else 0)
+            if self.is_open:
+                held_bytes = sum(map(len, self._pieces))
+                self.owner.http2.consume(self.stream, self._held_bytes - held_bytes)
+                self._held_bytes = held_bytes
+                self._count(self._filled + held_bytes)
         except EdgekitError as error:
             self.fail(error)
         except MemoryError:
@@ -355,7 +350,6 @@ class Rpc:
         if len(piece) > size_bytes:
             self._pieces.appendleft(piece[size_bytes:])
             piece = piece[:size_bytes]
-        self.owner.http2.consume(self.stream, len(piece))
         return piece
 
     def _begin_body(self, flag: int, size: int) -> None:
@@ -397,11 +391,14 @@ class Rpc:
     def _send_responses(self) -> None:
         """Send what is due, and end the RPC if that was all."""
         responders = self._responders
-        while responders and (parts := responders[0].response) is not None:
+        parts: list[Buffer] = []
+        while responders and (response := responders[0].response) is not None:
             responders.popleft()
-            self._send((_PREFIX.pack(0, sum(map(len, parts))), *parts))
+            parts += (_PREFIX.pack(0, sum(map(len, response))), *response)
         if self._has_all and not responders:
-            self._finish(_OK)
+            self._finish(_OK, parts)
+        elif parts:
+            self._send(parts)
 
     def fail(self, error: EdgekitError) -> None:
         """End the RPC with the status of `error`, which is counted."""
@@ -414,9 +411,9 @@ class Rpc:
         self._has_headers = True
         self._finish(_NOT_GRPC)
 
-    def _finish(self, status: bytes) -> None:
+    def _finish(self, status: bytes, parts: Sequence[Buffer] = ()) -> None:
         self.cancel()
-        self._send((), status if self._has_headers else _HEADERS + status)
+        self._send(parts, status if self._has_headers or parts else _HEADERS + status)
         self.owner.flush()
 
     def _send(self, parts: Sequence[Buffer], trailers: bytes | None = None) -> None:

@@ -16,8 +16,9 @@ from edgekit_runtime.service.grpc.http2 import Buffer
 from edgekit_runtime.service.grpc.inference import InferMethod, read_parameters
 from edgekit_runtime.service.grpc.messages import read_message, write_message
 from edgekit_runtime.service.grpc.rpcs import MessageResponder, Method, RpcHead
+from edgekit_runtime.service.http.server import HttpServer
 from edgekit_runtime.service.models.registry import Registry
-from edgekit_runtime.service.options.config import Inference
+from edgekit_runtime.service.options.config import ServiceConfig
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 
@@ -92,17 +93,43 @@ class _RestMethod(Method):
         return write_message("ModelReadyResponse", {"ready": False}) if is_not_ready else None
 
 
-def make_methods(router: Router, registry: Registry, limits: Inference) -> dict[str, Method]:
-    """Return the methods by their paths."""
-    methods: dict[str, Method] = {
-        name: _RestMethod(name, endpoint, router) for name, endpoint in _ENDPOINTS.items()
-    }
-    methods["ModelInfer"] = InferMethod(router.inference, registry, limits, is_stream=False)
-    methods["ModelStreamInfer"] = InferMethod(router.inference, registry, limits, is_stream=True)
-    return {_SERVICE + name: method for name, method in methods.items()}
+class GrpcService:
+    """The methods, and what else all connections share.
 
+    Attributes:
+        server: counts the connections, and has their limits.
+        bodies: decompresses messages.
+        token: see `check_access`.
+        max_streams: RPCs of one connection at one time.
+    """
 
-def refuse_method(path: str, methods: Mapping[str, Method]) -> RequestError:
-    """Return the error for a method that is not here."""
-    names = ", ".join(name.removeprefix(_SERVICE) for name in methods)
-    return RequestError(501, f"{path[:200]} is not implemented; {_SERVICE[1:-1]} has {names}")
+    def __init__(
+        self,
+        server: HttpServer,
+        router: Router,
+        registry: Registry,
+        config: ServiceConfig,
+        *,
+        token: bytes | None,
+    ) -> None:
+        self.server, self.bodies, self.token = server, router.bodies, token
+        self.max_streams = config.grpc.max_streams
+        self._methods: dict[str, Method] = {
+            name: _RestMethod(name, endpoint, router) for name, endpoint in _ENDPOINTS.items()
+        }
+        for name, is_stream in (("ModelInfer", False), ("ModelStreamInfer", True)):
+            self._methods[name] = InferMethod(
+                router.inference, registry, config.inference, is_stream=is_stream
+            )
+
+    def find_method(self, path: str) -> Method:
+        """Return the method at a path.
+
+        Raises:
+            RequestError: there is none.
+        """
+        method = self._methods.get(path.removeprefix(_SERVICE))
+        if method is None:
+            names = ", ".join(self._methods)
+            raise RequestError(501, f"{path[:200]} is not implemented; {_SERVICE[1:-1]} has {names}")
+        return method

@@ -107,6 +107,7 @@ class Connection:
         lease: Lease | None = None,
         on_close: Callable[[], None] | None = None,
         on_admit: Callable[[], None] | None = None,
+        address: str = "",
     ) -> None:
         """Serve a client.
 
@@ -118,13 +119,14 @@ class Connection:
             on_close: called once when it ends here, or None.
             on_admit: called once its first request has passed the screen, within `read_timeout_s`; None where
                 one has passed before.
+            address: address of the client where the socket does not state it.
         """
         connected.setblocking(False)
         self._owner = owner
         self._socket = connected
         self.is_open = True
         self.is_local = is_local
-        self.address = ""
+        self.address = address
         self.descriptors: list[int] = []
         self.on_close = on_close
         self.on_admit = on_admit

@@ -72,5 +72,5 @@ class Loopback:
 
     async def _connect(self) -> _Pair:
         outer, inner = socket.socketpair()
-        Connection(self._server, inner, is_local=self._is_local).address = self._address
+        Connection(self._server, inner, is_local=self._is_local, address=self._address)
         return await asyncio.open_connection(sock=outer)

@@ -29,7 +29,6 @@ _logger = logging.getLogger(__name__)
 class ServedConnection(Protocol):
     """What the server needs of a connection: `Connection`, or one of another protocol beside HTTP."""
 
-    address: str
     is_local: bool
     deadline_tick: int
 
@@ -47,7 +46,12 @@ class Connect(Protocol):
     """Makes the connection of a client."""
 
     def __call__(
-        self, connected: socket.socket, *, is_local: bool, on_admit: Callable[[], None] | None
+        self,
+        connected: socket.socket,
+        *,
+        is_local: bool,
+        on_admit: Callable[[], None] | None,
+        address: str = "",
     ) -> ServedConnection:
         """Return it; see `Connection`."""
 

@@ -126,8 +126,7 @@ class TlsListener:
                     inner.close()
                 else:
                     on_admit = functools.partial(self._admit, task)
-                    connection = self._connect(inner, is_local=False, on_admit=on_admit)
-                    connection.address = address
+                    self._connect(inner, is_local=False, on_admit=on_admit, address=address)
                 await _bridge(reader, writer, outer, timeout_s)
         except (OSError, asyncio.TimeoutError) as cause:
             _logger.debug("a TLS connection ended: %s", cause)
