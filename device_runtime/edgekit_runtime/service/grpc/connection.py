@@ -45,23 +45,6 @@ class GrpcConnection:
         ahead: RPCs of which messages wait, since their client is ahead or others have their turn.
     """
 
-    __slots__ = (
-        *("_debt", "_drained_bytes", "_idle_checks", "_is_advancing", "_is_lingering", "_is_yielding"),
-        *("_moved_bytes", "_send_buffer", "_sending_bytes", "_service", "_socket", "_was_active"),
-        *(
-            "ahead",
-            "bodies",
-            "client",
-            "deadline_tick",
-            "http2",
-            "is_local",
-            "is_open",
-            "on_admit",
-            "peer_pid",
-        ),
-        *("rpcs", "server"),
-    )
-
     def __init__(
         self,
         service: GrpcService,

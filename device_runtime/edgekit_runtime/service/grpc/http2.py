@@ -151,8 +151,6 @@ class _HeadDecoder:
     and means the same until another block may have changed the table.
     """
 
-    __slots__ = ("_decoder", "_heads", "_hpack", "_read_head")
-
     def __init__(self, max_bytes: int, read_head: Callable[[Fields], Any]) -> None:
         import hpack  # an extra: a device without it has this module, too
 

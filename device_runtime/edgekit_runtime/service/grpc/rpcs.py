@@ -121,11 +121,6 @@ class RpcHead:
         is_cleared: whether the client may use the service.
     """
 
-    __slots__ = (
-        *("authorization", "content_coding", "has_foreign_host", "is_cleared", "is_from_page", "is_grpc"),
-        *("method", "path", "timeout_s"),
-    )
-
     def __init__(self, fields: Fields) -> None:
         """Read the fields of a request.
 

@@ -114,13 +114,12 @@ class GrpcService:
     ) -> None:
         self.server, self.bodies, self.token = server, router.bodies, token
         self.max_streams = config.grpc.max_streams
-        self._methods: dict[str, Method] = {
+        methods: dict[str, Method] = {
             name: _RestMethod(name, endpoint, router) for name, endpoint in _ENDPOINTS.items()
         }
         for name, is_stream in (("ModelInfer", False), ("ModelStreamInfer", True)):
-            self._methods[name] = InferMethod(
-                router.inference, registry, config.inference, is_stream=is_stream
-            )
+            methods[name] = InferMethod(router.inference, registry, config.inference, is_stream=is_stream)
+        self._methods = {_SERVICE + name: method for name, method in methods.items()}
 
     def find_method(self, path: str) -> Method:
         """Return the method at a path.
@@ -128,8 +127,8 @@ class GrpcService:
         Raises:
             RequestError: there is none.
         """
-        method = self._methods.get(path.removeprefix(_SERVICE))
+        method = self._methods.get(path)
         if method is None:
-            names = ", ".join(self._methods)
+            names = ", ".join(name.removeprefix(_SERVICE) for name in self._methods)
             raise RequestError(501, f"{path[:200]} is not implemented; {_SERVICE[1:-1]} has {names}")
         return method
