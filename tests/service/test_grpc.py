@@ -485,6 +485,21 @@ def test_stream_whose_client_reads_nothing_is_held_up(service: Running) -> None:
         assert len(client.wait(stream).messages("ModelStreamInferResponse")) == count
 
 
+def test_stream_that_is_held_up_takes_many_small_pieces(client: GrpcClient) -> None:
+    client.send(frame(SETTINGS, 0, 0, setting(INITIAL_WINDOW_SIZE, 0)))
+    stream = client.begin(STREAM)
+    long = wrap(infer_message(np.ones((30_000, 4), np.float32))) * 5  # 240 kB out each
+    for at in range(0, len(long), 1 << 14):
+        while (1 << 20) + client.credit.get(stream, 0) < at + (1 << 14):
+            client.read()
+        client.send(frame(DATA, 0, stream, long[at : at + (1 << 14)]))
+    pieces = wrap(infer_message()) * 200
+    client.send(*(frame(DATA, 0, stream, pieces[at : at + 1]) for at in range(len(pieces))))
+    client.send(frame(DATA, END_STREAM, stream))
+    client.send(frame(WINDOW_UPDATE, 0, stream, word(1 << 30)), frame(WINDOW_UPDATE, 0, 0, word(1 << 24)))
+    assert len(client.wait(stream).messages("ModelStreamInferResponse")) == 205
+
+
 def test_stream_goes_on_once_its_client_opens_the_window(client: GrpcClient) -> None:
     """Although the socket takes all at once, and never becomes writable again."""
     client.send(frame(SETTINGS, 0, 0, setting(INITIAL_WINDOW_SIZE, 0)))

@@ -157,9 +157,9 @@ def _post(
         loopback = Loopback(server, is_local=responder.is_local, address=responder.client)
         with contextlib.closing(loopback):
             path = f"{model_path(request.name, request.version)}/infer"
-            reply = await loopback.post(path, fields, body)
-        at = int(reply.fields.get(HEADER_LENGTH.lower(), len(reply.body)))
-        responder.respond(reply.head + reply.body[:at], reply.body[at:])
+            stated, content = await loopback.post(path, fields, body)
+        at = int(stated.get(HEADER_LENGTH.lower(), len(content)))
+        responder.respond(b"\r\n\r\n" + content[:at], content[at:])
 
     responder.on_close = tasks.start(post(), responder.respond_error).cancel
 

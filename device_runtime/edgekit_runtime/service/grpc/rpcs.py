@@ -33,6 +33,7 @@ from edgekit_runtime.tensors import allocate_aligned
 
 CODINGS: Final = ("gzip", "deflate")
 _MAX_AHEAD: Final = 16  # messages of one RPC that are not answered
+_SMALL_BYTES: Final = 4096  # pieces of a message that are joined while they wait
 _PREFIX: Final = struct.Struct(">BI")  # whether the message is compressed, its length
 _NANOSECONDS: Final = {b"H": 3600e9, b"M": 60e9, b"S": 1e9, b"m": 1e6, b"u": 1e3, b"n": 1.0}
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
@@ -222,7 +223,7 @@ class Rpc:
 
     __slots__ = (
         *("_body", "_filled", "_has_all", "_has_ended", "_has_headers", "_held_bytes", "_pieces", "_prefix"),
-        *("_responders", "deadline_s", "head", "is_held", "is_open", "method", "owner"),
+        *("_responders", "_taken_bytes", "deadline_s", "head", "is_held", "is_open", "method", "owner"),
         *("received_bytes", "stream"),
     )
 
@@ -233,7 +234,7 @@ class Rpc:
         self.is_open = True
         self.received_bytes = 0
         self._pieces: deque[memoryview] = deque()  # received, in order
-        self._held_bytes = 0  # of what was received, for which the client has no credit
+        self._held_bytes = self._taken_bytes = 0  # in `_pieces`; taken from there, without credit yet
         self._prefix = b""  # of the next message
         self._body = _NO_BYTES  # of the next message, once the prefix is there
         self._filled = 0
@@ -264,9 +265,12 @@ class Rpc:
 
     def receive_data(self, data: memoryview, *, ends_stream: bool) -> None:
         """Take a piece of the client's messages."""
-        if len(data):
+        last = self._pieces[-1] if self._pieces else _NO_BYTES
+        if 0 < len(last) < _SMALL_BYTES > len(data):  # else many small ones would take much memory
+            self._pieces[-1] = memoryview(bytes(last) + data)
+        elif len(data):
             self._pieces.append(data)
-            self._held_bytes += len(data)
+        self._held_bytes += len(data)
         self._has_ended = ends_stream
         self.resume()
 
@@ -276,10 +280,9 @@ class Rpc:
             if self.is_open and not self.is_held:
                 self._advance()
             if self.is_open:
-                held_bytes = sum(map(len, self._pieces))
-                self.owner.http2.consume(self.stream, self._held_bytes - held_bytes)
-                self._held_bytes = held_bytes
-                self._count(self._filled + held_bytes)
+                self.owner.http2.consume(self.stream, self._taken_bytes)
+                self._taken_bytes = 0
+                self._count(self._filled + self._held_bytes)
         except EdgekitError as error:
             self.fail(error)
         except MemoryError:
@@ -345,6 +348,8 @@ class Rpc:
         if len(piece) > size_bytes:
             self._pieces.appendleft(piece[size_bytes:])
             piece = piece[:size_bytes]
+        self._held_bytes -= len(piece)
+        self._taken_bytes += len(piece)
         return piece
 
     def _begin_body(self, flag: int, size: int) -> None:

@@ -7,7 +7,7 @@ connection, one end of which is lent to the model's process as that of any clien
 import asyncio
 import socket
 from collections.abc import Mapping
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from edgekit_runtime.errors import RequestError, UnavailableError
 from edgekit_runtime.protocol.rest import decode_error
@@ -16,14 +16,6 @@ from edgekit_runtime.service.http.server import HttpServer
 
 _OK: Final = 200
 _Pair: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-class Reply(NamedTuple):
-    """A response: its head, the fields of that by their names in lower case, and its body."""
-
-    head: bytes
-    fields: Mapping[str, str]
-    body: bytes
 
 
 class Loopback:
@@ -38,8 +30,10 @@ class Loopback:
         for _, writer in self._idle:
             writer.transport.abort()
 
-    async def post(self, path: str, fields: Mapping[str, str], body: "bytes | memoryview") -> Reply:
-        """Send a request; return the response.
+    async def post(
+        self, path: str, fields: Mapping[str, str], body: "bytes | memoryview"
+    ) -> tuple[Mapping[str, str], bytes]:
+        """Send a request; return fields, by their names in lower case, and body of the response.
 
         Raises:
             RequestError: it is refused.
@@ -53,8 +47,8 @@ class Loopback:
             writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
             writer.write(body)
             await writer.drain()
-            head = await reader.readuntil(b"\r\n\r\n")
-            status_line, *received = head.decode("latin-1").strip().split("\r\n")
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            status_line, *received = head.strip().split("\r\n")
             fields = {name.lower(): value for name, _, value in (line.partition(": ") for line in received)}
             content = await reader.readexactly(int(fields["content-length"]))
         except (OSError, EOFError) as cause:
@@ -68,7 +62,7 @@ class Loopback:
         if status != _OK:
             retry_after_s = None if retry_after is None else int(retry_after)
             raise RequestError(status, decode_error(content) or "refused", retry_after_s=retry_after_s)
-        return Reply(head, fields, content)
+        return fields, content
 
     async def _connect(self) -> _Pair:
         outer, inner = socket.socketpair()

@@ -109,11 +109,11 @@ class ModelCalls:
         fields = {"Content-Type": f"{media_type.name}{parameters}"}
         work = self._loopback.post(f"{model_path(call.model)}/answer{query}", fields, data)
         try:
-            response = await asyncio.wait_for(work, _TIMEOUT_S)
+            _, body = await asyncio.wait_for(work, _TIMEOUT_S)
         except (UnavailableError, asyncio.TimeoutError) as cause:
             reason = cause or type(cause).__name__
             raise TransportError(f"{call.model}: its process gave no answer: {reason}") from cause
-        call.reply(json.loads(response.body))
+        call.reply(json.loads(body))
 
 
 def _media_type(call: FrameCall) -> MediaType:
