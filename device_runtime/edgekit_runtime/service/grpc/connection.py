@@ -26,10 +26,9 @@ from edgekit_runtime.service.http.connection import LINGER_S, ticks
 from edgekit_runtime.service.http.listeners import find_client, find_peer
 from edgekit_runtime.service.http.send_buffer import MAX_PARTS, SendBuffer
 
-_READ_BYTES: Final = 64 << 10
+_READ_BYTES: Final = 256 << 10  # what a Unix socket holds
 _SEND_BYTES: Final = 256 << 10  # of all streams in turn, before the socket is asked again
 _JOINED_BYTES: Final = 32 << 10
-_READS_AT_ONCE: Final = 4  # of a client that sends long messages
 _MAX_AT_ONCE: Final = 64  # events of one connection in one turn of the loop, which others wait for
 
 _logger = logging.getLogger(__name__)
@@ -82,25 +81,21 @@ class GrpcConnection:
     # Receiving
 
     def _on_readable(self) -> None:
-        for _ in range(_READS_AT_ONCE):
-            if self._is_yielding:
-                return
-            try:
-                data = self._socket.recv(_READ_BYTES)
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self.close()
-                return
-            self._was_active = True
-            if self._is_lingering:
-                return
+        if self._is_yielding:
+            return
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        self._was_active = True
+        if not self._is_lingering:
             self.http2.receive_data(data)
             self._advance()
-            if not self.is_open or len(data) < _READ_BYTES:
-                return
 
     def _advance(self) -> None:
         """Handle a part of what was received; the rest once other connections had their turn."""
