@@ -64,7 +64,6 @@ def encode_field(name: bytes, value: bytes) -> bytes:
 
 _HEADERS: Final = b"\x88" + encode_field(b"content-type", b"application/grpc")  # :status 200
 _OK: Final = encode_field(b"grpc-status", b"0")
-_NO_BYTES: Final = memoryview(b"")
 _NOT_GRPC: Final = encode_field(b":status", b"415")
 
 
@@ -92,6 +91,9 @@ class Method:
     def encode_error(self, _error: EdgekitError) -> bytes | None:
         """Return the response that states an error, or None if the RPC ends with its status."""
         return None
+
+
+_UNKNOWN: Final = Method()  # of an RPC whose method is not found yet
 
 
 class RpcOwner(Protocol):
@@ -229,14 +231,14 @@ class Rpc:
 
     def __init__(self, owner: RpcOwner, stream: Http2Stream, head: RpcHead) -> None:
         self.owner, self.stream, self.head = owner, stream, head
-        self.method = Method()  # until it is found
+        self.method = _UNKNOWN
         self.deadline_s = None if head.timeout_s is None else time.monotonic() + head.timeout_s
         self.is_open = True
         self.received_bytes = 0
         self._pieces: deque[memoryview] = deque()  # received, in order
         self._held_bytes = self._taken_bytes = 0  # in `_pieces`; taken from there, without credit yet
         self._prefix = b""  # of the next message
-        self._body = _NO_BYTES  # of the next message, once the prefix is there
+        self._body: memoryview | None = None  # of the next message, once the prefix is there
         self._filled = 0
         self._responders: deque[MessageResponder] = deque()  # of messages that have begun, in order
         self._has_headers = False
@@ -265,8 +267,8 @@ class Rpc:
 
     def receive_data(self, data: memoryview, *, ends_stream: bool) -> None:
         """Take a piece of the client's messages."""
-        last = self._pieces[-1] if self._pieces else _NO_BYTES
-        if 0 < len(last) < _SMALL_BYTES > len(data):  # else many small ones would take much memory
+        last = self._pieces[-1] if self._pieces else data
+        if last is not data and len(last) < _SMALL_BYTES > len(data):  # else many would take much memory
             self._pieces[-1] = memoryview(bytes(last) + data)
         elif len(data):
             self._pieces.append(data)
@@ -295,14 +297,14 @@ class Rpc:
             EdgekitError: what arrived is refused.
         """
         for _ in range(_MAX_AHEAD):
-            if self.is_full or not self._collect():
+            if self.is_full or (message := self._collect()) is None:
                 break
             if not self.method.is_stream:
                 if self._pieces:
                     raise RequestError(400, "a second message in an RPC that takes one")
                 if not self._has_ended:
                     return
-            self._begin()
+            self._begin(message)
             if not self.is_open:
                 return
         if self.is_full or self._pieces:
@@ -319,28 +321,25 @@ class Rpc:
         self._has_all = True
         self._send_responses()
 
-    @property
-    def _has_prefix(self) -> bool:
-        return len(self._prefix) == _PREFIX.size
-
-    def _collect(self) -> bool:
-        """Take what has arrived of the next message; return whether that is all of it.
+    def _collect(self) -> memoryview | None:
+        """Take what has arrived of the next message; return the message once that is all of it.
 
         Raises:
             RequestError: the message is refused.
         """
-        while not self._has_prefix or self._filled < len(self._body):
+        body = self._body
+        while body is None or self._filled < len(body):
             if not self._pieces:
-                return False
-            if not self._has_prefix:
+                return None
+            if body is None:
                 self._prefix += self._take(_PREFIX.size - len(self._prefix))
-                if self._has_prefix:
-                    self._begin_body(*_PREFIX.unpack(self._prefix))
+                if len(self._prefix) == _PREFIX.size:
+                    body = self._body = self._begin_body(*_PREFIX.unpack(self._prefix))
             else:
-                piece = self._take(len(self._body) - self._filled)
-                self._body[self._filled : self._filled + len(piece)] = piece
+                piece = self._take(len(body) - self._filled)
+                body[self._filled : self._filled + len(piece)] = piece
                 self._filled += len(piece)
-        return True
+        return body
 
     def _take(self, size_bytes: int) -> memoryview:
         """Return the first bytes, up to `size_bytes` of them, of what was received."""
@@ -352,21 +351,20 @@ class Rpc:
         self._taken_bytes += len(piece)
         return piece
 
-    def _begin_body(self, flag: int, size: int) -> None:
+    def _begin_body(self, flag: int, size: int) -> memoryview:
         max_bytes = self.owner.server.limits.max_body_bytes
         if flag > 1 or (flag and self.head.content_coding == "identity"):
             raise RequestError(400, "the message is compressed, and grpc-encoding does not say how")
         if size > max_bytes:
             raise RequestError(413, f"the message has {size} bytes, the limit here is {max_bytes}")
         if self._pieces and size <= len(self._pieces[0]):
-            self._body, self._filled = self._take(size), size  # uncopied
-        else:
-            self._body, self._filled = allocate_aligned(size, 0), 0
+            self._filled = size
+            return self._take(size)  # uncopied
+        return allocate_aligned(size, 0)
 
-    def _begin(self) -> None:
-        """Handle the next message."""
-        message, is_compressed = self._body, self._prefix[0] == 1
-        self._body, self._prefix, self._filled = _NO_BYTES, b"", 0
+    def _begin(self, message: memoryview) -> None:
+        is_compressed = self._prefix[0] == 1
+        self._body, self._prefix, self._filled = None, b"", 0
         self._has_all = not self.method.is_stream
         responder = MessageResponder(self)
         self._responders.append(responder)
@@ -428,7 +426,7 @@ class Rpc:
             self.stream.context = None
             self._count(0)
             self._pieces.clear()
-            self._body = _NO_BYTES
+            self._body = None
             for responder in self._responders:
                 if responder.on_close is not None:
                     responder.on_close()
