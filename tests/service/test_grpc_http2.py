@@ -206,6 +206,7 @@ def open_stream(peer: Peer, stream: int = 1, *, flags: int = END_HEADERS) -> Any
     [
         ([frame(DATA, END_STREAM, 1), frame(DATA, 0, 1, b"a")], STREAM_CLOSED),
         ([frame(DATA, PADDED, 1, b"\x05abc")], PROTOCOL_ERROR),
+        ([struct.pack(">IBI", 20_000 << 8 | DATA, PADDED, 1)], ENHANCE_YOUR_CALM),
         ([frame(WINDOW_UPDATE, 0, 1, BIG)], FLOW_CONTROL_ERROR),
         ([frame(DATA, 0, 1, bytes(1 << 20)), frame(DATA, 0, 1, b"a")], FLOW_CONTROL_ERROR),
     ],
