@@ -10,7 +10,7 @@ import resource
 import socket
 from collections import Counter
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.service.http.connection import TICK_S, Connection, Handler, Screen, ticks
@@ -42,18 +42,8 @@ class ServedConnection(Protocol):
         """Close at once."""
 
 
-class Connect(Protocol):
-    """Makes the connection of a client."""
-
-    def __call__(
-        self,
-        connected: socket.socket,
-        *,
-        is_local: bool,
-        on_admit: Callable[[], None] | None,
-        address: str = "",
-    ) -> ServedConnection:
-        """Return it; see `Connection`."""
+Connect: TypeAlias = Callable[..., ServedConnection]
+"""Makes the connection of a client, from a socket and the keywords of `Connection`."""
 
 
 class HttpServer:
