@@ -167,9 +167,10 @@ def _post(
 def _split(data: memoryview, sizes: Sequence[int | None]) -> Iterator[memoryview]:
     """Return the tensors in one piece of data."""
     at = 0
-    for size in filter(None, sizes):
-        yield data[at : at + size]
-        at += size
+    for size in sizes:
+        if size is not None:
+            yield data[at : at + size]
+            at += size
 
 
 def _remember(cache: dict[bytes, Any], key: bytes, meaning: object) -> None:

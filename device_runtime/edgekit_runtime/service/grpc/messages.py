@@ -114,11 +114,8 @@ _FIELDS: Final = {
 }
 _CHOICES: Final = ("InferParameter", "ModelRepositoryParameter")  # one field is set, be it to its default
 _WIRE_TYPES: Final = {"bool": _VARINT, "int64": _VARINT, "uint64": _VARINT, "double": _FIXED64}
-_DEFAULTS: Final[Mapping[str, Any]] = {
-    **dict(zip(_WIRE_TYPES, (False, 0, 0, 0.0), strict=True)),
-    "string": "",
-    "bytes": b"",
-}
+_NUMBERS: Final[Mapping[str, Any]] = {"bool": False, "int64": 0, "uint64": 0, "double": 0.0}
+_DEFAULTS: Final[Mapping[str, Any]] = {**_NUMBERS, "string": "", "bytes": b""}
 _CONTAINERS: Final[Mapping[str, Callable[[], Any]]] = {"repeated": list, "map": dict, "packed": bytearray}
 
 
