@@ -39,8 +39,13 @@ class Loopback:
             RequestError: it is refused.
             UnavailableError: the connection ended first.
         """
-        self._idle = [pair for pair in self._idle if not pair[0].at_eof()]  # the service closes idle ones
-        reader, writer = self._idle.pop() if self._idle else await self._connect()
+        while self._idle:
+            reader, writer = self._idle.pop()
+            if not reader.at_eof():
+                break
+            writer.transport.abort()  # the service closes idle ones
+        else:
+            reader, writer = await self._connect()
         stated = {"Host": "localhost", "Content-Length": str(len(body)), **fields}
         lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in stated.items())]
         try:
