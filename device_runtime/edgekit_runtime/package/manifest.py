@@ -186,6 +186,11 @@ class Manifest(Record):
         return f"{self.name}-{self.version}-{self.target}.edgepkg"
 
     @property
+    def needs_answerer(self) -> bool:
+        """Whether it says what inputs or outputs mean, which an `Answerer` applies."""
+        return bool(self.task or self.preprocessing or self.labels)
+
+    @property
     def all_variants(self) -> tuple[Variant, ...]:
         """Every way to run the model: the default one, then the further ones in their order."""
         return (Variant(DEFAULT_VARIANT, self.backend, self.golden, self.figures), *self.variants)

@@ -97,8 +97,6 @@ def open_member(name: str, package: OpenedPackage, threads: int | None = None) -
     """
     with naming_stage(name):
         answerer = open_answerer(package)
-        if answerer is None:
-            raise PackageError("its package states no task; package it with --task")
         session = open_preferred(package, threads)[1]
         try:
             batches = rows_are_independent(session, read_golden_inputs(package))

@@ -26,7 +26,7 @@ from edgekit_runtime.preprocessing.media import MediaType
 from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.preprocessing.rules import MediaRules, read_rules
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, read_task
-from edgekit_runtime.tensors import Array, TensorSpec
+from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -48,9 +48,13 @@ class Prepared:
 
 
 class Answerer:
-    """The preprocessing, the task and the labels of one package; it neither waits nor runs a model."""
+    """The preprocessing, the task and the labels of one package; it neither waits nor runs a model.
 
-    __slots__ = ("_options", "_spec", "labels", "rules", "task")
+    Attributes:
+        blank: arrays of the shapes of all inputs that it prepares, without memory; None if sizes are free.
+    """
+
+    __slots__ = ("_options", "_spec", "blank", "labels", "rules", "task")
 
     def __init__(
         self,
@@ -71,6 +75,10 @@ class Answerer:
             labels: names of the classes.
         """
         self._spec, self.rules, self.task, self._options, self.labels = spec, rules, task, options, labels
+        self.blank: Mapping[str, Array] | None = None
+        sizes = [size for size in spec.shape[1:] if isinstance(size, int)]
+        if rules is not None and len(sizes) == len(spec.shape) - 1:
+            self.blank = {spec.name: np.broadcast_to(np.zeros((), DTYPES[spec.dtype]), (1, *sizes))}
 
     @property
     def media_input(self) -> str | None:
@@ -176,15 +184,13 @@ class Answerer:
         return None
 
 
-def open_answerer(package: OpenedPackage) -> Answerer | None:
-    """Return the way to answers of a package; None if it states neither preprocessing, task nor labels.
+def open_answerer(package: OpenedPackage) -> Answerer:
+    """Return the way to answers of a package; without preprocessing, task and labels it has no use.
 
     Raises:
         PackageError: the preprocessing or the task is malformed or does not fit the model.
     """
     manifest = package.manifest
-    if manifest.task is None and not (manifest.preprocessing or manifest.labels):
-        return None
     states = {state.input for state in manifest.states}
     specs = [spec for spec in manifest.inputs if spec.name not in states]
     spec, rules = (specs or manifest.inputs)[0], None

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from edgekit_runtime.errors import BackendError, EdgekitError
 from edgekit_runtime.package.archive import OpenedPackage
@@ -27,13 +27,15 @@ from edgekit_runtime.sessions.backends import open_preferred, open_session
 from edgekit_runtime.sessions.instances import LoadedWay, open_instances, warm_up
 from edgekit_runtime.sessions.local_results import recall_order, recall_tuned
 from edgekit_runtime.sessions.row_independence import rows_are_independent
-from edgekit_runtime.sessions.selftest import GoldenCase, read_golden
+from edgekit_runtime.sessions.selftest import GoldenCase, find_answerer, read_golden
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.system.engines import EngineMissingError, get_engine
 from edgekit_runtime.system.own_process import trim_memory
 from edgekit_runtime.system.resource_errors import check_descriptors, check_lack
-from edgekit_runtime.tasks.answerer import Answerer, open_answerer
 from edgekit_runtime.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from edgekit_runtime.tasks.answerer import Answerer
 
 _LOAD_TIMEOUT_S: Final = 120.0
 _NO_LIMIT: Final = 2**31 - 1
@@ -62,7 +64,7 @@ class Loaded:
     path: Path
     scheduling: SchedulingLimits
     ways: tuple[LoadedWay, ...] = ()
-    answerer: Answerer | None = None
+    answerer: "Answerer | None" = None
     remote: IsolatedVersion | None = None
     memory_bytes: int = 0
     sessions_counted: int = 1
@@ -226,7 +228,7 @@ def _count_build_s(package: OpenedPackage) -> float:
 def _load_here(package: OpenedPackage, options: ModelOptions, attempt: LoadAttempt[Loaded]) -> Loaded:
     governor = options.governor
     threads = governor.threads[0] if governor is not None and governor.threads else 0
-    answerer = open_answerer(package)
+    answerer = find_answerer(package)
     variant, session = open_preferred(package, threads or options.threads)
     attempt.note(session)
     options = _apply_tuned(package, variant, options)
