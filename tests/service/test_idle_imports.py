@@ -32,6 +32,18 @@ UNUSED = (
     "edgekit_runtime.sessions.litert.session",
     "edgekit_runtime.sessions.tensorrt",
     "edgekit_runtime.autotune.tournament",
+    "edgekit_runtime.tasks",
+    "edgekit_runtime.preprocessing.images",
+    "edgekit_runtime.preprocessing.wav",
+    "edgekit_runtime.pipelines",
+    "edgekit_runtime.package.pipeline",
+    "edgekit_runtime.protocol.streams",
+    "edgekit_runtime.service.api.streams",
+    "edgekit_runtime.service.grpc",
+    "edgekit_runtime.service.rollout",
+    "edgekit_runtime.service.scheduling.sequence_lane",
+    "edgekit_runtime.service.streams",
+    "numpy.typing",
 )
 
 

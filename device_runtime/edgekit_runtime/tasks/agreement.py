@@ -78,7 +78,7 @@ def _compare_boxes(current: list[Decoded], candidate: list[Decoded]) -> float:
 
 def _compare_pair(current: Decoded, candidate: Decoded) -> float:
     """Return the agreement of two entries: 0 for other labels, else that of their inner answers."""
-    inner = [
+    inner: list[Decoded] = [
         {name: value for name, value in entry.items() if isinstance(value, dict)}
         for entry in (current, candidate)
     ]

@@ -8,7 +8,6 @@ The service does these steps on threads; `edgekit run` and the self-test do them
 """
 
 import io
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -217,23 +216,3 @@ def class_names(labels: str) -> tuple[str, ...]:
     """
     # Not splitlines(), which also splits at rarer characters that may be part of a name.
     return tuple(line.removesuffix("\n") for line in io.StringIO(labels, newline=None))
-
-
-def parse_overrides(query: str) -> dict[str, JsonValue]:
-    """Return the options of a task in the query of a URL, such as `min_score=0.5&top=3`.
-
-    Raises:
-        RequestError: it is no list of names and values.
-    """
-    overrides: dict[str, JsonValue] = {}
-    for part in filter(None, query.split("&")):
-        name, separator, value = part.partition("=")
-        if not separator or not name.isidentifier():
-            raise RequestError(
-                400, f"the query holds {part[:40]!r}, expected NAME=VALUE of the task's options"
-            )
-        try:
-            overrides[name] = json.loads(value)
-        except (ValueError, RecursionError):
-            overrides[name] = value
-    return overrides

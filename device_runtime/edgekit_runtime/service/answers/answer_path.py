@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError, EdgekitError, OverloadedError, RequestError
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from edgekit_runtime.tasks.answerer import Answerer
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Answered:
+class Answered(NamedTuple):
     """What a request came to.
 
     Attributes:
@@ -54,7 +53,7 @@ class Answered:
         return {"model_version": self.served.version, **self.decoded, "times_ms": times_ms}
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False, kw_only=True)
 class AnswerRequest:
     """One photograph, piece of sound or set of tensors on its way to an answer.
 
@@ -202,8 +201,7 @@ class _Work:
         """Make the inputs, run the model and decode its outputs, on one thread; raises nothing."""
         self.prepare()
         if self.error is not None:
-            is_ours = isinstance(self.error, EdgekitError)
-            return self.error if is_ours else BackendError(str(self.error))
+            return self.error if isinstance(self.error, EdgekitError) else BackendError(str(self.error))
         answer = run(self.inputs)
         if not isinstance(answer, EdgekitError):
             self.take(answer)

@@ -17,7 +17,6 @@ from edgekit_runtime.service.http.server import HttpServer
 from edgekit_runtime.service.oip.shared_memory import Region, Regions
 from edgekit_runtime.service.options.config import ServiceConfig
 from edgekit_runtime.service.options.model import ModelOptions
-from edgekit_runtime.service.rollout.trial import find_difference
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.serving.remote import IsolatedVersion
 from edgekit_runtime.service.worker_wire.channel import Kind
@@ -175,9 +174,11 @@ class Supervisor:
             self._models.append(model)
             if host is None:
                 model.begin()
-            elif manifest.version == host.manifest.version or find_difference(host.manifest, manifest):
-                return model  # there is nothing to try; the caller notices that
             else:
+                from edgekit_runtime.service.rollout.trial import find_difference
+
+                if manifest.version == host.manifest.version or find_difference(host.manifest, manifest):
+                    return model  # there is nothing to try; the caller notices that
                 model.begin_trial(host)
             await asyncio.wait_for(model.opened, limit_s)
         except BaseException as cause:
