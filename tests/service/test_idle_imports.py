@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from tests.runtime.conftest import PackageMaker
 from tests.service.serve_parts import Served
 from tests.waiting import bounded
 
@@ -47,7 +48,8 @@ UNUSED = (
 )
 
 
-def test_service_imports_nothing_that_it_does_not_use(folder: Path) -> None:
+def test_service_imports_nothing_that_it_does_not_use(folder: Path, maker: PackageMaker) -> None:
+    maker.write(folder / "linear.edgepkg", labels=None)  # which are for answers
     service = Served(folder, command=("-c", SERVE))
     with bounded(service.process):
         assert "ready at" in service.wait_ready()

@@ -73,6 +73,9 @@ class PipelineSession:
         for stage in pipeline.stages:
             with naming_stage(stage.name):
                 self._tasks[stage.name] = self._check_stage(stage)
+        self._combined = {name for stage in pipeline.stages for name in stage.stages}
+        of_source = [stage.name for stage in pipeline.stages if stage.input == SOURCE]
+        self._shown = [name for name in of_source if name in pipeline.output]
         rates = {
             member.rules.sample_rate if isinstance(member.rules, AudioRules) else None
             for member in members.values()
@@ -167,10 +170,8 @@ class PipelineSession:
         for name in self._pipeline.output:
             for item in items[name]:
                 item.holder[name] = item.answer
-        shown = [stage.name for stage in self._pipeline.stages if stage.input == SOURCE]
-        (name, *others) = [name for name in shown if name in self._pipeline.output]
-        alone: Any = root[name]
-        return root if others else alone
+        alone: Any = root[self._shown[0]]
+        return root if len(self._shown) > 1 else alone
 
     def _combine(self, stage: Stage, items: Mapping[str, Sequence[_Item]]) -> list[Decoded]:
         parts = [[item.answer for item in items[name]] for name in stage.stages]
@@ -178,9 +179,8 @@ class PipelineSession:
         return [combine_answers(answers, entries, how) for answers in zip(*parts, strict=True)]
 
     def _run_member(self, stage: Stage, source: Media, areas: Sequence[_Area]) -> list[Decoded]:
-        is_combined = any(stage.name in other.stages for other in self._pipeline.stages)
-        member = self._members[stage.name]
-        return member.answer(self._cut_all(source, areas), all_entries=is_combined)
+        cuts = self._cut_all(source, areas)
+        return self._members[stage.name].answer(cuts, all_entries=stage.name in self._combined)
 
     def _cut_all(self, source: Media, areas: Sequence[_Area]) -> Iterator[tuple[Media, tuple[int, int]]]:
         """Yield crop by crop, unless the run is stopped: a thousand boxes may each be the whole picture."""
@@ -193,7 +193,7 @@ class PipelineSession:
 
 def _cut(source: Media, area: _Area) -> tuple[Media, tuple[int, int]]:
     """Return the picture of an area, or all of the source, and its position."""
-    if area is None:
+    if area is None or area == (0, 0, *source.size):  # type: ignore[union-attr]  # sound has no areas
         return source, (0, 0)
     return source.crop(area), area[:2]  # type: ignore[union-attr]  # sound has no areas
 
