@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tasks.boxes import Boxes, choose_best
-from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, register
+from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
 from edgekit_runtime.tensors import Array
 
 Size = tuple[int, int]  # height and width of the input
@@ -497,13 +497,10 @@ def _decode(outputs: Outputs, options: DetectionOptions, context: Context) -> De
 
 
 DETECTION = register(
-    Task(
-        name="detection",
-        title="object detection",
-        sentence="Labelled boxes with scores; a box is [x1, y1, x2, y2] in pixels of the picture.",
-        options=DetectionOptions,
-        decode=_decode,
-        entries="detections",
-        has_boxes=True,
-    )
-)
+    "detection",
+    DetectionOptions,
+    "Labelled boxes with scores; a box is [x1, y1, x2, y2] in pixels of the picture.",
+    title="object detection",
+    entries="detections",
+    has_boxes=True,
+)(_decode)

@@ -20,7 +20,7 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.tasks.outputs import MAX_ENTRIES, read_output, to_scores
-from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, register
+from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
 from edgekit_runtime.tensors import Array
 
 VOID: Final = 255
@@ -161,6 +161,11 @@ def _find_runs(mask: Array, classes: list[int]) -> list[JsonValue]:
     return runs
 
 
+@register(
+    "segmentation",
+    SegmentationOptions,
+    "The class of each pixel of the picture as a mask, and the share of each class.",
+)
 def _decode(outputs: Outputs, options: SegmentationOptions, context: Context) -> Decoded:
     mask = find_mask(outputs, options, context.placement)
     counts = np.bincount(mask.ravel(), minlength=VOID + 1)[:VOID]
@@ -177,14 +182,3 @@ def _decode(outputs: Outputs, options: SegmentationOptions, context: Context) ->
     else:
         areas = [{**entry, "rle": runs} for entry, runs in zip(areas, _find_runs(mask, present), strict=True)]
     return {"areas": list(areas), "mask": shape}
-
-
-SEGMENTATION = register(
-    Task(
-        name="segmentation",
-        title="segmentation",
-        sentence="The class of each pixel of the picture as a mask, and the share of each class.",
-        options=SegmentationOptions,
-        decode=_decode,
-    )
-)
