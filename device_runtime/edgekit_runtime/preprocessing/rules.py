@@ -31,21 +31,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
         "std": [0.229, 0.224, 0.225],
     }
 }
-_IMAGE_FIELDS: Final = (
-    "type",
-    "resize",
-    "interpolation",
-    "center_crop",
-    "letterbox",
-    "fill",
-    "align",
-    "colour",
-    "scale",
-    "mean",
-    "std",
-    "layout",
-    "dtype",
-)
+_IMAGE_FIELDS: Final = ("type", *ImageRules.__dataclass_fields__)
 _AUDIO_FIELDS: Final = (
     *("type", "sample_rate", "samples", "resample", "features"),
     *("scale", "mean", "std", "dtype"),

@@ -10,9 +10,8 @@ import contextlib
 import io
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,16 +27,11 @@ _MIN_UNKNOWN_BYTES: Final = 0x7FFF_F000
 """Sizes from here on are those of programs that write into a pipe: the sound lasts to the file's end."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Format:
+class _Format(NamedTuple):
     tag: int
     channels: int
     rate: int
     width: int
-
-    @property
-    def frame_bytes(self) -> int:
-        return self.width * self.channels
 
 
 def read_wav(source: Path | bytes, max_s: float | None = None) -> tuple[NDArray[np.float32], int]:
@@ -80,7 +74,8 @@ class WavFile:
         with _naming(name):
             self._format, size = _read_head(file)
         self.rate = self._format.rate
-        self._frames_left = size // self._format.frame_bytes
+        self._frame_bytes = self._format.width * self._format.channels
+        self._frames_left = size // self._frame_bytes
         self._states_size = size < _MIN_UNKNOWN_BYTES
 
     def read(self, frames: int | None = None) -> NDArray[np.float32]:
@@ -92,11 +87,11 @@ class WavFile:
         form = self._format
         frames = self._frames_left if frames is None else min(frames, self._frames_left)
         with _naming(self._name):
-            raw = self._file.read(frames * form.frame_bytes)
-            if len(raw) < frames * form.frame_bytes:
+            raw = self._file.read(frames * self._frame_bytes)
+            if len(raw) < frames * self._frame_bytes:
                 if self._states_size:
                     raise DataError("is cut short; copy it again")
-                raw = raw[: len(raw) // form.frame_bytes * form.frame_bytes]
+                raw = raw[: len(raw) // self._frame_bytes * self._frame_bytes]
             self._frames_left -= frames
             if not raw:
                 return np.zeros(0, np.float32)
