@@ -287,7 +287,11 @@ def test_a_hundred_thousand_boxes_take_no_more_memory_than_a_few_copies() -> Non
             "40 boxes, but strides .* make 126 cells",
         ),
         ({"layout": "rows"}, {"y": np.zeros((1, 40, 8), np.float32)}, "expected rows of 6 values"),
-        (ANCHORS, {"a": np.zeros((1, 40, 4), np.float32)}, "40 boxes, but strides .* make 24 anchors"),
+        (
+            ANCHORS,
+            {"a": np.zeros((1, 40, 4), np.float32), "s": np.zeros((1, 40, 3), np.float32)},
+            "40 boxes, but strides .* make 24 anchors",
+        ),
         ({"layout": "apart"}, {"a": np.zeros((1, 40, 4), np.float32)}, "no output 'of scores'"),
         (
             {"layout": "apart", "scores_output": "s"},

@@ -79,10 +79,9 @@ class Placement:
 
     def to_input(self, corners: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return points (x, y, …) of the picture as points of the input; those beyond it stay so."""
-        pairs = corners.reshape(*corners.shape[:-1], corners.shape[-1] // 2, 2) - np.array(
-            self.origin, np.float32
-        )
-        return (pairs * self._scale + self._start).reshape(corners.shape)
+        pairs = corners.reshape(*corners.shape[:-1], corners.shape[-1] // 2, 2)
+        within = pairs - np.array(self.origin, np.float32)
+        return (within * self._scale + self._start).reshape(corners.shape)
 
     @property
     def _start(self) -> NDArray[np.float32]:
