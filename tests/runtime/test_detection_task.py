@@ -284,7 +284,7 @@ def test_a_hundred_thousand_boxes_take_no_more_memory_than_a_few_copies() -> Non
         (
             {"layout": "grid"},
             {"y": np.zeros((1, 40, 8), np.float32)},
-            "40 boxes, but strides .* make 126 cells",
+            "40 boxes, but grids .* have 126",
         ),
         ({"layout": "rows"}, {"y": np.zeros((1, 40, 8), np.float32)}, "expected rows of 6 values"),
         (

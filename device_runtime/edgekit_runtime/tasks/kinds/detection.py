@@ -289,9 +289,10 @@ def _place_on_grid(places: Array, chosen: Array, options: DetectionOptions, size
 
 def _check_count(boxes: int, count: int, options: DetectionOptions, size: Size) -> None:
     if boxes != count:
+        grids, cells = ("grids of ", "have {} cells") if options.layout == "grid" else ("", "make {} anchors")
         raise DataError(
-            f"task detection: there are {boxes} boxes, but strides {list(options.strides)} on an input of"
-            f" {size[0]} x {size[1]} make {count} {'cells' if options.layout == 'grid' else 'anchors'}"
+            f"task detection: there are {boxes} boxes, but {grids}strides {list(options.strides)} on an input"
+            f" of {size[0]} x {size[1]} {cells.format(count)}"
         )
 
 
