@@ -193,7 +193,7 @@ class PipelineSession:
 
 def _cut(source: Media, area: _Area) -> tuple[Media, tuple[int, int]]:
     """Return the picture of an area, or all of the source, and its position."""
-    if area is None or area == (0, 0, *source.size):  # type: ignore[union-attr]  # sound has no areas
+    if area is None or area == (0, 0, *getattr(source, "size", ())):
         return source, (0, 0)
     return source.crop(area), area[:2]  # type: ignore[union-attr]  # sound has no areas
 

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
-from edgekit_runtime.preprocessing.features import FeatureRules
+from edgekit_runtime.preprocessing.features import Factor, FeatureRules
 from edgekit_runtime.preprocessing.resampling import resample
 from edgekit_runtime.preprocessing.wav import read_wav
 from edgekit_runtime.tensors import DTYPES
@@ -32,17 +33,26 @@ class AudioRules:
         is_transposed, is_flat: whether features come before frames in the result, or have no axis.
     """
 
-    sample_rate: int
-    samples: int | None
-    scale: float
-    mean: float
-    std: float
+    sample_rate: Annotated[int, Range(1, 1 << 20)]
+    samples: Annotated[int | None, Range(1, 1 << 28)] = None
+    scale: Factor = 1.0
+    mean: Factor = 0.0
+    std: Factor = 1.0
     channel_axis: int | None
     dtype: str
     resample: bool = False
     features: FeatureRules | None = None
     is_transposed: bool = False
     is_flat: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.std:
+            raise ValueError("std is 0, by which values are divided")
+        if self.features is not None and self.features.high_hz > self.sample_rate / 2:
+            raise ValueError(
+                f"features.high_hz is {self.features.high_hz:g}, expected at most half of the sample rate"
+                f" {self.sample_rate}"
+            )
 
     @property
     def duration_s(self) -> float | None:

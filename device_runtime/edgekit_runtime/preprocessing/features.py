@@ -8,7 +8,7 @@ mfccs_from_log_mel_spectrograms, as the keyword spotting of MLPerf Tiny uses the
 
 import functools
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
+
+Factor: TypeAlias = Annotated[float, Range(-1e30, 1e30)]
 
 _BLOCK: Final = 256  # frames whose spectra are in memory at once
 
