@@ -2,17 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.preprocessing.features import Factor, FeatureRules
 from edgekit_runtime.preprocessing.resampling import resample
 from edgekit_runtime.preprocessing.wav import read_wav
-from edgekit_runtime.tensors import DTYPES
+from edgekit_runtime.tensors import DTYPES, Array, Floats
 
 SUFFIXES: Final = frozenset({".wav"})
 _MARGIN_S: Final = 0.05  # more sound than is asked for, which the filter of a resampling reaches
@@ -63,7 +62,7 @@ class AudioRules:
     def _needed_s(self) -> float | None:
         return None if self.duration_s is None else self.duration_s + _MARGIN_S
 
-    def load(self, file: Path | bytes) -> NDArray[np.float32]:
+    def load(self, file: Path | bytes) -> Floats:
         """Return what `fit` makes of a WAV file.
 
         Args:
@@ -78,7 +77,7 @@ class AudioRules:
         except DataError as error:
             raise DataError(f"{file if isinstance(file, Path) else 'the recording'}: {error}") from error
 
-    def fit(self, amplitudes: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
+    def fit(self, amplitudes: Floats, rate: int) -> Floats:
         """Return amplitudes [T] of the stated rate and length, or features [frames, values] of them.
 
         Raises:
@@ -99,13 +98,13 @@ class AudioRules:
             amplitudes = np.pad(amplitudes, (0, self.samples - len(amplitudes)))
         return amplitudes if self.features is None else self.features.compute(amplitudes, self.sample_rate)
 
-    def finish(self, loaded: NDArray[Any]) -> NDArray[Any]:
+    def finish(self, loaded: Array) -> Array:
         """Return the sample for what `load` returned; integers are rounded."""
         exact = (loaded.astype(np.float64) * self.scale - self.mean) / self.std
         dtype = DTYPES[self.dtype]
         if dtype.kind != "f":
             limits = np.iinfo(dtype)
             exact = np.rint(exact).clip(limits.min, limits.max)
-        values: NDArray[Any] = exact.astype(dtype)
+        values: Array = exact.astype(dtype)
         values = values.T if self.is_transposed else values.ravel() if self.is_flat else values
         return values if self.channel_axis is None else np.expand_dims(values, self.channel_axis)

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.preprocessing.features import Factor
 from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.system.install_hint import install_command
-from edgekit_runtime.tensors import DTYPES
+from edgekit_runtime.tensors import DTYPES, Array
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -82,7 +81,7 @@ class ImageRules:
             raise ValueError("std holds 0, by which values are divided")
         _make_table(self)  # refuses values that the dtype cannot hold, before any file is read
 
-    def load(self, path: Path) -> NDArray[np.uint8]:
+    def load(self, path: Path) -> Array:
         """Return the pixels of a file after resize and crop, uint8 [height, width, channels].
 
         Raises:
@@ -90,7 +89,7 @@ class ImageRules:
         """
         return self.fit(decode_image(path))[0]
 
-    def fit(self, image: "Image.Image") -> tuple[NDArray[np.uint8], Placement]:
+    def fit(self, image: "Image.Image") -> tuple[Array, Placement]:
         """Return the pixels of an image after resize and crop, and where they come from.
 
         Args:
@@ -109,7 +108,7 @@ class ImageRules:
         pixels = np.asarray(image, np.uint8).reshape(image.height, image.width, -1)
         return pixels[:, :, ::-1] if self.colour == "BGR" else pixels, placement
 
-    def finish(self, loaded: NDArray[Any]) -> NDArray[Any]:
+    def finish(self, loaded: Array) -> Array:
         """Return the sample for `load`'s pixels: [channels, height, width] or [height, width, channels]."""
         table = _make_table(self)
         planes = loaded.transpose(2, 0, 1) if self.layout == "NCHW" else loaded
@@ -160,7 +159,7 @@ class ImageRules:
 
 
 @functools.lru_cache(32)
-def _make_table(rules: ImageRules) -> NDArray[Any]:
+def _make_table(rules: ImageRules) -> Array:
     """Return the result for each pixel value, [channels, 256].
 
     Raises:
@@ -178,7 +177,7 @@ def _make_table(rules: ImageRules) -> NDArray[Any]:
             f"scale, mean and std give values from {low:g} to {high:g}, beyond"
             f" {rules.dtype}; for int8 a scale of 1 and a mean of 128 are usual"
         )
-    table: NDArray[Any] = values.astype(dtype)
+    table: Array = values.astype(dtype)
     return table
 
 
@@ -220,7 +219,7 @@ def decode_image(file: Path | bytes, *, max_pixels: int | None = None) -> "Image
             raise DataError(f"{where}: is damaged ({error})") from error
 
 
-def take_image(pixels: NDArray[np.uint8]) -> "Image.Image":
+def take_image(pixels: Array) -> "Image.Image":
     """Return raw pixels as an image, without a copy.
 
     Args:

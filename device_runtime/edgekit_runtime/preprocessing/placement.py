@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+
+from edgekit_runtime.tensors import Floats
 
 _CHANNELS: Final = (1, 3)
 
@@ -66,7 +67,7 @@ class Placement:
             self, left=self.left + left, top=self.top + top, input_width=width, input_height=height
         )
 
-    def to_picture(self, corners: NDArray[np.float32]) -> NDArray[np.float32]:
+    def to_picture(self, corners: Floats) -> Floats:
         """Return points (x, y, …) of the input as points of the picture, within it.
 
         Args:
@@ -75,18 +76,20 @@ class Placement:
         pairs = corners.reshape(*corners.shape[:-1], corners.shape[-1] // 2, 2)
         unclipped = (pairs - self._start) / self._scale
         inside = unclipped.clip(0, np.array([self.width, self.height], np.float32))
-        return (inside + np.array(self.origin, np.float32)).reshape(corners.shape)
+        points: Floats = inside + np.array(self.origin, np.float32)
+        return points.reshape(corners.shape)
 
-    def to_input(self, corners: NDArray[np.float32]) -> NDArray[np.float32]:
+    def to_input(self, corners: Floats) -> Floats:
         """Return points (x, y, …) of the picture as points of the input; those beyond it stay so."""
         pairs = corners.reshape(*corners.shape[:-1], corners.shape[-1] // 2, 2)
         within = pairs - np.array(self.origin, np.float32)
-        return (within * self._scale + self._start).reshape(corners.shape)
+        points: Floats = within * self._scale + self._start
+        return points.reshape(corners.shape)
 
     @property
-    def _start(self) -> NDArray[np.float32]:
+    def _start(self) -> Floats:
         return np.array([self.left, self.top], np.float32)
 
     @property
-    def _scale(self) -> NDArray[np.float32]:
+    def _scale(self) -> Floats:
         return np.array([self.scale_x, self.scale_y], np.float32)

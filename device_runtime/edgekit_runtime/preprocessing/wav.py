@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.tensors import Floats
 
 _INTEGERS, _FLOATS, _EXTENSIBLE = 1, 3, 0xFFFE
 _WIDTHS: Final = {_INTEGERS: (1, 2, 3, 4), _FLOATS: (4, 8)}  # bytes of a number
@@ -34,7 +34,7 @@ class _Format(NamedTuple):
     width: int
 
 
-def read_wav(source: Path | bytes, max_s: float | None = None) -> tuple[NDArray[np.float32], int]:
+def read_wav(source: Path | bytes, max_s: float | None = None) -> tuple[Floats, int]:
     """Return the amplitudes of a WAV file, -1..1, float32 [frames], and the sample rate in Hz.
 
     Channels are averaged.
@@ -78,7 +78,7 @@ class WavFile:
         self._frames_left = size // self._frame_bytes
         self._states_size = size < _MIN_UNKNOWN_BYTES
 
-    def read(self, frames: int | None = None) -> NDArray[np.float32]:
+    def read(self, frames: int | None = None) -> Floats:
         """Return the amplitudes of the next frames, fewer at the end; None reads the rest.
 
         Raises:
@@ -148,7 +148,7 @@ def _parse_format(content: bytes) -> _Format:
     return _Format(tag, channels, rate, bits // 8)
 
 
-def average_channels(samples: NDArray[np.float32], channels: int) -> NDArray[np.float32]:
+def average_channels(samples: Floats, channels: int) -> Floats:
     """Return float32 [frames] for samples [frames * channels], those of a moment together.
 
     Raises:
@@ -156,19 +156,19 @@ def average_channels(samples: NDArray[np.float32], channels: int) -> NDArray[np.
     """
     if not (samples.min() >= -_MAX_AMPLITUDE and samples.max() <= _MAX_AMPLITUDE):  # NaN compares false
         raise DataError(f"holds a NaN or an amplitude that is infinite or over {_MAX_AMPLITUDE}")
-    mono: NDArray[np.float32] = samples.reshape(-1, channels).mean(axis=1, dtype=np.float32)
+    mono: Floats = samples.reshape(-1, channels).mean(axis=1, dtype=np.float32)
     return mono
 
 
-def _read_integers(raw: bytes, width: int) -> NDArray[np.float32]:
+def _read_integers(raw: bytes, width: int) -> Floats:
     """Return numbers of 1 to 4 bytes as float32, -1..1; those of 8 bits are unsigned."""
     if width == 1:
-        unsigned: NDArray[np.float32] = np.frombuffer(raw, np.uint8).astype(np.float32)
+        unsigned: Floats = np.frombuffer(raw, np.uint8).astype(np.float32)
         unsigned /= 128
         unsigned -= 1
         return unsigned
     # Each number goes to the upper bytes of an int32, so that one division fits all widths.
     wide = np.zeros((len(raw) // width, 4), np.uint8)
     wide[:, 4 - width :] = np.frombuffer(raw, np.uint8).reshape(-1, width)
-    amplitudes: NDArray[np.float32] = (wide.view("<i4")[:, 0] / 2**31).astype(np.float32)
+    amplitudes: Floats = (wide.view("<i4")[:, 0] / 2**31).astype(np.float32)
     return amplitudes

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekit_runtime.canonical_json import JsonValue, decode_json
 from edgekit_runtime.dataclass_json import from_plain, to_plain
@@ -25,12 +24,12 @@ from edgekit_runtime.preprocessing.media import MediaType
 from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.preprocessing.rules import MediaRules, read_rules
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, read_task
-from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
+from edgekit_runtime.tensors import DTYPES, Array, Floats, TensorSpec
 
 if TYPE_CHECKING:
     from PIL import Image
 
-Media: TypeAlias = "Image.Image | NDArray[np.float32]"
+Media: TypeAlias = "Image.Image | Floats"
 """A picture in RGB or grey, or amplitudes -1..1 [samples]."""
 
 

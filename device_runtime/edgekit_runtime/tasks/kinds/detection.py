@@ -13,17 +13,15 @@ from functools import lru_cache
 from typing import Annotated, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tasks.boxes import Boxes, choose_best
 from edgekit_runtime.tasks.outputs import to_scores
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
-from edgekit_runtime.tensors import Array
+from edgekit_runtime.tensors import Array, Floats
 
 Size = tuple[int, int]  # height and width of the input
-Floats = NDArray[np.float32]
 # Orders of the values in a row of an end-to-end detector, the likeliest first.
 Columns = Literal[
     "box-score-class",  # YOLOv10, YOLO26, most others
@@ -229,7 +227,7 @@ def _scores_apart(outputs: Outputs, options: DetectionOptions, boxes: str, count
 
 def _best_classes(
     scores: Array, options: DetectionOptions, objects: "Array | None" = None
-) -> tuple[NDArray[np.intp], Floats, NDArray[np.int64]]:
+) -> tuple[Array, Floats, Array]:
     """Return the rows whose best class has `min_score` or more, with that score and class.
 
     Args:

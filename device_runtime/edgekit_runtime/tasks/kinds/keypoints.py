@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import Range
@@ -80,7 +79,7 @@ def _read_heatmaps(outputs: Outputs, options: KeypointOptions) -> tuple[Array, A
     y, x = np.divmod(cells, width)
     index = np.arange(count)
 
-    def lean(cell: Array, length: int, before: Array, after: Array) -> NDArray[np.float64]:
+    def lean(cell: Array, length: int, before: Array, after: Array) -> Array:
         is_within = (cell > 0) & (cell < length - 1)
         return np.where(is_within, cell + 0.25 * (after > before) - 0.25 * (after < before), cell)
 

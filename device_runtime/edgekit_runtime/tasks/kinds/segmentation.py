@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import Range
@@ -76,13 +75,13 @@ def find_mask(outputs: Outputs, options: SegmentationOptions, placement: Placeme
     return mask
 
 
-def _find_centres(length: int, scale: float, start: int, shrink: float) -> NDArray[np.float64]:
+def _find_centres(length: int, scale: float, start: int, shrink: float) -> Array:
     """Return the centres of the mask's pixels along an axis, in pixels of the input."""
     count = max(1, round(length * shrink))
     return (np.arange(count, dtype=np.float64) + 0.5) * (length / count * scale) + start
 
 
-def _index_cells(positions: NDArray[np.float64], cells: int) -> tuple[slice, Array, Array]:
+def _index_cells(positions: Array, cells: int) -> tuple[slice, Array, Array]:
     """Return the cells that are needed, the position of each pixel in them, and which pixels have none."""
     indices = np.floor(positions).astype(np.int64)
     is_outside = (indices < 0) | (indices >= cells)
@@ -91,7 +90,7 @@ def _index_cells(positions: NDArray[np.float64], cells: int) -> tuple[slice, Arr
     return slice(first, int(indices[-1]) + 1), indices - first, is_outside
 
 
-def _classify(values: Array, options: SegmentationOptions) -> NDArray[np.uint8]:
+def _classify(values: Array, options: SegmentationOptions) -> Array:
     if values.ndim == 3 and len(values) > VOID:
         raise DataError(f"there are {len(values)} classes, expected at most {VOID}: is `layout` right?")
     if values.ndim == 3 and len(values) > 1:
@@ -104,7 +103,7 @@ def _classify(values: Array, options: SegmentationOptions) -> NDArray[np.uint8]:
     return values.astype(np.uint8)
 
 
-def _find_largest(values: Array) -> NDArray[np.uint8]:
+def _find_largest(values: Array) -> Array:
     """Return the first channel with the largest value, as argmax does, which takes 3 x as long."""
     if values.strides[0] < values.strides[-1]:  # the channels of a pixel lie together
         return np.asarray(values.argmax(axis=0), np.uint8)
@@ -126,7 +125,7 @@ def _encode_png(mask: Array) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def make_palette() -> NDArray[np.uint8]:
+def make_palette() -> Array:
     """Return a colour for each class, uint8 [256, 3]; class 0 is black.
 
     The bits of a class are dealt to red, green and blue, from the highest bit of each down.
