@@ -201,18 +201,20 @@ def decode_image(file: Path | bytes, *, max_pixels: int | None = None) -> "Image
         from PIL import Image, ImageOps
     except ImportError as error:
         raise DataError(f"{where}: images need Pillow: {install_command('images')}") from error
+    limit = max_pixels or Image.MAX_IMAGE_PIXELS or math.inf
     # The filter of warnings belongs to the whole process; content is decoded on threads of a service.
     with _mute_warnings(Image) if isinstance(file, Path) else contextlib.nullcontext():
         try:
             with Image.open(file if isinstance(file, Path) else io.BytesIO(file), formats=_FORMATS) as image:
-                _check_pixels(image, max_pixels or Image.MAX_IMAGE_PIXELS, where)
+                if image.width * image.height > limit:
+                    raise Image.DecompressionBombError
                 ImageOps.exif_transpose(image, in_place=True)
                 image.load()  # before the file is closed
                 return _convert(_eight_bits(image), "RGB")
-        except DataError:
-            raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-            raise _make_pixels_error(max_pixels or Image.MAX_IMAGE_PIXELS, where) from error
+            raise DataError(
+                f"{where}: has over {limit / 1e6:.0f} million pixels; make it smaller, no model needs that many"
+            ) from error
         except OSError as error:
             raise DataError(f"{where}: {_reason(error)}") from error
         except Exception as error:  # decoders raise errors of many kinds on damaged files
@@ -246,18 +248,6 @@ def _mute_warnings(image: Any) -> Iterator[None]:
 
 def _convert(image: "Image.Image", mode: str) -> "Image.Image":
     return image if image.mode == mode else image.convert(mode)  # which copies an image of this mode, too
-
-
-def _check_pixels(image: "Image.Image", max_pixels: int | None, where: Path | str) -> None:
-    if max_pixels is not None and image.width * image.height > max_pixels:
-        raise _make_pixels_error(max_pixels, where)
-
-
-def _make_pixels_error(max_pixels: int | None, where: Path | str) -> DataError:
-    most = (max_pixels or math.inf) / 1e6
-    return DataError(
-        f"{where}: has over {most:.0f} million pixels; make it smaller, no model needs that many"
-    )
 
 
 def _eight_bits(image: "Image.Image") -> "Image.Image":

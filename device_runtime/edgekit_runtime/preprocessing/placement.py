@@ -76,15 +76,15 @@ class Placement:
         pairs = corners.reshape(*corners.shape[:-1], corners.shape[-1] // 2, 2)
         unclipped = (pairs - self._start) / self._scale
         inside = unclipped.clip(0, np.array([self.width, self.height], np.float32))
-        points: Floats = inside + np.array(self.origin, np.float32)
-        return points.reshape(corners.shape)
+        points: Floats = (inside + np.array(self.origin, np.float32)).reshape(corners.shape)
+        return points
 
     def to_input(self, corners: Floats) -> Floats:
         """Return points (x, y, …) of the picture as points of the input; those beyond it stay so."""
         pairs = corners.reshape(*corners.shape[:-1], corners.shape[-1] // 2, 2)
         within = pairs - np.array(self.origin, np.float32)
-        points: Floats = within * self._scale + self._start
-        return points.reshape(corners.shape)
+        points: Floats = (within * self._scale + self._start).reshape(corners.shape)
+        return points
 
     @property
     def _start(self) -> Floats:
