@@ -207,13 +207,14 @@ def decode_image(file: Path | bytes, *, max_pixels: int | None = None) -> "Image
         try:
             with Image.open(file if isinstance(file, Path) else io.BytesIO(file), formats=_FORMATS) as image:
                 if image.width * image.height > limit:
-                    raise Image.DecompressionBombError
+                    raise Image.DecompressionBombError  # noqa: TRY301  # as Pillow does at its own limit
                 ImageOps.exif_transpose(image, in_place=True)
                 image.load()  # before the file is closed
                 return _convert(_eight_bits(image), "RGB")
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise DataError(
-                f"{where}: has over {limit / 1e6:.0f} million pixels; make it smaller, no model needs that many"
+                f"{where}: has over {limit / 1e6:.0f} million pixels; make it smaller, no model needs that"
+                " many"
             ) from error
         except OSError as error:
             raise DataError(f"{where}: {_reason(error)}") from error
