@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from edgekit_runtime.errors import BackendError, EdgekitError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import Manifest
-from edgekit_runtime.package.variants import DEFAULT_VARIANT
 from edgekit_runtime.service.observability.crash_names import name_frame
 from edgekit_runtime.service.options.model import GovernorOptions, Isolation, ModelOptions, SchedulingLimits
 from edgekit_runtime.service.serving.hostile_inputs import find_hazard
@@ -77,7 +76,7 @@ class Loaded:
     @property
     def variant(self) -> str:
         """The variant of the usual way."""
-        return self.ways[0].variant if self.ways else DEFAULT_VARIANT
+        return self.ways[0].variant if self.ways else self.manifest.all_variants[0].name
 
     @property
     def platform(self) -> str:
