@@ -201,14 +201,7 @@ def _cut(source: Media, area: _Area) -> tuple[Media, tuple[int, int]]:
 def _select(
     stage: Stage, inputs: Sequence[_Item], tasks: Mapping[str, Task], size: tuple[int, int]
 ) -> list[_Item]:
-    """Return the pictures that a stage takes, without answers.
-
-    Args:
-        stage: the stage.
-        inputs: items of its input.
-        tasks: tasks of the stages before.
-        size: width and height of the source's picture.
-    """
+    """Return the pictures that a stage takes, without answers; `size` is that of the source's picture."""
     chosen: list[tuple[_Entry, _Item]] = []
     if stage.crop or stage.when:
         field = tasks[stage.input].entries

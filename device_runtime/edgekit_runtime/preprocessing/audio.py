@@ -65,9 +65,6 @@ class AudioRules:
     def load(self, file: Path | bytes) -> Floats:
         """Return what `fit` makes of a WAV file.
 
-        Args:
-            file: its path or content.
-
         Raises:
             DataError: no WAV file, damaged, empty, or of another sample rate.
         """

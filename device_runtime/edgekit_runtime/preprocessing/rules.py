@@ -59,9 +59,7 @@ def expand_preset(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
 def read_rules(preprocessing: Mapping[str, Any], spec: TensorSpec) -> MediaRules:
     """Return the rules that a preprocessing file states for a model's only input.
 
-    Args:
-        preprocessing: the fields.
-        spec: the model's input; layout, dtype and colour come from it if they are not stated.
+    Layout, dtype and colour come from the input if they are not stated.
 
     Raises:
         DataError: an unknown field, a value that cannot be used, or rules that do not fit the input.
@@ -85,12 +83,7 @@ def read_rules(preprocessing: Mapping[str, Any], spec: TensorSpec) -> MediaRules
 
 
 def example_for(inputs: Sequence[TensorSpec], kind: str) -> str | None:
-    """Return a preprocessing file for a model with these inputs, on one line; None if none can fit.
-
-    Args:
-        inputs: inputs of the model.
-        kind: `image` or `audio`.
-    """
+    """Return a preprocessing file for `image` or `audio`, on one line; None if none fits these inputs."""
     if len(inputs) != 1:
         return None
     spec = inputs[0]

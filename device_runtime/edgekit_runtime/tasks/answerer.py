@@ -63,15 +63,7 @@ class Answerer:
         options: Any = None,
         labels: tuple[str, ...] = (),
     ) -> None:
-        """Keep what all requests need.
-
-        Args:
-            spec: the input that the preprocessing fills.
-            rules: the preprocessing, without which it can prepare no photographs or sound; or None.
-            task: the task, without which it has no answers; or None.
-            options: options of the task.
-            labels: names of the classes.
-        """
+        """Keep what all requests need; `spec` is the input that the preprocessing fills."""
         self._spec, self.rules, self.task, self._options, self.labels = spec, rules, task, options, labels
         self.blank: Mapping[str, Array] | None = None
         sizes = [size for size in spec.shape[1:] if isinstance(size, int)]
@@ -116,9 +108,7 @@ class Answerer:
     def prepare_decoded(self, media: Media, origin: tuple[int, int] = (0, 0)) -> Prepared:
         """Return the inputs for media of the kind and sample rate that the preprocessing takes.
 
-        Args:
-            media: a picture or sound.
-            origin: of a crop, the x and y of its corner in the picture whose pixels answers are given in.
+        The origin of a crop is the x and y of its corner in the picture whose pixels answers are given in.
 
         Raises:
             DataError: it does not fit the model.
@@ -138,12 +128,7 @@ class Answerer:
     def answer(
         self, outputs: Outputs, placement: Placement | None, overrides: Mapping[str, JsonValue] | None = None
     ) -> Decoded:
-        """Return the answer that the outputs of one sample mean.
-
-        Args:
-            outputs: outputs of the model.
-            placement: where the picture lies in the input, or None.
-            overrides: options of the task for this answer alone.
+        """Return the answer that the outputs of one sample mean; overrides are options for it alone.
 
         Raises:
             RequestError: the package has no task, or an option is wrong.
@@ -164,9 +149,7 @@ class Answerer:
     def find_fault(self, inputs: Mapping[str, Array], outputs: Outputs) -> str | None:
         """Return why the task cannot decode outputs of the model; None if it can, or if there is no task.
 
-        Args:
-            inputs: inputs of one sample; a picture is taken for the whole input.
-            outputs: what the model gave for them.
+        A picture is taken for the whole input.
         """
         array, rules = inputs.get(self._spec.name), self.rules
         if self.task is None or array is None or array.shape[:1] != (1,):

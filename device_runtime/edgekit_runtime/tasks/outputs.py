@@ -23,7 +23,7 @@ def read_output(
 
     Args:
         outputs: outputs of one sample.
-        name: of the output; empty for the first.
+        name: empty for the first output.
         expected: what it must be, for the message.
         ranks: numbers of axes that it may have without the first.
         is_finite: whether infinity is refused too.

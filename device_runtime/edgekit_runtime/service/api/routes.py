@@ -66,7 +66,7 @@ class Router:
             registry: registry of the models.
             regions: shared memory of clients.
             metrics: writes the text for Prometheus.
-            answers: the way from photographs and sound to answers.
+            answers: decodes files and answers.
             limits: limits of bodies, also of decompressed ones.
             times: the times of calls, which responses state; None where they do not.
             streams: finds the route of a path about streams; None where there are none.

@@ -99,16 +99,7 @@ class SequenceLane(Lane):
         metrics: LaneMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin without sequences.
-
-        Args:
-            lane: answers calls with complete inputs.
-            states: states of the model.
-            inputs: inputs of the model.
-            limits: bounds of the sequences.
-            metrics: metrics of the version.
-            clock: in seconds.
-        """
+        """Begin without sequences in front of a lane that answers calls with complete inputs."""
         self._lane, self._states, self._limits = lane, StateInputs(states, inputs), limits
         self._metrics, self._clock = metrics, clock
         self._sequences: OrderedDict[int | str, _Sequence] = OrderedDict()  # the least recently used first

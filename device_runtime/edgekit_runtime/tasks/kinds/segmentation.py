@@ -52,10 +52,7 @@ class SegmentationOptions:
 def find_mask(outputs: Outputs, options: SegmentationOptions, placement: Placement | None) -> Array:
     """Return the class of each pixel, uint8 [height, width] in the size of the picture or of `max_side`.
 
-    Args:
-        outputs: outputs of one sample, each with the first axis 1.
-        options: options of the task.
-        placement: where the picture lies in the input; None gives the size of the output.
+    Without a placement it has the size of the output.
 
     Raises:
         DataError: an output is missing, of another shape, holds NaN, or has more than 255 classes.
