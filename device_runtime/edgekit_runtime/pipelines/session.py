@@ -10,6 +10,7 @@ of its input.
 import copy
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -19,7 +20,6 @@ import numpy as np
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import BackendError, DataError, PackageError
 from edgekit_runtime.package.pipeline import SOURCE, Condition, Pipeline, Stage
-from edgekit_runtime.pipelines.ensemble import combine_answers
 from edgekit_runtime.pipelines.member import PipelineMember, naming_stage
 from edgekit_runtime.preprocessing.audio import AudioRules
 from edgekit_runtime.preprocessing.images import take_image
@@ -31,6 +31,8 @@ from edgekit_runtime.tensors import Array, TensorSpec
 IMAGE: Final = TensorSpec("image", "uint8", (1, "height", "width", 3))
 SOUND: Final = TensorSpec("sound", "float32", (1, "samples"))
 ANSWER: Final = TensorSpec("answer_json", "uint8", ("bytes",))
+
+_SHOWN_CLASSES: Final = 5  # of an answer, as of `classification`
 
 _Entry: TypeAlias = dict[str, Any]
 _Area: TypeAlias = tuple[int, int, int, int] | None
@@ -176,7 +178,7 @@ class PipelineSession:
     def _combine(self, stage: Stage, items: Mapping[str, Sequence[_Item]]) -> list[Decoded]:
         parts = [[item.answer for item in items[name]] for name in stage.stages]
         entries, how = self._tasks[stage.name].entries, stage.ensemble or ""
-        return [combine_answers(answers, entries, how) for answers in zip(*parts, strict=True)]
+        return [_combine_answers(answers, entries, how) for answers in zip(*parts, strict=True)]
 
     def _run_member(self, stage: Stage, source: Media, areas: Sequence[_Area]) -> list[Decoded]:
         cuts = self._cut_all(source, areas)
@@ -243,3 +245,24 @@ def _find_area(
     begin_x, begin_y = max(within[0], math.floor(sides[0])), max(within[1], math.floor(sides[1]))
     end_x, end_y = min(within[2], math.ceil(sides[2])), min(within[3], math.ceil(sides[3]))
     return (begin_x, begin_y, end_x, end_y) if begin_x < end_x and begin_y < end_y else None
+
+
+def _combine_answers(answers: Sequence[Decoded], field: str, how: str) -> Decoded:
+    """Return one answer for those of several classifiers: the mean of their scores, or the share of votes.
+
+    `field` is their list of labels and scores, the best first; `how` is one of `ENSEMBLES`.
+    """
+    scores: dict[tuple[str, int], float] = defaultdict(float)
+    for answer in answers:
+        entries: Any = answer[field]
+        for entry in entries[:1] if how == "vote" else entries:
+            scores[entry["label"], entry["index"]] += (1.0 if how == "vote" else entry["score"]) / len(
+                answers
+            )
+    ranked = sorted(scores.items(), key=lambda item: -item[1])
+    return {
+        field: [
+            {"label": label, "index": index, "score": round(score, 6)}
+            for (label, index), score in ranked[:_SHOWN_CLASSES]
+        ]
+    }
