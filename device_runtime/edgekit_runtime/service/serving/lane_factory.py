@@ -16,6 +16,7 @@ from edgekit_runtime.service.scheduling.response_cache import CacheLane, Respons
 from edgekit_runtime.service.scheduling.run_memory import InputLimit, allowed_run_bytes, estimate_run_memory
 from edgekit_runtime.service.scheduling.scheduler import Scheduler
 from edgekit_runtime.service.serving.loader import Loaded
+from edgekit_runtime.service.serving.memory_estimate import sequence_bytes
 from edgekit_runtime.service.serving.served_version import Served
 from edgekit_runtime.sessions.instances import LoadedWay
 
@@ -84,7 +85,12 @@ class LaneFactory:
         if manifest.states:
             from edgekit_runtime.service.scheduling.sequence_lane import SequenceLane, SequenceLimits
 
-            limits = SequenceLimits.of(manifest, options, loaded.scheduling)
+            limits = SequenceLimits(
+                max_sequences=options.max_sequences,
+                max_bytes=sequence_bytes(manifest, options),
+                idle_s=options.sequence_idle_s,
+                max_waiting=loaded.scheduling.max_waiting,
+            )
             stack = sequences = SequenceLane(stack, manifest.states, manifest.inputs, limits, metrics=metrics)
         return Served(
             loaded=loaded,
