@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+
+from edgekit_runtime.tensors import Array, Floats
 
 _BLOCK: Final = 128  # candidates that are compared with each other at once
 
@@ -19,19 +20,19 @@ class Boxes:
         classes: int64 [K].
     """
 
-    corners: NDArray[np.float32]
-    scores: NDArray[np.float32]
-    classes: NDArray[np.int64]
+    corners: Floats
+    scores: Floats
+    classes: Array
 
     def __len__(self) -> int:
         return len(self.scores)
 
-    def take(self, chosen: NDArray[np.intp] | NDArray[np.bool_] | slice) -> "Boxes":
+    def take(self, chosen: "Array | slice") -> "Boxes":
         """Return the boxes of these positions, or where a mask holds."""
         return Boxes(self.corners[chosen], self.scores[chosen], self.classes[chosen])
 
 
-def find_overlaps(boxes: NDArray[np.float32], others: NDArray[np.float32]) -> NDArray[np.float32]:
+def find_overlaps(boxes: Floats, others: Floats) -> Floats:
     """Return the intersection over union of boxes [J, 4] and others [K, 4], [J, K]; 0 without an area."""
     left, top, right, bottom = (np.ascontiguousarray(column) for column in others.T)
     areas = (right - left) * (bottom - top)
@@ -44,7 +45,7 @@ def find_overlaps(boxes: NDArray[np.float32], others: NDArray[np.float32]) -> ND
     inside *= np.maximum(height, 0, out=height)
     union = (x2 - x1) * (y2 - y1) + areas
     union -= inside
-    overlaps: NDArray[np.float32] = np.divide(inside, union, out=np.zeros_like(union), where=union > 0)
+    overlaps: Floats = np.divide(inside, union, out=np.zeros_like(union), where=union > 0)
     return overlaps
 
 
@@ -90,7 +91,7 @@ def _rank(boxes: Boxes, max_candidates: int) -> Boxes:
     return usable.take(np.argsort(-usable.scores, kind="stable"))
 
 
-def _suppress(better: Boxes, others: Boxes, overlap: float) -> NDArray[np.bool_]:
+def _suppress(better: Boxes, others: Boxes, overlap: float) -> Array:
     """Return where a better box [J] suppresses another one [K], bool [J, K]."""
     is_near = find_overlaps(better.corners, others.corners) > overlap
     is_near &= better.classes[:, None] == others.classes

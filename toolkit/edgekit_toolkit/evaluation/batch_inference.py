@@ -160,7 +160,7 @@ def decode_answers(package: OpenedPackage, result: Inference) -> list[Decoded]:
         PackageError: the task or the preprocessing is malformed.
     """
     answerer = open_answerer(package)
-    if answerer is None or answerer.task is None:
+    if answerer.task is None:
         return []
     return [
         answerer.answer(

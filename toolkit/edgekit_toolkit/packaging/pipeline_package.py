@@ -11,8 +11,15 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.figures import ANSWER_OUTPUT_FIGURE, RUN_MEMORY_FIGURE
 from edgekit_runtime.package.golden import Golden, GoldenOutput, draw_bytes
-from edgekit_runtime.package.manifest import BackendChoice, FormatInfo, Manifest, TaskChoice
-from edgekit_runtime.package.pipeline import MEMBER_ROLE, PIPELINE, SOURCE, Pipeline, Stage, member_folder
+from edgekit_runtime.package.manifest import (
+    MEMBER_ROLE,
+    PIPELINE,
+    BackendChoice,
+    FormatInfo,
+    Manifest,
+    TaskChoice,
+)
+from edgekit_runtime.package.pipeline import SOURCE, Pipeline, Stage, member_folder
 from edgekit_runtime.package.variants import DEFAULT_VARIANT
 from edgekit_runtime.pipelines.backend import open_stages
 from edgekit_runtime.pipelines.member import MAX_BATCH

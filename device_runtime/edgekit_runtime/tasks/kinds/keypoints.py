@@ -4,13 +4,12 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tasks.outputs import MAX_ENTRIES, read_output, to_scores
-from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, register
+from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
 from edgekit_runtime.tensors import Array
 
 _LETTERS: Final = "xyzs-"
@@ -80,7 +79,7 @@ def _read_heatmaps(outputs: Outputs, options: KeypointOptions) -> tuple[Array, A
     y, x = np.divmod(cells, width)
     index = np.arange(count)
 
-    def lean(cell: Array, length: int, before: Array, after: Array) -> NDArray[np.float64]:
+    def lean(cell: Array, length: int, before: Array, after: Array) -> Array:
         is_within = (cell > 0) & (cell < length - 1)
         return np.where(is_within, cell + 0.25 * (after > before) - 0.25 * (after < before), cell)
 
@@ -91,6 +90,11 @@ def _read_heatmaps(outputs: Outputs, options: KeypointOptions) -> tuple[Array, A
     return points.astype(np.float32), points[:, :0], scores
 
 
+@register(
+    "keypoints",
+    KeypointOptions,
+    "Named points with scores; a point is [x, y] in pixels of the picture, maybe with z.",
+)
 def _decode(outputs: Outputs, options: KeypointOptions, context: Context) -> Decoded:
     is_coordinates = options.form == "coordinates"
     points, depths, scores = (_read_rows if is_coordinates else _read_heatmaps)(outputs, options)
@@ -112,14 +116,3 @@ def _decode(outputs: Outputs, options: KeypointOptions, context: Context) -> Dec
     pairs = zip(options.skeleton[::2], options.skeleton[1::2], strict=True)
     skeleton: list[JsonValue] = [list(pair) for pair in pairs]
     return {"keypoints": entries, **({"skeleton": skeleton} if skeleton else {})}
-
-
-KEYPOINTS = register(
-    Task(
-        name="keypoints",
-        title="keypoints",
-        sentence="Named points with scores; a point is [x, y] in pixels of the picture, maybe with z.",
-        options=KeypointOptions,
-        decode=_decode,
-    )
-)
