@@ -149,7 +149,7 @@ class SetMetric:
         name, title, truth, outputs, suits: as of `Metric`.
         score: score of the whole set, from what `reduce` made of each sample.
         reduce: (outputs of a sample, its label) -> what the score needs of it. Only that is held in memory.
-        fit: makes `reduce` for the options of a task.
+        fit: makes `reduce` for the options of a task, and the number of classes with a label.
         task: name of the task whose outputs it reads.
     """
 
@@ -158,7 +158,7 @@ class SetMetric:
     score: SetScore
     truth: type[Truth] | None = None
     reduce: Callable[[Outputs, Any], Any] = _whole_outputs
-    fit: Callable[[Any], Callable[[Outputs, Any], Any]] | None = None
+    fit: Callable[[Any, int], Callable[[Outputs, Any], Any]] | None = None
     task: str = ""
     outputs: str = "outputs"
     suits: Callable[[Probes], bool] = lambda _probes: True
@@ -173,6 +173,7 @@ def find_metric(
     is_generated: bool = False,
     truth: type[Truth] = int,
     task: TaskChoice | None = None,
+    labels: int = 0,
 ) -> Metric | SetMetric:
     """Return the metric called `name`.
 
@@ -184,6 +185,7 @@ def find_metric(
         is_generated: whether the samples are invented, so that values of outputs tell nothing.
         truth: what the labels are, if there are any.
         task: the meaning of the outputs, if it is known.
+        labels: number of classes that have a label, or 0.
 
     Raises:
         DataError: no such metric, it needs labels that are not there, or it does not suit the outputs.
@@ -204,7 +206,7 @@ def find_metric(
         shapes = {key: list(value.shape) for key, value in probes.stacked.items()}
         raise DataError(f"metric {name!r} needs {metric.outputs}; the outputs are {shapes}")
     if isinstance(metric, SetMetric):
-        return _fit_to_task(metric, task)
+        return _fit_to_task(metric, task, labels)
     return replace(metric, score=metric.score if metric.fit is None else metric.fit(probes), note=note)
 
 
@@ -219,7 +221,7 @@ _TRUTHS: Final[Mapping[Any, str]] = {
 _NOUNS: Final[Mapping[Any, str]] = {TrueBoxes: "boxes", TrueMask: "masks", TrueText: "texts"}
 
 
-def _fit_to_task(metric: SetMetric, task: TaskChoice | None) -> SetMetric:
+def _fit_to_task(metric: SetMetric, task: TaskChoice | None, labels: int) -> SetMetric:
     """Return a metric that reads outputs as the task says.
 
     Raises:
@@ -232,7 +234,7 @@ def _fit_to_task(metric: SetMetric, task: TaskChoice | None) -> SetMetric:
             f"metric {metric.name!r} reads the outputs of a model for {metric.task}; say how they are laid"
             f" out: --task {metric.task}:layout=..."
         )
-    return replace(metric, reduce=metric.fit(read_task(task, DataError)[1]))
+    return replace(metric, reduce=metric.fit(read_task(task, DataError)[1], labels))
 
 
 def _choose(
@@ -550,12 +552,12 @@ def _recall_at_one(rows: Sequence[NDArray[np.float64]], _reference: Sequence[Any
     return float(is_hit[has_other].mean())
 
 
-def _detect(options: DetectionOptions) -> Callable[[Outputs, TrueBoxes], MatchedBoxes]:
+def _detect(options: DetectionOptions, labels: int) -> Callable[[Outputs, TrueBoxes], MatchedBoxes]:
     """Return a step that reduces outputs to matches: of all boxes worth a rank, whatever users ask."""
     options = replace(options, min_score=_LEAST_SCORE, max_boxes=_MOST_BOXES)
 
     def reduce(outputs: Outputs, truth: TrueBoxes) -> MatchedBoxes:
-        return match_boxes(find_boxes(outputs, options, truth.input_size), truth)
+        return match_boxes(find_boxes(outputs, options, truth.input_size, labels or None), truth)
 
     return reduce
 
@@ -768,7 +770,7 @@ _RECORDS: Final[tuple[Metric | SetMetric, ...]] = (
         title="mean overlap of classes (mIoU)",
         score=mean_overlap,
         truth=TrueMask,
-        fit=count_pixels,
+        fit=lambda options, _labels: count_pixels(options),
         task="segmentation",
     ),
     SetMetric(
@@ -776,7 +778,7 @@ _RECORDS: Final[tuple[Metric | SetMetric, ...]] = (
         title="right characters (1 - CER)",
         score=share_of_characters,
         truth=TrueText,
-        fit=count_edits,
+        fit=lambda options, _labels: count_edits(options),
         task="text",
     ),
 )

@@ -235,6 +235,7 @@ class Judging:
             outputs=outputs,
             alone=alone,
             task=self._prepared.task.choice,
+            labels=len(self._request.class_names),
             progress=lambda done, total: self._phases.progress("judging on held-out samples", done, total),
         )
 

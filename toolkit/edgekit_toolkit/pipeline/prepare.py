@@ -9,7 +9,6 @@ import onnx
 from edgekit_runtime.drift.class_outputs import class_output
 from edgekit_runtime.errors import BackendError, DataError, ModelError
 from edgekit_runtime.preprocessing.placement import Placement
-from edgekit_runtime.tasks.answerer import class_names
 from edgekit_toolkit.evaluation.metrics import METRICS
 from edgekit_toolkit.evaluation.scoring import spread_feeds, take_probes
 from edgekit_toolkit.importers.model_file import SourceModel, errors_with_path
@@ -28,7 +27,8 @@ from edgekit_toolkit.pipeline.sample_choice import choose_decoding, choose_sampl
 from edgekit_toolkit.samples.generated import Feeds, advise_on_integers
 from edgekit_toolkit.samples.sequences import SequenceSamples
 from edgekit_toolkit.samples.split import Ranges, Samples, first_feeds
-from edgekit_toolkit.tasks.proposal import Evidence, TaskDecision, decide_task
+from edgekit_toolkit.tasks.proposal import TaskDecision, decide_task
+from edgekit_toolkit.tasks.proposers import Evidence
 
 # Parity is checked a dozen times; one large image shows what two would.
 _PARITY_FEEDS = 2
@@ -192,9 +192,11 @@ def _decide_task(
         request.task,
         Evidence(
             probes=probes,
-            labels=() if request.labels is None else class_names(request.labels),
+            labels=request.class_names,
             labelled=part.labelled and part.truth is int,
             placement=Placement.of_input(next(iter(feeds[0].values())).shape),
+            is_sound=(request.preprocessing or {}).get("type") == "audio",
+            metadata=source.model.metadata if isinstance(source.model, OnnxModel) else {},
         ),
     )
 
@@ -209,7 +211,7 @@ def _stated_class_output(request: Request, floats: Model, samples: Samples) -> s
     else:
         is_stated = request.metric in METRICS and METRICS[request.metric].reads_classes
     if not is_stated and request.labels is not None:
-        is_stated = len(class_names(request.labels)) == output.shape[-1]
+        is_stated = len(request.class_names) == output.shape[-1]
     return output.name if is_stated else None
 
 

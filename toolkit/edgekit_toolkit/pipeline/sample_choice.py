@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from edgekit_runtime.errors import ModelError
-from edgekit_runtime.tasks.answerer import class_names
 from edgekit_toolkit.importers.model_file import SourceModel
 from edgekit_toolkit.importers.sizes import with_batch
 from edgekit_toolkit.importers.states import propose_states
@@ -85,7 +84,7 @@ def choose_decoding(request: Request, source: SourceModel[Model], progress: Prog
     Raises:
         DataError: they lie in folders that are not the model's classes.
     """
-    classes = () if request.labels is None else class_names(request.labels)
+    classes = request.class_names
     if request.labels_from_folders:
         check_class_count(classes, source.outputs)
     return Decoding(

@@ -7,8 +7,6 @@ from edgekit_runtime.offload.measurement.machine_facts import describe_engine
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.engines import find_engine, parse_engine
 from edgekit_runtime.system.install_hint import install_command
-from edgekit_runtime.tasks.answerer import class_names
-from edgekit_runtime.tasks.kinds.detection import DETECTION
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.evaluation.metrics import Metric
 from edgekit_toolkit.importers.sizes import list_sizes
@@ -18,19 +16,20 @@ from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.traversal import time_major_nodes
-from edgekit_toolkit.packaging.attachments import find_labels_problem
 from edgekit_toolkit.packaging.golden_branches import find_untested
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.pipeline.run import Run
 from edgekit_toolkit.samples.media.classes import numbering_note
 from edgekit_toolkit.samples.range_trap import find_codes_trap, find_range_trap
 from edgekit_toolkit.samples.split import feeds_only
+from edgekit_toolkit.tasks.labels import find_axis_problem, find_labels_problem
+from edgekit_toolkit.tasks.proposal import AUTO
 
 
 def find_warnings(run: Run) -> list[str]:
     """Return the warnings, a sentence each: about the samples first, about the figures last."""
     request, prepared = run.request, run.prepared
-    samples = prepared.samples
+    samples, choice = prepared.samples, prepared.task.choice
     notes = list(samples.warnings)
     notes.extend(find_range_trap(feeds_only(samples.calibration), feeds_only(samples.evaluation)))
     if samples.evaluation.sha256 is not None:  # generated samples take the range of the codes
@@ -38,12 +37,15 @@ def find_warnings(run: Run) -> list[str]:
         notes.extend(find_codes_trap(codes, feeds_only(samples.evaluation)))
     if request.labels is not None:
         if request.labels_from_folders:
-            notes.append(numbering_note(class_names(request.labels)))
-        choice = prepared.task.choice
-        # A detector's classes may be a part of an axis.
-        is_detector = choice is not None and choice.name == DETECTION.name
-        problem = None if is_detector else find_labels_problem(request.labels, prepared.source.outputs)
-        notes.extend([] if problem is None else [problem])
+            notes.append(numbering_note(request.class_names))
+        notes.extend(
+            _only(
+                find_labels_problem(
+                    request.class_names, choice, prepared.source.outputs, is_proposed=request.task == AUTO
+                )
+            )
+        )
+    notes.extend(_only(find_axis_problem(len(request.class_names), choice, prepared.source.outputs)))
     if isinstance(run.scores.metric, Metric) and run.scores.metric.note is not None:
         notes.append(run.scores.metric.note)
     if run.scores.unjudged:
@@ -64,8 +66,7 @@ def find_warnings(run: Run) -> list[str]:
     notes.extend(_find_other_engine(request))
     notes.extend(_find_untested(run))
     notes.extend(find_support(request.backend).notes)
-    if (profile_problem := _find_profile_problem(request)) is not None:
-        notes.append(profile_problem)
+    notes.extend(_only(_find_profile_problem(request)))
     if run.load.is_heavy:
         notes.append(
             f"latency on this machine is in doubt: while it was measured, {run.load}; repeat on a quiet"
@@ -81,6 +82,10 @@ def find_warnings(run: Run) -> list[str]:
         candidate.memory for candidate in run.candidates if isinstance(candidate.memory, str)
     )
     return [*notes, *_arithmetic_warnings(run), *_memory_warnings(run), *problems]
+
+
+def _only(note: str | None) -> list[str]:
+    return [] if note is None else [note]
 
 
 def _find_other_engine(request: Request) -> Iterator[str]:
