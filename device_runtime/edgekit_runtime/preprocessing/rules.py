@@ -47,7 +47,7 @@ _IMAGE_FIELDS: Final = (
     "dtype",
 )
 _AUDIO_FIELDS: Final = (
-    *("type", "sample_rate", "samples", "resample", "features"),
+    *("type", "sample_rate", "samples", "hop", "resample", "features"),
     *("scale", "mean", "std", "dtype"),
 )
 _DEFAULT_SIZE: Final = 224  # size in an example for a model with free height and width
@@ -177,6 +177,9 @@ def _image_rules(fields: Mapping[str, Any], spec: TensorSpec) -> ImageRules:
 def _audio_rules(fields: Mapping[str, Any], spec: TensorSpec) -> AudioRules:
     samples = fields.get("samples")
     samples = None if samples is None else _whole("samples", samples, _MAX_SAMPLES)
+    hop = fields.get("hop")
+    if hop is not None:
+        hop = _whole("hop", hop, samples or 0)
     features = None
     if "features" in fields:
         features = from_plain(FeatureRules, fields["features"], "preprocessing: features", DataError)
@@ -195,6 +198,7 @@ def _audio_rules(fields: Mapping[str, Any], spec: TensorSpec) -> AudioRules:
     return AudioRules(
         sample_rate=sample_rate,
         samples=samples,
+        hop=hop,
         resample=resample,
         scale=_number("scale", fields.get("scale", 1)),
         mean=_number("mean", fields.get("mean", 0)),

@@ -1,6 +1,6 @@
 """Scores of a model on evaluation samples, all in 0..1 with 1 the best; a NaN output scores 0.
 
-`top1`, `top5`, `map50`, `map50_95`, `miou`, `characters`, `auc` and `recall1` need labels. The others compare
+`top1`, `top5`, `map50`, `map50_95`, `miou`, `characters`, `auc`, `auc_steps` and `recall1` need labels. The others compare
 with the outputs of the float source model: they say how much packaging changed, not how good the model is. A
 sample in which neither model finds anything has the score NaN, as it shows nothing. Boxes are in `detections`
 and `average_precision`, masks and texts in `task_scores`.
@@ -36,7 +36,7 @@ from edgekit_toolkit.evaluation.task_scores import (
     mean_overlap,
     share_of_characters,
 )
-from edgekit_toolkit.samples.truth import TrueBoxes, TrueMask, TrueText, Truth
+from edgekit_toolkit.samples.truth import TrueBoxes, TrueMask, TrueSteps, TrueText, Truth
 
 Outputs = Mapping[str, NDArray[Any]]
 # Class numbers, int64 [samples], or objects [samples] of a record of `samples.truth`.
@@ -214,6 +214,7 @@ _TRUTHS: Final[Mapping[Any, str]] = {
     int: "labels: add an int64 array `y` [samples] to the evaluation data",
     TrueBoxes: "true boxes: give --eval a data set in the format of YOLO, COCO or Pascal VOC",
     TrueMask: "true masks: give --eval a folder with `images` and `masks`, a PNG of class numbers each",
+    TrueSteps: "events: give --eval a list of recordings with columns file_name, begin_s, end_s and label",
     TrueText: "texts: give --eval a list with a column `text`, and --labels with a character a line",
 }
 
@@ -243,6 +244,8 @@ def _choose(
     """Return the metric, and a note where the outputs do not tell which is right."""
     unread = None
     metric = next((metric for metric in _RECORDS if metric.truth is truth), None)
+    if isinstance(metric, SetMetric) and truth is TrueSteps:
+        return metric.name, None
     if isinstance(metric, SetMetric) and metric.task:
         if task is not None and task.name == metric.task:
             return metric.name, None
@@ -532,6 +535,34 @@ def _auc(rows: Sequence[NDArray[np.float64]], _reference: Sequence[Any], labels:
     return float(np.mean(areas))
 
 
+def _sounding_steps(outputs: Outputs, truth: TrueSteps) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return the scores of all steps of a recording, and which classes sound in each."""
+    scores = next(iter(outputs.values())).reshape(len(truth.active), -1).astype(np.float64)
+    if scores.shape[1] not in (truth.active.shape[1], truth.active.shape[1] + 1):
+        raise DataError(
+            f"metric 'auc_steps': the model gives {scores.shape[1]} scores in a step, and the events have"
+            f" {truth.active.shape[1]} classes"
+        )
+    return scores[:, -truth.active.shape[1] :], truth.active
+
+
+def _auc_of_steps(rows: Sequence[Any], _reference: Sequence[Any], _labels: Labels) -> float:
+    """Return the area of each class over the steps of all samples, the mean over classes, see `_auc`.
+
+    Raises:
+        DataError: no class sounds in some steps and not in others.
+    """
+    scores, active = (np.concatenate(parts) for parts in zip(*rows, strict=True))
+    areas = [
+        _auc(list(scores[:, [column]]), (), active[:, column].astype(np.int64))
+        for column in range(scores.shape[1])
+        if 0 < active[:, column].sum() < len(active)
+    ]
+    if not areas:
+        raise DataError("an area under the ROC curve needs steps with and without an event of a class")
+    return float(np.mean(areas))
+
+
 def _recall_at_one(rows: Sequence[NDArray[np.float64]], _reference: Sequence[Any], labels: Labels) -> float:
     """Return the share of samples whose nearest other one, by cosine, has their class.
 
@@ -744,6 +775,14 @@ _RECORDS: Final[tuple[Metric | SetMetric, ...]] = (
         outputs="class scores [samples, classes], or one score for class 1",
         suits=lambda probes: probes.rows_are_samples and next(iter(probes.stacked.values())).ndim == 2,
         reads_classes=True,
+    ),
+    SetMetric(
+        name="auc_steps",
+        title="area under the ROC curve of steps",
+        score=_auc_of_steps,
+        truth=TrueSteps,
+        reduce=_sounding_steps,
+        outputs="scores of classes in each step",
     ),
     SetMetric(
         name="recall1",

@@ -186,7 +186,7 @@ def _decide_task(
     feeds = spread_feeds(part)
     run = source.model.open([spec.name for spec in outputs], threads=request.threads, rewrites=False)
     if sequences is not None:
-        run, outputs = sequences.over_sequences(run, only_last=True), sequences.judged
+        run, outputs = sequences.over_sequences(run, steps="last"), sequences.judged
     probes = take_probes(run, part, feeds, inputs=source.inputs, outputs=outputs)
     return decide_task(
         request.task,

@@ -66,7 +66,7 @@ def compare_answers(run: Run) -> list[SampleAnswers]:
     names = [spec.name for spec in run.prepared.source.outputs]
     runners = [model.open(names, threads=1) for model in (run.prepared.source.model, run.subject.model)]
     if (sequences := run.prepared.sequences) is not None:
-        runners = [sequences.over_sequences(runner, only_last=True) for runner in runners]
+        runners = [sequences.over_sequences(runner, steps="last") for runner in runners]
         names = [spec.name for spec in sequences.judged]
 
     def answer(outputs: Outputs, placement: Placement | None) -> Decoded:

@@ -88,5 +88,8 @@ def choose_decoding(request: Request, source: SourceModel[Model], progress: Prog
     if request.labels_from_folders:
         check_class_count(classes, source.outputs)
     return Decoding(
-        request.preprocessing, classes, progress=lambda done, total: progress("reading files", done, total)
+        request.preprocessing,
+        classes,
+        in_steps=bool(source.states) and (request.preprocessing or {}).get("type") == "audio",
+        progress=lambda done, total: progress("reading files", done, total),
     )

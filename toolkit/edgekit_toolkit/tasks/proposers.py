@@ -230,7 +230,7 @@ def _propose_heatmaps(maps: NDArray[Any]) -> TaskChoice | None:
     axis = 1 if maps.shape[1] < min(maps.shape[2:]) else 3
     if maps.shape[axis] >= min(np.delete(maps.shape[1:], axis - 1)):
         return None
-    options: dict[str, JsonValue] = {"form": "heatmaps"} | ({} if axis == 1 else {"layout": "NHWC"})
+    options: dict[str, JsonValue] = {"form": "heatmaps", **({} if axis == 1 else {"layout": "NHWC"})}
     # Maps are trained towards 0 to 1 and may miss both ends by a little.
     is_score = _is_within(maps, -_MARGIN, 1 + _MARGIN)
     return TaskChoice("keypoints", options | ({} if is_score else {"scores": "sigmoid"}))
