@@ -1,9 +1,9 @@
 """Scores of a model on evaluation samples, all in 0..1 with 1 the best; a NaN output scores 0.
 
-`top1`, `top5`, `map50`, `map50_95`, `miou`, `characters`, `auc`, `auc_steps` and `recall1` need labels. The others compare
-with the outputs of the float source model: they say how much packaging changed, not how good the model is. A
-sample in which neither model finds anything has the score NaN, as it shows nothing. Boxes are in `detections`
-and `average_precision`, masks and texts in `task_scores`.
+Metrics with `truth` need labels and say how good a model is. The others compare with the outputs of the float
+source model: they say how much packaging changed. A sample in which neither model finds anything has the
+score NaN, as it shows nothing. Boxes are in `detections` and `average_precision`, masks and texts in
+`task_scores`.
 
 A metric of the user is FILE.py:FUNCTION; the file runs with the rights of the user. The function is called
 with the outputs of each batch and returns a score for each sample; with `FUNCTION.whole_set = True` it is
