@@ -33,6 +33,7 @@ from edgekit_toolkit.evaluation.detections import BoxLayout, find_layout
 from edgekit_toolkit.evaluation.task_scores import (
     count_edits,
     count_pixels,
+    edit_distance,
     mean_overlap,
     share_of_characters,
 )
@@ -376,19 +377,8 @@ def _sequence(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArray[
     for decoded, expected in zip(ours, theirs, strict=True):
         blank = np.bincount(expected).argmax()
         texts = [row[np.append(True, row[1:] != row[:-1]) & (row != blank)] for row in (decoded, expected)]
-        shares.append(1 - _edit_distance(*texts) / max(*map(len, texts), 1))
+        shares.append(1 - edit_distance(*texts) / max(*map(len, texts), 1))
     return np.asarray(shares, np.float64) * decided
-
-
-def _edit_distance(text: NDArray[np.int64], other: NDArray[np.int64]) -> int:
-    """Return the least number of insertions, deletions and replacements (Levenshtein)."""
-    offsets = np.arange(len(other) + 1)
-    row = offsets
-    for symbol in text:
-        change = np.minimum(row[1:] + 1, row[:-1] + (other != symbol))
-        # Insertions run along the row: the least of each earlier cost and its distance.
-        row = np.minimum.accumulate(np.append(row[0] + 1, change) - offsets) + offsets
-    return int(row[-1])
 
 
 def class_scores(probes: Probes) -> str | None:
