@@ -27,8 +27,6 @@ from edgekit_toolkit.pipeline.run import JudgedCandidate
 from edgekit_toolkit.quantize.forms import DYNAMIC_INT8
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.sensitivity import Fidelity, decibel
-from edgekit_toolkit.samples.media.files import are_recordings
-from edgekit_toolkit.samples.sequences import Steps
 from edgekit_toolkit.samples.split import feeds_only
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import CandidateFigures
@@ -225,12 +223,7 @@ class Judging:
             *(model.open(names, threads=threads) for model in models),
         ]
         if (sequences := self._prepared.sequences) is not None:
-            # A label is that of the whole sequence, which the model has seen after its last step; a recording
-            # has it if what the label names sounds anywhere in it.
-            steps: Steps = "all"
-            if part.labelled and part.truth is int:
-                steps = "largest" if are_recordings(part.names) else "last"
-            runs = [sequences.over_sequences(run, steps=steps) for run in runs]
+            runs = [sequences.over_judged(run, part) for run in runs]
             outputs, alone = sequences.judged, True
         return score_candidates(
             runs[0],

@@ -23,7 +23,6 @@ from edgekit_toolkit.samples.media.classes import numbering_note
 from edgekit_toolkit.samples.range_trap import find_codes_trap, find_range_trap
 from edgekit_toolkit.samples.split import feeds_only
 from edgekit_toolkit.tasks.labels import find_axis_problem, find_labels_problem
-from edgekit_toolkit.tasks.proposal import AUTO
 
 
 def find_warnings(run: Run) -> list[str]:
@@ -41,7 +40,10 @@ def find_warnings(run: Run) -> list[str]:
         notes.extend(
             _only(
                 find_labels_problem(
-                    request.class_names, choice, prepared.source.outputs, is_proposed=request.task == AUTO
+                    request.class_names,
+                    choice,
+                    prepared.source.outputs,
+                    is_proposed=prepared.task.is_proposed,
                 )
             )
         )

@@ -20,6 +20,7 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.package.states import RecurrentState, StateInputs
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.samples.media.files import are_recordings
 from edgekit_toolkit.samples.split import Part, Ranges, feeds_only
 
 GENERATED_STEPS: Final = 8  # of a generated sequence
@@ -92,6 +93,16 @@ class SequenceSamples:
             return [np.concatenate(values[-1:] if steps == "last" else values) for values in rows]
 
         return run_all
+
+    def over_judged(self, run: Run, part: Part) -> Run:
+        """Return what runs a model over sequences whose outputs are judged.
+
+        A label is that of the whole sequence, which the model has seen after its last step; a recording has
+        it if what the label names sounds anywhere in it.
+        """
+        if not part.labelled or part.truth is not int:
+            return self.over_sequences(run, steps="all")
+        return self.over_sequences(run, steps="largest" if are_recordings(part.names) else "last")
 
     def with_states(self, part: Part, run: Run) -> tuple[Part, Ranges]:
         """Return the steps of all sequences as samples with states, and the ranges of these states.

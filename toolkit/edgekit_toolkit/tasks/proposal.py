@@ -21,10 +21,12 @@ class TaskDecision:
     Attributes:
         choice: as the manifest has it; None if there is none.
         reason: why, as the end of a sentence.
+        is_proposed: whether the outputs showed it.
     """
 
     choice: TaskChoice | None
     reason: str
+    is_proposed: bool = False
 
     def describe(self) -> str:
         """Return one line for people: the task, the reason, and how to change it."""
@@ -98,7 +100,7 @@ def decide_task(requested: str, evidence: Evidence) -> TaskDecision:
     if requested == AUTO:
         if proposal is None:
             return TaskDecision(None, "the outputs do not tell for certain what they mean")
-        return TaskDecision(proposal, "proposed by the outputs")
+        return TaskDecision(proposal, "proposed by the outputs", is_proposed=True)
     choice = parse_task(requested)
     if choice is None:
         return TaskDecision(None, "as requested")
