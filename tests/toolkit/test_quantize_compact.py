@@ -104,7 +104,12 @@ def test_model_with_control_flow_keeps_its_names(rng: np.random.Generator) -> No
 
 def coded_model(rng: np.random.Generator) -> onnx.ModelProto:
     """Return x -> Q, DQ -> two Conv in codes, the second with a bias of its own scale -> y."""
-    weights: dict[str, np.ndarray] = {"scale": np.float32(0.05), "zero": np.uint8(128)}
+    weights: dict[str, np.ndarray] = {
+        "scale": np.float32(0.05),
+        "zero": np.uint8(128),
+        "other_scale": np.float32(0.05),
+        "other_zero": np.uint8(128),
+    }
     nodes = [
         node("QuantizeLinear", ["x", "scale", "zero"], ["xq"]),
         node("DequantizeLinear", ["xq", "scale", "zero"], ["h0"]),
@@ -135,20 +140,22 @@ def coded_model(rng: np.random.Generator) -> onnx.ModelProto:
             ),
         ]
     nodes[-1].input[0] = "h1"
-    nodes.insert(-1, node("QuantizeLinear", ["h1", "scale", "zero"], ["hq"]))
-    nodes.insert(-1, node("DequantizeLinear", ["hq", "scale", "zero"], ["hf"]))
+    nodes.insert(-1, node("QuantizeLinear", ["h1", "other_scale", "other_zero"], ["hq"]))
+    nodes.insert(-1, node("DequantizeLinear", ["hq", "other_scale", "other_zero"], ["hf"]))
     nodes[-1].input[0] = "hf"
     return model_of(nodes, weights, {"x": (1, 4, 5, 5)})
 
 
-def test_equal_zero_points_are_stored_once_and_convolutions_state_no_defaults(
+def test_equal_parameters_of_activations_are_stored_once_and_convolutions_state_no_defaults(
     rng: np.random.Generator,
 ) -> None:
     before = coded_model(rng)
     after = shorten_names(before)
     assert_valid(after)
-    zeros = [tensor for tensor in after.graph.initializer if tensor.data_type == TensorProto.INT8]
-    assert len([tensor for tensor in zeros if len(tensor.dims) == 1]) == 1
+    zeros = [tensor for tensor in after.graph.initializer if tensor.data_type == TensorProto.UINT8]
+    assert [numpy_helper.to_array(tensor) for tensor in zeros] == [128]
+    of_weights = [tensor for tensor in after.graph.initializer if tensor.data_type == TensorProto.INT8]
+    assert len([tensor for tensor in of_weights if len(tensor.dims) == 1]) == 2
     stated = {item.name for conv in after.graph.node if conv.op_type == "Conv" for item in conv.attribute}
     assert stated == {"kernel_shape"}
     feeds = random_feeds(before, rng)

@@ -22,7 +22,7 @@ _DEFAULTS: Final = {"strides": 1, "dilations": 1, "pads": 0}
 def shorten_names(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return `model` with short tensor names, and without node names, documentation and recorded shapes.
 
-    Equal zero points are stored once, and convolutions do not state defaults.
+    Equal parameters of activations are stored once, and convolutions do not state defaults.
 
     Inputs and outputs keep their names. A model with control flow keeps all names: its sub-graphs read
     tensors of the outer graph by name.
@@ -79,9 +79,10 @@ def _drop_defaults(graph: onnx.GraphProto) -> None:
 
 
 def _share_parameters(graph: onnx.GraphProto) -> None:
-    """Keep one of equal zero points and single scales; names stay, so that those of versions correspond.
+    """Keep one of equal scales and zero points of activations; names stay, so that versions correspond.
 
-    Scales of channels stay separate: the next version may change those of one layer.
+    Parameters of weights stay separate: the next version may change those of one layer, and onnxruntime's
+    exact products (docs/adr/0018-exact-products.md) refuse int8 zero points that layers share.
     """
     readers: dict[str, set[bool]] = {}
     for node in graph.node:
@@ -91,7 +92,7 @@ def _share_parameters(graph: onnx.GraphProto) -> None:
     first: dict[tuple[int, tuple[int, ...], bytes], str] = {}
     shared: dict[str, str] = {}
     for tensor in graph.initializer:
-        if readers.get(tensor.name) != {True} or (tensor.data_type == TensorProto.FLOAT and tensor.dims):
+        if readers.get(tensor.name) != {True} or tensor.dims or tensor.data_type == TensorProto.INT8:
             continue
         key = (tensor.data_type, tuple(tensor.dims), numpy_helper.to_array(tensor).tobytes())
         shared[tensor.name] = first.setdefault(key, tensor.name)
