@@ -89,9 +89,9 @@ def _box(detection: Mapping[str, Any], unit: float, width: int) -> Markup:
 
 
 def _skeleton(answer: Mapping[str, Any], unit: float) -> list[Markup]:
-    objects: dict[int, dict[int, Sequence[float]]] = {}
+    objects: dict[int, dict[int | None, Sequence[float]]] = {}
     for entry in answer.get("keypoints", ()):
-        objects.setdefault(entry.get("object", 0), {})[entry["index"]] = entry["point"]
+        objects.setdefault(entry.get("object", 0), {})[entry.get("index")] = entry["point"]
     lines = [
         (points[first], points[second])
         for points in objects.values()

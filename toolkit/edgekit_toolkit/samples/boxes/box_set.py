@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.preprocessing.placement import Placement
@@ -75,7 +76,8 @@ class PictureBoxes:
         corners = corners / np.tile(size, 2) * np.tile(picture, 2)
         ends = (placement.input_width, placement.input_height) * 2
         corners = np.clip(placement.to_input(np.clip(corners, 0, np.tile(picture, 2))), 0, ends)
-        is_visible = (corners[:, 2:] > corners[:, :2]).all(axis=1)  # without an area, or cropped away
+        # Without an area, or cropped away.
+        is_visible: NDArray[np.bool_] = np.all(corners[:, 2:] > corners[:, :2], axis=1)
         boxes = list(itertools.compress(self.boxes, is_visible))
         return TrueBoxes(
             corners=corners[is_visible],
