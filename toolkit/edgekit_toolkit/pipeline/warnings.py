@@ -22,32 +22,21 @@ from edgekit_toolkit.pipeline.run import Run
 from edgekit_toolkit.samples.media.classes import numbering_note
 from edgekit_toolkit.samples.range_trap import find_codes_trap, find_range_trap
 from edgekit_toolkit.samples.split import feeds_only
-from edgekit_toolkit.tasks.labels import find_axis_problem, find_labels_problem
+from edgekit_toolkit.tasks.labels import find_label_problems
 
 
 def find_warnings(run: Run) -> list[str]:
     """Return the warnings, a sentence each: about the samples first, about the figures last."""
     request, prepared = run.request, run.prepared
-    samples, choice = prepared.samples, prepared.task.choice
+    samples = prepared.samples
     notes = list(samples.warnings)
     notes.extend(find_range_trap(feeds_only(samples.calibration), feeds_only(samples.evaluation)))
     if samples.evaluation.sha256 is not None:  # generated samples take the range of the codes
         codes = prepared.source.model.input_code_ranges()
         notes.extend(find_codes_trap(codes, feeds_only(samples.evaluation)))
-    if request.labels is not None:
-        if request.labels_from_folders:
-            notes.append(numbering_note(request.class_names))
-        notes.extend(
-            _only(
-                find_labels_problem(
-                    request.class_names,
-                    choice,
-                    prepared.source.outputs,
-                    is_proposed=prepared.task.is_proposed,
-                )
-            )
-        )
-    notes.extend(_only(find_axis_problem(len(request.class_names), choice, prepared.source.outputs)))
+    if request.labels_from_folders:
+        notes.append(numbering_note(request.class_names))
+    notes.extend(find_label_problems(request.class_names, prepared.task, prepared.source.outputs))
     if isinstance(run.scores.metric, Metric) and run.scores.metric.note is not None:
         notes.append(run.scores.metric.note)
     if run.scores.unjudged:
@@ -68,7 +57,8 @@ def find_warnings(run: Run) -> list[str]:
     notes.extend(_find_other_engine(request))
     notes.extend(_find_untested(run))
     notes.extend(find_support(request.backend).notes)
-    notes.extend(_only(_find_profile_problem(request)))
+    if (profile_problem := _find_profile_problem(request)) is not None:
+        notes.append(profile_problem)
     if run.load.is_heavy:
         notes.append(
             f"latency on this machine is in doubt: while it was measured, {run.load}; repeat on a quiet"
@@ -84,10 +74,6 @@ def find_warnings(run: Run) -> list[str]:
         candidate.memory for candidate in run.candidates if isinstance(candidate.memory, str)
     )
     return [*notes, *_arithmetic_warnings(run), *_memory_warnings(run), *problems]
-
-
-def _only(note: str | None) -> list[str]:
-    return [] if note is None else [note]
 
 
 def _find_other_engine(request: Request) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Whether the labels of a package are those of its model's classes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from edgekit_runtime.errors import DataError
@@ -10,69 +10,58 @@ from edgekit_runtime.tasks.kinds.detection import LAYOUTS, DetectionOptions
 from edgekit_runtime.tasks.kinds.segmentation import SegmentationOptions
 from edgekit_runtime.tasks.task import read_task
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.tasks.proposal import TaskDecision
 
 _CLEARLY_LONGER: Final = 4
 _MAX_NAMED: Final = 3
 _WITH_A_CLASS_AXIS: Final = ("classification", "segmentation", "text", "sound_events")
 
 
-def find_labels_problem(
-    labels: Sequence[str], choice: TaskChoice | None, outputs: Sequence[TensorSpec], *, is_proposed: bool
-) -> str | None:
-    """Return why labels may not suit a model of this task, or None.
+def find_label_problems(
+    labels: Sequence[str], task: TaskDecision, outputs: Sequence[TensorSpec]
+) -> Iterator[str]:
+    """Yield why labels may not suit a model, with the numbers, and whether they are needed.
 
     Args:
-        labels: names of the classes, one or more.
-        choice: the task of the package, or None.
+        labels: names of the classes; empty if there are none.
+        task: the task of the package.
         outputs: outputs of the source model.
-        is_proposed: whether the number of labels was evidence for the task.
     """
-    count, classes = len(labels), _count_classes(len(labels), choice, outputs)
-    if classes is None:
+    count, classes = len(labels), _count_classes(len(labels), task.choice, outputs)
+    if labels and classes is None:
         axes = [size for spec in outputs for size in spec.shape[1:]]
-        if count in axes or any(isinstance(size, str) for size in axes):
-            return None
-        if choice is not None and choice.name not in _WITH_A_CLASS_AXIS:
-            return None
-        shapes = ", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in outputs)
-        return f"there are {count} labels, but no output has an axis of {count} classes: {shapes}"
-    if count < classes:
-        is_single = count == classes - 1
-        unnamed = (
-            f"class {count} by its number" if is_single else f"classes {count} to {classes - 1} by number"
-        )
-        return (
-            f"there are {count} labels, and the model has {classes} classes: answers call {unnamed}; give"
-            f" --labels with {classes} lines"
-        )
-    if count > classes:
-        named = ", ".join(labels[classes : classes + _MAX_NAMED])
-        return (
-            f"there are {count} labels, and the model has {classes} classes: the last {count - classes} are"
-            f" of no class ({named}{', ...' if count - classes > _MAX_NAMED else ''}). If the others are"
-            f" shifted, all answers are wrong; give --labels with {classes} lines"
-        )
-    if is_proposed and choice is not None and choice.options.get("background") == 1:
-        return (
-            f"there are {count} labels, and the model has {classes + 1} classes: the first one is taken for"
-            f" the background. If it has a name, give --labels with {classes + 1} lines and --task"
-            f" {choice.name}"
-        )
-    return None
-
-
-def find_axis_problem(labels: int, choice: TaskChoice | None, outputs: Sequence[TensorSpec]) -> str | None:
-    """Return a note if neither labels nor lengths tell which axis of a detector counts its boxes."""
-    options = _read_options(choice)
+        is_fit = count in axes or any(isinstance(size, str) for size in axes)
+        if not is_fit and (task.choice is None or task.choice.name in _WITH_A_CLASS_AXIS):
+            shapes = ", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in outputs)
+            yield f"there are {count} labels, but no output has an axis of {count} classes: {shapes}"
+    elif labels and classes is not None:
+        both = f"there are {count} labels, and the model has"
+        if count < classes:
+            is_single = count == classes - 1
+            range_text = (
+                f"class {count} by its number" if is_single else f"classes {count} to {classes - 1} by number"
+            )
+            yield f"{both} {classes} classes: answers call {range_text}; give --labels with {classes} lines"
+        elif count > classes:
+            named = ", ".join(labels[classes : classes + _MAX_NAMED])
+            named += ", ..." if count - classes > _MAX_NAMED else ""
+            yield (
+                f"{both} {classes} classes: the last {count - classes} are of no class ({named}). If the"
+                f" others are shifted, all answers are wrong; give --labels with {classes} lines"
+            )
+        elif task.is_proposed and task.choice is not None and task.choice.options.get("background") == 1:
+            yield (
+                f"{both} {classes + 1} classes: the first one is taken for the background. If it has a name,"
+                f" give --labels with {classes + 1} lines and --task {task.choice.name}"
+            )
+    options = _read_options(task.choice)
     lengths = _row_lengths(options, outputs) if isinstance(options, DetectionOptions) else ()
-    if len(lengths) != 2 or max(lengths) >= _CLEARLY_LONGER * min(lengths):
-        return None
-    if isinstance(options, DetectionOptions) and _labelled_length(labels, options, lengths):
-        return None
-    return (
-        f"nothing tells which axis of {list(lengths)} counts the boxes, so the longer one was taken; --labels"
-        " with all classes tells them apart"
-    )
+    is_unclear = len(lengths) == 2 and max(lengths) < _CLEARLY_LONGER * min(lengths)
+    if is_unclear and isinstance(options, DetectionOptions) and not _labelled_length(count, options, lengths):
+        yield (
+            f"nothing tells which axis of {list(lengths)} counts the boxes, so the longer one was taken;"
+            " --labels with all classes tells them apart"
+        )
 
 
 def _read_options(choice: TaskChoice | None) -> object:
