@@ -25,6 +25,8 @@ class AudioRules:
         sample_rate: sample rate in Hz, which each recording must have, unless `resample` is set.
         samples: length of the sound; a longer recording is cut at its end, a shorter one gets zeros there.
             None leaves the length.
+        hop: how many of the `samples` of a step of a sequence are new; those before are of earlier steps, and
+            zeros in the first. None for all of them.
         scale, mean, std: a value becomes (value * scale - mean) / std. It is an amplitude -1..1 or a feature.
         channel_axis: position of an axis of size 1 in the result, or None for none.
         resample: whether recordings of other rates are resampled.
@@ -39,6 +41,7 @@ class AudioRules:
     std: Factor = 1.0
     channel_axis: int | None
     dtype: str
+    hop: Annotated[int | None, Range(1, 1 << 28)] = None
     resample: bool = False
     features: FeatureRules | None = None
     is_transposed: bool = False
@@ -52,6 +55,8 @@ class AudioRules:
                 f"features.high_hz is {self.features.high_hz:g}, expected at most half of the sample rate"
                 f" {self.sample_rate}"
             )
+        if self.hop is not None and not 1 <= self.hop <= (self.samples or 0):
+            raise ValueError(f"hop is {self.hop}, expected a whole number from 1 to samples, {self.samples}")
 
     @property
     def duration_s(self) -> float | None:

@@ -34,7 +34,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 _IMAGE_FIELDS: Final = ("type", *ImageRules.__dataclass_fields__)
 _AUDIO_FIELDS: Final = (
-    *("type", "sample_rate", "samples", "resample", "features"),
+    *("type", "sample_rate", "samples", "hop", "resample", "features"),
     *("scale", "mean", "std", "dtype"),
 )
 _DEFAULT_SIZE: Final = 224  # size in an example for a model with free height and width

@@ -50,7 +50,14 @@ def find_overlaps(boxes: Floats, others: Floats) -> Floats:
 
 
 def choose_best(boxes: Boxes, *, overlap: float, max_boxes: int, max_candidates: int = 1000) -> Boxes:
-    """Return the best boxes, the best first; of boxes of one class that overlap only the best one.
+    """Return the best boxes, the best first, see `find_best`."""
+    return boxes.take(find_best(boxes, overlap=overlap, max_boxes=max_boxes, max_candidates=max_candidates))
+
+
+def find_best(
+    boxes: Boxes, *, overlap: float, max_boxes: int, max_candidates: int = 1000
+) -> NDArray[np.intp]:
+    """Return where the best boxes are, the best first; of boxes of one class that overlap only the best one.
 
     Args:
         boxes: boxes of one picture; those with a NaN, without an area, or with an infinite one are left out.
@@ -58,9 +65,10 @@ def choose_best(boxes: Boxes, *, overlap: float, max_boxes: int, max_candidates:
         max_boxes: most boxes that are returned.
         max_candidates: only so many boxes of the highest scores are looked at.
     """
-    ranked = _rank(boxes, max_candidates)
+    rows = _rank(boxes, max_candidates)
     if overlap >= 1:
-        return ranked.take(slice(max_boxes))
+        return rows[:max_boxes]
+    ranked = boxes.take(rows)
     chosen: list[int] = []
     for start in range(0, len(ranked), _BLOCK):
         block = ranked.take(slice(start, start + _BLOCK))
@@ -71,24 +79,24 @@ def choose_best(boxes: Boxes, *, overlap: float, max_boxes: int, max_candidates:
             if free[index]:
                 chosen.append(start + index)
                 if len(chosen) == max_boxes:
-                    return ranked.take(np.array(chosen, np.intp))
+                    return rows[chosen]
                 free &= ~near[index]
-    return ranked.take(np.array(chosen, np.intp))
+    return rows[np.array(chosen, np.intp)]
 
 
-def _rank(boxes: Boxes, max_candidates: int) -> Boxes:
-    """Return the usable boxes of the highest scores, the best first."""
+def _rank(boxes: Boxes, max_candidates: int) -> NDArray[np.intp]:
+    """Return where the usable boxes of the highest scores are, the best first."""
     corners = boxes.corners
     with np.errstate(over="ignore", invalid="ignore"):
         sides = corners[:, 2:] - corners[:, :2]
         areas = sides[:, 0] * sides[:, 1]
         # NaN compares false.
         is_box = (sides > 0).all(axis=1) & (areas > 0) & (areas < np.inf) & np.isfinite(boxes.scores)
-    usable = boxes if is_box.all() else boxes.take(is_box)
-    if len(usable) > max_candidates:
-        best = np.argpartition(-usable.scores, max_candidates)[:max_candidates]
-        usable = usable.take(np.sort(best))
-    return usable.take(np.argsort(-usable.scores, kind="stable"))
+    rows = np.flatnonzero(is_box)
+    if len(rows) > max_candidates:
+        best = np.argpartition(-boxes.scores[rows], max_candidates)[:max_candidates]
+        rows = rows[np.sort(best)]
+    return rows[np.argsort(-boxes.scores[rows], kind="stable")]
 
 
 def _suppress(better: Boxes, others: Boxes, overlap: float) -> Array:
