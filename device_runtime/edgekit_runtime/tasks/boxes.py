@@ -54,9 +54,7 @@ def choose_best(boxes: Boxes, *, overlap: float, max_boxes: int, max_candidates:
     return boxes.take(find_best(boxes, overlap=overlap, max_boxes=max_boxes, max_candidates=max_candidates))
 
 
-def find_best(
-    boxes: Boxes, *, overlap: float, max_boxes: int, max_candidates: int = 1000
-) -> NDArray[np.intp]:
+def find_best(boxes: Boxes, *, overlap: float, max_boxes: int, max_candidates: int = 1000) -> Array:
     """Return where the best boxes are, the best first; of boxes of one class that overlap only the best one.
 
     Args:
@@ -84,7 +82,7 @@ def find_best(
     return rows[np.array(chosen, np.intp)]
 
 
-def _rank(boxes: Boxes, max_candidates: int) -> NDArray[np.intp]:
+def _rank(boxes: Boxes, max_candidates: int) -> Array:
     """Return where the usable boxes of the highest scores are, the best first."""
     corners = boxes.corners
     with np.errstate(over="ignore", invalid="ignore"):
