@@ -224,7 +224,7 @@ def _cut_steps(file: Path, rules: AudioRules) -> NDArray[Any]:
             " step, in the preprocessing, and 'hop' if fewer of them are new"
         )
     hop = rules.hop or length
-    sound = replace(rules, samples=None, features=None).load(file)
+    sound = replace(rules, samples=None, hop=None, features=None).load(file)
     missing = -len(sound) % hop
     padded = np.pad(sound, (length - hop, missing))
     steps = np.lib.stride_tricks.sliding_window_view(padded, length)[::hop]
