@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,13 +56,20 @@ class _RotatedFile:
     def __init__(self, text: str, _name: str, options: StreamOptions) -> None:
         self._path, self._options = Path(text.removeprefix("file:")), options
         self._descriptor: int | None = None
+        if self._path.exists() and not self._path.is_file():
+            raise ConfigError(f"sink {text[:200]!r} is no regular file; for the output of the service: stdout")
 
     def write(self, lines: Sequence[bytes]) -> None:
         if self._descriptor is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            # A pipe that has come since would keep the thread until somebody reads it.
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
             self._descriptor = os.open(self._path, flags, 0o640)
-        size_bytes = os.fstat(self._descriptor).st_size
+        status = os.fstat(self._descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            self.close()
+            raise OSError(f"{self._path} is no regular file")
+        size_bytes = status.st_size
         try:
             _write_all(self._descriptor, b"".join(lines))
         except OSError:
