@@ -150,7 +150,7 @@ def run_stream(path: str, video: Path, seconds: float, sink: Path, pid: int) -> 
             spans.append((time.monotonic(), read_cpu_s(pid), sum(map(read_cpu_s, pids[1:]))))
             is_over.wait(2.0)
 
-    order = {"model": "detector", "source": str(video), "repeats": True, "sinks": [f"file:{sink}"]}
+    order = {"model": "detector", "source": str(video), "repeat": True, "sinks": [f"file:{sink}"]}
     watcher = threading.Thread(target=watch)
     watcher.start()
     lines = list(read_stream(Path(path), order, limit_s=seconds + _WARM_S))
@@ -175,7 +175,7 @@ def run_stream(path: str, video: Path, seconds: float, sink: Path, pid: int) -> 
 
 def measure_returns(path: str, video: Path, pid: int, kills: int) -> list[float]:
     """Return the seconds from each SIGKILL of the capture process to an answer to a later frame."""
-    order = {"model": "detector", "source": str(video), "repeats": True}
+    order = {"model": "detector", "source": str(video), "repeat": True}
     killed_at, seconds = 0.0, list[float]()
     for line in read_stream(Path(path), order, limit_s=10.0 * kills):
         record = json.loads(line)

@@ -11,8 +11,8 @@ from tests.service.answer_parts import write_cell_detector
 from tests.service.service_parts import Running, make_config, running
 from tests.service.stream_parts import draw_cells, write_video
 
+from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.service.models.file_source import PackageFiles
-from edgekit_runtime.service.options.stream import StreamOptions
 
 NAME = "<img src=x onerror=alert(1)>"
 
@@ -27,7 +27,7 @@ def service(maker: PackageMaker, tmp_path: Path) -> Iterator[Running]:
 @pytest.fixture
 def streams(service: Running, tmp_path: Path) -> None:
     video = write_video(tmp_path / "v.avi", draw_cells(40))
-    options = StreamOptions(model="cells", source=str(video), repeats=True, min_score=0.5)
+    options = StreamOptions(model="cells", source=str(video), repeat=True, min_score=0.5)
     names = ("door", NAME)
     service.call(lambda: service.service.find_streams().start(dict.fromkeys(names, options)))
 

@@ -16,8 +16,7 @@ from tests.free_port import free_port
 from tests.waiting import bounded, wait_for
 
 from edgekit_runtime.errors import ConfigError
-from edgekit_runtime.protocol.streams import hide_password
-from edgekit_runtime.service.options.stream import StreamOptions
+from edgekit_runtime.protocol.streams import StreamOptions, hide_password
 from edgekit_runtime.service.streams.sink import QueuedSink, UndeliverableError
 from edgekit_runtime.service.streams.sinks import KINDS, open_sink
 

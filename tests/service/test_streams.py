@@ -13,7 +13,8 @@ import pytest
 from tests.service.stream_parts import ManualModel
 
 from edgekit_runtime.errors import ConfigError, RequestError, UnavailableError
-from edgekit_runtime.service.options.stream import LiveOptions, StreamOptions
+from edgekit_runtime.protocol.streams import StreamOptions
+from edgekit_runtime.service.options.stream import LiveOptions
 from edgekit_runtime.service.streams import source as source_module
 from edgekit_runtime.service.streams.stream import Stream, drop_low_scores
 from edgekit_runtime.service.streams.streams import MAX_STREAMS, Streams
@@ -142,7 +143,7 @@ def test_error_of_the_model_is_stated_once_and_the_stream_goes_on(
 
 def test_source_that_can_wait_loses_no_frame_while_its_model_is_loaded() -> None:
     async def work() -> None:
-        async with running(source="/rogue/patient", keeps_all=True) as (streams, stream, model):
+        async with running(source="/rogue/patient", all_frames=True) as (streams, stream, model):
             reader = Reader(streams, stream)
             first, reply = await model.next()
             reply(RequestError(503, "being loaded", retry_after_s=1.0))

@@ -12,6 +12,7 @@ from typing import Any, Final
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import ConfigError, RequestError
 from edgekit_runtime.protocol.json_fields import load_small
+from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.service.answers.answer_path import AnswerPath
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import RequestHead
@@ -20,7 +21,6 @@ from edgekit_runtime.service.http.server import HttpServer
 from edgekit_runtime.service.models.registry import Registry
 from edgekit_runtime.service.observability.prometheus import MetricFamily
 from edgekit_runtime.service.options.config import ServiceConfig
-from edgekit_runtime.service.options.stream import StreamOptions
 from edgekit_runtime.service.streams.fleet_streams import FleetStreams
 from edgekit_runtime.service.streams.model_calls import ModelCalls
 from edgekit_runtime.service.streams.streams import Streams

@@ -16,7 +16,7 @@ from typing import Any, Final
 from numpy.typing import NDArray
 
 from edgekit_runtime.dataclass_json import from_json
-from edgekit_runtime.service.options.stream import StreamOptions
+from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.service.streams.frame_memory import PICTURE_BYTES, SLOTS, FrameMemory
 from edgekit_runtime.service.streams.source_kinds import Capture, CaptureError, find_kind
 from edgekit_runtime.system.child_process import open_channel
@@ -43,9 +43,9 @@ class _Capturer:
         """Read the source to its end, or for ever."""
         while True:
             capture = self._kind.open(self._options)
-            self._send(kind="opened", fps=capture.fps, rate=capture.rate)
+            self._send(kind="opened")
             has_frames = self._read_all(capture)
-            if self._kind.is_endless or not (self._options.repeats and has_frames):
+            if self._kind.is_endless or not (self._options.repeat and has_frames):
                 break
         self._send(kind="end")
 

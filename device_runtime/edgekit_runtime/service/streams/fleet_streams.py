@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from edgekit_runtime.dataclass_json import from_json
 from edgekit_runtime.errors import ConfigError
-from edgekit_runtime.protocol.streams import hide_password
-from edgekit_runtime.service.options.stream import StreamOptions
+from edgekit_runtime.protocol.streams import StreamOptions, hide_password
 from edgekit_runtime.service.streams.sinks import find_sink_kind
 from edgekit_runtime.service.streams.source_kinds import find_kind
 from edgekit_runtime.service.streams.streams import Streams

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from edgekit_runtime.protocol.streams import hide_password
-from edgekit_runtime.service.streams.source import Backoff
+from edgekit_runtime.service.streams.source import find_pause_s
 
 _IDLE_S: Final = 5.0
 _END_S: Final = 1.0  # for what waits when a stream ends
+_MAX_PAUSE_S: Final = 4.0
 _MAX_ERROR: Final = 300
 
 _logger = logging.getLogger(__name__)
@@ -98,8 +99,7 @@ class QueuedSink:
         }
 
     def _run(self) -> None:
-        backoff = Backoff()
-        pause_s = 0.0
+        failures, pause_s = 0, 0.0
         while True:
             with self._changed:
                 if pause_s:
@@ -117,21 +117,21 @@ class QueuedSink:
                     self._sink.rest()
             except UndeliverableError as cause:
                 self.dropped += len(lines)
-                self.error, pause_s = str(cause)[:_MAX_ERROR], 0.0
+                self.error, failures, pause_s = str(cause)[:_MAX_ERROR], 0, 0.0
             except Exception as cause:  # OSError, or what a library raises
                 self._put_back(lines)
                 error = f"{cause or type(cause).__name__}"[:_MAX_ERROR]
                 if not self.error:
                     _logger.warning("sink %s: %s", self._text, error)
                 self.error = error
-                pause_s = backoff.next_s()
+                failures += 1
+                pause_s = find_pause_s(failures, _MAX_PAUSE_S)
                 if self._is_stopping:
                     break
             else:
                 self.written += len(lines)
-                if lines or pause_s:
-                    self.error, pause_s = "", 0.0
-                backoff.reset()
+                if lines or failures:
+                    self.error, failures, pause_s = "", 0, 0.0
         with self._changed:
             self.dropped += len(self._queued)
             self._queued.clear()

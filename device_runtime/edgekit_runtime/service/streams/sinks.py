@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.errors import ConfigError
-from edgekit_runtime.protocol.streams import hide_password
-from edgekit_runtime.service.options.stream import StreamOptions
+from edgekit_runtime.protocol.streams import StreamOptions, hide_password
 from edgekit_runtime.service.streams.sink import QueuedSink, Sink
 
 _MAX_BATCH: Final = 16
@@ -57,7 +56,9 @@ class _RotatedFile:
         self._path, self._options = Path(text.removeprefix("file:")), options
         self._descriptor: int | None = None
         if self._path.exists() and not self._path.is_file():
-            raise ConfigError(f"sink {text[:200]!r} is no regular file; for the output of the service: stdout")
+            raise ConfigError(
+                f"sink {text[:200]!r} is no regular file; for the output of the service: stdout"
+            )
 
     def write(self, lines: Sequence[bytes]) -> None:
         if self._descriptor is None:

@@ -14,15 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import ConfigError
-from edgekit_runtime.protocol.streams import hide_password
-from edgekit_runtime.service.options.stream import StreamOptions
+from edgekit_runtime.protocol.streams import MAX_RATE, StreamOptions, hide_password
 from edgekit_runtime.system.install_hint import install_command
 
 _PICTURES: Final = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 _ADDRESSES: Final = ("rtsp://", "rtsps://", "http://", "https://")
 _PIPELINE: Final = "gstreamer:"
 _MICROPHONE: Final = "microphone"
-_MAX_RATE: Final = 192_000
 
 
 class CaptureError(Exception):
@@ -66,7 +64,7 @@ class SourceKind:
 
     def keeps_all(self, options: StreamOptions) -> bool:
         """Whether a source waits for the model, so that no frame is left out."""
-        stated = self.waits if options.keeps_all is None else options.keeps_all
+        stated = self.waits if options.all_frames is None else options.all_frames
         return stated and not self.is_endless
 
 
@@ -148,12 +146,7 @@ def _open_camera(options: StreamOptions) -> Capture:
 
 
 def _open_address(options: StreamOptions) -> Capture:
-    cv2 = _import_cv2()
-    limits_ms = (
-        *(cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, round(1000 * options.open_s)),
-        *(cv2.CAP_PROP_READ_TIMEOUT_MSEC, round(1000 * options.stall_s)),
-    )
-    return _Video(options, options.source, cv2.CAP_FFMPEG, *limits_ms)
+    return _Video(options, options.source, _import_cv2().CAP_FFMPEG)
 
 
 def _open_pipeline(options: StreamOptions) -> Capture:
@@ -188,7 +181,7 @@ def _open_wav(options: StreamOptions) -> Capture:
 
     _check_file(options.source)
     file = WavFile(Path(options.source).open("rb"), options.source)  # noqa: SIM115  # until this process ends
-    if not 1000 <= file.rate <= _MAX_RATE:
+    if not 1000 <= file.rate <= MAX_RATE:
         raise CaptureError(f"{options.source} has {file.rate} Hz, expected 1 to 192 kHz")
     return _Windows(options, file.rate, file.read)
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.protocol.infer_request import SequenceStep
-from edgekit_runtime.protocol.streams import hide_password
-from edgekit_runtime.service.options.stream import LiveOptions, StreamOptions
+from edgekit_runtime.protocol.streams import StreamOptions, hide_password
+from edgekit_runtime.service.options.stream import LiveOptions
 from edgekit_runtime.service.streams.sink import QueuedSink
 from edgekit_runtime.service.streams.source import Frame, FrameSource
 from edgekit_runtime.service.streams.source_kinds import find_kind
