@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ import pytest
 from tests.free_port import free_port
 from tests.runtime.conftest import PackageMaker
 from tests.runtime.test_sound import make_wav
-from tests.service.answer_parts import encode, write_cell_detector
+from tests.service.answer_parts import draw, encode, write_cell_detector
 from tests.service.serve_parts import TOKEN, Served, environment
 from tests.service.service_parts import Replies, Running, ask, get_bytes, make_config, post_bytes, running
 from tests.service.stream_parts import draw_cells, read_lines, write_video
@@ -553,6 +554,34 @@ def test_rtsp_camera_that_vanishes_is_read_again(cells: Running) -> None:
             assert columns <= {0, 16, 32, 48, 64, 80, 96}
             assert len(columns) >= 2
             assert next(line["state"] for line in lines if line.get("error")) == "waiting"
+
+
+@pytest.mark.parametrize("fault", ["silent", "garbage", "hangs", "other size"])
+def test_rtsp_camera_with_a_fault_is_read_again_and_the_service_goes_on(cells: Running, fault: str) -> None:
+    pytest.importorskip("cv2", reason="needs the extra: pip install 'edgekit[stream]'")
+    from tests.service.rtsp_server import RtspServer
+
+    port = free_port()
+    camera = RtspServer(port, draw_cells(8))
+    order = {"model": "cells", "source": f"rtsp://127.0.0.1:{port}/yard"}
+    try:
+        with contextlib.closing(read_lines(cells, order)) as lines:
+            for _ in range(10):
+                assert next(answers(lines))["width"] == 128
+            if fault == "other size":
+                camera.show([draw(256, 256, red=(0, 0))])
+                assert any(answer["height"] == 256 for answer in answers(lines))
+                return
+            camera.spoil(bytes(range(256)) if fault == "garbage" else b"")
+            camera.hangs = fault == "hangs"
+            if fault != "garbage":
+                assert "no frame" in next(line["error"] for line in lines if line.get("state") == "waiting")
+            camera.hangs = False
+            begin = time.time()
+            assert any(answer["captured_at"] > begin for answer in answers(lines))
+    finally:
+        camera.close()
+    assert ask(cells, get_bytes("/v2/health/ready")).status == 200
 
 
 @pytest.mark.parametrize("dtype", ["int16", "int32", "float32"])
