@@ -23,6 +23,7 @@ from edgekit_runtime.service.observability.prometheus import MetricFamily
 from edgekit_runtime.service.options.config import ServiceConfig
 from edgekit_runtime.service.streams.fleet_streams import FleetStreams
 from edgekit_runtime.service.streams.model_calls import ModelCalls
+from edgekit_runtime.service.streams.stream import View
 from edgekit_runtime.service.streams.streams import Streams
 from edgekit_runtime.service.streams.viewers import PICTURES_TYPE
 
@@ -73,11 +74,11 @@ class StreamsHandler:
             case ["v2", "streams"]:
                 return ("GET", "HEAD", "POST"), self._respond_streams
             case ["v2", "streams", name, "answers"]:
-                return ("GET",), functools.partial(self._view, name, is_picture=False)
+                return ("GET",), functools.partial(self._view, name, "lines")
             case ["live"] if self._is_live:
                 return _READ, self._respond_page
             case ["live", file] if self._is_live and file.endswith(".mjpeg"):
-                return ("GET",), functools.partial(self._view, file.removesuffix(".mjpeg"), is_picture=True)
+                return ("GET",), functools.partial(self._view, file.removesuffix(".mjpeg"), "pictures")
         return None
 
     def _respond_streams(self, connection: Connection, head: RequestHead, body: memoryview) -> None:
@@ -107,26 +108,27 @@ class StreamsHandler:
             self._streams.add(name, options)
         except ConfigError as error:
             raise RequestError(400, str(error)) from error
-        self._attach(connection, name, on_close=lambda: self._streams.remove(name), is_picture=False)
+        self._attach(connection, name, "lines", on_close=lambda: self._streams.remove(name))
 
     def _view(
-        self, name: str, connection: Connection, _head: RequestHead, _body: memoryview, *, is_picture: bool
+        self, name: str, view: View, connection: Connection, head: RequestHead, _body: memoryview
     ) -> None:
         self._streams.find(name)
         self._streams.check_room()
-        self._attach(connection, name, is_picture=is_picture)
+        is_trial = view == "pictures" and head.query == "trial"  # with boxes of the version on trial, too
+        self._attach(connection, name, "trial" if is_trial else view)
 
     def _attach(
         self,
         connection: Connection,
         name: str,
+        view: View,
         *,
-        is_picture: bool,
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        """Give the connection to the stream; its response has no end."""
+        """Let a client read the stream; its response has no end."""
         stream = self._streams.find(name)
-        content_type = PICTURES_TYPE if is_picture else _LINES_TYPE
+        content_type = _LINES_TYPE if view == "lines" else PICTURES_TYPE
         lines = (
             "HTTP/1.1 200 OK",
             f"Content-Type: {content_type}",
@@ -136,7 +138,7 @@ class StreamsHandler:
         )
         head = "\r\n".join([*lines, "Connection: close", "", ""]).encode("ascii")
         connected, _ = connection.release()
-        self._streams.view(stream, connected, head, wants_pictures=is_picture, on_close=on_close)
+        self._streams.view(stream, connected, head, view=view, on_close=on_close)
 
     def _respond_page(self, connection: Connection, _head: RequestHead, _body: memoryview) -> None:
         page, policy = _read_page()

@@ -61,6 +61,11 @@ class ModelCalls:
             pass
         return None
 
+    def find_trial(self, model: str) -> str | None:
+        """Return the version of a model that is on trial; None without any."""
+        entry = self._registry.models.by_name.get(model)
+        return None if entry is None or entry.trial is None else entry.trial.candidate.version
+
     def submit(self, call: FrameCall) -> None:
         """Submit one frame or window; load the model first if it was unloaded for others.
 
@@ -84,7 +89,7 @@ class ModelCalls:
             reply(error)
 
         step = None
-        find = functools.partial(self._registry.models.find, model, None)
+        find = functools.partial(self._registry.models.find, model, call.version)
         try:
             served = find()
             step = call.sequence if served.codec.states else None
@@ -128,7 +133,7 @@ class ModelCalls:
         if step is not None:
             query = f"?sequence_id={step.id}&sequence_start={json.dumps(step.start)}"
         head = (
-            f"POST {model_path(model)}/answer{query} HTTP/1.1\r\nHost: localhost\r\n"
+            f"POST {model_path(model, call.version)}/answer{query} HTTP/1.1\r\nHost: localhost\r\n"
             f"Content-Type: {media_type.name}{parameters}\r\n"
             f"Content-Length: {len(data)}\r\n\r\n"
         )

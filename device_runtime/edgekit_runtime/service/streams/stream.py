@@ -28,6 +28,9 @@ from edgekit_runtime.service.streams.source_kinds import find_kind
 from edgekit_runtime.service.streams.viewers import Viewer, write_part
 
 Answer: TypeAlias = "Mapping[str, Any] | EdgekitError"
+View: TypeAlias = Literal["lines", "pictures", "trial"]
+"""What a client sees: answers and states; pictures with answers; or those with answers of a trial, too."""
+
 State: TypeAlias = Literal["opening", "running", "waiting", "failed", "ended", "stopped"]
 
 _RECENT: Final = 64  # answers, for frames in a second and mean times
@@ -44,11 +47,13 @@ class FrameCall:
     """A frame, or sound of a rate over 0, on its way to a model.
 
     Attributes:
+        version: the version that answers; None for the one in use.
         sequence: where it stands in the stream, for models that keep states.
         reply: gets the answer once, maybe before the call was submitted.
     """
 
     model: str
+    version: str | None = None
     array: NDArray[Any]
     rate: int
     sequence: SequenceStep
@@ -64,6 +69,9 @@ class Calls(Protocol):
         Raises:
             RequestError: there is no such model.
         """
+
+    def find_trial(self, model: str) -> str | None:
+        """Return the version of a model that is on trial, as a shadow or a canary; None without any."""
 
     def submit(self, call: FrameCall) -> None:
         """Submit a frame.
@@ -114,7 +122,9 @@ class Stream:
         self._keeps_all = find_kind(options.source).keeps_all(options)
         self._recent: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=_RECENT)
         self._finishing: asyncio.Task[None] | None = None
-        self._viewers: dict[Viewer, bool] = {}  # -> whether it gets pictures
+        self._viewers: dict[Viewer, View] = {}
+        self._is_trying = False  # a frame is in the version on trial
+        self._tried_number = 0  # of the last that it got
 
     def start(self) -> None:
         """Open the source."""
@@ -136,19 +146,18 @@ class Stream:
         await asyncio.gather(*(self._loop.run_in_executor(None, sink.join) for sink in self._sinks))
         if self._sinks:
             state = {**self._describe_state(), "sinks": [sink.to_json() for sink in self._sinks]}
-            self._put_line(_to_line(state))
+            self._put(_to_line(state))
         for viewer in list(self._viewers):
             viewer.finish()
 
-    def _put_line(self, line: bytes) -> None:
-        for viewer, wants_pictures in list(self._viewers.items()):
-            if not wants_pictures:
-                viewer.put(line)
+    def _put(self, chunk: bytes, view: View = "lines") -> None:
+        for viewer in [viewer for viewer, own_view in self._viewers.items() if own_view == view]:
+            viewer.put(chunk)
 
-    def add_viewer(self, viewer: Viewer, *, wants_pictures: bool) -> None:
-        """Let a client read pictures with answers, or lines of answers and states, from now on."""
-        self._viewers[viewer] = wants_pictures
-        if not wants_pictures:
+    def add_viewer(self, viewer: Viewer, view: View) -> None:
+        """Let a client see the stream from now on."""
+        self._viewers[viewer] = view
+        if view == "lines":
             viewer.put(_to_line(self._describe_state()))
         self._want_pictures()
         if self.state in ("ended", "failed", "stopped"):
@@ -159,7 +168,7 @@ class Stream:
         self._want_pictures()
 
     def _want_pictures(self) -> None:
-        self._source.want_pictures(self._live.max_side if any(self._viewers.values()) else 0)
+        self._source.want_pictures(self._live.max_side if {*self._viewers.values()} - {"lines"} else 0)
 
     # What the source reports
 
@@ -208,7 +217,9 @@ class Stream:
                     model=self.options.model,
                     array=frame.array,
                     rate=frame.rate,
-                    sequence=SequenceStep(self._sequence_id, start=not self._continues(frame)),
+                    sequence=SequenceStep(
+                        self._sequence_id, start=not self._continues(frame, self._last_number)
+                    ),
                     reply=lambda answer: self._take(frame, answer),
                 )
             )
@@ -224,10 +235,9 @@ class Stream:
         fitting = fit_windows(self.options, self._calls)
         return None if fitting in (None, self._source.options) else fitting
 
-    def _continues(self, frame: Frame) -> bool:
+    def _continues(self, frame: Frame, last_number: int) -> bool:
         """Return whether the states of the model go on: no error, no other opening, no sound left out."""
-        is_next = not frame.rate or frame.number == self._last_number + 1
-        return is_next and self._last_number > self._opened_after
+        return last_number > self._opened_after and (not frame.rate or frame.number == last_number + 1)
 
     def _take(self, frame: Frame, answer: Answer) -> None:
         """Publish an answer, and go on with the newest frame."""
@@ -278,15 +288,48 @@ class Stream:
             self._change("running", "")
         for sink in self._sinks:
             sink.put(line)
-        part = b""
+        self._put(line)
         if (frame.picture or frame.rate) and self._loop.time() >= self._picture_due_s:
             self._picture_due_s = self._loop.time() + 0.9 / self._live.max_fps
-            part = write_part(frame.picture, line.rstrip())
-        for viewer, wants_pictures in list(self._viewers.items()):
-            if not wants_pictures:
-                viewer.put(line)
-            elif part:
-                viewer.put(part)
+            self._put(write_part(frame.picture, line.rstrip()), "pictures")
+            if "trial" in self._viewers.values() and not self._is_trying:
+                self._try(frame, record)
+
+    def _try(self, frame: Frame, record: Mapping[str, Any]) -> None:
+        """Let the version on trial answer a copy of the frame, for the viewers who look at it."""
+        version = self._calls.find_trial(self.options.model)
+
+        def take(answer: Answer) -> None:
+            self._is_trying = False
+            if isinstance(answer, EdgekitError):
+                self._tried_number = 0
+                answer = {"error": str(answer)[:_MAX_ERROR]}
+            trial = {"model_version": version, **drop_low_scores(answer, self.options.min_score)}
+            with contextlib.suppress(ValueError):  # NaN
+                line = _to_line({**record, "trial": trial} if version else record)
+                self._put(write_part(frame.picture, line.rstrip()), "trial")
+
+        if version is None:
+            take({})
+            return
+        self._is_trying = True
+        step = SequenceStep(
+            f"{self._sequence_id}-{version}", start=not self._continues(frame, self._tried_number)
+        )
+        self._tried_number = frame.number
+        try:
+            self._calls.submit(
+                FrameCall(
+                    model=self.options.model,
+                    version=version,
+                    array=frame.array.copy(),
+                    rate=frame.rate,
+                    sequence=step,
+                    reply=take,
+                )
+            )
+        except EdgekitError as error:
+            take(error)
 
     def _change(self, state: State, error: str) -> None:
         error = hide_password(error)[:_MAX_ERROR]
@@ -298,7 +341,7 @@ class Stream:
             level = logging.WARNING if error and error != self.last_error else logging.INFO
             _logger.log(level, "stream %s: %s%s", self.name, state, f": {error}" if error else "")
         self.state, self.error, self.last_error = state, error, error or self.last_error
-        self._put_line(_to_line(self._describe_state()))
+        self._put(_to_line(self._describe_state()))
         if state in ("ended", "failed") and not self._is_busy and self._waiting is None:
             self._finish_later()
 
@@ -334,6 +377,7 @@ class Stream:
             "restarts": self.counts["restarts"],
             "times_ms": {stage: round(sum(values) / len(values), 3) for stage, values in times.items()},
             "sinks": [sink.to_json() for sink in self._sinks],
+            "trial": self._calls.find_trial(self.options.model),
             "viewers": len(self._viewers),
             "capture_pid": self._source.pid,
         }

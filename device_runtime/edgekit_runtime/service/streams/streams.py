@@ -14,7 +14,7 @@ from edgekit_runtime.service.options.resources import MediaLimits
 from edgekit_runtime.service.options.stream import LiveOptions
 from edgekit_runtime.service.streams.sinks import open_sink
 from edgekit_runtime.service.streams.source_kinds import find_kind
-from edgekit_runtime.service.streams.stream import Calls, Stream, fit_windows
+from edgekit_runtime.service.streams.stream import Calls, Stream, View, fit_windows
 from edgekit_runtime.service.streams.viewers import Viewer
 
 MAX_STREAMS: Final = 64
@@ -141,7 +141,7 @@ class Streams:
         connected: socket.socket,
         head: bytes,
         *,
-        wants_pictures: bool,
+        view: View = "lines",
         on_close: Callable[[], None] | None = None,
     ) -> None:
         """Send what a stream makes to a client until it goes.
@@ -150,7 +150,7 @@ class Streams:
             stream: the stream.
             connected: socket of the client; owned here from now on.
             head: head of the response.
-            wants_pictures: whether it gets pictures with answers, else lines of answers.
+            view: what it sees.
             on_close: of the client that started the stream, which does not count as a viewer; called once
                 it has gone.
         """
@@ -167,13 +167,13 @@ class Streams:
             self._loop,
             connected,
             # A late picture is worth nothing.
-            max_queued=1 if wants_pictures else _MAX_LINES,
+            max_queued=_MAX_LINES if view == "lines" else 1,
             timeout_s=_VIEWER_TIMEOUT_S,
             on_close=forget,
         )
         viewer.put(head)
         if viewer.is_open:  # the client may have gone before the head
-            stream.add_viewer(viewer, wants_pictures=wants_pictures)
+            stream.add_viewer(viewer, view)
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the list of streams with their statistics."""
