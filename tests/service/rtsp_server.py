@@ -4,6 +4,7 @@ Source: RFC 2326 (RTSP), RFC 3550 (RTP), RFC 2435 (JPEG in RTP).
 """
 
 import contextlib
+import itertools
 import re
 import socket
 import struct
@@ -71,7 +72,10 @@ class RtspServer:
     def _serve(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError), client.makefile("rb") as lines:
             while not self._is_over.is_set():
-                request = b"".join(iter(lines.readline, b"\r\n")).decode("latin-1")
+                head = itertools.takewhile(
+                    lambda line: line not in (b"", b"\r\n"), iter(lines.readline, None)
+                )
+                request = b"".join(head).decode("latin-1")
                 method, number = request.split(" ")[0], re.search(r"CSeq: *(\d+)", request)
                 while self.hangs and not self._is_over.is_set():
                     time.sleep(self._interval_s)
