@@ -159,13 +159,14 @@ def run_stream(path: str, video: Path, seconds: float, sink: Path, pid: int) -> 
             samples.append((time.time(), read_cpu_s(pid), sum(map(read_cpu_s, pids[1:])), memory_mb))
             is_over.wait(2.0)
 
-    order = {"model": "detector", "source": str(video), "repeat": True, "sinks": [f"file:{sink}"]}
+    order = {"model": "detector", "source": str(video), "repeat": True, "seconds": seconds + _WARM_S}
+    order["sinks"] = [f"file:{sink}"]
     watcher = threading.Thread(target=watch)
     watcher.start()
-    lines = list(read_stream(Path(path), order, limit_s=seconds + _WARM_S))
+    lines = list(read_stream(Path(path), order))
     is_over.set()
     watcher.join()
-    records = [record for record in map(json.loads, filter(None, lines)) if "frame" in record]
+    records = [record for record in map(json.loads, lines) if "frame" in record]
     records = records[round(_WARM_S * FPS) :]
     totals = np.array([record["times_ms"]["total"] for record in records])
     frames = records[-1]["frame"] - records[0]["frame"] + 1
@@ -210,13 +211,12 @@ def measure_fault(path: str, fault: str, pid: int, count: int) -> list[float]:
     pictures = [np.full((240, 320, 3), 20 * number, np.uint8) for number in range(10)]
     port = free_port()
     camera = RtspServer(port, pictures, FPS)
+    order = {"model": "detector", "source": f"rtsp://127.0.0.1:{port}/1", "seconds": 60.0 * count}
     seconds, due_s = list[float](), time.time() + _PROVEN_S
     after_s, width = 0.0, 0
     try:
-        for line in read_stream(
-            Path(path), {"model": "detector", "source": f"rtsp://127.0.0.1:{port}/1"}, limit_s=60.0 * count
-        ):
-            record = json.loads(line or b"{}")
+        for line in read_stream(Path(path), order):
+            record = json.loads(line)
             captured_at = record.get("captured_at", 0.0)
             if after_s and captured_at > after_s and record["width"] != width:
                 seconds.append(time.time() - after_s)

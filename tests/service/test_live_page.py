@@ -32,7 +32,7 @@ def streams(service: Running, tmp_path: Path) -> None:
     video = write_video(tmp_path / "v.avi", draw_cells(40))
     options = StreamOptions(model="cells", source=str(video), repeat=True, min_score=0.5)
     names = ("door", NAME)
-    service.call(lambda: service.service.find_streams().start(dict.fromkeys(names, options)))
+    service.call(lambda: service.service.find_streams().streams.add_all(dict.fromkeys(names, options)))
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
@@ -73,7 +73,7 @@ def service_with_a_trial(maker: PackageMaker, tmp_path: Path) -> Iterator[Runnin
         assert load(service, "cells").status == 200
         video = write_video(tmp_path / "v.avi", [draw(128, 128, red=(1, 1), green=(3, 2))] * 30)
         options = StreamOptions(model="cells", source=str(video), repeat=True, min_score=0.5)
-        service.call(lambda: service.service.find_streams().start({"door": options}))
+        service.call(lambda: service.service.find_streams().streams.add_all({"door": options}))
         yield service
 
 

@@ -18,7 +18,7 @@ from tests.waiting import bounded, wait_for
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.protocol.streams import StreamOptions, hide_password
 from edgekit_runtime.service.streams.sink import QueuedSink, UndeliverableError
-from edgekit_runtime.service.streams.sinks import KINDS, open_sink
+from edgekit_runtime.service.streams.sinks import SINKS, open_sink
 
 MOSQUITTO = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/bin")
 
@@ -351,7 +351,7 @@ def test_sink_that_cannot_be_is_refused(text: str) -> None:
 def test_refusal_lists_all_forms() -> None:
     with pytest.raises(ConfigError) as caught:
         open_sink("ftp://x", "s", make_options())
-    assert all(kind.form in str(caught.value) for kind in KINDS)
+    assert all(kind.form in str(caught.value) for kind in SINKS)
 
 
 def test_passwords_are_not_shown() -> None:

@@ -20,7 +20,7 @@ from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.service.streams import source as source_module
 from edgekit_runtime.service.streams.source import Frame, FrameSource, find_pause_s
-from edgekit_runtime.service.streams.source_kinds import KINDS, find_kind
+from edgekit_runtime.service.streams.source_kinds import SOURCES, find_kind
 from edgekit_runtime.system.child_process import child_environment
 
 
@@ -287,10 +287,10 @@ def test_capture_process_ends_with_a_service_that_is_killed() -> None:
     ],
 )
 def test_text_of_a_source_says_its_kind(source: str, form: str) -> None:
-    assert form in find_kind(source).form
+    assert form in find_kind(SOURCES, source).form
 
 
 def test_source_of_no_kind_is_refused_with_all_forms() -> None:
     with pytest.raises(ConfigError, match="expected one of") as caught:
-        find_kind("gopher://camera")
-    assert all(kind.form in str(caught.value) for kind in KINDS)
+        find_kind(SOURCES, "gopher://camera")
+    assert all(kind.form in str(caught.value) for kind in SOURCES)

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from edgekit_runtime.client.control import read_sinks, read_stream
-from edgekit_runtime.commands.command import Outcome, report, seconds
+from edgekit_runtime.client.control import read_stream
+from edgekit_runtime.commands.command import Outcome, report
 from edgekit_runtime.dataclass_json import from_plain, list_settings
 from edgekit_runtime.errors import TransportError
 from edgekit_runtime.protocol.streams import StreamOptions
@@ -38,7 +38,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
             **how,
         )
     parser.add_argument("--name", help="name of the stream (default: client-1 and so on)")
-    parser.add_argument("--seconds", type=seconds, help="end after this time")
     parser.add_argument(
         "--socket", type=Path, metavar="PATH", help="socket of the service (default: the running one)"
     )
@@ -59,28 +58,23 @@ def run(arguments: argparse.Namespace) -> Outcome:
     order = from_plain(StreamOptions, stated, "stream").to_json()
     if arguments.name is not None:
         order["name"] = arguments.name
-    begin_s, answers, sinks_at_end = time.monotonic(), 0, []
+    begin_s, answers, summary = time.monotonic(), 0, dict[str, Any]()
     state: dict[str, Any] = {}
-    for line in read_stream(socket_path, order, limit_s=arguments.seconds):
-        if not line:
-            sinks_at_end = read_sinks(socket_path, state.get("stream", ""))
-            break
+    for line in read_stream(socket_path, order):
         document: dict[str, Any] = json.loads(line)
         if "sinks" in document:
-            sinks_at_end = document["sinks"]
-            continue
-        if "frame" not in document:
+            summary["sinks"] = document["sinks"]
+        elif "frame" not in document:
             state = document
-            report(f"{document['stream']}: {document['state']}" + _explain(document))
-            continue
-        answers += 1
-        if prints and not _print(line):
-            break
+            error = f": {document['error']}" if "error" in document else ""
+            report(f"{document['stream']}: {document['state']}{error}")
+        else:
+            answers += 1
+            if prints and not _print(line):
+                break
     if state.get("state") == "failed":
         raise TransportError(f"{arguments.source}: {state.get('error', 'failed')}")
-    summary: dict[str, Any] = {"answers": answers, "seconds": round(time.monotonic() - begin_s, 1)}
-    if sinks:
-        summary["sinks"] = sinks_at_end
+    summary = {"answers": answers, "seconds": round(time.monotonic() - begin_s, 1), **summary}
     return Outcome(summary, [json.dumps(summary)])
 
 
@@ -96,10 +90,6 @@ def _print(line: bytes) -> bool:
         os.close(null)
         return False
     return True
-
-
-def _explain(document: dict[str, Any]) -> str:
-    return f": {document['error']}" if "error" in document else ""
 
 
 def _resolve(text: str) -> str:

@@ -34,6 +34,7 @@ class StreamOptions:
         every: only each N-th frame goes to the model
         min_score: results of lower scores are left out of answers; by default none
         max_fps: most frames in a second that go to the model; by default no limit
+        seconds: the stream ends after this time; by default with its source
         repeat: a file or a folder begins again at its end
         all_frames: the source waits for the model, so that no frame is left out; by default pictures and WAV
             files do, and a camera cannot
@@ -58,6 +59,7 @@ class StreamOptions:
     every: Annotated[int, Range(1, 1_000_000)] = 1
     min_score: Annotated[float | None, Range(0, 1)] = None
     max_fps: Annotated[float | None, Range(0.001, 1000)] = None
+    seconds: Annotated[float | None, Range(0.001, 10**9)] = None
     repeat: bool = False
     all_frames: bool | None = None
     stall_s: Annotated[float, Range(0.1, 3600)] = 1.5

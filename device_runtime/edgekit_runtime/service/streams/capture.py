@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgekit_runtime.dataclass_json import from_json
 from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.service.streams.frame_memory import PICTURE_BYTES, SLOTS, FrameMemory
-from edgekit_runtime.service.streams.source_kinds import Capture, CaptureError, find_kind
+from edgekit_runtime.service.streams.source_kinds import SOURCES, Capture, CaptureError, find_kind
 from edgekit_runtime.system.child_process import open_channel
 
 MAX_PACKET_BYTES: Final = 64 << 10
@@ -32,7 +32,7 @@ _QUALITY: Final = 75
 class _Capturer:
     def __init__(self, channel: socket.socket, memory: FrameMemory, options: StreamOptions) -> None:
         self._channel, self._memory, self._options = channel, memory, options
-        self._kind = find_kind(options.source)
+        self._kind = find_kind(SOURCES, options.source)
         self._waits = self._kind.keeps_all(options)
         self._free = set(range(SLOTS))
         self._max_side = 0  # of pictures; 0 while nobody looks
@@ -176,7 +176,7 @@ def main() -> None:
     try:
         _Capturer(channel, memory, options).run()
     except Exception as error:  # also of a decoder
-        is_final = isinstance(error, CaptureError) or not find_kind(options.source).is_endless
+        is_final = isinstance(error, CaptureError) or not find_kind(SOURCES, options.source).is_endless
         document = {"kind": "error", "text": str(error)[:2000] or repr(error), "is_final": is_final}
         channel.send(json.dumps(document).encode("ascii"))
 

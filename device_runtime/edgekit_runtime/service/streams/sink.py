@@ -9,7 +9,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from edgekit_runtime.protocol.streams import hide_password
 from edgekit_runtime.service.streams.source import find_pause_s
@@ -26,14 +26,14 @@ class UndeliverableError(Exception):
     """A sink that does not take an answer, and would not take it later either."""
 
 
-class Sink(Protocol):
+class Sink:
     """A receiver of answers, used on one thread; it may block for a few seconds.
 
     Attributes:
         max_batch: most answers of one `write`, which are written again together if it fails.
     """
 
-    max_batch: int
+    max_batch = 16
 
     def write(self, lines: Sequence[bytes]) -> None:
         """Write answers, each a line of JSON.
@@ -42,6 +42,7 @@ class Sink(Protocol):
             OSError: they were not written, and are written again later.
             UndeliverableError: they never will be.
         """
+        raise NotImplementedError
 
     def rest(self) -> None:
         """Called every few seconds without answers; raises OSError as `write`."""

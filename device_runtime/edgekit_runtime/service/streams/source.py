@@ -26,7 +26,7 @@ from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.service.streams.capture import MAX_PACKET_BYTES
 from edgekit_runtime.service.streams.frame_memory import FrameMemory, create_frame_file
-from edgekit_runtime.service.streams.source_kinds import find_kind
+from edgekit_runtime.service.streams.source_kinds import SOURCES, find_kind
 from edgekit_runtime.system.child_process import ChildProcess
 
 MODULE: Final = "edgekit_runtime.service.streams.capture"
@@ -142,12 +142,16 @@ class FrameSource:
         self.options = options
         self._fail(reason)
 
-    async def stop(self) -> None:
-        """End the capture process, and wait until it has ended."""
+    def end(self) -> None:
+        """End the capture process, and start no other."""
         self._has_stopped = True
         if self._retry is not None:
             self._retry.cancel()
         self._drop()
+
+    async def stop(self) -> None:
+        """End the capture process, and wait until it has ended."""
+        self.end()
         if self._ending:
             await asyncio.wait([process.ended for process in self._ending], timeout=2.0)
 
@@ -216,7 +220,7 @@ class _CaptureProcess:
         """Start the process, which has `open_s` seconds until its first frame."""
         self._loop, self._options, self._source = loop, options, source
         self._began_s, self.opening_s = loop.time(), 0.0
-        self.is_finite = not find_kind(options.source).is_endless
+        self.is_finite = not find_kind(SOURCES, options.source).is_endless
         self.ended: asyncio.Future[None] = loop.create_future()
         self._held: set[int] = set()
         self._is_open = True

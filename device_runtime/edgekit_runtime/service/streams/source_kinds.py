@@ -1,14 +1,14 @@
 """What a stream can read: a table of kinds, each of which opens its sources in the capture process.
 
-find_kind("rtsp://camera/1").open(options)      # a Capture, whose read() returns frame after frame
+find_kind(SOURCES, "rtsp://camera/1").open(options)      # a Capture, whose read() returns frame after frame
 """
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,24 +43,49 @@ class Capture(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceKind:
-    """A kind of sources.
+class Kind:
+    """A kind of sources or sinks.
 
     Attributes:
-        form: how such a source is written, for documents and messages.
-        matches: whether a text is such a source.
-        open: opens it, in the capture process; raises `CaptureError`, or any error if it may come back.
-        is_endless: whether its end is a failure, after which it is opened again.
-        waits: whether it waits for the model unless the options say otherwise.
+        form: how such a one is written, for documents and messages.
+        matches: whether a text is such a one.
         writes_files: whether it can write any file of the service's user.
     """
 
     form: str
     matches: Callable[[str], bool]
+    writes_files: bool = False
+
+
+AnyKind = TypeVar("AnyKind", bound=Kind)
+
+
+def find_kind(kinds: Sequence[AnyKind], text: str) -> AnyKind:
+    """Return the kind of a source or sink.
+
+    Raises:
+        ConfigError: it is of none.
+    """
+    for kind in kinds:
+        if kind.matches(text):
+            return kind
+    forms = "; ".join(kind.form for kind in kinds)
+    raise ConfigError(f"{hide_password(text)[:60]!r} is no source or sink here, expected one of: {forms}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceKind(Kind):
+    """A kind of sources.
+
+    Attributes:
+        open: opens it, in the capture process; raises `CaptureError`, or any error if it may come back.
+        is_endless: whether its end is a failure, after which it is opened again.
+        waits: whether it waits for the model unless the options say otherwise.
+    """
+
     open: Callable[[StreamOptions], Capture]
     is_endless: bool = False
     waits: bool = False
-    writes_files: bool = False
 
     def keeps_all(self, options: StreamOptions) -> bool:
         """Whether a source waits for the model, so that no frame is left out."""
@@ -186,7 +211,7 @@ def _open_wav(options: StreamOptions) -> Capture:
     return _Windows(options, file.rate, file.read)
 
 
-KINDS: Final = (
+SOURCES: Final = (
     SourceKind(
         form="0, 1 or /dev/videoN, a camera",
         matches=lambda source: source.isdecimal() or source.startswith("/dev/video"),
@@ -221,19 +246,6 @@ KINDS: Final = (
     SourceKind(form="a folder of pictures", matches=os.path.isdir, open=_Pictures, waits=True),
     SourceKind(form="a video file", matches=lambda source: "://" not in source, open=_open_file),
 )
-
-
-def find_kind(source: str) -> SourceKind:
-    """Return the kind of a source.
-
-    Raises:
-        ConfigError: it is of none.
-    """
-    for kind in KINDS:
-        if kind.matches(source):
-            return kind
-    forms = "; ".join(kind.form for kind in KINDS)
-    raise ConfigError(f"source is {hide_password(source)[:60]!r}, expected one of: {forms}")
 
 
 def _check_file(source: str) -> None:

@@ -24,7 +24,7 @@ from edgekit_runtime.protocol.streams import StreamOptions, hide_password
 from edgekit_runtime.service.options.stream import LiveOptions
 from edgekit_runtime.service.streams.sink import QueuedSink
 from edgekit_runtime.service.streams.source import Frame, FrameSource
-from edgekit_runtime.service.streams.source_kinds import find_kind
+from edgekit_runtime.service.streams.source_kinds import SOURCES, find_kind
 from edgekit_runtime.service.streams.viewers import Viewer, write_part
 
 Answer: TypeAlias = "Mapping[str, Any] | EdgekitError"
@@ -33,6 +33,7 @@ View: TypeAlias = Literal["lines", "pictures", "trial"]
 
 State: TypeAlias = Literal["opening", "running", "waiting", "failed", "ended", "stopped"]
 
+_FINAL: Final = ("ended", "failed", "stopped")
 _RECENT: Final = 64  # answers, for frames in a second and mean times
 _RECENT_S: Final = 5.0
 _MAX_ERROR: Final = 500
@@ -119,7 +120,7 @@ class Stream:
         self._read_before = 0  # by earlier capture processes
         self._read_now = 0
         self._picture_due_s = self._log_due_s = 0.0
-        self._keeps_all = find_kind(options.source).keeps_all(options)
+        self._keeps_all = find_kind(SOURCES, options.source).keeps_all(options)
         self._recent: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=_RECENT)
         self._finishing: asyncio.Task[None] | None = None
         self._viewers: dict[Viewer, View] = {}
@@ -131,6 +132,13 @@ class Stream:
         with contextlib.suppress(RequestError):  # of the model, which each frame states
             self._source.options = fit_windows(self.options, self._calls) or self.options
         self._source.start()
+        if self.options.seconds is not None:
+            self._loop.call_later(self.options.seconds, self._end)
+
+    def _end(self) -> None:
+        if self.state not in _FINAL:
+            self._source.end()
+            self.on_end()
 
     async def stop(self) -> None:
         """End source, sinks and viewers."""
@@ -160,7 +168,7 @@ class Stream:
         if view == "lines":
             viewer.put(_to_line(self._describe_state()))
         self._want_pictures()
-        if self.state in ("ended", "failed", "stopped"):
+        if self.state in _FINAL:
             viewer.finish()
 
     def remove_viewer(self, viewer: Viewer) -> None:

@@ -13,7 +13,7 @@ from edgekit_runtime.service.observability.prometheus import MetricFamily
 from edgekit_runtime.service.options.resources import MediaLimits
 from edgekit_runtime.service.options.stream import LiveOptions
 from edgekit_runtime.service.streams.sinks import open_sink
-from edgekit_runtime.service.streams.source_kinds import find_kind
+from edgekit_runtime.service.streams.source_kinds import SOURCES, find_kind
 from edgekit_runtime.service.streams.stream import Calls, Stream, View, fit_windows
 from edgekit_runtime.service.streams.viewers import Viewer
 
@@ -59,7 +59,7 @@ class Streams:
             raise ConfigError(f"streams: the name {name[:60]!r} is taken, or holds a slash or nothing")
         if self._is_closed or len(self._streams) >= MAX_STREAMS:
             raise ConfigError(f"streams: there are {MAX_STREAMS} already, the limit, or the service stops")
-        find_kind(options.source)  # before a sink begins
+        find_kind(SOURCES, options.source)  # before a sink begins
         options = dataclasses.replace(options, max_pixels=options.max_pixels or self._max_pixels)
         sinks = []
         try:
@@ -75,11 +75,7 @@ class Streams:
         return stream
 
     def add_all(self, options: Mapping[str, StreamOptions]) -> None:
-        """Start the streams of the configuration.
-
-        Raises:
-            ConfigError: as from `add`, by the name of the stream.
-        """
+        """Start the streams of the configuration; raises ConfigError as `add`, with the name."""
         for name, stream_options in options.items():
             try:
                 self.add(name, stream_options)
