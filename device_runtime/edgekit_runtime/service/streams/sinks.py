@@ -1,6 +1,7 @@
 """Where the answers of a stream can go: a table of kinds."""
 
 import contextlib
+import itertools
 import os
 import stat
 from collections.abc import Callable, Sequence
@@ -65,11 +66,8 @@ class _RotatedFile(Sink):
             self._descriptor = None
 
     def _rotate(self) -> None:
-        paths = [
-            self._path,
-            *(Path(f"{self._path}.{number}") for number in range(1, self._options.max_files)),
-        ]
-        for older, newer in zip(reversed(paths[1:]), reversed(paths[:-1]), strict=True):
+        paths = [self._path, *(Path(f"{self._path}.{n}") for n in range(1, self._options.max_files))]
+        for newer, older in reversed(list(itertools.pairwise(paths))):
             with contextlib.suppress(FileNotFoundError):
                 newer.replace(older)
         if len(paths) == 1:

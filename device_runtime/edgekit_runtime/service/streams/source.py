@@ -76,8 +76,7 @@ class Frame:
 class SourceOwner(Protocol):
     """What a source calls, on the thread of the loop."""
 
-    def on_opened(self) -> None:
-        """Called when the source was opened."""
+    def on_opened(self) -> None: ...
 
     def on_frame(self, frame: Frame) -> None:
         """Receive a frame, which the owner releases."""
@@ -96,7 +95,7 @@ class FrameSource:
     """One source, whichever process reads it now.
 
     Attributes:
-        options: of the next process; see `reopen`.
+        options: of the next process.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: StreamOptions, owner: SourceOwner) -> None:
@@ -120,7 +119,7 @@ class FrameSource:
         try:
             self._process = _CaptureProcess(self._loop, self.options, self, self._find_open_s())
         except OSError as cause:
-            self._fail(f"the capture process cannot be started: {cause}")
+            self.fail(f"the capture process cannot be started: {cause}")
             return
         self._process.send({"max_side": self._max_side})
 
@@ -136,11 +135,6 @@ class FrameSource:
         self._max_side = max_side
         if self._process is not None:
             self._process.send({"max_side": max_side})
-
-    def reopen(self, options: StreamOptions, reason: str) -> None:
-        """Open the source again, with other options."""
-        self.options = options
-        self._fail(reason)
 
     def end(self) -> None:
         """End the capture process, and start no other."""
@@ -181,17 +175,14 @@ class FrameSource:
                 self._drop()
                 self._owner.on_end()
             case "end":
-                self._fail("the source has ended")
+                self.fail("the source has ended")
             case "error":
-                self._fail(str(document["text"])[:2000], is_final=bool(document["is_final"]))
+                self.fail(str(document["text"])[:2000], is_final=bool(document["is_final"]))
             case kind:
                 raise ValueError(f"a document of the kind {kind!r:.40}")
 
-    def on_gone(self, reason: str) -> None:
-        """Called when the capture process has ended, stalls or sends garbage."""
-        self._fail(reason)
-
-    def _fail(self, reason: str, *, is_final: bool = False) -> None:
+    def fail(self, reason: str, *, is_final: bool = False) -> None:
+        """End the capture process, which ended, stalls or sends garbage; start another unless it is final."""
         self._drop()
         self._failures += 1
         delay_s = None if is_final else find_pause_s(self._failures)
@@ -339,15 +330,15 @@ class _CaptureProcess:
             try:
                 self._source.on_document(json.loads(data))
             except (ValueError, KeyError, TypeError, IndexError, RecursionError) as cause:
-                self._source.on_gone(f"the capture process sent garbage: {cause!r:.200}")
+                self._source.fail(f"the capture process sent garbage: {cause!r:.200}")
 
     def _report_end(self) -> None:
         if self._is_open:
-            self._source.on_gone(f"the capture process ended {self._child.explain_end()}")
+            self._source.fail(f"the capture process ended {self._child.explain_end()}")
 
     def _look(self) -> None:
         """End a process from which nothing has come for too long, unless all it may do is wait."""
         if self._held:
             self._wait()
             return
-        self._source.on_gone(f"no frame for {self._limit_s:.3g} s")
+        self._source.fail(f"no frame for {self._limit_s:.3g} s")

@@ -62,27 +62,15 @@ class FrameCall:
 
 
 class Calls(Protocol):
-    """What gets frames to models."""
+    """What gets frames to models: `ModelCalls`."""
 
-    def has_states(self, model: str) -> bool | None:
-        """Return whether a model keeps states between frames; None while it is not loaded.
+    def has_states(self, model: str) -> bool | None: ...
 
-        Raises:
-            RequestError: there is no such model.
-        """
+    def find_trial(self, model: str) -> str | None: ...
 
-    def find_trial(self, model: str) -> str | None:
-        """Return the version of a model that is on trial, as a shadow or a canary; None without any."""
+    def submit(self, call: FrameCall) -> None: ...
 
-    def submit(self, call: FrameCall) -> None:
-        """Submit a frame.
-
-        Raises:
-            EdgekitError: it is refused.
-        """
-
-    def close(self) -> None:
-        """Give up what is under way; the last call."""
+    def close(self) -> None: ...
 
 
 class Stream:
@@ -123,6 +111,7 @@ class Stream:
         self._keeps_all = find_kind(SOURCES, options.source).keeps_all(options)
         self._recent: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=_RECENT)
         self._finishing: asyncio.Task[None] | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
         self._viewers: dict[Viewer, View] = {}
         self._is_trying = False  # a frame is in the version on trial
         self._tried_number = 0  # of the last that it got
@@ -133,7 +122,7 @@ class Stream:
             self._source.options = fit_windows(self.options, self._calls) or self.options
         self._source.start()
         if self.options.seconds is not None:
-            self._loop.call_later(self.options.seconds, self._end)
+            self._end_timer = self._loop.call_later(self.options.seconds, self._end)
 
     def _end(self) -> None:
         if self.state not in _FINAL:
@@ -142,6 +131,8 @@ class Stream:
 
     async def stop(self) -> None:
         """End source, sinks and viewers."""
+        if self._end_timer is not None:
+            self._end_timer.cancel()
         self._change("stopped", self.error)
         self._waiting = None
         await self._source.stop()
@@ -213,35 +204,40 @@ class Stream:
             return
         frame, self._waiting = self._waiting, None
         try:
-            if frame.rate and (fitting := self._fit_windows()) is not None:
+            fitting = fit_windows(self.options, self._calls) if frame.rate else None
+            if fitting is not None and fitting != self._source.options:
                 frame.release()
-                self._source.reopen(
-                    fitting, f"{fitting.model} takes windows with {fitting.hop_s} s of new sound"
-                )
+                self._source.options = fitting
+                self._source.fail(f"{fitting.model} takes windows with {fitting.hop_s} s of new sound")
                 return
-            self._is_busy = True
-            self._calls.submit(
-                FrameCall(
-                    model=self.options.model,
-                    array=frame.array,
-                    rate=frame.rate,
-                    sequence=SequenceStep(
-                        self._sequence_id, start=not self._continues(frame, self._last_number)
-                    ),
-                    reply=lambda answer: self._take(frame, answer),
-                )
-            )
         except EdgekitError as error:
             self._take(frame, error)
+            return
+        self._is_busy = True
+        step = SequenceStep(self._sequence_id, start=not self._continues(frame, self._last_number))
+        self._submit(frame, frame.array, step, lambda answer: self._take(frame, answer))
 
-    def _fit_windows(self) -> StreamOptions | None:
-        """Return options whose windows suit the model; None if the present ones do, or if it is not loaded.
-
-        Raises:
-            RequestError: there are none.
-        """
-        fitting = fit_windows(self.options, self._calls)
-        return None if fitting in (None, self._source.options) else fitting
+    def _submit(
+        self,
+        frame: Frame,
+        array: NDArray[Any],
+        sequence: SequenceStep,
+        reply: Callable[[Answer], None],
+        *,
+        version: str | None = None,
+    ) -> None:
+        call = FrameCall(
+            model=self.options.model,
+            version=version,
+            array=array,
+            rate=frame.rate,
+            sequence=sequence,
+            reply=reply,
+        )
+        try:
+            self._calls.submit(call)
+        except EdgekitError as error:
+            reply(error)
 
     def _continues(self, frame: Frame, last_number: int) -> bool:
         """Return whether the states of the model go on: no error, no other opening, no sound left out."""
@@ -321,23 +317,10 @@ class Stream:
             take({})
             return
         self._is_trying = True
-        step = SequenceStep(
-            f"{self._sequence_id}-{version}", start=not self._continues(frame, self._tried_number)
-        )
+        is_start = not self._continues(frame, self._tried_number)
+        step = SequenceStep(f"{self._sequence_id}-{version}", start=is_start)
         self._tried_number = frame.number
-        try:
-            self._calls.submit(
-                FrameCall(
-                    model=self.options.model,
-                    version=version,
-                    array=frame.array.copy(),
-                    rate=frame.rate,
-                    sequence=step,
-                    reply=take,
-                )
-            )
-        except EdgekitError as error:
-            take(error)
+        self._submit(frame, frame.array.copy(), step, take, version=version)
 
     def _change(self, state: State, error: str) -> None:
         error = hide_password(error)[:_MAX_ERROR]

@@ -34,14 +34,7 @@ class Streams:
         live: LiveOptions,
         media: MediaLimits | None = None,
     ) -> None:
-        """Make none yet.
-
-        Args:
-            loop: of the service.
-            calls: gets frames to models.
-            live: limits of viewers.
-            media: limits of what models get, by default those of a service.
-        """
+        """Make none yet; `media` limits what models get, `live` the viewers."""
         self._max_pixels = min((media or MediaLimits()).max_pixels, MAX_PIXELS)
         self._loop, self._calls, self._live = loop, calls, live
         self._streams: dict[str, Stream] = {}
@@ -99,7 +92,6 @@ class Streams:
         self._calls.close()
 
     def has(self, name: str) -> bool:
-        """Return whether there is a stream of this name."""
         return name in self._streams
 
     def find(self, name: str) -> Stream:
