@@ -29,6 +29,8 @@ SECRET = "rtsp://me:secret@camera/1"  # noqa: S105
 class NotedStreams:
     """Notes which streams run; some names are taken by others."""
 
+    max_pixels = 1000
+
     def __init__(self, *taken: str) -> None:
         self.names: dict[str, Any] = dict.fromkeys(taken, "other")
         self.changes: list[str] = []
@@ -141,6 +143,15 @@ def test_fleet_writes_files_only_where_the_owner_allows_it(tmp_path: Path, chang
         fleet.look()
         assert streams.changes == changes
     assert not streams.names.keys() - {"yard"}
+
+
+def test_fleet_gets_no_larger_frames_than_the_owner_allows(tmp_path: Path) -> None:
+    path, streams = tmp_path / "s.json", NotedStreams()
+    write(path, yard={**YARD, "max_pixels": 1001}, door={**YARD, "max_pixels": 1000})
+    fleet = follow(path, streams)
+    fleet.look()
+    assert streams.changes == ["+door"]
+    assert "owner allows 1000" in fleet.to_json()["yard"]["error"]
 
 
 # What the agent writes

@@ -106,6 +106,16 @@ def test_photographs_have_as_many_pixels_as_media_may_have(
         assert stated == (("ended", False) if len(frames) == 2 else ("failed", True)), end
 
 
+def test_folder_that_is_shown_slowly_is_not_taken_for_one_that_stalls(cells: Running, tmp_path: Path) -> None:
+    pytest.importorskip("cv2", reason="needs the extra: pip install 'edgekit[stream]'")
+    for number, picture in enumerate(draw_cells(3)):
+        (tmp_path / f"{number}.png").write_bytes(encode(picture))
+    order = {"model": "cells", "source": str(tmp_path), "max_fps": 0.4, "stall_s": 1.0, "open_s": 60}
+    lines = list(read_lines(cells, order))
+    assert [line["frame"] for line in answers(iter(lines))] == [1, 2, 3]
+    assert [line["state"] for line in lines if "state" in line] == ["opening", "running", "ended"]
+
+
 def test_stream_ends_with_the_client_that_started_it(cells: Running, tmp_path: Path) -> None:
     video = write_video(tmp_path / "v.avi", draw_cells(8))
     order = {"model": "cells", "source": str(video), "repeat": True, "name": "short"}

@@ -57,7 +57,7 @@ class _Capturer:
         while (frame := capture.read()) is not None:
             if interval_s:  # a file plays at its own rate, as a camera would
                 due_s = max(due_s + interval_s, time.monotonic() - _LATE_S)
-                time.sleep(max(0.0, due_s - time.monotonic()))
+                self._sleep_until(due_s)
             self._number += 1
             if self._is_due():
                 self._put(frame, capture.rate)
@@ -70,13 +70,18 @@ class _Capturer:
         if is_due and options.max_fps is not None:
             interval_s = 1 / options.max_fps
             if self._waits:
-                time.sleep(max(0.0, self._model_due_s - now_s))
+                self._sleep_until(self._model_due_s)
                 now_s = time.monotonic()
             # A frame may come a little early, so that 30 a second of a camera that has 30 are all of them.
             is_due = now_s >= self._model_due_s - interval_s / 10
             if is_due:
                 self._model_due_s = max(self._model_due_s + interval_s, now_s - interval_s / 10)
         return is_due or self._beat(now_s)
+
+    def _sleep_until(self, due_s: float) -> None:
+        while (rest_s := due_s - time.monotonic()) > 0:
+            self._beat(time.monotonic())
+            time.sleep(min(rest_s, _BEAT_S))
 
     def _beat(self, now_s: float) -> bool:
         """Say that frames come; return False."""

@@ -86,8 +86,8 @@ class FleetStreams:
         except (OSError, ConfigError) as cause:
             _logger.warning("the fleet's streams stay as they are: %s", hide_password(str(cause)))
             return
-        for name in list(self._running):
-            if content.streams.get(name) != self._desired[name]:
+        for name, options in self._desired.items():
+            if name in self._running and content.streams.get(name) != options:
                 self._running.remove(name)
                 self._streams.remove(name)
         self._desired, self._faults = content.streams, {}
@@ -98,6 +98,10 @@ class FleetStreams:
             raise ConfigError(
                 "it can write files: this device's owner allows that by allows_files = true in"
                 " [fleet_streams] of the service's configuration"
+            )
+        if options.max_pixels > self._streams.max_pixels:
+            raise ConfigError(
+                f"max_pixels is {options.max_pixels}, this device's owner allows {self._streams.max_pixels}"
             )
 
 

@@ -1,16 +1,18 @@
 """From a frame to the answer of the model that serves now; a swap between two frames changes nothing here.
 
-An isolated model gets its frames by `POST /v2/models/NAME/answer` over a socket pair, one end of which is a
+An isolated model gets a frame by `POST /v2/models/NAME/answer` over a socket pair, one end of which is a
 connection of the service: it is lent to the model's process as that of any client.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
+import http.client
 import json
 import socket
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from edgekit_runtime.errors import BackendError, EdgekitError, RequestError, TransportError
 from edgekit_runtime.preprocessing.media import MediaType
@@ -28,7 +30,6 @@ _OK: Final = 200
 _MALFORMED: Final = 400
 _NOT_FOUND: Final = 404
 _UNAVAILABLE: Final = 503
-_Pair: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class ModelCalls:
@@ -37,14 +38,15 @@ class ModelCalls:
     def __init__(self, answers: AnswerPath, registry: Registry, http: HttpServer) -> None:
         self._answers, self._registry, self._http = answers, registry, http
         self._tasks: set[asyncio.Task[None]] = set()
-        self._idle: list[_Pair] = []
+        self._connected: set[socket.socket] = set()  # to isolated models
 
     def close(self) -> None:
-        """Give up what is under way, and close the connections to isolated models."""
+        """Give up what is under way."""
+        for connected in self._connected:
+            with contextlib.suppress(OSError):  # its other end has gone
+                connected.shutdown(socket.SHUT_RDWR)
         for task in self._tasks:
             task.cancel()
-        for _, writer in self._idle:
-            writer.transport.abort()
 
     def has_states(self, model: str) -> bool | None:
         """Return whether a model keeps states between frames; None while it is not loaded.
@@ -125,39 +127,36 @@ class ModelCalls:
         self.submit(call)
 
     async def _post(self, call: FrameCall, step: SequenceStep | None) -> None:
-        model, media_type, data = call.model, _media_type(call), call.array.data.cast("B")
-        self._idle = [pair for pair in self._idle if not pair[0].at_eof()]  # the service closes idle ones
-        reader, writer = self._idle.pop() if self._idle else await self._connect()
+        media_type, model = _media_type(call), call.model
         parameters = "".join(f"; {name}={value}" for name, value in media_type.parameters.items())
-        query = ""
-        if step is not None:
-            query = f"?sequence_id={step.id}&sequence_start={json.dumps(step.start)}"
-        head = (
-            f"POST {model_path(model, call.version)}/answer{query} HTTP/1.1\r\nHost: localhost\r\n"
-            f"Content-Type: {media_type.name}{parameters}\r\n"
-            f"Content-Length: {len(data)}\r\n\r\n"
-        )
+        query = "" if step is None else f"?sequence_id={step.id}&sequence_start={json.dumps(step.start)}"
+        outer, inner = socket.socketpair()
+        Connection(self._http, inner, is_local=True)
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = outer
+        outer.settimeout(_TIMEOUT_S)
+
+        def exchange() -> tuple[int, bytes]:
+            fields = {"Content-Type": f"{media_type.name}{parameters}"}
+            data = call.array.data.cast("B")
+            connection.request("POST", f"{model_path(model, call.version)}/answer{query}", data, fields)
+            response = connection.getresponse()
+            return response.status, response.read()
+
+        self._connected.add(outer)
         try:
-            status, body = await asyncio.wait_for(_exchange(reader, writer, head, data), _TIMEOUT_S)
-        except (OSError, EOFError, ValueError, asyncio.TimeoutError) as cause:
-            writer.transport.abort()
-            raise TransportError(
-                f"{model}: its process gave no answer: {cause or type(cause).__name__}"
-            ) from cause
-        except BaseException:
-            writer.transport.abort()
-            raise
-        self._idle.append((reader, writer))
+            status, body = await self._http.loop.run_in_executor(None, exchange)
+        except (OSError, http.client.HTTPException) as cause:
+            text = f"{model}: its process gave no answer: {cause or type(cause).__name__}"
+            raise TransportError(text) from cause
+        finally:
+            self._connected.discard(outer)
+            connection.close()
         if status != _OK:
             retry_s = 1 if status == _UNAVAILABLE else None  # as while its process is started again
             text = decode_error(body) or f"{model}: status {status}"
             raise RequestError(status, text, retry_after_s=retry_s)
         call.reply(json.loads(body))
-
-    async def _connect(self) -> _Pair:
-        outer, inner = socket.socketpair()
-        Connection(self._http, inner, is_local=True)
-        return await asyncio.open_connection(sock=outer)
 
 
 def _media_type(call: FrameCall) -> MediaType:
@@ -170,19 +169,3 @@ def _media_type(call: FrameCall) -> MediaType:
 def _may_be_unknown(answered: BaseException) -> bool:
     """Return whether the sequence may be unknown to the version: after a swap, a new worker, or too long."""
     return isinstance(answered, RequestError) and answered.status == _MALFORMED
-
-
-async def _exchange(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: str, data: memoryview
-) -> tuple[int, bytes]:
-    """Return status and body of the response.
-
-    Raises:
-        OSError, EOFError, ValueError: there is none.
-    """
-    writer.write(head.encode("ascii"))
-    writer.write(data)
-    await writer.drain()
-    lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
-    fields = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
-    return int(lines[0].split(" ")[1]), await reader.readexactly(int(fields["content-length"]))

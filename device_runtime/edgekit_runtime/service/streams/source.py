@@ -3,9 +3,9 @@
 A source that fails, stalls or sends garbage costs its process, and the next one starts at once. Failures in a
 row make pauses and deadlines longer:
 
-    failures in a row            0    1    2     3     4     5     6    7    8    9   10  ...  14
-    pause before the next, s          0    0.25  0.4   0.6   0.8   1.3  1.9  2.8  4.3  6.4     30
-    to its first frame, s        3    3    3     3     4.5   6.8   10 (`open_s`)
+    failures in a row            0    1    2     3     4     5     6     7    8    9    10   ...  14
+    pause before the next, s          0    0.25  0.4   0.6   0.8   1.3   1.9  2.8  4.3  6.4       30
+    to its first frame, s        3    3    3     3     3     4.5   6.8   10 (`open_s`)
 
 So a source that is well again after 15 s is back within 5 s, whatever it did meanwhile.
 """
@@ -128,7 +128,7 @@ class FrameSource:
         if not self._opening_s:
             return self.options.open_s
         least_s = max(_OPEN_S, 2 * self._opening_s)
-        return min(self.options.open_s, least_s * _GROWTH ** min(max(self._failures - 3, 0), 99))
+        return min(self.options.open_s, least_s * _GROWTH ** min(max(self._failures - 4, 0), 99))
 
     def want_pictures(self, max_side: int) -> None:
         """Let the frames carry their pictures, whose sides are so long at most; 0 for none."""

@@ -25,7 +25,11 @@ _logger = logging.getLogger(__name__)
 
 
 class Streams:
-    """The streams by name, on the thread of the loop."""
+    """The streams by name, on the thread of the loop.
+
+    Attributes:
+        max_pixels: limit of a stream's frames that states none.
+    """
 
     def __init__(
         self,
@@ -35,7 +39,7 @@ class Streams:
         media: MediaLimits | None = None,
     ) -> None:
         """Make none yet; `media` limits what models get, `live` the viewers."""
-        self._max_pixels = min((media or MediaLimits()).max_pixels, MAX_PIXELS)
+        self.max_pixels = min((media or MediaLimits()).max_pixels, MAX_PIXELS)
         self._loop, self._calls, self._live = loop, calls, live
         self._streams: dict[str, Stream] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -53,7 +57,7 @@ class Streams:
         if self._is_closed or len(self._streams) >= MAX_STREAMS:
             raise ConfigError(f"streams: there are {MAX_STREAMS} already, the limit, or the service stops")
         find_kind(SOURCES, options.source)  # before a sink begins
-        options = dataclasses.replace(options, max_pixels=options.max_pixels or self._max_pixels)
+        options = dataclasses.replace(options, max_pixels=options.max_pixels or self.max_pixels)
         sinks = []
         try:
             for text in options.sinks:
