@@ -147,11 +147,13 @@ def test_fleet_writes_files_only_where_the_owner_allows_it(tmp_path: Path, chang
 
 def test_fleet_gets_no_larger_frames_than_the_owner_allows(tmp_path: Path) -> None:
     path, streams = tmp_path / "s.json", NotedStreams()
-    write(path, yard={**YARD, "max_pixels": 1001}, door={**YARD, "max_pixels": 1000})
+    write(path, yard={**YARD, "max_pixels": 1001})
     fleet = follow(path, streams)
     fleet.look()
-    assert streams.changes == ["+door"]
     assert "owner allows 1000" in fleet.to_json()["yard"]["error"]
+    write(path, yard={**YARD, "max_pixels": 1000})
+    fleet.look()
+    assert streams.changes == ["+yard"]
 
 
 # What the agent writes

@@ -61,11 +61,14 @@ def test_page_draws_boxes_over_frames(
 
 
 @pytest.fixture
-def service_with_a_trial(maker: PackageMaker, tmp_path: Path) -> Iterator[Running]:
+def service_with_a_trial(
+    request: pytest.FixtureRequest, maker: PackageMaker, tmp_path: Path
+) -> Iterator[Running]:
+    """A service with a shadow; the parameter says whether the model is isolated."""
     packages = tmp_path / "packages"
     packages.mkdir()
     write_cell_detector(maker, packages / "1.edgepkg")
-    options = ModelOptions(rollout="shadow", gates=Gates(min_samples=10**9))
+    options = ModelOptions(isolated=request.param, rollout="shadow", gates=Gates(min_samples=10**9))
     with running(
         make_config(tmp_path, models={"cells": options}), PackageFiles([packages], maker.trust)
     ) as service:
@@ -77,7 +80,11 @@ def service_with_a_trial(maker: PackageMaker, tmp_path: Path) -> Iterator[Runnin
         yield service
 
 
-@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
+@pytest.mark.parametrize(
+    ("service_with_a_trial", "width", "theme"),
+    [(False, 1280, "light"), (True, 390, "dark")],
+    indirect=["service_with_a_trial"],
+)
 def test_switch_draws_the_answers_of_the_version_on_trial_too(
     service_with_a_trial: Running, page: Page, width: int, theme: str
 ) -> None:

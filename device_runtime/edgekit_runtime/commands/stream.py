@@ -26,16 +26,16 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     for setting in list_settings(StreamOptions):
         if setting.kind is bool:
-            how: dict[str, Any] = {"action": "store_true", "default": None}
+            parsing: dict[str, Any] = {"action": "store_true", "default": None}
         else:
-            how = {"type": setting.kind, "action": "append" if setting.is_list else "store"}
-            how["metavar"] = {int: "N", float: "X"}.get(setting.kind)
+            parsing = {"type": setting.kind, "action": "append" if setting.is_list else "store"}
+            parsing["metavar"] = {int: "N", float: "X"}.get(setting.kind)
         parser.add_argument(
             setting.flag,
             dest=setting.name,
             required=setting.is_needed,
             help=setting.help,
-            **how,
+            **parsing,
         )
     parser.add_argument("--name", help="name of the stream (default: client-1 and so on)")
     parser.add_argument(

@@ -44,7 +44,7 @@ class FleetStreams:
         self._path, self._streams, self._allows_files = path, streams, allows_files
         self._stamp: tuple[int, ...] = ()
         self._desired: Mapping[str, StreamOptions] = {}
-        self._running: set[str] = set()
+        self._running: dict[str, StreamOptions] = {}
         self._faults: dict[str, str] = {}
 
     def look(self) -> None:
@@ -58,7 +58,7 @@ class FleetStreams:
                 try:
                     self._check(options)
                     self._streams.add(name, options)
-                    self._running.add(name)
+                    self._running[name] = options
                 except ConfigError as error:
                     self._faults[name] = hide_password(str(error))
                     _logger.warning("stream %s of the fleet: %s", name, self._faults[name])
@@ -86,9 +86,9 @@ class FleetStreams:
         except (OSError, ConfigError) as cause:
             _logger.warning("the fleet's streams stay as they are: %s", hide_password(str(cause)))
             return
-        for name, options in self._desired.items():
-            if name in self._running and content.streams.get(name) != options:
-                self._running.remove(name)
+        for name, options in list(self._running.items()):
+            if content.streams.get(name) != options:
+                del self._running[name]
                 self._streams.remove(name)
         self._desired, self._faults = content.streams, {}
 

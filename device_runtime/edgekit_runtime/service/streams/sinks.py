@@ -12,11 +12,11 @@ from typing import Final
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.protocol.streams import StreamOptions, hide_password
 from edgekit_runtime.service.streams.sink import QueuedSink, Sink
-from edgekit_runtime.service.streams.source_kinds import Kind, find_kind
+from edgekit_runtime.service.streams.source_kinds import AddressKind, find_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SinkKind(Kind):
+class SinkKind(AddressKind):
     """A kind of sinks; `open` takes its text, the name of the stream and its options, and connects later."""
 
     open: Callable[[str, str, StreamOptions], Sink]

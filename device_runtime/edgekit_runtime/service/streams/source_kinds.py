@@ -43,7 +43,7 @@ class Capture(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class AddressKind:
     """A kind of sources or sinks.
 
     Attributes:
@@ -57,7 +57,7 @@ class Kind:
     writes_files: bool = False
 
 
-AnyKind = TypeVar("AnyKind", bound=Kind)
+AnyKind = TypeVar("AnyKind", bound=AddressKind)
 
 
 def find_kind(kinds: Sequence[AnyKind], text: str) -> AnyKind:
@@ -74,7 +74,7 @@ def find_kind(kinds: Sequence[AnyKind], text: str) -> AnyKind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceKind(Kind):
+class SourceKind(AddressKind):
     """A kind of sources.
 
     Attributes:
