@@ -156,8 +156,8 @@ def run_stream(path: str, video: Path, seconds: float, sink: Path, pid: int) -> 
     def watch() -> None:
         is_over.wait(_WARM_S)
         while not is_over.is_set():
-            with contextlib.suppress(OSError, ValueError):  # the stream ends just now
-                service_s, (capture,) = read_cpu_s(pid), list_children(pid)
+            with contextlib.suppress(OSError, LookupError):  # the stream ends just now
+                service_s, capture = read_cpu_s(pid), list_children(pid)[-1]
                 memory_mb = sum(read_memory(process)["Pss"] for process in (pid, capture)) / 1e6
                 samples.append((time.time(), service_s, read_cpu_s(capture), memory_mb))
             is_over.wait(2.0)
@@ -274,7 +274,8 @@ def main() -> None:
         with serving(folder, package) as service:
             result = run_stream(service.path, video, arguments.seconds, folder / "a.jsonl", service.pid)
             result["returns_s"] = {
-                fault: measure_fault(service.path, fault, service.pid, arguments.faults) for fault in FAULTS
+                fault: measure_fault(service.path, fault, service.pid, arguments.faults)
+                for fault in FAULTS * bool(arguments.faults)
             }
         after = measure_parts(video, package, trust, arguments.seconds)
     parts = {part: (before[part] + after[part]) / 2 for part in before}
