@@ -4,21 +4,21 @@ Usage: python scripts/doc_tables.py [--check]
 
 The table of devices in README.md is from the evidence in hil/evidence. A cell says what a run has shown, and
 no more: kind of bench, device, tests that passed, date. The device is what it says of itself, so that a bench
-with the wrong target is seen. The table of limits is from the gates of a rollout, the tables of tasks from
-their records and the docstrings of their options.
+with the wrong target is seen. The table of limits is from the gates of a rollout, the tables of tasks and
+streams from their records and the docstrings of their options.
 """
 
-import inspect
 import json
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Final
 
 from edgekit_fleet.rollouts.gate_table import LIMITS
 from edgekit_host.evidence import Evidence, read_folders
+from edgekit_runtime.dataclass_json import list_settings
+from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.system.engines import list_registered
 from edgekit_runtime.tasks.kinds.detection import LAYOUTS
 from edgekit_runtime.tasks.task import load_tasks
@@ -103,36 +103,18 @@ def list_tasks() -> str:
 
 def _list_options(options: type[Any]) -> list[str]:
     lines = ["| option | meaning | values | default |", "|---|---|---|---|"]
-    hints, meanings = get_type_hints(options, include_extras=True), _read_meanings(options)
-    for field in fields(options):
-        default = json.dumps(field.default) if isinstance(field.default, (bool, tuple)) else field.default
-        lines.append(
-            f"| `{field.name}` | {meanings[field.name]} | {_show_values(hints[field.name])} |"
-            f" {f'`{default}`' if default != '' else ''} |"
-        )
+    for setting in list_settings(options):
+        default = setting.default
+        default = json.dumps(default) if isinstance(default, (bool, tuple)) else default
+        shown = "" if setting.is_needed or default in ("", None) else f"`{default}`"
+        lines.append(f"| `{setting.name}` | {setting.meaning} | {setting.values} | {shown} |")
     return lines
-
-
-def _read_meanings(options: type[Any]) -> dict[str, str]:
-    """Return the text of each option in the docstring of their class."""
-    text = (inspect.getdoc(options) or "").partition("Attributes:\n")[2]
-    entries = re.split(r"^    (?=\S)", text, flags=re.MULTILINE)[1:]
-    return {name: " ".join(words.split()) for name, _, words in (entry.partition(": ") for entry in entries)}
-
-
-def _show_values(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return ", ".join(f"`{choice}`" for choice in get_args(hint))
-    if get_origin(hint) is tuple:
-        return f"list of {'whole numbers' if get_args(hint)[0] is int else 'numbers'}"
-    if metadata := getattr(hint, "__metadata__", ()):
-        return str(metadata[0])
-    return {bool: "true, false", str: "text"}.get(hint, "")
 
 
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "README.md": lambda: list_devices(list_targets([]), read_folders([EVIDENCE])),
     "docs/explanation/rollouts.md": list_limits,
+    "docs/reference/service.md": lambda: "\n".join(_list_options(StreamOptions)) + "\n",
     "docs/reference/tasks.md": list_tasks,
 }
 

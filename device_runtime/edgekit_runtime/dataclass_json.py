@@ -23,6 +23,7 @@ _TYPE_NAMES: Final = {
     (str, True): "a list of strings",
     (int, True): "a list of whole numbers",
 }
+_VALUES: Final = {bool: "true, false", int: "whole number", float: "number", str: "text"}
 _MAX_SHOWN: Final = 60  # characters of a wrong value
 
 Record = TypeVar("Record")
@@ -302,3 +303,74 @@ def _find_fault(
 def range_of_unit(name: str) -> Range:
     """Return the range of a field that declares none."""
     return next((bounds for unit, bounds in _RANGES_OF_UNITS.items() if name.endswith(unit)), _RANGE_OF_REST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A field of a dataclass, for command lines and documents.
+
+    Attributes:
+        kind: bool, int, float or str; of each value of a list.
+        is_list: whether it holds several of them.
+        is_needed: whether it has no default.
+        values: what it may be, such as `1 to 64`.
+        meaning: its text in the docstring of the dataclass.
+    """
+
+    name: str
+    kind: type
+    is_list: bool
+    is_needed: bool
+    default: Any
+    values: str
+    meaning: str
+
+    @property
+    def flag(self) -> str:
+        """Return the option of a command: `--min-score`, and `--sink` for one of several `sinks`."""
+        return "--" + (self.name.removesuffix("s") if self.is_list else self.name).replace("_", "-")
+
+    @property
+    def help(self) -> str:
+        """Return the help of the option, with the range of a number."""
+        return f"{self.meaning} ({self.values})" if self.kind in (int, float) else self.meaning
+
+
+def list_settings(kind: type[Any]) -> list[Setting]:
+    """Return the settings of a dataclass whose fields are plain values or lists of them."""
+    shapes, meanings = _read_shapes(kind), describe_fields(kind)  # type: ignore[arg-type]
+    _, needed = _list_fields(kind)  # type: ignore[arg-type]
+    settings = []
+    for field in dataclasses.fields(kind):
+        shape = shapes[field.name]
+        is_list = shape.is_list or shape.form in ("list", "fixed")
+        shape = shape.members[0] if shape.members else shape
+        values = ", ".join(f"`{choice}`" for choice in shape.choices) or _VALUES[shape.kind]
+        if shape.allowed is not None and shape.kind in (int, float):
+            values = str(shape.allowed)
+        settings.append(
+            Setting(
+                name=field.name,
+                kind=shape.kind,
+                is_list=is_list,
+                is_needed=field.name in needed,
+                default=field.default,
+                values=f"list of {_VALUES[shape.kind]}s" if is_list else values,
+                meaning=meanings.get(field.name, ""),
+            )
+        )
+    return settings
+
+
+def describe_fields(kind: type[Any]) -> dict[str, str]:
+    """Return field -> its text in the docstring; one line may describe several fields."""
+    import inspect
+    import re
+
+    section = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2].split("\n\n")[0]
+    texts: dict[str, str] = {}
+    for entry in re.split(r"\n    (?! )", "\n" + section):
+        names, colon, text = entry.partition(": ")
+        if colon:
+            texts |= dict.fromkeys(map(str.strip, names.split(",")), " ".join(text.split()))
+    return texts

@@ -11,7 +11,7 @@ from tests.service.test_stream_service import write_wav
 from tests.waiting import wait_for
 
 from edgekit_fleet.operations.streams import remove_stream, set_stream
-from edgekit_runtime.protocol.streams import StreamSettings
+from edgekit_runtime.protocol.streams import StreamOptions
 
 pytest.importorskip("onnxruntime")
 
@@ -24,7 +24,7 @@ def states(site):  # noqa: F811
 def test_stream_of_the_fleet_runs_on_the_device_until_the_fleet_removes_it(site):  # noqa: F811
     site.enrol()
     site.start("agent", "--live", "https://d1.example/live")
-    settings = StreamSettings(model="meter", source=str(write_wav(site.path / "s.wav", 1.2)))
+    settings = StreamOptions(model="meter", source=str(write_wav(site.path / "s.wav", 1.2)))
     set_stream(site.fleet.store, "d1", "door", settings, actor="test")
     wait_for(lambda: states(site) == {"door": "missing"}, f"the document; {site.log()}")
     service = site.serve()

@@ -12,7 +12,7 @@ from edgekit_fleet.operations.streams import set_stream
 from edgekit_fleet.store.tables import AuditRow
 from edgekit_runtime.agent.documents import ReportedStream
 from edgekit_runtime.errors import FleetError
-from edgekit_runtime.protocol.streams import StreamSettings
+from edgekit_runtime.protocol.streams import StreamOptions
 
 CAMERA = "rtsp://me:secret@camera/1"
 YARD = ("--model", "detector", "--source", CAMERA, "--sink", "mqtt://u:hidden@broker/yard", "--every", 2)
@@ -28,7 +28,7 @@ def test_stream_reaches_the_device_with_its_password_which_nobody_else_sees(flee
         assert device.desired[-1].streams == {}
         output = [run(capsys, "stream", "set", "d1", "yard", *YARD, *folder).out]
         await eventually(lambda: device.desired[-1].streams)
-        assert device.desired[-1].streams["yard"] == StreamSettings(
+        assert device.desired[-1].streams["yard"] == StreamOptions(
             model="detector", source=CAMERA, sinks=("mqtt://u:hidden@broker/yard",), every=2
         )
         stated = ReportedStream(model="detector", state="running", fps=9.5)
@@ -59,7 +59,7 @@ def test_stream_reaches_the_device_with_its_password_which_nobody_else_sees(flee
 def test_stream_beyond_a_limit_is_refused_and_nothing_is_changed(fleet):
     fleet.device("d1").enrol()
     with pytest.raises(FleetError, match="at most 8192"):
-        set_stream(fleet.store, "d1", "yard", StreamSettings(model="m", source="x" * 9000), actor="test")
+        set_stream(fleet.store, "d1", "yard", StreamOptions(model="m", source="x" * 9000), actor="test")
     with pytest.raises(FleetError, match="is no name"):
-        set_stream(fleet.store, "d1", "a/b", StreamSettings(model="m", source="0"), actor="test")
+        set_stream(fleet.store, "d1", "a/b", StreamOptions(model="m", source="0"), actor="test")
     assert fleet.detail("d1").streams == {}

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store, open_store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
-from edgekit_fleet.store.tables import Table
+from edgekit_fleet.store.tables import DeviceRow, Table
 from edgekit_runtime.errors import ConfigError, OutputError
 
 
@@ -31,6 +31,24 @@ def test_second_open_keeps_what_is_there(store_url: str):
         assert audit.find_break(session) is None
         assert session.execute(text("SELECT count(*) FROM audit")).scalar() == 1
     second.close()
+
+
+@pytest.mark.parametrize("has_streams", [False, True])
+def test_store_of_the_first_form_gets_the_streams_of_its_devices(store_url: str, has_streams: bool):
+    store = open_store(store_url)
+    with store.transaction() as session:
+        numbers = {"certificate_serial": "1", "certificate_expires_at": 0.0, "enrolled_at": 0.0}
+        session.add(DeviceRow(name="d1", target="x", public_key=b"", **numbers))
+        session.flush()
+        if not has_streams:
+            session.execute(text("ALTER TABLE devices DROP COLUMN streams"))
+        session.execute(text("UPDATE alembic_version SET version_num = 'v0001'"))
+    store.close()
+    store = open_store(store_url)
+    with store.transaction() as session:
+        assert session.get_one(DeviceRow, "d1").streams == {}
+        assert compare_metadata(MigrationContext.configure(session.connection()), Table.metadata) == []
+    store.close()
 
 
 def test_store_of_a_newer_edgekit_is_refused(store_url: str):

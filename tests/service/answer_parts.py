@@ -27,14 +27,15 @@ DETECTION = TaskChoice("detection", {"layout": "scored", "boxes": "corners"})
 LETTERBOX = {"letterbox": [SIDE, SIDE], "fill": 0, "align": "corner", "scale": 1}
 
 
-def make_cell_detector() -> bytes:
+def make_cell_detector(shift: int = 0) -> bytes:
     """Return a model: the mean red and green of each cell of 16 pixels are the scores of the cell's box.
 
-    It takes `pixels` float [N, 3, 64, 64], 0..255, and gives `boxes` [N, 4 + 2, 16] with corners.
+    It takes `pixels` float [N, 3, 64, 64], 0..255, and gives `boxes` [N, 4 + 2, 16] with corners, which are
+    so many pixels too far to the right and down.
     """
     helper = onnx.helper
     top, left = (values.ravel() * CELL for values in np.mgrid[: SIDE // CELL, : SIDE // CELL])
-    corners = np.stack([left, top, left + CELL, top + CELL]).astype(np.float32)[None]
+    corners = np.stack([left, top, left + CELL, top + CELL]).astype(np.float32)[None] + np.float32(shift)
     weights = {
         "corners": corners,
         "begin": np.array([0], np.int64),
@@ -78,8 +79,9 @@ def write_cell_detector(
     preprocessing: Mapping[str, Any] | None = LETTERBOX,
     labels: bytes = LABELS,
     figures: Mapping[str, Any] | None = None,
+    shift: int = 0,
 ) -> None:
-    content = make_cell_detector()
+    content = make_cell_detector(shift)
     pixels = np.random.default_rng(0).integers(0, 256, (1, 3, SIDE, SIDE)).astype(np.float32)
     boxes = onnxruntime.InferenceSession(content).run(None, {"pixels": pixels})[0]
     attachments = {"labels": labels}

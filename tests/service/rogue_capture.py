@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from edgekit_runtime.dataclass_json import from_json
-from edgekit_runtime.service.options.stream import StreamOptions
+from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.service.streams.frame_memory import SLOTS, FrameMemory
 from edgekit_runtime.system.child_process import end_with_parent
 
@@ -50,7 +50,7 @@ class Rogue:
                 flags = socket.MSG_DONTWAIT
 
     def run(self) -> None:
-        self.send("opened", fps=30.0, rate=0)
+        self.send("opened")
         getattr(self, self.behaviour)()
         time.sleep(600)
 
@@ -96,6 +96,16 @@ class Rogue:
 
     def silent(self) -> None:
         pass
+
+    def stalls(self) -> None:
+        for _ in range(SLOTS):
+            self.send_frame()
+
+    def slow(self) -> None:
+        """Send a frame each half second."""
+        while True:
+            self.send_frame()
+            time.sleep(0.5)
 
     def closes(self) -> None:
         self.channel.close()

@@ -4,6 +4,7 @@ Source: RFC 2326 (RTSP), RFC 3550 (RTP), RFC 2435 (JPEG in RTP).
 """
 
 import contextlib
+import itertools
 import re
 import socket
 import struct
@@ -20,16 +21,30 @@ _SDP = "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=-\r\nt=0 0\r\nm=video 0 RTP/AVP 26\
 
 
 class RtspServer:
-    """Sends pictures again and again to each client that asks for them."""
+    """Sends pictures again and again to each client that asks for them.
+
+    Attributes:
+        hangs: whether it accepts clients, and says nothing to them.
+    """
 
     def __init__(self, port: int, pictures: Sequence[NDArray[Any]], fps: float = 30.0) -> None:
-        self._frames = [_read_jpeg(picture) for picture in pictures]
+        self.show(pictures)
+        self.hangs = False
+        self._spoilt: dict[socket.socket, bytes] = {}
         self._interval_s = 1 / fps
         self._is_over = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", port))
         self._clients: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
+
+    def show(self, pictures: Sequence[NDArray[Any]]) -> None:
+        """Send these pictures from now on."""
+        self._frames = [_read_jpeg(picture) for picture in pictures]
+
+    def spoil(self, data: bytes = b"") -> None:
+        """Send the present clients this instead of pictures, or nothing; later ones get pictures."""
+        self._spoilt = dict.fromkeys(self._clients, data)
 
     def close(self) -> None:
         """Vanish, together with all connections."""
@@ -57,8 +72,13 @@ class RtspServer:
     def _serve(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError), client.makefile("rb") as lines:
             while not self._is_over.is_set():
-                request = b"".join(iter(lines.readline, b"\r\n")).decode("latin-1")
+                head = itertools.takewhile(
+                    lambda line: line not in (b"", b"\r\n"), iter(lines.readline, None)
+                )
+                request = b"".join(head).decode("latin-1")
                 method, number = request.split(" ")[0], re.search(r"CSeq: *(\d+)", request)
+                while self.hangs and not self._is_over.is_set():
+                    time.sleep(self._interval_s)
                 if number is None:
                     return
                 fields, body = f"CSeq: {number[1]}\r\nSession: 1\r\n", ""
@@ -77,8 +97,12 @@ class RtspServer:
         sequence = 0
         begin_s = time.monotonic()
         while not self._is_over.wait(self._interval_s):
+            if self.hangs or client in self._spoilt:
+                client.sendall(b"" if self.hangs else self._spoilt[client])
+                continue
             stamp = round(90_000 * (time.monotonic() - begin_s))
-            picture = self._frames[round((time.monotonic() - begin_s) / self._interval_s) % len(self._frames)]
+            frames = self._frames
+            picture = frames[round((time.monotonic() - begin_s) / self._interval_s) % len(frames)]
             for payload, is_last in picture:
                 head = struct.pack(">BBHII", 0x80, 26 | is_last << 7, sequence % 65536, stamp, 1)
                 client.sendall(struct.pack(">cBH", b"$", 0, len(head) + len(payload)) + head + payload)

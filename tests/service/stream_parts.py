@@ -29,10 +29,14 @@ class ManualModel:
     def __init__(self) -> None:
         self.submitted: asyncio.Queue[tuple[NDArray[Any], Reply]] = asyncio.Queue()
         self.refusal: EdgekitError | None = None
+        self.trial: str | None = None
         self.calls: list[FrameCall] = []
 
     def has_states(self, _model: str) -> bool:
         return False
+
+    def find_trial(self, _model: str) -> str | None:
+        return self.trial
 
     def submit(self, call: FrameCall) -> None:
         if self.refusal is not None:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.service.http.connection import ticks
 from edgekit_runtime.service.options.config import ServiceConfig, read_config
 from edgekit_runtime.service.options.model import GovernorOptions, ModelOptions
-from edgekit_runtime.service.options.stream import StreamOptions
 
 
 def list_settings(kind: type[Any], table: str = "") -> list[tuple[str, str, bool]]:

@@ -5,7 +5,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 from tests.runtime.conftest import PackageMaker
@@ -17,9 +17,9 @@ from tests.waiting import wait_for
 from edgekit_runtime.agent.execution.streams_file import StreamsFile
 from edgekit_runtime.client.control import read_fleet_streams
 from edgekit_runtime.errors import ConfigError
-from edgekit_runtime.protocol.streams import StreamSettings, check_fleet_streams
+from edgekit_runtime.protocol.streams import StreamOptions, check_fleet_streams
 from edgekit_runtime.service.models.file_source import PackageFiles
-from edgekit_runtime.service.options.stream import FleetStreamOptions, StreamOptions
+from edgekit_runtime.service.options.stream import FleetStreamOptions
 from edgekit_runtime.service.streams.fleet_streams import FleetStreams
 from edgekit_runtime.system.atomic_files import DISK, Disk
 
@@ -28,6 +28,8 @@ SECRET = "rtsp://me:secret@camera/1"  # noqa: S105
 
 class NotedStreams:
     """Notes which streams run; some names are taken by others."""
+
+    max_pixels = 1000
 
     def __init__(self, *taken: str) -> None:
         self.names: dict[str, Any] = dict.fromkeys(taken, "other")
@@ -143,6 +145,17 @@ def test_fleet_writes_files_only_where_the_owner_allows_it(tmp_path: Path, chang
     assert not streams.names.keys() - {"yard"}
 
 
+def test_fleet_gets_no_larger_frames_than_the_owner_allows(tmp_path: Path) -> None:
+    path, streams = tmp_path / "s.json", NotedStreams()
+    write(path, yard={**YARD, "max_pixels": 1001})
+    fleet = follow(path, streams)
+    fleet.look()
+    assert "owner allows 1000" in fleet.to_json()["yard"]["error"]
+    write(path, yard={**YARD, "max_pixels": 1000})
+    fleet.look()
+    assert streams.changes == ["+yard"]
+
+
 # What the agent writes
 
 
@@ -161,10 +174,10 @@ def test_agent_writes_only_changes_and_for_its_user_alone(tmp_path: Path) -> Non
     StreamsFile(path, DISK).write({})
     assert not path.exists()
     file = StreamsFile(path, DISK)
-    file.write({"yard": StreamSettings(model="m", source=SECRET)})
+    file.write({"yard": StreamOptions(model="m", source=SECRET)})
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     written = path.stat().st_ino
-    StreamsFile(path, DISK).write({"yard": StreamSettings(model="m", source=SECRET)})
+    StreamsFile(path, DISK).write({"yard": StreamOptions(model="m", source=SECRET)})
     assert path.stat().st_ino == written
     file.write({})
     assert json.loads(path.read_bytes()) == {"streams": {}}
@@ -172,7 +185,7 @@ def test_agent_writes_only_changes_and_for_its_user_alone(tmp_path: Path) -> Non
 
 def test_full_disk_is_logged_once_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, disk = tmp_path / "streams.json", FullDisk()
-    file, streams = StreamsFile(path, disk), {"yard": StreamSettings(model="m", source="0")}
+    file, streams = StreamsFile(path, disk), {"yard": StreamOptions(model="m", source="0")}
     file.write(streams)
     file.write(streams)
     assert (path.exists(), caplog.text.count("not written")) == (False, 1)
@@ -194,18 +207,14 @@ def test_full_disk_is_logged_once_and_tried_again(tmp_path: Path, caplog: pytest
 )
 def test_streams_beyond_a_limit_are_refused(streams: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        check_fleet_streams({name: StreamSettings(**settings) for name, settings in streams.items()})
+        check_fleet_streams({name: StreamOptions(**settings) for name, settings in streams.items()})
 
 
-def test_stream_of_the_fleet_has_fields_and_checks_of_the_configuration() -> None:
-    """Two records, since a worker reads its configuration without the modules of the fleet."""
-    settings = get_type_hints(StreamSettings, include_extras=True)
-    known = get_type_hints(StreamOptions, include_extras=True)
-    assert settings.items() <= known.items()
-    assert StreamOptions(model="m", source="0").every == StreamSettings(model="m", source="0").every == 1
-    for kind in (StreamSettings, StreamOptions):
-        with pytest.raises(ValueError, match="model and source are needed"):
-            kind(model="m", source="")
+def test_settings_that_are_not_stated_are_left_out() -> None:
+    options = StreamOptions(model="m", source="0", sinks=("stdout",), min_score=0.0, all_frames=False)
+    stated = {"model": "m", "source": "0", "sinks": ["stdout"], "min_score": 0.0, "all_frames": False}
+    assert options.to_json() == stated
+    assert StreamOptions(model="m", source="0").to_json() == {"model": "m", "source": "0"}
 
 
 # A real service
@@ -229,7 +238,7 @@ def test_file_of_the_agent_becomes_lines_of_answers(service: Running, tmp_path: 
     video = write_video(tmp_path / "v.avi", draw_cells(8))
     lines, file = tmp_path / "yard.jsonl", StreamsFile(tmp_path / "streams.json", DISK)
     assert read_fleet_streams(service.socket_path) == {}
-    settings = StreamSettings(model="cells", source=str(video), sinks=(f"file:{lines}",), every=2)
+    settings = StreamOptions(model="cells", source=str(video), sinks=(f"file:{lines}",), every=2)
     file.write({"yard": settings})
     wait_for(lambda: lines.exists() and lines.read_bytes().endswith(b"\n"), "answers")
     answer = json.loads(lines.read_bytes().splitlines()[0])

@@ -7,12 +7,15 @@ import pytest
 from playwright.sync_api import Page, expect
 from tests.browser import list_messages, set_view
 from tests.runtime.conftest import PackageMaker
-from tests.service.answer_parts import write_cell_detector
+from tests.service.answer_parts import draw, write_cell_detector
 from tests.service.service_parts import Running, make_config, running
 from tests.service.stream_parts import draw_cells, write_video
+from tests.service.wiring_parts import load
 
+from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.service.models.file_source import PackageFiles
-from edgekit_runtime.service.options.stream import StreamOptions
+from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.rollout import Gates
 
 NAME = "<img src=x onerror=alert(1)>"
 
@@ -27,9 +30,9 @@ def service(maker: PackageMaker, tmp_path: Path) -> Iterator[Running]:
 @pytest.fixture
 def streams(service: Running, tmp_path: Path) -> None:
     video = write_video(tmp_path / "v.avi", draw_cells(40))
-    options = StreamOptions(model="cells", source=str(video), repeats=True, min_score=0.5)
+    options = StreamOptions(model="cells", source=str(video), repeat=True, min_score=0.5)
     names = ("door", NAME)
-    service.call(lambda: service.service.find_streams().start(dict.fromkeys(names, options)))
+    service.call(lambda: service.service.find_streams().streams.add_all(dict.fromkeys(names, options)))
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
@@ -53,7 +56,59 @@ def test_page_draws_boxes_over_frames(
         return count; }"""
     )
     assert colours > 20
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    assert list_messages(page) == []
+
+
+@pytest.fixture
+def service_with_a_trial(
+    request: pytest.FixtureRequest, maker: PackageMaker, tmp_path: Path
+) -> Iterator[Running]:
+    """A service with a shadow; the parameter says whether the model is isolated."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    write_cell_detector(maker, packages / "1.edgepkg")
+    options = ModelOptions(isolated=request.param, rollout="shadow", gates=Gates(min_samples=10**9))
+    with running(
+        make_config(tmp_path, models={"cells": options}), PackageFiles([packages], maker.trust)
+    ) as service:
+        write_cell_detector(maker, packages / "2.edgepkg", version="2.0.0", shift=8)
+        assert load(service, "cells").status == 200
+        video = write_video(tmp_path / "v.avi", [draw(128, 128, red=(1, 1), green=(3, 2))] * 30)
+        options = StreamOptions(model="cells", source=str(video), repeat=True, min_score=0.5)
+        service.call(lambda: service.service.find_streams().streams.add_all({"door": options}))
+        yield service
+
+
+@pytest.mark.parametrize(
+    ("service_with_a_trial", "width", "theme"),
+    [(False, 1280, "light"), (True, 390, "dark")],
+    indirect=["service_with_a_trial"],
+)
+def test_switch_draws_the_answers_of_the_version_on_trial_too(
+    service_with_a_trial: Running, page: Page, width: int, theme: str
+) -> None:
+    set_view(page, width, theme="dark" if theme == "dark" else "light")
+    page.goto(f"http://127.0.0.1:{service_with_a_trial.port}/live")
+    expect(page.locator("#labels tr")).to_have_count(2)
+    expect(page.locator("#labels td")).to_have_count(2)
+    expect(page.locator("#legend")).to_be_hidden()
+    page.get_by_label("with 2.0.0, on trial").check()
+    expect(page.locator("#legend")).to_contain_text("1.0.0 in use")
+    expect(page.locator("#legend")).to_contain_text("2.0.0 on trial")
+    expect(page.locator("#labels td")).to_have_text(["1.0.0", "2.0.0", "1", "1", "1", "1"])
+    # White dashes at the left of the red box of 2.0.0, which is 16 pixels beside that of 1.0.0.
+    whites = page.evaluate(
+        """() => { const canvas = document.querySelector("canvas"), x = Math.round(canvas.width * 48 / 128);
+        const { data } = canvas.getContext("2d").getImageData(x, 0, 1, canvas.height);
+        let count = 0;
+        for (let at = 0; at < data.length; at += 4) count += data[at] + data[at + 1] + data[at + 2] > 700;
+        return count; }"""
+    )
+    assert whites > 10
+    assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    page.get_by_label("with 2.0.0, on trial").uncheck()
+    expect(page.locator("#legend")).to_be_hidden()
     assert list_messages(page) == []
 
 

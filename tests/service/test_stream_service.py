@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ import pytest
 from tests.free_port import free_port
 from tests.runtime.conftest import PackageMaker
 from tests.runtime.test_sound import make_wav
-from tests.service.answer_parts import encode, write_cell_detector
+from tests.service.answer_parts import draw, encode, write_cell_detector
 from tests.service.serve_parts import TOKEN, Served, environment
 from tests.service.service_parts import Replies, Running, ask, get_bytes, make_config, post_bytes, running
 from tests.service.stream_parts import draw_cells, read_lines, write_video
@@ -32,11 +33,12 @@ from tests.waiting import bounded, is_running, wait_for
 
 from edgekit_runtime.cli import main
 from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.options.config import read_config
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.resources import MediaLimits
-from edgekit_runtime.service.options.stream import LiveOptions, StreamOptions
+from edgekit_runtime.service.options.stream import LiveOptions
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def answers(lines: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def test_video_becomes_boxes_in_pixels_of_its_frames(cells: Running, tmp_path: Path) -> None:
     video = write_video(tmp_path / "v.avi", draw_cells(8))
-    order = {"model": "cells", "source": str(video), "keeps_all": True, "min_score": 0.5, "name": "yard"}
+    order = {"model": "cells", "source": str(video), "all_frames": True, "min_score": 0.5, "name": "yard"}
     lines = list(read_lines(cells, order))
     assert [line["state"] for line in lines if "state" in line] == ["opening", "running", "ended"]
     boxes = [line["detections"] for line in answers(iter(lines))]
@@ -104,9 +106,19 @@ def test_photographs_have_as_many_pixels_as_media_may_have(
         assert stated == (("ended", False) if len(frames) == 2 else ("failed", True)), end
 
 
+def test_folder_that_is_shown_slowly_is_not_taken_for_one_that_stalls(cells: Running, tmp_path: Path) -> None:
+    pytest.importorskip("cv2", reason="needs the extra: pip install 'edgekit[stream]'")
+    for number, picture in enumerate(draw_cells(3)):
+        (tmp_path / f"{number}.png").write_bytes(encode(picture))
+    order = {"model": "cells", "source": str(tmp_path), "max_fps": 0.4, "stall_s": 1.0, "open_s": 60}
+    lines = list(read_lines(cells, order))
+    assert [line["frame"] for line in answers(iter(lines))] == [1, 2, 3]
+    assert [line["state"] for line in lines if "state" in line] == ["opening", "running", "ended"]
+
+
 def test_stream_ends_with_the_client_that_started_it(cells: Running, tmp_path: Path) -> None:
     video = write_video(tmp_path / "v.avi", draw_cells(8))
-    order = {"model": "cells", "source": str(video), "repeats": True, "name": "short"}
+    order = {"model": "cells", "source": str(video), "repeat": True, "name": "short"}
     with contextlib.closing(read_lines(cells, order)) as lines:
         next(answers(lines))
         (entry,) = list_streams(cells)
@@ -127,7 +139,7 @@ def test_stream_follows_a_swap_of_its_model(maker: PackageMaker, tmp_path: Path)
     packages.mkdir()
     write_cell_detector(maker, packages / "cells-1.edgepkg")
     with running(make_config(tmp_path), PackageFiles([packages], maker.trust)) as service:
-        order = {"model": "cells", "source": str(video), "repeats": True}
+        order = {"model": "cells", "source": str(video), "repeat": True}
         lines = answers(read_lines(service, order))
         assert next(lines)["model_version"] == "1.0.0"
         write_cell_detector(maker, packages / "cells-2.edgepkg", version="2.0.0")
@@ -140,7 +152,7 @@ def test_isolated_model_answers_a_stream(maker: PackageMaker, folder_of_cells: P
     video = write_video(tmp_path / "v.avi", draw_cells(4))
     config = make_config(tmp_path, models={"cells": ModelOptions(isolated=True)})
     with running(config, PackageFiles([folder_of_cells / "packages"], maker.trust)) as service:
-        order = {"model": "cells", "source": str(video), "keeps_all": True}
+        order = {"model": "cells", "source": str(video), "all_frames": True}
         assert [line["detections"][0]["box"][0] for line in answers(read_lines(service, order))] == [
             0,
             32,
@@ -216,7 +228,7 @@ def test_order_that_cannot_be_is_refused_with_its_reason(cells: Running) -> None
 
 def test_viewers_do_not_keep_the_owner_from_a_stream(cells: Running, tmp_path: Path) -> None:
     video = write_video(tmp_path / "v.avi", draw_cells(4))
-    order = {"model": "cells", "source": str(video), "repeats": True, "name": "seen"}
+    order = {"model": "cells", "source": str(video), "repeat": True, "name": "seen"}
     with contextlib.ExitStack() as stack:
         next(answers(stack.enter_context(contextlib.closing(read_lines(cells, order)))))
         for status in (200, 200, 200, 503):  # max_viewers is 3
@@ -242,7 +254,7 @@ def test_paths_of_no_stream_are_not_found(cells: Running) -> None:
 
 def test_web_page_elsewhere_cannot_show_the_pictures(cells: Running, tmp_path: Path) -> None:
     write_video(tmp_path / "yard.avi", draw_cells(8))
-    lines = read_lines(cells, {"model": "cells", "source": str(tmp_path / "yard.avi"), "repeats": True})
+    lines = read_lines(cells, {"model": "cells", "source": str(tmp_path / "yard.avi"), "repeat": True})
     name = next(lines)["stream"]
     with cells.connect_tcp() as client, client.makefile("rb") as response:
         client.sendall(get_bytes(f"/live/{name}.mjpeg"))
@@ -409,7 +421,7 @@ def test_streams_of_the_configuration_run_with_the_service(home: Path) -> None:
     source, sink = write_wav(home / "s.wav", 2), home / "answers.jsonl"
     config = home / "service.toml"
     config.write_text(
-        f'[streams.door]\nmodel = "cells"\nsource = "{source}"\nrepeats = true\nsinks = ["file:{sink}"]\n'
+        f'[streams.door]\nmodel = "cells"\nsource = "{source}"\nrepeat = true\nsinks = ["file:{sink}"]\n'
     )
     service = Served(home, "--config", str(config))
     with bounded(service.process):
@@ -528,7 +540,7 @@ def test_rtsp_server_that_lies_costs_attempts_only(cells: Running) -> None:
 
 def test_killed_decoder_comes_back(cells: Running, tmp_path: Path) -> None:
     video = write_video(tmp_path / "v.avi", draw_cells(8))
-    order = {"model": "cells", "source": str(video), "repeats": True}
+    order = {"model": "cells", "source": str(video), "repeat": True}
     with contextlib.closing(read_lines(cells, order)) as lines:
         next(answers(lines))
         os.kill(list_streams(cells)[0]["capture_pid"], signal.SIGKILL)
@@ -552,6 +564,34 @@ def test_rtsp_camera_that_vanishes_is_read_again(cells: Running) -> None:
             assert columns <= {0, 16, 32, 48, 64, 80, 96}
             assert len(columns) >= 2
             assert next(line["state"] for line in lines if line.get("error")) == "waiting"
+
+
+@pytest.mark.parametrize("fault", ["silent", "garbage", "hangs", "other size"])
+def test_rtsp_camera_with_a_fault_is_read_again_and_the_service_goes_on(cells: Running, fault: str) -> None:
+    pytest.importorskip("cv2", reason="needs the extra: pip install 'edgekit[stream]'")
+    from tests.service.rtsp_server import RtspServer
+
+    port = free_port()
+    camera = RtspServer(port, draw_cells(8))
+    order = {"model": "cells", "source": f"rtsp://127.0.0.1:{port}/yard"}
+    try:
+        with contextlib.closing(read_lines(cells, order)) as lines:
+            for _ in range(10):
+                assert next(answers(lines))["width"] == 128
+            if fault == "other size":
+                camera.show([draw(256, 256, red=(0, 0))])
+                assert any(answer["height"] == 256 for answer in answers(lines))
+                return
+            camera.spoil(bytes(range(256)) if fault == "garbage" else b"")
+            camera.hangs = fault == "hangs"
+            if fault != "garbage":
+                assert "no frame" in next(line["error"] for line in lines if line.get("state") == "waiting")
+            camera.hangs = False
+            begin = time.time()
+            assert any(answer["captured_at"] > begin for answer in answers(lines))
+    finally:
+        camera.close()
+    assert ask(cells, get_bytes("/v2/health/ready")).status == 200
 
 
 @pytest.mark.parametrize("dtype", ["int16", "int32", "float32"])

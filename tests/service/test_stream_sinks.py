@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -15,10 +16,9 @@ from tests.free_port import free_port
 from tests.waiting import bounded, wait_for
 
 from edgekit_runtime.errors import ConfigError
-from edgekit_runtime.protocol.streams import hide_password
-from edgekit_runtime.service.options.stream import StreamOptions
+from edgekit_runtime.protocol.streams import StreamOptions, hide_password
 from edgekit_runtime.service.streams.sink import QueuedSink, UndeliverableError
-from edgekit_runtime.service.streams.sinks import KINDS, open_sink
+from edgekit_runtime.service.streams.sinks import SINKS, open_sink
 
 MOSQUITTO = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/bin")
 
@@ -139,6 +139,24 @@ def test_file_that_cannot_be_written_is_tried_again(tmp_path: Path) -> None:
     folder.unlink()
     wait_for(lambda: sink.written == 1, "the answer")
     assert (folder / "answers.jsonl").read_bytes() == b"{}\n"
+    sink.stop()
+    sink.join()
+
+
+def test_pipe_or_folder_in_place_of_a_file_is_refused_and_keeps_no_thread(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", ""):
+        with pytest.raises(ConfigError, match="no regular file"):
+            open_sink(f"file:{tmp_path}/{name}", "s", make_options())
+    sink = open_sink(f"file:{tmp_path}/later", "s", make_options())
+    os.mkfifo(tmp_path / "later")
+    reader = os.open(tmp_path / "later", os.O_RDONLY | os.O_NONBLOCK)
+    sink.put(b"{}\n")
+    wait_for(lambda: "no regular file" in sink.error, "the refusal")
+    os.close(reader)  # now to open it would wait
+    (tmp_path / "later").unlink()
+    wait_for(lambda: sink.written == 1, "the answer")
+    assert (tmp_path / "later").read_bytes() == b"{}\n"
     sink.stop()
     sink.join()
 
@@ -333,7 +351,7 @@ def test_sink_that_cannot_be_is_refused(text: str) -> None:
 def test_refusal_lists_all_forms() -> None:
     with pytest.raises(ConfigError) as caught:
         open_sink("ftp://x", "s", make_options())
-    assert all(kind.form in str(caught.value) for kind in KINDS)
+    assert all(kind.form in str(caught.value) for kind in SINKS)
 
 
 def test_passwords_are_not_shown() -> None:

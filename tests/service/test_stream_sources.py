@@ -17,10 +17,10 @@ from tests.descriptor_parts import count_descriptors
 from tests.waiting import bounded, is_running, wait_for
 
 from edgekit_runtime.errors import ConfigError
-from edgekit_runtime.service.options.stream import StreamOptions
+from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.service.streams import source as source_module
-from edgekit_runtime.service.streams.source import Backoff, Frame, FrameSource
-from edgekit_runtime.service.streams.source_kinds import KINDS, find_kind
+from edgekit_runtime.service.streams.source import Frame, FrameSource, find_pause_s
+from edgekit_runtime.service.streams.source_kinds import SOURCES, find_kind
 from edgekit_runtime.system.child_process import child_environment
 
 
@@ -57,6 +57,13 @@ class Owner:
             assert name != "failure", value
             if name == "frame" and self.releases:
                 value.release()
+
+    async def next_failure(self) -> Any:
+        """Return the next failure; frames before it are released."""
+        while (event := await asyncio.wait_for(self.events.get(), 60))[0] != "failure":
+            if event[0] == "frame":
+                event[1].release()
+        return event[1]
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +131,7 @@ def test_frames_may_change_their_size() -> None:
     ("behaviour", "reason"),
     [
         ("crash", "SIGSEGV: codec: broken"),
-        ("silent", "no frame for 0.3 s"),
+        ("stalls", "no frame for 0.3 s"),
         ("closes", "no frame for 0.3 s"),
         ("garbage", "garbage"),
         ("list_instead", "garbage"),
@@ -142,11 +149,11 @@ def test_frames_may_change_their_size() -> None:
 def test_failing_process_is_ended_and_followed_by_another(behaviour: str, reason: str) -> None:
     async def work() -> None:
         async with opened(behaviour, stall_s=0.3) as (_, owner):
-            owner.releases = False
+            owner.releases = behaviour == "stalls"
             pid = await owner.next("opened")
             stated, retry_s = await owner.next("failure")
             assert reason in stated
-            assert retry_s == 0.25
+            assert retry_s == 0.0
             assert await owner.next("opened") != pid
             assert not Path(f"/proc/{pid}").exists()  # neither running nor a zombie
 
@@ -193,11 +200,39 @@ def test_source_that_was_stopped_does_not_come_back() -> None:
     run(work)
 
 
-def test_pauses_double_up_to_a_limit_and_begin_again_after_a_success() -> None:
-    backoff = Backoff()
-    assert [backoff.next_s() for _ in range(7)] == [0.25, 0.5, 1, 2, 4, 4, 4]
-    backoff.reset()
-    assert backoff.next_s() == 0.25
+def test_first_attempt_is_at_once_and_later_pauses_grow_up_to_half_a_minute() -> None:
+    pauses = [find_pause_s(failures) for failures in range(1, 15)]
+    assert pauses[:4] == [0, 0.25, 0.375, 0.5625]
+    assert sum(pauses[:6]) < 3.5
+    assert pauses[-1] == find_pause_s(10**9) == 30
+    assert find_pause_s(99, 4.0) == 4
+
+
+def test_source_without_a_first_frame_is_replaced_at_its_deadline_and_later_ones_get_more_time() -> None:
+    async def work() -> None:
+        async with opened("silent", open_s=2) as (_, owner):
+            for _ in range(2):  # nothing has ever come, so each attempt has all of `open_s`
+                assert "no frame for 2 s" in (await owner.next_failure())[0]
+
+    run(work)
+
+
+def test_source_that_fails_again_and_again_is_opened_less_and_less_often() -> None:
+    async def work() -> None:
+        async with opened("crash") as (_, owner):
+            pauses = [(await owner.next_failure())[1] for _ in range(4)]
+            assert pauses == [0, 0.25, 0.375, 0.5625]
+
+    run(work)
+
+
+def test_slow_source_has_three_of_its_own_intervals() -> None:
+    async def work() -> None:
+        async with opened("slow", stall_s=0.1) as (_, owner):
+            numbers = [(await owner.next("frame")).release() for _ in range(5)]
+            assert len(numbers) == 5
+
+    run(work)
 
 
 def test_end_of_a_file_is_no_failure() -> None:
@@ -252,10 +287,10 @@ def test_capture_process_ends_with_a_service_that_is_killed() -> None:
     ],
 )
 def test_text_of_a_source_says_its_kind(source: str, form: str) -> None:
-    assert form in find_kind(source).form
+    assert form in find_kind(SOURCES, source).form
 
 
 def test_source_of_no_kind_is_refused_with_all_forms() -> None:
     with pytest.raises(ConfigError, match="expected one of") as caught:
-        find_kind("gopher://camera")
-    assert all(kind.form in str(caught.value) for kind in KINDS)
+        find_kind(SOURCES, "gopher://camera")
+    assert all(kind.form in str(caught.value) for kind in SOURCES)

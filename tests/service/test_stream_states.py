@@ -66,7 +66,7 @@ def test_streams_have_states_of_their_own(serve: Serve, order: dict[str, Any]) -
 
 
 def test_a_file_that_begins_again_begins_with_zeros(serve: Serve, order: dict[str, Any]) -> None:
-    with serve() as service, contextlib.closing(read_lines(service, {**order, "repeats": True})) as lines:
+    with serve() as service, contextlib.closing(read_lines(service, {**order, "repeat": True})) as lines:
         values = sums(lines)
         assert [next(values) for _ in range(9)] == [1, 3, 6, 8, 1, 3, 6, 8, 1]
 

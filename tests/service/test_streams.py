@@ -13,9 +13,10 @@ import pytest
 from tests.service.stream_parts import ManualModel
 
 from edgekit_runtime.errors import ConfigError, RequestError, UnavailableError
-from edgekit_runtime.service.options.stream import LiveOptions, StreamOptions
+from edgekit_runtime.protocol.streams import StreamOptions
+from edgekit_runtime.service.options.stream import LiveOptions
 from edgekit_runtime.service.streams import source as source_module
-from edgekit_runtime.service.streams.stream import Stream, drop_low_scores
+from edgekit_runtime.service.streams.stream import Stream, View, drop_low_scores
 from edgekit_runtime.service.streams.streams import MAX_STREAMS, Streams
 from edgekit_runtime.service.streams.viewers import Viewer
 
@@ -30,12 +31,19 @@ class Reader:
 
     sockets: ClassVar[list[socket.socket]] = []
 
-    def __init__(self, streams: Streams, stream: Stream, *, wants_pictures: bool = False) -> None:
+    def __init__(self, streams: Streams, stream: Stream, view: View = "lines") -> None:
         self.socket, server = socket.socketpair()
         self.sockets.append(self.socket)
         self.socket.setblocking(False)
         self._data = b""
-        streams.view(stream, server, b"", wants_pictures=wants_pictures)
+        streams.view(stream, server, b"", view=view)
+
+    async def read(self, count: int) -> bytes:
+        """Return so many bytes, or more."""
+        while len(self._data) < count:
+            loop = asyncio.get_running_loop()
+            self._data += await asyncio.wait_for(loop.sock_recv(self.socket, 1 << 20), 60)
+        return self._data
 
     async def next(self) -> Any:
         while b"\n" not in self._data:
@@ -142,7 +150,7 @@ def test_error_of_the_model_is_stated_once_and_the_stream_goes_on(
 
 def test_source_that_can_wait_loses_no_frame_while_its_model_is_loaded() -> None:
     async def work() -> None:
-        async with running(source="/rogue/patient", keeps_all=True) as (streams, stream, model):
+        async with running(source="/rogue/patient", all_frames=True) as (streams, stream, model):
             reader = Reader(streams, stream)
             first, reply = await model.next()
             reply(RequestError(503, "being loaded", retry_after_s=1.0))
@@ -202,17 +210,69 @@ def test_source_that_fails_shows_in_the_list_without_its_password() -> None:
 def test_viewer_of_pictures_gets_them_with_their_answers() -> None:
     async def work() -> None:
         async with running("pictures") as (streams, stream, model):
-            reader = Reader(streams, stream, wants_pictures=True)
+            reader = Reader(streams, stream, view="pictures")
             (await model.next())[1]({})
-            data = b""
-            while len(data) < 200_000:
-                data += await asyncio.wait_for(
-                    asyncio.get_running_loop().sock_recv(reader.socket, 1 << 20), 60
-                )
-            head = data.partition(b"\r\n\r\n")[0]
+            head = (await reader.read(200_000)).partition(b"\r\n\r\n")[0]
             assert b"Content-Type: image/jpeg" in head
             assert b"Content-Length: 200000" in head
             assert json.loads(head.split(b"Edgekit-Answer: ")[1])["frame"] == 1
+
+    run(work)
+
+
+async def answer_until_trial(model: ManualModel) -> Callable[[Any], None]:
+    """Answer for the version in use until the one on trial is asked; return what takes its answer."""
+    while True:
+        _, reply = await model.next()
+        if model.calls[-1 - model.submitted.qsize()].version is not None:
+            return reply
+        reply({"detections": []})
+
+
+def read_part(data: bytes) -> Any:
+    return json.loads(data.partition(b"\r\n\r\n")[0].split(b"Edgekit-Answer: ")[1])
+
+
+def test_version_on_trial_answers_only_while_somebody_looks_and_delays_nothing() -> None:
+    async def work() -> None:
+        async with running("pictures") as (streams, stream, model):
+            model.trial = "2"
+            for _ in range(3):
+                (await model.next())[1]({"detections": []})
+            reader = Reader(streams, stream, view="trial")
+            assert {call.version for call in model.calls} == {None}
+            reply = await answer_until_trial(model)
+            answered = stream.counts["answered"]
+            for _ in range(3):  # while the version on trial takes its time
+                (await model.next())[1]({"detections": []})
+            assert [call.version for call in model.calls].count("2") == 1
+            reply({"detections": [{"label": "cat", "score": 0.9}]})
+            answer = read_part(await reader.read(200_000))
+            assert (answer["frame"] <= stream.counts["read"], answer["detections"]) == (True, [])
+            cat = {"label": "cat", "score": 0.9}
+            assert answer["trial"] == {"model_version": "2", "detections": [cat]}
+            assert stream.counts["answered"] == answered + 3
+
+    run(work)
+
+
+def test_trial_that_fails_is_shown_with_its_error() -> None:
+    async def work() -> None:
+        async with running("pictures") as (streams, stream, model):
+            model.trial = "2"
+            reader = Reader(streams, stream, view="trial")
+            (await answer_until_trial(model))(UnavailableError("gone"))
+            assert read_part(await reader.read(200_000))["trial"] == {"model_version": "2", "error": "gone"}
+
+    run(work)
+
+
+def test_viewer_of_a_trial_gets_pictures_where_there_is_none() -> None:
+    async def work() -> None:
+        async with running("pictures") as (streams, stream, model):
+            reader = Reader(streams, stream, view="trial")
+            (await model.next())[1]({})
+            assert "trial" not in read_part(await reader.read(200_000))
 
     run(work)
 
@@ -246,7 +306,7 @@ def test_viewer_that_has_gone_before_its_first_byte_is_forgotten() -> None:
         async with running() as (streams, stream, _):
             client, server = socket.socketpair()
             client.close()
-            streams.view(stream, server, b"head", wants_pictures=True)
+            streams.view(stream, server, b"head", view="pictures")
             assert stream.to_json()["viewers"] == 0
             streams.check_room()
 
@@ -321,7 +381,7 @@ def test_the_client_that_started_a_stream_is_no_viewer() -> None:
             for _ in range(2):
                 owner, server = socket.socketpair()
                 Reader.sockets.append(owner)
-                streams.view(stream, server, b"", wants_pictures=False, on_close=lambda: None)
+                streams.view(stream, server, b"", on_close=lambda: None)
             streams.check_room()
 
     run(work)

@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import ConfigError
-from edgekit_runtime.protocol.streams import StreamSettings, check_fleet_streams
+from edgekit_runtime.protocol.streams import StreamOptions, check_fleet_streams
 
 PROTOCOL: Final = 1
 MAX_DOCUMENT_BYTES: Final = 32 << 10
@@ -141,7 +141,7 @@ class Desired:
     reconnect_s: float = 30.0
     removed: tuple[str, ...] = ()
     notice: str = ""
-    streams: Mapping[str, StreamSettings] = field(default_factory=dict)
+    streams: Mapping[str, StreamOptions] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_fleet_streams(self.streams)

@@ -8,7 +8,6 @@ import contextlib
 import http.client
 import json
 import socket
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -123,46 +122,24 @@ def read_fleet_streams(socket_path: Path) -> dict[str, Any]:
     return stated if isinstance(stated, dict) else {}
 
 
-def read_stream(socket_path: Path, order: Mapping[str, Any], *, limit_s: float | None) -> Iterator[bytes]:
-    """Run a stream in the service; yield its answers and changes of state, lines of JSON.
-
-    The time limit yields an empty line, after which the stream still runs until the iteration ends.
+def read_stream(socket_path: Path, order: Mapping[str, Any]) -> Iterator[bytes]:
+    """Run a stream in the service until the iteration ends; yield its answers and states, lines of JSON.
 
     Args:
         socket_path: socket of the service.
-        order: name and options of the stream, which ends with the iteration.
-        limit_s: the stream ends after this time; None for no limit.
+        order: name and options of the stream.
 
     Raises:
         TransportError: the service refuses, or ends.
     """
-    end_s = time.monotonic() + (_NO_LIMIT_S if limit_s is None else limit_s)
     with _connected(socket_path, _TIMEOUT_S) as connection:
         connected = connection.sock  # the response takes it
         connection.request("POST", STREAMS, encode_json(dict(order)))
         response = connection.getresponse()
         if response.status != _OK:
             raise TransportError(f"the service refuses the stream: {_reason(response.read(_MAX_BODY_BYTES))}")
-        while (left_s := end_s - time.monotonic()) > 0:
-            connected.settimeout(left_s)
-            try:
-                line = response.readline()
-            except TimeoutError:
-                break
-            if not line:
-                return
-            yield line
-        yield b""
-
-
-def read_sinks(socket_path: Path, stream: str) -> list[dict[str, Any]]:
-    """Return what became of the answers of a stream in each of its sinks; empty without an answer in time."""
-    try:
-        status, body = _request(socket_path, "GET", STREAMS, _TIMEOUT_S)
-        streams = json.loads(body)["streams"] if status == _OK else []
-        return next((list(entry["sinks"]) for entry in streams if entry["name"] == stream), [])
-    except (TransportError, ValueError, KeyError, TypeError):
-        return []
+        connected.settimeout(_NO_LIMIT_S)
+        yield from response
 
 
 def _request(

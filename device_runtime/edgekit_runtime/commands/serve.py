@@ -4,12 +4,15 @@ import argparse
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgekit_runtime.commands.command import Outcome
 
 if TYPE_CHECKING:
+    from edgekit_runtime.service.options.config import ServiceConfig
     from edgekit_runtime.trust.verifier_process import VerifyingProcess
+
+Options = TypeVar("Options")
 
 _logger = logging.getLogger(__name__)
 
@@ -86,13 +89,10 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     import dataclasses
     import faulthandler
 
-    from edgekit_runtime.dataclass_json import from_plain
     from edgekit_runtime.service.models.file_source import PackageFiles
     from edgekit_runtime.service.models.slot_source import InstalledModels
     from edgekit_runtime.service.models.source import Source
     from edgekit_runtime.service.observability.traceback_limiter import TracebackLimiter
-    from edgekit_runtime.service.options.config import Listen, ServiceConfig, isolate, read_config
-    from edgekit_runtime.service.options.http import GrpcOptions
     from edgekit_runtime.service.server import serve
     from edgekit_runtime.slots import Slots
     from edgekit_runtime.slots.access import hold_for_service
@@ -102,13 +102,7 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     # `sys.stderr` is None if this process was started without it.
     faulthandler.enable(2)
     logging.getLogger("edgekit_runtime").setLevel(logging.INFO)
-    config = ServiceConfig() if arguments.config is None else read_config(arguments.config)
-    stated = {"unix_socket": arguments.unix_socket, "port": arguments.port}
-    listen = from_plain(Listen, _override(config.listen, stated), "listen")
-    stated = {"unix_socket": arguments.grpc_unix_socket, "port": arguments.grpc_port}
-    grpc = from_plain(GrpcOptions, _override(config.grpc, stated), "grpc")
-    models = isolate(config.models, arguments.isolate)
-    config = dataclasses.replace(config, listen=listen, grpc=grpc, models=models)
+    config = _read_config(arguments)
     for handler in logging.getLogger().handlers:
         handler.addFilter(TracebackLimiter(handler))
         if config.log.json:
@@ -145,8 +139,26 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     return Outcome({"stopped": True}, ["stopped"], has_ended=has_ended)
 
 
-def _override(options: Any, stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with those that the command line states."""
-    from edgekit_runtime.dataclass_json import to_plain
+def _read_config(arguments: argparse.Namespace) -> "ServiceConfig":
+    """Return the configuration, with what the command line states."""
+    import dataclasses
 
-    return {**to_plain(options), **{name: value for name, value in stated.items() if value is not None}}
+    from edgekit_runtime.service.options.config import ServiceConfig, isolate, read_config
+
+    config = ServiceConfig() if arguments.config is None else read_config(arguments.config)
+    listen = {"unix_socket": arguments.unix_socket, "port": arguments.port}
+    grpc = {"unix_socket": arguments.grpc_unix_socket, "port": arguments.grpc_port}
+    return dataclasses.replace(
+        config,
+        listen=_override(config.listen, listen, "listen"),
+        grpc=_override(config.grpc, grpc, "grpc"),
+        models=isolate(config.models, arguments.isolate),
+    )
+
+
+def _override(options: Options, stated: Mapping[str, Any], where: str) -> Options:
+    """Return options with those that the command line states."""
+    from edgekit_runtime.dataclass_json import from_plain, to_plain
+
+    changes = {name: value for name, value in stated.items() if value is not None}
+    return from_plain(type(options), {**to_plain(options), **changes}, where)

@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from edgekit_runtime.client.control import read_sinks, read_stream
-from edgekit_runtime.commands.command import Outcome, count, positive, report, seconds
+from edgekit_runtime.client.control import read_stream
+from edgekit_runtime.commands.command import Outcome, report
+from edgekit_runtime.dataclass_json import from_plain, list_settings
 from edgekit_runtime.errors import TransportError
+from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.system.paths import find_running_service
 
 
@@ -22,27 +24,20 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         " the answers as lines of JSON. Streams that run as long as the service: [streams.NAME] in its"
         " configuration.",
     )
-    parser.add_argument("--model", required=True, help="name of a model that the service has")
-    parser.add_argument(
-        "--source",
-        required=True,
-        help="number of a camera, rtsp:// address, video file, folder of pictures, 'gstreamer:PIPELINE !"
-        " appsink', WAV file, or microphone",
-    )
-    parser.add_argument(
-        "--sink",
-        action="append",
-        default=[],
-        metavar="SINK",
-        help="where answers go instead: mqtt://HOST/TOPIC, http://…, file:PATH, stdout; may be repeated",
-    )
+    for setting in list_settings(StreamOptions):
+        if setting.kind is bool:
+            parsing: dict[str, Any] = {"action": "store_true", "default": None}
+        else:
+            parsing = {"type": setting.kind, "action": "append" if setting.is_list else "store"}
+            parsing["metavar"] = {int: "N", float: "X"}.get(setting.kind)
+        parser.add_argument(
+            setting.flag,
+            dest=setting.name,
+            required=setting.is_needed,
+            help=setting.help,
+            **parsing,
+        )
     parser.add_argument("--name", help="name of the stream (default: client-1 and so on)")
-    parser.add_argument("--every", type=count, metavar="N", help="only each N-th frame goes to the model")
-    parser.add_argument("--min-score", type=positive, metavar="X", help="leave out results of lower scores")
-    parser.add_argument("--max-fps", type=positive, metavar="X", help="most frames in a second")
-    parser.add_argument("--all-frames", action="store_true", help="let a file wait for the model")
-    parser.add_argument("--repeat", action="store_true", help="begin a file again at its end")
-    parser.add_argument("--seconds", type=seconds, help="end after this time")
     parser.add_argument(
         "--socket", type=Path, metavar="PATH", help="socket of the service (default: the running one)"
     )
@@ -55,42 +50,31 @@ def run(arguments: argparse.Namespace) -> Outcome:
     socket_path: Path | None = arguments.socket or find_running_service()
     if socket_path is None:
         raise TransportError("no service runs here; start it with: edgekit-device serve")
-    sinks = [_resolve(sink) for sink in arguments.sink if sink != "stdout"]
-    prints = not arguments.sink or "stdout" in arguments.sink
-    stated = {
-        "name": arguments.name,
-        "model": arguments.model,
-        "source": _resolve(arguments.source),
-        "sinks": sinks,
-        "every": arguments.every,
-        "min_score": arguments.min_score,
-        "max_fps": arguments.max_fps,
-        "keeps_all": arguments.all_frames or None,
-        "repeats": arguments.repeat or None,
-    }
-    order = {name: value for name, value in stated.items() if value is not None}
-    begin_s, answers, sinks_at_end = time.monotonic(), 0, []
+    stated = {setting.name: getattr(arguments, setting.name) for setting in list_settings(StreamOptions)}
+    stated = {name: value for name, value in stated.items() if value is not None}
+    prints = "stdout" in stated.get("sinks", ["stdout"])
+    sinks = [_resolve(sink) for sink in stated.get("sinks", []) if sink != "stdout"]
+    stated |= {"source": _resolve(arguments.source), "sinks": sinks}
+    order = from_plain(StreamOptions, stated, "stream").to_json()
+    if arguments.name is not None:
+        order["name"] = arguments.name
+    begin_s, answers, summary = time.monotonic(), 0, dict[str, Any]()
     state: dict[str, Any] = {}
-    for line in read_stream(socket_path, order, limit_s=arguments.seconds):
-        if not line:
-            sinks_at_end = read_sinks(socket_path, state.get("stream", ""))
-            break
+    for line in read_stream(socket_path, order):
         document: dict[str, Any] = json.loads(line)
         if "sinks" in document:
-            sinks_at_end = document["sinks"]
-            continue
-        if "frame" not in document:
+            summary["sinks"] = document["sinks"]
+        elif "frame" not in document:
             state = document
-            report(f"{document['stream']}: {document['state']}" + _explain(document))
-            continue
-        answers += 1
-        if prints and not _print(line):
-            break
+            error = f": {document['error']}" if "error" in document else ""
+            report(f"{document['stream']}: {document['state']}{error}")
+        else:
+            answers += 1
+            if prints and not _print(line):
+                break
     if state.get("state") == "failed":
         raise TransportError(f"{arguments.source}: {state.get('error', 'failed')}")
-    summary: dict[str, Any] = {"answers": answers, "seconds": round(time.monotonic() - begin_s, 1)}
-    if sinks:
-        summary["sinks"] = sinks_at_end
+    summary = {"answers": answers, "seconds": round(time.monotonic() - begin_s, 1), **summary}
     return Outcome(summary, [json.dumps(summary)])
 
 
@@ -106,10 +90,6 @@ def _print(line: bytes) -> bool:
         os.close(null)
         return False
     return True
-
-
-def _explain(document: dict[str, Any]) -> str:
-    return f": {document['error']}" if "error" in document else ""
 
 
 def _resolve(text: str) -> str:

@@ -1,9 +1,10 @@
-"""A stream as the fleet states it: its source, the model that answers, where answers go."""
+"""The settings of a stream: its source, the model that answers, where answers go."""
 
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Final
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Final
 
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import Range, to_plain
@@ -11,6 +12,8 @@ from edgekit_runtime.dataclass_json import Range, to_plain
 STREAMS_FILE: Final = "streams.json"
 """In the agent's folder: the streams that the fleet wants, which the service follows."""
 
+MAX_PIXELS: Final = 1 << 27
+MAX_RATE: Final = 192_000
 MAX_FLEET_STREAMS: Final = 16
 MAX_FLEET_STREAMS_BYTES: Final = 8 << 10
 
@@ -20,19 +23,34 @@ _SECRET: Final = re.compile(r"(?i)((?:pw|pwd|pass|password|passwd|token|secret|k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSettings:
-    """What a stream reads, which model answers, and where answers go; a part of `StreamOptions`.
+class StreamOptions:
+    """One stream: the table `[streams.NAME]`, the options of the commands, the wish of a fleet.
 
     Attributes:
-        model: name of the model that answers; it may be swapped while the stream runs.
-        source: where frames or sound come from, such as `rtsp://user:password@camera/1`.
-        sinks: where answers go, such as `mqtt://broker/yard`.
-        every: only each N-th frame goes to the model.
-        min_score: results with a lower `score` are left out of answers; None leaves all.
-        max_fps: most frames in a second that go to the model; None for no limit.
+        model: name of the model that answers; it may be swapped while the stream runs
+        source: camera (0 or /dev/videoN), rtsp:// or http:// address, video file, folder of pictures, WAV
+            file, `microphone[:NAME]`, or `gstreamer:PIPELINE ! appsink`
+        sinks: where answers go: `mqtt://HOST/TOPIC`, `http://…`, `file:PATH`, `stdout`
+        every: only each N-th frame goes to the model
+        min_score: results of lower scores are left out of answers; by default none
+        max_fps: most frames in a second that go to the model; by default no limit
+        seconds: the stream ends after this time; by default with its source
+        repeat: a file or a folder begins again at its end
+        all_frames: the source waits for the model, so that no frame is left out; by default pictures and WAV
+            files do, and a camera cannot
+        stall_s: a source that sends nothing for so long, and for three of its own intervals, is opened again
+        open_s: most seconds until the first frame; an attempt after a success gets 3 s, more after failures
+        max_pixels: of a frame; 0 for as many as `[media]` allows. A picture of a folder with more ends the
+            stream
+        window_s: length of the sound that the model gets each time
+        hop_s: how much of it is new; by default half of it, or all for a model with states
+        rate: samples in a second that a microphone is asked for
+        max_queued: most answers that wait for one sink; then the oldest is dropped
+        max_file_bytes: a file of answers is followed by the next one at this size
+        max_files: so many files of answers are kept
 
     Raises:
-        ValueError: model or source is empty.
+        ValueError: a field is empty, or `hop_s` over `window_s`.
     """
 
     model: str
@@ -41,33 +59,60 @@ class StreamSettings:
     every: Annotated[int, Range(1, 1_000_000)] = 1
     min_score: Annotated[float | None, Range(0, 1)] = None
     max_fps: Annotated[float | None, Range(0.001, 1000)] = None
+    seconds: Annotated[float | None, Range(0.001, 10**9)] = None
+    repeat: bool = False
+    all_frames: bool | None = None
+    stall_s: Annotated[float, Range(0.1, 3600)] = 1.5
+    open_s: Annotated[float, Range(0.1, 3600)] = 10.0
+    max_pixels: Annotated[int, Range(0, MAX_PIXELS)] = 0
+    window_s: Annotated[float, Range(0.001, 60)] = 1.0
+    hop_s: Annotated[float | None, Range(0.001, 60)] = None
+    rate: Annotated[int, Range(1000, MAX_RATE)] = 16_000
+    max_queued: Annotated[int, Range(1, 1 << 20)] = 256
+    max_file_bytes: Annotated[int, Range(1024, 1 << 40)] = 64 << 20
+    max_files: Annotated[int, Range(1, 1000)] = 5
 
     def __post_init__(self) -> None:
         if not self.model or not self.source:
             raise ValueError("model and source are needed")
+        if self.hop_s is not None and self.hop_s > self.window_s:
+            raise ValueError(f"hop_s is {self.hop_s:g}, expected at most window_s, {self.window_s:g}")
+
+    @property
+    def frame_bytes(self) -> int:
+        """The size limit of one frame, or of the sound of one window."""
+        return 4 * max(self.max_pixels, math.ceil(self.window_s * MAX_RATE))  # aligned for float32
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings that differ from their defaults."""
+        plain: dict[str, Any] = to_plain(self)
+        return {
+            field.name: plain[field.name]
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        }
 
 
-def check_fleet_streams(streams: Mapping[str, StreamSettings]) -> None:
+def check_fleet_streams(streams: Mapping[str, StreamOptions]) -> None:
     """Check names, texts, number and size of the streams of one device.
 
     Raises:
         ValueError: they are beyond a limit.
     """
-    for name, settings in streams.items():
-        texts = (settings.model, settings.source, *settings.sinks)
-        if not all(
-            text.isprintable() for text in texts
-        ):  # nor halves of a UTF-16 pair, which no device takes
-            raise ValueError(f"streams.{name[:60]}: model, source or sinks hold what is not printable")
+    for name, options in streams.items():
         if not _NAME.fullmatch(name):
             raise ValueError(
                 f"streams: {name[:60]!r} is no name, expected up to 64 letters, digits, '.', '_', '-'"
             )
-    if len(streams) > MAX_FLEET_STREAMS:
-        raise ValueError(f"streams: {len(streams)} of them, at most {MAX_FLEET_STREAMS} are allowed")
-    size_bytes = len(encode_json(to_plain(streams)))
-    if size_bytes > MAX_FLEET_STREAMS_BYTES:
-        raise ValueError(f"streams: {size_bytes} bytes, at most {MAX_FLEET_STREAMS_BYTES} are allowed")
+        # Nor halves of a UTF-16 pair, which no device takes.
+        if not all(text.isprintable() for text in (options.model, options.source, *options.sinks)):
+            raise ValueError(f"streams.{name}: model, source or sinks hold what is not printable")
+    size_bytes = len(encode_json({name: options.to_json() for name, options in streams.items()}))
+    if len(streams) > MAX_FLEET_STREAMS or size_bytes > MAX_FLEET_STREAMS_BYTES:
+        raise ValueError(
+            f"streams: {len(streams)} of {size_bytes} bytes, at most {MAX_FLEET_STREAMS} of at most"
+            f" {MAX_FLEET_STREAMS_BYTES} bytes are allowed"
+        )
 
 
 def hide_password(text: str) -> str:

@@ -126,7 +126,7 @@ class Service:
             self._monitor.stop()
         self.workers.begin_stop()
         if self._streams is not None:
-            await self._streams.close()
+            await self._streams.streams.close()
         await self.http.drain(self._config.inference.stop_timeout_s)
         await self.workers.close()
         self.pool.stop()
@@ -158,7 +158,7 @@ class Service:
         connections = self.http.connection_count + self.http.lent
         restarts = self.workers.count_restarts()
         errors = self.http.error_counts
-        families = () if self._streams is None else tuple(self._streams.families())
+        families = () if self._streams is None else tuple(self._streams.streams.families())
         return write_metrics(
             self.registry.models.served(), self.metrics, connections, errors, (restarts, *families)
         ).encode()
@@ -211,7 +211,7 @@ async def serve(
     try:
         addresses = await service.listen()
         if config.streams:
-            service.find_streams().start(config.streams)
+            service.find_streams().streams.add_all(config.streams)
         notifier.notify_starting()
         loading = asyncio.ensure_future(service.registry.load_all())
         service.watch()

@@ -2,12 +2,11 @@
 
 import dataclasses
 import inspect
-import re
 import types
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.dataclass_json import Range, describe_fields
 
 Schemas = dict[str, dict[str, Any]]
 
@@ -66,16 +65,3 @@ def schema_of(hint: Any, schemas: Schemas) -> dict[str, Any]:
         return {}
     names = {bool: "boolean", int: "integer", float: "number", str: "string"}
     return {"type": names[hint], **limits}
-
-
-def describe_fields(record: type[Any]) -> dict[str, str]:
-    """Return field -> its description in the docstring; one line may describe several fields."""
-    _, _, section = (inspect.getdoc(record) or "").partition("Attributes:\n")
-    section = section.split("\n\n")[0]
-    texts = {}
-    for entry in re.split(r"\n    (?! )", "\n" + section):
-        names, colon, text = entry.partition(":")
-        if colon:
-            for name in names.split(","):
-                texts[name.strip()] = " ".join(text.split())
-    return texts

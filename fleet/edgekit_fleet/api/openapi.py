@@ -10,9 +10,9 @@ from typing import Any, Final, get_type_hints
 from edgekit_fleet.api import problems
 from edgekit_fleet.api.endpoints.endpoint import AnyEndpoint
 from edgekit_fleet.api.endpoints.table import ENDPOINTS, PREFIX
-from edgekit_fleet.api.json_schema import Schemas, add_schema, describe_fields, schema_of
+from edgekit_fleet.api.json_schema import Schemas, add_schema, schema_of
 from edgekit_fleet.api.repeats import MAX_KEY_CHARS
-from edgekit_runtime.dataclass_json import range_of_unit, to_plain
+from edgekit_runtime.dataclass_json import describe_fields, range_of_unit, to_plain
 
 VERSION: Final = "1"
 _PROBLEM: Final = {

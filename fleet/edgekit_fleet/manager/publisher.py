@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import ColumnElement, Text, cast, select, update
+from sqlalchemy import ColumnElement, Select, Text, cast, select, update
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.manager.inbox import DeviceIndex
@@ -86,22 +86,7 @@ class Publisher:
 
         `now`: seconds since 1970.
         """
-        statement = (
-            select(
-                DesiredRow.device,
-                DesiredRow.version,
-                DesiredRow.content_sha256,
-                DesiredRow.key_id,
-                DesiredRow.expires_at,
-                cast(DeviceRow.streams, Text).label("streams"),
-            )
-            .join(DeviceRow, DeviceRow.name == DesiredRow.device)
-            .where(DesiredRow.is_due, DeviceRow.revoked_at.is_(None), *self._own())
-            .limit(_MOST_AT_ONCE)
-            # A row that somebody marks just now follows at the next turn.
-            .with_for_update(of=DesiredRow, skip_locked=True)
-        )
-        due = session.execute(statement).all()
+        due = session.execute(self._select_due()).all()
         if not due:
             return []
         models_of = _read_wanted(session, [row.device for row in due])
@@ -143,6 +128,20 @@ class Publisher:
         if unchanged:
             session.execute(update(DesiredRow).where(DesiredRow.device.in_(unchanged)).values(is_due=False))
         return outgoing
+
+    def _select_due(self) -> Select[Any]:
+        columns = ("device", "version", "content_sha256", "key_id", "expires_at")
+        return (
+            select(
+                *(getattr(DesiredRow, column) for column in columns),
+                cast(DeviceRow.streams, Text).label("streams"),
+            )
+            .join(DeviceRow, DeviceRow.name == DesiredRow.device)
+            .where(DesiredRow.is_due, DeviceRow.revoked_at.is_(None), *self._own())
+            .limit(_MOST_AT_ONCE)
+            # A row that somebody marks just now follows at the next turn.
+            .with_for_update(of=DesiredRow, skip_locked=True)
+        )
 
     def note_published(self, outgoing: Iterable[Outgoing], now: float) -> None:
         """Remember what went out."""

@@ -22,7 +22,7 @@ from edgekit_runtime.agent.documents import ENDED, Reported
 from edgekit_runtime.agent.membership import LEAST_CLOCK_S, format_utc
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import NotFoundError
-from edgekit_runtime.protocol.streams import StreamSettings
+from edgekit_runtime.protocol.streams import StreamOptions
 
 _NO_REASON: Final = "it states no reason"
 _DAY_S: Final = 86_400.0
@@ -92,7 +92,7 @@ class DeviceDetail:
     desired: Mapping[str, str]
     executions: tuple[Mapping[str, Any], ...]
     reported: Mapping[str, Any] | None
-    streams: Mapping[str, StreamSettings]
+    streams: Mapping[str, StreamOptions]
 
 
 def invite(

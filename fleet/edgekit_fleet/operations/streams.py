@@ -10,12 +10,12 @@ from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.due import mark_due
 from edgekit_fleet.store.tables import DeviceRow
-from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import FleetError, NotFoundError
-from edgekit_runtime.protocol.streams import StreamSettings, check_fleet_streams, hide_password
+from edgekit_runtime.protocol.streams import StreamOptions, check_fleet_streams, hide_password
 
 
-def set_stream(store: Store, device: str, name: str, settings: StreamSettings, *, actor: str) -> None:
+def set_stream(store: Store, device: str, name: str, settings: StreamOptions, *, actor: str) -> None:
     """Let a device run a stream, in place of one of this name.
 
     Raises:
@@ -23,13 +23,13 @@ def set_stream(store: Store, device: str, name: str, settings: StreamSettings, *
     """
     with store.transaction() as session:
         row = find_device(session, device)
-        streams = {**row.streams, name: to_plain(settings)}
+        streams = {**row.streams, name: settings.to_json()}
         try:
             check_fleet_streams(read_streams(streams))
         except ValueError as cause:
             raise FleetError(str(cause)) from cause
         audit.record(
-            session, actor, "device.stream", device, stream=name, **to_plain(hide_passwords(settings))
+            session, actor, "device.stream", device, stream=name, **hide_passwords(settings).to_json()
         )
         _write(session, row, streams)
 
@@ -49,12 +49,12 @@ def remove_stream(store: Store, device: str, name: str, *, actor: str) -> None:
         _write(session, row, {key: value for key, value in row.streams.items() if key != name})
 
 
-def read_streams(plain: Mapping[str, object]) -> dict[str, StreamSettings]:
+def read_streams(plain: Mapping[str, object]) -> dict[str, StreamOptions]:
     """Return the streams of `DeviceRow.streams`, with their passwords."""
-    return {name: from_plain(StreamSettings, settings, name) for name, settings in sorted(plain.items())}
+    return {name: from_plain(StreamOptions, settings, name) for name, settings in sorted(plain.items())}
 
 
-def hide_passwords(settings: StreamSettings) -> StreamSettings:
+def hide_passwords(settings: StreamOptions) -> StreamOptions:
     """Return a stream as people may see it."""
     sinks = tuple(map(hide_password, settings.sinks))
     return replace(settings, source=hide_password(settings.source), sinks=sinks)

@@ -78,7 +78,7 @@ class DeviceRow(Table):
         is_online: whether it is connected, by its last will.
         last_seen_at: when its last document came, or None.
         pinned: model -> version at which somebody pinned it on the device, as it reports.
-        streams: name -> a `StreamSettings` as plain values that the device should run; with passwords.
+        streams: name -> a `StreamOptions` as plain values that the device should run; with passwords.
     """
 
     __tablename__ = "devices"

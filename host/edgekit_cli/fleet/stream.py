@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from edgekit_cli.fleet.fleet_options import folder_and_json_options, print_json
 from edgekit_cli.fleet.fleet_server import connect
-from edgekit_cli.number_range import NumberRange
+from edgekit_runtime.dataclass_json import from_plain, list_settings
+from edgekit_runtime.protocol.streams import StreamOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from edgekit_fleet.operations.devices import DeviceDetail
+
+
+Command = TypeVar("Command", bound="Callable[..., Any]")
+
+
+def _setting_options(function: Command) -> Command:
+    for setting in reversed(list_settings(StreamOptions)):
+        function = click.option(
+            setting.flag,
+            setting.name,
+            type=setting.kind,
+            multiple=setting.is_list,
+            required=setting.is_needed,
+            is_flag=setting.kind is bool,
+            default=None,
+            help=setting.help,
+        )(function)
+    return function
 
 
 @click.group("stream")
@@ -25,33 +44,16 @@ def command() -> None:
 @command.command("set")
 @click.argument("device")
 @click.argument("name")
-@click.option("--model", required=True, help="The model that answers.")
-@click.option(
-    "--source", required=True, help="Camera, address, video or folder, as of edgekit-device stream."
-)
-@click.option("--sink", "sinks", multiple=True, help="Where answers go, such as mqtt://broker; repeatable.")
-@click.option(
-    "--every", type=click.IntRange(1, 2**31 - 1), default=1, metavar="N", help="Only each N-th frame."
-)
-@click.option(
-    "--min-score", type=NumberRange(0, 1), metavar="SCORE", help="Leave weaker results out of answers."
-)
-@click.option("--max-fps", type=NumberRange(0, 1000), metavar="N", help="Most frames in a second.")
+@_setting_options
 @folder_and_json_options
-def set_command(
-    device: str,
-    name: str,
-    *,
-    sinks: tuple[str, ...],
-    path: Path | None,
-    as_json: bool,
-    **settings: object,
-) -> None:
+def set_command(device: str, name: str, *, path: Path | None, as_json: bool, **settings: object) -> None:
     """Let DEVICE run the stream NAME, in place of an earlier one of this name."""
-    from edgekit_runtime.dataclass_json import from_plain
-    from edgekit_runtime.protocol.streams import StreamSettings
-
-    stream = from_plain(StreamSettings, {**settings, "sinks": list(sinks)}, "stream")
+    stated = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in settings.items()
+        if value is not None
+    }
+    stream = from_plain(StreamOptions, stated, "stream")
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.devices import SetStream, set_stream
 

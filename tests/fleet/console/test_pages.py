@@ -13,7 +13,7 @@ from edgekit_fleet.console import fleet_page
 from edgekit_fleet.manager.expiry import Expiry, alarm_expiries
 from edgekit_fleet.operations import devices, streams
 from edgekit_fleet.store.tables import DeviceRow, RolloutRow, TokenRow, UserRow
-from edgekit_runtime.protocol.streams import StreamSettings
+from edgekit_runtime.protocol.streams import StreamOptions
 
 READABLE = (
     *("/", "/devices", "/releases", "/rollouts", "/health", "/audit"),
@@ -148,7 +148,7 @@ def test_device_that_states_nonsense_has_a_page(client, served):
 def test_device_shows_its_streams_without_passwords_and_links_to_its_live_page(client, served):
     name = pick(served, status="converged").name
     assert "Streams" not in words(client.get(f"/devices/{name}").text)
-    settings = StreamSettings(model="detector", source="rtsp://me:secret@camera/1")
+    settings = StreamOptions(model="detector", source="rtsp://me:secret@camera/1")
     streams.set_stream(served.store, name, "yard", settings, actor="test")
     page = client.get(f"/devices/{name}").text
     assert "yard detector rtsp://camera/1 the live page nothing yet" in words(page)

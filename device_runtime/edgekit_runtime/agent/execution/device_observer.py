@@ -12,7 +12,7 @@ from edgekit_runtime.agent.figures import read_figures
 from edgekit_runtime.client.control import read_fleet_streams, read_metrics
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import ConfigError, EdgekitError
-from edgekit_runtime.protocol.streams import StreamSettings
+from edgekit_runtime.protocol.streams import StreamOptions
 
 _SERVICE_S: Final = 3.0  # between looks at the service's index; 1 while something is under way
 _FIGURES_S: Final = 10.0
@@ -81,7 +81,7 @@ class DeviceObserver:
         return self._figures
 
     def read_streams(
-        self, now_s: float, desired: Mapping[str, StreamSettings]
+        self, now_s: float, desired: Mapping[str, StreamOptions]
     ) -> Mapping[str, ReportedStream]:
         """Return the streams that the fleet wants as the service states them, asked every few seconds."""
         if desired and now_s >= self._streams_s:
@@ -102,7 +102,7 @@ class DeviceObserver:
         return replace(view, served=served, on_trial=on_trial, remark=remark, not_finite=not_finite)
 
 
-def _read_stream(settings: StreamSettings, stated: object) -> ReportedStream:
+def _read_stream(settings: StreamOptions, stated: object) -> ReportedStream:
     with contextlib.suppress(ConfigError):
         stream = from_plain(ReportedStream, stated)
         return replace(stream, error=stream.error[:_MAX_ERROR])

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edgekit_runtime.canonical_json import encode_json
-from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import OutputError
-from edgekit_runtime.protocol.streams import StreamSettings
+from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.system.atomic_files import Disk, write_atomically
 
 _logger = logging.getLogger(__name__)
@@ -25,9 +24,9 @@ class StreamsFile:
         except OSError:
             self._content = None
 
-    def write(self, streams: Mapping[str, StreamSettings]) -> None:
+    def write(self, streams: Mapping[str, StreamOptions]) -> None:
         """Bring the file up to date; on a full disk the next call tries again."""
-        content = encode_json({"streams": to_plain(streams)})
+        content = encode_json({"streams": {name: options.to_json() for name, options in streams.items()}})
         if content == self._content or (self._content is None and not streams):
             return
         try:

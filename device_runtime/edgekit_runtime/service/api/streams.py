@@ -4,7 +4,7 @@ import base64
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -12,17 +12,17 @@ from typing import Any, Final
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import ConfigError, RequestError
 from edgekit_runtime.protocol.json_fields import load_small
+from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.service.answers.answer_path import AnswerPath
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.response import make_head, make_json
 from edgekit_runtime.service.http.server import HttpServer
 from edgekit_runtime.service.models.registry import Registry
-from edgekit_runtime.service.observability.prometheus import MetricFamily
 from edgekit_runtime.service.options.config import ServiceConfig
-from edgekit_runtime.service.options.stream import StreamOptions
 from edgekit_runtime.service.streams.fleet_streams import FleetStreams
 from edgekit_runtime.service.streams.model_calls import ModelCalls
+from edgekit_runtime.service.streams.stream import View
 from edgekit_runtime.service.streams.streams import Streams
 from edgekit_runtime.service.streams.viewers import PICTURES_TYPE
 
@@ -36,36 +36,20 @@ class StreamsHandler:
     """Handles requests about streams."""
 
     def __init__(self, streams: Streams, fleet: FleetStreams | None, *, is_live: bool) -> None:
-        """Keep what all requests need.
+        """Handle requests about `streams`.
 
         Args:
             streams: all streams.
             fleet: starts those among them that the fleet wants; None where it may want none.
             is_live: whether there is a live page.
         """
-        self._streams, self._fleet, self._is_live = streams, fleet, is_live
+        self.streams, self._fleet, self._is_live = streams, fleet, is_live
         self._numbers = iter(range(1, 1 << 62))
-
-    def start(self, options: Mapping[str, StreamOptions]) -> None:
-        """Start the streams of the configuration.
-
-        Raises:
-            ConfigError: a source or a sink is wrong.
-        """
-        self._streams.add_all(options)
 
     def follow_fleet(self) -> None:
         """Start and stop streams as the fleet wants by now."""
         if self._fleet is not None:
             self._fleet.look()
-
-    async def close(self) -> None:
-        """Stop all streams."""
-        await self._streams.close()
-
-    def families(self) -> Iterator[MetricFamily]:
-        """Yield the metrics of all streams."""
-        return self._streams.families()
 
     def find(self, parts: list[str]) -> tuple[tuple[str, ...], Action] | None:
         """Return methods and action of a path, or None where it is not about streams."""
@@ -73,11 +57,11 @@ class StreamsHandler:
             case ["v2", "streams"]:
                 return ("GET", "HEAD", "POST"), self._respond_streams
             case ["v2", "streams", name, "answers"]:
-                return ("GET",), functools.partial(self._view, name, is_picture=False)
+                return ("GET",), functools.partial(self._view, name, "lines")
             case ["live"] if self._is_live:
                 return _READ, self._respond_page
             case ["live", file] if self._is_live and file.endswith(".mjpeg"):
-                return ("GET",), functools.partial(self._view, file.removesuffix(".mjpeg"), is_picture=True)
+                return ("GET",), functools.partial(self._view, file.removesuffix(".mjpeg"), "pictures")
         return None
 
     def _respond_streams(self, connection: Connection, head: RequestHead, body: memoryview) -> None:
@@ -85,7 +69,7 @@ class StreamsHandler:
             self._run(connection, body)
         else:
             of_fleet = None if self._fleet is None else self._fleet.to_json()
-            document = {"streams": self._streams.to_json(), **({"fleet": of_fleet} if of_fleet else {})}
+            document = {"streams": self.streams.to_json(), **({"fleet": of_fleet} if of_fleet else {})}
             connection.respond(*make_json(document))
 
     def _run(self, connection: Connection, body: memoryview) -> None:
@@ -103,30 +87,31 @@ class StreamsHandler:
             raise RequestError(400, "the stream's name is no text")
         try:
             options = from_plain(StreamOptions, stated, "stream")
-            self._streams.check_model(options)
-            self._streams.add(name, options)
+            self.streams.check_model(options)
+            self.streams.add(name, options)
         except ConfigError as error:
             raise RequestError(400, str(error)) from error
-        self._attach(connection, name, on_close=lambda: self._streams.remove(name), is_picture=False)
+        self._attach(connection, name, "lines", on_close=lambda: self.streams.remove(name))
 
     def _view(
-        self, name: str, connection: Connection, _head: RequestHead, _body: memoryview, *, is_picture: bool
+        self, name: str, view: View, connection: Connection, head: RequestHead, _body: memoryview
     ) -> None:
-        self._streams.find(name)
-        self._streams.check_room()
-        self._attach(connection, name, is_picture=is_picture)
+        self.streams.find(name)
+        self.streams.check_room()
+        is_trial = view == "pictures" and head.query == "trial"  # with boxes of the version on trial, too
+        self._attach(connection, name, "trial" if is_trial else view)
 
     def _attach(
         self,
         connection: Connection,
         name: str,
+        view: View,
         *,
-        is_picture: bool,
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        """Give the connection to the stream; its response has no end."""
-        stream = self._streams.find(name)
-        content_type = PICTURES_TYPE if is_picture else _LINES_TYPE
+        """Let a client read the stream; its response has no end."""
+        stream = self.streams.find(name)
+        content_type = _LINES_TYPE if view == "lines" else PICTURES_TYPE
         lines = (
             "HTTP/1.1 200 OK",
             f"Content-Type: {content_type}",
@@ -136,7 +121,7 @@ class StreamsHandler:
         )
         head = "\r\n".join([*lines, "Connection: close", "", ""]).encode("ascii")
         connected, _ = connection.release()
-        self._streams.view(stream, connected, head, wants_pictures=is_picture, on_close=on_close)
+        self.streams.view(stream, connected, head, view=view, on_close=on_close)
 
     def _respond_page(self, connection: Connection, _head: RequestHead, _body: memoryview) -> None:
         page, policy = _read_page()

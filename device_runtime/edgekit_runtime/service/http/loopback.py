@@ -6,6 +6,7 @@ connection, one end of which is lent to the model's process as that of any clien
 
 import asyncio
 import socket
+import weakref
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
@@ -24,10 +25,11 @@ class Loopback:
     def __init__(self, server: HttpServer, *, is_local: bool = True, address: str = "") -> None:
         self._server, self._is_local, self._address = server, is_local, address
         self._idle: list[_Pair] = []
+        self._open: weakref.WeakSet[asyncio.StreamWriter] = weakref.WeakSet()
 
     def close(self) -> None:
-        """Close the connections that are idle."""
-        for _, writer in self._idle:
+        """Close all connections, also those in use."""
+        for writer in self._open:
             writer.transport.abort()
 
     async def post(
@@ -72,4 +74,6 @@ class Loopback:
     async def _connect(self) -> _Pair:
         outer, inner = socket.socketpair()
         Connection(self._server, inner, is_local=self._is_local, address=self._address)
-        return await asyncio.open_connection(sock=outer)
+        pair = await asyncio.open_connection(sock=outer)
+        self._open.add(pair[1])
+        return pair

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.service.options.http import GrpcOptions, HttpLimits
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.resources import (
@@ -19,7 +20,7 @@ from edgekit_runtime.service.options.resources import (
     Power,
     RegionLimits,
 )
-from edgekit_runtime.service.options.stream import FleetStreamOptions, LiveOptions, StreamOptions
+from edgekit_runtime.service.options.stream import FleetStreamOptions, LiveOptions
 from edgekit_runtime.system.paths import find_socket
 
 DEFAULT_PORT: Final = 8000  # Triton's and KServe's

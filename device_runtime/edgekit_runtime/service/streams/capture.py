@@ -16,9 +16,9 @@ from typing import Any, Final
 from numpy.typing import NDArray
 
 from edgekit_runtime.dataclass_json import from_json
-from edgekit_runtime.service.options.stream import StreamOptions
+from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.service.streams.frame_memory import PICTURE_BYTES, SLOTS, FrameMemory
-from edgekit_runtime.service.streams.source_kinds import Capture, CaptureError, find_kind
+from edgekit_runtime.service.streams.source_kinds import SOURCES, Capture, CaptureError, find_kind
 from edgekit_runtime.system.child_process import open_channel
 
 MAX_PACKET_BYTES: Final = 64 << 10
@@ -32,7 +32,7 @@ _QUALITY: Final = 75
 class _Capturer:
     def __init__(self, channel: socket.socket, memory: FrameMemory, options: StreamOptions) -> None:
         self._channel, self._memory, self._options = channel, memory, options
-        self._kind = find_kind(options.source)
+        self._kind = find_kind(SOURCES, options.source)
         self._waits = self._kind.keeps_all(options)
         self._free = set(range(SLOTS))
         self._max_side = 0  # of pictures; 0 while nobody looks
@@ -43,9 +43,9 @@ class _Capturer:
         """Read the source to its end, or for ever."""
         while True:
             capture = self._kind.open(self._options)
-            self._send(kind="opened", fps=capture.fps, rate=capture.rate)
+            self._send(kind="opened")
             has_frames = self._read_all(capture)
-            if self._kind.is_endless or not (self._options.repeats and has_frames):
+            if self._kind.is_endless or not (self._options.repeat and has_frames):
                 break
         self._send(kind="end")
 
@@ -57,7 +57,7 @@ class _Capturer:
         while (frame := capture.read()) is not None:
             if interval_s:  # a file plays at its own rate, as a camera would
                 due_s = max(due_s + interval_s, time.monotonic() - _LATE_S)
-                time.sleep(max(0.0, due_s - time.monotonic()))
+                self._sleep_until(due_s)
             self._number += 1
             if self._is_due():
                 self._put(frame, capture.rate)
@@ -70,13 +70,18 @@ class _Capturer:
         if is_due and options.max_fps is not None:
             interval_s = 1 / options.max_fps
             if self._waits:
-                time.sleep(max(0.0, self._model_due_s - now_s))
+                self._sleep_until(self._model_due_s)
                 now_s = time.monotonic()
             # A frame may come a little early, so that 30 a second of a camera that has 30 are all of them.
             is_due = now_s >= self._model_due_s - interval_s / 10
             if is_due:
                 self._model_due_s = max(self._model_due_s + interval_s, now_s - interval_s / 10)
         return is_due or self._beat(now_s)
+
+    def _sleep_until(self, due_s: float) -> None:
+        while (rest_s := due_s - time.monotonic()) > 0:
+            self._beat(time.monotonic())
+            time.sleep(min(rest_s, _BEAT_S))
 
     def _beat(self, now_s: float) -> bool:
         """Say that frames come; return False."""
@@ -176,7 +181,7 @@ def main() -> None:
     try:
         _Capturer(channel, memory, options).run()
     except Exception as error:  # also of a decoder
-        is_final = isinstance(error, CaptureError) or not find_kind(options.source).is_endless
+        is_final = isinstance(error, CaptureError) or not find_kind(SOURCES, options.source).is_endless
         document = {"kind": "error", "text": str(error)[:2000] or repr(error), "is_final": is_final}
         channel.send(json.dumps(document).encode("ascii"))
 

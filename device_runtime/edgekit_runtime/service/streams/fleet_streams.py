@@ -15,10 +15,9 @@ from typing import Any, Final
 
 from edgekit_runtime.dataclass_json import from_json
 from edgekit_runtime.errors import ConfigError
-from edgekit_runtime.protocol.streams import hide_password
-from edgekit_runtime.service.options.stream import StreamOptions
-from edgekit_runtime.service.streams.sinks import find_sink_kind
-from edgekit_runtime.service.streams.source_kinds import find_kind
+from edgekit_runtime.protocol.streams import StreamOptions, hide_password
+from edgekit_runtime.service.streams.sinks import SINKS
+from edgekit_runtime.service.streams.source_kinds import SOURCES, find_kind
 from edgekit_runtime.service.streams.streams import Streams
 
 _MAX_FILE_BYTES: Final = 64 << 10
@@ -26,14 +25,8 @@ _MAX_FILE_BYTES: Final = 64 << 10
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetStreamsFile:
-    """Content of the file.
-
-    Attributes:
-        streams: streams by name.
-    """
-
+@dataclass(frozen=True, slots=True)
+class _File:
     streams: Mapping[str, StreamOptions] = field(default_factory=dict)
 
 
@@ -62,54 +55,53 @@ class FleetStreams:
             self._read()
         for name, options in self._desired.items():
             if not (name in self._running or name in self._faults or self._streams.has(name)):
-                self._start(name, options)
+                try:
+                    self._check(options)
+                    self._streams.add(name, options)
+                    self._running[name] = options
+                except ConfigError as error:
+                    self._faults[name] = hide_password(str(error))
+                    _logger.warning("stream %s of the fleet: %s", name, self._faults[name])
 
     def to_json(self) -> dict[str, dict[str, Any]]:
         """Return model, state, answers in a second and error of each stream that the fleet wants, by name."""
-        return {name: self._describe(name, options) for name, options in sorted(self._desired.items())}
-
-    def _describe(self, name: str, options: StreamOptions) -> dict[str, Any]:
-        if name in self._running:
-            stream = self._streams.find(name)
-            state, fps, error = stream.state, round(stream.fps, 2), stream.error
-        else:
+        entries = {}
+        for name, options in sorted(self._desired.items()):
             taken = "the service's configuration or a client has a stream of this name"
-            state, fps, error = "failed", 0.0, self._faults.get(name, taken)
-        return {"model": options.model, "state": state, "fps": fps, "error": error}
+            entry = {"model": options.model, "state": "failed", "fps": 0.0, "error": taken}
+            if name in self._running:
+                stream = self._streams.find(name)
+                entry |= {"state": stream.state, "fps": round(stream.fps, 2), "error": stream.error}
+            elif name in self._faults:
+                entry["error"] = self._faults[name]
+            entries[name] = entry
+        return entries
 
     def _read(self) -> None:
         try:
             with self._path.open("rb") as file:
-                content = from_json(FleetStreamsFile, file.read(_MAX_FILE_BYTES), str(self._path))
+                content = from_json(_File, file.read(_MAX_FILE_BYTES), str(self._path))
         except FileNotFoundError:
-            content = FleetStreamsFile()
+            content = _File()
         except (OSError, ConfigError) as cause:
             _logger.warning("the fleet's streams stay as they are: %s", hide_password(str(cause)))
             return
-        self._desired, self._faults = content.streams, {}
         for name, options in list(self._running.items()):
-            if self._desired.get(name) != options:
+            if content.streams.get(name) != options:
                 del self._running[name]
                 self._streams.remove(name)
-
-    def _start(self, name: str, options: StreamOptions) -> None:
-        try:
-            self._check(options)
-            self._streams.add(name, options)
-        except ConfigError as error:
-            self._faults[name] = hide_password(str(error))
-            _logger.warning("stream %s of the fleet: %s", name, self._faults[name])
-        else:
-            self._running[name] = options
+        self._desired, self._faults = content.streams, {}
 
     def _check(self, options: StreamOptions) -> None:
-        writes_files = find_kind(options.source).writes_files or any(
-            find_sink_kind(sink).writes_files for sink in options.sinks
-        )
-        if writes_files and not self._allows_files:
+        kinds = [find_kind(SOURCES, options.source), *(find_kind(SINKS, sink) for sink in options.sinks)]
+        if any(kind.writes_files for kind in kinds) and not self._allows_files:
             raise ConfigError(
                 "it can write files: this device's owner allows that by allows_files = true in"
                 " [fleet_streams] of the service's configuration"
+            )
+        if options.max_pixels > self._streams.max_pixels:
+            raise ConfigError(
+                f"max_pixels is {options.max_pixels}, this device's owner allows {self._streams.max_pixels}"
             )
 
 

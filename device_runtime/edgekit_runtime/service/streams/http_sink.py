@@ -1,21 +1,21 @@
 """Answers to an HTTP server, each as the body of a POST."""
 
 import base64
+import functools
 import http.client
-import ssl
 from collections.abc import Sequence
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from edgekit_runtime.errors import ConfigError
-from edgekit_runtime.service.streams.sink import UndeliverableError
+from edgekit_runtime.service.streams.sink import Sink, UndeliverableError
 
 _TIMEOUT_S: Final = 5.0
 _MAX_RESPONSE_BYTES: Final = 64 << 10
 _LATER: Final = (408, 425, 429)  # the client may send the same again
 
 
-class HttpSink:
+class HttpSink(Sink):
     """Sends each answer as a POST of its own, over one connection."""
 
     max_batch = 1
@@ -30,7 +30,8 @@ class HttpSink:
         if not parts.hostname:
             raise ConfigError("the sink http://… names no host")
         self._target = parts.path + (f"?{parts.query}" if parts.query else "") or "/"
-        self._is_tls, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._open = functools.partial(kind, parts.hostname, parts.port, timeout=_TIMEOUT_S)
         self._fields = {"Content-Type": "application/json"}
         if parts.username is not None:
             login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
@@ -45,9 +46,6 @@ class HttpSink:
             self.close()
             raise OSError(str(cause) or type(cause).__name__) from cause
 
-    def rest(self) -> None:
-        """Do nothing."""
-
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
@@ -55,13 +53,7 @@ class HttpSink:
 
     def _post(self, line: bytes) -> None:
         if self._connection is None:
-            self._connection = (
-                http.client.HTTPSConnection(
-                    self._host, self._port, timeout=_TIMEOUT_S, context=ssl.create_default_context()
-                )
-                if self._is_tls
-                else http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT_S)
-            )
+            self._connection = self._open()
         self._connection.request("POST", self._target, line, self._fields)
         response = self._connection.getresponse()
         response.read(_MAX_RESPONSE_BYTES)

@@ -54,6 +54,11 @@ class ModelCalls:
             pass
         return None
 
+    def find_trial(self, model: str) -> str | None:
+        """Return the version of a model that is on trial; None without any."""
+        entry = self._registry.models.by_name.get(model)
+        return None if entry is None or entry.trial is None else entry.trial.candidate.version
+
     def submit(self, call: FrameCall) -> None:
         """Submit one frame or window; load the model first if it was unloaded for others.
 
@@ -77,7 +82,7 @@ class ModelCalls:
             reply(error)
 
         step = None
-        find = functools.partial(self._registry.models.find, model, None)
+        find = functools.partial(self._registry.models.find, model, call.version)
         try:
             served = find()
             step = call.sequence if served.codec.states else None
@@ -107,7 +112,7 @@ class ModelCalls:
         if step is not None:
             query = f"?sequence_id={step.id}&sequence_start={json.dumps(step.start)}"
         fields = {"Content-Type": f"{media_type.name}{parameters}"}
-        work = self._loopback.post(f"{model_path(call.model)}/answer{query}", fields, data)
+        work = self._loopback.post(f"{model_path(call.model, call.version)}/answer{query}", fields, data)
         try:
             _, body = await asyncio.wait_for(work, _TIMEOUT_S)
         except (UnavailableError, asyncio.TimeoutError) as cause:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.service.streams.sink import Sink
 from edgekit_runtime.system.install_hint import install_command
 
 _KEEPALIVE_S: Final = 30
@@ -23,10 +24,8 @@ _ONLINE: Final = b'{"state":"online"}'
 _OFFLINE: Final = b'{"state":"offline"}'
 
 
-class MqttSink:
+class MqttSink(Sink):
     """One connection to a broker, made when it is needed first and after it was lost."""
-
-    max_batch = 16
 
     def __init__(self, text: str, name: str) -> None:
         """Read the address; `write` connects.
@@ -53,19 +52,11 @@ class MqttSink:
         self._problem = ""
 
     def write(self, lines: Sequence[bytes]) -> None:
-        """Publish answers, and wait until the broker has them.
-
-        Raises:
-            OSError: it has not; they are published again.
-        """
+        """Publish answers, and wait until the broker has them."""
         self._guard(lambda: self._publish(self._topic, [line.rstrip() for line in lines]))
 
     def rest(self) -> None:
-        """Stay connected.
-
-        Raises:
-            OSError: the connection was lost.
-        """
+        """Stay connected."""
         self._guard(lambda: self._serve(lambda: True))
 
     def close(self) -> None:

@@ -9,13 +9,14 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from edgekit_runtime.protocol.streams import hide_password
-from edgekit_runtime.service.streams.source import Backoff
+from edgekit_runtime.service.streams.source import find_pause_s
 
 _IDLE_S: Final = 5.0
 _END_S: Final = 1.0  # for what waits when a stream ends
+_MAX_PAUSE_S: Final = 4.0
 _MAX_ERROR: Final = 300
 
 _logger = logging.getLogger(__name__)
@@ -25,14 +26,14 @@ class UndeliverableError(Exception):
     """A sink that does not take an answer, and would not take it later either."""
 
 
-class Sink(Protocol):
+class Sink:
     """A receiver of answers, used on one thread; it may block for a few seconds.
 
     Attributes:
         max_batch: most answers of one `write`, which are written again together if it fails.
     """
 
-    max_batch: int
+    max_batch = 16
 
     def write(self, lines: Sequence[bytes]) -> None:
         """Write answers, each a line of JSON.
@@ -41,6 +42,7 @@ class Sink(Protocol):
             OSError: they were not written, and are written again later.
             UndeliverableError: they never will be.
         """
+        raise NotImplementedError
 
     def rest(self) -> None:
         """Called every few seconds without answers; raises OSError as `write`."""
@@ -98,8 +100,7 @@ class QueuedSink:
         }
 
     def _run(self) -> None:
-        backoff = Backoff()
-        pause_s = 0.0
+        failures, pause_s = 0, 0.0
         while True:
             with self._changed:
                 if pause_s:
@@ -117,21 +118,21 @@ class QueuedSink:
                     self._sink.rest()
             except UndeliverableError as cause:
                 self.dropped += len(lines)
-                self.error, pause_s = str(cause)[:_MAX_ERROR], 0.0
+                self.error, failures, pause_s = str(cause)[:_MAX_ERROR], 0, 0.0
             except Exception as cause:  # OSError, or what a library raises
                 self._put_back(lines)
                 error = f"{cause or type(cause).__name__}"[:_MAX_ERROR]
                 if not self.error:
                     _logger.warning("sink %s: %s", self._text, error)
                 self.error = error
-                pause_s = backoff.next_s()
+                failures += 1
+                pause_s = find_pause_s(failures, _MAX_PAUSE_S)
                 if self._is_stopping:
                     break
             else:
                 self.written += len(lines)
-                if lines or pause_s:
-                    self.error, pause_s = "", 0.0
-                backoff.reset()
+                if lines or failures:
+                    self.error, failures, pause_s = "", 0, 0.0
         with self._changed:
             self.dropped += len(self._queued)
             self._queued.clear()

@@ -1,67 +1,56 @@
 """Where the answers of a stream can go: a table of kinds."""
 
 import contextlib
+import itertools
 import os
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.errors import ConfigError
-from edgekit_runtime.protocol.streams import hide_password
-from edgekit_runtime.service.options.stream import StreamOptions
+from edgekit_runtime.protocol.streams import StreamOptions, hide_password
 from edgekit_runtime.service.streams.sink import QueuedSink, Sink
-
-_MAX_BATCH: Final = 16
+from edgekit_runtime.service.streams.source_kinds import AddressKind, find_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SinkKind:
-    """A kind of sinks.
+class SinkKind(AddressKind):
+    """A kind of sinks; `open` takes its text, the name of the stream and its options, and connects later."""
 
-    Attributes:
-        form: how such a sink is written, for documents and messages.
-        matches: whether a text is such a sink.
-        open: (text, name of the stream, its options) -> the sink; it connects later.
-        writes_files: whether it can write any file of the service's user.
-    """
-
-    form: str
-    matches: Callable[[str], bool]
     open: Callable[[str, str, StreamOptions], Sink]
-    writes_files: bool = False
 
 
-class _Output:
+class _Output(Sink):
     """The standard output of the service."""
-
-    max_batch = _MAX_BATCH
 
     def write(self, lines: Sequence[bytes]) -> None:
         _write_all(1, b"".join(lines))
 
-    def rest(self) -> None:
-        """Do nothing."""
 
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class _RotatedFile:
+class _RotatedFile(Sink):
     """A file of lines: PATH, and PATH.1 to PATH.N for earlier ones, the newest first."""
-
-    max_batch = _MAX_BATCH
 
     def __init__(self, text: str, _name: str, options: StreamOptions) -> None:
         self._path, self._options = Path(text.removeprefix("file:")), options
         self._descriptor: int | None = None
+        if self._path.exists() and not self._path.is_file():
+            raise ConfigError(
+                f"sink {text[:200]!r} is no regular file; for the output of the service: stdout"
+            )
 
     def write(self, lines: Sequence[bytes]) -> None:
         if self._descriptor is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            # A pipe that has come since would keep the thread until somebody reads it.
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
             self._descriptor = os.open(self._path, flags, 0o640)
-        size_bytes = os.fstat(self._descriptor).st_size
+        status = os.fstat(self._descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            self.close()
+            raise OSError(f"{self._path} is no regular file")
+        size_bytes = status.st_size
         try:
             _write_all(self._descriptor, b"".join(lines))
         except OSError:
@@ -71,20 +60,14 @@ class _RotatedFile:
             self.close()
             self._rotate()
 
-    def rest(self) -> None:
-        """Do nothing."""
-
     def close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def _rotate(self) -> None:
-        paths = [
-            self._path,
-            *(Path(f"{self._path}.{number}") for number in range(1, self._options.max_files)),
-        ]
-        for older, newer in zip(reversed(paths[1:]), reversed(paths[:-1]), strict=True):
+        paths = [self._path, *(Path(f"{self._path}.{n}") for n in range(1, self._options.max_files))]
+        for newer, older in reversed(list(itertools.pairwise(paths))):
             with contextlib.suppress(FileNotFoundError):
                 newer.replace(older)
         if len(paths) == 1:
@@ -103,7 +86,7 @@ def _open_mqtt(text: str, name: str, _options: StreamOptions) -> Sink:
     return MqttSink(text, name)
 
 
-KINDS: Final = (
+SINKS: Final = (
     SinkKind(form="stdout", matches=lambda text: text == "stdout", open=lambda *_: _Output()),
     SinkKind(
         form="mqtt://HOST[:PORT][/TOPIC] or mqtts://…",
@@ -130,25 +113,12 @@ def open_sink(text: str, name: str, options: StreamOptions) -> QueuedSink:
     Raises:
         ConfigError: it is of no kind, or malformed.
     """
-    kind = find_sink_kind(text)
+    kind = find_kind(SINKS, text)
     try:
         sink = kind.open(text, name, options)
     except ValueError as cause:  # of an address
         raise ConfigError(f"sink is {hide_password(text)[:60]!r}: {cause}") from cause
     return QueuedSink(text, sink, options.max_queued)
-
-
-def find_sink_kind(text: str) -> SinkKind:
-    """Return the kind of a sink.
-
-    Raises:
-        ConfigError: it is of none.
-    """
-    for kind in KINDS:
-        if kind.matches(text):
-            return kind
-    forms = "; ".join(kind.form for kind in KINDS)
-    raise ConfigError(f"sink is {hide_password(text)[:60]!r}, expected one of: {forms}")
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -1,8 +1,13 @@
 """The source of a stream as the service uses it: a capture process that is watched, ended and started again.
 
-A source that fails, stalls or sends garbage costs its process. The next one starts after a pause that grows
-from 0.25 to 4 s. So a source which comes back is opened within 4 s; one that answered nothing at all, so that
-an attempt hung, within `open_s` more.
+A source that fails, stalls or sends garbage costs its process, and the next one starts at once. Failures in a
+row make pauses and deadlines longer:
+
+    failures in a row            0    1    2     3     4     5     6     7    8    9    10   ...  14
+    pause before the next, s          0    0.25  0.4   0.6   0.8   1.3   1.9  2.8  4.3  6.4       30
+    to its first frame, s        3    3    3     3     3     4.5   6.8   10 (`open_s`)
+
+So a source that is well again after 15 s is back within 5 s, whatever it did meanwhile.
 """
 
 import asyncio
@@ -18,17 +23,19 @@ from typing import Any, Final, Protocol
 from numpy.typing import NDArray
 
 from edgekit_runtime.dataclass_json import to_plain
-from edgekit_runtime.service.options.stream import StreamOptions
+from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.service.streams.capture import MAX_PACKET_BYTES
 from edgekit_runtime.service.streams.frame_memory import FrameMemory, create_frame_file
-from edgekit_runtime.service.streams.source_kinds import find_kind
+from edgekit_runtime.service.streams.source_kinds import SOURCES, find_kind
 from edgekit_runtime.system.child_process import ChildProcess
 
 MODULE: Final = "edgekit_runtime.service.streams.capture"
-_FIRST_DELAY_S: Final = 0.25
-_MAX_DELAY_S: Final = 4.0
-_STALL_FRAMES: Final = 3  # a slow source may take so many of its own intervals
-_MIN_FPS: Final = 0.001
+_FIRST_PAUSE_S: Final = 0.25
+_MAX_PAUSE_S: Final = 30.0
+_GROWTH: Final = 1.5
+_OPEN_S: Final = 3.0
+_PROVEN_S: Final = 2.0  # of frames, after which earlier failures no longer count
+_STALL_INTERVALS: Final = 3
 _MAX_PACKETS: Final = 16  # of one turn of the loop
 _VARIABLES: Final = {
     "OPENBLAS_NUM_THREADS": "1",
@@ -40,21 +47,9 @@ _VARIABLES: Final = {
 _logger = logging.getLogger(__name__)
 
 
-class Backoff:
-    """The pauses between attempts: doubled after each failure, up to a limit."""
-
-    def __init__(self) -> None:
-        self._failures = 0
-
-    def next_s(self) -> float:
-        """Return the pause after one more failure."""
-        delay_s = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(self._failures, 10))
-        self._failures += 1
-        return delay_s
-
-    def reset(self) -> None:
-        """Begin with the shortest pause again."""
-        self._failures = 0
+def find_pause_s(failures: int, most_s: float = _MAX_PAUSE_S) -> float:
+    """Return the pause before the next attempt after so many failures in a row, at least one."""
+    return min(most_s, _FIRST_PAUSE_S * _GROWTH ** min(failures - 2, 99)) if failures > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -81,8 +76,7 @@ class Frame:
 class SourceOwner(Protocol):
     """What a source calls, on the thread of the loop."""
 
-    def on_opened(self) -> None:
-        """Called when the source was opened."""
+    def on_opened(self) -> None: ...
 
     def on_frame(self, frame: Frame) -> None:
         """Receive a frame, which the owner releases."""
@@ -101,12 +95,13 @@ class FrameSource:
     """One source, whichever process reads it now.
 
     Attributes:
-        options: of the next process; see `reopen`.
+        options: of the next process.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: StreamOptions, owner: SourceOwner) -> None:
         self._loop, self.options, self._owner = loop, options, owner
-        self._backoff = Backoff()
+        self._failures = 0  # in a row
+        self._opening_s = 0.0  # that the last opening took; 0 before the first
         self._process: _CaptureProcess | None = None
         self._ending: set[_CaptureProcess] = set()
         self._retry: asyncio.TimerHandle | None = None
@@ -122,11 +117,18 @@ class FrameSource:
         """Open the source now."""
         self._retry = None
         try:
-            self._process = _CaptureProcess(self._loop, self.options, self)
+            self._process = _CaptureProcess(self._loop, self.options, self, self._find_open_s())
         except OSError as cause:
-            self._fail(f"the capture process cannot be started: {cause}")
+            self.fail(f"the capture process cannot be started: {cause}")
             return
         self._process.send({"max_side": self._max_side})
+
+    def _find_open_s(self) -> float:
+        """Return how long the next process may take to its first frame."""
+        if not self._opening_s:
+            return self.options.open_s
+        least_s = max(_OPEN_S, 2 * self._opening_s)
+        return min(self.options.open_s, least_s * _GROWTH ** min(max(self._failures - 4, 0), 99))
 
     def want_pictures(self, max_side: int) -> None:
         """Let the frames carry their pictures, whose sides are so long at most; 0 for none."""
@@ -134,17 +136,16 @@ class FrameSource:
         if self._process is not None:
             self._process.send({"max_side": max_side})
 
-    def reopen(self, options: StreamOptions, reason: str) -> None:
-        """Open the source again, with other options."""
-        self.options = options
-        self._fail(reason)
-
-    async def stop(self) -> None:
-        """End the capture process, and wait until it has ended."""
+    def end(self) -> None:
+        """End the capture process, and start no other."""
         self._has_stopped = True
         if self._retry is not None:
             self._retry.cancel()
         self._drop()
+
+    async def stop(self) -> None:
+        """End the capture process, and wait until it has ended."""
+        self.end()
         if self._ending:
             await asyncio.wait([process.ended for process in self._ending], timeout=2.0)
 
@@ -160,33 +161,31 @@ class FrameSource:
         assert process is not None  # noqa: S101  # for the type checker
         match document["kind"]:
             case "opened":
-                process.note_opened(float(document["fps"]))
                 self._owner.on_opened()
             case "frame":
                 frame = process.take(document)
-                if process.frame_count > _STALL_FRAMES:
-                    self._backoff.reset()
+                self._opening_s = process.opening_s
+                if process.age_s > self._opening_s + _PROVEN_S:
+                    self._failures = 0
                 self._owner.on_frame(frame)
             case "beat":
-                process.note_frame()
+                process.note(int(document["number"]))
                 self._owner.on_read(int(document["number"]))
             case "end" if process.is_finite:
                 self._drop()
                 self._owner.on_end()
             case "end":
-                self._fail("the source has ended")
+                self.fail("the source has ended")
             case "error":
-                self._fail(str(document["text"])[:2000], is_final=bool(document["is_final"]))
+                self.fail(str(document["text"])[:2000], is_final=bool(document["is_final"]))
             case kind:
                 raise ValueError(f"a document of the kind {kind!r:.40}")
 
-    def on_gone(self, reason: str) -> None:
-        """Called when the capture process has ended, stalls or sends garbage."""
-        self._fail(reason)
-
-    def _fail(self, reason: str, *, is_final: bool = False) -> None:
+    def fail(self, reason: str, *, is_final: bool = False) -> None:
+        """End the capture process, which ended, stalls or sends garbage; start another unless it is final."""
         self._drop()
-        delay_s = None if is_final else self._backoff.next_s()
+        self._failures += 1
+        delay_s = None if is_final else find_pause_s(self._failures)
         if delay_s is not None and not self._has_stopped:
             self._retry = self._loop.call_later(delay_s, self.start)
         self._owner.on_failure(reason, delay_s)
@@ -200,13 +199,20 @@ class FrameSource:
 
 
 class _CaptureProcess:
-    """One process with its channel and its slots."""
+    """One process with its channel and its slots.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, options: StreamOptions, source: FrameSource) -> None:
+    Attributes:
+        opening_s: seconds until the first frame, 0 before it.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, options: StreamOptions, source: FrameSource, open_s: float
+    ) -> None:
+        """Start the process, which has `open_s` seconds until its first frame."""
         self._loop, self._options, self._source = loop, options, source
-        self.is_finite = not find_kind(options.source).is_endless
+        self._began_s, self.opening_s = loop.time(), 0.0
+        self.is_finite = not find_kind(SOURCES, options.source).is_endless
         self.ended: asyncio.Future[None] = loop.create_future()
-        self.frame_count = 0
         self._held: set[int] = set()
         self._is_open = True
         with contextlib.ExitStack() as undo:
@@ -228,8 +234,9 @@ class _CaptureProcess:
             undo.pop_all()
         near.setblocking(False)
         self._near, self.pid = near, self._child.pid
-        self._stall_s = options.open_s
-        self._timer = loop.call_later(self._stall_s, self._look)
+        self._limit_s = open_s
+        self._timer = loop.call_later(open_s, self._look)
+        self._number, self._noted_s, self._interval_s = 0, 0.0, 0.0
         loop.add_reader(near.fileno(), self._on_readable)
 
     def send(self, document: Mapping[str, Any]) -> None:
@@ -252,14 +259,24 @@ class _CaptureProcess:
         if not self.ended.done():
             self.ended.set_result(None)
 
-    def note_opened(self, fps: float) -> None:
-        """From now on frames must come."""
-        self._stall_s = max(self._options.stall_s, _STALL_FRAMES / max(fps, _MIN_FPS) if fps > 0 else 0.0)
-        self.note_frame()
+    @property
+    def age_s(self) -> float:
+        return self._loop.time() - self._began_s
 
-    def note_frame(self) -> None:
+    def note(self, number: int) -> None:
+        """Note that so many frames were read: from now on the next must come about as soon as these."""
+        age_s = self.age_s
+        self.opening_s = self.opening_s or age_s
+        if self._number and number > self._number:
+            interval_s = (age_s - self._noted_s) / (number - self._number)
+            self._interval_s += (interval_s - self._interval_s) * (0.2 if self._interval_s else 1.0)
+            self._limit_s = max(self._options.stall_s, _STALL_INTERVALS * self._interval_s)
+        self._number, self._noted_s = number, age_s
+        self._wait()
+
+    def _wait(self) -> None:
         self._timer.cancel()
-        self._timer = self._loop.call_later(self._stall_s, self._look)
+        self._timer = self._loop.call_later(self._limit_s, self._look)
 
     def take(self, document: Mapping[str, Any]) -> Frame:
         """Return the frame in a slot.
@@ -277,8 +294,7 @@ class _CaptureProcess:
             raise ValueError(f"slot {slot} is in use")
         array.flags.writeable = False
         picture = bytes(self._memory.picture(slot, size_bytes)) if size_bytes else b""
-        self.note_frame()
-        self.frame_count += 1
+        self.note(int(document["number"]))
         self._held.add(slot)
         return Frame(
             number=int(document["number"]),
@@ -292,7 +308,7 @@ class _CaptureProcess:
     def _release(self, slot: int) -> None:
         self._held.discard(slot)
         if self._is_open:
-            self.note_frame()
+            self._wait()
             self.send({"free": slot})
 
     def _on_readable(self) -> None:
@@ -306,22 +322,23 @@ class _CaptureProcess:
             except ConnectionResetError:
                 continue  # it ended without reading everything; what it sent before is still there
             if not data:
-                self.note_opened(0.0)
+                self._limit_s = self._options.stall_s
+                self._wait()
                 self._loop.remove_reader(self._near.fileno())
                 self._child.call_at_end(self._loop, lambda _code: self._report_end())  # else it stalls
                 return
             try:
                 self._source.on_document(json.loads(data))
             except (ValueError, KeyError, TypeError, IndexError, RecursionError) as cause:
-                self._source.on_gone(f"the capture process sent garbage: {cause!r:.200}")
+                self._source.fail(f"the capture process sent garbage: {cause!r:.200}")
 
     def _report_end(self) -> None:
         if self._is_open:
-            self._source.on_gone(f"the capture process ended {self._child.explain_end()}")
+            self._source.fail(f"the capture process ended {self._child.explain_end()}")
 
     def _look(self) -> None:
         """End a process from which nothing has come for too long, unless all it may do is wait."""
         if self._held:
-            self.note_frame()
+            self._wait()
             return
-        self._source.on_gone(f"no frame for {self._stall_s:g} s")
+        self._source.fail(f"no frame for {self._limit_s:.3g} s")

@@ -1,28 +1,26 @@
 """What a stream can read: a table of kinds, each of which opens its sources in the capture process.
 
-find_kind("rtsp://camera/1").open(options)      # a Capture, whose read() returns frame after frame
+find_kind(SOURCES, "rtsp://camera/1").open(options)      # a Capture, whose read() returns frame after frame
 """
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import ConfigError
-from edgekit_runtime.protocol.streams import hide_password
-from edgekit_runtime.service.options.stream import StreamOptions
+from edgekit_runtime.protocol.streams import MAX_RATE, StreamOptions, hide_password
 from edgekit_runtime.system.install_hint import install_command
 
 _PICTURES: Final = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 _ADDRESSES: Final = ("rtsp://", "rtsps://", "http://", "https://")
 _PIPELINE: Final = "gstreamer:"
 _MICROPHONE: Final = "microphone"
-_MAX_RATE: Final = 192_000
 
 
 class CaptureError(Exception):
@@ -45,28 +43,53 @@ class Capture(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceKind:
-    """A kind of sources.
+class AddressKind:
+    """A kind of sources or sinks.
 
     Attributes:
-        form: how such a source is written, for documents and messages.
-        matches: whether a text is such a source.
-        open: opens it, in the capture process; raises `CaptureError`, or any error if it may come back.
-        is_endless: whether its end is a failure, after which it is opened again.
-        waits: whether it waits for the model unless the options say otherwise.
+        form: how such a one is written, for documents and messages.
+        matches: whether a text is such a one.
         writes_files: whether it can write any file of the service's user.
     """
 
     form: str
     matches: Callable[[str], bool]
+    writes_files: bool = False
+
+
+AnyKind = TypeVar("AnyKind", bound=AddressKind)
+
+
+def find_kind(kinds: Sequence[AnyKind], text: str) -> AnyKind:
+    """Return the kind of a source or sink.
+
+    Raises:
+        ConfigError: it is of none.
+    """
+    for kind in kinds:
+        if kind.matches(text):
+            return kind
+    forms = "; ".join(kind.form for kind in kinds)
+    raise ConfigError(f"{hide_password(text)[:60]!r} is no source or sink here, expected one of: {forms}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceKind(AddressKind):
+    """A kind of sources.
+
+    Attributes:
+        open: opens it, in the capture process; raises `CaptureError`, or any error if it may come back.
+        is_endless: whether its end is a failure, after which it is opened again.
+        waits: whether it waits for the model unless the options say otherwise.
+    """
+
     open: Callable[[StreamOptions], Capture]
     is_endless: bool = False
     waits: bool = False
-    writes_files: bool = False
 
     def keeps_all(self, options: StreamOptions) -> bool:
         """Whether a source waits for the model, so that no frame is left out."""
-        stated = self.waits if options.keeps_all is None else options.keeps_all
+        stated = self.waits if options.all_frames is None else options.all_frames
         return stated and not self.is_endless
 
 
@@ -148,12 +171,7 @@ def _open_camera(options: StreamOptions) -> Capture:
 
 
 def _open_address(options: StreamOptions) -> Capture:
-    cv2 = _import_cv2()
-    limits_ms = (
-        *(cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, round(1000 * options.open_s)),
-        *(cv2.CAP_PROP_READ_TIMEOUT_MSEC, round(1000 * options.stall_s)),
-    )
-    return _Video(options, options.source, cv2.CAP_FFMPEG, *limits_ms)
+    return _Video(options, options.source, _import_cv2().CAP_FFMPEG)
 
 
 def _open_pipeline(options: StreamOptions) -> Capture:
@@ -188,12 +206,12 @@ def _open_wav(options: StreamOptions) -> Capture:
 
     _check_file(options.source)
     file = WavFile(Path(options.source).open("rb"), options.source)  # noqa: SIM115  # until this process ends
-    if not 1000 <= file.rate <= _MAX_RATE:
+    if not 1000 <= file.rate <= MAX_RATE:
         raise CaptureError(f"{options.source} has {file.rate} Hz, expected 1 to 192 kHz")
     return _Windows(options, file.rate, file.read)
 
 
-KINDS: Final = (
+SOURCES: Final = (
     SourceKind(
         form="0, 1 or /dev/videoN, a camera",
         matches=lambda source: source.isdecimal() or source.startswith("/dev/video"),
@@ -228,19 +246,6 @@ KINDS: Final = (
     SourceKind(form="a folder of pictures", matches=os.path.isdir, open=_Pictures, waits=True),
     SourceKind(form="a video file", matches=lambda source: "://" not in source, open=_open_file),
 )
-
-
-def find_kind(source: str) -> SourceKind:
-    """Return the kind of a source.
-
-    Raises:
-        ConfigError: it is of none.
-    """
-    for kind in KINDS:
-        if kind.matches(source):
-            return kind
-    forms = "; ".join(kind.form for kind in KINDS)
-    raise ConfigError(f"source is {hide_password(source)[:60]!r}, expected one of: {forms}")
 
 
 def _check_file(source: str) -> None:

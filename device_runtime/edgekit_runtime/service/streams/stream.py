@@ -20,16 +20,20 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.protocol.infer_request import SequenceStep
-from edgekit_runtime.protocol.streams import hide_password
-from edgekit_runtime.service.options.stream import LiveOptions, StreamOptions
+from edgekit_runtime.protocol.streams import StreamOptions, hide_password
+from edgekit_runtime.service.options.stream import LiveOptions
 from edgekit_runtime.service.streams.sink import QueuedSink
 from edgekit_runtime.service.streams.source import Frame, FrameSource
-from edgekit_runtime.service.streams.source_kinds import find_kind
+from edgekit_runtime.service.streams.source_kinds import SOURCES, find_kind
 from edgekit_runtime.service.streams.viewers import Viewer, write_part
 
 Answer: TypeAlias = "Mapping[str, Any] | EdgekitError"
+View: TypeAlias = Literal["lines", "pictures", "trial"]
+"""What a client sees: answers and states; pictures with answers; or those with answers of a trial, too."""
+
 State: TypeAlias = Literal["opening", "running", "waiting", "failed", "ended", "stopped"]
 
+_FINAL: Final = ("ended", "failed", "stopped")
 _RECENT: Final = 64  # answers, for frames in a second and mean times
 _RECENT_S: Final = 5.0
 _MAX_ERROR: Final = 500
@@ -44,11 +48,13 @@ class FrameCall:
     """A frame, or sound of a rate over 0, on its way to a model.
 
     Attributes:
+        version: the version that answers; None for the one in use.
         sequence: where it stands in the stream, for models that keep states.
         reply: gets the answer once, maybe before the call was submitted.
     """
 
     model: str
+    version: str | None = None
     array: NDArray[Any]
     rate: int
     sequence: SequenceStep
@@ -56,24 +62,15 @@ class FrameCall:
 
 
 class Calls(Protocol):
-    """What gets frames to models."""
+    """What gets frames to models: `ModelCalls`."""
 
-    def has_states(self, model: str) -> bool | None:
-        """Return whether a model keeps states between frames; None while it is not loaded.
+    def has_states(self, model: str) -> bool | None: ...
 
-        Raises:
-            RequestError: there is no such model.
-        """
+    def find_trial(self, model: str) -> str | None: ...
 
-    def submit(self, call: FrameCall) -> None:
-        """Submit a frame.
+    def submit(self, call: FrameCall) -> None: ...
 
-        Raises:
-            EdgekitError: it is refused.
-        """
-
-    def close(self) -> None:
-        """Give up what is under way; the last call."""
+    def close(self) -> None: ...
 
 
 class Stream:
@@ -111,19 +108,31 @@ class Stream:
         self._read_before = 0  # by earlier capture processes
         self._read_now = 0
         self._picture_due_s = self._log_due_s = 0.0
-        self._keeps_all = find_kind(options.source).keeps_all(options)
+        self._keeps_all = find_kind(SOURCES, options.source).keeps_all(options)
         self._recent: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=_RECENT)
         self._finishing: asyncio.Task[None] | None = None
-        self._viewers: dict[Viewer, bool] = {}  # -> whether it gets pictures
+        self._end_timer: asyncio.TimerHandle | None = None
+        self._viewers: dict[Viewer, View] = {}
+        self._is_trying = False  # a frame is in the version on trial
+        self._tried_number = 0  # of the last that it got
 
     def start(self) -> None:
         """Open the source."""
         with contextlib.suppress(RequestError):  # of the model, which each frame states
             self._source.options = fit_windows(self.options, self._calls) or self.options
         self._source.start()
+        if self.options.seconds is not None:
+            self._end_timer = self._loop.call_later(self.options.seconds, self._end)
+
+    def _end(self) -> None:
+        if self.state not in _FINAL:
+            self._source.end()
+            self.on_end()
 
     async def stop(self) -> None:
         """End source, sinks and viewers."""
+        if self._end_timer is not None:
+            self._end_timer.cancel()
         self._change("stopped", self.error)
         self._waiting = None
         await self._source.stop()
@@ -136,22 +145,21 @@ class Stream:
         await asyncio.gather(*(self._loop.run_in_executor(None, sink.join) for sink in self._sinks))
         if self._sinks:
             state = {**self._describe_state(), "sinks": [sink.to_json() for sink in self._sinks]}
-            self._put_line(_to_line(state))
+            self._put(_to_line(state))
         for viewer in list(self._viewers):
             viewer.finish()
 
-    def _put_line(self, line: bytes) -> None:
-        for viewer, wants_pictures in list(self._viewers.items()):
-            if not wants_pictures:
-                viewer.put(line)
+    def _put(self, chunk: bytes, view: View = "lines") -> None:
+        for viewer in [viewer for viewer, own_view in self._viewers.items() if own_view == view]:
+            viewer.put(chunk)
 
-    def add_viewer(self, viewer: Viewer, *, wants_pictures: bool) -> None:
-        """Let a client read pictures with answers, or lines of answers and states, from now on."""
-        self._viewers[viewer] = wants_pictures
-        if not wants_pictures:
+    def add_viewer(self, viewer: Viewer, view: View) -> None:
+        """Let a client see the stream from now on."""
+        self._viewers[viewer] = view
+        if view == "lines":
             viewer.put(_to_line(self._describe_state()))
         self._want_pictures()
-        if self.state in ("ended", "failed", "stopped"):
+        if self.state in _FINAL:
             viewer.finish()
 
     def remove_viewer(self, viewer: Viewer) -> None:
@@ -159,7 +167,7 @@ class Stream:
         self._want_pictures()
 
     def _want_pictures(self) -> None:
-        self._source.want_pictures(self._live.max_side if any(self._viewers.values()) else 0)
+        self._source.want_pictures(self._live.max_side if {*self._viewers.values()} - {"lines"} else 0)
 
     # What the source reports
 
@@ -196,38 +204,44 @@ class Stream:
             return
         frame, self._waiting = self._waiting, None
         try:
-            if frame.rate and (fitting := self._fit_windows()) is not None:
+            fitting = fit_windows(self.options, self._calls) if frame.rate else None
+            if fitting is not None and fitting != self._source.options:
                 frame.release()
-                self._source.reopen(
-                    fitting, f"{fitting.model} takes windows with {fitting.hop_s} s of new sound"
-                )
+                self._source.options = fitting
+                self._source.fail(f"{fitting.model} takes windows with {fitting.hop_s} s of new sound")
                 return
-            self._is_busy = True
-            self._calls.submit(
-                FrameCall(
-                    model=self.options.model,
-                    array=frame.array,
-                    rate=frame.rate,
-                    sequence=SequenceStep(self._sequence_id, start=not self._continues(frame)),
-                    reply=lambda answer: self._take(frame, answer),
-                )
-            )
         except EdgekitError as error:
             self._take(frame, error)
+            return
+        self._is_busy = True
+        step = SequenceStep(self._sequence_id, start=not self._continues(frame, self._last_number))
+        self._submit(frame, frame.array, step, lambda answer: self._take(frame, answer))
 
-    def _fit_windows(self) -> StreamOptions | None:
-        """Return options whose windows suit the model; None if the present ones do, or if it is not loaded.
+    def _submit(
+        self,
+        frame: Frame,
+        array: NDArray[Any],
+        sequence: SequenceStep,
+        reply: Callable[[Answer], None],
+        *,
+        version: str | None = None,
+    ) -> None:
+        call = FrameCall(
+            model=self.options.model,
+            version=version,
+            array=array,
+            rate=frame.rate,
+            sequence=sequence,
+            reply=reply,
+        )
+        try:
+            self._calls.submit(call)
+        except EdgekitError as error:
+            reply(error)
 
-        Raises:
-            RequestError: there are none.
-        """
-        fitting = fit_windows(self.options, self._calls)
-        return None if fitting in (None, self._source.options) else fitting
-
-    def _continues(self, frame: Frame) -> bool:
+    def _continues(self, frame: Frame, last_number: int) -> bool:
         """Return whether the states of the model go on: no error, no other opening, no sound left out."""
-        is_next = not frame.rate or frame.number == self._last_number + 1
-        return is_next and self._last_number > self._opened_after
+        return last_number > self._opened_after and (not frame.rate or frame.number == last_number + 1)
 
     def _take(self, frame: Frame, answer: Answer) -> None:
         """Publish an answer, and go on with the newest frame."""
@@ -278,15 +292,35 @@ class Stream:
             self._change("running", "")
         for sink in self._sinks:
             sink.put(line)
-        part = b""
+        self._put(line)
         if (frame.picture or frame.rate) and self._loop.time() >= self._picture_due_s:
             self._picture_due_s = self._loop.time() + 0.9 / self._live.max_fps
-            part = write_part(frame.picture, line.rstrip())
-        for viewer, wants_pictures in list(self._viewers.items()):
-            if not wants_pictures:
-                viewer.put(line)
-            elif part:
-                viewer.put(part)
+            self._put(write_part(frame.picture, line.rstrip()), "pictures")
+            if "trial" in self._viewers.values() and not self._is_trying:
+                self._try(frame, record)
+
+    def _try(self, frame: Frame, record: Mapping[str, Any]) -> None:
+        """Let the version on trial answer a copy of the frame, for the viewers who look at it."""
+        version = self._calls.find_trial(self.options.model)
+
+        def take(answer: Answer) -> None:
+            self._is_trying = False
+            if isinstance(answer, EdgekitError):
+                self._tried_number = 0
+                answer = {"error": str(answer)[:_MAX_ERROR]}
+            trial = {"model_version": version, **drop_low_scores(answer, self.options.min_score)}
+            with contextlib.suppress(ValueError):  # NaN
+                line = _to_line({**record, "trial": trial} if version else record)
+                self._put(write_part(frame.picture, line.rstrip()), "trial")
+
+        if version is None:
+            take({})
+            return
+        self._is_trying = True
+        is_start = not self._continues(frame, self._tried_number)
+        step = SequenceStep(f"{self._sequence_id}-{version}", start=is_start)
+        self._tried_number = frame.number
+        self._submit(frame, frame.array.copy(), step, take, version=version)
 
     def _change(self, state: State, error: str) -> None:
         error = hide_password(error)[:_MAX_ERROR]
@@ -298,7 +332,7 @@ class Stream:
             level = logging.WARNING if error and error != self.last_error else logging.INFO
             _logger.log(level, "stream %s: %s%s", self.name, state, f": {error}" if error else "")
         self.state, self.error, self.last_error = state, error, error or self.last_error
-        self._put_line(_to_line(self._describe_state()))
+        self._put(_to_line(self._describe_state()))
         if state in ("ended", "failed") and not self._is_busy and self._waiting is None:
             self._finish_later()
 
@@ -334,6 +368,7 @@ class Stream:
             "restarts": self.counts["restarts"],
             "times_ms": {stage: round(sum(values) / len(values), 3) for stage, values in times.items()},
             "sinks": [sink.to_json() for sink in self._sinks],
+            "trial": self._calls.find_trial(self.options.model),
             "viewers": len(self._viewers),
             "capture_pid": self._source.pid,
         }

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from edgekit_runtime.errors import ConfigError, RequestError
+from edgekit_runtime.protocol.streams import MAX_PIXELS, StreamOptions
 from edgekit_runtime.service.observability.prometheus import MetricFamily
 from edgekit_runtime.service.options.resources import MediaLimits
-from edgekit_runtime.service.options.stream import MAX_PIXELS, LiveOptions, StreamOptions
+from edgekit_runtime.service.options.stream import LiveOptions
 from edgekit_runtime.service.streams.sinks import open_sink
-from edgekit_runtime.service.streams.source_kinds import find_kind
-from edgekit_runtime.service.streams.stream import Calls, Stream, fit_windows
+from edgekit_runtime.service.streams.source_kinds import SOURCES, find_kind
+from edgekit_runtime.service.streams.stream import Calls, Stream, View, fit_windows
 from edgekit_runtime.service.streams.viewers import Viewer
 
 MAX_STREAMS: Final = 64
@@ -24,7 +25,11 @@ _logger = logging.getLogger(__name__)
 
 
 class Streams:
-    """The streams by name, on the thread of the loop."""
+    """The streams by name, on the thread of the loop.
+
+    Attributes:
+        max_pixels: limit of a stream's frames that states none.
+    """
 
     def __init__(
         self,
@@ -33,15 +38,8 @@ class Streams:
         live: LiveOptions,
         media: MediaLimits | None = None,
     ) -> None:
-        """Make none yet.
-
-        Args:
-            loop: of the service.
-            calls: gets frames to models.
-            live: limits of viewers.
-            media: limits of what models get, by default those of a service.
-        """
-        self._max_pixels = min((media or MediaLimits()).max_pixels, MAX_PIXELS)
+        """Make none yet; `media` limits what models get, `live` the viewers."""
+        self.max_pixels = min((media or MediaLimits()).max_pixels, MAX_PIXELS)
         self._loop, self._calls, self._live = loop, calls, live
         self._streams: dict[str, Stream] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -58,8 +56,8 @@ class Streams:
             raise ConfigError(f"streams: the name {name[:60]!r} is taken, or holds a slash or nothing")
         if self._is_closed or len(self._streams) >= MAX_STREAMS:
             raise ConfigError(f"streams: there are {MAX_STREAMS} already, the limit, or the service stops")
-        find_kind(options.source)  # before a sink begins
-        options = dataclasses.replace(options, max_pixels=options.max_pixels or self._max_pixels)
+        find_kind(SOURCES, options.source)  # before a sink begins
+        options = dataclasses.replace(options, max_pixels=options.max_pixels or self.max_pixels)
         sinks = []
         try:
             for text in options.sinks:
@@ -74,11 +72,7 @@ class Streams:
         return stream
 
     def add_all(self, options: Mapping[str, StreamOptions]) -> None:
-        """Start the streams of the configuration.
-
-        Raises:
-            ConfigError: as from `add`, by the name of the stream.
-        """
+        """Start the streams of the configuration; raises ConfigError as `add`, with the name."""
         for name, stream_options in options.items():
             try:
                 self.add(name, stream_options)
@@ -102,7 +96,6 @@ class Streams:
         self._calls.close()
 
     def has(self, name: str) -> bool:
-        """Return whether there is a stream of this name."""
         return name in self._streams
 
     def find(self, name: str) -> Stream:
@@ -140,7 +133,7 @@ class Streams:
         connected: socket.socket,
         head: bytes,
         *,
-        wants_pictures: bool,
+        view: View = "lines",
         on_close: Callable[[], None] | None = None,
     ) -> None:
         """Send what a stream makes to a client until it goes.
@@ -149,7 +142,7 @@ class Streams:
             stream: the stream.
             connected: socket of the client; owned here from now on.
             head: head of the response.
-            wants_pictures: whether it gets pictures with answers, else lines of answers.
+            view: what it sees.
             on_close: of the client that started the stream, which does not count as a viewer; called once
                 it has gone.
         """
@@ -166,13 +159,13 @@ class Streams:
             self._loop,
             connected,
             # A late picture is worth nothing.
-            max_queued=1 if wants_pictures else _MAX_LINES,
+            max_queued=_MAX_LINES if view == "lines" else 1,
             timeout_s=_VIEWER_TIMEOUT_S,
             on_close=forget,
         )
         viewer.put(head)
         if viewer.is_open:  # the client may have gone before the head
-            stream.add_viewer(viewer, wants_pictures=wants_pictures)
+            stream.add_viewer(viewer, view)
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the list of streams with their statistics."""

@@ -23,11 +23,11 @@ class Viewer:
         timeout_s: float,
         on_close: Callable[["Viewer"], None],
     ) -> None:
-        """Serve a client.
+        """Serve a client; the socket is the viewer's from now on.
 
         Args:
             loop: of the service.
-            connected: its socket; owned by the viewer from now on.
+            connected: socket of the client.
             max_queued: most chunks that wait.
             timeout_s: a client that reads nothing for so long is disconnected.
             on_close: called once when the connection has ended.
@@ -35,18 +35,14 @@ class Viewer:
         self._loop, self._socket, self._timeout_s, self._on_close = loop, connected, timeout_s, on_close
         self._queued: deque[bytes] = deque(maxlen=max_queued)
         self._unsent = memoryview(b"")
-        self._is_open, self._is_ending = True, False
+        self.is_open, self._is_ending = True, False
         self._timer: asyncio.TimerHandle | None = None
         connected.setblocking(False)
         loop.add_reader(connected.fileno(), self._on_readable)
 
-    @property
-    def is_open(self) -> bool:
-        return self._is_open
-
     def put(self, chunk: bytes) -> None:
         """Send a chunk as soon as the client takes it."""
-        if self._is_open and not self._is_ending:
+        if self.is_open and not self._is_ending:
             self._queued.append(chunk)
             if self._timer is None:
                 self._send()
@@ -54,14 +50,14 @@ class Viewer:
     def finish(self) -> None:
         """Close once the client has all that waits."""
         self._is_ending = True
-        if self._is_open and self._timer is None:
+        if self.is_open and self._timer is None:
             self.close()
 
     def close(self) -> None:
         """Close now; a second call does nothing."""
-        if not self._is_open:
+        if not self.is_open:
             return
-        self._is_open = False
+        self.is_open = False
         self._loop.remove_reader(self._socket.fileno())
         self._stop_waiting()
         self._socket.close()

@@ -11,7 +11,7 @@ from edgekit_fleet.operations.devices import DeviceDetail, DeviceSummary, Invita
 from edgekit_fleet.operations.records import AuditRecord
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import FleetError
-from edgekit_runtime.protocol.streams import StreamSettings
+from edgekit_runtime.protocol.streams import StreamOptions
 
 _MOST_CODES: Final = 10_000
 
@@ -84,7 +84,7 @@ class SetStream:
 
     name: str
     stream: str
-    settings: StreamSettings
+    settings: StreamOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
