@@ -38,7 +38,6 @@ UNUSED = (
     "edgekit_runtime.preprocessing.wav",
     "edgekit_runtime.pipelines",
     "edgekit_runtime.package.pipeline",
-    "edgekit_runtime.protocol.streams",
     "edgekit_runtime.service.api.streams",
     "edgekit_runtime.service.grpc",
     "edgekit_runtime.service.rollout",
