@@ -76,6 +76,39 @@ def write_gather_nd(step: Step) -> None:
     step.give(step.emit("GATHER_ND", [step.read(0), positions], step.held(), Options("GatherNdOptions")))
 
 
+@writes("ScatterND", rule=as_onnx)
+def write_scatter_nd(step: Step) -> None:
+    """Write SCATTER_ND, which adds updates to zeros, and its sum with the data or a choice between both."""
+    reduction = step.text("reduction", "none")
+    if reduction not in {"none", "add"}:
+        raise RefusedError(f"reduction '{reduction}' is not covered, none and add are")
+    step.require("float32", "int32", "int64")
+    data, updates, indices = step.read(0), step.read(2), step.value(1)
+    sizes = np.array(step.shape(0)[: step.shape(1)[-1]], np.int32)
+    if indices is not None:
+        places = step.builder.constant(np.where(indices < 0, indices + sizes, indices).astype(np.int32))
+    else:
+        raw = step.emit(
+            "CAST", [step.read(1)], step.shape(1), Options("CastOptions"), dtype=np.dtype(np.int32)
+        )
+        inputs = [raw, step.builder.constant(sizes)]
+        places = step.emit("FLOOR_MOD", inputs, step.shape(1), Options("FloorModOptions"))
+    shape, options = step.numbers(step.shape(0)), Options("ScatterNdOptions")
+    scattered = step.emit("SCATTER_ND", [places, updates, shape], data.shape, options, dtype=data.dtype)
+    if reduction == "add":
+        step.give(step.binary("ADD", data, scattered))
+        return
+    ones = step.builder.constant(np.ones(updates.shape, np.float32))
+    counts = step.emit(
+        "SCATTER_ND", [places, ones, shape], data.shape, options, dtype=np.dtype(np.float32)
+    )
+    is_new = step.emit(
+        "GREATER", [counts, step.number(0)], data.shape, Options("GreaterOptions"), dtype=np.dtype(np.bool_)
+    )
+    choice = [is_new, scattered, data]
+    step.give(step.emit("SELECT_V2", choice, data.shape, Options("SelectV2Options"), dtype=data.dtype))
+
+
 @writes("DepthToSpace", rule=spatial)
 def write_depth_to_space(step: Step) -> None:
     """Write DEPTH_TO_SPACE. It orders channels as ONNX's mode DCR does; for CRD they are reordered first."""

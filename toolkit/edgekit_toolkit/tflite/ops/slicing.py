@@ -1,5 +1,7 @@
 """Slices, splits, concatenations and tilings of tensors."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from edgekit_toolkit.tflite.builder import Options, Tensor
@@ -13,33 +15,47 @@ MAX_SLICED_RANK = 5
 
 @writes("Slice", rule=axiswise)
 def write_slice(step: Step) -> None:
-    """Write SLICE, or STRIDED_SLICE if elements are skipped or reversed."""
-    shape, tensor = step.shape(0), step.read(0)
-    _check_rank(tensor)
+    """Write SLICE; STRIDED_SLICE if elements are skipped or reversed; a GATHER an axis for many axes."""
+    tensor, ranges = step.read(0), _ranges(step)
+    stored = [range(size) for size in tensor.shape]
+    for axis, positions in ranges.items():
+        stored[step.axis(axis)] = positions
+    if len(tensor.shape) > MAX_SLICED_RANK:
+        step.give(_gathered(step, tensor, stored))
+        return
+    begins = step.numbers([positions.start for positions in stored])
+    if all(positions.step == 1 for positions in stored):
+        inputs = [tensor, begins, step.numbers([len(positions) for positions in stored])]
+        step.give(step.emit("SLICE", inputs, step.held(), Options("SliceOptions")))
+        return
+    # A negative end would count from the end; the mask says that there is none.
+    mask = sum(1 << axis for axis, positions in enumerate(stored) if positions.stop < 0)
+    stops = step.numbers([positions.stop for positions in stored])
+    inputs = [tensor, begins, stops, step.numbers([positions.step for positions in stored])]
+    step.give(step.emit("STRIDED_SLICE", inputs, step.held(), Options("StridedSliceOptions", {"endMask": mask})))
+
+
+def _ranges(step: Step) -> dict[int, range]:
+    """Return the positions that are taken along each axis of the input that is sliced."""
     starts, ends = step.option("starts", 1), step.option("ends", 2)
     if starts is None or ends is None:
         raise RefusedError("starts and ends are missing")
     axes = step.option("axes", 3) or list(range(len(starts)))
     steps = step.option("steps", 4) or [1] * len(starts)
-    begin, size, stride, end = [0] * len(tensor.shape), list(tensor.shape), [1] * len(tensor.shape), 0
-    stop = list(tensor.shape)
-    for axis, first, last, by in zip(axes, starts, ends, steps, strict=True):
-        positions = range(*slice(first, last, by).indices(shape[axis % len(shape)]))
-        stored_axis = step.axis(axis)
-        begin[stored_axis], size[stored_axis], stride[stored_axis], stop[stored_axis] = (
-            positions.start,
-            len(positions),
-            by,
-            positions.stop,
-        )
-        end |= (1 << stored_axis) if positions.stop < 0 else 0  # TFLite would count from the end
-    if all(by == 1 for by in stride):
-        inputs = [tensor, step.numbers(begin), step.numbers(size)]
-        step.give(step.emit("SLICE", inputs, step.held(), Options("SliceOptions")))
-        return
-    inputs = [tensor, step.numbers(begin), step.numbers(stop), step.numbers(stride)]
-    options = Options("StridedSliceOptions", {"endMask": end})
-    step.give(step.emit("STRIDED_SLICE", inputs, step.held(), options))
+    sizes = [step.shape(0)[axis] for axis in axes]
+    return {
+        axis: range(*slice(first, last, by).indices(size))
+        for axis, first, last, by, size in zip(axes, starts, ends, steps, sizes, strict=True)
+    }
+
+
+def _gathered(step: Step, tensor: Tensor, ranges: Sequence[range]) -> Tensor:
+    for axis, positions in enumerate(ranges):
+        if positions != range(tensor.shape[axis]):
+            shape = (*tensor.shape[:axis], len(positions), *tensor.shape[axis + 1 :])
+            options = Options("GatherOptions", {"axis": axis})
+            tensor = step.emit("GATHER", [tensor, step.numbers(positions)], shape, options)
+    return tensor
 
 
 @writes("Split", rule=axiswise)
@@ -84,13 +100,6 @@ def write_tile(step: Step) -> None:
     step.give(
         step.emit("TILE", [step.read(0), step.numbers(stored_repeats)], step.held(), Options("TileOptions"))
     )
-
-
-def _check_rank(tensor: Tensor) -> None:
-    if len(tensor.shape) > MAX_SLICED_RANK:
-        raise RefusedError(
-            f"{len(tensor.shape)} axes have no kernel in TFLite, at most {MAX_SLICED_RANK} have"
-        )
 
 
 @writes("CumSum", rule=axiswise)
