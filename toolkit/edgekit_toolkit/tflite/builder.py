@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_toolkit.tflite.layout.forms import Shape
 from edgekit_toolkit.tflite.kernel_types import CAST_ONLY
+from edgekit_toolkit.tflite.layout.forms import Shape
 from edgekit_toolkit.tflite.refusal import RefusedError
 
 # Element types of tensors; the values are TFLite's names. `kernel_types` says which of them compute.
@@ -32,7 +32,17 @@ TENSOR_TYPES: Final[Mapping[str, str]] = {
 # process. These only move elements.
 CODE_TYPES: Final = frozenset({"int8", "int16", "uint8"})
 MOVING_KINDS: Final = frozenset(
-    {"BITCAST", "BROADCAST_TO", "CAST", "CONCATENATION", "DEPTH_TO_SPACE", "GATHER", "GATHER_ND", "PAD", "RESHAPE"}
+    {
+        "BITCAST",
+        "BROADCAST_TO",
+        "CAST",
+        "CONCATENATION",
+        "DEPTH_TO_SPACE",
+        "GATHER",
+        "GATHER_ND",
+        "PAD",
+        "RESHAPE",
+    }
     | {"SELECT_V2", "SLICE", "SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "STRIDED_SLICE", "TILE", "TRANSPOSE"}
 )
 

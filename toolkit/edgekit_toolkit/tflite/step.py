@@ -11,7 +11,7 @@ from edgekit_toolkit.tflite.layout.forms import Form, Shape, held_shape
 from edgekit_toolkit.tflite.layout.rules import Rule
 from edgekit_toolkit.tflite.layout.values import Values
 from edgekit_toolkit.tflite.refusal import RefusedError
-from edgekit_toolkit.tflite.view import NO_ACTIVATION, Graph, Node
+from edgekit_toolkit.tflite.view import NO_ACTIVATION, Graph, Node, text_of
 
 
 class Step:
@@ -30,8 +30,7 @@ class Step:
         return self.node.attributes.get(name, default)
 
     def text(self, name: str, default: str) -> str:
-        value = self.node.attributes.get(name, default)
-        return value.decode() if isinstance(value, bytes) else str(value)
+        return text_of(self.node, name, default)
 
     def has(self, number: int) -> bool:
         return bool(self.node.input(number))

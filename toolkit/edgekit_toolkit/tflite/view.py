@@ -144,6 +144,12 @@ def graph_of(model: onnx.ModelProto) -> Graph:
     )
 
 
+def text_of(node: Node, name: str, default: str) -> str:
+    """Return an attribute that is a text."""
+    value = node.attributes.get(name, default)
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
 def node_of(node: onnx.NodeProto) -> Node:
     return Node(
         op_type=node.op_type,

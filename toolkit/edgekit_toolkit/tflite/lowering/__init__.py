@@ -5,7 +5,6 @@ from typing import Final
 import onnx
 from onnx import helper
 
-from edgekit_toolkit.onnx_graph.index import opset
 from edgekit_toolkit.tflite.lowering import (
     control_flow,
     functions,
@@ -13,7 +12,6 @@ from edgekit_toolkit.tflite.lowering import (
     products,
     quantized,
     sampling,
-    signals,
     windows,
 )
 from edgekit_toolkit.tflite.lowering.body import LOWERINGS, Body
@@ -30,7 +28,6 @@ __all__ = [
     "products",
     "quantized",
     "sampling",
-    "signals",
     "windows",
 ]
 
@@ -42,14 +39,14 @@ def lower(model: onnx.ModelProto) -> bool:
 
     A node that cannot be lowered stays, with the reason.
     """
-    graph, version = graph_of(model), opset(model)
+    graph = graph_of(model)
     nodes, is_changed = list[onnx.NodeProto](), False
     for proto in model.graph.node:
         node = node_of(proto)
         nodes.append(proto)
         if node.op_type not in LOWERINGS or node.domain or REFUSED in node.attributes:
             continue
-        body = Body(node, graph, version)
+        body = Body(node, graph)
         try:
             values = LOWERINGS[node.op_type](body)
         except RefusedError as refused:

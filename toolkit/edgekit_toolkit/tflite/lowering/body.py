@@ -102,8 +102,8 @@ class Value:
 class Body:
     """What replaces a node: new nodes and constants, whose names begin with that of its first output."""
 
-    def __init__(self, node: Node, graph: Graph, opset: int) -> None:
-        self.node, self.graph, self.opset = node, graph, opset
+    def __init__(self, node: Node, graph: Graph) -> None:
+        self.node, self.graph = node, graph
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
         self._stem = next(name for name in node.outputs if name)

@@ -1,11 +1,11 @@
-"""Control flow without control: both branches of an `If`, and every step of a `Scan` or `Loop`."""
+"""Control flow without control: both branches of an `If`, and every step of a `Scan`."""
 
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from edgekit_toolkit.passes.resolve_conditions import rename_tensors
 from edgekit_toolkit.tflite.lowering.body import Body, Value, lowers
@@ -35,11 +35,13 @@ def _written_in(body: Body, graph: onnx.GraphProto, arguments: Sequence[Value] =
 
 @lowers("If")
 def _if(body: Body) -> list[Value]:
-    """Compute both branches and choose; results without a common fixed shape are refused later."""
+    """Compute both branches and choose."""
+    if any(name not in body.graph.shapes for name in body.node.outputs):
+        raise RefusedError(
+            "its branches have no result of one known shape: fix the input that decides (--fix NAME=VALUE)"
+        )
     condition = body.input(0).reshape()
     yes, no = (_written_in(body, body.attribute(f"{name}_branch")) for name in ("then", "else"))
-    for name in body.node.outputs:
-        body.graph.shape(name)  # refuses branches whose results differ in shape
     return [condition.where(a, b) for a, b in zip(yes, no, strict=True)]
 
 
@@ -52,7 +54,8 @@ def _scan(body: Body) -> list[Value]:
     sequences = [body.input(states + number) for number in range(scans)]
     shapes = [body.shape(states + number) for number in range(scans)]
     steps = shapes[0][in_axes[0]]
-    _check_steps(steps)
+    if steps > MAX_STEPS:
+        raise RefusedError(f"{steps} steps are more than the {MAX_STEPS} that are written out")
     carried = [body.input(number) for number in range(states)]
     rows: list[list[Value]] = []
     for step in range(steps):
@@ -68,46 +71,6 @@ def _scan(body: Body) -> list[Value]:
     out_back = body.attribute("scan_output_directions", [0] * len(rows[0]))
     columns = zip(zip(*rows, strict=True), out_axes, out_back, strict=True)
     return [*carried, *(_stacked(column[::-1] if back else column, axis) for column, axis, back in columns)]
-
-
-@lowers("Loop")
-def _loop(body: Body) -> list[Value]:
-    graph = body.attribute("body")
-    count = body.value(0)
-    condition = body.value(1)
-    if count is None or (body.has(1) and (condition is None or not condition.all())):
-        raise RefusedError("its number of steps depends on the data")
-    if not _goes_on(graph):
-        raise RefusedError("its condition is computed in each step")
-    steps = int(count.reshape(()))
-    _check_steps(steps)
-    carried = [body.input(number) for number in range(2, len(body.node.inputs))]
-    rows: list[list[Value]] = []
-    for step in range(steps):
-        moment = body.stored(np.array(step, np.int64))
-        _, *results = _written_in(body, graph, [moment, body.stored(np.array(True)), *carried])
-        rows.append(results[len(carried) :])
-        carried = results[: len(carried)]
-    return [*carried, *(_stacked(column, 0) for column in zip(*rows, strict=True))]
-
-
-def _check_steps(steps: int) -> None:
-    if not 0 < steps <= MAX_STEPS:
-        raise RefusedError(f"{steps} steps are not in 1 to {MAX_STEPS}, which are written out")
-
-
-def _goes_on(graph: onnx.GraphProto) -> bool:
-    """Whether the condition that the body of a Loop returns is constant, or the one that it is passed."""
-    name = graph.output[0].name
-    producers = {output: node for node in graph.node for output in node.output}
-    while name in producers and producers[name].op_type == "Identity":
-        name = producers[name].input[0]
-    if name in producers and producers[name].op_type == "Constant":
-        return bool(numpy_helper.to_array(producers[name].attribute[0].t).all())
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    return name == graph.input[1].name or (
-        name in stored and bool(numpy_helper.to_array(stored[name]).all())
-    )
 
 
 def _stacked(values: Sequence[Value], axis: int) -> Value:

@@ -80,30 +80,6 @@ def _l1_normalization(body: Body) -> Value | None:
     return x / sums.op("Max", float(np.finfo(np.float32).tiny))
 
 
-@lowers("BatchNormalization")
-def _computed_batch_norm(body: Body) -> Value | None:
-    """Write the formula where the statistics are computed."""
-    if body.attribute("training_mode", 0) or all(body.value(number) is not None for number in range(1, 5)):
-        return None
-    channels = (-1, *[1] * (len(body.shape(0)) - 2))
-    scale, bias, mean, variance = (body.input(number).reshape(*channels) for number in range(1, 5))
-    factor = scale / _root(variance + body.attribute("epsilon", 1e-5))
-    return (body.input(0) - mean) * factor + bias
-
-
-@lowers("InstanceNormalization")
-def _computed_instance_norm(body: Body) -> Value | None:
-    """Apply scale and bias outside where they are computed."""
-    if body.value(1) is not None and body.value(2) is not None:
-        return None
-    channels, rank = body.shape(0)[1], len(body.shape(0))
-    one, zero = np.ones(channels, np.float32), np.zeros(channels, np.float32)
-    epsilon = body.attribute("epsilon", 1e-5)
-    normal = body.input(0).op("InstanceNormalization", one, zero, epsilon=epsilon)
-    scale, bias = (body.input(number).reshape(-1, *[1] * (rank - 2)) for number in (1, 2))
-    return normal * scale + bias
-
-
 @lowers("ArgMax", "ArgMin")
 def _last_extreme(body: Body) -> Value | None:
     """Take the first of equal elements of the reversed input."""
@@ -154,24 +130,6 @@ def _computed_trilu(body: Body) -> Value | None:
     above = body.stored(columns[None, :] - rows[:, None])
     is_beyond = above.less(diagonal) if body.attribute("upper", 1) else diagonal.less(above)
     return is_beyond.where(0, x)
-
-
-@lowers("Dropout")
-def _mask_of_all(body: Body) -> list[Value] | None:
-    training = body.value(2)
-    is_idle = not body.has(2) or (training is not None and not training.any())
-    if not is_idle or not body.is_read(1):
-        return None
-    return [body.input(0).op("Identity"), body.stored(np.ones(body.shape(0), np.bool_))]
-
-
-@lowers("Mod")
-def _sign_of_dividend(body: Body) -> Value | None:
-    """Write fmod of whole and other numbers: the remainder of the sizes, with the sign of the dividend."""
-    if not body.attribute("fmod", 0):
-        return None
-    x, divisor = body.input(0), body.input(1)
-    return x.op("Abs").op("Mod", divisor.op("Abs"), fmod=0) * x.op("Sign")
 
 
 @lowers("Pow")

@@ -4,7 +4,6 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-
 from edgekit_toolkit.tflite.lowering.body import Body, Value, lowers
 from edgekit_toolkit.tflite.refusal import RefusedError
 
@@ -42,9 +41,7 @@ class _Term:
 @lowers("Einsum")
 def _einsum(body: Body) -> Value:
     operands, result = _labels(body)
-    terms = [
-        _Term(body.input(number), labels, body.shape(number)) for number, labels in enumerate(operands)
-    ]
+    terms = [_Term(body.input(number), labels, body.shape(number)) for number, labels in enumerate(operands)]
     product = terms[0]
     for number, term in enumerate(terms[1:], start=1):
         needed = set(result).union(*(later.labels for later in terms[number + 1 :]))
@@ -61,7 +58,9 @@ def _labels(body: Body) -> tuple[list[str], str]:
         letters = sorted(set(left) - {",", "."})
         result = "..." * ("..." in left) + "".join(c for c in letters if left.count(c) == 1)
     ranks = [len(body.shape(n)) - len(term.replace(".", "")) for n, term in enumerate(operands)]
-    widest = _ELLIPSIS_LABELS[: max((r for r, term in zip(ranks, operands, strict=True) if "." in term), default=0)]
+    widest = _ELLIPSIS_LABELS[
+        : max((r for r, term in zip(ranks, operands, strict=True) if "." in term), default=0)
+    ]
     written = [
         term.replace("...", widest[len(widest) - rank :]) for term, rank in zip(operands, ranks, strict=True)
     ]

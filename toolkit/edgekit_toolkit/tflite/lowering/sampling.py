@@ -2,13 +2,13 @@
 
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_toolkit.tflite.lowering.body import Body, Value, lowers
+from edgekit_toolkit.tflite.ops.resize import bilinear_sampling, places, scale_of
 from edgekit_toolkit.tflite.refusal import RefusedError
 
 # A resize is a dense matrix for each axis; larger ones would make files and times that nobody wants.
@@ -23,56 +23,40 @@ def _cubic(distance: NDArray[np.float64], a: float) -> NDArray[np.float64]:
     return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
 
 
-def _linear(distance: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.maximum(1 - np.abs(distance), 0)
-
-
 @lowers("Resize")
 def _resize(body: Body) -> Value | None:
-    """Write a matrix product for each axis that is resized; nearest sampling stays with the kernel."""
-    mode = body.attribute("mode", "nearest")
-    transform = body.attribute("coordinate_transformation_mode", "half_pixel")
-    special = body.attribute("antialias", 0) or transform == "tf_crop_and_resize" or _has_odd_axes(body)
-    if mode == "nearest" or not (mode == "cubic" or special):
+    """Write a matrix product for each axis that is resized, where no kernel samples at the same places."""
+    rank, is_image = len(body.shape(0)), body.shape(0)[:2] == body.out_shape()[:2]
+    if body.attribute("mode", "nearest") == "nearest":
         return None
-    axes = [int(axis) % len(body.shape(0)) for axis in body.attribute("axes", range(len(body.shape(0))))]
+    if rank in {3, 4} and is_image and bilinear_sampling(body.node, body.graph) is not None:
+        return None
     result = body.input(0)
-    for position, axis in enumerate(axes):
-        size, length = body.shape(0)[axis], body.out_shape()[axis]
-        matrix = _resize_matrix(body, position, size, length)
+    for axis, (size, length) in enumerate(zip(body.shape(0), body.out_shape(), strict=True)):
+        matrix = _resize_matrix(body, axis, size, length)
         if not np.array_equal(matrix, np.eye(size, length)):
-            rank = len(body.shape(0))
             order = [*(other for other in range(rank) if other != axis), axis]
             product = result.transpose(order).op("MatMul", matrix.astype(np.float32))
             result = product.transpose(np.argsort(order).tolist())
     return result
 
 
-def _has_odd_axes(body: Body) -> bool:
-    """Whether batch or channels are resized, or there are other than one or two spatial axes."""
-    return len(body.shape(0)) not in {3, 4} or body.shape(0)[:2] != body.out_shape()[:2]
-
-
-def _resize_matrix(body: Body, position: int, size: int, length: int) -> NDArray[np.float64]:
+def _resize_matrix(body: Body, axis: int, size: int, length: int) -> NDArray[np.float64]:
     """Return the weight of each of `size` elements in each of `length` results: [size, length].
 
     Source: ONNX operators, Resize; its antialiasing stretches the kernel by the inverse of the scale.
     """
     if size * length > MAX_MATRIX_ELEMENTS:
         raise RefusedError(f"the matrix of {size} x {length} weights that resizes an axis is too large")
-    scales = body.value(2)
-    scale = float(scales[position]) if scales is not None and scales.size else length / size
-    if body.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise RefusedError("keep_aspect_ratio_policy is not covered")
-    places = _places(body, position, size, length, scale)
-    stretch = min(scale, 1.0) if body.attribute("antialias", 0) else 1.0
+    centres = places(body.node, body.graph, axis)
+    stretch = min(scale_of(body.node, body.graph, axis), 1.0) if body.attribute("antialias", 0) else 1.0
     reach = math.ceil(2 / stretch) + 1
-    taps = np.floor(places)[:, None] + np.arange(1 - reach, reach + 1)
-    distance = (taps - places[:, None]) * stretch
+    taps = np.floor(centres)[:, None] + np.arange(1 - reach, reach + 1)
+    distance = (taps - centres[:, None]) * stretch
     if body.attribute("mode", "nearest") == "cubic":
         weights = _cubic(distance, body.attribute("cubic_coeff_a", -0.75))
     else:
-        weights = _linear(distance)
+        weights = np.maximum(1 - np.abs(distance), 0)
     if body.attribute("exclude_outside", 0):
         weights = np.where((taps >= 0) & (taps < size), weights, 0)
     weights /= weights.sum(1, keepdims=True)
@@ -80,23 +64,6 @@ def _resize_matrix(body: Body, position: int, size: int, length: int) -> NDArray
     columns = np.broadcast_to(np.arange(length)[:, None], taps.shape)
     np.add.at(matrix, (np.clip(taps, 0, size - 1).astype(int), columns), weights)
     return matrix
-
-
-def _places(body: Body, position: int, size: int, length: int, scale: float) -> NDArray[np.float64]:
-    """Return the places at which ONNX samples one axis, float64 [length]."""
-    grid = np.arange(length, dtype=np.float64)
-    mode = body.attribute("coordinate_transformation_mode", "half_pixel")
-    if mode == "align_corners":
-        return grid * (size - 1) / (length - 1) if length > 1 else grid * 0
-    if mode == "pytorch_half_pixel" and length == 1:
-        return grid * 0
-    if mode == "half_pixel_symmetric":
-        return size / 2 * (1 - length / (scale * size)) + (grid + 0.5) / scale - 0.5
-    if mode in {"half_pixel", "pytorch_half_pixel"}:
-        return (grid + 0.5) / scale - 0.5
-    if mode == "asymmetric":
-        return grid / scale
-    raise RefusedError(f"coordinate_transformation_mode '{mode}' is not covered in mode cubic")
 
 
 @lowers("GridSample")

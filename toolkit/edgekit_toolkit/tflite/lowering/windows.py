@@ -31,9 +31,7 @@ def _fold(body: Body, tensor: Value, sliding: Windows, kind: str, border: float)
     steps = zip(sliding.kernel, sliding.dilations, sliding.strides, sliding.outputs, strict=True)
     for axis, (kernel, dilation, stride, count) in enumerate(steps, start=2):
         begins = [place * dilation for place in range(kernel)]
-        parts = [
-            tensor.slice(axis, begin, begin + (count - 1) * stride + 1, stride) for begin in begins
-        ]
+        parts = [tensor.slice(axis, begin, begin + (count - 1) * stride + 1, stride) for begin in begins]
         tensor = parts[0]
         for part in parts[1:]:
             tensor = tensor.op(kind, part)
@@ -64,13 +62,4 @@ def _lp_pool(body: Body) -> Value:
     if body.input(0).dtype.kind != "f":
         raise RefusedError(f"it is covered for floating-point numbers, not for {body.input(0).dtype}")
     sums = _fold(body, body.input(0).op("Abs").op("Pow", power), _windows(body), "Add", 0)
-    return sums.op("Pow", 1 / power)
-
-
-@lowers("GlobalLpPool")
-def _global_lp_pool(body: Body) -> Value:
-    power = float(body.attribute("p", 2))
-    sums = body.input(0).op("Abs").op("Pow", power)
-    for axis in range(2, len(body.shape(0))):
-        sums = sums.sum(axis)
     return sums.op("Pow", 1 / power)

@@ -99,9 +99,7 @@ def write_scatter_nd(step: Step) -> None:
         step.give(step.binary("ADD", data, scattered))
         return
     ones = step.builder.constant(np.ones(updates.shape, np.float32))
-    counts = step.emit(
-        "SCATTER_ND", [places, ones, shape], data.shape, options, dtype=np.dtype(np.float32)
-    )
+    counts = step.emit("SCATTER_ND", [places, ones, shape], data.shape, options, dtype=np.dtype(np.float32))
     is_new = step.emit(
         "GREATER", [counts, step.number(0)], data.shape, Options("GreaterOptions"), dtype=np.dtype(np.bool_)
     )

@@ -32,7 +32,9 @@ def write_slice(step: Step) -> None:
     mask = sum(1 << axis for axis, positions in enumerate(stored) if positions.stop < 0)
     stops = step.numbers([positions.stop for positions in stored])
     inputs = [tensor, begins, stops, step.numbers([positions.step for positions in stored])]
-    step.give(step.emit("STRIDED_SLICE", inputs, step.held(), Options("StridedSliceOptions", {"endMask": mask})))
+    step.give(
+        step.emit("STRIDED_SLICE", inputs, step.held(), Options("StridedSliceOptions", {"endMask": mask}))
+    )
 
 
 def _ranges(step: Step) -> dict[int, range]:

@@ -51,18 +51,26 @@ def write_not(step: Step) -> None:
 def write_atan(step: Step) -> None:
     """Write ATAN2 of x and 1."""
     step.require("float32")
-    step.give(step.emit("ATAN2", [step.read(0), step.builder.constant(np.ones(step.held(), np.float32))], step.held()))
+    step.give(
+        step.emit(
+            "ATAN2", [step.read(0), step.builder.constant(np.ones(step.held(), np.float32))], step.held()
+        )
+    )
 
 
 @writes("BitwiseXor", rule=elementwise)
 def write_xor(step: Step) -> None:
-    step.give(step.emit("BITWISE_XOR", [step.read(0), step.read(1)], step.held(), Options("BitwiseXorOptions")))
+    step.give(
+        step.emit("BITWISE_XOR", [step.read(0), step.read(1)], step.held(), Options("BitwiseXorOptions"))
+    )
 
 
 @writes("BitCast", rule=as_onnx)
 def write_bit_cast(step: Step) -> None:
     """Write BITCAST between types of one size."""
-    step.give(step.emit("BITCAST", [step.read(0)], step.held(), Options("BitcastOptions"), dtype=step.out_dtype()))
+    step.give(
+        step.emit("BITCAST", [step.read(0)], step.held(), Options("BitcastOptions"), dtype=step.out_dtype())
+    )
 
 
 @writes("IsNaN", rule=elementwise)
