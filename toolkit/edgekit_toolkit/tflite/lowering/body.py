@@ -11,7 +11,7 @@ nothing does.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, Union
+from typing import Any, Final, TypeAlias, TypeVar, Union
 
 import numpy as np
 import onnx
@@ -26,10 +26,13 @@ Lower: TypeAlias = Callable[["Body"], "Value | Sequence[Value] | None"]
 LOWERINGS: Final[dict[str, Lower]] = {}
 
 
-def lowers(*names: str) -> Callable[[Lower], Lower]:
+LowerT = TypeVar("LowerT", bound=Lower)
+
+
+def lowers(*names: str) -> Callable[[LowerT], LowerT]:
     """Return a decorator that registers a function for the ONNX operators `names`."""
 
-    def register(lower: Lower) -> Lower:
+    def register(lower: LowerT) -> LowerT:
         LOWERINGS.update(dict.fromkeys(names, lower))
         return lower
 

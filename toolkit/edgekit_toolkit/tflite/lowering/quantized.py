@@ -4,6 +4,8 @@ Sums of products of codes are whole numbers, which float32 holds exactly up to 2
 is onnxruntime's.
 """
 
+from typing import Any
+
 import numpy as np
 
 from edgekit_toolkit.tflite.lowering.body import Body, Value, lowers
@@ -22,7 +24,7 @@ def _aligned(body: Body, number: int, axis: int) -> Value:
     return value.cast(np.float32)
 
 
-def _check(body: Body, *dtypes: "np.dtype[np.generic]") -> None:
+def _check(body: Body, *dtypes: "np.dtype[Any]") -> None:
     for dtype in dtypes:
         if dtype.name not in _CODES:
             raise RefusedError(f"codes of {dtype} are not covered, {', '.join(sorted(_CODES))} are")
@@ -30,7 +32,7 @@ def _check(body: Body, *dtypes: "np.dtype[np.generic]") -> None:
         raise RefusedError("scales of blocks are not covered, of tensors and of one axis they are")
 
 
-def _to_codes(value: Value, zero_point: "Value | None", dtype: "np.dtype[np.generic]") -> Value:
+def _to_codes(value: Value, zero_point: "Value | None", dtype: "np.dtype[Any]") -> Value:
     """Round to whole numbers, halves to even ones; shift and saturate."""
     rounded = value.op("Round")
     shifted = rounded if zero_point is None else rounded + zero_point

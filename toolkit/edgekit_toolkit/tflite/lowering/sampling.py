@@ -68,7 +68,7 @@ def _resize_matrix(body: Body, axis: int, size: int, length: int) -> NDArray[np.
 
 @lowers("GridSample")
 def _grid_sample(body: Body) -> Value:
-    """Gather the neighbours of each place in the grid [N, ..., axes], and weigh them. Source: ONNX, GridSample."""
+    """Gather the neighbours of each place in the grid [N, ..., axes], and weigh them."""
     shape, outputs = body.shape(0), body.out_shape()
     sizes, batch, channels = shape[2:], shape[0], shape[1]
     mode = body.attribute("mode", "linear").removeprefix("bi")

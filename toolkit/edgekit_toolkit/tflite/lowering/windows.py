@@ -8,8 +8,8 @@ from edgekit_toolkit.tflite.refusal import RefusedError
 
 
 def _attributes(body: Body) -> WindowAttributes:
-    names = ("strides", "dilations", "pads")
-    return WindowAttributes(*(body.attribute(name) for name in names), body.attribute("auto_pad", "NOTSET"))
+    strides, dilations, pads = (body.attribute(name) for name in ("strides", "dilations", "pads"))
+    return WindowAttributes(strides, dilations, pads, body.attribute("auto_pad", "NOTSET"))
 
 
 def _windows(body: Body) -> Windows:
@@ -22,7 +22,7 @@ def _has_kernel(body: Body) -> bool:
     return len(body.shape(0)) in {3, 4} and not is_dilated and body.input(0).dtype.kind == "f"
 
 
-def _fold(body: Body, tensor: Value, sliding: Windows, kind: str, border: float) -> Value:
+def _fold(tensor: Value, sliding: Windows, kind: str, border: float) -> Value:
     """Join the elements of each window by an operator of two tensors."""
     pads = [(0, 0), (0, 0), *sliding.pads]
     if np.any(pads):
@@ -44,7 +44,7 @@ def _max_pool(body: Body) -> Value | None:
         return None
     x = body.input(0)
     lowest = np.finfo(x.dtype).min if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-    return _fold(body, x, _windows(body), "Max", lowest)
+    return _fold(x, _windows(body), "Max", lowest)
 
 
 @lowers("AveragePool")
@@ -53,7 +53,7 @@ def _average_pool(body: Body) -> Value | None:
         return None
     sliding = _windows(body)
     counts = sliding.counts(_attributes(body), counts_padding=bool(body.attribute("count_include_pad", 0)))
-    return _fold(body, body.input(0), sliding, "Add", 0) / counts.astype(np.float32)
+    return _fold(body.input(0), sliding, "Add", 0) / counts.astype(np.float32)
 
 
 @lowers("LpPool")
@@ -61,5 +61,5 @@ def _lp_pool(body: Body) -> Value:
     power = float(body.attribute("p", 2))
     if body.input(0).dtype.kind != "f":
         raise RefusedError(f"it is covered for floating-point numbers, not for {body.input(0).dtype}")
-    sums = _fold(body, body.input(0).op("Abs").op("Pow", power), _windows(body), "Add", 0)
+    sums = _fold(body.input(0).op("Abs").op("Pow", power), _windows(body), "Add", 0)
     return sums.op("Pow", 1 / power)
