@@ -4,8 +4,8 @@
 
 Of many operators that ONNX defines by a function the set has a test and the same test written out
 (`test_gelu_default_1`, `test_gelu_default_1_expanded`). A test that is refused although its written-out form
-is not, is one that inlining would have rescued; those are counted. Then it lists why the tests that import are refused
-for LiteRT, by operator and reason. Ends with 1 if a result is wrong or a process died.
+is not, is one that inlining would have rescued; those are counted. Then it lists why the tests that import
+are refused for LiteRT, by operator and reason. Ends with 1 if a result is wrong or a process died.
 """
 
 import re

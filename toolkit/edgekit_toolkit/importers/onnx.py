@@ -34,6 +34,7 @@ from edgekit_toolkit.importers.onnx_screen import (
 )
 from edgekit_toolkit.importers.output_shapes import correct_outputs, infer_outputs
 from edgekit_toolkit.importers.sparse_weights import store_densely
+from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.functions import foreign_functions, inline_functions, named_functions
 from edgekit_toolkit.onnx_graph.index import opset
@@ -193,3 +194,13 @@ def _in_older_set(model: onnx.ModelProto, reason: str) -> onnx.ModelProto | None
         ) from err
     result.ir_version = _ir_version(result.opset_import)
     return result
+
+
+def older_set_notes(source: SourceModel[Model]) -> list[str]:
+    """Return a sentence if the model was converted to an older operator set."""
+    if source.original is None or not isinstance(source.model, OnnxModel):
+        return []
+    stated, used = opset(source.original), opset(source.model.proto)
+    if used >= stated:
+        return []
+    return [f"onnxruntime does not read opset {stated} yet; the model is converted to opset {used}"]

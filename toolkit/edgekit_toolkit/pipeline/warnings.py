@@ -11,14 +11,13 @@ from edgekit_runtime.tasks.answerer import class_names
 from edgekit_runtime.tasks.kinds.detection import DETECTION
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.evaluation.metrics import Metric
-from edgekit_toolkit.importers.model_file import SourceModel
+from edgekit_toolkit.importers.onnx import older_set_notes
 from edgekit_toolkit.importers.sizes import list_sizes
 from edgekit_toolkit.measurement.arithmetic import instruction_set, measures_here
 from edgekit_toolkit.measurement.device_profile import is_current
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
-from edgekit_toolkit.onnx_graph.index import opset
 from edgekit_toolkit.onnx_graph.traversal import time_major_nodes
 from edgekit_toolkit.packaging.attachments import find_labels_problem
 from edgekit_toolkit.packaging.golden_branches import find_untested
@@ -54,7 +53,7 @@ def find_warnings(run: Run) -> list[str]:
         )
     if not samples.evaluation.is_generated and not samples.evaluation.in_front:
         notes.extend(_find_single_steps(prepared.source.model))
-    notes.extend(_find_older_set(prepared.source))
+    notes.extend(older_set_notes(prepared.source))
     if prepared.written_out:
         notes.append(
             f"onnxruntime fails on operator {', '.join(prepared.written_out)} in this model; it is written"
@@ -84,16 +83,6 @@ def find_warnings(run: Run) -> list[str]:
         candidate.memory for candidate in run.candidates if isinstance(candidate.memory, str)
     )
     return [*notes, *_arithmetic_warnings(run), *_memory_warnings(run), *problems]
-
-
-def _find_older_set(source: SourceModel[Model]) -> Iterator[str]:
-    if source.original is not None and isinstance(source.model, OnnxModel):
-        stated, used = opset(source.original), opset(source.model.proto)
-        if used < stated:
-            yield (
-                f"the model is in opset {stated}, which onnxruntime does not read; it is converted to opset"
-                f" {used}"
-            )
 
 
 def _find_other_engine(request: Request) -> Iterator[str]:
