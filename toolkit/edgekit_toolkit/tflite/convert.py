@@ -16,10 +16,10 @@ from edgekit_toolkit.tflite.layout.assignment import plan_forms
 from edgekit_toolkit.tflite.layout.forms import Form, held_shape, plain
 from edgekit_toolkit.tflite.layout.rules import Rule
 from edgekit_toolkit.tflite.layout.values import Values, View, find_views
-from edgekit_toolkit.tflite.lowering import REFUSED
 from edgekit_toolkit.tflite.ops import OPERATORS
 from edgekit_toolkit.tflite.prepare import CONSTANT_OPERATORS, NO_MAPPING, prepare
 from edgekit_toolkit.tflite.refusal import (
+    REFUSED,
     ConversionError,
     Refusal,
     RefusedError,

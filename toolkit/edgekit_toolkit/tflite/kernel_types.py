@@ -11,7 +11,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from edgekit_toolkit.tflite.view import Graph, graph_of, node_of
+from edgekit_toolkit.onnx_graph.index import attribute, copy_model
+from edgekit_toolkit.tflite.refusal import REFUSED
+from edgekit_toolkit.tflite.view import Graph, graph_of
 
 _FLOATS: Final = {"float64": "float32", "float16": "float32"}
 WIDER: Final[Mapping[str, str]] = {
@@ -37,8 +39,7 @@ def widen(model: onnx.ModelProto) -> onnx.ModelProto:
     graph = graph_of(model)
     if not any(dtype.name in WIDER for dtype in graph.dtypes.values()):
         return model
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copy_model(model)
     del result.graph.node[:]
     writer = _Widening(graph, result.graph)
     for node in model.graph.node:
@@ -55,7 +56,7 @@ class _Widening:
     def add(self, node: onnx.NodeProto) -> None:
         added = onnx.NodeProto()
         added.CopyFrom(node)
-        if node.op_type in _CASTS or node.domain or node_of(node).attributes.get("edgekit.refused"):
+        if node.op_type in _CASTS or node.domain or attribute(node, REFUSED):
             self._result.node.append(added)
             return
         dtypes = {name: self._graph.dtypes[name] for name in node.input if name in self._graph.dtypes}

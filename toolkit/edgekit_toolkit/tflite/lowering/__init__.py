@@ -1,7 +1,5 @@
 """Writes ONNX operators that have no mapping to TFLite as operators that have one, as ONNX to ONNX."""
 
-from typing import Final
-
 import onnx
 from onnx import helper
 
@@ -15,12 +13,11 @@ from edgekit_toolkit.tflite.lowering import (
     windows,
 )
 from edgekit_toolkit.tflite.lowering.body import LOWERINGS, Body
-from edgekit_toolkit.tflite.refusal import RefusedError
+from edgekit_toolkit.tflite.refusal import REFUSED, RefusedError
 from edgekit_toolkit.tflite.view import graph_of, node_of
 
 __all__ = [
     "LOWERINGS",
-    "REFUSED",
     "control_flow",
     "functions",
     "indices",
@@ -30,8 +27,6 @@ __all__ = [
     "sampling",
     "windows",
 ]
-
-REFUSED: Final = "edgekit.refused"  # attribute of a node that nothing covers: the reason
 
 
 def lower(model: onnx.ModelProto) -> bool:

@@ -56,7 +56,7 @@ class Windows:
 
         What `ceil_mode` adds beyond the padding that the model states counts never.
         """
-        stated = attributes.pads or ([0] if attributes.auto_pad == "NOTSET" else [])
+        stated = attributes.pads or ([] if attributes.auto_pad.startswith("SAME") else [0])
         result = np.ones(())
         for axis, size in enumerate(self.sizes):
             before, after = self.pads[axis]
