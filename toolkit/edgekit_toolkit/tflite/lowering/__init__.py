@@ -3,6 +3,7 @@
 import onnx
 from onnx import helper
 
+from edgekit_toolkit.onnx_graph.index import opset
 from edgekit_toolkit.tflite.lowering import (
     control_flow,
     functions,
@@ -34,14 +35,14 @@ def lower(model: onnx.ModelProto) -> bool:
 
     A node that cannot be lowered stays, with the reason.
     """
-    graph = graph_of(model)
+    graph, version = graph_of(model), opset(model)
     nodes, is_changed = list[onnx.NodeProto](), False
     for proto in model.graph.node:
         node = node_of(proto)
         nodes.append(proto)
         if node.op_type not in LOWERINGS or node.domain or REFUSED in node.attributes:
             continue
-        body = Body(node, graph)
+        body = Body(node, graph, version)
         try:
             values = LOWERINGS[node.op_type](body)
         except RefusedError as refused:

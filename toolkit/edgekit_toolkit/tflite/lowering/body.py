@@ -67,8 +67,20 @@ class Value:
         bounds = ([start], [stop], [axis], [step])
         return self.op("Slice", *(np.array(bound, np.int64) for bound in bounds))
 
-    def sum(self, axis: int) -> "Value":
-        return self.op("ReduceSum", np.array([axis], np.int64), keepdims=1)
+    def sum(self, *axes: int) -> "Value":
+        return self.op("ReduceSum", np.array(axes, np.int64), keepdims=1, noop_with_empty_axes=1)
+
+    def mean(self, *axes: int) -> "Value":
+        return self._reduced("ReduceMean", axes)
+
+    def max(self, *axes: int) -> "Value":
+        return self._reduced("ReduceMax", axes)
+
+    def _reduced(self, kind: str, axes: Sequence[int]) -> "Value":
+        """Reduce over axes that operator sets below 18 hold in an attribute."""
+        if self.body.opset < 18:
+            return self.op(kind, axes=list(axes), keepdims=1)
+        return self.op(kind, np.array(axes, np.int64), keepdims=1)
 
     def less(self, other: Operand) -> "Value":
         return self.body.op("Less", self, other, dtype=np.bool_)
@@ -105,8 +117,8 @@ class Value:
 class Body:
     """What replaces a node: new nodes and constants, whose names begin with that of its first output."""
 
-    def __init__(self, node: Node, graph: Graph) -> None:
-        self.node, self.graph = node, graph
+    def __init__(self, node: Node, graph: Graph, opset: int) -> None:
+        self.node, self.graph, self.opset = node, graph, opset
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
         self._stem = next(name for name in node.outputs if name)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from edgekit_toolkit.tflite.lowering.body import Body, Value, lowers
+from edgekit_toolkit.tflite.ops.reduce import reduced_axes
 from edgekit_toolkit.tflite.refusal import RefusedError
 
 
@@ -71,13 +72,86 @@ def _bitwise_not(body: Body) -> Value:
     return (-x.cast(np.int64) + ones).cast(x.dtype)
 
 
-@lowers("LpNormalization")
-def _l1_normalization(body: Body) -> Value | None:
-    if body.attribute("p", 2) != 1:
+@lowers("IsNaN")
+def _is_nan(body: Body) -> Value:
+    return body.input(0).equals(body.input(0)).op("Not")
+
+
+@lowers("Reciprocal")
+def _reciprocal(body: Body) -> Value:
+    x = body.input(0)
+    return body.stored(np.ones((), x.dtype)) / x
+
+
+@lowers("Elu", "Selu")
+def _scaled_elu(body: Body) -> Value | None:
+    """Write gamma * (relu(x) + alpha * min(elu(x), 0))."""
+    is_elu = body.node.op_type == "Elu"
+    alpha = float(body.attribute("alpha", 1.0 if is_elu else 1.67326319217681884765625))
+    gamma = 1.0 if is_elu else float(body.attribute("gamma", 1.05070102214813232421875))
+    if is_elu and alpha == 1:
         return None
     x = body.input(0)
-    sums = x.op("Abs").sum(body.axis(-1))
-    return x / sums.op("Max", float(np.finfo(np.float32).tiny))
+    low = x.op("Elu", alpha=1.0).op("Min", 0.0) * (alpha * gamma)
+    return x.op("Relu") * gamma + low
+
+
+@lowers("Celu")
+def _celu(body: Body) -> Value:
+    alpha, x = float(body.attribute("alpha", 1.0)), body.input(0)
+    return x.op("Relu") + (x / alpha).op("Elu", alpha=1.0).op("Min", 0.0) * alpha
+
+
+@lowers("Softplus", "Mish")
+def _softplus(body: Body) -> Value:
+    """Write relu(x) + log(1 + exp(-|x|)), which does not overflow; Mish is x * tanh of it."""
+    x = body.input(0)
+    result = ((-x.op("Abs")).op("Exp") + 1).op("Log") + x.op("Relu")
+    return x * result.op("Tanh") if body.node.op_type == "Mish" else result
+
+
+@lowers("Softsign")
+def _softsign(body: Body) -> Value:
+    return body.input(0) / (body.input(0).op("Abs") + 1)
+
+
+@lowers("Swish")
+def _swish(body: Body) -> Value:
+    x, alpha = body.input(0), float(body.attribute("alpha", 1.0))
+    return x * (x if alpha == 1 else x * alpha).op("Sigmoid")
+
+
+@lowers("RMSNormalization")
+def _rms_normalization(body: Body) -> Value:
+    """Write x / sqrt(mean(x^2) + epsilon) over `axis` and all later axes."""
+    x = body.input(0)
+    mean = (x * x).mean(*range(body.axis(-1), len(body.shape(0))))
+    return x / _root(mean + body.attribute("epsilon", 1e-5)) * body.input(1)
+
+
+@lowers("LpNormalization")
+def _lp_normalization(body: Body) -> Value:
+    """Write x / |x| along one axis; 0 where the norm is 0."""
+    x, is_sum = body.input(0), body.attribute("p", 2) == 1
+    sums = (x.op("Abs") if is_sum else x * x).sum(body.axis(-1))
+    sums = sums.op("Max", float(np.finfo(np.float32).tiny))
+    return x / (sums if is_sum else _root(sums))
+
+
+@lowers("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare")
+def _reduction_of_a_function(body: Body) -> Value:
+    """Write the sum with what comes before and after it; the largest element keeps exponentials finite."""
+    kind, x = body.node.op_type, body.input(0)
+    axes = reduced_axes(body.node, body.graph)
+    if kind == "ReduceLogSumExp":
+        largest = x.max(*axes) if axes else x
+        result = (x - largest).op("Exp").sum(*axes).op("Log") + largest
+    elif kind in {"ReduceL1", "ReduceLogSum"}:
+        result = x.op("Abs").sum(*axes) if kind == "ReduceL1" else x.sum(*axes).op("Log")
+    else:
+        result = (x * x).sum(*axes)
+        result = _root(result) if kind == "ReduceL2" else result
+    return result.reshape(*body.out_shape())
 
 
 @lowers("ArgMax", "ArgMin")
@@ -121,14 +195,12 @@ def _eye_like(body: Body) -> Value:
 
 
 @lowers("Trilu")
-def _computed_trilu(body: Body) -> Value | None:
-    """Compare the places of rows and columns where the diagonal is computed."""
-    if not body.has(1) or body.value(1) is not None:
-        return None
+def _trilu(body: Body) -> Value:
+    """Write the choice between the input and zeros by the places of rows and columns."""
     rows, columns = (np.arange(size) for size in body.shape(0)[-2:])
-    x, diagonal = body.input(0), body.input(1).reshape()
-    above = body.stored(columns[None, :] - rows[:, None])
-    is_beyond = above.less(diagonal) if body.attribute("upper", 1) else diagonal.less(above)
+    diagonal = body.input(1).reshape() if body.has(1) else body.stored(np.array(0))
+    x, distance = body.input(0), body.stored(columns[None, :] - rows[:, None])
+    is_beyond = distance.less(diagonal) if body.attribute("upper", 1) else diagonal.less(distance)
     return is_beyond.where(0, x)
 
 

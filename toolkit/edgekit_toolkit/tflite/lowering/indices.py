@@ -36,11 +36,8 @@ def _scatter_elements(body: Body) -> Value:
 
 
 @lowers("GatherND")
-def _gather_nd(body: Body) -> Value | None:
-    """Write a gather of rows where places are computed or begin behind batch axes."""
+def _gather_nd(body: Body) -> Value:
     batches = body.attribute("batch_dims", 0)
-    if not batches and body.value(1) is not None:
-        return None
     shape, places = body.shape(0), body.shape(1)
     inner = shape[batches : batches + places[-1]]
     rows = math.prod(shape[: batches + places[-1]])

@@ -66,16 +66,6 @@ def _from_begin(step: Step, size: int) -> Tensor:
     return step.emit("FLOOR_MOD", [tensor, step.number(size, tensor.dtype)], tensor.shape, options)
 
 
-@writes("GatherND", rule=as_onnx)
-def write_gather_nd(step: Step) -> None:
-    if step.attribute("batch_dims", 0):
-        raise RefusedError("batch_dims are not covered, 0 is")
-    indices = step.constant(1, "the indices")
-    sizes = np.array(step.shape(0)[: indices.shape[-1]])
-    positions = step.builder.constant(np.where(indices < 0, indices + sizes, indices).astype(np.int32))
-    step.give(step.emit("GATHER_ND", [step.read(0), positions], step.held(), Options("GatherNdOptions")))
-
-
 @writes("ScatterND", rule=as_onnx)
 def write_scatter_nd(step: Step) -> None:
     """Write SCATTER_ND, which adds updates to zeros, and its sum with the data or a choice between both."""

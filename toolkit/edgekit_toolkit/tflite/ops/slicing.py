@@ -113,21 +113,3 @@ def write_cumsum(step: Step) -> None:
     }
     inputs = [step.read(0), step.number(axis, np.dtype(np.int32))]
     step.give(step.emit("CUMSUM", inputs, step.held(), Options("CumsumOptions", fields)))
-
-
-@writes("Trilu", rule=axiswise)
-def write_trilu(step: Step) -> None:
-    """Write the choice between the input and zeros by a constant triangle."""
-    shape = step.shape(0)
-    offset = int(step.constant(1, "k").reshape(())) if step.has(1) else 0
-    square = np.ones(shape[-2:], np.bool_)
-    mask = np.triu(square, offset) if step.attribute("upper", 1) else np.tril(square, offset)
-    axes = [axis - (len(shape) - 2) for axis in step.form]
-    stored_mask = mask.transpose([axis for axis in axes if axis >= 0])
-    stored_mask = stored_mask.reshape(
-        [size if axis >= 0 else 1 for axis, size in zip(axes, step.held(), strict=True)]
-    )
-    tensor = step.read(0)
-    inputs = [step.builder.constant(stored_mask), tensor, step.number(0, tensor.dtype)]
-    options = Options("SelectV2Options")
-    step.give(step.emit("SELECT_V2", inputs, step.held(), options, dtype=tensor.dtype))

@@ -36,12 +36,6 @@ def write_function(step: Step) -> None:
     step.give(step.emit(kind, [step.read(0)], step.held(), Options(table) if table else None))
 
 
-@writes("Reciprocal", rule=elementwise)
-def write_reciprocal(step: Step) -> None:
-    """Write 1 / x."""
-    step.give(step.binary("DIV", step.number(1, step.dtype(0)), step.read(0)))
-
-
 @writes("Not", rule=elementwise)
 def write_not(step: Step) -> None:
     step.give(step.emit("LOGICAL_NOT", [step.read(0)], step.held(), Options("LogicalNotOptions")))
@@ -71,14 +65,6 @@ def write_bit_cast(step: Step) -> None:
     step.give(
         step.emit("BITCAST", [step.read(0)], step.held(), Options("BitcastOptions"), dtype=step.out_dtype())
     )
-
-
-@writes("IsNaN", rule=elementwise)
-def write_is_nan(step: Step) -> None:
-    """Write x != x."""
-    tensor = step.read(0)
-    options = Options("NotEqualOptions")
-    step.give(step.emit("NOT_EQUAL", [tensor, tensor], step.held(), options, dtype=np.dtype(np.bool_)))
 
 
 def _cast_rule(node: Node, graph: Graph) -> Rule:
