@@ -121,6 +121,14 @@ class Step:
         options = Options(table, fused(activation)) if table else None
         return self.emit(kind, [first, right], np.broadcast_shapes(first.shape, right.shape), options)
 
+    def gathered(self, tensor: Tensor, axis: int, positions: Sequence[int]) -> Tensor:
+        """Add a GATHER of positions along a held axis; nothing where those are all in order."""
+        if list(positions) == list(range(tensor.shape[axis])):
+            return tensor
+        shape = (*tensor.shape[:axis], len(positions), *tensor.shape[axis + 1 :])
+        inputs = [tensor, self.numbers(positions)]
+        return self.emit("GATHER", inputs, shape, Options("GatherOptions", {"axis": axis}))
+
     def number(self, value: float, dtype: "np.dtype[Any] | None" = None) -> Tensor:
         """Return a constant scalar, by default float32."""
         return self.builder.constant(np.array(value, dtype or np.float32))

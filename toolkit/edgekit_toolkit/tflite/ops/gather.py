@@ -103,9 +103,8 @@ def write_depth_to_space(step: Step) -> None:
     block, tensor = step.attribute("blocksize"), step.read(0)
     if step.text("mode", "DCR") == "CRD":
         channels = tensor.shape[-1]
-        order = np.arange(channels, dtype=np.int32).reshape(channels // block**2, block**2).T.reshape(-1)
-        options = Options("GatherOptions", {"axis": len(tensor.shape) - 1})
-        tensor = step.emit("GATHER", [tensor, step.builder.constant(order)], tensor.shape, options)
+        order = np.arange(channels).reshape(channels // block**2, block**2).T.reshape(-1)
+        tensor = step.gathered(tensor, len(tensor.shape) - 1, order.tolist())
     options = Options("DepthToSpaceOptions", {"blockSize": block})
     step.give(step.emit("DEPTH_TO_SPACE", [tensor], step.held(), options))
 

@@ -92,10 +92,7 @@ def _nearest(step: Step, tensor: Tensor, sources: list[NDArray[np.int32]]) -> Te
         if all(np.array_equal(a, b) for a, b in zip(sources, theirs, strict=True)):
             return _emit(step, "RESIZE_NEAREST_NEIGHBOR", "ResizeNearestNeighborOptions", tensor, sampling)
     for axis, index in enumerate(sources, start=1):
-        if not np.array_equal(index, np.arange(tensor.shape[axis])):
-            shape = (*tensor.shape[:axis], len(index), *tensor.shape[axis + 1 :])
-            options = Options("GatherOptions", {"axis": axis})
-            tensor = step.emit("GATHER", [tensor, step.builder.constant(index)], shape, options)
+        tensor = step.gathered(tensor, axis, index.tolist())
     return tensor
 
 

@@ -1,10 +1,8 @@
 """Slices, splits, concatenations and tilings of tensors."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from edgekit_toolkit.tflite.builder import Options, Tensor
+from edgekit_toolkit.tflite.builder import Options
 from edgekit_toolkit.tflite.layout.rules import axiswise
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
@@ -21,7 +19,9 @@ def write_slice(step: Step) -> None:
     for axis, positions in ranges.items():
         stored[step.axis(axis)] = positions
     if len(tensor.shape) > MAX_SLICED_RANK:
-        step.give(_gathered(step, tensor, stored))
+        for axis, positions in enumerate(stored):
+            tensor = step.gathered(tensor, axis, positions)
+        step.give(tensor)
         return
     begins = step.numbers([positions.start for positions in stored])
     if all(positions.step == 1 for positions in stored):
@@ -49,15 +49,6 @@ def _ranges(step: Step) -> dict[int, range]:
         axis: range(*slice(first, last, by).indices(size))
         for axis, first, last, by, size in zip(axes, starts, ends, steps, sizes, strict=True)
     }
-
-
-def _gathered(step: Step, tensor: Tensor, ranges: Sequence[range]) -> Tensor:
-    for axis, positions in enumerate(ranges):
-        if positions != range(tensor.shape[axis]):
-            shape = (*tensor.shape[:axis], len(positions), *tensor.shape[axis + 1 :])
-            options = Options("GatherOptions", {"axis": axis})
-            tensor = step.emit("GATHER", [tensor, step.numbers(positions)], shape, options)
-    return tensor
 
 
 @writes("Split", rule=axiswise)
