@@ -14,22 +14,20 @@ from edgekit_toolkit.tflite.refusal import RefusedError
 _CODES = frozenset({"int8", "uint8", "int16", "uint16", "int32"})
 
 
-def _aligned(body: Body, number: int, axis: int) -> Value:
-    """Return a scale or zero point in float32, broadcast along `axis` of the first input."""
-    value, sizes = body.input(number), body.shape(number)
-    if len(sizes) == 1 and sizes[0] > 1:
-        value = value.reshape(-1, *[1] * (len(body.shape(0)) - axis - 1))
-    elif len(sizes) == 1:
-        value = value.reshape()
-    return value.cast(np.float32)
-
-
 def _check(body: Body, *dtypes: "np.dtype[Any]") -> None:
     for dtype in dtypes:
         if dtype.name not in _CODES:
             raise RefusedError(f"codes of {dtype} are not covered, {', '.join(sorted(_CODES))} are")
     if body.attribute("block_size", 0):
         raise RefusedError("scales of blocks are not covered, of tensors and of one axis they are")
+
+
+def _spread(body: Body, number: int, rank: int, axis: int) -> Value:
+    """Return a scale or zero point in float32, broadcast along `axis` of a tensor of `rank` axes."""
+    value, sizes = body.input(number).cast(np.float32), body.shape(number)
+    if len(sizes) != 1:
+        return value
+    return value.reshape(-1, *[1] * (rank - axis % rank - 1)) if sizes[0] > 1 else value.reshape()
 
 
 def _to_codes(value: Value, zero_point: "Value | None", dtype: "np.dtype[Any]") -> Value:
@@ -45,17 +43,16 @@ def _to_codes(value: Value, zero_point: "Value | None", dtype: "np.dtype[Any]") 
 def _quantize(body: Body) -> Value:
     dtype = body.graph.dtype(body.node.outputs[0])
     _check(body, dtype)
-    axis = body.axis(1)
-    zero_point = _aligned(body, 2, axis) if body.has(2) else None
-    return _to_codes(body.input(0).cast(np.float32) / _aligned(body, 1, axis), zero_point, dtype)
+    rank, axis = len(body.shape(0)), body.attribute("axis", 1)
+    zero_point = _spread(body, 2, rank, axis) if body.has(2) else None
+    return _to_codes(body.input(0).cast(np.float32) / _spread(body, 1, rank, axis), zero_point, dtype)
 
 
 @lowers("DequantizeLinear")
 def _dequantize(body: Body) -> Value:
-    _check(body, body.input(0).dtype)
-    axis, codes = body.axis(1), body.input(0).cast(np.float32)
-    shifted = codes - _aligned(body, 2, axis) if body.has(2) else codes
-    return (shifted * _aligned(body, 1, axis)).cast(body.graph.dtype(body.node.outputs[0]))
+    rank, axis = len(body.shape(0)), body.attribute("axis", 1)
+    codes = _shifted(body, 0, 2, axis)
+    return (codes * _spread(body, 1, rank, axis)).cast(body.graph.dtype(body.node.outputs[0]))
 
 
 def _shifted(body: Body, number: int, zero_point: int, axis: int) -> Value:
@@ -65,13 +62,6 @@ def _shifted(body: Body, number: int, zero_point: int, axis: int) -> Value:
     if not body.has(zero_point):
         return codes.cast(np.float32)
     return codes.cast(np.float32) - _spread(body, zero_point, len(body.shape(number)), axis)
-
-
-def _spread(body: Body, number: int, rank: int, axis: int) -> Value:
-    value, sizes = body.input(number).cast(np.float32), body.shape(number)
-    if len(sizes) != 1:
-        return value
-    return value.reshape(-1, *[1] * (rank - axis % rank - 1)) if sizes[0] > 1 else value.reshape()
 
 
 @lowers("MatMulInteger")
