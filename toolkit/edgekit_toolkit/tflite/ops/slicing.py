@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from edgekit_toolkit.tflite.builder import Options
+from edgekit_toolkit.tflite.builder import Options, Tensor
 from edgekit_toolkit.tflite.layout.rules import axiswise
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
@@ -53,25 +53,26 @@ def _ranges(step: Step) -> dict[int, range]:
 
 @writes("Split", rule=axiswise)
 def write_split(step: Step) -> None:
-    """Write SPLIT for equal parts, else SPLIT_V."""
-    axis = step.axis(step.attribute("axis", 0))
-    tensor = step.read(0)
-    shapes = [
-        (*tensor.shape[:axis], step.out_shape(index)[step.attribute("axis", 0)], *tensor.shape[axis + 1 :])
-        for index in range(len(step.node.outputs))
-    ]
-    parts = [shape[axis] for shape in shapes]
-    outputs = [(shape, tensor.dtype) for shape in shapes]
-    if len(set(parts)) == 1:
+    """Write SPLIT for equal parts, else SPLIT_V; parts without elements are left out, as Concat does."""
+    onnx_axis = step.attribute("axis", 0)
+    axis, tensor = step.axis(onnx_axis), step.read(0)
+    sizes = [step.out_shape(number)[onnx_axis] for number in range(len(step.node.outputs))]
+    numbers = [number for number, size in enumerate(sizes) if size]
+    parts = [sizes[number] for number in numbers]
+    outputs = [((*tensor.shape[:axis], size, *tensor.shape[axis + 1 :]), tensor.dtype) for size in parts]
+    results: tuple[Tensor, ...]
+    if len(parts) == 1:
+        results = (step.builder.copy(tensor, tensor.shape),)
+    elif len(set(parts)) == 1:
         options = Options("SplitOptions", {"numSplits": len(parts)})
-        outputs_of_split = step.builder.operator("SPLIT", [step.numbers([axis]), tensor], outputs, options)
+        results = step.builder.operator("SPLIT", [step.numbers([axis]), tensor], outputs, options)
     else:
         options = Options("SplitVOptions", {"numSplits": len(parts)})
         inputs = [tensor, step.numbers(parts), step.numbers([axis])]
-        outputs_of_split = step.builder.operator("SPLIT_V", inputs, outputs, options)
-    for index, (name, part) in enumerate(zip(step.node.outputs, outputs_of_split, strict=True)):
-        if name:
-            step.give(part, index)
+        results = step.builder.operator("SPLIT_V", inputs, outputs, options)
+    for number, part in zip(numbers, results, strict=True):
+        if step.node.outputs[number]:
+            step.give(part, number)
 
 
 @writes("Concat", rule=axiswise)
