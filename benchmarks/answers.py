@@ -4,8 +4,11 @@
         [--rounds 200]
 
 A JPEG of 640 x 480 goes to `POST …/answer` over the Unix socket; in turns this process does the same by hand
-with one thread: decode the file, preprocess, run the model, decode the outputs. "added" is the difference of
-the medians.
+with one thread: decode the file, resize it and bring its values into the model's form, run the model, decode
+and suppress the boxes (or rank the classes), write the answer as JSON. A user without the service needs all
+of that, so it is what "decode + model" means: "by hand" has no HTTP, no queue and no other thread, and uses
+our own preprocessing and decoding. "added" is the difference of the medians: the way of the file and the
+answer between two processes, and all that the service does beside these steps.
 
 Every figure is of this machine and this run: compare ratios.
 """

@@ -26,14 +26,13 @@ PACKAGES = {
 }
 
 MOST_FILES = 20
-MOST_IMPORTS = 24
+MOST_IMPORTS = 23
 MOST_FILES_OF_FOLDER = {
     "edgekit_runtime": 6,
-    # One pass, operator, sensor or command a file: the list grows with what there is.
+    # One operator, sensor or command a file: the list grows with what there is.
     "edgekit_runtime.commands": 30,
     "edgekit_runtime.power.sensors": 30,
     "edgekit_cli": 30,
-    "edgekit_toolkit.passes": 30,
     "edgekit_toolkit.tflite.ops": 30,
 }
 

@@ -7,7 +7,7 @@ Python's `json` writes them. It does not implement RFC 8785 (its number form dif
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar, get_args, get_origin
 
 from edgekit_runtime.errors import EdgekitError, ManifestError
@@ -135,8 +135,9 @@ class Record:
     """A frozen dataclass that is an object of a signed document, with a member for each field.
 
     Its last field is `extra`: the members that this reader does not know, which are written again. A field's
-    metadata may hold `key` (the name of the member), `optional`, and `most` (how many a list may hold). The
-    dataclass itself checks types and values.
+    metadata may hold `key` (the name of the member), `optional`, `most` (how many a list may hold), and
+    `read` for a record whose class is imported when it is needed. The dataclass itself checks types and
+    values.
     """
 
     __slots__ = ()
@@ -158,15 +159,15 @@ class Record:
         fields = Fields(value, where, cls._error)
         prefix = f"{where}." if ": " in where else f"{where}: "
         values: dict[str, Any] = {}
-        for field, kind, is_list in _list_members(cls):  # type: ignore[arg-type]  # classes can be hashed
+        for field, read, is_list in _list_members(cls):  # type: ignore[arg-type]  # classes can be hashed
             key = field.metadata.get("key", field.name)
             default: Any = field.default
             raw = fields.take_optional(key, default) if "optional" in field.metadata else fields.take(key)
             if raw is not default and is_list:
                 fields.check_list(key, raw, field.metadata.get("most"))
-                raw = tuple(_read(item, kind, f"{prefix}{key}[{at}]") for at, item in enumerate(raw))
+                raw = tuple(read(item, f"{prefix}{key}[{at}]") for at, item in enumerate(raw))
             elif raw is not default:
-                raw = _read(raw, kind, f"{prefix}{key}")
+                raw = read(raw, f"{prefix}{key}")
             values[field.name] = raw
         values["extra"] = fields.rest()
         return cls(**values)
@@ -183,19 +184,20 @@ class Record:
 @functools.cache
 def _list_members(
     record: type[Record],
-) -> tuple[tuple[dataclasses.Field[Any], type[Record] | None, bool], ...]:
-    """Return the fields but `extra`, with the class of the records in each, and whether they are several."""
-    kinds = []
+) -> tuple[tuple[dataclasses.Field[Any], Callable[[Any, str], Any], bool], ...]:
+    """Return the fields but `extra`, with what reads a value of each, and whether they are several."""
+    members = []
     for field in dataclasses.fields(record):  # type: ignore[arg-type]  # a dataclass, see `Record`
         parts = (field.type, *get_args(field.type))  # of `Golden`, `Codes | None` or `tuple[Variant, ...]`
         classes = [part for part in parts if get_origin(part) is None and isinstance(part, type)]
         kind = next((cls for cls in classes if issubclass(cls, Record)), None)
-        kinds.append((field, kind, any(get_origin(part) is tuple for part in parts)))
-    return tuple(member for member in kinds if member[0].name != "extra")
+        read = field.metadata.get("read", _keep if kind is None else kind.from_json)
+        members.append((field, read, any(get_origin(part) is tuple for part in parts)))
+    return tuple(member for member in members if member[0].name != "extra")
 
 
-def _read(value: Any, kind: type[Record] | None, where: str) -> Any:
-    return value if kind is None else kind.from_json(value, where)
+def _keep(value: Any, _where: str) -> Any:
+    return value
 
 
 def _write(value: Any) -> JsonValue:

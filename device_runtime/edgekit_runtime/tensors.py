@@ -14,6 +14,7 @@ from edgekit_runtime.canonical_json import JsonValue, Record
 from edgekit_runtime.errors import DataError
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 
 DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     name: np.dtype(name)

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,8 +71,9 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     "--metric",
     default="auto",
     show_default=True,
-    help="auto, top1, top5, map50_95, map50, miou, characters, auc, recall1, agreement, pixel_agreement, "
-    "mask_overlap, detections, r2, sequence, similarity, or FILE.py:FUNCTION (your own code, run as you).",
+    help="auto, top1, top5, map50_95, map50, miou, characters, auc, auc_steps, recall1, agreement, "
+    "pixel_agreement, mask_overlap, detections, r2, sequence, similarity, or FILE.py:FUNCTION (your own "
+    "code, run as you).",
 )
 @click.option(
     "--task",
@@ -195,17 +197,7 @@ def command(
         if model.suffix == ".toml":
             from edgekit_cli.package_pipeline import package_pipeline
 
-            def package_model(path: Path, arguments: list[str]) -> Path:
-                with command.make_context("package", [str(path), *arguments]) as member:
-                    request = read_request(path, member.params)
-                    is_fixed = member.params["version"] is not None
-                    line = command_line(member)
-                document, written = _search(request, out, key, console, line, fixed_version=is_fixed)
-                _show(document, written, console, as_json=False)
-                published = document["package"]
-                assert published is not None  # noqa: S101  # for the type checker: else it was refused
-                return out / published["file"]
-
+            package_model = partial(_package_member, out, key, console)
             package_pipeline(ctx, model, console, package_model=package_model)
         elif recipe is None:
             request = read_request(model, options)
@@ -231,6 +223,20 @@ def command(
         raise EdgekitError(
             "not enough memory for inputs of this size; give a smaller --batch or --dim"
         ) from error
+
+
+def _package_member(out: Path, key: str, console: Console, model: Path, arguments: list[str]) -> Path:
+    """Package a model of a pipeline with these arguments; return its package."""
+    from edgekit_cli.package_request import command_line, read_request
+
+    with command.make_context("package", [str(model), *arguments]) as ctx:
+        request, is_fixed = read_request(model, ctx.params), ctx.params["version"] is not None
+        line = command_line(ctx)
+    document, written = _search(request, out, key, console, line, fixed_version=is_fixed)
+    _show(document, written, console, as_json=False)
+    published = document["package"]
+    assert published is not None  # noqa: S101  # for the type checker: else it was refused
+    return out / published["file"]
 
 
 def _import_engines() -> None:

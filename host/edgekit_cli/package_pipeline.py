@@ -16,12 +16,12 @@ from edgekit_runtime.package.archive import OpenedPackage, read_package, write_p
 from edgekit_runtime.pipelines.member import naming_stage
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.packaging.assemble import package_file
+from edgekit_toolkit.packaging.assemble import PackageDraft, package_file
 from edgekit_toolkit.packaging.evidence import evidence_path, read_evidence, write_evidence
 from edgekit_toolkit.packaging.next_version import find_free_version
 from edgekit_toolkit.packaging.pipeline_file import read_pipeline_file
 from edgekit_toolkit.packaging.pipeline_package import StageCosts, add_costs, assemble_pipeline, count_costs
-from edgekit_toolkit.packaging.signing_keys import load_signer
+from edgekit_toolkit.packaging.signing_keys import StatementSigner, load_signer
 from edgekit_toolkit.pipeline.drafts import size_figures
 from edgekit_toolkit.pipeline.publish import evidence_of, output_folder, staging
 from edgekit_toolkit.report.pipeline_page import HEAD, NOTE, list_rows, list_totals, render_pipeline_page
@@ -53,9 +53,9 @@ def package_pipeline(
     name, out = options["name"] or file.name, options["out"]
     with output_folder(out), ExitStack() as opened:
         signer = load_signer(options["key"])
-        trust = TrustStore.from_folder(find_keys_folder())
         packages: dict[str, OpenedPackage] = {}
         evidence: dict[str, Mapping[str, Any]] = {}
+        trust = TrustStore.from_folder(find_keys_folder())
         for stage, source in file.sources.items():
             member = source.path
             if source.options is not None:
@@ -67,37 +67,49 @@ def package_pipeline(
                 evidence[stage] = read_evidence(evidence_path(member), member, trust).predicate
         costs = count_costs(file.stages, packages, evidence)
         version = options["version"] or find_free_version(name, target, out)
+        identity = (name, version, target)
         draft = assemble_pipeline(
-            (name, version, target), file.stages, file.output, packages, budget=limits.limits, costs=costs
+            identity, file.stages, file.output, packages, budget=limits.limits, costs=costs
         )
-        content = package_file(draft, signer)
-        sizes = size_figures(content, limits)
-        figures = {**add_costs(costs, len(content)), **sizes}
-        document: dict[str, Any] = {
-            "name": name,
-            "version": version,
-            "target": target,
-            "package": draft.manifest.file_name,
-            "budget": dict(limits.limits),
-            "figures": figures,
-            "stages": [asdict(stage) for stage in costs],
-        }
-        _check_limits(limits, figures, costs)
-        with staging(out) as folder:
-            written = folder / draft.manifest.file_name
-            write_package(written, draft.manifest, draft.artifacts, signer)
-            write_evidence(evidence_path(written), written, evidence_of(document), signer)
-            stem = written.name.removesuffix(".edgepkg")
-            (folder / f"{stem}.report.html").write_text(
-                render_pipeline_page(document, costs), encoding="utf-8"
-            )
-            (folder / f"{stem}.report.json").write_text(
-                json.dumps(document, indent=2) + "\n", encoding="utf-8"
-            )
+        document = _describe(draft, signer, limits, costs)
+        _check_limits(limits, document["figures"], costs)
+        _write(draft, signer, out, document, costs)
     if options["as_json"]:
         click.echo(json.dumps(document))
     else:
         _show(console, document, costs, out)
+
+
+def _describe(
+    draft: PackageDraft, signer: StatementSigner, limits: Budget, costs: list[StageCosts]
+) -> dict[str, Any]:
+    """Return what `--json` prints."""
+    content, manifest = package_file(draft, signer), draft.manifest
+    return {
+        "name": manifest.name,
+        "version": manifest.version,
+        "target": manifest.target,
+        "package": manifest.file_name,
+        "budget": dict(limits.limits),
+        "figures": {**add_costs(costs, len(content)), **size_figures(content, limits)},
+        "stages": [asdict(stage) for stage in costs],
+    }
+
+
+def _write(
+    draft: PackageDraft,
+    signer: StatementSigner,
+    out: Path,
+    document: Mapping[str, Any],
+    costs: list[StageCosts],
+) -> None:
+    with staging(out) as folder:
+        written = folder / draft.manifest.file_name
+        write_package(written, draft.manifest, draft.artifacts, signer)
+        write_evidence(evidence_path(written), written, evidence_of(document), signer)
+        report = folder / f"{written.name.removesuffix('.edgepkg')}.report.html"
+        report.write_text(render_pipeline_page(document, costs), encoding="utf-8")
+        report.with_suffix(".json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 def _check_options(ctx: click.Context) -> None:

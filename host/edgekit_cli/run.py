@@ -108,9 +108,10 @@ def _run(session: Session, package: OpenedPackage, variant: str, input_path: Pat
 
     if input_path is None:
         return run_golden(session, package.select(variant))
+    decoding = package_decoding(package)
     if package.manifest.states:
-        return run_sequences(session, package.manifest, input_path)
-    return run_samples(session, package.manifest.inputs, input_path, package_decoding(package))
+        return run_sequences(session, package.manifest, input_path, decoding)
+    return run_samples(session, package.manifest.inputs, input_path, decoding)
 
 
 def _open_session(opened: OpenedPackage, variant: str | None, threads: int | None) -> tuple[str, Session]:

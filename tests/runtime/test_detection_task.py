@@ -281,9 +281,17 @@ def test_a_hundred_thousand_boxes_take_no_more_memory_than_a_few_copies() -> Non
         ({}, {"y": np.zeros(9, np.float32)}, r"output 'y' is \[9\], expected \[1, boxes, values\]"),
         ({}, {"y": np.zeros((2, 6, 40), np.float32)}, "of one sample"),
         ({}, {"y": np.zeros((1, 4, 40), np.float32)}, "needs 5 values for each box or more, there are 4"),
-        ({"layout": "grid"}, {"y": np.zeros((1, 40, 8), np.float32)}, "40 boxes, but grids .* have 126"),
+        (
+            {"layout": "grid"},
+            {"y": np.zeros((1, 40, 8), np.float32)},
+            "40 boxes, but grids .* have 126",
+        ),
         ({"layout": "rows"}, {"y": np.zeros((1, 40, 8), np.float32)}, "expected rows of 6 values"),
-        (ANCHORS, {"a": np.zeros((1, 40, 4), np.float32)}, "40 boxes, but strides .* make 24 anchors"),
+        (
+            ANCHORS,
+            {"a": np.zeros((1, 40, 4), np.float32), "s": np.zeros((1, 40, 3), np.float32)},
+            "40 boxes, but strides .* make 24 anchors",
+        ),
         ({"layout": "apart"}, {"a": np.zeros((1, 40, 4), np.float32)}, "no output 'of scores'"),
         (
             {"layout": "apart", "scores_output": "s"},

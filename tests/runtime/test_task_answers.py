@@ -185,6 +185,19 @@ def test_flat_coordinates_with_depth_are_read(shape: tuple[int, ...]) -> None:
     assert "score" not in reply["keypoints"][0]
 
 
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_poses_list_the_points_of_each_object_once(is_turned: bool) -> None:
+    rows = np.zeros((1, 20, 11), np.float32)
+    rows[0, :3, :5] = [[20, 20, 10, 10, 0.8], [21, 20, 10, 10, 0.9], [40, 40, 10, 10, 0.7]]
+    rows[0, :, 5:] = [30, 31, 0.9, 40, 41, 0.2]
+    output = rows.swapaxes(1, 2) if is_turned else rows
+    reply = answer("keypoints", output, Context(labels=("nose", "ear")), form="poses", min_score=0.1)
+    points = [(entry["object"], entry["label"], entry["point"]) for entry in reply["keypoints"]]
+    both = (("nose", [30, 31]), ("ear", [40, 41]))
+    assert points == [(number, label, point) for number in (0, 1) for label, point in both]
+    assert len(answer("keypoints", output, Context(), form="poses", min_object_score=0.85)["keypoints"]) == 2
+
+
 def test_points_beyond_the_picture_lie_on_its_border() -> None:
     output = np.array([[[-9, 32], [63, 99]]], np.float32)
     assert points_of(answer("keypoints", output, Context(placement=WIDE), row="xy")) == [

@@ -97,6 +97,12 @@ def test_missing_output_and_strings_are_refused(task: str) -> None:
         ("segmentation", (1, 300, 8, 8), {}, "300 classes, expected at most 255: is `layout` right"),
         ("keypoints", (1, 5, 4), {}, r"\[5, 4\], expected \[1, points, 3\] with the values xys"),
         ("keypoints", (1, 16), {}, "or the same flat"),
+        (
+            "keypoints",
+            (1, 12, 30),
+            {"form": "poses"},
+            r"12 values for each place, expected \[1, 5 \+ points x 3",
+        ),
         ("keypoints", (1, 1 << 18, 2), {"row": "xy"}, "262144 points"),
         ("text", (1, 7, 9), {}, "9 characters with the blank and there are 3 labels, expected 8, or 9"),
         ("text", (1, 7, 3, 4), {}, "expected"),

@@ -22,7 +22,7 @@ from tests.service.answer_parts import (
     post,
     write_cell_detector,
 )
-from tests.service.service_parts import Manifest_, Running, make_config, running, write_model
+from tests.service.service_parts import Manifest_, Running, ask, get_bytes, make_config, running, write_model
 from tests.service.wiring_parts import load
 from tests.service.worker_parts import kill
 
@@ -31,7 +31,7 @@ from edgekit_runtime.package.manifest_entries import TaskChoice
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.oip.codec import classify
-from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.model import ModelOptions, SchedulingLimits
 from edgekit_runtime.service.options.resources import MediaLimits
 from edgekit_runtime.slots import Slots
 
@@ -60,6 +60,24 @@ def test_answer_has_boxes_in_pixels_of_the_picture(cells: Running, form: str, ki
     assert answer["model_version"] == "1.0.0"
     assert boxes(answer) == {"red": [64, 0, 128, 64], "green": [192, 64, 256, 128]}
     assert min(answer["times_ms"].values()) >= 0
+
+
+def test_free_model_prepares_runs_and_decodes_on_one_thread(maker: PackageMaker, tmp_path: Path) -> None:
+    write_cell_detector(maker, tmp_path / "cells.edgepkg")
+    scheduling = SchedulingLimits(short_s=0.0)  # never on the loop
+    options = ModelOptions(scheduling=scheduling, drift=False, isolated=False)
+    config = make_config(tmp_path, models={"cells": options})
+    picture = encode(draw(256, 128, red=(1, 0)), "PNG")
+    with running(config, PackageFiles([tmp_path / "cells.edgepkg"], maker.trust)) as service:
+        answers = [post(service, data) for data in (picture, b"no picture", picture)]
+        stats = ask(service, get_bytes("/v2/models/stats")).json["model_stats"][0]
+    assert [status for status, _ in answers] == [200, 400, 200]
+    assert boxes(answers[0][1]) == boxes(answers[2][1]) == {"red": [64, 0, 128, 64]}
+    assert list(answers[0][1]["times_ms"]) == ["prepare", "infer", "answer"]
+    figures = stats["inference_stats"]
+    assert (figures["success"]["count"], figures["fail"]["count"]) == (2, 1)
+    assert figures["compute_input"]["ns"] > 0  # it prepared them at the run
+    assert figures["compute_output"]["ns"] > 0
 
 
 def test_raw_frame_needs_no_codec(cells: Running) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.service.gates import Gate
@@ -41,7 +43,16 @@ from tests.service.grpc_parts import (
     wrap,
 )
 from tests.service.serve_parts import TOKEN
-from tests.service.service_parts import Running, Y, ask, get_bytes, infer_bytes, write_identity
+from tests.service.service_parts import (
+    Manifest_,
+    Running,
+    Y,
+    ask,
+    get_bytes,
+    infer_bytes,
+    write_identity,
+    write_signed,
+)
 
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.service.grpc.messages import encode_varint, write_message
@@ -185,6 +196,32 @@ def test_every_datatype_comes_back_as_it_was_sent(maker: PackageMaker, tmp_path:
                 zip([o["name"] for o in answer["outputs"]], answer["raw_output_contents"], strict=True)
             )
             assert found == {f"out_{dtype}": array.tobytes() for dtype, array in arrays.items()}
+
+
+POSITIVE_ROWS = """<ir_version: 8, opset_import: ["" : 17]> rows (float[N, 4] x) => (float[M, 4] y) {
+    best = ReduceMax<axes = [1], keepdims = 0>(x)
+    zero = Constant<value_float = 0.0>()
+    positive = Greater(best, zero)
+    y = Compress<axis = 0>(x, positive)
+}"""
+
+
+def test_output_without_values_is_an_empty_tensor(maker: PackageMaker, tmp_path: Path) -> None:
+    model, x = onnx.parser.parse_model(POSITIVE_ROWS), np.ones((1, 4), np.float32)
+    write_signed(
+        maker,
+        tmp_path / "rows.edgepkg",
+        Manifest_("rows", "1.0.0", {}, {"x": x}),
+        {"y": x},
+        model.SerializeToString(),
+    )
+    with (
+        running_grpc(maker, tmp_path, PackageFiles([tmp_path / "rows.edgepkg"], maker.trust)) as service,
+        connecting(grpc_path(service)) as client,
+    ):
+        assert client.ask(infer_message(x, model="rows")).array().tobytes() == x.tobytes()
+        (message,) = client.ask(infer_message(-x, model="rows")).messages()
+        assert (message["outputs"][0]["shape"], message["raw_output_contents"]) == ([0, 4], [b""])
 
 
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 4]}
@@ -483,6 +520,21 @@ def test_stream_whose_client_reads_nothing_is_held_up(service: Running) -> None:
             sent += size
         client.send(frame(DATA, END_STREAM, stream))
         assert len(client.wait(stream).messages("ModelStreamInferResponse")) == count
+
+
+def test_stream_that_is_held_up_takes_many_small_pieces(client: GrpcClient) -> None:
+    client.send(frame(SETTINGS, 0, 0, setting(INITIAL_WINDOW_SIZE, 0)))
+    stream = client.begin(STREAM)
+    long = wrap(infer_message(np.ones((30_000, 4), np.float32))) * 5  # 240 kB out each
+    for at in range(0, len(long), 1 << 14):
+        while (1 << 20) + client.credit.get(stream, 0) < at + (1 << 14):
+            client.read()
+        client.send(frame(DATA, 0, stream, long[at : at + (1 << 14)]))
+    pieces = wrap(infer_message()) * 200
+    client.send(*(frame(DATA, 0, stream, pieces[at : at + 1]) for at in range(len(pieces))))
+    client.send(frame(DATA, END_STREAM, stream))
+    client.send(frame(WINDOW_UPDATE, 0, stream, word(1 << 30)), frame(WINDOW_UPDATE, 0, 0, word(1 << 24)))
+    assert len(client.wait(stream).messages("ModelStreamInferResponse")) == 205
 
 
 def test_stream_goes_on_once_its_client_opens_the_window(client: GrpcClient) -> None:

@@ -47,9 +47,8 @@ from edgekit_runtime.service.grpc.http2 import (
     Http2,
     Http2Error,
     StreamReset,
-    encode_field,
 )
-from edgekit_runtime.service.grpc.rpcs import RpcHead
+from edgekit_runtime.service.grpc.rpcs import RpcHead, encode_field
 
 START = PREFACE + frame(SETTINGS)
 MAX_HEADER_BYTES = 16_384
@@ -207,6 +206,7 @@ def open_stream(peer: Peer, stream: int = 1, *, flags: int = END_HEADERS) -> Any
     [
         ([frame(DATA, END_STREAM, 1), frame(DATA, 0, 1, b"a")], STREAM_CLOSED),
         ([frame(DATA, PADDED, 1, b"\x05abc")], PROTOCOL_ERROR),
+        ([struct.pack(">IBI", 20_000 << 8 | DATA, PADDED, 1)], ENHANCE_YOUR_CALM),
         ([frame(WINDOW_UPDATE, 0, 1, BIG)], FLOW_CONTROL_ERROR),
         ([frame(DATA, 0, 1, bytes(1 << 20)), frame(DATA, 0, 1, b"a")], FLOW_CONTROL_ERROR),
     ],
@@ -359,6 +359,18 @@ def test_window_that_settings_shrink_below_zero_recovers(peer: Peer) -> None:
     assert data_of(peer.sent(), 1) == b""
     peer.receive(frame(WINDOW_UPDATE, 0, 1, word(10)))
     assert data_of(peer.sent(), 1) == bytes(10)
+
+
+def test_response_in_parts_ends_behind_what_waits_for_the_window(peer: Peer) -> None:
+    stream = open_stream(peer, flags=END_HEADERS | END_STREAM)
+    peer.http2.respond(stream, b"\x88", [bytes(65_535 + 10)], None)
+    assert len(data_of(peer.sent(), 1)) == 65_535
+    peer.http2.respond(stream, b"", (), b"\x88")
+    assert peer.sent() == []
+    peer.receive(*(frame(WINDOW_UPDATE, 0, number, word(10)) for number in (0, 1)))
+    frames = peer.sent()
+    assert data_of(frames, 1) == bytes(10)
+    assert frames[-1][:2] == (HEADERS, END_HEADERS | END_STREAM)
 
 
 def test_reset_stream_frees_what_it_had_to_send(peer: Peer) -> None:

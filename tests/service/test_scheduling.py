@@ -17,7 +17,7 @@ from edgekit_runtime.errors import (
 )
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.options.model import SchedulingLimits
-from edgekit_runtime.service.scheduling.call import Call
+from edgekit_runtime.service.scheduling.call import Answer, Call, Run
 from edgekit_runtime.tensors import find_shapes
 
 SHORT = {"short_s": 200e-6}
@@ -193,6 +193,49 @@ def test_short_s_of_0_runs_nothing_on_the_loop() -> None:
     teach(bench, 1e-6)
     bench.submit(1)
     assert len(bench.threads.jobs) == 1
+
+
+BLANK = {"x": np.zeros((1, 2), np.float32)}
+
+
+def test_work_of_a_call_surrounds_its_run_on_the_thread() -> None:
+    bench = Bench(seconds=1e-3)
+    assert bench.lane.takes_work(BLANK)
+
+    def work(run: Run) -> Answer:
+        bench.loop.now_s += 2e-3
+        return run({"x": np.full((1, 2), 3, np.float32)})
+
+    bench.submit(0, work=work)
+    assert not bench.session.runs
+    bench.finish()
+    assert bench.session.runs == [[3]]
+    assert bench.client.value(0)[0, 0] == 6
+    (run,) = bench.metrics.runs.values()
+    assert run.merge_s == pytest.approx(2e-3)
+
+
+def test_work_that_comes_to_no_run_is_refused_and_teaches_nothing() -> None:
+    bench = Bench(seconds=1e-3, **SHORT)
+    for value in range(5):
+        bench.submit(value, work=lambda _: DataError("no picture"))
+        assert len(bench.threads.jobs) == 1
+        bench.finish()
+        assert str(bench.client.error(value)) == "no picture"
+    assert (bench.metrics.refused, bench.metrics.failed) == (5, 0)
+    assert bench.lane.takes_work(BLANK)
+
+
+def test_only_a_free_lane_takes_work() -> None:
+    bench = Bench()
+    bench.submit(1)
+    assert not bench.lane.takes_work(BLANK)  # as its instance is busy
+    bench.finish()
+    assert bench.lane.takes_work(BLANK)
+    assert not Bench(max_batch=8).lane.takes_work(BLANK)  # which merges inputs
+    short = Bench(seconds=50e-6, **SHORT)
+    teach(short, 50e-6)
+    assert not short.lane.takes_work(BLANK)  # which runs on the loop
 
 
 def test_a_lone_call_does_not_wait_for_others() -> None:

@@ -25,9 +25,11 @@ from edgekit_toolkit.passes import (
     defer_depth_to_space,
     distribute_gate,
     fold_affine,
+    fold_slices,
     fuse_hardswish,
     merge_linear_convs,
 )
+from edgekit_toolkit.passes.leftovers import drop_unused
 
 Pass = Callable[[onnx.ModelProto], onnx.ModelProto]
 PASSES = [
@@ -37,6 +39,7 @@ PASSES = [
     distribute_gate.run,
     conv_transpose_to_depth.run,
     defer_depth_to_space.run,
+    fold_slices.run,
 ]
 
 
@@ -591,6 +594,53 @@ def test_batch_normalization_and_transposed_convolution_become_pointwise(rng: np
         before.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
     after = rewritten(conv_transpose_to_depth.run, rewritten(fold_affine.run, before))
     assert operators(after) == ["Conv", "DepthToSpace"]
+
+
+# Slices of every second row and column.
+
+
+def focused(
+    rng: np.random.Generator, parts: Sequence[tuple[int, int]], *, end: int = 1 << 40, **attributes: Any
+) -> onnx.ModelProto:
+    """Return x [N, 3, 12, 16] -> a Slice for row and column of each part -> Concat -> Conv 3x3 -> y."""
+    weights: dict[str, Array] = {
+        "w": random_weight(rng, 5, 3 * len(parts), 3, 3),
+        "b": random_weight(rng, 5),
+        "end": np.array([end]),
+        "two": np.array([2]),
+        "three": np.array([3]),
+    }
+    nodes = []
+    for number, (row, column) in enumerate(parts):
+        weights |= {f"row{number}": np.array([row]), f"column{number}": np.array([column])}
+        nodes += [
+            node("Slice", ["x", f"row{number}", "end", "two", "two"], [f"rows{number}"]),
+            node("Slice", [f"rows{number}", f"column{number}", "end", "three", "two"], [f"part{number}"]),
+        ]
+    nodes.append(node("Concat", [f"part{number}" for number in range(len(parts))], ["deep"], axis=1))
+    nodes.append(node("Conv", ["deep", "w", "b"], ["y"], **attributes))
+    return model_of(nodes, weights, {"x": ("N", 3, 12, 16)})
+
+
+QUARTERS = [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("attributes", [{}, {"pads": [1, 1, 1, 1]}, {"pads": [1, 0, 0, 1]}], ids=str)
+@pytest.mark.parametrize("parts", [QUARTERS, QUARTERS[1:3], [(1, 1), (1, 1)]], ids=str)
+def test_every_second_row_and_column_is_read_by_a_convolution_of_stride_2(
+    parts: list[tuple[int, int]], attributes: dict[str, Any], rng: np.random.Generator
+) -> None:
+    after = drop_unused(rewritten(fold_slices.run, focused(rng, parts, **attributes)))
+    assert operators(after) == ["Conv"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"strides": [2, 2]}, {"dilations": [2, 2]}, {"end": 6}, {"auto_pad": "SAME_UPPER"}], ids=str
+)
+def test_slices_before_another_convolution_or_of_a_part_are_left_alone(
+    options: dict[str, Any], rng: np.random.Generator
+) -> None:
+    assert left_alone(fold_slices.run, focused(rng, QUARTERS, **options))
 
 
 # DepthToSpace.

@@ -12,16 +12,10 @@ from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
 from edgekit_toolkit.onnx_graph.traversal import nodes
-from edgekit_toolkit.passes import (
-    convert_opset,
-    drop_unused,
-    fix_batch,
-    fold_constants,
-    ort_basic,
-    separate_weights,
-    share_weights,
-    simplify,
-)
+from edgekit_toolkit.passes import fix_batch, fold_constants, resolve_conditions
+from edgekit_toolkit.passes.file_form import convert_opset, separate_weights
+from edgekit_toolkit.passes.foreign import CastsAddedError, ort_basic, simplify
+from edgekit_toolkit.passes.leftovers import drop_unused, share_weights
 from edgekit_toolkit.passes.optimiser import optimise
 from edgekit_toolkit.passes.parity import compare
 from edgekit_toolkit.samples.generated import bind_dims, generate_feeds
@@ -103,7 +97,7 @@ def test_weights_leave_the_inputs_and_the_file_version_rises():
         opset=8,
         ir=3,
     )
-    new = separate_weights.run(old)
+    new = separate_weights(old)
     assert [item.name for item in new.graph.input] == ["x"]
     assert new.ir_version == 8
     assert len(old.graph.input) == 2  # a pass works on a copy
@@ -182,10 +176,10 @@ def test_constant_that_is_an_output_is_still_given():
 
 def test_older_operator_set_is_raised_to_17_and_a_later_one_kept():
     before = conv_net(opset=12)
-    after = convert_opset.run(before)
+    after = convert_opset(before)
     assert after.opset_import[0].version == 17
     assert_equal_outputs(before, after)
-    assert convert_opset.run(conv_net(opset=19)).opset_import[0].version == 19
+    assert convert_opset(conv_net(opset=19)).opset_import[0].version == 19
 
 
 def test_fixed_batch_reaches_inputs_outputs_and_what_is_between():
@@ -246,7 +240,7 @@ def test_padding_and_operations_without_effect_are_simplified_away():
         stored("w", RNG.normal(size=(4, 3, 3, 3)).astype(np.float32)),
     ]
     before = model_of(graph, weights, [value("x", (1, 3, 8, 8))], [value("y", (1, 4, 8, 8))])
-    after = simplify.run(before)
+    after = simplify(before)
     assert operators(after)[:1] == ["Conv"]
     assert "Pad" not in operators(after)
     assert "Identity" not in operators(after)[:-1]
@@ -255,7 +249,7 @@ def test_padding_and_operations_without_effect_are_simplified_away():
 
 def test_batch_normalization_folds_into_the_convolution():
     before = fold_constants.run(conv_net())
-    after = ort_basic.run(before)
+    after = ort_basic(before)
     assert "BatchNormalization" not in operators(after)
     assert {node.domain for node in nodes(after)} == {""}
     assert [item.domain for item in after.opset_import] == [""]
@@ -268,8 +262,8 @@ def test_conversions_for_the_cpu_are_not_written_into_a_half_precision_model():
     half = model_of(
         graph, [], [value("x", shape, TensorProto.FLOAT16)], [value("y", (1, 2, 7, 7), TensorProto.FLOAT16)]
     )
-    with pytest.raises(ort_basic.CastsAddedError):
-        ort_basic.run(half)
+    with pytest.raises(CastsAddedError):
+        ort_basic(half)
 
 
 def test_equal_weights_are_stored_once_and_equal_biases_apart():
@@ -285,7 +279,7 @@ def test_equal_weights_are_stored_once_and_equal_biases_apart():
         stored("b2", np.ones(4, np.float32)),
     ]
     before = model_of(graph, weights, [value("x", (1, 4))], [value("y", (1, 4))])
-    after = share_weights.run(before)
+    after = share_weights(before)
     assert [item.name for item in after.graph.initializer] == ["w1", "b1", "b2"]
     assert_equal_outputs(before, after)
 
@@ -302,7 +296,7 @@ def test_equal_bytes_of_another_shape_or_dtype_are_not_shared():
         stored("q", np.zeros((4, 1), np.float32)),
     ]
     before = model_of(graph, weights, [value("x", (1, 4))], [value("y", (4, 4))])
-    assert len(share_weights.run(before).graph.initializer) == 3
+    assert len(share_weights(before).graph.initializer) == 3
 
 
 def test_nodes_and_weights_without_effect_are_dropped_and_inputs_stay():
@@ -317,7 +311,7 @@ def test_nodes_and_weights_without_effect_are_dropped_and_inputs_stay():
         [value("x", (1, 4)), value("unused", (1, 4))],
         [value("y", (1, 4))],
     )
-    after = drop_unused.run(before)
+    after = drop_unused(before)
     assert operators(after) == ["Relu"]
     assert not after.graph.initializer
     assert [item.name for item in after.graph.input] == ["x", "unused"]
@@ -334,8 +328,8 @@ def test_weight_read_only_inside_a_branch_is_kept():
         [value("x", (1, 4)), value("flag", (), TensorProto.BOOL)],
         [value("y", (1, 4))],
     )
-    for each in (fold_constants, share_weights, drop_unused):
-        assert_equal_outputs(before, each.run(before))
+    for rewrite in (fold_constants.run, share_weights, drop_unused):
+        assert_equal_outputs(before, rewrite(before))
 
 
 # The chain.
@@ -463,10 +457,10 @@ def bloated(model):
     ],
 )
 def test_faulty_pass_is_dropped_with_its_reason_and_the_rest_goes_on(monkeypatch, faulty, reason):
-    monkeypatch.setattr(simplify, "run", faulty)
+    monkeypatch.setattr(resolve_conditions, "run", faulty)
     source = conv_net()
     result = optimise(source, batch=None, feeds=feeds_of(source))
-    dropped = step(result, "simplify")
+    dropped = step(result, "resolve_conditions")
     assert not dropped.applied
     assert dropped.reason.startswith(reason)
     assert "\n" not in dropped.reason

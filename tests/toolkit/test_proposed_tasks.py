@@ -1,4 +1,4 @@
-"""Masks, texts and embeddings are proposed where the outputs leave no doubt."""
+"""Tasks beside boxes and classes are proposed where outputs, names and metadata leave no doubt."""
 
 import dataclasses
 from typing import Any
@@ -8,7 +8,8 @@ import pytest
 from tests.toolkit.test_task_proposal import COUNT, evidence
 
 from edgekit_runtime.preprocessing.placement import Placement
-from edgekit_toolkit.tasks.proposal import Evidence, decide_task, write_task
+from edgekit_toolkit.tasks.proposal import decide_task, write_task
+from edgekit_toolkit.tasks.proposers import Evidence
 
 DRAW = np.random.default_rng(8)
 CHARACTERS = tuple("abcdefghij")
@@ -38,7 +39,39 @@ def frames(blank: int, *, classes: int = 11) -> Any:
 UNIT = normal(64)
 UNIT /= np.linalg.norm(UNIT, axis=1, keepdims=True)
 
+
+def poses(*, places: int = 200, points: int = 17) -> Any:
+    """Return rows as YOLOv8-pose has them, turned: a box and a score, and x, y and score of each point."""
+    rows = DRAW.uniform(0, 416, (COUNT, 5 + 3 * points, places)).astype(np.float32)
+    rows[:, 4::3] = DRAW.random(rows[:, 4::3].shape)
+    return rows
+
+
+def sound(**changes: Any) -> Evidence:
+    return dataclasses.replace(evidence(**changes), placement=None, is_sound=True)
+
+
+def uniform(*shape: int, high: float = 1.0) -> Any:
+    return DRAW.uniform(0, high, (COUNT, *shape)).astype(np.float32)
+
+
+SCORED_POINTS = np.concatenate([uniform(17, 2, high=416), uniform(17, 1)], axis=-1)
+POSE_METADATA = {"task": "pose", "kpt_shape": "[5, 2]"}
+
 CASES = {
+    "keypoints:form=poses,row=xys": pictured(labels=(), y=poses()),
+    "keypoints:form=poses,row=xy": dataclasses.replace(
+        pictured(labels=(), y=uniform(15, 300, high=1)), metadata=POSE_METADATA
+    ),
+    "keypoints:form=heatmaps": pictured(labels=(), heatmaps=uniform(17, 32, 24)),
+    "keypoints:form=heatmaps,layout=NHWC,scores=sigmoid": pictured(labels=(), heatmap=normal(32, 24, 17)),
+    "keypoints:row=xys": pictured(labels=(), keypoints=SCORED_POINTS),
+    "keypoints:row=xy": pictured(labels=(), landmarks=uniform(5, 2, high=416)),
+    "keypoints:row=yxs,unit=shares": pictured(labels=(), keypoints=uniform(1, 17, 3)),
+    "keypoints:row=xyz": pictured(labels=CHARACTERS, landmarks=uniform(1, 1, 30, high=192)),
+    "sound_events": sound(labels=(), y=uniform(1)),
+    "sound_events:layout=NCT": sound(labels=(), y=uniform(4, 100)),
+    "regression": pictured(labels=(), y=normal(1)),
     "segmentation": pictured(y=normal(3, 16, 16)),
     "segmentation:layout=NHWC": pictured(y=normal(16, 16, 3)),
     "segmentation:scores=probabilities": pictured(labels=("cat",), y=DRAW.random((COUNT, 1, 16, 16))),
@@ -53,12 +86,29 @@ CASES = {
     "embedding": pictured(labels=(), y=UNIT),
 }
 MORE = {
+    "embedding by its name": (pictured(labels=(), embeddings=normal(64)), "embedding"),
+    "voice by its name": (pictured(labels=(), speech=uniform(1)), "sound_events"),
+    "scores of all labels": (sound(labels=CHARACTERS[:3], y=uniform(50, 3)), "sound_events"),
+    "shares of sounds": (sound(labels=(), y=shares(5, axis=1)), "classification:scores=probabilities"),
+    "a score beside points": (
+        pictured(labels=(), landmarks=uniform(5, 2, high=416), score=uniform(1)),
+        "keypoints:row=xy",
+    ),
     "shares without labels": (pictured(labels=(), y=shares(5, 16, 16, axis=1)), "segmentation"),
     "whole numbers": (pictured(y=DRAW.integers(0, 3, (COUNT, 16, 16))), "segmentation"),
     "class folders": (pictured(labelled=True, labels=(), y=UNIT), "embedding"),
     "PaddleOCR": (pictured(labels=CHARACTERS, y=frames(0, classes=12)), "text:blank=first,scores=softmax"),
 }
 UNCERTAIN = {
+    "points without a name": pictured(labels=(), y=uniform(5, 2, high=416)),
+    "points of an order that nothing tells": pictured(labels=(), keypoints=uniform(21, 3)),
+    "points beside boxes": pictured(
+        labels=(), landmarks=uniform(10, high=400), boxes=uniform(9, 4, high=400)
+    ),
+    "one score of a photograph": pictured(labels=(), y=uniform(1)),
+    "a logit of two classes": pictured(labels=("no", "yes"), y=normal(1)),
+    "a number that never changes": pictured(labels=(), y=np.full((COUNT, 1), 7, np.float32)),
+    "many scores of sound": sound(labels=(), y=uniform(521)),
     "colours": pictured(labels=(), y=DRAW.random((COUNT, 3, 16, 16))),
     "depth": pictured(labels=(), y=DRAW.random((COUNT, 1, 16, 16))),
     "maps of another size": pictured(y=normal(3, 8, 8)),

@@ -4,7 +4,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tests.toolkit.small_models import assert_valid, model_of, node, random_feeds, random_weight, run
 
-from edgekit_toolkit.quantize.onnx.compact import shorten_names
+from edgekit_toolkit.quantize.onnx.compact import derive_bias_scales, shorten_names, store_bias_scales
 
 
 @pytest.fixture
@@ -100,3 +100,80 @@ def test_model_with_control_flow_keeps_its_names(rng: np.random.Generator) -> No
     for sign in (1, -1):
         feeds = {"x": sign * np.arange(1, 5, dtype=np.float32)}
         np.testing.assert_array_equal(run(after, feeds)["y"], run(before, feeds)["y"])
+
+
+def coded_model(rng: np.random.Generator) -> onnx.ModelProto:
+    """Return x -> Q, DQ -> two Conv in codes, the second with a bias of its own scale -> y."""
+    weights: dict[str, np.ndarray] = {
+        "scale": np.float32(0.05),
+        "zero": np.uint8(128),
+        "other_scale": np.float32(0.05),
+        "other_zero": np.uint8(128),
+    }
+    nodes = [
+        node("QuantizeLinear", ["x", "scale", "zero"], ["xq"]),
+        node("DequantizeLinear", ["xq", "scale", "zero"], ["h0"]),
+    ]
+    for number in (0, 1):
+        scales = (rng.random(4) / 100).astype(np.float32)
+        bias_scales = scales * np.float32(0.05) * np.float32(1 + number)
+        weights |= {
+            f"w{number}": rng.integers(-127, 128, (4, 4, 1, 1)).astype(np.int8),
+            f"b{number}": rng.integers(-999, 999, 4).astype(np.int32),
+            f"ws{number}": scales,
+            f"bs{number}": bias_scales,
+            f"z{number}": np.zeros(4, np.int8),
+        }
+        output = f"h{number + 1}" if number == 0 else "y"
+        nodes += [
+            node("DequantizeLinear", [f"w{number}", f"ws{number}", f"z{number}"], [f"wf{number}"], axis=0),
+            node("DequantizeLinear", [f"b{number}", f"bs{number}"], [f"bf{number}"], axis=0),
+            node(
+                "Conv",
+                ["h0", f"wf{number}", f"bf{number}"],
+                [output],
+                group=1,
+                strides=[1, 1],
+                pads=[0, 0, 0, 0],
+                dilations=[1, 1],
+                kernel_shape=[1, 1],
+            ),
+        ]
+    nodes[-1].input[0] = "h1"
+    nodes.insert(-1, node("QuantizeLinear", ["h1", "other_scale", "other_zero"], ["hq"]))
+    nodes.insert(-1, node("DequantizeLinear", ["hq", "other_scale", "other_zero"], ["hf"]))
+    nodes[-1].input[0] = "hf"
+    return model_of(nodes, weights, {"x": (1, 4, 5, 5)})
+
+
+def test_equal_parameters_of_activations_are_stored_once_and_convolutions_state_no_defaults(
+    rng: np.random.Generator,
+) -> None:
+    before = coded_model(rng)
+    after = shorten_names(before)
+    assert_valid(after)
+    zeros = [tensor for tensor in after.graph.initializer if tensor.data_type == TensorProto.UINT8]
+    assert [numpy_helper.to_array(tensor) for tensor in zeros] == [128]
+    of_weights = [tensor for tensor in after.graph.initializer if tensor.data_type == TensorProto.INT8]
+    assert len([tensor for tensor in of_weights if len(tensor.dims) == 1]) == 2
+    stated = {item.name for conv in after.graph.node if conv.op_type == "Conv" for item in conv.attribute}
+    assert stated == {"kernel_shape"}
+    feeds = random_feeds(before, rng)
+    np.testing.assert_array_equal(run(after, feeds)["y"], run(before, feeds)["y"])
+
+
+def test_scales_of_biases_are_products_where_they_are_equal_to_them(rng: np.random.Generator) -> None:
+    before = coded_model(rng)
+    after = derive_bias_scales(before)
+    assert_valid(after)
+    products = [item for item in after.graph.node if item.op_type == "Mul"]
+    assert [(list(item.input), list(item.output)) for item in products] == [(["scale", "ws0"], ["bs0"])]
+    feeds = random_feeds(before, rng)
+    np.testing.assert_array_equal(run(after, feeds)["y"], run(before, feeds)["y"])
+    restored = store_bias_scales(after)
+    stored = {tensor.name: tensor for tensor in before.graph.initializer}
+    assert {tensor.name for tensor in restored.graph.initializer} == stored.keys()
+    for tensor in restored.graph.initializer:
+        np.testing.assert_array_equal(
+            numpy_helper.to_array(tensor), numpy_helper.to_array(stored[tensor.name])
+        )

@@ -90,6 +90,19 @@ def test_points_are_drawn_and_vectors_are_counted(tmp_path: Path) -> None:
     ]
 
 
+def test_lines_join_the_points_of_one_object_alone(tmp_path: Path) -> None:
+    document = detected()
+    points = [
+        {"label": "ear", "index": index, "object": number, "point": [10 * number + index, 5]}
+        for number, indices in ((0, (0, 1)), (1, (0, 1)), (2, (0,)))
+        for index in indices
+    ]
+    document["samples"][0]["float"] = {"keypoints": points, "skeleton": [[0, 1]]}
+    page = Page(document, tmp_path, [photograph(64, 48)])
+    lines = page.all("line", under=page.section("samples"))
+    assert [(line.get("x1"), line.get("x2")) for line in lines] == [("0", "1"), ("10", "11")]
+
+
 def test_output_that_cannot_be_decoded_says_so(tmp_path: Path) -> None:
     document = detected()
     document["samples"][0]["package"] = {"error": "output 'y' is [1, 3]"}

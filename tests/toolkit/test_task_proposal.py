@@ -19,7 +19,8 @@ from edgekit_runtime.tasks.task import read_task
 from edgekit_toolkit.evaluation.detections import layout_of_task
 from edgekit_toolkit.evaluation.metrics import Probes, find_metric
 from edgekit_toolkit.packaging.recipe import read_recipe
-from edgekit_toolkit.tasks.proposal import Evidence, decide_task, parse_task, write_task
+from edgekit_toolkit.tasks.proposal import decide_task, parse_task, write_task
+from edgekit_toolkit.tasks.proposers import Evidence
 
 Outputs = Mapping[str, NDArray[Any]]
 COUNT = 16

@@ -87,7 +87,6 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     import faulthandler
 
     from edgekit_runtime.dataclass_json import from_plain
-    from edgekit_runtime.protocol.streams import STREAMS_FILE
     from edgekit_runtime.service.models.file_source import PackageFiles
     from edgekit_runtime.service.models.slot_source import InstalledModels
     from edgekit_runtime.service.models.source import Source
@@ -132,6 +131,8 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
             advice = f"put packages into {folders} and start again"
             source = PackageFiles(arguments.package, trust, arguments.tails)
         else:
+            from edgekit_runtime.protocol.streams import STREAMS_FILE
+
             folder = find_state_folder()
             if config.fleet_streams.file is None:
                 file = str(folder / "fleet" / STREAMS_FILE)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Final, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
 from edgekit_runtime.errors import DigestError, ManifestError, PackageError, SignatureError
 from edgekit_runtime.package.canonical_zip import (
@@ -31,11 +31,13 @@ from edgekit_runtime.package.canonical_zip import (
     write_archive,
 )
 from edgekit_runtime.package.manifest import MANIFEST_NAME, SIGNATURE_NAME, Artifact, Manifest, parse_manifest
-from edgekit_runtime.package.pipeline import Stage, member_folder
 from edgekit_runtime.system.atomic_files import write_atomically
 from edgekit_runtime.system.mapped_file import parts
 from edgekit_runtime.system.resource_errors import check_lack
 from edgekit_runtime.trust.dsse import PACKAGE_PREDICATE_TYPE, Envelope, Statement, Verifier, read_unverified
+
+if TYPE_CHECKING:
+    from edgekit_runtime.package.pipeline import Stage
 
 Sign: TypeAlias = Callable[[bytes], bytes]
 """Takes the payload (an in-toto statement), returns the canonical bytes of a DSSE envelope around it."""
@@ -188,7 +190,7 @@ class OpenedPackage:
             {} if pipeline is None else {stage.name: self._show_member(stage) for stage in pipeline.members}
         )
 
-    def _show_member(self, stage: Stage) -> "OpenedPackage":
+    def _show_member(self, stage: "Stage") -> "OpenedPackage":
         where = f"{self.path}: stage '{stage.name}'"
         try:
             manifest = parse_manifest(bytes(self.read(stage.manifest_path)))
@@ -196,7 +198,7 @@ class OpenedPackage:
             raise ManifestError(f"{where}: {cause}") from cause
         if manifest.pipeline is not None or manifest.submodels or manifest.states:
             raise ManifestError(f"{where}: is a pipeline, has submodels or states, expected one plain model")
-        folder = member_folder(stage.name)
+        folder = stage.folder
         signed = {(artifact.path, artifact.sha256, artifact.role) for artifact in self.manifest.artifacts}
         for artifact in manifest.artifacts:
             if (f"{folder}{artifact.path}", artifact.sha256, artifact.role) not in signed:

@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record, decode_json, encode_json
 from edgekit_runtime.errors import DataError, ManifestError, PackageError
@@ -26,11 +26,13 @@ from edgekit_runtime.package.manifest_entries import (
     require_token,
 )
 from edgekit_runtime.package.member_names import find_names_problem
-from edgekit_runtime.package.pipeline import MEMBER_ROLE, PIPELINE, Pipeline
 from edgekit_runtime.package.states import MAX_STATES, RecurrentState, find_states_problem
 from edgekit_runtime.package.submodels import MAX_SUBMODELS, Submodel, check_submodels, served_name
 from edgekit_runtime.package.variants import DEFAULT_VARIANT, MAX_VARIANTS, Variant, check_variants
 from edgekit_runtime.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from edgekit_runtime.package.pipeline import Pipeline
 
 __all__ = [
     "MANIFEST_NAME",
@@ -47,7 +49,17 @@ __all__ = [
 ]
 
 SIGNATURE_NAME: Final = "signature.dsse.json"
+PIPELINE: Final = "pipeline"
+"""The backend of packages of several models, and the critical feature of their format."""
+
+MEMBER_ROLE: Final = "member"
 _STATISTICS: Final = "stats"  # GET /v2/models/stats, where a model of that name could not be asked for
+
+
+def _read_pipeline(value: object, where: str) -> "Pipeline":
+    from edgekit_runtime.package.pipeline import Pipeline  # most packages hold one model
+
+    return Pipeline.from_json(value, where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +104,7 @@ class Manifest(Record):
     submodels: tuple[Submodel, ...] = field(default=(), metadata={**OPTIONAL, "most": MAX_SUBMODELS})
     task: TaskChoice | None = field(default=None, metadata=OPTIONAL)
     states: tuple[RecurrentState, ...] = field(default=(), metadata={**OPTIONAL, "most": MAX_STATES})
-    pipeline: Pipeline | None = field(default=None, metadata=OPTIONAL)
+    pipeline: "Pipeline | None" = field(default=None, metadata={**OPTIONAL, "read": _read_pipeline})
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -184,6 +196,11 @@ class Manifest(Record):
     def file_name(self) -> str:
         """The name of the package file: `NAME-VERSION-TARGET.edgepkg`."""
         return f"{self.name}-{self.version}-{self.target}.edgepkg"
+
+    @property
+    def needs_answerer(self) -> bool:
+        """Whether it says what inputs or outputs mean, which an `Answerer` applies."""
+        return bool(self.task or self.preprocessing or self.labels)
 
     @property
     def all_variants(self) -> tuple[Variant, ...]:

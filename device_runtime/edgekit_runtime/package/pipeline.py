@@ -17,11 +17,7 @@ from typing import Final
 from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record
 from edgekit_runtime.package.manifest_entries import MANIFEST_NAME, require, require_token
 
-PIPELINE: Final = "pipeline"
-"""The backend, and the critical feature of the format."""
-
 SOURCE: Final = "source"
-MEMBER_ROLE: Final = "member"
 MAX_STAGES: Final = 16
 MAX_CROPS: Final = 1000
 DEFAULT_CROPS: Final = 16
@@ -109,9 +105,14 @@ class Stage(Record):
         return (self.input, self.crop, self.margin, self.max_crops, self.when)
 
     @property
+    def folder(self) -> str:
+        """The folder of its member in the package."""
+        return member_folder(self.name)
+
+    @property
     def manifest_path(self) -> str:
         """The artifact with the manifest of its member."""
-        return f"{member_folder(self.name)}{MANIFEST_NAME}"
+        return f"{self.folder}{MANIFEST_NAME}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

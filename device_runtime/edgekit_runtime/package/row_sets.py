@@ -114,6 +114,13 @@ def row_similarity(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) 
     return scores
 
 
+def compare_numbers(current: Array, candidate: Array) -> float:
+    """Return 1 - |difference| / |current| of two arrays of one shape, at least 0; 0 with NaN."""
+    expected = current.reshape(-1).astype(np.float64)
+    error = np.linalg.norm(candidate.reshape(-1).astype(np.float64) - expected)
+    return max(0.0, 1.0 - float(error / max(np.linalg.norm(expected), 1e-12)))
+
+
 def _columns(outputs: Iterable[tuple[Array, int]]) -> Array:
     """Return all values of each row, float64 [rows, values], finite for distances."""
     rows = [np.moveaxis(values, axis, 0) for values, axis in outputs]

@@ -30,13 +30,7 @@ class PipelineMember:
     __slots__ = ("_answerer", "_batches", "_whole_answerer", "rules", "session", "task")
 
     def __init__(self, answerer: Answerer, session: Session, *, batches: bool) -> None:
-        """Join them.
-
-        Args:
-            answerer: it has rules and a task.
-            session: the model.
-            batches: whether samples in one batch get the answers that they get alone.
-        """
+        """Join them; `batches` says whether samples in one batch get the answers that they get alone."""
         self._answerer, self.session, self._batches = answerer, session, batches
         if answerer.rules is None or answerer.task is None:
             lack = "task" if answerer.task is None else "preprocessing"
@@ -97,8 +91,6 @@ def open_member(name: str, package: OpenedPackage, threads: int | None = None) -
     """
     with naming_stage(name):
         answerer = open_answerer(package)
-        if answerer is None:
-            raise PackageError("its package states no task; package it with --task")
         session = open_preferred(package, threads)[1]
         try:
             batches = rows_are_independent(session, read_golden_inputs(package))

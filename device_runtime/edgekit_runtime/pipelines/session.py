@@ -10,6 +10,7 @@ of its input.
 import copy
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -19,7 +20,6 @@ import numpy as np
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import BackendError, DataError, PackageError
 from edgekit_runtime.package.pipeline import SOURCE, Condition, Pipeline, Stage
-from edgekit_runtime.pipelines.ensemble import combine_answers
 from edgekit_runtime.pipelines.member import PipelineMember, naming_stage
 from edgekit_runtime.preprocessing.audio import AudioRules
 from edgekit_runtime.preprocessing.images import take_image
@@ -31,6 +31,8 @@ from edgekit_runtime.tensors import Array, TensorSpec
 IMAGE: Final = TensorSpec("image", "uint8", (1, "height", "width", 3))
 SOUND: Final = TensorSpec("sound", "float32", (1, "samples"))
 ANSWER: Final = TensorSpec("answer_json", "uint8", ("bytes",))
+
+_SHOWN_CLASSES: Final = 5  # of an answer, as of `classification`
 
 _Entry: TypeAlias = dict[str, Any]
 _Area: TypeAlias = tuple[int, int, int, int] | None
@@ -73,6 +75,9 @@ class PipelineSession:
         for stage in pipeline.stages:
             with naming_stage(stage.name):
                 self._tasks[stage.name] = self._check_stage(stage)
+        self._combined = {name for stage in pipeline.stages for name in stage.stages}
+        of_source = [stage.name for stage in pipeline.stages if stage.input == SOURCE]
+        self._shown = [name for name in of_source if name in pipeline.output]
         rates = {
             member.rules.sample_rate if isinstance(member.rules, AudioRules) else None
             for member in members.values()
@@ -167,20 +172,17 @@ class PipelineSession:
         for name in self._pipeline.output:
             for item in items[name]:
                 item.holder[name] = item.answer
-        shown = [stage.name for stage in self._pipeline.stages if stage.input == SOURCE]
-        (name, *others) = [name for name in shown if name in self._pipeline.output]
-        alone: Any = root[name]
-        return root if others else alone
+        alone: Any = root[self._shown[0]]
+        return root if len(self._shown) > 1 else alone
 
     def _combine(self, stage: Stage, items: Mapping[str, Sequence[_Item]]) -> list[Decoded]:
         parts = [[item.answer for item in items[name]] for name in stage.stages]
         entries, how = self._tasks[stage.name].entries, stage.ensemble or ""
-        return [combine_answers(answers, entries, how) for answers in zip(*parts, strict=True)]
+        return [_combine_answers(answers, entries, how) for answers in zip(*parts, strict=True)]
 
     def _run_member(self, stage: Stage, source: Media, areas: Sequence[_Area]) -> list[Decoded]:
-        is_combined = any(stage.name in other.stages for other in self._pipeline.stages)
-        member = self._members[stage.name]
-        return member.answer(self._cut_all(source, areas), all_entries=is_combined)
+        cuts = self._cut_all(source, areas)
+        return self._members[stage.name].answer(cuts, all_entries=stage.name in self._combined)
 
     def _cut_all(self, source: Media, areas: Sequence[_Area]) -> Iterator[tuple[Media, tuple[int, int]]]:
         """Yield crop by crop, unless the run is stopped: a thousand boxes may each be the whole picture."""
@@ -193,7 +195,7 @@ class PipelineSession:
 
 def _cut(source: Media, area: _Area) -> tuple[Media, tuple[int, int]]:
     """Return the picture of an area, or all of the source, and its position."""
-    if area is None:
+    if area is None or area == (0, 0, *getattr(source, "size", ())):
         return source, (0, 0)
     return source.crop(area), area[:2]  # type: ignore[union-attr]  # sound has no areas
 
@@ -201,14 +203,7 @@ def _cut(source: Media, area: _Area) -> tuple[Media, tuple[int, int]]:
 def _select(
     stage: Stage, inputs: Sequence[_Item], tasks: Mapping[str, Task], size: tuple[int, int]
 ) -> list[_Item]:
-    """Return the pictures that a stage takes, without answers.
-
-    Args:
-        stage: the stage.
-        inputs: items of its input.
-        tasks: tasks of the stages before.
-        size: width and height of the source's picture.
-    """
+    """Return the pictures that a stage takes, without answers; `size` is that of the source's picture."""
     chosen: list[tuple[_Entry, _Item]] = []
     if stage.crop or stage.when:
         field = tasks[stage.input].entries
@@ -250,3 +245,24 @@ def _find_area(
     begin_x, begin_y = max(within[0], math.floor(sides[0])), max(within[1], math.floor(sides[1]))
     end_x, end_y = min(within[2], math.ceil(sides[2])), min(within[3], math.ceil(sides[3]))
     return (begin_x, begin_y, end_x, end_y) if begin_x < end_x and begin_y < end_y else None
+
+
+def _combine_answers(answers: Sequence[Decoded], field: str, how: str) -> Decoded:
+    """Return one answer for those of several classifiers: the mean of their scores, or the share of votes.
+
+    `field` is their list of labels and scores, the best first; `how` is one of `ENSEMBLES`.
+    """
+    scores: dict[tuple[str, int], float] = defaultdict(float)
+    for answer in answers:
+        entries: Any = answer[field]
+        for entry in entries[:1] if how == "vote" else entries:
+            scores[entry["label"], entry["index"]] += (1.0 if how == "vote" else entry["score"]) / len(
+                answers
+            )
+    ranked = sorted(scores.items(), key=lambda item: -item[1])
+    return {
+        field: [
+            {"label": label, "index": index, "score": round(score, 6)}
+            for (label, index), score in ranked[:_SHOWN_CLASSES]
+        ]
+    }

@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
-from edgekit_runtime.preprocessing.features import FeatureRules
+from edgekit_runtime.preprocessing.features import Factor, FeatureRules
 from edgekit_runtime.preprocessing.resampling import resample
 from edgekit_runtime.preprocessing.wav import read_wav
-from edgekit_runtime.tensors import DTYPES
+from edgekit_runtime.tensors import DTYPES, Array, Floats
 
 SUFFIXES: Final = frozenset({".wav"})
 _MARGIN_S: Final = 0.05  # more sound than is asked for, which the filter of a resampling reaches
@@ -25,6 +25,8 @@ class AudioRules:
         sample_rate: sample rate in Hz, which each recording must have, unless `resample` is set.
         samples: length of the sound; a longer recording is cut at its end, a shorter one gets zeros there.
             None leaves the length.
+        hop: how many of the `samples` of a step of a sequence are new; those before are of earlier steps, and
+            zeros in the first. None for all of them.
         scale, mean, std: a value becomes (value * scale - mean) / std. It is an amplitude -1..1 or a feature.
         channel_axis: position of an axis of size 1 in the result, or None for none.
         resample: whether recordings of other rates are resampled.
@@ -32,17 +34,29 @@ class AudioRules:
         is_transposed, is_flat: whether features come before frames in the result, or have no axis.
     """
 
-    sample_rate: int
-    samples: int | None
-    scale: float
-    mean: float
-    std: float
+    sample_rate: Annotated[int, Range(1, 1 << 20)]
+    samples: Annotated[int | None, Range(1, 1 << 28)] = None
+    scale: Factor = 1.0
+    mean: Factor = 0.0
+    std: Factor = 1.0
     channel_axis: int | None
     dtype: str
+    hop: Annotated[int | None, Range(1, 1 << 28)] = None
     resample: bool = False
     features: FeatureRules | None = None
     is_transposed: bool = False
     is_flat: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.std:
+            raise ValueError("std is 0, by which values are divided")
+        if self.features is not None and self.features.high_hz > self.sample_rate / 2:
+            raise ValueError(
+                f"features.high_hz is {self.features.high_hz:g}, expected at most half of the sample rate"
+                f" {self.sample_rate}"
+            )
+        if self.hop is not None and not 1 <= self.hop <= (self.samples or 0):
+            raise ValueError(f"hop is {self.hop}, expected a whole number from 1 to samples, {self.samples}")
 
     @property
     def duration_s(self) -> float | None:
@@ -53,11 +67,8 @@ class AudioRules:
     def _needed_s(self) -> float | None:
         return None if self.duration_s is None else self.duration_s + _MARGIN_S
 
-    def load(self, file: Path | bytes) -> NDArray[np.float32]:
+    def load(self, file: Path | bytes) -> Floats:
         """Return what `fit` makes of a WAV file.
-
-        Args:
-            file: its path or content.
 
         Raises:
             DataError: no WAV file, damaged, empty, or of another sample rate.
@@ -68,7 +79,7 @@ class AudioRules:
         except DataError as error:
             raise DataError(f"{file if isinstance(file, Path) else 'the recording'}: {error}") from error
 
-    def fit(self, amplitudes: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
+    def fit(self, amplitudes: Floats, rate: int) -> Floats:
         """Return amplitudes [T] of the stated rate and length, or features [frames, values] of them.
 
         Raises:
@@ -89,13 +100,13 @@ class AudioRules:
             amplitudes = np.pad(amplitudes, (0, self.samples - len(amplitudes)))
         return amplitudes if self.features is None else self.features.compute(amplitudes, self.sample_rate)
 
-    def finish(self, loaded: NDArray[Any]) -> NDArray[Any]:
+    def finish(self, loaded: Array) -> Array:
         """Return the sample for what `load` returned; integers are rounded."""
         exact = (loaded.astype(np.float64) * self.scale - self.mean) / self.std
         dtype = DTYPES[self.dtype]
         if dtype.kind != "f":
             limits = np.iinfo(dtype)
             exact = np.rint(exact).clip(limits.min, limits.max)
-        values: NDArray[Any] = exact.astype(dtype)
+        values: Array = exact.astype(dtype)
         values = values.T if self.is_transposed else values.ravel() if self.is_flat else values
         return values if self.channel_axis is None else np.expand_dims(values, self.channel_axis)

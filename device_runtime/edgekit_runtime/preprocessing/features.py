@@ -8,14 +8,16 @@ mfccs_from_log_mel_spectrograms, as the keyword spotting of MLPerf Tiny uses the
 
 import functools
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.tensors import Array, Floats
+
+Factor: TypeAlias = Annotated[float, Range(-1e30, 1e30)]
 
 _BLOCK: Final = 256  # frames whose spectra are in memory at once
 
@@ -58,7 +60,7 @@ class FeatureRules:
     def count_frames(self, samples: int) -> int:
         return max(0, (samples - self.frame) // self.hop + 1)
 
-    def compute(self, amplitudes: NDArray[np.float32], sample_rate: int) -> NDArray[np.float32]:
+    def compute(self, amplitudes: Floats, sample_rate: int) -> Floats:
         """Return the features of amplitudes [T], float32 [frames, width].
 
         Raises:
@@ -72,7 +74,7 @@ class FeatureRules:
         features = np.empty((count, self.width), np.float32)
         for start in range(0, count, _BLOCK):
             block = slice(start, start + _BLOCK)
-            spectrum: NDArray[Any] = np.abs(np.fft.rfft(frames[block] * window, _fft_size(self.frame)))
+            spectrum: Array = np.abs(np.fft.rfft(frames[block] * window, _fft_size(self.frame)))
             logarithms = np.log(spectrum**self.power @ bands + self.floor)
             features[block] = logarithms if cosines is None else logarithms @ cosines
         return features
@@ -83,9 +85,7 @@ def _fft_size(frame: int) -> int:
 
 
 @functools.lru_cache(16)
-def _make_tables(
-    rules: FeatureRules, sample_rate: int
-) -> "tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64] | None]":
+def _make_tables(rules: FeatureRules, sample_rate: int) -> "tuple[Array, Array, Array | None]":
     """Return Hann's window [frame], weights of mel bands [bins, mel_bins], and cosines of an MFCC."""
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(rules.frame) / rules.frame)
     frequencies = np.linspace(0, sample_rate / 2, _fft_size(rules.frame) // 2 + 1)

@@ -9,28 +9,27 @@ import functools
 import io
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.preprocessing.features import Factor
 from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.system.install_hint import install_command
-from edgekit_runtime.tensors import DTYPES
+from edgekit_runtime.tensors import DTYPES, Array
 
 if TYPE_CHECKING:
     from PIL import Image
 
 SUFFIXES: Final = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 _FORMATS: Final = ("JPEG", "PNG", "BMP", "WEBP")  # the only decoders of Pillow that are used
-COLOURS: Final[Mapping[str, str]] = {"RGB": "RGB", "BGR": "BGR", "L": "L"}  # name -> channels in order
 LAYOUTS: Final = ("NCHW", "NHWC")
-INTERPOLATIONS: Final = ("bilinear", "nearest", "bicubic", "lanczos")
-ALIGNMENTS: Final = ("centre", "corner")
+Side: TypeAlias = Annotated[int, Range(1, 1 << 14)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,37 +37,51 @@ class ImageRules:
     """The preprocessing of a photograph, in this order.
 
     Attributes:
-        resize: length of the shorter side in pixels, or (height, width); None leaves the size.
-        interpolation: interpolation of the resize, one of `INTERPOLATIONS`.
+        resize: height and width in pixels, or the length of the shorter side alone; None leaves the size.
+        interpolation: interpolation of the resize.
         center_crop: (height, width) in pixels, or None. A smaller image gets black borders.
         letterbox: (height, width) in pixels into which the whole image is fitted, or None; then neither
             `resize` nor `center_crop` is set.
         fill: value 0..255 of the borders of a letterbox.
-        align: where the image lies in its letterbox, one of `ALIGNMENTS`; a corner is the upper left one.
-        colour: one of `COLOURS`.
+        align: where the image lies in its letterbox; a corner is the upper left one.
+        colour: the channels in their order; `L` is grey.
         scale: a pixel 0..255 becomes (pixel * scale - mean) / std.
-        mean, std: one for each channel, in the order of `colour`.
-        layout: one of `LAYOUTS`.
+        mean, std: one for all channels, or one for each.
+        layout: order of the axes of the result.
         dtype: dtype of the result; integers are rounded.
+
+    Raises:
+        ValueError: a field is out of its range, or the dtype cannot hold the values.
     """
 
-    resize: int | tuple[int, int] | None
-    interpolation: str
-    center_crop: tuple[int, int] | None
-    colour: str
-    scale: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    layout: str
+    resize: tuple[Side, ...] | None = None
+    interpolation: Literal["bilinear", "nearest", "bicubic", "lanczos"] = "bilinear"
+    center_crop: tuple[Side, Side] | None = None
+    letterbox: tuple[Side, Side] | None = None
+    fill: Annotated[int, Range(0, 255)] = 114
+    align: Literal["centre", "corner"] = "centre"
+    colour: Literal["RGB", "BGR", "L"]
+    scale: Factor
+    mean: tuple[Factor, ...] = (0.0,)
+    std: tuple[Factor, ...] = (1.0,)
+    layout: Literal["NCHW", "NHWC"]
     dtype: str
-    letterbox: tuple[int, int] | None = None
-    fill: int = 114
-    align: str = "centre"
 
     def __post_init__(self) -> None:
+        if self.resize is not None and len(self.resize) not in (1, 2):
+            raise ValueError(f"resize is {list(self.resize)}, expected a number of pixels or [height, width]")
+        if self.letterbox and (self.resize or self.center_crop):
+            raise ValueError("'letterbox' fits the whole image; remove 'resize' and 'center_crop'")
+        for name, numbers in (("mean", self.mean), ("std", self.std)):
+            if len(numbers) not in (1, len(self.colour)):
+                raise ValueError(
+                    f"{name} is {list(numbers)}, expected a number, or a list of {len(self.colour)}"
+                )
+        if 0 in self.std:
+            raise ValueError("std holds 0, by which values are divided")
         _make_table(self)  # refuses values that the dtype cannot hold, before any file is read
 
-    def load(self, path: Path) -> NDArray[np.uint8]:
+    def load(self, path: Path) -> Array:
         """Return the pixels of a file after resize and crop, uint8 [height, width, channels].
 
         Raises:
@@ -76,14 +89,10 @@ class ImageRules:
         """
         return self.fit(decode_image(path))[0]
 
-    def fit(self, image: "Image.Image") -> tuple[NDArray[np.uint8], Placement]:
-        """Return the pixels of an image after resize and crop, and where they come from.
+    def fit(self, image: "Image.Image") -> tuple[Array, Placement]:
+        """Return the pixels of an image in RGB or grey after resize and crop, and where they come from.
 
-        Args:
-            image: in RGB or grey.
-
-        Returns:
-            uint8 [height, width, channels] in the order of `colour`, for `finish`.
+        They are uint8 [height, width, channels] in the order of `colour`, for `finish`.
         """
         image = _convert(image, "L" if self.colour == "L" else "RGB")
         placement = Placement.of(image.width, image.height)
@@ -95,7 +104,7 @@ class ImageRules:
         pixels = np.asarray(image, np.uint8).reshape(image.height, image.width, -1)
         return pixels[:, :, ::-1] if self.colour == "BGR" else pixels, placement
 
-    def finish(self, loaded: NDArray[Any]) -> NDArray[Any]:
+    def finish(self, loaded: Array) -> Array:
         """Return the sample for `load`'s pixels: [channels, height, width] or [height, width, channels]."""
         table = _make_table(self)
         planes = loaded.transpose(2, 0, 1) if self.layout == "NCHW" else loaded
@@ -110,10 +119,10 @@ class ImageRules:
     def _resized(self, image: "Image.Image", placement: Placement) -> "tuple[Image.Image, Placement]":
         if self.resize is None:
             return image, placement
-        if isinstance(self.resize, int):
-            short, long = sorted(image.size)
-            longer = int(self.resize * long / short)  # truncated, as in torchvision
-            size = (self.resize, longer) if image.width <= image.height else (longer, self.resize)
+        if len(self.resize) == 1:
+            (side,), (short, long) = self.resize, sorted(image.size)
+            longer = int(side * long / short)  # truncated, as in torchvision
+            size = (side, longer) if image.width <= image.height else (longer, side)
         else:
             size = (self.resize[1], self.resize[0])
         return self._scaled(image, size), placement.scaled_to(*size)
@@ -146,24 +155,25 @@ class ImageRules:
 
 
 @functools.lru_cache(32)
-def _make_table(rules: ImageRules) -> NDArray[Any]:
+def _make_table(rules: ImageRules) -> Array:
     """Return the result for each pixel value, [channels, 256].
 
     Raises:
-        DataError: a value is beyond the dtype.
+        ValueError: a value is beyond the dtype.
     """
     dtype = DTYPES[rules.dtype]
     pixels = np.arange(256, dtype=np.float64) * rules.scale
     values = (pixels - np.array(rules.mean)[:, None]) / np.array(rules.std)[:, None]
+    values = np.broadcast_to(values, (len(rules.colour), 256))
     limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
     values = values if dtype.kind == "f" else np.rint(values)
     low, high = float(values.min()), float(values.max())
     if not float(limits.min) <= low <= high <= float(limits.max):
-        raise DataError(
-            f"preprocessing: scale, mean and std give values from {low:g} to {high:g}, beyond"
+        raise ValueError(
+            f"scale, mean and std give values from {low:g} to {high:g}, beyond"
             f" {rules.dtype}; for int8 a scale of 1 and a mean of 128 are usual"
         )
-    table: NDArray[Any] = values.astype(dtype)
+    table: Array = values.astype(dtype)
     return table
 
 
@@ -187,25 +197,28 @@ def decode_image(file: Path | bytes, *, max_pixels: int | None = None) -> "Image
         from PIL import Image, ImageOps
     except ImportError as error:
         raise DataError(f"{where}: images need Pillow: {install_command('images')}") from error
+    limit = max_pixels or Image.MAX_IMAGE_PIXELS or math.inf
     # The filter of warnings belongs to the whole process; content is decoded on threads of a service.
     with _mute_warnings(Image) if isinstance(file, Path) else contextlib.nullcontext():
         try:
             with Image.open(file if isinstance(file, Path) else io.BytesIO(file), formats=_FORMATS) as image:
-                _check_pixels(image, max_pixels or Image.MAX_IMAGE_PIXELS, where)
+                if image.width * image.height > limit:
+                    raise Image.DecompressionBombError  # noqa: TRY301  # as Pillow does at its own limit
                 ImageOps.exif_transpose(image, in_place=True)
                 image.load()  # before the file is closed
                 return _convert(_eight_bits(image), "RGB")
-        except DataError:
-            raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-            raise _make_pixels_error(max_pixels or Image.MAX_IMAGE_PIXELS, where) from error
+            raise DataError(
+                f"{where}: has over {limit / 1e6:.0f} million pixels; make it smaller, no model needs that"
+                " many"
+            ) from error
         except OSError as error:
             raise DataError(f"{where}: {_reason(error)}") from error
         except Exception as error:  # decoders raise errors of many kinds on damaged files
             raise DataError(f"{where}: is damaged ({error})") from error
 
 
-def take_image(pixels: NDArray[np.uint8]) -> "Image.Image":
+def take_image(pixels: Array) -> "Image.Image":
     """Return raw pixels as an image, without a copy.
 
     Args:
@@ -232,18 +245,6 @@ def _mute_warnings(image: Any) -> Iterator[None]:
 
 def _convert(image: "Image.Image", mode: str) -> "Image.Image":
     return image if image.mode == mode else image.convert(mode)  # which copies an image of this mode, too
-
-
-def _check_pixels(image: "Image.Image", max_pixels: int | None, where: Path | str) -> None:
-    if max_pixels is not None and image.width * image.height > max_pixels:
-        raise _make_pixels_error(max_pixels, where)
-
-
-def _make_pixels_error(max_pixels: int | None, where: Path | str) -> DataError:
-    most = (max_pixels or math.inf) / 1e6
-    return DataError(
-        f"{where}: has over {most:.0f} million pixels; make it smaller, no model needs that many"
-    )
 
 
 def _eight_bits(image: "Image.Image") -> "Image.Image":

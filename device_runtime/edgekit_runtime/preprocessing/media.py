@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekit_runtime.errors import RequestError
-from edgekit_runtime.preprocessing.audio import AudioRules
-from edgekit_runtime.preprocessing.images import decode_image, take_image
-from edgekit_runtime.preprocessing.wav import average_channels
 
 if TYPE_CHECKING:
     from PIL import Image
+
+    from edgekit_runtime.preprocessing.audio import AudioRules
+    from edgekit_runtime.tensors import Array
 
 _IMAGE_FILES: Final = ("image/jpeg", "image/png", "image/webp", "image/bmp")
 _SOUND_FILES: Final = ("audio/wav", "audio/x-wav", "audio/wave", "audio/vnd.wave")
@@ -73,6 +72,8 @@ class MediaType:
             DataError: the file is damaged, of another format, or has more pixels.
             RequestError: the bytes do not fit the stated size.
         """
+        from edgekit_runtime.preprocessing.images import decode_image, take_image
+
         if self.name != _RAW_FRAME:
             return decode_image(bytes(data), max_pixels=max_pixels)
         form = self.parameters.get("format", "RGB")
@@ -89,13 +90,15 @@ class MediaType:
         pixels = np.frombuffer(data, np.uint8).reshape(height, width, -1)
         return take_image(pixels[:, :, ::-1].copy() if form == "BGR" else pixels)
 
-    def read_sound(self, data: "bytes | memoryview", rules: AudioRules) -> NDArray[np.float32]:
+    def read_sound(self, data: "bytes | memoryview", rules: "AudioRules") -> "Array":
         """Return what `rules.fit` makes of a file or of raw samples.
 
         Raises:
             DataError: the file is damaged, or the sound has another rate or a NaN.
             RequestError: the bytes are no samples of the stated kind.
         """
+        from edgekit_runtime.preprocessing.wav import average_channels
+
         if self.name != _RAW_SOUND:
             return rules.load(bytes(data))
         form = self.parameters.get("format", "S16LE")

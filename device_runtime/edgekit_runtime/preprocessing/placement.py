@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+
+from edgekit_runtime.tensors import Floats
 
 _CHANNELS: Final = (1, 3)
 
@@ -66,26 +67,29 @@ class Placement:
             self, left=self.left + left, top=self.top + top, input_width=width, input_height=height
         )
 
-    def to_picture(self, corners: NDArray[np.float32]) -> NDArray[np.float32]:
+    def to_picture(self, corners: Floats) -> Floats:
         """Return points (x, y, …) of the input as points of the picture, within it.
 
         Args:
             corners: float [..., 2 n], pixels of the input, x and y in turns.
         """
-        inside = np.clip(self._unclipped(corners), 0, self._tile((self.width, self.height), corners))
-        return inside + self._tile(self.origin, corners) if any(self.origin) else inside
+        pairs = corners.reshape(*corners.shape[:-1], corners.shape[-1] // 2, 2)
+        unclipped = (pairs - self._start) / self._scale
+        inside = unclipped.clip(0, np.array([self.width, self.height], np.float32))
+        points: Floats = (inside + np.array(self.origin, np.float32)).reshape(corners.shape)
+        return points
 
-    def to_input(self, corners: NDArray[np.float32]) -> NDArray[np.float32]:
+    def to_input(self, corners: Floats) -> Floats:
         """Return points (x, y, …) of the picture as points of the input; those beyond it stay so."""
-        scaled = (corners - self._tile(self.origin, corners)) * self._tile(
-            (self.scale_x, self.scale_y), corners
-        )
-        return scaled + self._tile((self.left, self.top), corners)
+        pairs = corners.reshape(*corners.shape[:-1], corners.shape[-1] // 2, 2)
+        within = pairs - np.array(self.origin, np.float32)
+        points: Floats = (within * self._scale + self._start).reshape(corners.shape)
+        return points
 
-    def _unclipped(self, corners: NDArray[np.float32]) -> NDArray[np.float32]:
-        moved = corners - self._tile((self.left, self.top), corners)
-        return moved / self._tile((self.scale_x, self.scale_y), corners)
+    @property
+    def _start(self) -> Floats:
+        return np.array([self.left, self.top], np.float32)
 
-    @staticmethod
-    def _tile(pair: tuple[float, float], corners: NDArray[np.float32]) -> NDArray[np.float32]:
-        return np.tile(np.array(pair, np.float32), corners.shape[-1] // 2)
+    @property
+    def _scale(self) -> Floats:
+        return np.array([self.scale_x, self.scale_y], np.float32)

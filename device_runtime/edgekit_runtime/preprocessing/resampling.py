@@ -6,15 +6,15 @@ from typing import Final
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.tensors import Floats
 
 _MAX_FACTOR: Final = 4096  # all usual rates from 8 to 192 kHz have smaller ones
 _MAX_GROWTH: Final = 8  # from 8 kHz to 48 kHz it is 6; more is a slip, or an attack on memory
 
 
-def resample(samples: NDArray[np.float32], rate: int, target_rate: int) -> NDArray[np.float32]:
+def resample(samples: Floats, rate: int, target_rate: int) -> Floats:
     """Return samples [T] at another rate, as `scipy.signal.resample_poly` does with its defaults.
 
     Raises:
@@ -42,7 +42,7 @@ def resample(samples: NDArray[np.float32], rate: int, target_rate: int) -> NDArr
 
 
 @functools.lru_cache(16)
-def _make_filters(up: int, down: int) -> tuple[NDArray[np.float32], int]:
+def _make_filters(up: int, down: int) -> tuple[Floats, int]:
     """Return a low-pass filter for each phase, reversed, float32 [taps, up], and its delay."""
     longest = max(up, down)
     delay = 10 * longest

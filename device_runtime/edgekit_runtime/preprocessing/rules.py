@@ -7,13 +7,14 @@ input; `images` and `audio` apply them.
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.preprocessing.audio import AudioRules
 from edgekit_runtime.preprocessing.features import FeatureRules
-from edgekit_runtime.preprocessing.images import ALIGNMENTS, COLOURS, INTERPOLATIONS, LAYOUTS, ImageRules
+from edgekit_runtime.preprocessing.images import LAYOUTS, ImageRules
 from edgekit_runtime.tensors import TensorSpec
 
 MediaRules = ImageRules | AudioRules
@@ -31,29 +32,13 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
         "std": [0.229, 0.224, 0.225],
     }
 }
-_IMAGE_FIELDS: Final = (
-    "type",
-    "resize",
-    "interpolation",
-    "center_crop",
-    "letterbox",
-    "fill",
-    "align",
-    "colour",
-    "scale",
-    "mean",
-    "std",
-    "layout",
-    "dtype",
-)
+_IMAGE_FIELDS: Final = ("type", *ImageRules.__dataclass_fields__)
 _AUDIO_FIELDS: Final = (
-    *("type", "sample_rate", "samples", "resample", "features"),
+    *("type", "sample_rate", "samples", "hop", "resample", "features"),
     *("scale", "mean", "std", "dtype"),
 )
 _DEFAULT_SIZE: Final = 224  # size in an example for a model with free height and width
 _DEFAULT_RATE: Final = 16000
-_MAX_SIDE: Final = 1 << 14
-_MAX_SAMPLES: Final = 1 << 28
 
 
 def expand_preset(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,9 +59,7 @@ def expand_preset(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
 def read_rules(preprocessing: Mapping[str, Any], spec: TensorSpec) -> MediaRules:
     """Return the rules that a preprocessing file states for a model's only input.
 
-    Args:
-        preprocessing: the fields.
-        spec: the model's input; layout, dtype and colour come from it if they are not stated.
+    Layout, dtype and colour come from the input if they are not stated.
 
     Raises:
         DataError: an unknown field, a value that cannot be used, or rules that do not fit the input.
@@ -94,16 +77,13 @@ def read_rules(preprocessing: Mapping[str, Any], spec: TensorSpec) -> MediaRules
             raise DataError(f"preprocessing: unknown field '{name}', expected {', '.join(fields)}.{hint}")
     if preprocessing.get("dtype", spec.dtype) != spec.dtype:
         raise _wrong("dtype", preprocessing["dtype"], f"\"{spec.dtype}\", which input '{spec.name}' takes")
-    return _image_rules(preprocessing, spec) if kind == "image" else _audio_rules(preprocessing, spec)
+    stated = {**preprocessing, "dtype": spec.dtype}
+    stated.pop("type", None)
+    return _image_rules(stated, spec) if kind == "image" else _audio_rules(stated, spec)
 
 
 def example_for(inputs: Sequence[TensorSpec], kind: str) -> str | None:
-    """Return a preprocessing file for a model with these inputs, on one line; None if none can fit.
-
-    Args:
-        inputs: inputs of the model.
-        kind: `image` or `audio`.
-    """
+    """Return a preprocessing file for `image` or `audio`, on one line; None if none fits these inputs."""
     if len(inputs) != 1:
         return None
     spec = inputs[0]
@@ -132,77 +112,38 @@ def example_for(inputs: Sequence[TensorSpec], kind: str) -> str | None:
     )
 
 
-def _image_rules(fields: Mapping[str, Any], spec: TensorSpec) -> ImageRules:
-    layout = fields.get("layout", _layout(spec))
+def _image_rules(fields: dict[str, Any], spec: TensorSpec) -> ImageRules:
+    layout = fields.setdefault("layout", _layout(spec))
     if len(spec.shape) != 4 or layout is None:
         raise DataError(
             f"input '{spec.name}' {list(spec.shape)} takes no images: expected [N, channels, height, width]"
             " or [N, height, width, channels] with 1 or 3 channels; give arrays (.npz) instead"
         )
-    _one_of("layout", layout, LAYOUTS)
-    channels = spec.shape[layout.index("C")]
-    colour = fields.get("colour", "L" if channels == 1 else "RGB")
-    _one_of("colour", colour, COLOURS)
-    interpolation = fields.get("interpolation", "bilinear")
-    _one_of("interpolation", interpolation, INTERPOLATIONS)
     if "scale" not in fields:
         raise DataError(
             f"preprocessing: 'scale' is missing; {1 / 255} turns pixels 0..255 into 0..1 (as ToTensor of"
             " torchvision does), 1 leaves them"
         )
-    count = len(COLOURS[colour])
-    if isinstance(channels, int) and channels != count:
-        raise _wrong("colour", colour, f"one of {channels} channels, which input '{spec.name}' has")
-    resize, letterbox = fields.get("resize"), _sides("letterbox", fields.get("letterbox"))
-    if letterbox is not None and (other := fields.keys() & {"resize", "center_crop"}):
-        raise DataError(f"preprocessing: 'letterbox' fits the whole image; remove '{min(other)}'")
-    align = fields.get("align", "centre")
-    _one_of("align", align, ALIGNMENTS)
-    return ImageRules(
-        resize=_side("resize", resize) if isinstance(resize, int) else _sides("resize", resize),
-        interpolation=interpolation,
-        center_crop=_sides("center_crop", fields.get("center_crop")),
-        colour=colour,
-        scale=_number("scale", fields["scale"]),
-        mean=_numbers("mean", fields.get("mean", 0), count),
-        std=_numbers("std", fields.get("std", 1), count, zero=False),
-        layout=layout,
-        dtype=spec.dtype,
-        letterbox=letterbox,
-        fill=_whole("fill", fields.get("fill", 114), 255, least=0),
-        align=align,
-    )
+    channels = spec.shape[layout.index("C")] if layout in LAYOUTS else None
+    fields.setdefault("colour", "L" if channels == 1 else "RGB")
+    for name, count in (("resize", 1), ("center_crop", 2), ("letterbox", 2), ("mean", 1), ("std", 1)):
+        if isinstance(fields.get(name), int | float):  # stands for a square, or for all channels
+            fields[name] = [fields[name]] * count
+    rules = from_plain(ImageRules, fields, "preprocessing", DataError)
+    if isinstance(channels, int) and channels != len(rules.colour):
+        raise _wrong("colour", rules.colour, f"one of {channels} channels, which input '{spec.name}' has")
+    return rules
 
 
-def _audio_rules(fields: Mapping[str, Any], spec: TensorSpec) -> AudioRules:
-    samples = fields.get("samples")
-    samples = None if samples is None else _whole("samples", samples, _MAX_SAMPLES)
-    features = None
-    if "features" in fields:
-        features = from_plain(FeatureRules, fields["features"], "preprocessing: features", DataError)
-    elif _audio_length(spec) is None:
+def _audio_rules(fields: dict[str, Any], spec: TensorSpec) -> AudioRules:
+    if "features" not in fields and _audio_length(spec) is None:
         raise DataError(
             f"input '{spec.name}' {list(spec.shape)} takes no sound: expected float [N, samples],"
             " [N, 1, samples] or [N, samples, 1]; state 'features' of the sound, or compute them yourself and"
             " give arrays (.npz)"
         )
-    sample_rate = _whole("sample_rate", fields.get("sample_rate"), 1 << 20)
-    if features is not None and features.high_hz > sample_rate / 2:
-        raise _wrong("features.high_hz", features.high_hz, f"at most half of the sample rate {sample_rate}")
-    resample = fields.get("resample", False)
-    if not isinstance(resample, bool):
-        raise _wrong("resample", resample, "true or false")
-    return AudioRules(
-        sample_rate=sample_rate,
-        samples=samples,
-        resample=resample,
-        scale=_number("scale", fields.get("scale", 1)),
-        mean=_number("mean", fields.get("mean", 0)),
-        std=_numbers("std", fields.get("std", 1), 1, zero=False)[0],
-        dtype=spec.dtype,
-        features=features,
-        **_arrange_sound(spec, features, samples),
-    )
+    rules = from_plain(AudioRules, {**fields, "channel_axis": None}, "preprocessing", DataError)
+    return replace(rules, **_arrange_sound(spec, rules.features, rules.samples))
 
 
 def _arrange_sound(spec: TensorSpec, features: FeatureRules | None, samples: int | None) -> dict[str, Any]:
@@ -250,45 +191,3 @@ def _audio_length(spec: TensorSpec) -> int | str | None:
 
 def _wrong(name: str, value: object, expected: str) -> DataError:
     return DataError(f"preprocessing: '{name}' is {json.dumps(value)}, expected {expected}")
-
-
-def _one_of(name: str, value: object, allowed: Sequence[str] | Mapping[str, Any]) -> None:
-    if not isinstance(value, str) or value not in allowed:
-        raise _wrong(name, value, f"one of {', '.join(allowed)}")
-
-
-def _whole(name: str, value: object, greatest: int, *, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= greatest:
-        raise _wrong(name, value, f"a whole number from {least} to {greatest}")
-    return value
-
-
-def _side(name: str, value: object) -> int:
-    return _whole(name, value, _MAX_SIDE)
-
-
-def _sides(name: str, value: object) -> tuple[int, int] | None:
-    """Return (height, width) in pixels; a number stands for a square."""
-    if value is None:
-        return None
-    pair = value if isinstance(value, list) else [value, value]
-    if len(pair) != 2:
-        raise _wrong(name, value, "a number of pixels or [height, width]")
-    return _side(name, pair[0]), _side(name, pair[1])
-
-
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _wrong(name, value, "a number")
-    return float(value)
-
-
-def _numbers(name: str, value: object, count: int, *, zero: bool = True) -> tuple[float, ...]:
-    """Return a number for each channel; a single number is for all."""
-    items = value if isinstance(value, list) else [value]
-    if len(items) not in (1, count):
-        raise _wrong(name, value, f"a number, or a list of {count} (one a channel)")
-    numbers = tuple(_number(name, item) for item in items)
-    if not zero and 0.0 in numbers:
-        raise _wrong(name, value, "numbers other than 0, by which values are divided")
-    return numbers if len(numbers) == count else numbers * count

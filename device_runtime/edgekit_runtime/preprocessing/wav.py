@@ -10,14 +10,13 @@ import contextlib
 import io
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.tensors import Floats
 
 _INTEGERS, _FLOATS, _EXTENSIBLE = 1, 3, 0xFFFE
 _WIDTHS: Final = {_INTEGERS: (1, 2, 3, 4), _FLOATS: (4, 8)}  # bytes of a number
@@ -28,19 +27,14 @@ _MIN_UNKNOWN_BYTES: Final = 0x7FFF_F000
 """Sizes from here on are those of programs that write into a pipe: the sound lasts to the file's end."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Format:
+class _Format(NamedTuple):
     tag: int
     channels: int
     rate: int
     width: int
 
-    @property
-    def frame_bytes(self) -> int:
-        return self.width * self.channels
 
-
-def read_wav(source: Path | bytes, max_s: float | None = None) -> tuple[NDArray[np.float32], int]:
+def read_wav(source: Path | bytes, max_s: float | None = None) -> tuple[Floats, int]:
     """Return the amplitudes of a WAV file, -1..1, float32 [frames], and the sample rate in Hz.
 
     Channels are averaged.
@@ -80,10 +74,11 @@ class WavFile:
         with _naming(name):
             self._format, size = _read_head(file)
         self.rate = self._format.rate
-        self._frames_left = size // self._format.frame_bytes
+        self._frame_bytes = self._format.width * self._format.channels
+        self._frames_left = size // self._frame_bytes
         self._states_size = size < _MIN_UNKNOWN_BYTES
 
-    def read(self, frames: int | None = None) -> NDArray[np.float32]:
+    def read(self, frames: int | None = None) -> Floats:
         """Return the amplitudes of the next frames, fewer at the end; None reads the rest.
 
         Raises:
@@ -92,11 +87,11 @@ class WavFile:
         form = self._format
         frames = self._frames_left if frames is None else min(frames, self._frames_left)
         with _naming(self._name):
-            raw = self._file.read(frames * form.frame_bytes)
-            if len(raw) < frames * form.frame_bytes:
+            raw = self._file.read(frames * self._frame_bytes)
+            if len(raw) < frames * self._frame_bytes:
                 if self._states_size:
                     raise DataError("is cut short; copy it again")
-                raw = raw[: len(raw) // form.frame_bytes * form.frame_bytes]
+                raw = raw[: len(raw) // self._frame_bytes * self._frame_bytes]
             self._frames_left -= frames
             if not raw:
                 return np.zeros(0, np.float32)
@@ -153,7 +148,7 @@ def _parse_format(content: bytes) -> _Format:
     return _Format(tag, channels, rate, bits // 8)
 
 
-def average_channels(samples: NDArray[np.float32], channels: int) -> NDArray[np.float32]:
+def average_channels(samples: Floats, channels: int) -> Floats:
     """Return float32 [frames] for samples [frames * channels], those of a moment together.
 
     Raises:
@@ -161,19 +156,19 @@ def average_channels(samples: NDArray[np.float32], channels: int) -> NDArray[np.
     """
     if not (samples.min() >= -_MAX_AMPLITUDE and samples.max() <= _MAX_AMPLITUDE):  # NaN compares false
         raise DataError(f"holds a NaN or an amplitude that is infinite or over {_MAX_AMPLITUDE}")
-    mono: NDArray[np.float32] = samples.reshape(-1, channels).mean(axis=1, dtype=np.float32)
+    mono: Floats = samples.reshape(-1, channels).mean(axis=1, dtype=np.float32)
     return mono
 
 
-def _read_integers(raw: bytes, width: int) -> NDArray[np.float32]:
+def _read_integers(raw: bytes, width: int) -> Floats:
     """Return numbers of 1 to 4 bytes as float32, -1..1; those of 8 bits are unsigned."""
     if width == 1:
-        unsigned: NDArray[np.float32] = np.frombuffer(raw, np.uint8).astype(np.float32)
+        unsigned: Floats = np.frombuffer(raw, np.uint8).astype(np.float32)
         unsigned /= 128
         unsigned -= 1
         return unsigned
     # Each number goes to the upper bytes of an int32, so that one division fits all widths.
     wide = np.zeros((len(raw) // width, 4), np.uint8)
     wide[:, 4 - width :] = np.frombuffer(raw, np.uint8).reshape(-1, width)
-    amplitudes: NDArray[np.float32] = (wide.view("<i4")[:, 0] / 2**31).astype(np.float32)
+    amplitudes: Floats = (wide.view("<i4")[:, 0] / 2**31).astype(np.float32)
     return amplitudes

@@ -1,20 +1,22 @@
 """Where the service listens: Unix sockets and TCP, of HTTP and gRPC, with TLS in front of TCP."""
 
+import functools
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.service.api.routes import Router
+from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.listeners import SocketFile, inherit_listeners, listen_tcp, listen_unix
-from edgekit_runtime.service.http.server import HttpServer
+from edgekit_runtime.service.http.server import Connect, HttpServer
 from edgekit_runtime.service.models.registry import Registry
 from edgekit_runtime.service.options.config import ServiceConfig
 from edgekit_runtime.system.install_hint import install_command
 
 if TYPE_CHECKING:
-    from edgekit_runtime.service.grpc.connection import GrpcService
     from edgekit_runtime.service.http.tls import TlsListener
 
 
@@ -23,7 +25,6 @@ class Listening:
 
     def __init__(self, http: HttpServer, config: ServiceConfig) -> None:
         self._http, self._config = http, config
-        self._listen, self._grpc = config.listen, config.grpc
         self._socket_files: list[SocketFile] = []
         self._tls: list[TlsListener] = []
 
@@ -39,36 +40,30 @@ class Listening:
             TransportError: an address is in use or cannot be used.
             ConfigError: gRPC is to be served, and its package is not installed.
         """
-        listen = self._listen
+        listen, grpc = self._config.listen, self._config.grpc
+        connect = functools.partial(Connection, self._http)
         listeners = inherit_listeners()
         if listen.unix_socket and not listeners:
             listeners.append(self._listen_unix(listen.unix_socket))
-        for listener in listeners:
-            self._http.listen(listener)
-        addresses = [_name(listener) for listener in listeners]
-        if self._grpc.unix_socket or self._grpc.port is not None:
+        addresses = [self._serve(listener, connect) for listener in listeners]
+        if grpc.unix_socket or grpc.port is not None:
             try:
                 import hpack  # noqa: F401  # of the extra
             except ModuleNotFoundError as cause:
                 raise ConfigError(f"grpc: {cause}; {install_command('grpc')}") from cause
-            from edgekit_runtime.service.grpc.connection import GrpcService  # most services have no gRPC
+            from edgekit_runtime.service.grpc.connection import GrpcConnection  # most services have no gRPC
+            from edgekit_runtime.service.grpc.service import GrpcService
 
-            grpc = GrpcService(self._http, router, registry, self._config, token=token)
-            addresses += self._open_grpc(grpc)
+            service = GrpcService(self._http, router, registry, self._config, token=token)
+            connect_grpc = functools.partial(GrpcConnection, service)
+            if grpc.unix_socket:
+                listener = self._listen_unix(grpc.unix_socket)
+                addresses.append(f"grpc+{self._serve(listener, connect_grpc)}")
+            if grpc.port is not None:
+                addresses.append(f"grpc://{self._serve_tcp(grpc.host, grpc.port, connect_grpc, ('h2',))}")
         if listen.host:
             scheme = "" if listen.tls_certificate is None else "https://"
-            addresses.append(scheme + self._listen_tcp(listen.host, listen.port))
-        return addresses
-
-    def _open_grpc(self, grpc: "GrpcService") -> list[str]:
-        options, addresses = self._grpc, []
-        if options.unix_socket:
-            listener = self._listen_unix(options.unix_socket)
-            self._http.listen(listener, grpc.accept)
-            addresses.append(f"grpc+{_name(listener)}")
-        if options.port is not None:
-            name = self._listen_tcp(options.host, options.port, grpc)
-            addresses.append(f"grpc://{name}")
+            addresses.append(scheme + self._serve_tcp(listen.host, listen.port, connect))
         return addresses
 
     def _listen_unix(self, name: str) -> socket.socket:
@@ -77,18 +72,20 @@ class Listening:
         self._socket_files.append(SocketFile.find(path))
         return listener
 
-    def _listen_tcp(self, host: str, port: int, grpc: "GrpcService | None" = None) -> str:
-        """Accept connections of HTTP, or of gRPC, encrypted if there is a certificate; return the address."""
-        certificate, key = self._listen.tls_certificate, self._listen.tls_key
+    def _serve(self, listener: socket.socket, connect: Connect) -> str:
+        """Accept connections; return the address."""
+        self._http.listen(listener, functools.partial(self._http.serve, connect))
+        return _name(listener)
+
+    def _serve_tcp(self, host: str, port: int, connect: Connect, protocols: Sequence[str] = ()) -> str:
+        """Accept connections, encrypted if there is a certificate; return the address."""
+        certificate, key = self._config.listen.tls_certificate, self._config.listen.tls_key
         if certificate is None or key is None:
-            listener = listen_tcp(host, port)
-            self._http.listen(listener, None if grpc is None else grpc.accept)
-            return _name(listener)
+            return self._serve(listen_tcp(host, port), connect)
         from edgekit_runtime.service.http.tls import TlsListener, make_context
 
-        context = make_context(certificate, key, () if grpc is None else ("h2",))
+        context = make_context(certificate, key, protocols)
         listener = listen_tcp(host, port)
-        connect = None if grpc is None else grpc.connect
         self._tls.append(TlsListener(self._http, listener, context, connect))
         return _name(listener)
 

@@ -21,7 +21,6 @@ from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.monitor import Monitor
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.oip.shared_memory import Regions
-from edgekit_runtime.service.oip.time_slices import Slicer
 from edgekit_runtime.service.options.config import ServiceConfig
 from edgekit_runtime.service.scheduling.fair_pool import Pool, Threads
 from edgekit_runtime.service.serving.lane_factory import LaneFactory
@@ -85,12 +84,10 @@ class Service:
             tries_in_child=tries_in_child,
         )
         self.answers = AnswerPath(loop, config.media)
-        slicer = Slicer(loop, config.http.max_sending_bytes)
         self._router = router = Router(
             self.registry,
             self._regions,
             self._write_metrics,
-            slicer,
             answers=self.answers,
             limits=config.http,
             times=lanes.times,

@@ -6,7 +6,7 @@ about speed.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.golden import GoldenOutput, resample
 from edgekit_runtime.package.row_sets import AlignedRows, Arrays, align_rows
 from edgekit_runtime.sessions.session import Session
-from edgekit_runtime.tasks.answerer import Answerer, open_answerer
+
+if TYPE_CHECKING:
+    from edgekit_runtime.tasks.answerer import Answerer
 
 _EXACT_KINDS = "biu"  # bool and integers; float64 cannot hold all of them
 
@@ -65,7 +67,7 @@ class GoldenCase:
     inputs: Mapping[str, np.ndarray[Any, np.dtype[Any]]]
     expected: Expected
     rows: tuple[tuple[int, Expected], ...] = ()
-    answerer: Answerer | None = None
+    answerer: "Answerer | None" = None
     members: "Mapping[str, GoldenCase]" = field(default_factory=dict)
 
     def check(self, session: Session) -> SelfTest:
@@ -103,7 +105,16 @@ def read_golden(package: OpenedPackage) -> GoldenCase:
         row = [outputs[place] for outputs in golden.row_outputs()]
         rows.append((seed, tuple((output, _decode_row(package, output, place)) for output in row)))
     members = {name: read_golden(member) for name, member in package.list_members().items()}
-    return GoldenCase(read_golden_inputs(package), expected, tuple(rows), open_answerer(package), members)
+    return GoldenCase(read_golden_inputs(package), expected, tuple(rows), find_answerer(package), members)
+
+
+def find_answerer(package: OpenedPackage) -> "Answerer | None":
+    """Return preprocessing and task of a package; None if it states neither, nor labels."""
+    if not package.manifest.needs_answerer:
+        return None
+    from edgekit_runtime.tasks.answerer import open_answerer  # which models of plain tensors do not need
+
+    return open_answerer(package)
 
 
 def _decode_row(package: OpenedPackage, output: GoldenOutput, row: int) -> np.ndarray[Any, np.dtype[Any]]:

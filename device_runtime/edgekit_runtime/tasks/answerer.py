@@ -8,13 +8,11 @@ The service does these steps on threads; `edgekit run` and the self-test do them
 """
 
 import io
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekit_runtime.canonical_json import JsonValue, decode_json
 from edgekit_runtime.dataclass_json import from_plain, to_plain
@@ -26,12 +24,12 @@ from edgekit_runtime.preprocessing.media import MediaType
 from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.preprocessing.rules import MediaRules, read_rules
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, read_task
-from edgekit_runtime.tensors import Array, TensorSpec
+from edgekit_runtime.tensors import DTYPES, Array, Floats, TensorSpec
 
 if TYPE_CHECKING:
     from PIL import Image
 
-Media: TypeAlias = "Image.Image | NDArray[np.float32]"
+Media: TypeAlias = "Image.Image | Floats"
 """A picture in RGB or grey, or amplitudes -1..1 [samples]."""
 
 
@@ -48,9 +46,13 @@ class Prepared:
 
 
 class Answerer:
-    """The preprocessing, the task and the labels of one package; it neither waits nor runs a model."""
+    """The preprocessing, the task and the labels of one package; it neither waits nor runs a model.
 
-    __slots__ = ("_options", "_spec", "labels", "rules", "task")
+    Attributes:
+        blank: arrays of the shapes of all inputs that it prepares, without memory; None if sizes are free.
+    """
+
+    __slots__ = ("_options", "_spec", "blank", "labels", "rules", "task")
 
     def __init__(
         self,
@@ -61,16 +63,12 @@ class Answerer:
         options: Any = None,
         labels: tuple[str, ...] = (),
     ) -> None:
-        """Keep what all requests need.
-
-        Args:
-            spec: the input that the preprocessing fills.
-            rules: the preprocessing, without which it can prepare no photographs or sound; or None.
-            task: the task, without which it has no answers; or None.
-            options: options of the task.
-            labels: names of the classes.
-        """
+        """Keep what all requests need; `spec` is the input that the preprocessing fills."""
         self._spec, self.rules, self.task, self._options, self.labels = spec, rules, task, options, labels
+        self.blank: Mapping[str, Array] | None = None
+        sizes = [size for size in spec.shape[1:] if isinstance(size, int)]
+        if rules is not None and len(sizes) == len(spec.shape) - 1:
+            self.blank = {spec.name: np.broadcast_to(np.zeros((), DTYPES[spec.dtype]), (1, *sizes))}
 
     @property
     def media_input(self) -> str | None:
@@ -110,9 +108,7 @@ class Answerer:
     def prepare_decoded(self, media: Media, origin: tuple[int, int] = (0, 0)) -> Prepared:
         """Return the inputs for media of the kind and sample rate that the preprocessing takes.
 
-        Args:
-            media: a picture or sound.
-            origin: of a crop, the x and y of its corner in the picture whose pixels answers are given in.
+        The origin of a crop is the x and y of its corner in the picture whose pixels answers are given in.
 
         Raises:
             DataError: it does not fit the model.
@@ -132,12 +128,7 @@ class Answerer:
     def answer(
         self, outputs: Outputs, placement: Placement | None, overrides: Mapping[str, JsonValue] | None = None
     ) -> Decoded:
-        """Return the answer that the outputs of one sample mean.
-
-        Args:
-            outputs: outputs of the model.
-            placement: where the picture lies in the input, or None.
-            overrides: options of the task for this answer alone.
+        """Return the answer that the outputs of one sample mean; overrides are options for it alone.
 
         Raises:
             RequestError: the package has no task, or an option is wrong.
@@ -158,9 +149,7 @@ class Answerer:
     def find_fault(self, inputs: Mapping[str, Array], outputs: Outputs) -> str | None:
         """Return why the task cannot decode outputs of the model; None if it can, or if there is no task.
 
-        Args:
-            inputs: inputs of one sample; a picture is taken for the whole input.
-            outputs: what the model gave for them.
+        A picture is taken for the whole input.
         """
         array, rules = inputs.get(self._spec.name), self.rules
         if self.task is None or array is None or array.shape[:1] != (1,):
@@ -176,15 +165,13 @@ class Answerer:
         return None
 
 
-def open_answerer(package: OpenedPackage) -> Answerer | None:
-    """Return the way to answers of a package; None if it states neither preprocessing, task nor labels.
+def open_answerer(package: OpenedPackage) -> Answerer:
+    """Return the way to answers of a package; without preprocessing, task and labels it has no use.
 
     Raises:
         PackageError: the preprocessing or the task is malformed or does not fit the model.
     """
     manifest = package.manifest
-    if manifest.task is None and not (manifest.preprocessing or manifest.labels):
-        return None
     states = {state.input for state in manifest.states}
     specs = [spec for spec in manifest.inputs if spec.name not in states]
     spec, rules = (specs or manifest.inputs)[0], None
@@ -211,23 +198,3 @@ def class_names(labels: str) -> tuple[str, ...]:
     """
     # Not splitlines(), which also splits at rarer characters that may be part of a name.
     return tuple(line.removesuffix("\n") for line in io.StringIO(labels, newline=None))
-
-
-def parse_overrides(query: str) -> dict[str, JsonValue]:
-    """Return the options of a task in the query of a URL, such as `min_score=0.5&top=3`.
-
-    Raises:
-        RequestError: it is no list of names and values.
-    """
-    overrides: dict[str, JsonValue] = {}
-    for part in filter(None, query.split("&")):
-        name, separator, value = part.partition("=")
-        if not separator or not name.isidentifier():
-            raise RequestError(
-                400, f"the query holds {part[:40]!r}, expected NAME=VALUE of the task's options"
-            )
-        try:
-            overrides[name] = json.loads(value)
-        except (ValueError, RecursionError):
-            overrides[name] = value
-    return overrides

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+
+from edgekit_runtime.tensors import Array, Floats
 
 _BLOCK: Final = 128  # candidates that are compared with each other at once
 
@@ -19,19 +20,19 @@ class Boxes:
         classes: int64 [K].
     """
 
-    corners: NDArray[np.float32]
-    scores: NDArray[np.float32]
-    classes: NDArray[np.int64]
+    corners: Floats
+    scores: Floats
+    classes: Array
 
     def __len__(self) -> int:
         return len(self.scores)
 
-    def take(self, chosen: NDArray[np.intp] | NDArray[np.bool_] | slice) -> "Boxes":
+    def take(self, chosen: "Array | slice") -> "Boxes":
         """Return the boxes of these positions, or where a mask holds."""
         return Boxes(self.corners[chosen], self.scores[chosen], self.classes[chosen])
 
 
-def find_overlaps(boxes: NDArray[np.float32], others: NDArray[np.float32]) -> NDArray[np.float32]:
+def find_overlaps(boxes: Floats, others: Floats) -> Floats:
     """Return the intersection over union of boxes [J, 4] and others [K, 4], [J, K]; 0 without an area."""
     left, top, right, bottom = (np.ascontiguousarray(column) for column in others.T)
     areas = (right - left) * (bottom - top)
@@ -44,12 +45,17 @@ def find_overlaps(boxes: NDArray[np.float32], others: NDArray[np.float32]) -> ND
     inside *= np.maximum(height, 0, out=height)
     union = (x2 - x1) * (y2 - y1) + areas
     union -= inside
-    overlaps: NDArray[np.float32] = np.divide(inside, union, out=np.zeros_like(union), where=union > 0)
+    overlaps: Floats = np.divide(inside, union, out=np.zeros_like(union), where=union > 0)
     return overlaps
 
 
 def choose_best(boxes: Boxes, *, overlap: float, max_boxes: int, max_candidates: int = 1000) -> Boxes:
-    """Return the best boxes, the best first; of boxes of one class that overlap only the best one.
+    """Return the best boxes, the best first, see `find_best`."""
+    return boxes.take(find_best(boxes, overlap=overlap, max_boxes=max_boxes, max_candidates=max_candidates))
+
+
+def find_best(boxes: Boxes, *, overlap: float, max_boxes: int, max_candidates: int = 1000) -> Array:
+    """Return where the best boxes are, the best first; of boxes of one class that overlap only the best one.
 
     Args:
         boxes: boxes of one picture; those with a NaN, without an area, or with an infinite one are left out.
@@ -57,9 +63,10 @@ def choose_best(boxes: Boxes, *, overlap: float, max_boxes: int, max_candidates:
         max_boxes: most boxes that are returned.
         max_candidates: only so many boxes of the highest scores are looked at.
     """
-    ranked = _rank(boxes, max_candidates)
+    rows = _rank(boxes, max_candidates)
     if overlap >= 1:
-        return ranked.take(slice(max_boxes))
+        return rows[:max_boxes]
+    ranked = boxes.take(rows)
     chosen: list[int] = []
     for start in range(0, len(ranked), _BLOCK):
         block = ranked.take(slice(start, start + _BLOCK))
@@ -70,27 +77,27 @@ def choose_best(boxes: Boxes, *, overlap: float, max_boxes: int, max_candidates:
             if free[index]:
                 chosen.append(start + index)
                 if len(chosen) == max_boxes:
-                    return ranked.take(np.array(chosen, np.intp))
+                    return rows[chosen]
                 free &= ~near[index]
-    return ranked.take(np.array(chosen, np.intp))
+    return rows[np.array(chosen, np.intp)]
 
 
-def _rank(boxes: Boxes, max_candidates: int) -> Boxes:
-    """Return the usable boxes of the highest scores, the best first."""
+def _rank(boxes: Boxes, max_candidates: int) -> Array:
+    """Return where the usable boxes of the highest scores are, the best first."""
     corners = boxes.corners
     with np.errstate(over="ignore", invalid="ignore"):
         sides = corners[:, 2:] - corners[:, :2]
         areas = sides[:, 0] * sides[:, 1]
         # NaN compares false.
         is_box = (sides > 0).all(axis=1) & (areas > 0) & (areas < np.inf) & np.isfinite(boxes.scores)
-    usable = boxes if is_box.all() else boxes.take(is_box)
-    if len(usable) > max_candidates:
-        best = np.argpartition(-usable.scores, max_candidates)[:max_candidates]
-        usable = usable.take(np.sort(best))
-    return usable.take(np.argsort(-usable.scores, kind="stable"))
+    rows = np.flatnonzero(is_box)
+    if len(rows) > max_candidates:
+        best = np.argpartition(-boxes.scores[rows], max_candidates)[:max_candidates]
+        rows = rows[np.sort(best)]
+    return rows[np.argsort(-boxes.scores[rows], kind="stable")]
 
 
-def _suppress(better: Boxes, others: Boxes, overlap: float) -> NDArray[np.bool_]:
+def _suppress(better: Boxes, others: Boxes, overlap: float) -> Array:
     """Return where a better box [J] suppresses another one [K], bool [J, K]."""
     is_near = find_overlaps(better.corners, others.corners) > overlap
     is_near &= better.classes[:, None] == others.classes

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tasks.task import Outputs
-from edgekit_runtime.tensors import Array
+from edgekit_runtime.tensors import Array, Floats
 
 ScoreKind: TypeAlias = Literal["probabilities", "softmax", "sigmoid"]
 MAX_ENTRIES = 1 << 16
@@ -24,7 +23,7 @@ def read_output(
 
     Args:
         outputs: outputs of one sample.
-        name: of the output; empty for the first.
+        name: empty for the first output.
         expected: what it must be, for the message.
         ranks: numbers of axes that it may have without the first.
         is_finite: whether infinity is refused too.
@@ -54,7 +53,7 @@ def read_output(
     return sample
 
 
-def to_scores(values: Array, kind: ScoreKind) -> NDArray[np.float32]:
+def to_scores(values: Array, kind: ScoreKind) -> Floats:
     """Return probabilities for values of any shape; a softmax is over the last axis."""
     values = values.astype(np.float32, copy=False)
     if kind == "sigmoid":

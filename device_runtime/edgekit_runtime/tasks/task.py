@@ -1,6 +1,8 @@
 """The record of a task, and the table of all tasks.
 
-    register(Task(name="regression", title="regression", options=RegressionOptions, decode=decode, …))
+    @register("regression", RegressionOptions, "Named values, scaled to the unit of the user.")
+    def _decode(outputs: Outputs, options: RegressionOptions, context: Context) -> Decoded: ...
+
     task, options = read_task(manifest.task)
     task.decode(outputs, options, context)        # {"values": [0.31]}
 
@@ -41,6 +43,10 @@ class Context:
         return self.labels[index] if 0 <= index < len(self.labels) else str(index)
 
 
+Decode: TypeAlias = Callable[[Outputs, Any, Context], Decoded]
+"""(outputs of one sample, each with the first axis 1; options; context) -> the answer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One meaning of outputs.
@@ -50,7 +56,7 @@ class Task:
         title: name for people.
         sentence: what its answers hold, for documents and `--help`.
         options: frozen dataclass of its options, all with defaults.
-        decode: (outputs of one sample, each with the first axis 1; options; context) -> the answer.
+        decode: returns the answer.
         entries: field of its answers with a list of labels and scores, the best first; empty for none.
         has_boxes: whether each of those has a box.
     """
@@ -59,7 +65,7 @@ class Task:
     title: str
     sentence: str
     options: type[Any]
-    decode: Callable[[Outputs, Any, Context], Decoded]
+    decode: Decode
     entries: str = ""
     has_boxes: bool = False
 
@@ -68,10 +74,30 @@ TASKS: Final[dict[str, Task]] = {}
 """Name -> record; `load_tasks` fills it."""
 
 
-def register(task: Task) -> Task:
-    """Put the record of a task into the table; return it."""
-    TASKS[task.name] = task
-    return task
+def register(
+    name: str,
+    options: type[Any],
+    sentence: str,
+    *,
+    title: str = "",
+    entries: str = "",
+    has_boxes: bool = False,
+) -> Callable[[Decode], Task]:
+    """Return what makes a task of a function that decodes outputs, and puts it into the table; see `Task`."""
+
+    def add(decode: Decode) -> Task:
+        TASKS[name] = Task(
+            name=name,
+            title=title or name.replace("_", " "),
+            sentence=sentence,
+            options=options,
+            decode=decode,
+            entries=entries,
+            has_boxes=has_boxes,
+        )
+        return TASKS[name]
+
+    return add
 
 
 def load_tasks() -> Mapping[str, Task]:

@@ -55,7 +55,9 @@ class Inference:
     names: tuple[str, ...] = ()
 
 
-def run_sequences(session: Session, manifest: Manifest, path: Path) -> Inference:
+def run_sequences(
+    session: Session, manifest: Manifest, path: Path, decoding: Decoding | None = None
+) -> Inference:
     """Return the outputs of a model with states for the sequences at `path`: [sequences, steps, ...].
 
     Raises:
@@ -63,8 +65,8 @@ def run_sequences(session: Session, manifest: Manifest, path: Path) -> Inference
         BackendError: the engine failed.
     """
     sequences = SequenceSamples(manifest.states, manifest.inputs, session.outputs, {})
-    run = sequences.over_sequences(lambda feeds: [*session.run(feeds).values()], only_last=False)
-    source = open_data(path, sequences.specs)
+    run = sequences.over_sequences(lambda feeds: [*session.run(feeds).values()], steps="all")
+    source = open_data(path, sequences.specs, decoding=decoding)
     parts: dict[str, list[NDArray[Any]]] = {}
     first: Feeds = {}
     for sample, _ in source.stream():
@@ -160,7 +162,7 @@ def decode_answers(package: OpenedPackage, result: Inference) -> list[Decoded]:
         PackageError: the task or the preprocessing is malformed.
     """
     answerer = open_answerer(package)
-    if answerer is None or answerer.task is None:
+    if answerer.task is None:
         return []
     return [
         answerer.answer(
@@ -212,7 +214,8 @@ def package_decoding(package: OpenedPackage) -> Decoding:
         raise PackageError(f"{package.path}: preprocessing '{path}' is no JSON: {cause}") from cause
     if not isinstance(fields, dict):
         raise PackageError(f"{package.path}: preprocessing '{path}' is no JSON object")
-    return Decoding(fields, labelled=False)
+    in_steps = bool(package.manifest.states) and fields.get("type") == "audio"
+    return Decoding(fields, labelled=False, in_steps=in_steps)
 
 
 def find_top_classes(output: NDArray[Any], classes: int) -> tuple[tuple[tuple[int, float], ...], ...]:

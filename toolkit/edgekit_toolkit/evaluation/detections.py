@@ -55,14 +55,19 @@ class BoxLayout:
     Attributes:
         options: how the task `detection` reads them.
         input_size: height and width of the input.
+        labels: number of classes that have a label, which tells boxes from classes; None if there are none.
     """
 
     options: DetectionOptions
     input_size: Size = _UNIT
+    labels: int | None = None
 
     def read(self, outputs: Outputs) -> list[Boxes]:
         """Return the boxes of each sample of a batch that count, the best first."""
-        return [find_boxes(sample, self.options, self.input_size) for sample in self._samples(outputs)]
+        return [
+            find_boxes(sample, self.options, self.input_size, self.labels)
+            for sample in self._samples(outputs)
+        ]
 
     def detects_nothing(self, runs: Sequence[Outputs]) -> bool:
         return not any(map(len, self.candidates(runs)))
@@ -70,7 +75,9 @@ class BoxLayout:
     def candidates(self, runs: Sequence[Outputs]) -> list[Boxes]:
         """Return the boxes of each sample before suppression."""
         return [
-            read_boxes(sample, self.options, self.input_size) for run in runs for sample in self._samples(run)
+            read_boxes(sample, self.options, self.input_size, self.labels)
+            for run in runs
+            for sample in self._samples(run)
         ]
 
     def score(self, outputs: Outputs, reference: Outputs) -> NDArray[np.float64]:
@@ -102,18 +109,21 @@ class BoxLayout:
             }
 
 
-def judging_layout(options: DetectionOptions, input_size: Size | None) -> BoxLayout:
+def judging_layout(options: DetectionOptions, input_size: Size | None, labels: int = 0) -> BoxLayout:
     """Return a layout that reads the boxes which count in a score."""
     limits = replace(options, min_score=CONFIDENT, overlap=OVERLAP, max_boxes=_MOST_BOXES)
-    return BoxLayout(limits, input_size or _UNIT)
+    return BoxLayout(limits, input_size or _UNIT, labels or None)
 
 
-def layout_of_task(choice: TaskChoice | None, placement: Placement | None) -> BoxLayout | None:
+def layout_of_task(
+    choice: TaskChoice | None, placement: Placement | None, labels: int = 0
+) -> BoxLayout | None:
     """Return where the boxes are by the task of a package; None if it is not `detection`.
 
     Args:
         choice: the task, or None.
         placement: that of a picture that fills the input; None if the input is no picture.
+        labels: number of classes that have a label, or 0.
 
     Raises:
         DataError: there is no such task or option.
@@ -121,7 +131,7 @@ def layout_of_task(choice: TaskChoice | None, placement: Placement | None) -> Bo
     options = None if choice is None else read_task(choice, DataError)[1]
     if not isinstance(options, DetectionOptions):
         return None
-    return judging_layout(options, None if placement is None else placement.input_size)
+    return judging_layout(options, None if placement is None else placement.input_size, labels)
 
 
 def find_layout(
@@ -146,24 +156,24 @@ def find_layout(
         decoded = _find_joined(runs, min_rank, input_size, classes)
     for options in decoded:
         if options.layout == "grid":
-            return judging_layout(options, input_size)
-        form = _find_form(options, runs, input_size)
+            return judging_layout(options, input_size, classes)
+        form = _find_form(options, runs, input_size, classes)
         if form is not None:
             return form
     return None if input_size is None else _find_anchors(runs, input_size)
 
 
 def _find_form(
-    options: DetectionOptions, runs: Sequence[Outputs], input_size: Size | None
+    options: DetectionOptions, runs: Sequence[Outputs], input_size: Size | None, labels: int
 ) -> BoxLayout | None:
     """Return the layout with the form of its boxes; None if they are boxes in no form."""
     forms: tuple[Literal["corners", "centre"], ...] = ("corners", "centre")
     for form in forms:
         stated = replace(options, boxes=form)
-        boxes = judging_layout(stated, None).candidates(runs)
+        boxes = judging_layout(stated, None, labels).candidates(runs)
         is_sure = any(map(len, boxes))
         if not is_sure:
-            boxes = BoxLayout(replace(stated, min_score=0.0)).candidates(runs)
+            boxes = BoxLayout(replace(stated, min_score=0.0), labels=labels or None).candidates(runs)
         corners = np.concatenate([part.corners for part in boxes]).astype(np.float64)
         sides = corners[:, 2:] - corners[:, :2]
         # Raw offsets are negative as often as not.
@@ -172,7 +182,8 @@ def _find_form(
             is_share = bool(np.abs(corners).max(initial=0) <= _MAX_SHARE)
             if is_share and form == "corners" and _follows_tensorflow(options, runs[0]):
                 stated = replace(stated, boxes="corners-yx")
-            return judging_layout(replace(stated, unit="shares" if is_share else "pixels"), input_size)
+            unit: Literal["shares", "pixels"] = "shares" if is_share else "pixels"
+            return judging_layout(replace(stated, unit=unit), input_size, labels)
     return None
 
 
@@ -199,7 +210,11 @@ def _find_joined(
             if _fits_columns(flat, columns.split("-")):
                 yield DetectionOptions(layout="rows", columns=columns)
         count = max(part.shape[1] for part in rows)
-        if count < max(_LEAST_ANCHORS, flat.shape[1] + 1) or not _are_shares(flat[:, 4:]):
+        # Labels for all classes tell which axis counts the boxes, else it is the longer one.
+        is_labelled = classes > 0 and flat.shape[1] - classes in (4, 5)
+        if count < (1 if is_labelled else max(_LEAST_ANCHORS, flat.shape[1] + 1)):
+            continue
+        if not _are_shares(flat[:, 4:]):
             continue
         grid = DetectionOptions(layout="grid")
         if input_size is not None and flat.shape[1] > 5:

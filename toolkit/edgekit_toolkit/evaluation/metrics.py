@@ -1,9 +1,9 @@
 """Scores of a model on evaluation samples, all in 0..1 with 1 the best; a NaN output scores 0.
 
-`top1`, `top5`, `map50`, `map50_95`, `miou`, `characters`, `auc` and `recall1` need labels. The others compare
-with the outputs of the float source model: they say how much packaging changed, not how good the model is. A
-sample in which neither model finds anything has the score NaN, as it shows nothing. Boxes are in `detections`
-and `average_precision`, masks and texts in `task_scores`.
+Metrics with `truth` need labels and say how good a model is. The others compare with the outputs of the float
+source model: they say how much packaging changed. A sample in which neither model finds anything has the
+score NaN, as it shows nothing. Boxes are in `detections` and `average_precision`, masks and texts in
+`task_scores`.
 
 A metric of the user is FILE.py:FUNCTION; the file runs with the rights of the user. The function is called
 with the outputs of each batch and returns a score for each sample; with `FUNCTION.whole_set = True` it is
@@ -33,10 +33,11 @@ from edgekit_toolkit.evaluation.detections import BoxLayout, find_layout
 from edgekit_toolkit.evaluation.task_scores import (
     count_edits,
     count_pixels,
+    edit_distance,
     mean_overlap,
     share_of_characters,
 )
-from edgekit_toolkit.samples.truth import TrueBoxes, TrueMask, TrueText, Truth
+from edgekit_toolkit.samples.truth import TrueBoxes, TrueMask, TrueSteps, TrueText, Truth
 
 Outputs = Mapping[str, NDArray[Any]]
 # Class numbers, int64 [samples], or objects [samples] of a record of `samples.truth`.
@@ -149,7 +150,7 @@ class SetMetric:
         name, title, truth, outputs, suits: as of `Metric`.
         score: score of the whole set, from what `reduce` made of each sample.
         reduce: (outputs of a sample, its label) -> what the score needs of it. Only that is held in memory.
-        fit: makes `reduce` for the options of a task.
+        fit: makes `reduce` for the options of a task, and the number of classes with a label.
         task: name of the task whose outputs it reads.
     """
 
@@ -158,7 +159,7 @@ class SetMetric:
     score: SetScore
     truth: type[Truth] | None = None
     reduce: Callable[[Outputs, Any], Any] = _whole_outputs
-    fit: Callable[[Any], Callable[[Outputs, Any], Any]] | None = None
+    fit: Callable[[Any, int], Callable[[Outputs, Any], Any]] | None = None
     task: str = ""
     outputs: str = "outputs"
     suits: Callable[[Probes], bool] = lambda _probes: True
@@ -173,6 +174,7 @@ def find_metric(
     is_generated: bool = False,
     truth: type[Truth] = int,
     task: TaskChoice | None = None,
+    labels: int = 0,
 ) -> Metric | SetMetric:
     """Return the metric called `name`.
 
@@ -184,6 +186,7 @@ def find_metric(
         is_generated: whether the samples are invented, so that values of outputs tell nothing.
         truth: what the labels are, if there are any.
         task: the meaning of the outputs, if it is known.
+        labels: number of classes that have a label, or 0.
 
     Raises:
         DataError: no such metric, it needs labels that are not there, or it does not suit the outputs.
@@ -204,7 +207,7 @@ def find_metric(
         shapes = {key: list(value.shape) for key, value in probes.stacked.items()}
         raise DataError(f"metric {name!r} needs {metric.outputs}; the outputs are {shapes}")
     if isinstance(metric, SetMetric):
-        return _fit_to_task(metric, task)
+        return _fit_to_task(metric, task, labels)
     return replace(metric, score=metric.score if metric.fit is None else metric.fit(probes), note=note)
 
 
@@ -212,6 +215,7 @@ _TRUTHS: Final[Mapping[Any, str]] = {
     int: "labels: add an int64 array `y` [samples] to the evaluation data",
     TrueBoxes: "true boxes: give --eval a data set in the format of YOLO, COCO or Pascal VOC",
     TrueMask: "true masks: give --eval a folder with `images` and `masks`, a PNG of class numbers each",
+    TrueSteps: "events: give --eval a list of recordings with columns file_name, begin_s, end_s and label",
     TrueText: "texts: give --eval a list with a column `text`, and --labels with a character a line",
 }
 
@@ -219,7 +223,7 @@ _TRUTHS: Final[Mapping[Any, str]] = {
 _NOUNS: Final[Mapping[Any, str]] = {TrueBoxes: "boxes", TrueMask: "masks", TrueText: "texts"}
 
 
-def _fit_to_task(metric: SetMetric, task: TaskChoice | None) -> SetMetric:
+def _fit_to_task(metric: SetMetric, task: TaskChoice | None, labels: int) -> SetMetric:
     """Return a metric that reads outputs as the task says.
 
     Raises:
@@ -232,7 +236,7 @@ def _fit_to_task(metric: SetMetric, task: TaskChoice | None) -> SetMetric:
             f"metric {metric.name!r} reads the outputs of a model for {metric.task}; say how they are laid"
             f" out: --task {metric.task}:layout=..."
         )
-    return replace(metric, reduce=metric.fit(read_task(task, DataError)[1]))
+    return replace(metric, reduce=metric.fit(read_task(task, DataError)[1], labels))
 
 
 def _choose(
@@ -241,6 +245,8 @@ def _choose(
     """Return the metric, and a note where the outputs do not tell which is right."""
     unread = None
     metric = next((metric for metric in _RECORDS if metric.truth is truth), None)
+    if isinstance(metric, SetMetric) and truth is TrueSteps:
+        return metric.name, None
     if isinstance(metric, SetMetric) and metric.task:
         if task is not None and task.name == metric.task:
             return metric.name, None
@@ -371,19 +377,8 @@ def _sequence(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArray[
     for decoded, expected in zip(ours, theirs, strict=True):
         blank = np.bincount(expected).argmax()
         texts = [row[np.append(True, row[1:] != row[:-1]) & (row != blank)] for row in (decoded, expected)]
-        shares.append(1 - _edit_distance(*texts) / max(*map(len, texts), 1))
+        shares.append(1 - edit_distance(*texts) / max(*map(len, texts), 1))
     return np.asarray(shares, np.float64) * decided
-
-
-def _edit_distance(text: NDArray[np.int64], other: NDArray[np.int64]) -> int:
-    """Return the least number of insertions, deletions and replacements (Levenshtein)."""
-    offsets = np.arange(len(other) + 1)
-    row = offsets
-    for symbol in text:
-        change = np.minimum(row[1:] + 1, row[:-1] + (other != symbol))
-        # Insertions run along the row: the least of each earlier cost and its distance.
-        row = np.minimum.accumulate(np.append(row[0] + 1, change) - offsets) + offsets
-    return int(row[-1])
 
 
 def class_scores(probes: Probes) -> str | None:
@@ -530,6 +525,34 @@ def _auc(rows: Sequence[NDArray[np.float64]], _reference: Sequence[Any], labels:
     return float(np.mean(areas))
 
 
+def _sounding_steps(outputs: Outputs, truth: TrueSteps) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return the scores of all steps of a recording, and which classes sound in each."""
+    scores = next(iter(outputs.values())).reshape(len(truth.active), -1).astype(np.float64)
+    if scores.shape[1] not in (truth.active.shape[1], truth.active.shape[1] + 1):
+        raise DataError(
+            f"metric 'auc_steps': the model gives {scores.shape[1]} scores in a step, and the events have"
+            f" {truth.active.shape[1]} classes"
+        )
+    return scores[:, -truth.active.shape[1] :], truth.active
+
+
+def _auc_of_steps(rows: Sequence[Any], _reference: Sequence[Any], _labels: Labels) -> float:
+    """Return the area of each class over the steps of all samples, the mean over classes, see `_auc`.
+
+    Raises:
+        DataError: no class sounds in some steps and not in others.
+    """
+    scores, active = (np.concatenate(parts) for parts in zip(*rows, strict=True))
+    areas = [
+        _auc(list(scores[:, [column]]), (), active[:, column].astype(np.int64))
+        for column in range(scores.shape[1])
+        if 0 < active[:, column].sum() < len(active)
+    ]
+    if not areas:
+        raise DataError("an area under the ROC curve needs steps with and without an event of a class")
+    return float(np.mean(areas))
+
+
 def _recall_at_one(rows: Sequence[NDArray[np.float64]], _reference: Sequence[Any], labels: Labels) -> float:
     """Return the share of samples whose nearest other one, by cosine, has their class.
 
@@ -550,12 +573,12 @@ def _recall_at_one(rows: Sequence[NDArray[np.float64]], _reference: Sequence[Any
     return float(is_hit[has_other].mean())
 
 
-def _detect(options: DetectionOptions) -> Callable[[Outputs, TrueBoxes], MatchedBoxes]:
+def _detect(options: DetectionOptions, labels: int) -> Callable[[Outputs, TrueBoxes], MatchedBoxes]:
     """Return a step that reduces outputs to matches: of all boxes worth a rank, whatever users ask."""
     options = replace(options, min_score=_LEAST_SCORE, max_boxes=_MOST_BOXES)
 
     def reduce(outputs: Outputs, truth: TrueBoxes) -> MatchedBoxes:
-        return match_boxes(find_boxes(outputs, options, truth.input_size), truth)
+        return match_boxes(find_boxes(outputs, options, truth.input_size, labels or None), truth)
 
     return reduce
 
@@ -744,6 +767,14 @@ _RECORDS: Final[tuple[Metric | SetMetric, ...]] = (
         reads_classes=True,
     ),
     SetMetric(
+        name="auc_steps",
+        title="area under the ROC curve of steps",
+        score=_auc_of_steps,
+        truth=TrueSteps,
+        reduce=_sounding_steps,
+        outputs="scores of classes in each step",
+    ),
+    SetMetric(
         name="recall1",
         title="recall@1 of the nearest other sample",
         score=_recall_at_one,
@@ -768,7 +799,7 @@ _RECORDS: Final[tuple[Metric | SetMetric, ...]] = (
         title="mean overlap of classes (mIoU)",
         score=mean_overlap,
         truth=TrueMask,
-        fit=count_pixels,
+        fit=lambda options, _labels: count_pixels(options),
         task="segmentation",
     ),
     SetMetric(
@@ -776,7 +807,7 @@ _RECORDS: Final[tuple[Metric | SetMetric, ...]] = (
         title="right characters (1 - CER)",
         score=share_of_characters,
         truth=TrueText,
-        fit=count_edits,
+        fit=lambda options, _labels: count_edits(options),
         task="text",
     ),
 )

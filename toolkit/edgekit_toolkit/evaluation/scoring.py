@@ -157,6 +157,7 @@ def score_candidates(
     alone: bool,
     progress: Callable[[int, int], None],
     task: TaskChoice | None = None,
+    labels: int = 0,
 ) -> Scores:
     """Return the scores of the source model and of the candidates.
 
@@ -171,6 +172,7 @@ def score_candidates(
             the batch.
         progress: called with samples done and their number.
         task: the meaning of the outputs, if it is known.
+        labels: number of classes that have a label, or 0.
 
     Raises:
         DataError: the metric does not suit the model or the data.
@@ -182,9 +184,15 @@ def score_candidates(
     feeds = spread_feeds(part)
     placement = Placement.of_input(feeds[0][inputs[0].name].shape)
     probes = take_probes(source, part, feeds, inputs=inputs, outputs=outputs)
-    probes = replace(probes, stated_layout=layout_of_task(task, placement))
+    probes = replace(probes, stated_layout=layout_of_task(task, placement, labels))
     metric = find_metric(
-        metric_name, probes, part.labelled, is_generated=part.is_generated, truth=part.truth, task=task
+        metric_name,
+        probes,
+        part.labelled,
+        is_generated=part.is_generated,
+        truth=part.truth,
+        task=task,
+        labels=labels,
     )
     alone = alone or isinstance(metric, SetMetric) or not probes.are_stackable
     is_small = sum(array.nbytes for array in feeds[0].values()) <= _SMALL_INPUT_BYTES

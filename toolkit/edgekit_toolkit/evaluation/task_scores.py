@@ -62,7 +62,7 @@ def count_edits(options: TextOptions) -> Callable[[Outputs, TrueText], Counts]:
             text, _ = read_text(outputs, options, truth.characters)
         except DataError:
             text = ""
-        return np.array([_edit_distance(text, truth.text), len(truth.text)], np.int64)
+        return np.array([edit_distance(text, truth.text), len(truth.text)], np.int64)
 
     return reduce
 
@@ -79,13 +79,13 @@ def share_of_characters(counts: Sequence[Counts], _reference: Sequence[Counts], 
     return float(max(0.0, 1 - edits / characters))
 
 
-def _edit_distance(text: str, other: str) -> int:
-    """Return the fewest insertions, removals and replacements (Levenshtein) from one text to the other."""
-    previous = list(range(len(other) + 1))
-    for index, character in enumerate(text, 1):
-        current = [index]
-        for position, wanted in enumerate(other):
-            replaced = previous[position] + (character != wanted)
-            current.append(min(replaced, previous[position + 1] + 1, current[-1] + 1))
-        previous = current
-    return previous[-1]
+def edit_distance(text: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return the fewest insertions, removals and replacements (Levenshtein) from one to the other."""
+    symbols = np.asarray(list(other))
+    offsets = np.arange(len(symbols) + 1)
+    row = offsets
+    for symbol in text:
+        change = np.minimum(row[1:] + 1, row[:-1] + (symbols != symbol))
+        # Insertions run along the row: the least of each earlier cost and its distance.
+        row = np.minimum.accumulate(np.append(row[0] + 1, change) - offsets) + offsets
+    return int(row[-1])

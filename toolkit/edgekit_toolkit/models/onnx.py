@@ -44,6 +44,11 @@ class OnnxModel:
         return bytes(self.proto.SerializeToString(deterministic=True))
 
     @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the exporter wrote into the file, such as `task`."""
+        return {entry.key: entry.value for entry in self.proto.metadata_props}
+
+    @property
     def size_bytes(self) -> int:
         """Size of the model's file, without writing it."""
         return int(self.proto.ByteSize())

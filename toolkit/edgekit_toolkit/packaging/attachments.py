@@ -1,15 +1,12 @@
 """Attachments of a model: names of its classes, and a description of its preprocessing."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.preprocessing.rules import PRESETS, expand_preset
-from edgekit_runtime.tasks.answerer import class_names
-from edgekit_runtime.tensors import TensorSpec
 
 
 def read_labels(path: Path) -> str:
@@ -27,19 +24,6 @@ def read_labels(path: Path) -> str:
     if not text.strip():
         raise DataError(f"labels {path}: the file is empty, expected one class a line")
     return text
-
-
-def find_labels_problem(labels: str, outputs: Sequence[TensorSpec]) -> str | None:
-    """Return why labels do not suit a model with these outputs, or None.
-
-    It is a warning at most: the classes of a detector may be only a part of an axis.
-    """
-    count = len(class_names(labels))
-    axes = [size for spec in outputs for size in spec.shape[1:]]
-    if count in axes or any(isinstance(size, str) for size in axes):
-        return None
-    shapes = ", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in outputs)
-    return f"there are {count} labels, but no output has an axis of {count} classes: {shapes}"
 
 
 def read_preprocessing(path: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -11,8 +11,15 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.figures import ANSWER_OUTPUT_FIGURE, RUN_MEMORY_FIGURE
 from edgekit_runtime.package.golden import Golden, GoldenOutput, draw_bytes
-from edgekit_runtime.package.manifest import BackendChoice, FormatInfo, Manifest, TaskChoice
-from edgekit_runtime.package.pipeline import MEMBER_ROLE, PIPELINE, SOURCE, Pipeline, Stage, member_folder
+from edgekit_runtime.package.manifest import (
+    MEMBER_ROLE,
+    PIPELINE,
+    BackendChoice,
+    FormatInfo,
+    Manifest,
+    TaskChoice,
+)
+from edgekit_runtime.package.pipeline import SOURCE, Pipeline, Stage, member_folder
 from edgekit_runtime.package.variants import DEFAULT_VARIANT
 from edgekit_runtime.pipelines.backend import open_stages
 from edgekit_runtime.pipelines.member import MAX_BATCH
@@ -26,6 +33,9 @@ _SIDE: Final = 32  # pixels of the generated picture
 _SAMPLES: Final = 4096
 # The array, Pillow's copy with 4 bytes a pixel, its copy in RGB, and a crop of all of it.
 _RUN_BYTES_PER_INPUT_BYTE: Final = 6.0
+
+File: TypeAlias = tuple[str, bytes, str]
+"""Path, content and role of an artifact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,50 +156,50 @@ def assemble_pipeline(
     for stage, package in packages.items():
         _check_member(stage, package, target)
     _check_labels(stages, packages)
-    contents, roles = {}, {}
-    for stage, package in packages.items():
-        for path, content, role in _list_artifacts(package):
-            contents[member_folder(stage) + path] = content
-            roles[member_folder(stage) + path] = role
     engines = {stage: list_backends(package.manifest) for stage, package in packages.items()}
     pipeline = Pipeline(
         stages=tuple(replace(stage, engines=engines.get(stage.name, ())) for stage in stages),
         output=tuple(output),
     )
+    files = [
+        file for stage, package in packages.items() for file in _list_files(package, member_folder(stage))
+    ]
     session = open_stages(pipeline, packages, threads=1)
     try:
-        golden, more = _make_golden(session)
-        contents |= more
-        roles |= dict.fromkeys(more, "golden")
-        rules: dict[str, JsonValue] = {"scale": 1, "layout": "NHWC", "colour": "RGB"}
-        if session.sample_rate is not None:
-            rules = {"type": "audio", "sample_rate": session.sample_rate}
-        contents[_PREPROCESSING], roles[_PREPROCESSING] = encode_json(rules), "preprocessing"
-        manifest = Manifest(
-            format=FormatInfo(critical=(PIPELINE,)),
-            name=name,
-            version=version,
-            target=target,
-            inputs=session.inputs,
-            outputs=session.outputs,
-            artifacts=describe_artifacts(contents, roles),
-            backend=BackendChoice(PIPELINE, pipeline.members[0].manifest_path),
-            golden=golden,
-            preprocessing=_PREPROCESSING,
-            budget=budget,
-            figures=_figures(session, costs),
-            provenance={
-                "members": {
-                    stage: f"{package.manifest.file_name} {package.signed_sha256}"
-                    for stage, package in packages.items()
-                }
-            },
-            task=TaskChoice(PIPELINE),
-            pipeline=pipeline,
-        )
+        golden, golden_files = _make_golden(session)
+        files += [*golden_files, (_PREPROCESSING, encode_json(_input_rules(session)), "preprocessing")]
+        inputs, outputs, figures = session.inputs, session.outputs, _figures(session, costs)
     finally:
         session.close()
-    return PackageDraft(manifest, {path: contents[path] for path in sorted(contents)})
+    contents = {path: content for path, content, _ in sorted(files)}
+    members = {
+        stage: f"{member.manifest.file_name} {member.signed_sha256}" for stage, member in packages.items()
+    }
+    manifest = Manifest(
+        format=FormatInfo(critical=(PIPELINE,)),
+        name=name,
+        version=version,
+        target=target,
+        inputs=inputs,
+        outputs=outputs,
+        artifacts=describe_artifacts(contents, {path: role for path, _, role in files}),
+        backend=BackendChoice(PIPELINE, pipeline.members[0].manifest_path),
+        golden=golden,
+        preprocessing=_PREPROCESSING,
+        budget=budget,
+        figures=figures,
+        provenance={"members": members},
+        task=TaskChoice(PIPELINE),
+        pipeline=pipeline,
+    )
+    return PackageDraft(manifest, contents)
+
+
+def _input_rules(session: PipelineSession) -> dict[str, JsonValue]:
+    """Return the preprocessing of the whole: pixels or amplitudes as they are."""
+    if session.sample_rate is not None:
+        return {"type": "audio", "sample_rate": session.sample_rate}
+    return {"scale": 1, "layout": "NHWC", "colour": "RGB"}
 
 
 def _check_member(stage: str, package: OpenedPackage, target: str) -> None:
@@ -222,25 +232,22 @@ def _check_labels(stages: Sequence[Stage], packages: Mapping[str, OpenedPackage]
             )
 
 
-def _list_artifacts(package: OpenedPackage) -> list[tuple[str, bytes, str]]:
-    """Return path, content and role of what the only variant of a package needs, its manifest included."""
+def _list_files(package: OpenedPackage, folder: str) -> list[File]:
+    """Return what the only variant of a package needs, its manifest included, in a folder of the pipeline."""
     manifest = package.manifest
     needed = {choice.artifact for choice in manifest.backend.chain}
     needed |= {path for _, path, _, _ in manifest.golden.artifact_sizes()}
     needed |= {path for path in (manifest.preprocessing, manifest.labels) if path is not None}
     artifacts = tuple(artifact for artifact in manifest.artifacts if artifact.path in needed)
-    own = replace(manifest, artifacts=artifacts, figures=_small_figures(manifest.figures))
-    listed = [(artifact.path, bytes(package.read(artifact.path)), artifact.role) for artifact in artifacts]
-    return [("manifest.json", own.to_bytes(), MEMBER_ROLE), *listed]
+    # Drift is watched by the inputs of whole packages.
+    figures = {name: value for name, value in manifest.figures.items() if name != "reference"}
+    own = replace(manifest, artifacts=artifacts, figures=figures)
+    files = [(folder + file.path, bytes(package.read(file.path)), file.role) for file in artifacts]
+    return [(f"{folder}manifest.json", own.to_bytes(), MEMBER_ROLE), *files]
 
 
-def _small_figures(figures: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return figures without statistics for drift, which watches the inputs of whole packages."""
-    return {name: value for name, value in figures.items() if name != "reference"}
-
-
-def _make_golden(session: PipelineSession) -> tuple[Golden, dict[str, bytes]]:
-    """Return a generated picture or sound with the answer to it, and the artifacts of both.
+def _make_golden(session: PipelineSession) -> tuple[Golden, list[File]]:
+    """Return a generated picture or sound with the answer to it, and the files of both.
 
     Scores are rounded otherwise on other processors, so half of the answer's bytes may differ: the golden
     tensors of the members tell what is wrong. These tell that the stages are joined.
@@ -265,8 +272,8 @@ def _make_golden(session: PipelineSession) -> tuple[Golden, dict[str, bytes]]:
         loose=half,
         count_atol=half,
     )
-    artifacts = {"golden/input.bin": content, "golden/answer.bin": expected.tobytes()}
-    return Golden((described,), (golden,)), artifacts
+    files = [("golden/input.bin", content, "golden"), (golden.path, expected.tobytes(), "golden")]
+    return Golden((described,), (golden,)), files
 
 
 def _figures(session: PipelineSession, costs: Sequence[StageCosts]) -> dict[str, JsonValue]:

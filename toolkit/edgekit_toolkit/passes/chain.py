@@ -10,23 +10,20 @@ from edgekit_runtime.sessions.ort import WRONG_REWRITES
 from edgekit_toolkit.onnx_graph.functions import write_out_opaque
 from edgekit_toolkit.passes import (
     conv_transpose_to_depth,
-    convert_opset,
     dead_channels,
     defer_depth_to_space,
     distribute_gate,
-    drop_unused,
     fix_batch,
     fold_affine,
     fold_constants,
+    fold_slices,
     fuse_hardswish,
     merge_linear_convs,
-    ort_basic,
     resolve_conditions,
-    separate_weights,
-    share_weights,
-    simplify,
-    state_zero_points,
 )
+from edgekit_toolkit.passes.file_form import convert_opset, separate_weights, state_zero_points
+from edgekit_toolkit.passes.foreign import ort_basic, simplify
+from edgekit_toolkit.passes.leftovers import drop_unused, share_weights
 
 Pass = Callable[[onnx.ModelProto], onnx.ModelProto]
 
@@ -34,23 +31,24 @@ Pass = Callable[[onnx.ModelProto], onnx.ModelProto]
 def chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
     """Return the passes in order, each with the lesser forms to fall back on."""
     return [
-        ("separate_weights", [separate_weights.run]),
+        ("separate_weights", [separate_weights]),
         ("write_out_opaque", [write_out_opaque]),
-        ("state_zero_points", [state_zero_points.run]),
+        ("state_zero_points", [state_zero_points]),
         ("fold_constants", [fold_constants.run, partial(fold_constants.run, max_grown_bytes=0)]),
-        ("convert_opset", [convert_opset.run]),
+        ("convert_opset", [convert_opset]),
         ("fix_batch", [partial(fix_batch.run, batch=batch)]),
         ("resolve_conditions", [resolve_conditions.run]),
-        ("simplify", [simplify.run]),
+        ("simplify", [simplify]),
         (
             "ort_basic",
             [
-                ort_basic.run,
-                partial(ort_basic.run, fold_constants=False),
-                partial(ort_basic.run, disabled=WRONG_REWRITES),
-                partial(ort_basic.run, fold_constants=False, disabled=WRONG_REWRITES),
+                ort_basic,
+                partial(ort_basic, fold_constants=False),
+                partial(ort_basic, disabled=WRONG_REWRITES),
+                partial(ort_basic, fold_constants=False, disabled=WRONG_REWRITES),
             ],
         ),
+        ("fold_slices", [fold_slices.run]),
         # Before the division by 6 in a hard-swish folds into the next convolution, where it would not be
         # found.
         ("fuse_hardswish", [fuse_hardswish.run]),
@@ -63,8 +61,8 @@ def chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
             [defer_depth_to_space.run, partial(defer_depth_to_space.run, may_widen=False)],
         ),
         ("remove_dead_channels", [dead_channels.run]),
-        ("share_weights", [share_weights.run]),
-        ("drop_unused", [drop_unused.run]),
+        ("share_weights", [share_weights]),
+        ("drop_unused", [drop_unused]),
     ]
 
 

@@ -20,7 +20,7 @@ from edgekit_toolkit.onnx_graph.index import (
     replace_nodes,
     rewrite_all,
 )
-from edgekit_toolkit.passes.pointwise import is_pointwise, matrix
+from edgekit_toolkit.passes.merge_linear_convs import is_pointwise, matrix
 
 # With 2x2 blocks onnxruntime took 0.3 of the time for 16 channels to 1, 0.7 for 64 to 16, 1.3 for 256 to 64.
 _MOST_OUTPUTS = 16

@@ -15,7 +15,8 @@ from edgekit_toolkit.onnx_graph.index import (
     remove_unused_initializers,
     replace_nodes,
 )
-from edgekit_toolkit.passes import fold_constants, simplify
+from edgekit_toolkit.passes import fold_constants
+from edgekit_toolkit.passes.foreign import simplify
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -27,7 +28,7 @@ def run(model: onnx.ModelProto) -> onnx.ModelProto:
     result = copy_model(model)
     while inline_branches(result.graph):
         inferred = onnx.shape_inference.infer_shapes(result, data_prop=True)
-        result = fold_constants.run(simplify.run(inferred))
+        result = fold_constants.run(simplify(inferred))
     return result
 
 

@@ -223,8 +223,7 @@ class Judging:
             *(model.open(names, threads=threads) for model in models),
         ]
         if (sequences := self._prepared.sequences) is not None:
-            # A label is that of the whole sequence, which the model has seen after its last step.
-            runs = [sequences.over_sequences(run, only_last=part.labelled) for run in runs]
+            runs = [sequences.over_judged(run, part) for run in runs]
             outputs, alone = sequences.judged, True
         return score_candidates(
             runs[0],
@@ -235,6 +234,7 @@ class Judging:
             outputs=outputs,
             alone=alone,
             task=self._prepared.task.choice,
+            labels=len(self._request.class_names),
             progress=lambda done, total: self._phases.progress("judging on held-out samples", done, total),
         )
 

@@ -8,10 +8,7 @@ import onnx
 
 from edgekit_runtime.drift.class_outputs import class_output
 from edgekit_runtime.errors import BackendError, DataError, ModelError
-from edgekit_runtime.preprocessing.placement import Placement
-from edgekit_runtime.tasks.answerer import class_names
 from edgekit_toolkit.evaluation.metrics import METRICS
-from edgekit_toolkit.evaluation.scoring import spread_feeds, take_probes
 from edgekit_toolkit.importers.model_file import SourceModel, errors_with_path
 from edgekit_toolkit.importers.sizes import Size, StatedSizes, list_sizes, settle
 from edgekit_toolkit.importers.source import load_model
@@ -24,11 +21,11 @@ from edgekit_toolkit.passes.optimiser import PassResult, optimise
 from edgekit_toolkit.passes.reference_check import check_reference
 from edgekit_toolkit.passes.wrong_rewrites import WrongRewrites, find_wrong_rewrites
 from edgekit_toolkit.pipeline.request import Phases, Request
-from edgekit_toolkit.pipeline.sample_choice import choose_decoding, choose_samples
+from edgekit_toolkit.pipeline.sample_choice import choose_decoding, choose_samples, find_task
 from edgekit_toolkit.samples.generated import Feeds, advise_on_integers
 from edgekit_toolkit.samples.sequences import SequenceSamples
 from edgekit_toolkit.samples.split import Ranges, Samples, first_feeds
-from edgekit_toolkit.tasks.proposal import Evidence, TaskDecision, decide_task
+from edgekit_toolkit.tasks.proposal import TaskDecision
 
 # Parity is checked a dozen times; one large image shows what two would.
 _PARITY_FEEDS = 2
@@ -123,7 +120,7 @@ def prepare(request: Request, phases: Phases) -> Preparation:
     golden = _golden(source, floats, dims, ranges)
     with phases.phase("look at the samples"):
         classes = _stated_class_output(request, floats, samples)
-        task = _decide_task(request, source, samples, chosen.sequences)
+        task = find_task(request, source, samples, chosen.sequences)
         reference = drift_reference(floats, samples.calibration, says_classes=classes is not None)
     return Preparation(
         source=source,
@@ -174,31 +171,6 @@ def _golden(source: SourceModel[Model], floats: Model, dims: Mapping[str, int], 
     return golden
 
 
-def _decide_task(
-    request: Request, source: SourceModel[Model], samples: Samples, sequences: SequenceSamples | None
-) -> TaskDecision:
-    """Return the task that the request states, or that the source model's outputs show.
-
-    Raises:
-        DataError: the stated task cannot read the outputs.
-    """
-    part, outputs = samples.evaluation, source.outputs
-    feeds = spread_feeds(part)
-    run = source.model.open([spec.name for spec in outputs], threads=request.threads, rewrites=False)
-    if sequences is not None:
-        run, outputs = sequences.over_sequences(run, only_last=True), sequences.judged
-    probes = take_probes(run, part, feeds, inputs=source.inputs, outputs=outputs)
-    return decide_task(
-        request.task,
-        Evidence(
-            probes=probes,
-            labels=() if request.labels is None else class_names(request.labels),
-            labelled=part.labelled and part.truth is int,
-            placement=Placement.of_input(next(iter(feeds[0].values())).shape),
-        ),
-    )
-
-
 def _stated_class_output(request: Request, floats: Model, samples: Samples) -> str | None:
     """Return the first output's name if it is known, not only by its shape, to hold class scores."""
     output = class_output(floats.specs()[1])
@@ -209,7 +181,7 @@ def _stated_class_output(request: Request, floats: Model, samples: Samples) -> s
     else:
         is_stated = request.metric in METRICS and METRICS[request.metric].reads_classes
     if not is_stated and request.labels is not None:
-        is_stated = len(class_names(request.labels)) == output.shape[-1]
+        is_stated = len(request.class_names) == output.shape[-1]
     return output.name if is_stated else None
 
 

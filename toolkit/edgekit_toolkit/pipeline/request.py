@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.tasks.answerer import class_names
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.targets.spec import Target
@@ -63,6 +64,11 @@ class Request:
     variants: int = 1
     strict: bool = False
     like: Form | None = None
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The lines of `labels`; none without it."""
+        return () if self.labels is None else class_names(self.labels)
 
     def option_for(self, search_s: float) -> str:
         """Return the option of the command line that gives each search so much work."""

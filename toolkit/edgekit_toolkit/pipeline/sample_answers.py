@@ -13,7 +13,6 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.preprocessing.images import SUFFIXES, ImageRules, decode_image
 from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.preprocessing.rules import read_rules
-from edgekit_runtime.tasks.answerer import class_names
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, read_task
 from edgekit_toolkit.evaluation.scoring import spread_feeds
 from edgekit_toolkit.pipeline.run import Run
@@ -64,17 +63,16 @@ def compare_answers(run: Run) -> list[SampleAnswers]:
     if run.prepared.task.choice is None:
         return []
     task, options = read_task(run.prepared.task.choice, DataError)
-    labels = () if run.request.labels is None else class_names(run.request.labels)
     names = [spec.name for spec in run.prepared.source.outputs]
     runners = [model.open(names, threads=1) for model in (run.prepared.source.model, run.subject.model)]
     if (sequences := run.prepared.sequences) is not None:
-        runners = [sequences.over_sequences(runner, only_last=True) for runner in runners]
+        runners = [sequences.over_sequences(runner, steps="last") for runner in runners]
         names = [spec.name for spec in sequences.judged]
 
     def answer(outputs: Outputs, placement: Placement | None) -> Decoded:
         row = first_row(outputs, run.prepared.samples.evaluation.group)
         try:
-            return task.decode(row, options, Context(labels=labels, placement=placement))
+            return task.decode(row, options, Context(labels=run.request.class_names, placement=placement))
         except DataError as error:
             return {"error": str(error)}
 

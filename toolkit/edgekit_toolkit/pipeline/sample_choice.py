@@ -1,20 +1,24 @@
-"""Chooses the samples of a request, and runs the sequences among them for a model with states."""
+"""Chooses the samples of a request and the task that they show, and runs sequences of a model with states."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from edgekit_runtime.errors import ModelError
-from edgekit_runtime.tasks.answerer import class_names
+from edgekit_runtime.preprocessing.placement import Placement
+from edgekit_toolkit.evaluation.scoring import spread_feeds, take_probes
 from edgekit_toolkit.importers.model_file import SourceModel
 from edgekit_toolkit.importers.sizes import with_batch
 from edgekit_toolkit.importers.states import propose_states
 from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.pipeline.request import Progress, Request
 from edgekit_toolkit.samples import split
 from edgekit_toolkit.samples.media.classes import check_class_count
 from edgekit_toolkit.samples.media.decoding import Decoding
 from edgekit_toolkit.samples.sequences import SequenceSamples
 from edgekit_toolkit.samples.split import Ranges, Samples
+from edgekit_toolkit.tasks.proposal import TaskDecision, decide_task
+from edgekit_toolkit.tasks.proposers import Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +89,39 @@ def choose_decoding(request: Request, source: SourceModel[Model], progress: Prog
     Raises:
         DataError: they lie in folders that are not the model's classes.
     """
-    classes = () if request.labels is None else class_names(request.labels)
+    classes = request.class_names
     if request.labels_from_folders:
         check_class_count(classes, source.outputs)
     return Decoding(
-        request.preprocessing, classes, progress=lambda done, total: progress("reading files", done, total)
+        request.preprocessing,
+        classes,
+        in_steps=bool(source.states) and (request.preprocessing or {}).get("type") == "audio",
+        progress=lambda done, total: progress("reading files", done, total),
+    )
+
+
+def find_task(
+    request: Request, source: SourceModel[Model], samples: Samples, sequences: SequenceSamples | None
+) -> TaskDecision:
+    """Return the task that the request states, or that the source model's outputs show.
+
+    Raises:
+        DataError: the stated task cannot read the outputs.
+    """
+    part, outputs = samples.evaluation, source.outputs
+    feeds = spread_feeds(part)
+    run = source.model.open([spec.name for spec in outputs], threads=request.threads, rewrites=False)
+    if sequences is not None:
+        run, outputs = sequences.over_sequences(run, steps="last"), sequences.judged
+    probes = take_probes(run, part, feeds, inputs=source.inputs, outputs=outputs)
+    return decide_task(
+        request.task,
+        Evidence(
+            probes=probes,
+            labels=request.class_names,
+            labelled=part.labelled and part.truth is int,
+            placement=Placement.of_input(next(iter(feeds[0].values())).shape),
+            is_sound=(request.preprocessing or {}).get("type") == "audio",
+            metadata=source.model.metadata if isinstance(source.model, OnnxModel) else {},
+        ),
     )

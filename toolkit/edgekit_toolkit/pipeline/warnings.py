@@ -7,8 +7,6 @@ from edgekit_runtime.offload.measurement.machine_facts import describe_engine
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.engines import find_engine, parse_engine
 from edgekit_runtime.system.install_hint import install_command
-from edgekit_runtime.tasks.answerer import class_names
-from edgekit_runtime.tasks.kinds.detection import DETECTION
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.evaluation.metrics import Metric
 from edgekit_toolkit.importers.onnx import older_set_notes
@@ -19,13 +17,13 @@ from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.traversal import time_major_nodes
-from edgekit_toolkit.packaging.attachments import find_labels_problem
 from edgekit_toolkit.packaging.golden_branches import find_untested
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.pipeline.run import Run
 from edgekit_toolkit.samples.media.classes import numbering_note
 from edgekit_toolkit.samples.range_trap import find_codes_trap, find_range_trap
 from edgekit_toolkit.samples.split import feeds_only
+from edgekit_toolkit.tasks.labels import find_label_problems
 
 
 def find_warnings(run: Run) -> list[str]:
@@ -37,14 +35,9 @@ def find_warnings(run: Run) -> list[str]:
     if samples.evaluation.sha256 is not None:  # generated samples take the range of the codes
         codes = prepared.source.model.input_code_ranges()
         notes.extend(find_codes_trap(codes, feeds_only(samples.evaluation)))
-    if request.labels is not None:
-        if request.labels_from_folders:
-            notes.append(numbering_note(class_names(request.labels)))
-        choice = prepared.task.choice
-        # A detector's classes may be a part of an axis.
-        is_detector = choice is not None and choice.name == DETECTION.name
-        problem = None if is_detector else find_labels_problem(request.labels, prepared.source.outputs)
-        notes.extend([] if problem is None else [problem])
+    if request.labels_from_folders:
+        notes.append(numbering_note(request.class_names))
+    notes.extend(find_label_problems(request.class_names, prepared.task, prepared.source.outputs))
     if isinstance(run.scores.metric, Metric) and run.scores.metric.note is not None:
         notes.append(run.scores.metric.note)
     if run.scores.unjudged:

@@ -22,7 +22,7 @@ from edgekit_toolkit.compress.compression import Compression
 from edgekit_toolkit.onnx_graph.index import GraphIndex, opset
 from edgekit_toolkit.onnx_graph.traversal import StoredLayer
 from edgekit_toolkit.quantize.onnx import storage
-from edgekit_toolkit.quantize.onnx.compact import shorten_names
+from edgekit_toolkit.quantize.onnx.compact import derive_bias_scales, shorten_names, store_bias_scales
 from edgekit_toolkit.quantize.onnx.embedding_tables import (
     added_table,
     int8_tables,
@@ -202,7 +202,9 @@ def build(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
     if built is None:
         return None
     short = shorten_names(built)
-    return short if form.earlier is None else bring_near(short, _parse(form.earlier))
+    if form.earlier is not None:
+        short = bring_near(short, store_bias_scales(_parse(form.earlier)))
+    return derive_bias_scales(short)
 
 
 def _parse(earlier: EarlierModel) -> onnx.ModelProto:

@@ -1,7 +1,7 @@
 """Samples of a model with states: each is a sequence of its own, which begins with zeros.
 
-A sample has time in front. It is cut into the pieces that the model takes at once: single rows, or as many
-rows as the first axis of an input holds:
+A sample has time in front; a recording is cut into steps when it is decoded. It is cut into the pieces that
+the model takes at once: single rows, or as many rows as the first axis of an input holds:
 
     x [batch, 576]    a sample x [300, 576] is 300 steps with x [1, 576]
 
@@ -11,7 +11,7 @@ counts. Ranges are collected from steps with the states of the float model.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +20,14 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.package.states import RecurrentState, StateInputs
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.samples.media.files import are_recordings
 from edgekit_toolkit.samples.split import Part, Ranges, feeds_only
 
 GENERATED_STEPS: Final = 8  # of a generated sequence
 _MAX_STEPS: Final = 512  # that calibrate
 _MAX_BYTES: Final = 64 << 20
 
+Steps: TypeAlias = Literal["all", "last", "largest"]
 Run: TypeAlias = Callable[[Feeds], list[NDArray[Any]]]
 
 
@@ -74,21 +76,33 @@ class SequenceSamples:
         """Return all inputs of the first step of a sequence."""
         return self._states.complete(next(self._cut(sample)))
 
-    def over_sequences(self, run: Run, *, only_last: bool) -> Run:
+    def over_sequences(self, run: Run, *, steps: Steps) -> Run:
         """Return what runs a model over a sequence, with its own states.
 
-        The outputs are those in `judged`, of all steps one behind the other or of the last step alone.
+        The outputs are those in `judged`: of all steps one behind the other, of the last one, or the largest
+        value of all steps.
         """
 
         def run_all(sample: Feeds) -> list[NDArray[Any]]:
-            steps = [outputs for _, outputs in self._run(run, sample)]
-            steps = steps[-1:] if only_last else steps
-            return [
-                np.concatenate([np.atleast_1d(outputs[spec.name]) for outputs in steps])
-                for spec in self.judged
+            outputs = [step_outputs for _, step_outputs in self._run(run, sample)]
+            rows = [
+                [np.atleast_1d(step_outputs[spec.name]) for step_outputs in outputs] for spec in self.judged
             ]
+            if steps == "largest":
+                return [np.max(values, axis=0) for values in rows]
+            return [np.concatenate(values[-1:] if steps == "last" else values) for values in rows]
 
         return run_all
+
+    def over_judged(self, run: Run, part: Part) -> Run:
+        """Return what runs a model over sequences whose outputs are judged.
+
+        A label is that of the whole sequence, which the model has seen after its last step; a recording has
+        it if what the label names sounds anywhere in it.
+        """
+        if not part.labelled or part.truth is not int:
+            return self.over_sequences(run, steps="all")
+        return self.over_sequences(run, steps="largest" if are_recordings(part.names) else "last")
 
     def with_states(self, part: Part, run: Run) -> tuple[Part, Ranges]:
         """Return the steps of all sequences as samples with states, and the ranges of these states.

@@ -70,7 +70,22 @@ class TrueText:
         return self.text
 
 
-Truth: TypeAlias = int | TrueBoxes | TrueMask | TrueText
+@dataclass(frozen=True, slots=True, eq=False)
+class TrueSteps:
+    """What sounds in each step of a recording.
+
+    Attributes:
+        active: bool [steps, classes].
+    """
+
+    active: NDArray[np.bool_]
+
+    def __str__(self) -> str:
+        """Return a digest of the content, as that of `TrueBoxes`."""
+        return hashlib.sha256(str(self.active.shape).encode() + self.active.tobytes()).hexdigest()
+
+
+Truth: TypeAlias = int | TrueBoxes | TrueMask | TrueText | TrueSteps
 
 
 def truth_array(truths: list[Any]) -> NDArray[Any]:

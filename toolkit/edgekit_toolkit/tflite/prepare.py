@@ -9,7 +9,8 @@ from edgekit_runtime.errors import EdgekitError
 from edgekit_toolkit.onnx_graph.index import copy_model, opset
 from edgekit_toolkit.onnx_graph.shapes import with_shapes
 from edgekit_toolkit.onnx_graph.specs import dimension, real_inputs
-from edgekit_toolkit.passes import convert_opset, fold_constants, resolve_conditions
+from edgekit_toolkit.passes import fold_constants, resolve_conditions
+from edgekit_toolkit.passes.file_form import TARGET_OPSET, convert_opset
 from edgekit_toolkit.tflite.kernel_types import widen
 from edgekit_toolkit.tflite.lowering import LOWERINGS, lower
 from edgekit_toolkit.tflite.ops import OPERATORS
@@ -57,12 +58,12 @@ def _folded(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _converted(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
-        return convert_opset.run(model)
+        return convert_opset(model)
     except Exception as cause:  # the converter's exceptions have no common base
         check_operators(node_of(node) for node in model.graph.node)
         raise ConversionError(
-            f"the model is in opset {opset(model)}, and cannot be converted to {convert_opset.TARGET_OPSET}:"
-            f" {cause}; export it with opset_version={convert_opset.TARGET_OPSET}"
+            f"the model is in opset {opset(model)}, and cannot be converted to {TARGET_OPSET}:"
+            f" {cause}; export it with opset_version={TARGET_OPSET}"
         ) from cause
 
 

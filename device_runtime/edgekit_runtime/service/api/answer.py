@@ -1,7 +1,10 @@
 """`POST /v2/models/NAME/answer`: a photograph or sound as the body, the answer of the task as JSON."""
 
 import functools
+import json
 
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.errors import RequestError
 from edgekit_runtime.preprocessing.media import MediaType
 from edgekit_runtime.protocol.infer_request import take_sequence
 from edgekit_runtime.service.answers.answer_path import Answered, AnswerPath, AnswerRequest
@@ -10,7 +13,6 @@ from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.response import make_json
 from edgekit_runtime.service.models.catalogue import Catalogue, EvictedError
-from edgekit_runtime.tasks.answerer import parse_overrides
 
 
 class AnswerHandler:
@@ -54,3 +56,23 @@ class AnswerHandler:
         except EvictedError:
             again = functools.partial(self.handle_request, name, version, connection, head, body)
             self._when_loaded(name, connection, again)
+
+
+def parse_overrides(query: str) -> dict[str, JsonValue]:
+    """Return the options of a task in the query of a URL, such as `min_score=0.5&top=3`.
+
+    Raises:
+        RequestError: it is no list of names and values.
+    """
+    overrides: dict[str, JsonValue] = {}
+    for part in filter(None, query.split("&")):
+        name, separator, value = part.partition("=")
+        if not separator or not name.isidentifier():
+            raise RequestError(
+                400, f"the query holds {part[:40]!r}, expected NAME=VALUE of the task's options"
+            )
+        try:
+            overrides[name] = json.loads(value)
+        except (ValueError, RecursionError):
+            overrides[name] = value
+    return overrides

@@ -7,17 +7,17 @@ Source: KServe Open Inference Protocol v2 (HTTP/REST); Triton's extensions model
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 from edgekit_runtime import __version__
 from edgekit_runtime.errors import RequestError
-from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.protocol.json_fields import load_small, take_field
 from edgekit_runtime.service.answers.answer_path import AnswerPath
 from edgekit_runtime.service.api.answer import AnswerHandler
 from edgekit_runtime.service.api.compressed_bodies import CompressedBodies
+from edgekit_runtime.service.api.descriptions import describe_model, describe_versions
 from edgekit_runtime.service.api.shared_memory import SharedMemoryHandler
 from edgekit_runtime.service.api.timed_inference import make_inference_handler
 from edgekit_runtime.service.http.connection import Connection
@@ -26,12 +26,10 @@ from edgekit_runtime.service.http.response import MethodError, make_head, make_j
 from edgekit_runtime.service.models.catalogue import EvictedError
 from edgekit_runtime.service.models.registry import Registry
 from edgekit_runtime.service.observability.server_timing import RunTimes
-from edgekit_runtime.service.observability.triton_statistics import describe_statistics
 from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.oip.time_slices import Slicer
 from edgekit_runtime.service.options.http import HttpLimits
-from edgekit_runtime.service.serving.served_version import Served
-from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.system.tasks import Tasks
 
 Action: TypeAlias = Callable[[Connection, RequestHead, memoryview], None]
 Route: TypeAlias = tuple[tuple[str, ...], Action]  # methods, and what handles them
@@ -57,7 +55,6 @@ class Router:
         registry: Registry,
         regions: Regions,
         metrics: Callable[[], bytes],
-        slicer: Slicer,
         *,
         answers: AnswerPath,
         limits: HttpLimits,
@@ -70,20 +67,21 @@ class Router:
             registry: registry of the models.
             regions: shared memory of clients.
             metrics: writes the text for Prometheus.
-            slicer: reads and writes long JSON.
-            answers: the way from photographs and sound to answers.
+            answers: decodes files and answers.
             limits: limits of bodies, also of decompressed ones.
             times: the times of calls, which responses state; None where they do not.
             streams: finds the route of a path about streams; None where there are none.
         """
         self._registry, self._models = registry, registry.models
-        self.bodies = CompressedBodies(asyncio.get_running_loop(), limits)
+        loop = asyncio.get_running_loop()
+        slicer = Slicer(loop, limits.max_sending_bytes)
+        self.bodies = CompressedBodies(loop, limits)
         self.inference = make_inference_handler(registry.models, self._when_loaded, slicer, answers, times)
         self._answers = AnswerHandler(registry.models, self._when_loaded, answers)
         self._memory = SharedMemoryHandler(regions)
         self._metrics = metrics
         self._find_streams = streams
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def handle_request(self, connection: Connection, head: RequestHead, body: memoryview) -> None:
         """Handle the first request with this head; `head.route` handles further ones.
@@ -121,7 +119,7 @@ class Router:
             case ["v2", "streams", *_] | ["live", *_] if self._find_streams is not None:
                 return self._find_streams(parts)
             case ["v2", "models", "stats"]:
-                return _READ, _respond_with(lambda: _describe_statistics(self._models.served()))
+                return _READ, _respond_with(lambda: describe_versions(self._models.served()))
             case ["v2", "models", name, "versions", version, *rest] if len(rest) <= 1:
                 return self._find_model(name, version, rest)
             case ["v2", "models", name, *rest] if len(rest) <= 1:
@@ -155,7 +153,7 @@ class Router:
             case ["ready"]:
                 return _READ, _respond_with(lambda: self._describe_ready(name, version))
             case ["stats"]:
-                return _READ, _respond_with(lambda: _describe_statistics([self._models.find(name, version)]))
+                return _READ, _respond_with(lambda: describe_versions([self._models.find(name, version)]))
         return None
 
     def _respond_ready(self, connection: Connection, _head: RequestHead, _body: memoryview) -> None:
@@ -179,7 +177,7 @@ class Router:
             ]
             connection.respond(*make_json(lines))
 
-        self._start(connection, respond())
+        self._tasks.start(respond(), connection.respond_error)
 
     def _respond_model(
         self, name: str, version: str | None, connection: Connection, head: RequestHead, body: memoryview
@@ -211,7 +209,7 @@ class Router:
             await change(name, stated)
             connection.respond(*make_json({}))
 
-        self._start(connection, respond())
+        self._tasks.start(respond(), connection.respond_error)
 
     async def _load(self, name: str, stated: dict[str, Any]) -> None:
         rollout = take_field(stated, "rollout", "parameters", str, "") or None
@@ -227,18 +225,7 @@ class Router:
             await self._registry.wait_for(name)
             act()
 
-        self._start(connection, wait())
-
-    def _start(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
-        """Do `work` for a request; respond with the error if it fails."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(functools.partial(self._finish, connection))
-
-    def _finish(self, connection: Connection, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            connection.respond_error(error)
+        self._tasks.start(wait(), connection.respond_error)
 
     def _describe_server(self) -> dict[str, Any]:
         extensions = [*_EXTENSIONS, *(["system_shared_memory"] if self._memory.allows_posix else [])]
@@ -251,14 +238,7 @@ class Router:
 
     def _describe_model(self, name: str, version: str | None) -> dict[str, Any]:
         served = self._models.find(name, version)
-        return {
-            "name": name,
-            "versions": self._models.versions_of(name),
-            "platform": served.loaded.platform,
-            "inputs": [_describe_tensor(spec) for spec in served.codec.inputs],
-            "outputs": [_describe_tensor(spec) for spec in served.codec.outputs],
-            **({"states": served.codec.states} if served.codec.states else {}),
-        }
+        return {"name": name, "versions": self._models.versions_of(name), **describe_model(served)}
 
 
 def _respond_with(make: Callable[[], dict[str, Any]]) -> Action:
@@ -268,15 +248,3 @@ def _respond_with(make: Callable[[], dict[str, Any]]) -> Action:
         connection.respond(*make_json(make()))
 
     return act
-
-
-def _describe_tensor(spec: TensorSpec) -> dict[str, Any]:
-    shape = [size if isinstance(size, int) else -1 for size in spec.shape]
-    return {"name": spec.name, "datatype": DATATYPE_OF_DTYPE[spec.dtype], "shape": shape}
-
-
-def _describe_statistics(served: Sequence[Served]) -> dict[str, Any]:
-    document = describe_statistics(version.metrics for version in served)
-    for entry, version in zip(document["model_stats"], served, strict=True):
-        entry.update(version.to_json())
-    return document

@@ -4,14 +4,12 @@ The event loop calls it when the socket is ready; `Http2` makes events of the by
 of the events. It is counted, timed and drained by the server of HTTP, beside the connections of HTTP.
 """
 
-import contextlib
 import logging
 import socket
 from collections.abc import Callable
 from typing import Final
 
 from edgekit_runtime.errors import EdgekitError, UnavailableError
-from edgekit_runtime.service.api.routes import Router
 from edgekit_runtime.service.grpc.http2 import (
     Buffer,
     DataReceived,
@@ -21,86 +19,30 @@ from edgekit_runtime.service.grpc.http2 import (
     Http2,
     Http2Error,
 )
-from edgekit_runtime.service.grpc.rpcs import MessageResponder, Method, Rpc, RpcHead
-from edgekit_runtime.service.grpc.service import make_methods, refuse_method
+from edgekit_runtime.service.grpc.rpcs import Rpc, RpcHead
+from edgekit_runtime.service.grpc.service import GrpcService
 from edgekit_runtime.service.http.access import check_access
-from edgekit_runtime.service.http.connection import ticks
-from edgekit_runtime.service.http.listeners import find_peer
+from edgekit_runtime.service.http.connection import LINGER_S, ticks
+from edgekit_runtime.service.http.listeners import find_client, find_peer
 from edgekit_runtime.service.http.send_buffer import MAX_PARTS, SendBuffer
-from edgekit_runtime.service.http.server import HttpServer
-from edgekit_runtime.service.models.registry import Registry
-from edgekit_runtime.service.options.config import ServiceConfig
 
-_READ_BYTES: Final = 64 << 10
+_READ_BYTES: Final = 256 << 10  # what a Unix socket holds
 _SEND_BYTES: Final = 256 << 10  # of all streams in turn, before the socket is asked again
 _JOINED_BYTES: Final = 32 << 10
-_READS_AT_ONCE: Final = 4  # of a client that sends long messages
 _MAX_AT_ONCE: Final = 64  # events of one connection in one turn of the loop, which others wait for
-_LINGER_S: Final = 2.0
-
-_NO_METHOD: Final = Method()  # of an RPC that is refused
 
 _logger = logging.getLogger(__name__)
-
-
-class GrpcService:
-    """What all connections share.
-
-    Attributes:
-        server: counts the connections, and has their limits.
-        methods: the methods by their paths.
-        bodies: decompresses messages.
-        token: see `check_access`.
-        max_streams: RPCs of one connection at one time.
-    """
-
-    def __init__(
-        self,
-        server: HttpServer,
-        router: Router,
-        registry: Registry,
-        config: ServiceConfig,
-        *,
-        token: bytes | None,
-    ) -> None:
-        self.server, self.token = server, token
-        self.methods = make_methods(router, registry, config.inference)
-        self.bodies = router.bodies
-        self.max_streams = config.grpc.max_streams
-
-    def accept(self, connected: socket.socket) -> None:
-        """Serve a client, or refuse it if there are too many."""
-        is_local = connected.family == socket.AF_UNIX
-        if self.server.is_full(is_local=is_local):
-            self.server.error_counts[503] += 1
-            connected.close()
-            return
-        if not is_local:
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.connect(connected, is_local=is_local, on_admit=None if is_local else lambda: None)
-
-    def connect(
-        self, connected: socket.socket, *, is_local: bool, on_admit: Callable[[], None] | None
-    ) -> "GrpcConnection":
-        """Return a connection that serves a client; see `Connection`."""
-        return GrpcConnection(self, connected, is_local=is_local, on_admit=on_admit)
 
 
 class GrpcConnection:
     """A client's connection, from when it is accepted until it is closed.
 
     Attributes:
-        address: address of the client where the socket does not state it, as behind TLS; else empty.
-        deadline_tick: the server's tick at which `on_timeout` is called.
-        ahead: RPCs of which messages wait, since their client is ahead.
+        is_local, client, peer_pid, deadline_tick: see `Connection`.
         on_admit: called once the first RPC has passed the check of access; None from then on.
+        rpcs: those under way.
+        ahead: RPCs of which messages wait, since their client is ahead or others have their turn.
     """
-
-    __slots__ = (
-        *("_rpcs", "_debt", "_drained_bytes", "_idle_checks", "_is_advancing", "_is_lingering"),
-        *("_moved_bytes", "_send_buffer", "_sending_bytes", "_service", "_socket", "_was_active"),
-        *("address", "ahead", "deadline_tick", "http2", "is_local", "is_open", "on_admit", "server"),
-    )
 
     def __init__(
         self,
@@ -109,23 +51,25 @@ class GrpcConnection:
         *,
         is_local: bool,
         on_admit: Callable[[], None] | None,
+        address: str = "",
     ) -> None:
         """Serve a client; see `Connection`."""
         connected.setblocking(False)
         server = service.server
-        self.server = server
+        self.server, self.bodies = server, service.bodies
         self._service, self._socket = service, connected
         self.is_local, self.on_admit = is_local, on_admit
         self.is_open = True
-        self.address = ""
+        self.client = address or find_client(connected)
+        self.peer_pid = find_peer(connected) if connected.family == socket.AF_UNIX else 0
         self.http2 = Http2(
             RpcHead, max_streams=service.max_streams, max_header_bytes=server.limits.max_head_bytes
         )
-        self._rpcs: set[Rpc] = set()
+        self.rpcs: set[Rpc] = set()
         self.ahead: set[Rpc] = set()
         self._send_buffer: SendBuffer | None = None
         self._sending_bytes = 0  # that the server counts
-        self._is_lingering = self._is_advancing = self._was_active = False
+        self._is_lingering = self._is_advancing = self._is_yielding = self._was_active = False
         self._idle_checks = 0
         self._drained_bytes = 0  # that the socket took later
         self._moved_bytes = 0  # at the last check
@@ -134,49 +78,37 @@ class GrpcConnection:
         server.connection_made(self)
         server.loop.add_reader(connected.fileno(), self._on_readable)
 
-    @property
-    def peer_pid(self) -> int:
-        return find_peer(self._socket) if self.is_open and self._socket.family == socket.AF_UNIX else 0
-
-    @property
-    def client(self) -> str:
-        """Who is at the other end: the address, or the process over the Unix socket; empty if not known."""
-        if self.address or not self.is_open:
-            return self.address
-        if self._socket.family == socket.AF_UNIX:
-            return str(self.peer_pid)
-        with contextlib.suppress(OSError):
-            return str(self._socket.getpeername()[0])
-        return ""
-
     # Receiving
 
     def _on_readable(self) -> None:
-        for _ in range(_READS_AT_ONCE):
-            try:
-                data = self._socket.recv(_READ_BYTES)
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self.close()
-                return
-            self._was_active = True
-            if self._is_lingering:
-                return
+        if self._is_yielding:
+            return
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        self._was_active = True
+        if not self._is_lingering:
             self.http2.receive_data(data)
-            if not self._advance() or len(data) < _READ_BYTES:
-                return
+            self._advance()
 
-    def _advance(self) -> bool:
-        """Handle a part of what was received; return whether that was all, and more may be read."""
-        http2, remaining = self.http2, _MAX_AT_ONCE
+    def _advance(self) -> None:
+        """Handle a part of what was received; the rest once other connections had their turn."""
+        self._is_yielding = False
         self._is_advancing = True  # what is to be sent goes out together, at the end
         try:
-            while self.is_open and remaining and (event := http2.next_event()) is not None:
+            for _ in range(_MAX_AT_ONCE):
+                if not self.is_open or self._is_lingering or (event := self.http2.next_event()) is None:
+                    break
                 self._handle(event)
-                remaining -= 1
+            else:
+                self._is_yielding = True
+                self.server.loop.call_soon(self._advance)
         except Http2Error as error:
             self._refuse(error)
         except Exception:
@@ -184,21 +116,7 @@ class GrpcConnection:
             self._refuse(Http2Error(ErrorCode.INTERNAL_ERROR, "the service failed; its log says why"))
         finally:
             self._is_advancing = False
-        if self.is_open and not remaining:
-            self._yield_turn()
         self.flush()
-        return self.is_open and remaining > 0
-
-    def _yield_turn(self) -> None:
-        loop = self.server.loop
-        loop.remove_reader(self._socket.fileno())
-        loop.call_soon(self._end_turn)
-
-    def _end_turn(self) -> None:
-        if self.is_open:
-            self.server.loop.add_reader(self._socket.fileno(), self._on_readable)
-            if not self._is_lingering:
-                self._advance()
 
     def _handle(self, event: Event) -> None:
         rpc: Rpc | None = event.stream.context
@@ -213,9 +131,8 @@ class GrpcConnection:
     def _begin(self, event: HeadersReceived) -> None:
         head: RpcHead = event.head
         stream, service = event.stream, self._service
-        method = service.methods.get(head.path)
-        rpc = stream.context = Rpc(self, stream, head, method or _NO_METHOD)
-        self._rpcs.add(rpc)
+        rpc = stream.context = Rpc(self, stream, head)
+        self.rpcs.add(rpc)
         try:
             if not (head.is_cleared or self.is_local):
                 check_access(head, service.token)
@@ -225,27 +142,17 @@ class GrpcConnection:
                     on_admit()
             if not head.is_grpc:
                 rpc.refuse_content()
-            elif method is None:
-                raise refuse_method(head.path, service.methods)
-            elif not stream.is_remote_open:
+                return
+            rpc.method = service.find_method(head.path)
+            if not stream.is_remote_open:
                 rpc.receive_data(memoryview(b""), ends_stream=True)
         except EdgekitError as error:
             rpc.fail(error)
 
-    def decompress(
-        self,
-        act: Callable[[MessageResponder, memoryview], None],
-        responder: MessageResponder,
-        body: memoryview,
-    ) -> None:
-        """Call `act` with what `body` holds, now or later."""
-        decode = self._service.bodies.decode(lambda _connection, _head, content: act(responder, content))
-        decode(responder, responder.rpc.head, body)  # type: ignore[arg-type]  # have what it uses
-
-    def rpc_ended(self, rpc: Rpc) -> None:
-        """Forget an RPC that was answered or cancelled."""
-        self._rpcs.discard(rpc)
-        self.ahead.discard(rpc)
+    def _resume(self, rpc: Rpc) -> None:
+        rpc.is_held = False
+        rpc.resume()
+        self.flush()
 
     # Sending
 
@@ -258,8 +165,10 @@ class GrpcConnection:
             if not self.is_open:
                 return
         self._count_sending()
-        for rpc in self.ahead:
-            rpc.resume_later()
+        if self.ahead:
+            for rpc in [candidate for candidate in self.ahead if not candidate.is_full]:
+                self.ahead.discard(rpc)
+                self.server.loop.call_soon(self._resume, rpc)
         if self.http2.is_closing and not self.http2.streams and self._send_buffer is None:
             self._linger()
 
@@ -286,24 +195,19 @@ class GrpcConnection:
         except OSError:
             self.close()
             return
-        if buffer.left_bytes:
-            return
-        self._send_buffer = None
-        self.server.loop.remove_writer(self._socket.fileno())
-        self.flush()
+        if not buffer.left_bytes:
+            self._send_buffer = None
+            self.server.loop.remove_writer(self._socket.fileno())
+            self.flush()
 
     def _count_sending(self) -> None:
         """Count what the client has not read; close if all clients together leave too much unread."""
         unsent_bytes = 0 if self._send_buffer is None else self._send_buffer.left_bytes
-        sending_bytes = self.http2.queued_bytes + unsent_bytes
-        more = sending_bytes - self._sending_bytes
-        if not more:
-            return
-        server = self.server
-        is_alone = server.sending_bytes == self._sending_bytes
-        server.sending_bytes += more
-        self._sending_bytes = sending_bytes
-        if more > 0 and not is_alone and server.sending_bytes > server.limits.max_sending_bytes:
+        server, before, now = self.server, self._sending_bytes, self.http2.queued_bytes + unsent_bytes
+        others_bytes = server.sending_bytes - before
+        server.sending_bytes += now - before
+        self._sending_bytes = now
+        if now > before and others_bytes and server.sending_bytes > server.limits.max_sending_bytes:
             self.close()
 
     # Deadlines
@@ -324,17 +228,17 @@ class GrpcConnection:
         self._moved_bytes, self._debt = moved_bytes, debt
         if debt is not None and debt == previous and not has_moved:
             self._refuse(Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "too slow: what has begun does not go on"))
-            self.flush()
-        elif self._was_active or any(rpc.is_busy for rpc in self._rpcs):
+        elif self._was_active or any(rpc.is_busy for rpc in self.rpcs):
             self._was_active, self._idle_checks = False, 0
         else:
             self._end_idle()
+        self.flush()
 
     def _find_debt(self) -> tuple[str, int] | None:
         """Return what only the client can bring on, or None."""
         if self._sending_bytes:
             return "responses", 0
-        partial = [rpc.stream.stream_id for rpc in self._rpcs if rpc.is_in_message]
+        partial = [rpc.stream.stream_id for rpc in self.rpcs if rpc.is_in_message]
         if partial:
             return "message", min(partial)
         return ("frame", self.http2.frames) if self.http2.is_in_frame else None
@@ -346,9 +250,8 @@ class GrpcConnection:
         idle_s = self._idle_checks * limits.read_timeout_s
         if idle_s < limits.idle_timeout_s:
             return
-        if self._rpcs and idle_s < limits.idle_timeout_s + limits.read_timeout_s:
+        if self.rpcs and idle_s < limits.idle_timeout_s + limits.read_timeout_s:
             self.http2.ping()
-            self.flush()
         else:
             self.close_when_idle()
             self.close()
@@ -358,16 +261,16 @@ class GrpcConnection:
     def _refuse(self, error: Http2Error) -> None:
         """Say why the connection ends; what the client still sends is thrown away."""
         self.server.error_counts[400] += 1
-        for rpc in list(self._rpcs):
+        for rpc in list(self.rpcs):
             rpc.cancel()
         self.http2.close(error.code, str(error))
         self._is_lingering = True
-        self._set_deadline(_LINGER_S)
+        self._set_deadline(LINGER_S)
 
     def _linger(self) -> None:
         """Close so that the client can still read what was sent: unread data would reset it."""
         self._is_lingering = True
-        self._set_deadline(_LINGER_S)
+        self._set_deadline(LINGER_S)
         try:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
@@ -377,7 +280,7 @@ class GrpcConnection:
         """Begin no further RPCs (GOAWAY), and close once those under way are answered; idle streams end."""
         if self.is_open and not self.http2.is_closing:
             self.http2.close(ErrorCode.NO_ERROR)
-            for rpc in [stream for stream in self._rpcs if stream.is_idle_stream]:
+            for rpc in [stream for stream in self.rpcs if stream.is_idle_stream]:
                 rpc.fail(UnavailableError("the service ends this connection; connect again", 0.0))
             self.flush()
 
@@ -389,7 +292,7 @@ class GrpcConnection:
         loop, descriptor = self.server.loop, self._socket.fileno()
         loop.remove_reader(descriptor)
         loop.remove_writer(descriptor)
-        for rpc in list(self._rpcs):
+        for rpc in list(self.rpcs):
             rpc.cancel()
         self._send_buffer = None
         self.server.sending_bytes -= self._sending_bytes

@@ -4,18 +4,18 @@ So one code decides, and two protocols carry it. Clients repeat all of a message
 and the service all of a response but its tensors: the last few of both are kept as they were translated.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from edgekit_runtime.errors import EdgekitError, RequestError
+from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
 from edgekit_runtime.protocol.datatypes import DTYPE_OF_DATATYPE
-from edgekit_runtime.protocol.rest import model_path
+from edgekit_runtime.protocol.rest import HEADER_LENGTH, encode_error, model_path
 from edgekit_runtime.service.api.inference import InferenceHandler
 from edgekit_runtime.service.grpc.http2 import Buffer
-from edgekit_runtime.service.grpc.loopback import post
 from edgekit_runtime.service.grpc.messages import (
     head_of_bytes,
     read_message,
@@ -23,9 +23,12 @@ from edgekit_runtime.service.grpc.messages import (
     unpack_varints,
     write_message,
 )
-from edgekit_runtime.service.grpc.rpcs import MessageResponder, Method, encode_stream_error
+from edgekit_runtime.service.grpc.rpcs import MessageResponder, Method, RpcHead
+from edgekit_runtime.service.http.loopback import Loopback
+from edgekit_runtime.service.http.send_buffer import flatten
 from edgekit_runtime.service.models.registry import Registry
 from edgekit_runtime.service.options.config import Inference
+from edgekit_runtime.system.tasks import Tasks
 from edgekit_runtime.tensors import allocate_aligned
 
 _RAW_OUTPUT: Final = 6  # raw_output_contents of ModelInferResponse
@@ -47,24 +50,21 @@ _CONTENTS: Final[Mapping[str, str]] = {
 }
 
 
-class InferHead:
+class _RequestHead(NamedTuple):
     """What a message says beside its tensors: of the head of a request over HTTP, handlers read `json_bytes`.
 
     Attributes:
         name, version: the model; None is its default version.
         text: JSON of the request.
+        json_bytes: size of `text`.
         sizes: bytes of each tensor behind it.
     """
 
-    __slots__ = ("json_bytes", "name", "sizes", "text", "version")
-
-    def __init__(self, document: Mapping[str, Any], raw: Sequence[memoryview]) -> None:
-        self.name: str = document["model_name"]
-        self.version: str | None = document["model_version"] or None
-        text = json.dumps(_describe_request(document, raw), separators=(",", ":")).encode()
-        self.text = text + b" " * (-len(text) % _ALIGNMENT)
-        self.json_bytes = len(self.text)
-        self.sizes = [len(data) for data in raw]
+    name: str
+    version: str | None
+    text: bytes
+    json_bytes: int
+    sizes: list[int]
 
 
 class _ResponseHead(NamedTuple):
@@ -83,23 +83,23 @@ class InferMethod(Method):
         self._handler, self._find_remote = handler, registry.find_remote
         self._max_bytes = limits.max_json_bytes
         self.is_stream = is_stream
-        self._requests: dict[bytes, InferHead] = {}
+        self._tasks = Tasks()  # of isolated models
+        self._requests: dict[bytes, _RequestHead] = {}
         self._responses: dict[bytes, _ResponseHead] = {}
 
-    def handle(self, responder: MessageResponder, message: memoryview) -> None:
+    def handle(self, responder: MessageResponder, head: RpcHead, message: memoryview) -> None:
         described, raw = split_raw_contents(message)
-        head = self._requests.get(described)
-        if head is None or head.sizes != [len(data) for data in raw]:
-            head, raw = self._read(described, raw)
-        body = _join(head.text, raw)
-        if self._find_remote(head.name, head.version) is not None:
-            path = f"{model_path(head.name, head.version)}/infer"
-            responder.rpc.start(responder, post(responder, path, head.json_bytes, body))
+        request = self._requests.get(described)
+        if request is None or request.sizes != [len(data) for data in raw]:
+            request, raw = self._read(described, raw)
+        body = _join(request.text, raw)
+        if self._find_remote(request.name, request.version) is not None:
+            _post(self._tasks, responder, head, request, body)
             return
-        request: Any = responder, head, memoryview(body)  # they have what the handler uses
-        self._handler.handle_request(head.name, head.version, *request)
+        arguments: Any = responder, request, memoryview(body)  # they have what the handler uses
+        self._handler.handle_request(request.name, request.version, *arguments)
 
-    def _read(self, described: bytes, raw: list[memoryview]) -> tuple[InferHead, list[memoryview]]:
+    def _read(self, described: bytes, raw: list[memoryview]) -> tuple[_RequestHead, list[memoryview]]:
         if len(described) > self._max_bytes:
             raise RequestError(
                 413,
@@ -107,22 +107,26 @@ class InferMethod(Method):
                 f" {self._max_bytes}; send tensors as raw_input_contents, or set max_json_bytes",
             )
         document = read_message("ModelInferRequest", described)
-        contents = _read_contents(document)
+        contents = [_read_tensor(tensor) for tensor in document["inputs"] if "contents" in tensor]
         if contents and raw:
             raise RequestError(400, "tensors in contents beside others in raw_input_contents")
-        head = InferHead(document, contents or raw)
+        sizes = [len(data) for data in contents or raw]
+        text = json.dumps(_describe_request(document, sizes), separators=(",", ":")).encode()
+        text += b" " * (-len(text) % _ALIGNMENT)
+        version = document["model_version"] or None
+        request = _RequestHead(document["model_name"], version, text, len(text), sizes)
         if not contents:
-            _remember(self._requests, described, head)
-        return head, contents or raw
+            _remember(self._requests, described, request)
+        return request, contents or raw
 
-    def encode_response(self, head: bytes, *data: Buffer) -> tuple[Buffer, ...]:
+    def encode_response(self, head: bytes, *data: Buffer) -> list[Buffer]:
         text = head.partition(b"\r\n\r\n")[2]
         stated = self._responses.get(text)
         if stated is None:
             stated = _translate_response(json.loads(text))
             _remember(self._responses, text, stated)
         parts: list[Buffer] = [stated.message]
-        tensors = iter(map(_flatten, data)) if len(data) != 1 else _split(_flatten(data[0]), stated.sizes)
+        tensors = iter(map(flatten, data)) if len(data) != 1 else _split(flatten(data[0]), stated.sizes)
         for size in stated.sizes:
             # Clients count on an entry for each output, also without values.
             parts.append(head_of_bytes(_RAW_OUTPUT, size or 0))
@@ -130,22 +134,43 @@ class InferMethod(Method):
                 parts.append(next(tensors))
         if self.is_stream:
             parts.insert(0, head_of_bytes(_INFER_RESPONSE, sum(map(len, parts))))
-        return tuple(parts)
+        return parts
 
     def encode_error(self, error: EdgekitError) -> bytes | None:
-        return encode_stream_error(error) if self.is_stream else None
+        if not self.is_stream:
+            return None
+        return write_message("ModelStreamInferResponse", {"error_message": encode_error(error)["error"]})
 
 
-def _flatten(data: Any) -> memoryview:
-    return memoryview(data if isinstance(data, bytes) else data.reshape(-1).view(np.uint8))
+def _post(
+    tasks: Tasks, responder: MessageResponder, head: RpcHead, request: _RequestHead, body: Buffer
+) -> None:
+    """Send a request to an isolated model with the rights of the client, which gets the response."""
+    server = responder.rpc.owner.server
+    if server.is_full(is_local=responder.is_local):
+        raise UnavailableError("too many connections; try again", 1.0)
+    fields = {HEADER_LENGTH: str(request.json_bytes)}
+    if head.authorization is not None:
+        fields["Authorization"] = head.authorization.decode("latin-1")
+
+    async def post() -> None:
+        loopback = Loopback(server, is_local=responder.is_local, address=responder.client)
+        with contextlib.closing(loopback):
+            path = f"{model_path(request.name, request.version)}/infer"
+            stated, content = await loopback.post(path, fields, body)
+        at = int(stated.get(HEADER_LENGTH.lower(), len(content)))
+        responder.respond(b"\r\n\r\n" + content[:at], content[at:])
+
+    responder.on_close = tasks.start(post(), responder.respond_error).cancel
 
 
 def _split(data: memoryview, sizes: Sequence[int | None]) -> Iterator[memoryview]:
     """Return the tensors in one piece of data."""
     at = 0
-    for size in filter(None, sizes):
-        yield data[at : at + size]
-        at += size
+    for size in sizes:
+        if size is not None:
+            yield data[at : at + size]
+            at += size
 
 
 def _remember(cache: dict[bytes, Any], key: bytes, meaning: object) -> None:
@@ -168,48 +193,45 @@ def _join(text: bytes, tensors: Sequence[memoryview]) -> "bytes | memoryview":
     return body
 
 
-def _describe_request(message: Mapping[str, Any], tensors: Sequence[memoryview]) -> dict[str, Any]:
-    """Return what a request over HTTP states in its JSON.
+def _describe_request(message: Mapping[str, Any], sizes: Sequence[int]) -> dict[str, Any]:
+    """Return what a request over HTTP states in its JSON, with tensors of `sizes` behind it.
 
     Raises:
         RequestError: there are not as many tensors as inputs outside of shared memory.
     """
-    sizes, inputs = [len(data) for data in tensors], []
+    sizes, inputs = list(sizes), []
     for tensor in message["inputs"]:
-        parameters = _read_parameters(tensor)
+        parameters = read_parameters(tensor)
         if parameters.get("shared_memory_region") is None:
             if not sizes:
                 raise RequestError(400, f"input '{tensor['name'][:80]}': raw_input_contents has no entry")
             parameters["binary_data_size"] = sizes.pop(0)
         inputs.append(
-            {**{name: tensor[name] for name in ("name", "datatype", "shape")}, "parameters": parameters}
+            {"parameters": parameters, **{name: tensor[name] for name in ("name", "datatype", "shape")}}
         )
     if sizes:
         raise RequestError(400, f"{len(sizes)} tensors more than inputs; the last has {sizes[-1]} bytes")
     outputs = [
-        {"name": output["name"], "parameters": _read_parameters(output)} for output in message["outputs"]
+        {"name": output["name"], "parameters": read_parameters(output)} for output in message["outputs"]
     ]
-    parameters = {**_read_parameters(message), "binary_data_output": True}
+    parameters = {**read_parameters(message), "binary_data_output": True}
     return {"id": message["id"], "inputs": inputs, "outputs": outputs, "parameters": parameters}
 
 
-def _read_parameters(message: Mapping[str, Any]) -> dict[str, Any]:
+def read_parameters(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a message as JSON has them."""
     parameters = {name: next(iter(choice.values()), None) for name, choice in message["parameters"].items()}
     for name in ("binary_data", "binary_data_size"):  # of HTTP: here all tensors are
         parameters.pop(name, None)
     return parameters
 
 
-def _read_contents(message: Mapping[str, Any]) -> list[memoryview]:
-    """Return the typed `contents` of all inputs as binary data of their datatypes.
+def _read_tensor(tensor: Mapping[str, Any]) -> memoryview:
+    """Return the typed `contents` of an input as binary data of its datatype.
 
     Raises:
         RequestError: they are in another field than that of the datatype, or a value is out of range.
     """
-    return [_read_tensor(tensor) for tensor in message["inputs"] if "contents" in tensor]
-
-
-def _read_tensor(tensor: Mapping[str, Any]) -> memoryview:
     where, datatype, contents = f"input '{tensor['name'][:80]}'", tensor["datatype"], tensor["contents"]
     field = _CONTENTS.get(datatype)
     filled = [name for name, values in contents.items() if len(values)]
@@ -235,11 +257,11 @@ def _read_tensor(tensor: Mapping[str, Any]) -> memoryview:
 def _translate_response(document: Mapping[str, Any]) -> _ResponseHead:
     outputs, sizes = [], []
     for output in document["outputs"]:
-        place = {name: value for name, value in output["parameters"].items() if name != "binary_data_size"}
-        sizes.append(output["parameters"].get("binary_data_size"))
+        stated = dict(output["parameters"])
+        sizes.append(stated.pop("binary_data_size", None))
         parameters = {
             name: {"string_param" if isinstance(value, str) else "int64_param": value}
-            for name, value in place.items()
+            for name, value in stated.items()
         }
         outputs.append({**output, "parameters": parameters})
     message = write_message("ModelInferResponse", {**document, "outputs": outputs})

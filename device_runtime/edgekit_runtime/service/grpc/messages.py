@@ -7,7 +7,7 @@ Source: KServe and Triton's `grpc_service.proto`; protobuf's encoding (protobuf.
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -101,97 +101,22 @@ def _read_proto() -> dict[str, tuple[_Field, ...]]:
         messages[message] = tuple(
             _Field(int(number), name, "".join(label), kind) for number, name, *label, kind in parts
         )
-    for fields in tuple(messages.values()):
-        for field in fields:
-            if field.label == "map":
-                entry = _Field(1, "key", "", "string"), _Field(2, "value", "", field.kind)
-                messages[f"{field.kind} entry"] = entry
     return messages
 
 
-_FIELDS: Final = _read_proto()
-_FIELDS_BY_NUMBER: Final = {
-    message: {field.number: field for field in fields} for message, fields in _FIELDS.items()
+MESSAGES: Final = _read_proto()
+_ENTRIES: Final = {
+    f"{message} entry": (_Field(1, "key", "", "string"), _Field(2, "value", "", message))
+    for message in MESSAGES
 }
-_WIRE_TYPES: Final = {
-    **dict.fromkeys(("bool", "int64", "uint64"), _VARINT),
-    "double": _FIXED64,
-    "string": _LENGTH,
-    "bytes": _LENGTH,
+_FIELDS: Final = {
+    message: {field.number: field for field in fields} for message, fields in {**MESSAGES, **_ENTRIES}.items()
 }
-_DEFAULTS: Final[Mapping[str, Any]] = {
-    "bool": False,
-    "int64": 0,
-    "uint64": 0,
-    "double": 0.0,
-    "string": "",
-    "bytes": b"",
-}
-
-
-class _Reader:
-    """Reads one message with all inside it, and counts their fields.
-
-    Raises:
-        RequestError: the bytes are no such message, or have too many fields.
-    """
-
-    def __init__(self) -> None:
-        self._fields_left = _MAX_FIELDS
-
-    def read(self, message: str, data: memoryview) -> dict[str, Any]:
-        by_number = _FIELDS_BY_NUMBER[message]
-        values = _make_defaults(message)
-        at = 0
-        while at < len(data):
-            self._fields_left -= 1
-            if self._fields_left < 0:
-                raise _too_many_fields()
-            tag, at = read_varint(data, at)
-            start, at = _find_value(data, at, tag & 7)
-            field = by_number.get(tag >> 3)
-            if field is not None:
-                self._add(values, field, tag & 7, data[start:at])
-        return values
-
-    def _add(self, values: dict[str, Any], field: _Field, wire_type: int, data: memoryview) -> None:
-        name, kind = field.name, field.kind
-        if field.label == "packed":
-            values[name] += data  # one number has the same bytes as a list of one
-            return
-        if field.label == "repeated" and wire_type == _LENGTH and kind == "int64":
-            if len(data) > _MAX_PACKED_BYTES:
-                raise RequestError(400, f"{name}: {len(data)} bytes of numbers")
-            values[name] += unpack_varints(data).view(np.int64).tolist()
-            return
-        if wire_type != _WIRE_TYPES.get(kind, _LENGTH):
-            raise RequestError(400, f"the message is malformed: field {name} has wire type {wire_type}")
-        if field.label == "map":
-            entry = self.read(f"{kind} entry", data)
-            values[name][entry["key"]] = entry.get("value", {})
-        elif field.label == "repeated":
-            values[name].append(self._read_value(kind, data))
-        else:
-            values[name] = self._read_value(kind, data)
-
-    def _read_value(self, kind: str, data: memoryview) -> Any:
-        if kind == "string":
-            return _decode_text(data)
-        if kind == "bytes":
-            return bytes(data)
-        if kind == "double":
-            return struct.unpack("<d", data)[0]
-        if kind not in _DEFAULTS:
-            return self.read(kind, data)
-        number, _ = read_varint(data, 0)
-        if kind == "bool":
-            return number != 0
-        return number - (1 << 64) if kind == "int64" and number >> 63 else number
-
-
-def list_messages() -> Mapping[str, Sequence[tuple[int, str, str, str]]]:
-    """Return the fields of all messages: number, name, label and kind."""
-    return _FIELDS
+_CHOICES: Final = ("InferParameter", "ModelRepositoryParameter")  # one field is set, be it to its default
+_WIRE_TYPES: Final = {"bool": _VARINT, "int64": _VARINT, "uint64": _VARINT, "double": _FIXED64}
+_NUMBERS: Final[Mapping[str, Any]] = {"bool": False, "int64": 0, "uint64": 0, "double": 0.0}
+_DEFAULTS: Final[Mapping[str, Any]] = {**_NUMBERS, "string": "", "bytes": b""}
+_CONTAINERS: Final[Mapping[str, Callable[[], Any]]] = {"repeated": list, "map": dict, "packed": bytearray}
 
 
 def read_message(message: str, data: "bytes | memoryview") -> dict[str, Any]:
@@ -200,48 +125,91 @@ def read_message(message: str, data: "bytes | memoryview") -> dict[str, Any]:
     Raises:
         RequestError: `data` are no such message, or have too many fields.
     """
-    return _Reader().read(message, memoryview(data))
+    return _read_message(message, memoryview(data), iter(range(_MAX_FIELDS)))
+
+
+def _read_message(message: str, data: memoryview, budget: Iterator[int]) -> dict[str, Any]:
+    fields, values = _FIELDS[message], {}
+    for field in fields.values():
+        if field.label:
+            values[field.name] = _CONTAINERS[field.label]()
+        elif field.kind in _DEFAULTS and message not in _CHOICES:
+            values[field.name] = _DEFAULTS[field.kind]
+    for tag, _, start, end in _split_fields(data, budget):
+        number = tag >> 3
+        if number in fields:
+            _add_value(values, fields[number], tag & 7, data[start:end], budget)
+    return values
+
+
+def _add_value(
+    values: dict[str, Any], field: _Field, wire_type: int, data: memoryview, budget: Iterator[int]
+) -> None:
+    name, kind = field.name, field.kind
+    if field.label == "packed":
+        values[name] += data  # one number has the same bytes as a list of one
+    elif field.label == "repeated" and kind == "int64" and wire_type == _LENGTH:
+        if len(data) > _MAX_PACKED_BYTES:
+            raise RequestError(400, f"{name}: {len(data)} bytes of numbers")
+        values[name] += unpack_varints(data).view(np.int64).tolist()
+    elif wire_type != _WIRE_TYPES.get(kind, _LENGTH):
+        raise _malformed(f"field {name} has wire type {wire_type}")
+    elif field.label == "map":
+        entry = _read_message(f"{kind} entry", data, budget)
+        values[name][entry["key"]] = entry.get("value", {})
+    elif field.label == "repeated":
+        values[name].append(_read_value(kind, data, budget))
+    else:
+        values[name] = _read_value(kind, data, budget)
+
+
+def _read_value(kind: str, data: memoryview, budget: Iterator[int]) -> Any:
+    if kind == "string":
+        try:
+            return str(data, "utf-8")
+        except UnicodeDecodeError as cause:
+            raise _malformed("a string is not UTF-8") from cause
+    if kind == "bytes":
+        return bytes(data)
+    if kind == "double":
+        return struct.unpack("<d", data)[0]
+    if kind not in _DEFAULTS:
+        return _read_message(kind, data, budget)
+    number, _ = read_varint(data, 0)
+    if kind == "bool":
+        return number != 0
+    return number - (1 << 64) if kind == "int64" and number >> 63 else number
 
 
 def write_message(message: str, values: Mapping[str, Any]) -> bytes:
     """Return the bytes of a message; values that have no field are left out, as in JSON from elsewhere."""
     output = bytearray()
-    for field in _FIELDS[message]:
-        value = values.get(field.name)
-        if value is None:
-            continue
-        if field.label == "map":
-            for key, entry in value.items():
-                pair = write_message(f"{field.kind} entry", {"key": key, "value": entry})
-                output += write_bytes(field.number, pair)
-        elif field.label == "repeated" and field.kind == "int64":
-            output += write_bytes(field.number, b"".join(map(encode_varint, value))) if value else b""
-        elif field.label == "repeated":
-            for element in value:
-                output += _write_value(field, element)
-        elif field.kind not in _DEFAULTS or value != _DEFAULTS[field.kind] or message == "InferParameter":
-            output += _write_value(field, value)
+    for field in _FIELDS[message].values():
+        number, kind, elements = field.number, field.kind, values.get(field.name)
+        if field.label == "map" and elements:
+            kind, elements = f"{kind} entry", [{"key": key, "value": elements[key]} for key in elements]
+        elif field.label == "repeated" and kind == "int64" and elements:
+            kind, elements = "bytes", [b"".join(map(encode_varint, elements))]
+        elif field.label in ("", "packed"):
+            is_default = message not in _CHOICES and elements == _DEFAULTS.get(kind)
+            elements = () if is_default else (elements,)
+        for element in elements or ():
+            if element is not None:
+                output += _write_value(number, kind, element)
     return bytes(output)
 
 
-def _write_value(field: _Field, value: Any) -> bytes:
-    kind = field.kind
-    if kind not in _DEFAULTS:
-        return write_bytes(field.number, write_message(kind, value))
-    if kind in ("string", "bytes"):
-        return write_bytes(field.number, value.encode(errors="replace") if kind == "string" else value)
-    wire_type = _WIRE_TYPES[kind]
-    tag = encode_varint(field.number << 3 | wire_type)
-    return tag + (struct.pack("<d", value) if wire_type == _FIXED64 else encode_varint(int(value)))
-
-
-def write_bytes(number: int, data: "bytes | memoryview") -> bytes:
-    """Return a field of bytes, text or a message."""
-    return head_of_bytes(number, len(data)) + data
+def _write_value(number: int, kind: str, value: Any) -> bytes:
+    if kind not in _WIRE_TYPES:
+        text = value.encode(errors="replace") if kind == "string" else value
+        data = text if kind in _DEFAULTS else write_message(kind, value)
+        return head_of_bytes(number, len(data)) + data
+    tag = encode_varint(number << 3 | _WIRE_TYPES[kind])
+    return tag + (struct.pack("<d", value) if kind == "double" else encode_varint(int(value)))
 
 
 def head_of_bytes(number: int, size_bytes: int) -> bytes:
-    """Return what precedes the bytes of such a field."""
+    """Return what precedes the bytes of a field of bytes, text or a message."""
     return encode_varint(number << 3 | _LENGTH) + encode_varint(size_bytes)
 
 
@@ -253,23 +221,40 @@ def split_raw_contents(message: memoryview) -> tuple[bytes, list[memoryview]]:
     """
     raw: list[memoryview] = []
     others: list[memoryview] = []
-    at = begin = fields = 0
-    size = len(message)
-    while at < size:
-        field = at
-        tag, at = read_varint(message, at)
-        start, at = _find_value(message, at, tag & 7)
+    begin = 0
+    for tag, field, start, end in _split_fields(message, iter(range(_MAX_FIELDS))):
         if tag == 7 << 3 | _LENGTH:
-            if begin < field:
-                others.append(message[begin:field])
-            raw.append(message[start:at])
-            begin = at
-        fields += 1
-        if fields > _MAX_FIELDS:
-            raise _too_many_fields()
-    if begin < size:
-        others.append(message[begin:])
-    return b"".join(others), raw
+            others.append(message[begin:field])
+            raw.append(message[start:end])
+            begin = end
+    return b"".join((*others, message[begin:])), raw
+
+
+def _split_fields(data: memoryview, budget: Iterator[int]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the tag of each field, and where the field and its value begin and end.
+
+    Raises:
+        RequestError: `data` are no protobuf, or have more fields than `budget`.
+    """
+    end = 0
+    while end < len(data):
+        if next(budget, None) is None:
+            raise RequestError(413, f"a message has more than {_MAX_FIELDS} fields, the limit here")
+        field = end
+        tag, start = read_varint(data, field)
+        wire_type = tag & 7
+        if wire_type == _LENGTH:
+            length, start = read_varint(data, start)
+            end = start + length
+        elif wire_type == _VARINT:
+            _, end = read_varint(data, start)
+        elif wire_type in (_FIXED32, _FIXED64):
+            end = start + (8 if wire_type == _FIXED64 else 4)
+        else:
+            raise _malformed(f"wire type {wire_type}")
+        if end > len(data):
+            raise _malformed("a field is longer than the message")
+        yield tag, field, start, end
 
 
 def read_varint(data: memoryview, at: int) -> tuple[int, int]:
@@ -278,20 +263,14 @@ def read_varint(data: memoryview, at: int) -> tuple[int, int]:
     Raises:
         RequestError: it does not end.
     """
-    try:
-        byte = data[at]
+    if at < len(data) and data[at] < 0x80:  # most are short
+        return data[at], at + 1
+    number = 0
+    for index, byte in enumerate(data[at : at + _MAX_VARINT_BYTES]):
+        number |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
-            return byte, at + 1
-        number, shift = byte & 0x7F, 7
-        for index in range(at + 1, at + _MAX_VARINT_BYTES):
-            byte = data[index]
-            number |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return number & 0xFFFFFFFFFFFFFFFF, index + 1
-            shift += 7
-    except IndexError:
-        pass
-    raise RequestError(400, "the message is malformed: a number does not end")
+            return number & 0xFFFFFFFFFFFFFFFF, at + index + 1
+    raise _malformed("a number does not end")
 
 
 def encode_varint(number: int) -> bytes:
@@ -314,58 +293,20 @@ def unpack_varints(data: "bytes | bytearray | memoryview") -> Array:
         RequestError: the last one does not end, or one is too long.
     """
     source = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(source < 0x80)
-    if len(source) and (not len(ends) or ends[-1] != len(source) - 1):
-        raise RequestError(400, "the message is malformed: a number does not end")
-    starts = np.concatenate(([0], ends[:-1] + 1)) if len(ends) else ends
-    lengths = ends - starts + 1
-    if len(lengths) and lengths.max() > _MAX_VARINT_BYTES:
-        raise RequestError(400, "the message is malformed: a number is too long")
+    ends = np.flatnonzero(source < 0x80) + 1
+    starts = np.concatenate(([0], ends))  # of the next number, too, which is not there
+    if starts[-1] != len(source):
+        raise _malformed("a number does not end")
+    lengths = np.diff(starts)
+    if lengths.max(initial=0) > _MAX_VARINT_BYTES:
+        raise _malformed("a number is too long")
     numbers = np.zeros(len(ends), np.uint64)
     for index in range(int(lengths.max(initial=0))):
         is_there = lengths > index
-        bits = (source[starts[is_there] + index] & 0x7F).astype(np.uint64)
+        bits = (source[starts[:-1][is_there] + index] & 0x7F).astype(np.uint64)
         numbers[is_there] |= bits << np.uint64(7 * index)
     return numbers
 
 
-def _too_many_fields() -> RequestError:
-    return RequestError(413, f"a message has more than {_MAX_FIELDS} fields, the limit here")
-
-
-def _find_value(data: memoryview, at: int, wire_type: int) -> tuple[int, int]:
-    """Return where the value behind a tag begins and ends."""
-    start = at
-    if wire_type == _LENGTH:
-        length, start = read_varint(data, at)
-        end = start + length
-    elif wire_type == _VARINT:
-        _, end = read_varint(data, at)
-    elif wire_type in (_FIXED32, _FIXED64):
-        end = at + (8 if wire_type == _FIXED64 else 4)
-    else:
-        raise RequestError(400, f"the message is malformed: wire type {wire_type}")
-    if end > len(data):
-        raise RequestError(400, "the message is malformed: a field is longer than the message")
-    return start, end
-
-
-def _decode_text(data: memoryview) -> str:
-    try:
-        return str(data, "utf-8")
-    except UnicodeDecodeError as cause:
-        raise RequestError(400, "the message is malformed: a string is not UTF-8") from cause
-
-
-def _make_defaults(message: str) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for field in _FIELDS[message]:
-        if field.label == "map":
-            values[field.name] = {}
-        elif field.label == "repeated":
-            values[field.name] = []
-        elif field.label == "packed":
-            values[field.name] = bytearray()
-        elif field.kind in _DEFAULTS and message not in ("InferParameter", "ModelRepositoryParameter"):
-            values[field.name] = _DEFAULTS[field.kind]
-    return values
+def _malformed(reason: str) -> RequestError:
+    return RequestError(400, f"the message is malformed: {reason}")

@@ -19,7 +19,7 @@ from typing import Final, Protocol, TypeAlias
 from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
 from edgekit_runtime.protocol.rest import status_of
 from edgekit_runtime.service.http.lease import IDLE, RESPONDING, UNDER_WAY, Lease
-from edgekit_runtime.service.http.listeners import find_peer, is_own_user
+from edgekit_runtime.service.http.listeners import find_client, find_peer, is_own_user
 from edgekit_runtime.service.http.request_head import HeadCache, RequestHead
 from edgekit_runtime.service.http.request_parser import Request, RequestParser
 from edgekit_runtime.service.http.response import CONTINUE, make_error
@@ -27,12 +27,12 @@ from edgekit_runtime.service.http.send_buffer import MAX_PARTS, Buffer, SendBuff
 from edgekit_runtime.service.options.http import HttpLimits
 
 TICK_S: Final = 0.5  # the unit of deadlines
+LINGER_S: Final = 2.0
 NEVER: Final = 1 << 62
 _READ_BYTES: Final = 64 << 10
 _MAX_AHEAD_BYTES: Final = 256 << 10  # of requests that wait for the present one
 _MAX_AT_ONCE: Final = 16  # requests of one connection in one turn of the loop, which others wait for
 _MAX_DESCRIPTORS: Final = 4  # that may arrive with one body
-_LINGER_S: Final = 2.0
 
 _logger = logging.getLogger(__name__)
 
@@ -107,6 +107,7 @@ class Connection:
         lease: Lease | None = None,
         on_close: Callable[[], None] | None = None,
         on_admit: Callable[[], None] | None = None,
+        address: str = "",
     ) -> None:
         """Serve a client.
 
@@ -118,13 +119,14 @@ class Connection:
             on_close: called once when it ends here, or None.
             on_admit: called once its first request has passed the screen, within `read_timeout_s`; None where
                 one has passed before.
+            address: address of the client where the socket does not state it.
         """
         connected.setblocking(False)
         self._owner = owner
         self._socket = connected
         self.is_open = True
         self.is_local = is_local
-        self.address = ""
+        self.address = address
         self.descriptors: list[int] = []
         self.on_close = on_close
         self.on_admit = on_admit
@@ -464,7 +466,7 @@ class Connection:
             return
         self.is_lingering = True
         self._discard_received()
-        self._set_deadline(_LINGER_S)
+        self._set_deadline(LINGER_S)
         try:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
@@ -500,14 +502,7 @@ class Connection:
     @property
     def client(self) -> str:
         """Who is at the other end: the address, or the process over the Unix socket; empty if not known."""
-        if self.address or not self.is_open:
-            return self.address
-        if self._socket.family == socket.AF_UNIX:
-            return str(self.peer_pid)
-        try:
-            return str(self._socket.getpeername()[0])
-        except OSError:  # it has gone
-            return ""
+        return self.address or (find_client(self._socket) if self.is_open else "")
 
     @property
     def is_between_requests(self) -> bool:

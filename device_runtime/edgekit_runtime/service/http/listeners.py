@@ -62,6 +62,15 @@ def _find_credentials(connected: socket.socket) -> tuple[int, int]:
     return pid, user
 
 
+def find_client(connected: socket.socket) -> str:
+    """Return the address of a client, or the process over a Unix socket; empty if it has gone."""
+    if connected.family == socket.AF_UNIX:
+        return str(find_peer(connected))
+    with contextlib.suppress(OSError):
+        return str(connected.getpeername()[0])
+    return ""
+
+
 def listen_unix(path: Path) -> socket.socket:
     """Return a socket that listens at `path`; a stale socket there is replaced.
 

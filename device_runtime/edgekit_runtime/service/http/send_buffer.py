@@ -22,7 +22,7 @@ class SendBuffer:
 
     def __init__(self, parts: Sequence[Buffer], sent_bytes: int) -> None:
         """Keep `parts`, of which the first `sent_bytes` bytes were sent."""
-        self._parts = deque(part for part in map(_flatten, parts) if len(part))
+        self._parts = deque(part for part in map(flatten, parts) if len(part))
         self.left_bytes = sum(map(len, self._parts))
         self._drop(sent_bytes)
 
@@ -47,7 +47,8 @@ class SendBuffer:
                 sent_bytes = 0
 
 
-def _flatten(part: Buffer) -> memoryview:
+def flatten(part: Buffer) -> memoryview:
+    """Return the bytes of a part."""
     if isinstance(part, np.ndarray):
         return memoryview(part.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
     return memoryview(part)

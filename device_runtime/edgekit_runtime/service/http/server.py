@@ -10,7 +10,7 @@ import resource
 import socket
 from collections import Counter
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.service.http.connection import TICK_S, Connection, Handler, Screen, ticks
@@ -40,6 +40,10 @@ class ServedConnection(Protocol):
 
     def close(self) -> None:
         """Close at once."""
+
+
+Connect: TypeAlias = Callable[..., ServedConnection]
+"""Makes the connection of a client, from a socket and the keywords of `Connection`."""
 
 
 class HttpServer:
@@ -108,17 +112,15 @@ class HttpServer:
         is_over = self._counts[is_local] >= self._max_connections - reserved
         return is_over or sum(self._counts.values()) >= self._max_connections
 
-    def listen(
-        self, listener: socket.socket, on_accept: Callable[[socket.socket], None] | None = None
-    ) -> None:
+    def listen(self, listener: socket.socket, on_accept: Callable[[socket.socket], None]) -> None:
         """Accept clients from now on.
 
         Args:
             listener: a listening socket; owned by the server from now on.
-            on_accept: takes each client's socket; None for plain HTTP.
+            on_accept: takes each client's socket, see `serve`.
         """
         listener.setblocking(False)
-        self._listeners[listener] = on_accept or self._serve
+        self._listeners[listener] = on_accept
         self._kinds.add(listener.family == socket.AF_UNIX)
         self.loop.add_reader(listener.fileno(), self._accept, listener)
 
@@ -201,7 +203,8 @@ class HttpServer:
                 return
             self._listeners[listener](connected)
 
-    def _serve(self, connected: socket.socket) -> None:
+    def serve(self, connect: Connect, connected: socket.socket) -> None:
+        """Serve a client by the connection that `connect` makes, or refuse it if there are too many."""
         is_local = connected.family == socket.AF_UNIX
         if self.is_full(is_local=is_local):
             self.error_counts[_FULL.status] += 1
@@ -209,7 +212,7 @@ class HttpServer:
             return
         if not is_local:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        Connection(self, connected, is_local=is_local, on_admit=None if is_local else lambda: None)
+        connect(connected, is_local=is_local, on_admit=None if is_local else lambda: None)
 
     def _accept_again(self, listener: socket.socket) -> None:
         if listener in self._listeners:

@@ -9,32 +9,16 @@ import functools
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from collections.abc import Sequence
+from typing import Final
 
 from edgekit_runtime.errors import ConfigError
-from edgekit_runtime.service.http.connection import Connection
-from edgekit_runtime.service.http.server import HttpServer
+from edgekit_runtime.service.http.server import Connect, HttpServer
 
 _READ_BYTES: Final = 64 << 10
 _HANDSHAKE_TIMEOUT_S: Final = 10.0
 
 _logger = logging.getLogger(__name__)
-
-
-class Connect(Protocol):
-    """Makes the connection of a client on the decrypted side."""
-
-    def __call__(
-        self, connected: socket.socket, *, is_local: bool, on_admit: Callable[[], None]
-    ) -> "AddressedConnection":
-        """Return it; see `Connection`."""
-
-
-class AddressedConnection(Protocol):
-    """A connection that is told the address of its client."""
-
-    address: str
 
 
 def make_context(certificate: str, key: str, protocols: Sequence[str] = ()) -> ssl.SSLContext:
@@ -72,7 +56,7 @@ class TlsListener:
         http: HttpServer,
         listener: socket.socket,
         context: ssl.SSLContext,
-        connect: "Connect | None" = None,
+        connect: Connect,
     ) -> None:
         """Accept connections from now on.
 
@@ -80,10 +64,9 @@ class TlsListener:
             http: serves the connections, and closes the listener when it drains.
             listener: a listening socket.
             context: the TLS context of the server.
-            connect: makes the connections; None for HTTP.
+            connect: makes the connections.
         """
-        self._http, self._context = http, context
-        self._connect: Connect = connect or functools.partial(Connection, http)
+        self._http, self._context, self._connect = http, context, connect
         self._tasks: set[asyncio.Task[None]] = set()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.Task[None], None] = {}  # oldest first
@@ -143,8 +126,7 @@ class TlsListener:
                     inner.close()
                 else:
                     on_admit = functools.partial(self._admit, task)
-                    connection = self._connect(inner, is_local=False, on_admit=on_admit)
-                    connection.address = address
+                    self._connect(inner, is_local=False, on_admit=on_admit, address=address)
                 await _bridge(reader, writer, outer, timeout_s)
         except (OSError, asyncio.TimeoutError) as cause:
             _logger.debug("a TLS connection ended: %s", cause)

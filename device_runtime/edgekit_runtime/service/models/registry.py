@@ -23,6 +23,7 @@ from edgekit_runtime.service.options.resources import ModelMemory
 from edgekit_runtime.service.serving.loader import Loaded, OpenRemote, map_exceptions, trim_after_start
 from edgekit_runtime.service.serving.remote import IsolatedVersion
 from edgekit_runtime.service.serving.served_version import Served
+from edgekit_runtime.system.tasks import Tasks
 
 NEXT_AFTER_S: Final = 5.0  # at the start; most models take less
 
@@ -76,7 +77,7 @@ class Registry:
         self._options = options
         self._memory = memory or ModelMemory()
         self.models = Catalogue()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._memory_cap = MemoryCap(
             self._lifecycle, self.models.by_name, options, self._memory, self.metrics
         )
@@ -231,9 +232,7 @@ class Registry:
     async def close(self) -> None:
         """Stop serving all models, and confirm the versions that served until now."""
         self._lifecycle.confirmations.confirm_all()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         for model in self.models.by_name.values():
             async with model.lock:
                 if model.trial is not None:  # a planned stop is no evidence against it
@@ -334,16 +333,12 @@ class Registry:
         return back
 
     def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finish)
-        return task
+        return self._tasks.start(work, _log_failure)
 
-    def _finish(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, EdgekitError):
-            _logger.error("a change of a model failed inside the service", exc_info=error)
+
+def _log_failure(error: BaseException) -> None:
+    if not isinstance(error, EdgekitError):
+        _logger.error("a change of a model failed inside the service", exc_info=error)
 
 
 def _may_come_later(error: EdgekitError, model: ModelEntry) -> bool:

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.package.version_order import sort_key
@@ -14,11 +14,12 @@ from edgekit_runtime.service.models.lifecycle import Lifecycle
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.options.model import ModelOptions
-from edgekit_runtime.service.rollout.gates import Promote, Rollback
-from edgekit_runtime.service.rollout.trial import begin_trial
 from edgekit_runtime.service.serving.served_version import Served, Trial
 
-Report: TypeAlias = Callable[[ModelEntry, Trial, Promote | Rollback], None]
+if TYPE_CHECKING:
+    from edgekit_runtime.service.rollout.gates import Promote, Rollback
+
+Report: TypeAlias = 'Callable[[ModelEntry, Trial, "Promote | Rollback"], None]'
 Start: TypeAlias = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 _logger = logging.getLogger(__name__)
@@ -84,6 +85,8 @@ class RolloutController:
         return True
 
     async def _try(self, model: ModelEntry, pair: tuple[Served, Served], options: ModelOptions) -> None:
+        from edgekit_runtime.service.rollout.trial import begin_trial
+
         current, fresh = pair
         candidate = fresh
         if options.rollout == "shadow" and fresh.loaded.remote is None:
@@ -105,10 +108,12 @@ class RolloutController:
                 *(model.name, candidate.version, options.rollout, model.name),
             )
 
-    def _report(self, model: ModelEntry, trial: Trial, verdict: Promote | Rollback) -> None:
+    def _report(self, model: ModelEntry, trial: Trial, verdict: "Promote | Rollback") -> None:
         self._start(self._settle(model, trial, verdict))
 
-    async def _settle(self, model: ModelEntry, trial: Trial, verdict: Promote | Rollback) -> None:
+    async def _settle(self, model: ModelEntry, trial: Trial, verdict: "Promote | Rollback") -> None:
+        from edgekit_runtime.service.rollout.gates import Promote
+
         async with model.lock:
             if model.trial is not trial:  # something else was loaded or unloaded meanwhile
                 return
@@ -137,7 +142,7 @@ class RolloutController:
         limits = dataclasses.replace(served.loaded.scheduling, short_s=short_s)
         return self._lifecycle.make_served(dataclasses.replace(served.loaded, scheduling=limits))
 
-    async def _roll_back(self, model: ModelEntry, trial: Trial, verdict: Rollback) -> None:
+    async def _roll_back(self, model: ModelEntry, trial: Trial, verdict: "Rollback") -> None:
         version, reason = trial.candidate.version, f"{verdict.gate}: {verdict.reason}"
         _logger.warning("%s %s is rolled back: %s", model.name, version, reason)
         candidate = model.end_trial(trial)

@@ -6,7 +6,7 @@ codec keeps what the last few different ones mean. It neither waits nor runs a m
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -26,8 +26,10 @@ from edgekit_runtime.protocol.rest import HEADER_LENGTH
 from edgekit_runtime.service.http.response import BINARY_TYPE, JSON_TYPE, make_head
 from edgekit_runtime.service.http.send_buffer import Buffer
 from edgekit_runtime.service.oip.shared_memory import Region, Regions
-from edgekit_runtime.tasks.answerer import Answerer
 from edgekit_runtime.tensors import Array, TensorSpec
+
+if TYPE_CHECKING:
+    from edgekit_runtime.tasks.answerer import Answerer
 
 _MAX_KEPT: Final = 64
 _MAX_KEPT_STEPS: Final = 1024  # of a model with states: each sequence has requests of its own
@@ -63,7 +65,7 @@ class Codec:
         max_json_response_bytes: int,
         check_inputs: Callable[[Sequence[InferTensor]], None] | None = None,
         may_be_empty: Collection[str] = (),
-        answerer: Answerer | None = None,
+        answerer: "Answerer | None" = None,
         states: Sequence[RecurrentState] = (),
     ) -> None:
         """Make a codec.

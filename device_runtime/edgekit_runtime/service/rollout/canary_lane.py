@@ -12,7 +12,7 @@ run a call of it as if it were the first of its sequence.
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError, EdgekitError, RefusedInputError
@@ -24,8 +24,10 @@ from edgekit_runtime.service.rollout.observer import Observer, is_of_model
 from edgekit_runtime.service.rollout.paired_runs import Pair, PairedRuns
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane, Reused
 from edgekit_runtime.service.scheduling.golden_ratio import GOLDEN
-from edgekit_runtime.service.scheduling.sequence_lane import SequenceLane
 from edgekit_runtime.tensors import Array
+
+if TYPE_CHECKING:
+    from edgekit_runtime.service.scheduling.sequence_lane import SequenceLane
 
 _AHEAD: Final = 2.0  # the candidate may be ahead of its pairs by so many times the calls of one pair
 
@@ -51,7 +53,7 @@ class CanaryLane(Lane):
         pairs: PairedRuns,
         *,
         options: CanaryOptions,
-        sequences: tuple[SequenceLane | None, SequenceLane | None] = (None, None),
+        sequences: tuple["SequenceLane | None", "SequenceLane | None"] = (None, None),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Put a candidate beside the current version.

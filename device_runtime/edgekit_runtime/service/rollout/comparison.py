@@ -14,8 +14,7 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.drift.class_outputs import find_statement
 from edgekit_runtime.errors import ManifestError
 from edgekit_runtime.package.figures import ANSWER_OUTPUT_FIGURE
-from edgekit_runtime.package.row_sets import row_axes, row_similarity
-from edgekit_runtime.tasks.agreement import compare_answers, compare_numbers
+from edgekit_runtime.package.row_sets import compare_numbers, row_axes, row_similarity
 from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 
 Outputs: TypeAlias = Mapping[str, Array]
@@ -113,6 +112,8 @@ def _states_other_metric(figures: Mapping[str, JsonValue]) -> bool:
 
 
 def _by_answer(output: str) -> Compare:
+    from edgekit_runtime.tasks.agreement import compare_answers  # of a pipeline; most models are none
+
     def compare(current: Outputs, candidate: Outputs) -> float:
         answers = current[output].tobytes(), candidate[output].tobytes() if output in candidate else b""
         try:

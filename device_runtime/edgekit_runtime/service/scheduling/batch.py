@@ -42,8 +42,10 @@ class BatchResult:
     Attributes:
         answers: one for each call.
         began_s: when it began, on the clock given.
-        merge_s, infer_s, split_s: seconds of merging the calls, of the engine, and of splitting the outputs.
+        merge_s, infer_s, split_s: seconds of merging the calls, of the engine, and of splitting the outputs;
+            around the engine, also of the `work` of a call.
         is_apart: whether the calls of a batch ran one by one, since the batch failed.
+        is_refused: whether the `work` of a call came to no run, as its inputs are wrong.
     """
 
     answers: tuple[Answer, ...]
@@ -52,6 +54,7 @@ class BatchResult:
     infer_s: float
     split_s: float
     is_apart: bool = False
+    is_refused: bool = False
 
 
 RunOne: TypeAlias = Callable[[Session, Mapping[str, Array]], Answer]
@@ -125,12 +128,10 @@ class Batch:
         that one which the engine refuses fails no other.
         """
         clock, calls = self._clock, [queued.call for queued in self.queued]
-        began_s = clock()
         if len(calls) == 1:
-            self.ran = BatchResult(
-                (self._run_one(self.session, calls[0].inputs),), began_s, 0.0, clock() - began_s, 0.0
-            )
+            self.ran = self._run_alone(calls[0])
             return
+        began_s = clock()
         try:
             merged = concatenate([call.inputs for call in calls])
             merged_s = clock()
@@ -145,6 +146,21 @@ class Batch:
             return
         apart = tuple(self._run_in_time(call) for call in calls)
         self.ran = BatchResult(apart, began_s, 0.0, clock() - began_s, 0.0, is_apart=True)
+
+    def _run_alone(self, call: Call) -> BatchResult:
+        times_s = [self._clock()]
+
+        def run(inputs: Mapping[str, Array]) -> Answer:
+            times_s.append(self._clock())
+            answer = self.stop_error or self._run_one(self.session, inputs)
+            times_s.append(self._clock())
+            return answer
+
+        answer = run(call.inputs) if call.work is None else call.work(run)
+        if len(times_s) == 1:
+            return BatchResult((answer,), times_s[0], self._clock() - times_s[0], 0.0, 0.0, is_refused=True)
+        began_s, run_s, ended_s = times_s
+        return BatchResult((answer,), began_s, run_s - began_s, ended_s - run_s, self._clock() - ended_s)
 
     def _run_in_time(self, call: Call) -> Answer:
         if self.stop_error is not None:

@@ -13,6 +13,7 @@ from edgekit_runtime.protocol.infer_request import SequenceStep
 from edgekit_runtime.tensors import Array
 
 Answer: TypeAlias = "Mapping[str, Array] | EdgekitError"
+Run: TypeAlias = Callable[[Mapping[str, Array]], Answer]
 
 
 class Reused(Mapping[str, Array]):
@@ -53,6 +54,8 @@ class Call:
             refused.
         is_unwanted: returns whether the client has gone; such a call need not run.
         sequence: its place in a sequence; None for a call of its own, or with its states in `inputs`.
+        work: makes the inputs, runs the model on them and returns its outputs, all on the thread of the run;
+            it raises nothing, and `inputs` only have the right shapes. For lanes that say `takes_work`.
     """
 
     inputs: Mapping[str, Array]
@@ -61,6 +64,7 @@ class Call:
     deadline_s: float | None = None
     is_unwanted: Callable[[], bool] = never
     sequence: SequenceStep | None = None
+    work: "Callable[[Run], Answer] | None" = None
 
     def own_inputs(self) -> Mapping[str, Array]:
         """Return inputs that stay valid after `reply`: arrays that others may write to are copied."""
@@ -88,6 +92,10 @@ class Lane(Protocol):
             inputs: inputs of a call, as in `Call`.
         """
         return None
+
+    def takes_work(self, inputs: Mapping[str, Array]) -> bool:  # noqa: ARG002  # of a lane that never does
+        """Return whether a call with inputs of these shapes may do its `work` on a thread now."""
+        return False
 
 
 class DrainingLane(Lane, Protocol):

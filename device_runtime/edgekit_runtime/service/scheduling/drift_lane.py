@@ -70,6 +70,9 @@ class DriftLane(Lane):
             self._left -= 1
         return answer
 
+    def takes_work(self, inputs: Mapping[str, Array]) -> bool:
+        return self._left > 1 and self._lane.takes_work(inputs)
+
     def submit(self, call: Call) -> None:
         """Pass `call` to the lane behind, and sample it if its turn has come; raises nothing."""
         self._left -= 1

@@ -111,7 +111,7 @@ class Scheduler(Lane):
     def submit(self, call: Call) -> None:
         """Accept `call` and answer it through its `reply`; raises nothing."""
         answer = None
-        if call.deadline_s is None or self._clock() < call.deadline_s:
+        if call.work is None and (call.deadline_s is None or self._clock() < call.deadline_s):
             answer = self.attempt(call.inputs)
         if answer is None:
             self._enqueue(call)
@@ -137,6 +137,11 @@ class Scheduler(Lane):
         else:
             self.metrics.note_lone(seconds, now_s, self._count_rows(inputs))
         return answer
+
+    def takes_work(self, inputs: Mapping[str, Array]) -> bool:
+        """Return True if a thread would run the call at once: then no other call waits for its work."""
+        is_free = bool(self._idle) and self._is_open and not (self._batches or self._waiting.rows)
+        return is_free and not self._find_placement(find_shapes(inputs)).short
 
     def learn(self, shapes: Shapes, seconds: float) -> None:
         """Count a run that was measured before there was traffic; see `warm_up`."""
@@ -226,7 +231,8 @@ class Scheduler(Lane):
         self.metrics.waiting = len(self._waiting)
 
     def _is_next_short(self) -> bool:
-        return self._find_placement(_merge_shapes(self._waiting.choose(self._max_rows))).short
+        chosen = self._waiting.choose(self._max_rows)
+        return chosen[0].call.work is None and self._find_placement(_merge_shapes(chosen)).short
 
     def _run_batch_here(self) -> None:
         batch = self.take()
@@ -332,6 +338,8 @@ class Scheduler(Lane):
         self._idle.append(batch.session)
         self._per_run_s = move_mean(self._per_run_s, batch.seconds)
         self._per_call_s = move_mean(self._per_call_s, batch.seconds / count)
+        if ran.is_refused:
+            return
         placement = self._find_placement(_merge_shapes(batch.queued))
         if on_loop:
             placement.note_on_loop(ran.infer_s)
@@ -355,6 +363,8 @@ class Scheduler(Lane):
             total_s = now_s - queued.since_s
             if isinstance(answer, DeadlineError):
                 metrics.late += 1
+            elif ran.is_refused:
+                metrics.refused += 1
             elif isinstance(answer, EdgekitError):
                 metrics.note_failure(total_s, now_s)
             else:

@@ -17,15 +17,13 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError, EdgekitError, OverloadedError, RequestError
-from edgekit_runtime.package.manifest import Manifest
-from edgekit_runtime.package.states import RecurrentState, StateInputs, count_state_bytes
+from edgekit_runtime.package.states import RecurrentState, StateInputs
 from edgekit_runtime.protocol.infer_request import SequenceStep
 from edgekit_runtime.service.observability.metrics import LaneMetrics
-from edgekit_runtime.service.options.model import ModelOptions, SchedulingLimits
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
 from edgekit_runtime.service.scheduling.outcomes import refuse, reply, shed
 from edgekit_runtime.tensors import Array, TensorSpec, input_bytes
@@ -33,8 +31,7 @@ from edgekit_runtime.tensors import Array, TensorSpec, input_bytes
 _MIN_RETRY_S: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceLimits:
+class SequenceLimits(NamedTuple):
     """Bounds of the sequences of one model.
 
     Attributes:
@@ -48,16 +45,6 @@ class SequenceLimits:
     max_bytes: int
     idle_s: float
     max_waiting: int
-
-    @classmethod
-    def of(cls, manifest: Manifest, options: ModelOptions, scheduling: SchedulingLimits) -> "SequenceLimits":
-        count = options.max_sequences
-        return cls(
-            max_sequences=count,
-            max_bytes=count * count_state_bytes(manifest.states, manifest.golden),
-            idle_s=options.sequence_idle_s,
-            max_waiting=scheduling.max_waiting,
-        )
 
 
 @dataclass(slots=True, eq=False)
@@ -99,16 +86,7 @@ class SequenceLane(Lane):
         metrics: LaneMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin without sequences.
-
-        Args:
-            lane: answers calls with complete inputs.
-            states: states of the model.
-            inputs: inputs of the model.
-            limits: bounds of the sequences.
-            metrics: metrics of the version.
-            clock: in seconds.
-        """
+        """Begin without sequences in front of a lane that answers calls with complete inputs."""
         self._lane, self._states, self._limits = lane, StateInputs(states, inputs), limits
         self._metrics, self._clock = metrics, clock
         self._sequences: OrderedDict[int | str, _Sequence] = OrderedDict()  # the least recently used first

@@ -15,8 +15,8 @@ from edgekit_runtime.service.scheduling.fair_pool import Pool
 from edgekit_runtime.service.scheduling.response_cache import CacheLane, ResponseCache
 from edgekit_runtime.service.scheduling.run_memory import InputLimit, allowed_run_bytes, estimate_run_memory
 from edgekit_runtime.service.scheduling.scheduler import Scheduler
-from edgekit_runtime.service.scheduling.sequence_lane import SequenceLane, SequenceLimits
 from edgekit_runtime.service.serving.loader import Loaded
+from edgekit_runtime.service.serving.memory_estimate import sequence_bytes
 from edgekit_runtime.service.serving.served_version import Served
 from edgekit_runtime.sessions.instances import LoadedWay
 
@@ -83,7 +83,14 @@ class LaneFactory:
         stack = stack if drift is None else DriftLane(drift, stack, budget_s=self._config.drift.budget_s)
         sequences = None
         if manifest.states:
-            limits = SequenceLimits.of(manifest, options, loaded.scheduling)
+            from edgekit_runtime.service.scheduling.sequence_lane import SequenceLane, SequenceLimits
+
+            limits = SequenceLimits(
+                max_sequences=options.max_sequences,
+                max_bytes=sequence_bytes(manifest, options),
+                idle_s=options.sequence_idle_s,
+                max_waiting=loaded.scheduling.max_waiting,
+            )
             stack = sequences = SequenceLane(stack, manifest.states, manifest.inputs, limits, metrics=metrics)
         return Served(
             loaded=loaded,

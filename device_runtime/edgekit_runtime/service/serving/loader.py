@@ -11,12 +11,11 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from edgekit_runtime.errors import BackendError, EdgekitError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import Manifest
-from edgekit_runtime.package.variants import DEFAULT_VARIANT
 from edgekit_runtime.service.observability.crash_names import name_frame
 from edgekit_runtime.service.options.model import GovernorOptions, Isolation, ModelOptions, SchedulingLimits
 from edgekit_runtime.service.serving.hostile_inputs import find_hazard
@@ -27,13 +26,15 @@ from edgekit_runtime.sessions.backends import open_preferred, open_session
 from edgekit_runtime.sessions.instances import LoadedWay, open_instances, warm_up
 from edgekit_runtime.sessions.local_results import recall_order, recall_tuned
 from edgekit_runtime.sessions.row_independence import rows_are_independent
-from edgekit_runtime.sessions.selftest import GoldenCase, read_golden
+from edgekit_runtime.sessions.selftest import GoldenCase, find_answerer, read_golden
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.system.engines import EngineMissingError, get_engine
 from edgekit_runtime.system.own_process import trim_memory
 from edgekit_runtime.system.resource_errors import check_descriptors, check_lack
-from edgekit_runtime.tasks.answerer import Answerer, open_answerer
 from edgekit_runtime.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from edgekit_runtime.tasks.answerer import Answerer
 
 _LOAD_TIMEOUT_S: Final = 120.0
 _NO_LIMIT: Final = 2**31 - 1
@@ -62,7 +63,7 @@ class Loaded:
     path: Path
     scheduling: SchedulingLimits
     ways: tuple[LoadedWay, ...] = ()
-    answerer: Answerer | None = None
+    answerer: "Answerer | None" = None
     remote: IsolatedVersion | None = None
     memory_bytes: int = 0
     sessions_counted: int = 1
@@ -75,7 +76,7 @@ class Loaded:
     @property
     def variant(self) -> str:
         """The variant of the usual way."""
-        return self.ways[0].variant if self.ways else DEFAULT_VARIANT
+        return self.ways[0].variant if self.ways else self.manifest.all_variants[0].name
 
     @property
     def platform(self) -> str:
@@ -226,7 +227,7 @@ def _count_build_s(package: OpenedPackage) -> float:
 def _load_here(package: OpenedPackage, options: ModelOptions, attempt: LoadAttempt[Loaded]) -> Loaded:
     governor = options.governor
     threads = governor.threads[0] if governor is not None and governor.threads else 0
-    answerer = open_answerer(package)
+    answerer = find_answerer(package)
     variant, session = open_preferred(package, threads or options.threads)
     attempt.note(session)
     options = _apply_tuned(package, variant, options)

@@ -37,8 +37,12 @@ def model_bytes(manifest: Manifest, path: Path, options: ModelOptions, sessions:
         options: options of the model; a governor opens all its variants, with each number of threads.
         sessions: number of sessions of each variant in one process.
     """
-    sequence_bytes = options.max_sequences * count_state_bytes(manifest.states, manifest.golden)
-    return sequence_bytes + _session_bytes(manifest, path, options, sessions)
+    return sequence_bytes(manifest, options) + _session_bytes(manifest, path, options, sessions)
+
+
+def sequence_bytes(manifest: Manifest, options: ModelOptions) -> int:
+    """Return the memory of the states of all sequences that may be active."""
+    return options.max_sequences * count_state_bytes(manifest.states, manifest.golden)
 
 
 def _session_bytes(manifest: Manifest, path: Path, options: ModelOptions, sessions: int) -> int:

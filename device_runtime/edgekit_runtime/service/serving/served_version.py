@@ -12,12 +12,12 @@ from edgekit_runtime.service.oip.codec import Codec
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.scheduling.call import DrainingLane, Lane
 from edgekit_runtime.service.scheduling.response_cache import CacheLane
-from edgekit_runtime.service.scheduling.sequence_lane import SequenceLane
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.serving.remote import TrialRunner
 
 if TYPE_CHECKING:
     from edgekit_runtime.service.governor.profile import GovernedModel
+    from edgekit_runtime.service.scheduling.sequence_lane import SequenceLane
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -42,7 +42,7 @@ class Served:
     own_lane: DrainingLane
     stack: Lane
     lane: Lane
-    sequences: SequenceLane | None = None
+    sequences: "SequenceLane | None" = None
     drift: Drift | None = None
     cache: CacheLane | None = None
     governed: "GovernedModel | None" = None

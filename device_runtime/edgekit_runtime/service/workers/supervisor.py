@@ -17,15 +17,13 @@ from edgekit_runtime.service.http.server import HttpServer
 from edgekit_runtime.service.oip.shared_memory import Region, Regions
 from edgekit_runtime.service.options.config import ServiceConfig
 from edgekit_runtime.service.options.model import ModelOptions
-from edgekit_runtime.service.rollout.trial import find_difference
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.serving.remote import IsolatedVersion
-from edgekit_runtime.service.worker_wire.channel import Kind
-from edgekit_runtime.service.worker_wire.messages import VerifiedPackage, WorkerSpec
 from edgekit_runtime.system.resource_errors import check_lack
 
 if TYPE_CHECKING:
     from edgekit_runtime.service.observability.prometheus import MetricFamily
+    from edgekit_runtime.service.worker_wire.messages import VerifiedPackage, WorkerSpec
     from edgekit_runtime.service.workers.isolated_model import IsolatedModel
     from edgekit_runtime.service.workers.worker_handle import WorkerHandle
 
@@ -154,7 +152,12 @@ class Supervisor:
         )
 
     async def _open(
-        self, manifest: Manifest, spec: WorkerSpec, package: int, limit_s: float, host: "IsolatedModel | None"
+        self,
+        manifest: Manifest,
+        spec: "WorkerSpec",
+        package: int,
+        limit_s: float,
+        host: "IsolatedModel | None",
     ) -> "IsolatedModel":
         """Return a version that has begun within `limit_s`: in workers of its own, or on trial in `host`."""
         from edgekit_runtime.service.workers.isolated_model import IsolatedModel  # most services have none
@@ -175,9 +178,11 @@ class Supervisor:
             self._models.append(model)
             if host is None:
                 model.begin()
-            elif manifest.version == host.manifest.version or find_difference(host.manifest, manifest):
-                return model  # there is nothing to try; the caller notices that
             else:
+                from edgekit_runtime.service.rollout.trial import find_difference
+
+                if manifest.version == host.manifest.version or find_difference(host.manifest, manifest):
+                    return model  # there is nothing to try; the caller notices that
                 model.begin_trial(host)
             await asyncio.wait_for(model.opened, limit_s)
         except BaseException as cause:
@@ -193,7 +198,9 @@ class Supervisor:
             raise _unavailable(manifest, repr(cause)) from cause
         return model
 
-    def _make_spec(self, package: OpenedPackage, options: ModelOptions) -> WorkerSpec:
+    def _make_spec(self, package: OpenedPackage, options: ModelOptions) -> "WorkerSpec":
+        from edgekit_runtime.service.worker_wire.messages import WorkerSpec
+
         # Less than the process has, which then reports why it refuses a version, and need not be killed.
         limit_s = OWN_SHARE * options.isolation.start_timeout_s
         limit_s = min(limit_s, options.load_timeout_s or limit_s)
@@ -215,7 +222,7 @@ class Supervisor:
 
     def _remove_region(self, name: str) -> None:
         for worker in self._workers():
-            worker.channel.send(Kind.MAIN_FORGET_REGION, name.encode(errors="surrogatepass"))
+            worker.remove_region(name)
 
     def _workers(self) -> "list[WorkerHandle]":
         return [worker for model in self.models for worker in model.workers]
@@ -230,7 +237,9 @@ def _open_again(package: OpenedPackage) -> int:
         raise PackageError(f"cannot read package {package.path}: {cause.strerror}") from cause
 
 
-def _describe(package: OpenedPackage) -> VerifiedPackage:
+def _describe(package: OpenedPackage) -> "VerifiedPackage":
+    from edgekit_runtime.service.worker_wire.messages import VerifiedPackage
+
     return VerifiedPackage(package.manifest.version, package.signed_sha256, package.submodel)
 
 

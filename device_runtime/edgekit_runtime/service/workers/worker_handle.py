@@ -150,6 +150,9 @@ class WorkerHandle:
         self.channel.send(Kind.MAIN_LEND, words + unread, connected)
         return True
 
+    def remove_region(self, name: str) -> None:
+        self.channel.send(Kind.MAIN_FORGET_REGION, name.encode(errors="surrogatepass"))
+
     def add_region(self, region: Region) -> None:
         """Allow requests of the worker to name `region`."""
         name, key = (text.encode(errors="surrogatepass") for text in (region.name, region.key))

@@ -7,7 +7,7 @@ import numpy as np
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.tasks.outputs import ScoreKind, read_output, to_scores
-from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, register
+from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +44,5 @@ def _decode(outputs: Outputs, options: ClassificationOptions, context: Context) 
 
 
 CLASSIFICATION = register(
-    Task(
-        name="classification",
-        title="classification",
-        sentence="The best classes with their scores.",
-        options=ClassificationOptions,
-        decode=_decode,
-        entries="classes",
-    )
-)
+    "classification", ClassificationOptions, "The best classes with their scores.", entries="classes"
+)(_decode)

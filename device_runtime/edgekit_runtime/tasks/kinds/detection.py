@@ -13,16 +13,15 @@ from functools import lru_cache
 from typing import Annotated, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tasks.boxes import Boxes, choose_best
-from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, register
-from edgekit_runtime.tensors import Array
+from edgekit_runtime.tasks.outputs import to_scores
+from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
+from edgekit_runtime.tensors import Array, Floats
 
 Size = tuple[int, int]  # height and width of the input
-Floats = NDArray[np.float32]
 # Orders of the values in a row of an end-to-end detector, the likeliest first.
 Columns = Literal[
     "box-score-class",  # YOLOv10, YOLO26, most others
@@ -34,7 +33,6 @@ Columns = Literal[
 ]
 
 _MAX_CLASS: Final = (1 << 31) - 1
-_MAX_LOGIT: Final = 60.0
 _MAX_PROBABILITY: Final = 1 + 1e-3
 _MAX_LISTED: Final = 16  # strides or aspects; a request may state them
 
@@ -101,23 +99,25 @@ class DetectionOptions:
             raise ValueError(f"there are {len(self.aspects)} aspects, expected {_MAX_LISTED} at most")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputLayout:
     """One arrangement of boxes in outputs.
 
     Attributes:
         sentence: shapes and meaning, for documents.
         options: the options that it reads beside those that all layouts read.
-        read: (outputs of one sample, options, height and width of the input) -> boxes of `min_score` and more
-            in pixels of the input.
         leading: values in a row before its scores, where one output holds all and either of its axes may
-            count the boxes: `read` gets that output alone, as rows [A, values]; 0 for other layouts.
+            count the boxes; the fifth, if there is one, is the score of an object. 0 for outputs apart.
+        place: (places [A, 4 or more], rows that were chosen, options, size of the input) -> corners of the
+            chosen boxes in pixels of the input.
+        read: reads all of the boxes instead, for a detector that has chosen classes by itself.
     """
 
     sentence: str
     options: tuple[str, ...]
-    read: Callable[[Outputs, DetectionOptions, Size], Boxes]
     leading: int = 0
+    place: "Callable[[Array, Array, DetectionOptions, Size], Floats] | None" = None
+    read: "Callable[[Outputs, DetectionOptions, Size], Boxes] | None" = None
 
 
 def find_boxes(
@@ -143,18 +143,26 @@ def read_boxes(
     outputs: Outputs, options: DetectionOptions, input_size: Size, labels: int | None = None
 ) -> Boxes:
     """Return the boxes of one sample before suppression, see `find_boxes`; some may have no finite area."""
-    layout, is_certain = LAYOUTS[options.layout], True
-    if layout.leading:
-        rows, is_certain = _orient(outputs, options, layout.leading, labels or 0)
-        outputs = {"rows": rows}
+    layout = LAYOUTS[options.layout]
     with np.errstate(over="ignore", invalid="ignore"):
-        boxes = layout.read(outputs, options, input_size)
-    if is_certain or labels is None or options.scores != "probabilities" or not len(boxes):
-        return boxes
-    if boxes.scores.max() > _MAX_PROBABILITY:
+        if layout.place is None:
+            assert layout.read is not None  # noqa: S101  # for the type checker
+            return layout.read(outputs, options, input_size)
+        objects, shape = None, None
+        if layout.leading:
+            rows, is_certain = _orient(outputs, options, layout.leading, labels or 0)
+            places, values = rows[:, :4], rows[:, layout.leading :]
+            objects = rows[:, 4] if layout.leading > 4 else None
+            shape = None if is_certain or labels is None else rows.shape
+        else:
+            name, places = _boxes_apart(outputs, options)
+            values = _scores_apart(outputs, options, name, len(places))
+        chosen, scores, classes = _best_classes(values, options, objects)
+        boxes = Boxes(layout.place(places, chosen, options, input_size), scores, classes)
+    if shape and options.scores == "probabilities" and scores.max(initial=0) > _MAX_PROBABILITY:
         raise DataError(
-            f"task detection: a score is {boxes.scores.max():.4g}, expected 0 to 1: the longer axis of"
-            f" {list(rows.shape)} was taken for the boxes; labels for all classes tell the axes apart, and"
+            f"task detection: a score is {scores.max():.4g}, expected 0 to 1: the longer axis of"
+            f" {list(shape)} was taken for the boxes; labels for all classes tell the axes apart, and"
             " scores=sigmoid reads logits"
         )
     return boxes
@@ -219,7 +227,7 @@ def _scores_apart(outputs: Outputs, options: DetectionOptions, boxes: str, count
 
 def _best_classes(
     scores: Array, options: DetectionOptions, objects: "Array | None" = None
-) -> tuple[NDArray[np.intp], Floats, NDArray[np.int64]]:
+) -> tuple[Array, Floats, Array]:
     """Return the rows whose best class has `min_score` or more, with that score and class.
 
     Args:
@@ -230,17 +238,16 @@ def _best_classes(
     is_sigmoid = options.scores == "sigmoid"
     rows = None
     if objects is not None:
-        objects = _sigmoid(objects) if is_sigmoid else objects
+        objects = to_scores(objects, "sigmoid") if is_sigmoid else objects
         rows = np.flatnonzero(objects >= options.min_score)
         scores, objects = scores[rows], objects[rows]
     if options.scores == "softmax" and scores.size:
-        scores = np.exp(scores - np.fmax.reduce(scores, axis=1, keepdims=True))
-        scores = scores / scores.sum(axis=1, keepdims=True)
+        scores = to_scores(scores, "softmax")
     scores = scores[:, options.background == "first" : scores.shape[1] - (options.background == "last")]
     if not scores.size:
         return np.zeros(0, np.intp), np.zeros(0, np.float32), np.zeros(0, np.int64)
     best = np.fmax.reduce(scores, axis=1)
-    best = _sigmoid(best) if is_sigmoid else best
+    best = to_scores(best, "sigmoid") if is_sigmoid else best
     best = best if objects is None else best * objects
     chosen = np.flatnonzero(best >= options.min_score)  # NaN compares false
     classes = np.nan_to_num(scores[chosen], nan=-np.inf).argmax(axis=1)
@@ -249,10 +256,6 @@ def _best_classes(
         best[chosen].astype(np.float32),
         classes.astype(np.int64),
     )
-
-
-def _sigmoid(logits: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-np.clip(logits, -_MAX_LOGIT, _MAX_LOGIT))))
 
 
 def _corners(places: Array, options: DetectionOptions, size: Size) -> Floats:
@@ -269,31 +272,26 @@ def _corners(places: Array, options: DetectionOptions, size: Size) -> Floats:
     return places
 
 
-def _read_scored(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes:
-    (rows,) = outputs.values()
-    chosen, scores, classes = _best_classes(rows[:, 4:], options)
-    return Boxes(_corners(rows[chosen, :4], options, size), scores, classes)
+def _place_stated(places: Array, chosen: Array, options: DetectionOptions, size: Size) -> Floats:
+    return _corners(places[chosen, :4], options, size)
 
 
-def _read_objectness(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes:
-    (rows,) = outputs.values()
-    chosen, scores, classes = _best_classes(rows[:, 5:], options, rows[:, 4])
-    return Boxes(_corners(rows[chosen, :4], options, size), scores, classes)
-
-
-def _read_grid(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes:
-    (rows,) = outputs.values()
+def _place_on_grid(places: Array, chosen: Array, options: DetectionOptions, size: Size) -> Floats:
     count = sum((size[0] // stride) * (size[1] // stride) for stride in options.strides)
-    if count != len(rows):
+    _check_count(len(places), count, options, size)
+    offsets, cells = places[chosen].astype(np.float32), _grid_cells(size, options.strides)[chosen]
+    centres = (offsets[:, :2] + cells[:, :2]) * cells[:, 2:]
+    half = np.exp(offsets[:, 2:]) * cells[:, 2:] / 2
+    return np.concatenate([centres - half, centres + half], axis=1)
+
+
+def _check_count(boxes: int, count: int, options: DetectionOptions, size: Size) -> None:
+    if boxes != count:
+        grids, cells = ("grids of ", "have {} cells") if options.layout == "grid" else ("", "make {} anchors")
         raise DataError(
-            f"task detection: there are {len(rows)} boxes, but grids of strides {list(options.strides)} on an"
-            f" input of {size[0]} x {size[1]} have {count} cells"
+            f"task detection: there are {boxes} boxes, but {grids}strides {list(options.strides)} on an input"
+            f" of {size[0]} x {size[1]} {cells.format(count)}"
         )
-    chosen, scores, classes = _best_classes(rows[:, 5:], options, rows[:, 4])
-    places, cells = rows[chosen, :4].astype(np.float32), _grid_cells(size, options.strides)[chosen]
-    centres = (places[:, :2] + cells[:, :2]) * cells[:, 2:]
-    half = np.exp(places[:, 2:]) * cells[:, 2:] / 2
-    return Boxes(np.concatenate([centres - half, centres + half], axis=1), scores, classes)
 
 
 @lru_cache(8)
@@ -306,28 +304,15 @@ def _grid_cells(size: Size, strides: tuple[int, ...]) -> Floats:
     return np.concatenate(grids).astype(np.float32)
 
 
-def _read_apart(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes:
-    name, places = _boxes_apart(outputs, options)
-    chosen, scores, classes = _best_classes(_scores_apart(outputs, options, name, len(places)), options)
-    return Boxes(_corners(places[chosen, :4], options, size), scores, classes)
-
-
-def _read_anchors(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes:
-    name, places = _boxes_apart(outputs, options)
+def _place_on_anchors(places: Array, chosen: Array, options: DetectionOptions, size: Size) -> Floats:
     count = sum(rows * columns * len(sides) for rows, columns, sides in _anchor_layers(size, options))
-    if count != len(places):
-        raise DataError(
-            f"task detection: there are {len(places)} boxes, but strides {list(options.strides)} on an input"
-            f" of {size[0]} x {size[1]} make {count} anchors"
-        )
-    chosen, scores, classes = _best_classes(_scores_apart(outputs, options, name, len(places)), options)
+    _check_count(len(places), count, options, size)
     raw = places[chosen, :4].astype(np.float32) / [divisor or float(size[1]) for divisor in options.divisors]
     raw = raw[:, [1, 0, 3, 2]] if options.boxes.endswith("-yx") else raw
     anchors = make_anchors(size, options)[chosen]
     sides = np.exp(raw[:, 2:]) if options.sizes == "exponential" else raw[:, 2:]
     centred = np.concatenate([raw[:, :2] * anchors[:, 2:] + anchors[:, :2], sides * anchors[:, 2:]], axis=1)
-    shares = replace(options, boxes="centre", unit="shares")
-    return Boxes(_corners(centred, shares, size), scores, classes)
+    return _corners(centred, replace(options, boxes="centre", unit="shares"), size)
 
 
 @lru_cache(8)
@@ -424,56 +409,50 @@ def _list_boxes(places: Array, scores: Array, classes: Array, options: Detection
 _KIND_OF_SCORES: Final = ("scores", "background")
 LAYOUTS: Final[dict[str, OutputLayout]] = {
     "scored": OutputLayout(
-        "One output [N, 4 + C, A] or [N, A, 4 + C]: a box and a score for each class, as YOLOv8 and later.",
-        ("boxes", "unit", *_KIND_OF_SCORES),
-        _read_scored,
+        sentence="One output [N, 4 + C, A] or [N, A, 4 + C]: a box and a score for each class, as YOLOv8 and"
+        " later.",
+        options=("boxes", "unit", *_KIND_OF_SCORES),
         leading=4,
+        place=_place_stated,
     ),
     "objectness": OutputLayout(
-        "One output [N, A, 5 + C]: a box, the score of an object, one for each class, as YOLOv5 and YOLOv7.",
-        ("boxes", "unit", *_KIND_OF_SCORES),
-        _read_objectness,
+        sentence="One output [N, A, 5 + C]: a box, the score of an object, one for each class, as YOLOv5 and"
+        " YOLOv7.",
+        options=("boxes", "unit", *_KIND_OF_SCORES),
         leading=5,
+        place=_place_stated,
     ),
     "grid": OutputLayout(
-        "The same with offsets from the cells of grids, and logarithms of sizes in cells, as YOLOX.",
-        ("strides", *_KIND_OF_SCORES),
-        _read_grid,
+        sentence="The same with offsets from the cells of grids, and logarithms of sizes in cells, as YOLOX.",
+        options=("strides", *_KIND_OF_SCORES),
         leading=5,
+        place=_place_on_grid,
     ),
     "apart": OutputLayout(
-        "An output [N, A, 4] of boxes and one [N, A, C] of scores, as DETR, RT-DETR and torchvision's heads.",
-        ("boxes", "unit", "scores_output", *_KIND_OF_SCORES),
-        _read_apart,
+        sentence="An output [N, A, 4] of boxes and one [N, A, C] of scores, as DETR, RT-DETR and"
+        " torchvision's heads.",
+        options=("boxes", "unit", "scores_output", *_KIND_OF_SCORES),
+        place=_place_stated,
     ),
     "listed": OutputLayout(
-        "Outputs of boxes [N, K, 4], scores [N, K], classes [N, K] and perhaps their count, as torchvision,"
-        " TFLite's detection post-process and TensorRT's EfficientNMS.",
-        ("boxes", "unit", "scores_output", "classes_output", "count_output", "background"),
-        _read_listed,
+        sentence="Outputs of boxes [N, K, 4], scores [N, K], classes [N, K] and perhaps their count, as"
+        " torchvision, TFLite's detection post-process and TensorRT's EfficientNMS.",
+        options=("boxes", "unit", "scores_output", "classes_output", "count_output", "background"),
+        read=_read_listed,
     ),
     "rows": OutputLayout(
-        "One output of rows of 6 or 7 values: box, score, class and perhaps the image, as YOLOv10, YOLO26,"
-        " YOLOv7 end to end, PaddleDetection and Caffe.",
-        ("boxes", "unit", "columns", "background"),
-        _read_rows,
+        sentence="One output of rows of 6 or 7 values: box, score, class and perhaps the image, as YOLOv10,"
+        " YOLO26, YOLOv7 end to end, PaddleDetection and Caffe.",
+        options=("boxes", "unit", "columns", "background"),
+        read=_read_rows,
     ),
     "anchors": OutputLayout(
-        "Outputs of raw offsets [N, A, 4 or more] and of scores [N, A, C], as SSD and BlazeFace.",
-        (
-            "boxes",
-            "scores_output",
-            *_KIND_OF_SCORES,
-            "strides",
-            "scales",
-            "aspects",
-            "interpolated",
-            "reduced",
-            "unit_anchors",
-            "divisors",
-            "sizes",
+        sentence="Outputs of raw offsets [N, A, 4 or more] and of scores [N, A, C], as SSD and BlazeFace.",
+        options=(
+            *("boxes", "scores_output", *_KIND_OF_SCORES, "strides", "scales", "aspects", "interpolated"),
+            *("reduced", "unit_anchors", "divisors", "sizes"),
         ),
-        _read_anchors,
+        place=_place_on_anchors,
     ),
 }
 
@@ -497,13 +476,10 @@ def _decode(outputs: Outputs, options: DetectionOptions, context: Context) -> De
 
 
 DETECTION = register(
-    Task(
-        name="detection",
-        title="object detection",
-        sentence="Labelled boxes with scores; a box is [x1, y1, x2, y2] in pixels of the picture.",
-        options=DetectionOptions,
-        decode=_decode,
-        entries="detections",
-        has_boxes=True,
-    )
-)
+    "detection",
+    DetectionOptions,
+    "Labelled boxes with scores; a box is [x1, y1, x2, y2] in pixels of the picture.",
+    title="object detection",
+    entries="detections",
+    has_boxes=True,
+)(_decode)

@@ -6,7 +6,7 @@ import numpy as np
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tasks.outputs import MAX_ENTRIES, read_output
-from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, register
+from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,7 @@ class EmbeddingOptions:
     normalize: bool = True
 
 
+@register("embedding", EmbeddingOptions, "A vector, of length 1 unless `normalize` is off.")
 def _decode(outputs: Outputs, options: EmbeddingOptions, _context: Context) -> Decoded:
     expected = f"[1, values] with at most {MAX_ENTRIES} values"
     values = read_output(outputs, options.output, expected, (1, 2, 3), is_finite=True)
@@ -32,14 +33,3 @@ def _decode(outputs: Outputs, options: EmbeddingOptions, _context: Context) -> D
     if options.normalize and length:
         vector /= length
     return {"embedding": [float(f"{value:.7g}") for value in vector.tolist()]}
-
-
-EMBEDDING = register(
-    Task(
-        name="embedding",
-        title="embedding",
-        sentence="A vector, of length 1 unless `normalize` is off.",
-        options=EmbeddingOptions,
-        decode=_decode,
-    )
-)

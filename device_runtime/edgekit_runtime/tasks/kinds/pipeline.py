@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from edgekit_runtime.canonical_json import decode_json
 from edgekit_runtime.errors import DataError
-from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, register
+from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,17 +12,11 @@ class PipelineOptions:
     """`pipeline` has no options: its members state theirs."""
 
 
+@register(
+    "pipeline",
+    PipelineOptions,
+    "The answers of the stages, each within that of the stage that it takes its input from.",
+)
 def _decode(outputs: Outputs, _options: PipelineOptions, _context: Context) -> Decoded:
     (answer,) = outputs.values()
     return decode_json(answer.tobytes(), "answer of a pipeline", DataError)
-
-
-PIPELINE = register(
-    Task(
-        name="pipeline",
-        title="pipeline",
-        sentence="The answers of the stages, each within that of the stage that it takes its input from.",
-        options=PipelineOptions,
-        decode=_decode,
-    )
-)

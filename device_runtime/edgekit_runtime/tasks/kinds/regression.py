@@ -8,7 +8,7 @@ import numpy as np
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tasks.outputs import MAX_ENTRIES, read_output
-from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, register
+from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,7 @@ class RegressionOptions:
     offset: tuple[Annotated[float, Range(-1e12, 1e12)], ...] = (0.0,)
 
 
+@register("regression", RegressionOptions, "Named values, scaled to the unit of the user.")
 def _decode(outputs: Outputs, options: RegressionOptions, context: Context) -> Decoded:
     expected = f"[1, values] with at most {MAX_ENTRIES} values"
     values = read_output(outputs, options.output, expected, (0, 1, 2, 3), is_finite=True)
@@ -41,14 +42,3 @@ def _decode(outputs: Outputs, options: RegressionOptions, context: Context) -> D
             for index, value in enumerate(scaled)
         ]
     }
-
-
-REGRESSION = register(
-    Task(
-        name="regression",
-        title="regression",
-        sentence="Named values, scaled to the unit of the user.",
-        options=RegressionOptions,
-        decode=_decode,
-    )
-)

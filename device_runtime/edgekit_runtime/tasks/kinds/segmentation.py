@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import Range
@@ -20,7 +19,7 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.tasks.outputs import MAX_ENTRIES, read_output, to_scores
-from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, register
+from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
 from edgekit_runtime.tensors import Array
 
 VOID: Final = 255
@@ -53,10 +52,7 @@ class SegmentationOptions:
 def find_mask(outputs: Outputs, options: SegmentationOptions, placement: Placement | None) -> Array:
     """Return the class of each pixel, uint8 [height, width] in the size of the picture or of `max_side`.
 
-    Args:
-        outputs: outputs of one sample, each with the first axis 1.
-        options: options of the task.
-        placement: where the picture lies in the input; None gives the size of the output.
+    Without a placement it has the size of the output.
 
     Raises:
         DataError: an output is missing, of another shape, holds NaN, or has more than 255 classes.
@@ -76,13 +72,13 @@ def find_mask(outputs: Outputs, options: SegmentationOptions, placement: Placeme
     return mask
 
 
-def _find_centres(length: int, scale: float, start: int, shrink: float) -> NDArray[np.float64]:
+def _find_centres(length: int, scale: float, start: int, shrink: float) -> Array:
     """Return the centres of the mask's pixels along an axis, in pixels of the input."""
     count = max(1, round(length * shrink))
     return (np.arange(count, dtype=np.float64) + 0.5) * (length / count * scale) + start
 
 
-def _index_cells(positions: NDArray[np.float64], cells: int) -> tuple[slice, Array, Array]:
+def _index_cells(positions: Array, cells: int) -> tuple[slice, Array, Array]:
     """Return the cells that are needed, the position of each pixel in them, and which pixels have none."""
     indices = np.floor(positions).astype(np.int64)
     is_outside = (indices < 0) | (indices >= cells)
@@ -91,7 +87,7 @@ def _index_cells(positions: NDArray[np.float64], cells: int) -> tuple[slice, Arr
     return slice(first, int(indices[-1]) + 1), indices - first, is_outside
 
 
-def _classify(values: Array, options: SegmentationOptions) -> NDArray[np.uint8]:
+def _classify(values: Array, options: SegmentationOptions) -> Array:
     if values.ndim == 3 and len(values) > VOID:
         raise DataError(f"there are {len(values)} classes, expected at most {VOID}: is `layout` right?")
     if values.ndim == 3 and len(values) > 1:
@@ -104,7 +100,7 @@ def _classify(values: Array, options: SegmentationOptions) -> NDArray[np.uint8]:
     return values.astype(np.uint8)
 
 
-def _find_largest(values: Array) -> NDArray[np.uint8]:
+def _find_largest(values: Array) -> Array:
     """Return the first channel with the largest value, as argmax does, which takes 3 x as long."""
     if values.strides[0] < values.strides[-1]:  # the channels of a pixel lie together
         return np.asarray(values.argmax(axis=0), np.uint8)
@@ -126,7 +122,7 @@ def _encode_png(mask: Array) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def make_palette() -> NDArray[np.uint8]:
+def make_palette() -> Array:
     """Return a colour for each class, uint8 [256, 3]; class 0 is black.
 
     The bits of a class are dealt to red, green and blue, from the highest bit of each down.
@@ -161,6 +157,11 @@ def _find_runs(mask: Array, classes: list[int]) -> list[JsonValue]:
     return runs
 
 
+@register(
+    "segmentation",
+    SegmentationOptions,
+    "The class of each pixel of the picture as a mask, and the share of each class.",
+)
 def _decode(outputs: Outputs, options: SegmentationOptions, context: Context) -> Decoded:
     mask = find_mask(outputs, options, context.placement)
     counts = np.bincount(mask.ravel(), minlength=VOID + 1)[:VOID]
@@ -177,14 +178,3 @@ def _decode(outputs: Outputs, options: SegmentationOptions, context: Context) ->
     else:
         areas = [{**entry, "rle": runs} for entry, runs in zip(areas, _find_runs(mask, present), strict=True)]
     return {"areas": list(areas), "mask": shape}
-
-
-SEGMENTATION = register(
-    Task(
-        name="segmentation",
-        title="segmentation",
-        sentence="The class of each pixel of the picture as a mask, and the share of each class.",
-        options=SegmentationOptions,
-        decode=_decode,
-    )
-)

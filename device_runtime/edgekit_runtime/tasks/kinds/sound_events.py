@@ -9,7 +9,7 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tasks.outputs import ScoreKind, read_output, to_scores
-from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, register
+from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,11 @@ class SoundEventOptions:
     max_events: Annotated[int, Range(1, 1000)] = 100
 
 
+@register(
+    "sound_events",
+    SoundEventOptions,
+    "Labelled events with scores and times in seconds; with one class, voice activity.",
+)
 def _decode(outputs: Outputs, options: SoundEventOptions, context: Context) -> Decoded:
     expected = "[1, classes], or scores over time with the axes " + options.layout
     frames = np.atleast_2d(read_output(outputs, options.output, expected, (1, 2)))
@@ -62,14 +67,3 @@ def _decode(outputs: Outputs, options: SoundEventOptions, context: Context) -> D
         times: Decoded = {"begin_s": round(begin * hop_s, 4), "end_s": round(end * hop_s, 4)}
         entries.append(entry | (times if hop_s else {}))
     return {"events": entries}
-
-
-SOUND_EVENTS = register(
-    Task(
-        name="sound_events",
-        title="sound events",
-        sentence="Labelled events with scores and times in seconds; with one class, voice activity.",
-        options=SoundEventOptions,
-        decode=_decode,
-    )
-)

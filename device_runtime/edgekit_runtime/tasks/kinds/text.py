@@ -8,7 +8,7 @@ import numpy as np
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tasks.outputs import ScoreKind, read_output, to_scores
-from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, register
+from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +64,7 @@ def read_text(outputs: Outputs, options: TextOptions, labels: Sequence[str]) -> 
     return text, float(scores.mean()) if len(scores) else 0.0
 
 
+@register("text", TextOptions, "A line of text with its score, from the frames of a CTC model.")
 def _decode(outputs: Outputs, options: TextOptions, context: Context) -> Decoded:
     text, score = read_text(outputs, options, context.labels)
     return {"text": text, "score": round(score, 4)}
-
-
-TEXT = register(
-    Task(
-        name="text",
-        title="text",
-        sentence="A line of text with its score, from the frames of a CTC model.",
-        options=TextOptions,
-        decode=_decode,
-    )
-)

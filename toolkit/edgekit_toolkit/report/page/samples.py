@@ -89,12 +89,18 @@ def _box(detection: Mapping[str, Any], unit: float, width: int) -> Markup:
 
 
 def _skeleton(answer: Mapping[str, Any], unit: float) -> list[Markup]:
-    points = {entry.get("index"): entry["point"] for entry in answer.get("keypoints", ())}
-    pairs = ((points.get(first), points.get(second)) for first, second in answer.get("skeleton", ()))
+    objects: dict[int, dict[int | None, Sequence[float]]] = {}
+    for entry in answer.get("keypoints", ()):
+        objects.setdefault(entry.get("object", 0), {})[entry.get("index")] = entry["point"]
+    lines = [
+        (points[first], points[second])
+        for points in objects.values()
+        for first, second in answer.get("skeleton", ())
+        if first in points and second in points
+    ]
     return [
         el("line", x1=start[0], y1=start[1], x2=end[0], y2=end[1], class_="box", stroke_width=0.5 * unit)
-        for start, end in pairs
-        if start and end
+        for start, end in lines
     ]
 
 

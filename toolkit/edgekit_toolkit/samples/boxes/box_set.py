@@ -1,5 +1,6 @@
 """Boxes of pictures as a data set states them, whatever its format."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,31 +76,25 @@ class PictureBoxes:
         corners = corners / np.tile(size, 2) * np.tile(picture, 2)
         ends = (placement.input_width, placement.input_height) * 2
         corners = np.clip(placement.to_input(np.clip(corners, 0, np.tile(picture, 2))), 0, ends)
-        is_visible = (corners[:, 2:] > corners[:, :2]).all(axis=1)  # without an area, or cropped away
+        # Without an area, or cropped away.
+        is_visible: NDArray[np.bool_] = np.all(corners[:, 2:] > corners[:, :2], axis=1)
+        boxes = list(itertools.compress(self.boxes, is_visible))
         return TrueBoxes(
             corners=corners[is_visible],
-            classes=np.array([numbers[box.category] for box in self.boxes], np.int64)[is_visible],
-            ignored=self._flags([box.is_ignored or box.is_crowd for box in self.boxes])[is_visible],
-            crowds=self._flags([box.is_crowd for box in self.boxes])[is_visible],
+            classes=np.array([numbers[box.category] for box in boxes], np.int64),
+            ignored=np.array([box.is_ignored or box.is_crowd for box in boxes], np.bool_),
+            crowds=np.array([box.is_crowd for box in boxes], np.bool_),
             input_size=(placement.input_height, placement.input_width),
         )
 
-    @staticmethod
-    def _flags(values: Sequence[bool]) -> NDArray[np.bool_]:
-        return np.array(values, np.bool_)
-
     def _check(self, size: tuple[float, float]) -> None:
         unit = _MIN_BEYOND if size != (1, 1) else 0.0
+        beyond = np.maximum(unit, np.multiply(_MAX_BEYOND, size))
         for box in self.boxes:
-            x1, y1, x2, y2 = box.corners
-            if not (np.isfinite(box.corners).all() and x1 <= x2 and y1 <= y2):
+            start, end = np.array(box.corners).reshape(2, 2)
+            if not (np.isfinite(box.corners).all() and (start <= end).all()):
                 raise DataError(f"{box.where}: the box {_show(box.corners)} has no size of 0 or more")
-            beyond = [max(unit, _MAX_BEYOND * side) for side in size]
-            if (
-                min(x1 + beyond[0], y1 + beyond[1]) < 0
-                or x2 > size[0] + beyond[0]
-                or y2 > size[1] + beyond[1]
-            ):
+            if (start < -beyond).any() or (end > size + beyond).any():
                 raise DataError(
                     f"{box.where}: the box {_show(box.corners)} lies outside the picture of"
                     f" {size[0]:g} x {size[1]:g} (x1, y1, x2, y2); mend it, or remove it"

@@ -24,12 +24,11 @@ from edgekit_toolkit.samples.boxes.box_set import (
     read_text,
 )
 
-# A key, or a dash, and the rest of a line.
-_ENTRY: Final = re.compile(
-    r"""\s*(?:-\s+|(?P<key>"[^"]*"|'[^']*'|[^\s"'\[{&*!|>-][^:]*?)\s*:(?:\s+|$))(?P<value>.*)"""
-)
+_TOP: Final = re.compile(r"""(?P<key>"[^"]*"|'[^']*'|[^\s"'#\-][^:]*?)\s*:(?:\s+(?P<value>.*))?""")
 _COMMENT: Final = re.compile(r"""((?:"[^"]*"|'[^']*'|[^"'#]|(?<=\S)#)*)""")
-_SCALARS: Final = re.compile(r"""\s*(?:(\d+)\s*:\s*)?("[^"]*"|'[^']*'|[^,\[\]{}"']*?)\s*(?:,|$)""")
+_PARTS: Final = re.compile(r"""(?:"[^"]*"|'[^']*'|[^,"'])+""")
+# A dash or a number, and a value.
+_ENTRY: Final = re.compile(r"""(?:-\s+|(?P<key>"[^"]*"|'[^']*'|[^\s"':]+)\s*:(?:\s+|$))?(?P<value>.*)""")
 _KEYS: Final = ("path", "train", "val", "test", "names")
 _SPLITS: Final[Mapping[str, tuple[str, ...]]] = {"train": ("train", "val"), "val": ("val", "test", "train")}
 
@@ -81,69 +80,52 @@ def read_sheet(path: Path) -> dict[str, list[str]]:
         DataError: a value of these keys is of another kind.
     """
     fields: dict[str, list[str]] = {key: [] for key in _KEYS}
-    numbers: list[int] = []
-    current = ""
-    lines = iter(enumerate(map(_without_comment, read_text(path).splitlines()), 1))
-    for line_number, line in lines:
-        where = f"{path}:{line_number}"
-        text = line.strip()
-        entry = _ENTRY.fullmatch(line)
-        key, value = (None, text) if entry is None else (entry["key"], entry["value"])
-        if not text.strip("-"):
-            continue
-        is_top = not line.startswith((" ", "\t", "-"))
-        current = _bare(key or "") if is_top else current
-        if current not in _KEYS or not value:
-            continue
-        if is_top or text[0] in "[{":
-            fields[current], own = _flow(_whole_flow(value, lines), where)
-            numbers += own
-        elif entry is None:
-            raise DataError(f"{where}: {text[:60]!r} is no entry of '{current}'; write '- NAME'")
-        else:
-            numbers += [] if key is None else [_class_number(_bare(key), where)]
-            fields[current].append(_bare(value))
-    names = fields["names"]
-    if numbers and sorted(numbers) != list(range(len(names))):
-        raise DataError(f"{path}: names have the numbers {numbers[:9]}, expected 0 to {len(names) - 1}")
-    fields["names"] = [name for _, name in sorted(zip(numbers, names, strict=True))] if numbers else names
+    for key, lines in _blocks(path):
+        if key in _KEYS:
+            fields[key] = _read_values(lines, path)
     return fields
 
 
-def _without_comment(line: str) -> str:
-    matched = _COMMENT.match(line)
-    return (matched[1] if matched else line).rstrip()
+def _blocks(path: Path) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yield each key with its line and those below it up to the next key: where they are, and their texts."""
+    key, lines = "", list[tuple[str, str]]()
+    for number_of_line, line in enumerate(read_text(path).splitlines(), 1):
+        matched = _COMMENT.match(line)
+        text = (matched[1] if matched else line).rstrip()
+        if top := _TOP.fullmatch(text):
+            yield key, lines
+            key, lines, text = _bare(top["key"]), [], top["value"] or ""
+        if text.strip("- ") or not lines:
+            lines.append((f"{path}:{number_of_line}", text.strip()))
+    yield key, lines
 
 
-def _whole_flow(value: str, lines: Iterator[tuple[int, str]]) -> str:
-    """Return a value with the lines up to its closing bracket."""
-    closing = {"[": "]", "{": "}"}.get(value[0], "")
-    while not value.endswith(closing):
-        following = next(lines, None)
-        if following is None:
-            return value
-        value += f" {following[1].strip()}"
-    return value
-
-
-def _flow(text: str, where: str) -> tuple[list[str], list[int]]:
-    """Return the values of `[a, b]`, `{0: a}` or a scalar, and the numbers before them."""
-    if text[0] not in "[{":
-        if text[0] in "&*!|>":
-            raise DataError(f"{where}: {text[:20]!r} is YAML that is not read here; write the value itself")
-        return [_bare(text)], []
-    if text[-1] not in "]}":
-        raise DataError(f"{where}: the bracket is never closed")
-    inner = text[1:-1].strip().rstrip(",")
-    values, keys, position = list[str](), list[int](), 0
-    while position < len(inner):
-        match = _SCALARS.match(inner, position)
-        if match is None or match.end() == position:
-            raise DataError(f"{where}: {inner[position : position + 40]!r} is no list of names")
-        values.append(_bare(match[2]))
-        keys += [] if match[1] is None else [_class_number(match[1], where)]
-        position = match.end()
-    return values, keys
+def _read_values(lines: Sequence[tuple[str, str]], path: Path) -> list[str]:
+    """Return a value, or those of `[a, b]`, `{0: a, 1: b}`, or of a dash or a number in each line."""
+    is_block = not lines[0][1]
+    parts = lines[is_block:]
+    if parts and parts[0][1][0] in "[{":
+        where, text = parts[0][0], " ".join(text for _, text in parts)
+        if text[-1] not in "]}":
+            raise DataError(f"{where}: the bracket is never closed")
+        parts, is_block = (
+            [(where, part.strip()) for part in _PARTS.findall(text[1:-1]) if part.strip()],
+            False,
+        )
+    numbers, values = list[int](), list[str]()
+    for where, part in parts:
+        entry = _ENTRY.fullmatch(part)
+        key, value = (None, part) if entry is None else (entry["key"], entry["value"])
+        if key is not None:
+            numbers.append(_class_number(_bare(key), where))
+        elif is_block and not part.startswith("-"):
+            raise DataError(f"{where}: {part[:60]!r} is no entry of a list; write '- NAME'")
+        if value[:1] in tuple("[]{}&*!|>"):
+            raise DataError(f"{where}: {value[:20]!r} is YAML that is not read here; write the value itself")
+        values.append(_bare(value))
+    if numbers and sorted(numbers) != list(range(len(values))):
+        raise DataError(f"{path}: names have the numbers {numbers[:9]}, expected 0 to {len(values) - 1}")
+    return [value for _, value in sorted(zip(numbers, values, strict=True))] if numbers else values
 
 
 def _bare(text: str) -> str:

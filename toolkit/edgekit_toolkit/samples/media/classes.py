@@ -21,13 +21,10 @@ def find_class_names(paths: Iterable[Path]) -> tuple[str, ...]:
     Raises:
         DataError: see `find_media`; or the names are numbers whose order is unclear.
     """
-    names = {
-        label
-        for path in paths
-        if is_media(path) and find_box_set(path) is None
-        for label in find_media(path).labels or ()
-        if isinstance(label, str)
-    }
+    names: set[str] = set()
+    for path in paths:
+        if is_media(path) and find_box_set(path) is None:
+            names |= find_media(path).class_names
     ordered = sorted(names)
     if all(name.isdecimal() for name in ordered):
         for before, after in itertools.pairwise(ordered):

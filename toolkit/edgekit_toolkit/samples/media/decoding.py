@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.preprocessing.audio import AudioRules
 from edgekit_runtime.preprocessing.images import ImageRules, decode_image
 from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.preprocessing.rules import MediaRules, example_for, read_rules
@@ -18,7 +19,7 @@ from edgekit_toolkit.samples.boxes.formats import find_box_set
 from edgekit_toolkit.samples.masks import find_mask_set
 from edgekit_toolkit.samples.media.files import Label, MediaFiles, find_media
 from edgekit_toolkit.samples.shards import Batching, Shard
-from edgekit_toolkit.samples.truth import TrueBoxes, TrueMask, TrueText, Truth
+from edgekit_toolkit.samples.truth import TrueBoxes, TrueMask, TrueSteps, TrueText, Truth
 
 # Decoding takes far longer than all else, and samples are read many times. Files beyond this are decoded each
 # time.
@@ -37,6 +38,7 @@ class Decoding:
         preprocessing: fields of the preprocessing file, or None if there is none.
         classes: names in the order of the model's outputs; empty if they are not known.
         labelled: whether to take labels from class folders, lists or data sets of boxes.
+        in_steps: whether a recording is a sequence, cut into steps of a model with states.
         split: part of a data set that has parts, `train` or `val`.
         progress: called with the numbers of decoded and of all files, during the first pass.
     """
@@ -44,6 +46,7 @@ class Decoding:
     preprocessing: Mapping[str, Any] | None = None
     classes: tuple[str, ...] = ()
     labelled: bool = True
+    in_steps: bool = False
     split: str = "val"
     progress: Progress = field(default=lambda _done, _total: None)
 
@@ -64,13 +67,13 @@ def media_shard(path: Path, inputs: Sequence[TensorSpec], decoding: Decoding) ->
     box_set = find_box_set(path, decoding.split) if decoding.labelled else None
     mask_set = find_mask_set(path) if decoding.labelled and box_set is None else None
     if box_set is not None:
-        files = tuple(picture.file for picture in box_set.pictures)
-        media = MediaFiles("image", files, None, box_set.notes)
+        pictures = tuple(picture.file for picture in box_set.pictures)
+        media = MediaFiles("image", pictures, None, box_set.notes)
     elif mask_set is not None:
         media = MediaFiles("image", mask_set.files, None, ())
     else:
         media = find_media(path, labelled=decoding.labelled, texts=decoding.classes_are_characters)
-    if len(inputs) != 1 or not Batching.of(inputs).stacked:
+    if len(inputs) != 1 or not (decoding.in_steps or Batching.of(inputs).stacked):
         names = ", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in inputs)
         raise DataError(f"{path}: one file a sample suits models with one batched input, got {names}")
     if decoding.preprocessing is None:
@@ -79,8 +82,12 @@ def media_shard(path: Path, inputs: Sequence[TensorSpec], decoding: Decoding) ->
     stated = str(decoding.preprocessing.get("type", "image"))
     if stated != media.kind:
         raise DataError(f'{path}: holds "{media.kind}" files, but the preprocessing has the type "{stated}"')
-    column = DecodedFiles(path, media.files, inputs[0], rules, decoding.progress)
-    shard = Shard({inputs[0].name: column}, None, names=tuple(map(str, media.files)), notes=media.notes)
+    column = DecodedFiles(path, media.files, inputs[0], rules, decoding)
+    columns = {inputs[0].name: column}
+    files = tuple(map(str, media.files))
+    shard = Shard(columns, None, files, media.notes, in_front=decoding.in_steps)
+    if media.events is not None:
+        return replace(shard, labels=_true_steps(path, media, column, decoding), truth=TrueSteps)
     if box_set is not None:
         numbers = box_set.number_classes(decoding.classes, path)
         boxes = box_set.pictures
@@ -104,13 +111,14 @@ class DecodedFiles:
     """One sample for each file; keeps as many decoded files as fit into `KEPT_BYTES`."""
 
     def __init__(
-        self, path: Path, files: Sequence[Path], spec: TensorSpec, rules: MediaRules, progress: Progress
+        self, path: Path, files: Sequence[Path], spec: TensorSpec, rules: MediaRules, decoding: Decoding
     ) -> None:
         self.path = path
         self._files = tuple(files)
         self._spec = spec
         self._rules = rules
-        self._progress = progress
+        self._in_steps = decoding.in_steps
+        self._progress = decoding.progress
         self._kept: dict[int, NDArray[Any]] = {}
         self._placements: dict[int, Placement] = {}
         self._kept_bytes = 0
@@ -133,7 +141,7 @@ class DecodedFiles:
                 loaded = self._load(index)
             except DataError as error:
                 raise DataError(self._all_faults(str(error), index)) from error
-            yield self._rules.finish(loaded)
+            yield self._finish(loaded)
 
     def placement(self, index: int) -> Placement:
         """Return where an image lies in the model's input."""
@@ -141,15 +149,34 @@ class DecodedFiles:
             self._load(index)
         return self._placements[index]
 
+    def time_steps(self, index: int) -> NDArray[np.float64]:
+        """Return begin and end of what is new in each step of a recording, in seconds, [steps, 2]."""
+        if not (self._in_steps and isinstance(self._rules, AudioRules) and self._rules.samples):
+            raise DataError(
+                f"{self.path}: lists times of events, which suit a model with states (--state) and a"
+                " preprocessing with 'samples'"
+            )
+        hop_s = (self._rules.hop or self._rules.samples) / self._rules.sample_rate
+        begins = np.arange(len(self._load(index))) * hop_s
+        return np.stack([begins, begins + hop_s], axis=1)
+
+    def _finish(self, loaded: NDArray[Any]) -> NDArray[Any]:
+        if not self._in_steps:
+            return self._rules.finish(loaded)
+        return np.stack([self._rules.finish(step) for step in loaded])
+
     def _load(self, index: int) -> NDArray[Any]:
         if index in self._kept:
             return self._kept[index]
         loaded: NDArray[Any]
         if isinstance(self._rules, ImageRules):
             loaded, self._placements[index] = self._rules.fit(decode_image(self._files[index]))
+        elif self._in_steps:
+            loaded = _cut_steps(self._files[index], self._rules)
         else:
             loaded = self._rules.load(self._files[index])
-        self._check_shape(self._rules.finish(loaded).shape, self._files[index])
+        shape = self._rules.finish(loaded[0] if self._in_steps else loaded).shape
+        self._check_shape(shape, self._files[index])
         if self._kept_bytes + loaded.nbytes <= KEPT_BYTES:
             self._kept[index] = loaded
             self._kept_bytes += loaded.nbytes
@@ -182,6 +209,45 @@ class DecodedFiles:
         more = f"; and {len(faults) - _MAX_NAMED} more" if len(faults) > _MAX_NAMED else ""
         named = "; ".join(faults[:_MAX_NAMED])
         return f"{len(faults)} of {len(self._files)} files cannot be used: {named}{more}"
+
+
+def _cut_steps(file: Path, rules: AudioRules) -> NDArray[Any]:
+    """Return the steps of a recording, [steps, ...]: `samples` each, of which `hop` are new.
+
+    Raises:
+        DataError: the recording cannot be read, or the preprocessing states no length of a step.
+    """
+    length = rules.samples
+    if length is None:
+        raise DataError(
+            f"{file}: a recording is cut into steps of a model with states: state 'samples', the length of a"
+            " step, in the preprocessing, and 'hop' if fewer of them are new"
+        )
+    hop = rules.hop or length
+    sound = replace(rules, samples=None, hop=None, features=None).load(file)
+    missing = -len(sound) % hop
+    padded = np.pad(sound, (length - hop, missing))
+    steps = np.lib.stride_tricks.sliding_window_view(padded, length)[::hop]
+    if rules.features is None:
+        return np.asarray(steps)
+    return np.stack([rules.features.compute(step, rules.sample_rate) for step in steps])
+
+
+def _true_steps(path: Path, media: MediaFiles, column: DecodedFiles, decoding: Decoding) -> "_Truths":
+    """Return which classes sound in each step: those of an event that covers half of what is new or more."""
+    events, classes = media.events or (), decoding.classes or tuple(sorted(media.class_names))
+    if unknown := sorted(media.class_names - set(classes)):
+        raise DataError(f"{path}: class '{unknown[0]}' is none of the labels ({_few(classes)})")
+
+    def read(index: int) -> TrueSteps:
+        times = column.time_steps(index)
+        active = np.zeros((len(times), max(len(classes), 1)), np.bool_)
+        for event in events[index]:
+            covered = np.minimum(times[:, 1], event.end_s) - np.maximum(times[:, 0], event.begin_s)
+            active[:, classes.index(event.label)] |= covered >= (times[:, 1] - times[:, 0]) / 2
+        return TrueSteps(active)
+
+    return _Truths(len(events), read)
 
 
 @dataclass(frozen=True, slots=True)

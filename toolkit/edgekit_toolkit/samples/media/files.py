@@ -6,6 +6,7 @@ Labels come from the names of sub-folders (each is a class), or from a list in t
 
 import csv
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +31,15 @@ _ARRAYS: Final = frozenset({".npz", ".npy"})
 
 
 @dataclass(frozen=True, slots=True)
+class Event:
+    """A part of a recording in which something sounds."""
+
+    begin_s: float
+    end_s: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
 class MediaFiles:
     """Files of images or sound under a path, with their labels.
 
@@ -37,6 +47,7 @@ class MediaFiles:
         kind: `image` or `audio`.
         labels: class name or number of each file, or its text, or None.
         has_texts: whether the labels are texts.
+        events: what sounds in each file, by a list with times, or None.
     """
 
     kind: str
@@ -44,6 +55,13 @@ class MediaFiles:
     labels: tuple[Label, ...] | None
     notes: tuple[str, ...]
     has_texts: bool = False
+    events: tuple[tuple[Event, ...], ...] | None = None
+
+    @property
+    def class_names(self) -> set[str]:
+        """The classes that labels or events call by names."""
+        names = {event.label for events in self.events or () for event in events}
+        return names | {label for label in self.labels or () if isinstance(label, str)}
 
 
 def is_media(path: Path) -> bool:
@@ -53,6 +71,10 @@ def is_media(path: Path) -> bool:
         has_arrays = any(entry.suffix in _ARRAYS for entry in entries)
         return not has_arrays and any(_is_visible(entry.name) for entry in entries)
     return path.is_file() and path.suffix.lower() in {*SUFFIXES, *_LIST_SUFFIXES, *_OTHER_SUFFIXES}
+
+
+def are_recordings(names: Sequence[str]) -> bool:
+    return bool(names) and all(SUFFIXES.get(Path(name).suffix.lower()) == "audio" for name in names)
 
 
 def find_media(path: Path, *, labelled: bool = True, texts: bool = False) -> MediaFiles:
@@ -84,6 +106,9 @@ def find_media(path: Path, *, labelled: bool = True, texts: bool = False) -> Med
     has_texts = False
     if labelled and lists:
         rows = list(_rows(lists[0]))
+        if any("begin_s" in row for row in rows):
+            events = _list_events(lists[0], rows, {_key(file): file for file in files})
+            return MediaFiles("audio", tuple(events), None, tuple(notes), events=tuple(events.values()))
         has_texts = texts and any("text" in row for row in rows)
         if has_texts:
             rows = [row | {"label": row.get("text")} for row in rows]
@@ -182,6 +207,33 @@ def _listed(
     if not labels:
         raise DataError(f"{path}: lists no file")
     return labels
+
+
+def _list_events(
+    path: Path, rows: Sequence[Mapping[str, Any]], files: Mapping[str, Path]
+) -> dict[Path, tuple[Event, ...]]:
+    """Return the events of each file that a list names; a row without times names a file without events."""
+    events: dict[Path, tuple[Event, ...]] = {}
+    for number, row in enumerate(rows, 1):
+        file = files.get(_key(path.parent / str(row.get("file_name"))))
+        if file is None:
+            raise DataError(
+                f"{path}: entry {number} names '{row.get('file_name')}', which is no recording here"
+            )
+        events.setdefault(file, ())
+        if row.get("begin_s") in ("", None):
+            continue
+        try:
+            begin_s, end_s = float(row["begin_s"]), float(row["end_s"])
+        except (KeyError, TypeError, ValueError):
+            begin_s = end_s = math.nan
+        if not 0 <= begin_s < end_s < math.inf or not row.get("label"):
+            raise DataError(
+                f"{path}: entry {number} is {json.dumps(row)[:100]}, expected 'file_name', 'begin_s' and"
+                " 'end_s' in seconds, and 'label', the name of a class"
+            )
+        events[file] += (Event(begin_s, end_s, str(row["label"])),)
+    return events
 
 
 def _rows(path: Path) -> Iterable[dict[str, Any]]:

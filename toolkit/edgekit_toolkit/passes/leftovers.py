@@ -1,7 +1,4 @@
-"""Store equal weights once.
-
-Biases and other float vectors stay separate: they are small, and a quantizer gives each its own scale.
-"""
+"""What a graph stores without need: equal weights, and what contributes to no output."""
 
 import hashlib
 from typing import Final
@@ -9,14 +6,17 @@ from typing import Final
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from edgekit_toolkit.onnx_graph.index import copy_model, remove_unused_initializers
+from edgekit_toolkit.onnx_graph.index import copy_model, reads, remove_unused_initializers
 from edgekit_toolkit.onnx_graph.traversal import graphs
 
 FLOAT_TYPES: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE})
 
 
-def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` in which equal initializers of the main graph are one."""
+def share_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of `model` in which equal initializers of the main graph are one.
+
+    Biases and other float vectors stay separate: they are small, and a quantizer gives each its own scale.
+    """
     result = copy_model(model)
     first: dict[object, str] = {}
     replaced: dict[str, str] = {}
@@ -47,3 +47,28 @@ def _fixed_names(main: onnx.GraphProto) -> set[str]:
         names |= {tensor.name for tensor in graph.initializer}
         names |= {name for node in graph.node for name in node.output}
     return names
+
+
+def drop_unused(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of `model` with only the parts that its outputs need, without remarks and shapes.
+
+    Inputs stay, used or not, because callers pass them; so does the metadata, which applications read.
+    """
+    result = copy_model(model)
+    needed = {value.name for value in result.graph.output}
+    nodes = []
+    for node in reversed(result.graph.node):
+        if needed.intersection(node.output):
+            nodes.append(node)
+            needed.update(reads(node))
+    if len(nodes) != len(result.graph.node):
+        del result.graph.node[:]
+        result.graph.node.extend(reversed(nodes))
+    remove_unused_initializers(result.graph)
+    result.ClearField("doc_string")
+    for graph in graphs(result.graph):
+        graph.ClearField("doc_string")
+        graph.ClearField("value_info")  # engines infer shapes again
+        for node in graph.node:
+            node.ClearField("doc_string")
+    return result

@@ -1,0 +1,33 @@
+"""Coroutines that run beside others on the loop: each is held until it ends, and its failure is told."""
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+
+class Tasks:
+    """Coroutines under way."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(
+        self, work: Coroutine[Any, Any, None], on_error: Callable[[BaseException], None]
+    ) -> "asyncio.Task[None]":
+        """Do `work`; `on_error` gets what it raises."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(functools.partial(self._finish, on_error))
+        return task
+
+    def cancel(self) -> "asyncio.Future[Any]":
+        """Cancel all; return what is done once they have ended."""
+        for task in self._tasks:
+            task.cancel()
+        return asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _finish(self, on_error: Callable[[BaseException], None], task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            on_error(error)
