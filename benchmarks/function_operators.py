@@ -4,8 +4,8 @@
 
 Of many operators that ONNX defines by a function the set has a test and the same test written out
 (`test_gelu_default_1`, `test_gelu_default_1_expanded`). A test that is refused although its written-out form
-is not, is one that inlining would have rescued; the last line counts those. Ends with 1 if a result is wrong
-or a process died.
+is not, is one that inlining would have rescued; those are counted. Then it lists why the tests that import
+are refused for LiteRT, by operator and reason. Ends with 1 if a result is wrong or a process died.
 """
 
 import re
@@ -77,6 +77,17 @@ def rescued(results: dict[str, dict[str, str]], step: str) -> list[str]:
     return [name for name, reasons in results.items() if reasons[step] and name in written_out]
 
 
+def refusals(results: dict[str, dict[str, str]]) -> Counter[str]:
+    """How often an operator is refused for LiteRT, by operator and reason, of the tests that import."""
+    reasons = [steps["litert"] for steps in results.values() if steps["litert"] and not steps["import"]]
+    counts = Counter[str]()
+    for reason in reasons:
+        node = re.search(r"operator ('\w+') at .*?: (.*)", reason)
+        text = f"{node[1]}: {node[2]}" if node else reason.partition("\n")[0]
+        counts[re.sub(r"(?<!^)'[^']*'|\d+", "_", text)] += 1
+    return counts
+
+
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--only", default="", metavar="TEXT")
@@ -95,6 +106,12 @@ def main() -> int:
         names = rescued(results, step)
         print(f"{step}: {dict(kinds.most_common())}; refused although written out it works: {len(names)}")
         print("  " + ", ".join(names))
+    imported = [steps for steps in results.values() if not steps["import"]]
+    print(
+        f"of {len(imported)} that import {sum(not steps['litert'] for steps in imported)} convert and match"
+    )
+    for reason, count in refusals(results).most_common():
+        print(f"{count:4} {reason}")
     return 1 if faults else 0
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from edgekit_runtime.errors import ModelError
-from edgekit_toolkit.importers.onnx import load_onnx
+from edgekit_toolkit.importers.onnx import load_onnx, older_set_notes
+from edgekit_toolkit.onnx_graph.index import opset as opset_of
 
 SHARED = Path(__file__).parents[3] / "shared" / "models" / "models"
 ONNX_LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -554,3 +555,18 @@ def test_output_whose_rank_is_inferred_wrong_has_free_axes(tmp_path):
     model = linear(nodes=[cropped], inits=[kernel], inputs=[value("x", (1, 3, 6, 6))])
     model.graph.output[0].type.tensor_type.ClearField("shape")
     assert load_onnx(saved(tmp_path, model)).outputs[0].shape == ("y_0", "y_1", "y_2", "y_3")
+
+
+@pytest.mark.parametrize("ir", [10, onnx.IR_VERSION])
+def test_operator_set_that_the_engine_does_not_read_is_converted_with_a_sentence(tmp_path, ir):
+    stated = onnx.defs.onnx_opset_version()
+    source = load_onnx(saved(tmp_path, linear(opset=stated, ir=ir)))
+    used = opset_of(source.model.proto)
+    if used == stated:
+        pytest.skip("onnxruntime reads all operator sets of this onnx")
+    (note,) = older_set_notes(source)
+    assert f"opset {stated} yet; the model is converted to opset {used}" in note
+
+
+def test_operator_set_that_the_engine_reads_has_no_sentence(tmp_path):
+    assert older_set_notes(load_onnx(saved(tmp_path, linear()))) == []

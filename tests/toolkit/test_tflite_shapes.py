@@ -229,3 +229,11 @@ def test_the_largest_elements_and_their_places_are_the_same(axis: int, largest: 
         node("Add", ["v", "f"], ["y"]),
     )
     converted(nodes, POINTWISE | integers(k=[3]), X)
+
+
+def test_a_part_of_a_split_without_elements_is_left_out() -> None:
+    nodes = [
+        node("Split", ["x", "sizes"], ["rest", "none"], axis=1),
+        node("Concat", ["none", "rest"], ["y"], axis=1),
+    ]
+    converted(nodes, {"sizes": np.array([3, 0])}, {"x": [2, 3, 4, 5]})

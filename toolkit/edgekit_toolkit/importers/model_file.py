@@ -32,7 +32,8 @@ class SourceModel(Generic[M_co]):
         model: the model, which no longer refers to other files. Functions of an ONNX model are written out; a
             `.tflite` that records another shape of an output than it makes has that one.
         inputs: inputs of a session; for a `.tflite`, float32 where the file has codes with a scale.
-        original: the model before operators were written out on which the engine fails; None if none were.
+        original: the model before operators were written out on which the engine fails, or before it was
+            converted to an operator set that the engine reads; None if neither was needed.
         states: its outputs that are inputs of the next run.
     """
 

@@ -4,12 +4,15 @@ The file is only ever read. It does not optimise (see `passes`), and it does not
 """
 
 import hashlib
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 import onnx
+import onnxruntime
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import checker, helper, inliner
+from onnx import checker, helper, inliner, version_converter
 
 from edgekit_runtime.errors import BackendError, ModelError
 from edgekit_runtime.sessions.ort import OrtOptions
@@ -31,8 +34,10 @@ from edgekit_toolkit.importers.onnx_screen import (
 )
 from edgekit_toolkit.importers.output_shapes import correct_outputs, infer_outputs
 from edgekit_toolkit.importers.sparse_weights import store_densely
+from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.functions import foreign_functions, inline_functions, named_functions
+from edgekit_toolkit.onnx_graph.index import opset
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
 from edgekit_toolkit.openings.model_opening import check_opening
 from edgekit_toolkit.openings.sessions import open_ort
@@ -115,9 +120,13 @@ def _parse(path: Path, content: bytes) -> onnx.ModelProto:
     del model.training_info[:]  # graphs that never run here
     # Exporters write the newest IR version that they know, and engines refuse a newer one than they know.
     if model.ir_version <= onnx.IR_VERSION:
-        needed = helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
-        model.ir_version = min(model.ir_version, max(needed, _READ_IR_VERSION))
+        model.ir_version = min(model.ir_version, _ir_version(model.opset_import))
     return model
+
+
+def _ir_version(imports: Iterable[onnx.OperatorSetIdProto]) -> int:
+    """Return the oldest IR version that has these operator sets and that all engines read."""
+    return max(helper.find_min_ir_version_for(list(imports), ignore_unknown=True), _READ_IR_VERSION)
 
 
 def _digest(content: bytes, files: dict[str, Path]) -> str:
@@ -148,14 +157,50 @@ def _check_structure(model: onnx.ModelProto) -> None:
 
 
 def _loadable(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model, with the operators written out for which onnxruntime refuses to load it."""
+    """Return the model, with what onnxruntime refuses to load written out or in an older operator set."""
     content = model.SerializeToString()
     try:
         open_ort(content, OrtOptions(threads=1, optimise=False)).close()
     except BackendError as err:
         reason = err.__cause__ or err
-        written_out = inline_functions(model, named_functions(model, str(reason)))
-        if written_out is None:
+        older = _in_older_set(model, str(reason))
+        loadable = inline_functions(model, named_functions(model, str(reason))) if older is None else older
+        if loadable is None:
             raise explain_refusal(model, reason) from err
-        return _loadable(written_out)
+        return _loadable(loadable)
     return model
+
+
+def _in_older_set(model: onnx.ModelProto, reason: str) -> onnx.ModelProto | None:
+    """Return the model in the newest operator set that the engine reads; None if the set is not its reason.
+
+    Raises:
+        ModelError: ONNX's converter has no way back for an operator.
+    """
+    stated = opset(model)
+    if ir := re.search(r"max supported IR version: (\d+)", reason):
+        older = range(stated - 1, 0, -1)
+        newest = next(v for v in older if _ir_version([helper.make_opsetid("", v)]) <= int(ir[1]))
+    elif known := re.search(r"under development.*domain ai.onnx is till opset (\d+)", reason, re.DOTALL):
+        newest = int(known[1])
+    else:
+        return None
+    try:
+        result = version_converter.convert_version(model, newest)
+    except Exception as err:  # the C++ converter's exceptions have no common base
+        raise ModelError(
+            f"opset {stated} is too new for onnxruntime {onnxruntime.__version__}, and ONNX cannot convert"
+            f" the model to opset {newest} ({err}); export with opset_version={newest}"
+        ) from err
+    result.ir_version = _ir_version(result.opset_import)
+    return result
+
+
+def older_set_notes(source: SourceModel[Model]) -> list[str]:
+    """Return a sentence if the model was converted to an older operator set."""
+    if source.original is None or not isinstance(source.model, OnnxModel):
+        return []
+    stated, used = opset(source.original), opset(source.model.proto)
+    if used >= stated:
+        return []
+    return [f"onnxruntime does not read opset {stated} yet; the model is converted to opset {used}"]

@@ -102,7 +102,9 @@ def _definition(
             content = schema.get_function_with_opset_version(version)
         else:
             inputs = [types.get(name, onnx.TypeProto()).SerializeToString() for name in node.input]
-            content = schema.get_context_dependent_function_with_opset_version(version, content, inputs)
+            stated_in = [item for item in schema.context_dependent_function_opset_versions if item <= version]
+            written_for = max(stated_in, default=version)  # later sets have no definition of their own
+            content = schema.get_context_dependent_function_with_opset_version(written_for, content, inputs)
     except Exception as error:  # ONNX's C++ code has no common base of exceptions
         raise ModelError(f"operator '{node.op_type}' cannot be written out: {error}") from error
     function = onnx.FunctionProto()

@@ -163,10 +163,12 @@ def _value(
 ) -> NDArray[Any] | None:
     if node.domain not in {"", "ai.onnx"} or len(node.output) != 1:
         return None
-    if node.op_type == "Shape":
+    if node.op_type in {"Shape", "Size"}:
         shape = shapes.get(node.input[0])
         if shape is None or not all(dim.HasField("dim_value") for dim in shape.dim):
             return None
+        if node.op_type == "Size":
+            return np.array(math.prod(dim.dim_value for dim in shape.dim), np.int64)
         bounds = slice(attribute(node, "start", 0), attribute(node, "end"))  # since opset 15
         return np.array([dim.dim_value for dim in shape.dim][bounds], np.int64)
     if node.op_type not in _SHAPE_ARITHMETIC or not all(name in values for name in node.input if name):

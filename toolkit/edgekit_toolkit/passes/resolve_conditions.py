@@ -59,7 +59,7 @@ def _inlined(index: GraphIndex, node: onnx.NodeProto, branch: onnx.GraphProto) -
     body.CopyFrom(branch)
     names = [tensor.name for tensor in body.initializer]
     names += [name for inner in body.node for name in inner.output if name]
-    _rename(body, {name: fresh_name(index, f"{name}_inlined") for name in names})
+    rename_tensors(body, {name: fresh_name(index, f"{name}_inlined") for name in names})
     index.graph.initializer.extend(body.initializer)
     pairs = zip(body.output, node.output, strict=True)
     return [
@@ -68,7 +68,7 @@ def _inlined(index: GraphIndex, node: onnx.NodeProto, branch: onnx.GraphProto) -
     ]
 
 
-def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
+def rename_tensors(graph: onnx.GraphProto, names: dict[str, str]) -> None:
     """Rename tensors in a graph and in those inside it, in place; inner graphs never reuse outer names."""
     for tensor in graph.initializer:
         tensor.name = names.get(tensor.name, tensor.name)
@@ -78,4 +78,4 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
         for inner in bodies(node):
-            _rename(inner, names)
+            rename_tensors(inner, names)

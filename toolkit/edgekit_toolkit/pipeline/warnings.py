@@ -9,6 +9,7 @@ from edgekit_runtime.system.engines import find_engine, parse_engine
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.evaluation.metrics import Metric
+from edgekit_toolkit.importers.onnx import older_set_notes
 from edgekit_toolkit.importers.sizes import list_sizes
 from edgekit_toolkit.measurement.arithmetic import instruction_set, measures_here
 from edgekit_toolkit.measurement.device_profile import is_current
@@ -45,6 +46,7 @@ def find_warnings(run: Run) -> list[str]:
         )
     if not samples.evaluation.is_generated and not samples.evaluation.in_front:
         notes.extend(_find_single_steps(prepared.source.model))
+    notes.extend(older_set_notes(prepared.source))
     if prepared.written_out:
         notes.append(
             f"onnxruntime fails on operator {', '.join(prepared.written_out)} in this model; it is written"

@@ -8,17 +8,21 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit_toolkit.tflite.kernel_types import CAST_ONLY
 from edgekit_toolkit.tflite.layout.forms import Shape
 from edgekit_toolkit.tflite.refusal import RefusedError
 
-# Element types that TFLite kernels compute with; the values are TFLite's names.
+# Element types of tensors; the values are TFLite's names. `kernel_types` says which of them compute.
 TENSOR_TYPES: Final[Mapping[str, str]] = {
+    "float16": "FLOAT16",
     "float32": "FLOAT32",
+    "float64": "FLOAT64",
     "int8": "INT8",
     "int16": "INT16",
     "int32": "INT32",
     "int64": "INT64",
     "uint8": "UINT8",
+    "uint16": "UINT16",
     "uint32": "UINT32",
     "bool": "BOOL",
 }
@@ -28,7 +32,17 @@ TENSOR_TYPES: Final[Mapping[str, str]] = {
 # process. These only move elements.
 CODE_TYPES: Final = frozenset({"int8", "int16", "uint8"})
 MOVING_KINDS: Final = frozenset(
-    {"BROADCAST_TO", "CAST", "CONCATENATION", "DEPTH_TO_SPACE", "GATHER", "GATHER_ND", "PAD", "RESHAPE"}
+    {
+        "BITCAST",
+        "BROADCAST_TO",
+        "CAST",
+        "CONCATENATION",
+        "DEPTH_TO_SPACE",
+        "GATHER",
+        "GATHER_ND",
+        "PAD",
+        "RESHAPE",
+    }
     | {"SELECT_V2", "SLICE", "SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "STRIDED_SLICE", "TILE", "TRANSPOSE"}
 )
 
@@ -127,7 +141,11 @@ class Builder:
             RefusedError: its kernel does not compute with plain 8-bit or 16-bit integers.
         """
         dtypes = [tensor.dtype.name for tensor in inputs if tensor is not None]
-        codes = CODE_TYPES.intersection([*dtypes, *(dtype.name for _, dtype in outputs)])
+        dtypes += [dtype.name for _, dtype in outputs]
+        moved_only = CAST_ONLY.intersection(dtypes)
+        if moved_only and kind not in {"BITCAST", "CAST", "RESHAPE"}:
+            raise RefusedError(f"TFLite's {kind} does not take {', '.join(sorted(moved_only))}")
+        codes = CODE_TYPES.intersection(dtypes)
         if codes and kind not in MOVING_KINDS:
             raise RefusedError(f"TFLite's {kind} takes {', '.join(sorted(codes))} for quantized numbers only")
         results = tuple(self.tensor(shape, dtype) for shape, dtype in outputs)

@@ -19,6 +19,7 @@ from edgekit_toolkit.tflite.layout.values import Values, View, find_views
 from edgekit_toolkit.tflite.ops import OPERATORS
 from edgekit_toolkit.tflite.prepare import CONSTANT_OPERATORS, NO_MAPPING, prepare
 from edgekit_toolkit.tflite.refusal import (
+    REFUSED,
     ConversionError,
     Refusal,
     RefusedError,
@@ -102,6 +103,8 @@ def _rules(graph: Graph, views: Mapping[str, View]) -> tuple[list[Rule | None], 
 
 
 def _operator(node: Node) -> Operator:
+    if REFUSED in node.attributes:
+        raise RefusedError(node.attributes[REFUSED].decode())
     if node.op_type in CONSTANT_OPERATORS and not node.domain:
         raise RefusedError("its result depends on sizes or values that are not known before the model runs")
     if node.op_type not in OPERATORS or node.domain:

@@ -11,6 +11,8 @@ from edgekit_toolkit.onnx_graph.shapes import with_shapes
 from edgekit_toolkit.onnx_graph.specs import dimension, real_inputs
 from edgekit_toolkit.passes import fold_constants, resolve_conditions
 from edgekit_toolkit.passes.file_form import TARGET_OPSET, convert_opset
+from edgekit_toolkit.tflite.kernel_types import widen
+from edgekit_toolkit.tflite.lowering import LOWERINGS, lower
 from edgekit_toolkit.tflite.ops import OPERATORS
 from edgekit_toolkit.tflite.refusal import ConversionError, Refusal, refuse_all
 from edgekit_toolkit.tflite.view import Node, node_of
@@ -38,14 +40,20 @@ def prepare(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
     if opset(bound) < MIN_OPSET:
         bound = _converted(bound)
     try:
-        shaped = with_shapes(bound, {})
-        folded = fold_constants.run(shaped, max_grown_bytes=MAX_MODEL_BYTES)
+        folded = _folded(bound)
         while resolve_conditions.inline_branches(folded.graph):  # sizes are known here
-            folded = fold_constants.run(with_shapes(folded, {}), max_grown_bytes=MAX_MODEL_BYTES)
-        return with_shapes(folded, {})
+            folded = _folded(folded)
+        shaped = with_shapes(folded, {})
+        while lower(shaped):
+            shaped = with_shapes(_folded(shaped), {})
+        return with_shapes(widen(shaped), {})
     except EdgekitError as cause:
         check_operators(node_of(node) for node in model.graph.node)
         raise ConversionError(f"the model cannot be written as TFLite: {cause}") from cause
+
+
+def _folded(model: onnx.ModelProto) -> onnx.ModelProto:
+    return fold_constants.run(with_shapes(model, {}), max_grown_bytes=MAX_MODEL_BYTES)
 
 
 def _converted(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -65,7 +73,7 @@ def check_operators(nodes: Iterable[Node]) -> None:
     Raises:
         ConversionError: names all that have none.
     """
-    supported = OPERATORS.keys() | CONSTANT_OPERATORS
+    supported = OPERATORS.keys() | LOWERINGS.keys() | CONSTANT_OPERATORS
     refusals = tuple(
         Refusal(node.operator, node.place, NO_MAPPING)
         for node in nodes

@@ -1,8 +1,11 @@
 """Refusals of the writer, with the names of operator and node."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from edgekit_runtime.errors import ModelError
+
+REFUSED: Final = "edgekit.refused"  # attribute of an ONNX node that nothing covers: the reason
 
 
 class RefusedError(Exception):

@@ -11,7 +11,7 @@ from edgekit_toolkit.tflite.layout.forms import Form, Shape, held_shape
 from edgekit_toolkit.tflite.layout.rules import Rule
 from edgekit_toolkit.tflite.layout.values import Values
 from edgekit_toolkit.tflite.refusal import RefusedError
-from edgekit_toolkit.tflite.view import NO_ACTIVATION, Graph, Node
+from edgekit_toolkit.tflite.view import NO_ACTIVATION, Graph, Node, text_of
 
 
 class Step:
@@ -30,8 +30,7 @@ class Step:
         return self.node.attributes.get(name, default)
 
     def text(self, name: str, default: str) -> str:
-        value = self.node.attributes.get(name, default)
-        return value.decode() if isinstance(value, bytes) else str(value)
+        return text_of(self.node, name, default)
 
     def has(self, number: int) -> bool:
         return bool(self.node.input(number))
@@ -121,6 +120,14 @@ class Step:
         table = {"ADD": "AddOptions", "SUB": "SubOptions", "MUL": "MulOptions", "DIV": "DivOptions"}.get(kind)
         options = Options(table, fused(activation)) if table else None
         return self.emit(kind, [first, right], np.broadcast_shapes(first.shape, right.shape), options)
+
+    def gathered(self, tensor: Tensor, axis: int, positions: Sequence[int]) -> Tensor:
+        """Add a GATHER of positions along a held axis; nothing where those are all in order."""
+        if list(positions) == list(range(tensor.shape[axis])):
+            return tensor
+        shape = (*tensor.shape[:axis], len(positions), *tensor.shape[axis + 1 :])
+        inputs = [tensor, self.numbers(positions)]
+        return self.emit("GATHER", inputs, shape, Options("GatherOptions", {"axis": axis}))
 
     def number(self, value: float, dtype: "np.dtype[Any] | None" = None) -> Tensor:
         """Return a constant scalar, by default float32."""

@@ -42,7 +42,8 @@ class Node:
     @property
     def place(self) -> str:
         """The name of the node in messages."""
-        outputs = ", ".join(name for name in self.outputs if name)
+        # What the converter adds behind a semicolon is no name of the model.
+        outputs = ", ".join(name.partition(";")[0] for name in self.outputs if name)
         return f"node '{self.name}'" if self.name else f"the node that makes '{outputs}'"
 
     @property
@@ -142,6 +143,12 @@ def graph_of(model: onnx.ModelProto) -> Graph:
         shapes=shapes,
         dtypes=dtypes,
     )
+
+
+def text_of(node: Node, name: str, default: str) -> str:
+    """Return an attribute that is a text."""
+    value = node.attributes.get(name, default)
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def node_of(node: onnx.NodeProto) -> Node:

@@ -6,9 +6,10 @@ follows from it.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from edgekit_toolkit.tflite.layout.forms import (
+    NEW,
     Form,
     Shape,
     broadcast_form,
@@ -19,6 +20,8 @@ from edgekit_toolkit.tflite.layout.forms import (
     without_axes,
 )
 from edgekit_toolkit.tflite.view import Graph, Node
+
+MAX_KERNEL_RANK: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +63,19 @@ def elementwise(node: Node, graph: Graph) -> Rule:
     def reads(form: Form) -> tuple[Form, ...]:
         return tuple(broadcast_form(form, rank) for rank in ranks)
 
-    return Rule(plain(len(shape)), shape, reads, lambda form: (form,) * len(node.outputs), lambda _: True)
+    return Rule(plain(len(shape)), shape, reads, lambda form: (form,) * len(node.outputs), _fits_kernels)
 
 
 def axiswise(node: Node, graph: Graph) -> Rule:
     """Return a rule for any form of the first input and results of its rank; inputs of other ranks stay."""
     shape = graph.shape(node.inputs[0])
     reads = _first_and_alike(node, graph)
-    return Rule(plain(len(shape)), shape, reads, lambda form: (form,) * len(node.outputs), lambda _: True)
+    return Rule(plain(len(shape)), shape, reads, lambda form: (form,) * len(node.outputs), _fits_kernels)
+
+
+def _fits_kernels(form: Form) -> bool:
+    """Whether inserted axes leave a form within the axes that most kernels and XNNPACK take."""
+    return NEW not in form or len(form) <= MAX_KERNEL_RANK
 
 
 def axis_last(axis: int) -> MakeRule:
@@ -90,7 +98,7 @@ def removing(axes: tuple[int, ...], node: Node, graph: Graph) -> Rule:
     def writes(form: Form) -> tuple[Form, ...]:
         return (without_axes(form, axes),) * len(node.outputs)
 
-    return Rule(plain(len(shape)), shape, _first_and_alike(node, graph), writes, lambda _: True)
+    return Rule(plain(len(shape)), shape, _first_and_alike(node, graph), writes, _fits_kernels)
 
 
 def _first_and_alike(node: Node, graph: Graph) -> Callable[[Form], tuple[Form, ...]]:

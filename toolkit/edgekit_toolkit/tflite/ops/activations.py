@@ -66,31 +66,10 @@ def write_prelu(step: Step) -> None:
     step.give(step.emit("PRELU", [_float_input(step), step.read(1)], step.held()))
 
 
-@writes("Elu", "Selu", "Celu", rule=elementwise)
+@writes("Elu", rule=elementwise)
 def write_elu(step: Step) -> None:
-    """Write ELU, which has a slope of 1, and a scaling of its negative side."""
-    defaults = {
-        "Elu": (1.0, 1.0),
-        "Selu": (1.67326319217681884765625, 1.05070102214813232421875),
-        "Celu": (1.0, 1.0),
-    }
-    alpha = step.attribute("alpha", defaults[step.node.op_type][0])
-    gamma = step.attribute("gamma", defaults[step.node.op_type][1])
-    tensor = _float_input(step)
-    if step.node.op_type == "Celu":  # alpha * (exp(x / alpha) - 1) below zero
-        scaled = tensor if alpha == 1 else step.binary("MUL", tensor, step.number(1 / alpha))
-        negative = _unary(step, "ELU", scaled)
-    else:
-        negative = _unary(step, "ELU", tensor)
-    if alpha == 1 and gamma == 1:
-        step.give(negative)
-        return
-    # gamma * (relu(x) + alpha * min(elu(x), 0)); for a Celu gamma is 1.
-    low = step.emit("MINIMUM", [negative, step.number(0)], step.held(), Options("MaximumMinimumOptions"))
-    low = step.binary("MUL", low, step.number(alpha * gamma))
-    high = _unary(step, "RELU", tensor)
-    high = high if gamma == 1 else step.binary("MUL", high, step.number(gamma))
-    step.give(step.binary("ADD", high, low))
+    """Write ELU, which has a slope of 1; others are lowered to it."""
+    step.give(_unary(step, "ELU", _float_input(step)))
 
 
 @writes("HardSigmoid", rule=elementwise)
@@ -104,38 +83,10 @@ def write_hard_sigmoid(step: Step) -> None:
     step.give(step.binary("MUL", tensor, step.number(1 / 6)))
 
 
-@writes("Softplus", "Mish", rule=elementwise)
-def write_softplus(step: Step) -> None:
-    """Write relu(x) + log(1 + exp(-|x|)), which does not overflow; Mish is x * tanh of it."""
-    tensor = _float_input(step)
-    shrunk = _unary(step, "EXP", _unary(step, "NEG", _unary(step, "ABS", tensor)))
-    grown = _unary(step, "LOG", step.binary("ADD", shrunk, step.number(1)))
-    result = step.binary("ADD", _unary(step, "RELU", tensor), grown)
-    if step.node.op_type == "Mish":
-        result = step.binary("MUL", tensor, _unary(step, "TANH", result))
-    step.give(result)
-
-
-@writes("Softsign", rule=elementwise)
-def write_softsign(step: Step) -> None:
-    """Write x / (1 + |x|)."""
-    tensor = _float_input(step)
-    step.give(step.binary("DIV", tensor, step.binary("ADD", _unary(step, "ABS", tensor), step.number(1))))
-
-
 @writes("Gelu", rule=elementwise)
 def write_gelu(step: Step) -> None:
     options = Options("GeluOptions", {"approximate": step.text("approximate", "none") == "tanh"})
     step.give(_unary(step, "GELU", _float_input(step), options))
-
-
-@writes("Swish", rule=elementwise)
-def write_silu(step: Step) -> None:
-    """Write x * sigmoid(alpha * x)."""
-    tensor = _float_input(step)
-    alpha = step.attribute("alpha", 1.0)
-    scaled = tensor if alpha == 1 else step.binary("MUL", tensor, step.number(alpha))
-    step.give(step.binary("MUL", tensor, _unary(step, "LOGISTIC", scaled)))
 
 
 @writes("Erf", rule=elementwise)

@@ -30,6 +30,7 @@ _INTEGERS: Final[Mapping[str, frozenset[str]]] = {
     "MUL": frozenset({"int32", "int64"}),
     "MAXIMUM": frozenset({"int32", "int64"}),
     "MINIMUM": frozenset({"int32", "int64"}),
+    "DIV": frozenset({"int32"}),
     "FLOOR_MOD": frozenset({"int32", "int64"}),
     "FLOOR_DIV": frozenset({"int32"}),
     "POW": frozenset({"int32"}),
@@ -63,6 +64,9 @@ def write_pow(step: Step) -> None:
     """Write products and roots for the usual exponents, else POW."""
     exponent = step.value(1)
     tensor = step.read(0)
+    if tensor.dtype == np.int32 and step.dtype(1) == np.int32:
+        step.give(step.emit("POW", [tensor, step.read(1)], step.held(), Options("PowOptions")))
+        return
     step.require("float32")
     power = float(exponent.reshape(())) if exponent is not None and exponent.size == 1 else None
     if tensor.shape == step.held() and power in {1.0, 2.0, 3.0, 0.5, -1.0}:
@@ -132,6 +136,6 @@ def _check(step: Step, kind: str) -> None:
     """Check that the kernel takes the element type.
 
     Raises:
-        RefusedError: it does not; TFLite divides integers differently from ONNX.
+        RefusedError: it does not.
     """
     step.require("float32", *_INTEGERS.get(kind, ()))

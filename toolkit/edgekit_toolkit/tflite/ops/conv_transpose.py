@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_toolkit.tflite.builder import Options, Tensor
-from edgekit_toolkit.tflite.layout.forms import channels_last
+from edgekit_toolkit.tflite.layout.forms import NEW, channels_last
 from edgekit_toolkit.tflite.layout.rules import Rule
 from edgekit_toolkit.tflite.ops.sliding import PADDING_CODES, attributes_of, pad_spatial
 from edgekit_toolkit.tflite.refusal import RefusedError
@@ -33,15 +33,15 @@ def _rule(node: Node, graph: Graph) -> Rule:
 @writes("ConvTranspose", rule=_rule)
 def write_conv_transpose(step: Step) -> None:
     """Write TRANSPOSE_CONV of the whole result, and cut off ONNX's padding."""
-    weights = _dense_weights(step)  # [I, O, H, W]
-    kernel = weights.shape[2:]
+    weights = _weights(step)  # [O, H, W, I]
+    kernel = weights.shape[1:3]
     sizes, outputs = _image(step.shape(0)[2:]), _image(step.out_shape()[2:])
     strides = _image(step.attribute("strides") or [1] * (len(step.shape(0)) - 2))
     begins = _begin_pads(step)
     crops = (begins[0], begins[1]) if len(begins) == 2 else (0, begins[0])
     whole = tuple((n - 1) * s + k for n, s, k in zip(sizes, strides, kernel, strict=True))
     tensor = step.read(0)
-    batch, channels = tensor.shape[0], weights.shape[1]
+    batch, channels = tensor.shape[0], weights.shape[0]
     same = tuple(max(w - o, 0) // 2 for w, o in zip(whole, outputs, strict=True))
     is_same = same == crops and all(
         -(-o // s) == n and w >= o for o, s, n, w in zip(outputs, strides, sizes, whole, strict=True)
@@ -49,7 +49,7 @@ def write_conv_transpose(step: Step) -> None:
     shape = (batch, *(outputs if is_same else whole), channels)
     inputs = [
         step.numbers(shape),
-        step.builder.constant(np.ascontiguousarray(weights.transpose(1, 2, 3, 0), np.float32)),
+        weights,
         tensor,
     ]
     fields: dict[str, Any] = {"strideH": strides[0], "strideW": strides[1]}
@@ -102,6 +102,15 @@ def _cropped(step: Step, tensor: Tensor, begins: tuple[int, int], shape: tuple[i
         return tensor
     inputs = [tensor, step.numbers([0, *begins, 0]), step.numbers(shape)]
     return step.emit("SLICE", inputs, shape, Options("SliceOptions"))
+
+
+def _weights(step: Step) -> Tensor:
+    """Return the weights [O, H, W, I] without groups and dilation."""
+    is_plain = step.attribute("group", 1) == 1 and max(step.attribute("dilations") or [1]) == 1
+    if step.value(1) is None and is_plain:
+        return step.read(1, (1, NEW, 2, 0) if len(step.shape(1)) == 3 else (1, 2, 3, 0))
+    dense = _dense_weights(step).transpose(1, 2, 3, 0)
+    return step.builder.constant(np.ascontiguousarray(dense, np.float32))
 
 
 def _dense_weights(step: Step) -> NDArray[np.float32]:

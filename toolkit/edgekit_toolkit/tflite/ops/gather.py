@@ -66,14 +66,35 @@ def _from_begin(step: Step, size: int) -> Tensor:
     return step.emit("FLOOR_MOD", [tensor, step.number(size, tensor.dtype)], tensor.shape, options)
 
 
-@writes("GatherND", rule=as_onnx)
-def write_gather_nd(step: Step) -> None:
-    if step.attribute("batch_dims", 0):
-        raise RefusedError("batch_dims are not covered, 0 is")
-    indices = step.constant(1, "the indices")
-    sizes = np.array(step.shape(0)[: indices.shape[-1]])
-    positions = step.builder.constant(np.where(indices < 0, indices + sizes, indices).astype(np.int32))
-    step.give(step.emit("GATHER_ND", [step.read(0), positions], step.held(), Options("GatherNdOptions")))
+@writes("ScatterND", rule=as_onnx)
+def write_scatter_nd(step: Step) -> None:
+    """Write SCATTER_ND, which adds updates to zeros, and its sum with the data or a choice between both."""
+    reduction = step.text("reduction", "none")
+    if reduction not in {"none", "add"}:
+        raise RefusedError(f"reduction '{reduction}' is not covered, none and add are")
+    step.require("float32", "int32", "int64")
+    data, updates, indices = step.read(0), step.read(2), step.value(1)
+    sizes = np.array(step.shape(0)[: step.shape(1)[-1]], np.int32)
+    if indices is not None:
+        places = step.builder.constant(np.where(indices < 0, indices + sizes, indices).astype(np.int32))
+    else:
+        raw = step.emit(
+            "CAST", [step.read(1)], step.shape(1), Options("CastOptions"), dtype=np.dtype(np.int32)
+        )
+        inputs = [raw, step.builder.constant(sizes)]
+        places = step.emit("FLOOR_MOD", inputs, step.shape(1), Options("FloorModOptions"))
+    shape, options = step.numbers(step.shape(0)), Options("ScatterNdOptions")
+    scattered = step.emit("SCATTER_ND", [places, updates, shape], data.shape, options, dtype=data.dtype)
+    if reduction == "add":
+        step.give(step.binary("ADD", data, scattered))
+        return
+    ones = step.builder.constant(np.ones(updates.shape, np.float32))
+    counts = step.emit("SCATTER_ND", [places, ones, shape], data.shape, options, dtype=np.dtype(np.float32))
+    is_new = step.emit(
+        "GREATER", [counts, step.number(0)], data.shape, Options("GreaterOptions"), dtype=np.dtype(np.bool_)
+    )
+    choice = [is_new, scattered, data]
+    step.give(step.emit("SELECT_V2", choice, data.shape, Options("SelectV2Options"), dtype=data.dtype))
 
 
 @writes("DepthToSpace", rule=spatial)
@@ -82,9 +103,8 @@ def write_depth_to_space(step: Step) -> None:
     block, tensor = step.attribute("blocksize"), step.read(0)
     if step.text("mode", "DCR") == "CRD":
         channels = tensor.shape[-1]
-        order = np.arange(channels, dtype=np.int32).reshape(channels // block**2, block**2).T.reshape(-1)
-        options = Options("GatherOptions", {"axis": len(tensor.shape) - 1})
-        tensor = step.emit("GATHER", [tensor, step.builder.constant(order)], tensor.shape, options)
+        order = np.arange(channels).reshape(channels // block**2, block**2).T.reshape(-1)
+        tensor = step.gathered(tensor, len(tensor.shape) - 1, order.tolist())
     options = Options("DepthToSpaceOptions", {"blockSize": block})
     step.give(step.emit("DEPTH_TO_SPACE", [tensor], step.held(), options))
 

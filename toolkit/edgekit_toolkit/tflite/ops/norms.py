@@ -56,32 +56,6 @@ def write_layer_norm(step: Step) -> None:
     step.give(step.binary("ADD", result, _aligned(step, 2)) if step.has(2) else result)
 
 
-@writes("RMSNormalization", rule=_over_last)
-def write_rms_norm(step: Step) -> None:
-    """Write x / sqrt(mean(x^2) + epsilon) over `axis` and all later axes."""
-    rank = len(step.shape(0))
-    axes = sorted(step.axis(axis) for axis in range(step.attribute("axis", -1) % rank, rank))
-    tensor = step.read(0)
-    mean = emit_reduction(step, "MEAN", step.binary("MUL", tensor, tensor), axes)
-    factor = _inverse_root(step, mean, step.attribute("epsilon", 1e-5))
-    step.give(step.binary("MUL", step.binary("MUL", tensor, factor), _aligned(step, 1)))
-
-
-@writes("LpNormalization", rule=axiswise)
-def write_lp_norm(step: Step) -> None:
-    """Write x / |x| along one axis; 0 where the norm is 0."""
-    order = step.attribute("p", 2)
-    if order != 2:
-        raise RefusedError(f"the norm p={order} is not covered, p=2 is")
-    tensor = step.read(0)
-    axis = [step.axis(step.attribute("axis", -1))]
-    squares = step.binary("MUL", tensor, tensor)
-    sums = emit_reduction(step, "SUM", squares, axis)
-    smallest = step.number(float(np.finfo(np.float32).tiny))
-    sums = step.emit("MAXIMUM", [sums, smallest], sums.shape, Options("MaximumMinimumOptions"))
-    step.give(step.binary("DIV", tensor, step.emit("SQRT", [sums], sums.shape)))
-
-
 def _spatial_rule(node: Node, graph: Graph) -> Rule:
     if len(graph.shape(node.inputs[0])) not in {3, 4}:
         raise RefusedError("it has a TFLite kernel for images [N, C, H, W] only")

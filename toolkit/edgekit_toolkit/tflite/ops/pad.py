@@ -67,9 +67,6 @@ def _edge(step: Step, tensor: Tensor, amounts: "np.typing.NDArray[np.int32]") ->
     """Return the tensor with its first and last elements repeated, an axis at a time."""
     for axis, (before, after) in enumerate(amounts.tolist()):
         if before or after:
-            size = tensor.shape[axis]
-            positions = np.clip(np.arange(-before, size + after), 0, size - 1).astype(np.int32)
-            shape = (*tensor.shape[:axis], len(positions), *tensor.shape[axis + 1 :])
-            options = Options("GatherOptions", {"axis": axis})
-            tensor = step.emit("GATHER", [tensor, step.builder.constant(positions)], shape, options)
+            positions = np.clip(np.arange(-before, tensor.shape[axis] + after), 0, tensor.shape[axis] - 1)
+            tensor = step.gathered(tensor, axis, positions.tolist())
     return tensor

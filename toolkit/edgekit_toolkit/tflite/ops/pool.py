@@ -1,9 +1,8 @@
 """Pooling over windows and over everything."""
 
-import itertools
+import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekit_toolkit.tflite.builder import Options
 from edgekit_toolkit.tflite.layout.rules import Rule, axiswise, spatial
@@ -66,7 +65,8 @@ def write_average_pool(step: Step) -> None:
     tensor = pad_spatial(step, step.read(0), sliding.pads)
     options = Options("Pool2DOptions", {**fields, **strides_of(sliding, "VALID")})
     result = step.emit("AVERAGE_POOL_2D", [tensor], step.held(), options)
-    scale = sliding.kernel[0] * sliding.kernel[1] / _counts(step, sliding, counts_padding)
+    attributes = attributes_of(step)
+    scale = math.prod(sliding.kernel) / sliding.counts(attributes, counts_padding=counts_padding)
     if (scale != 1).any():
         factors = step.builder.constant(scale[None, :, :, None].astype(np.float32))
         result = step.binary("MUL", result, factors)
@@ -83,22 +83,3 @@ def write_global_pool(step: Step) -> None:
 
 def _windows(step: Step) -> Windows:
     return windows_of(step, step.attribute("kernel_shape"))
-
-
-def _counts(step: Step, sliding: Windows, counts_padding: bool) -> NDArray[np.float64]:
-    """Return how many elements ONNX divides by: float64 [rows, columns] of the result."""
-    stated = attributes_of(step).pads
-    rank = len(step.shape(0)) - 2
-    per_axis = []
-    for axis, size in enumerate(sliding.sizes):
-        before, after = sliding.pads[axis]
-        low, high = 0, size
-        if counts_padding:  # but not elements that ceil_mode adds beyond it
-            size_index = axis - len(sliding.sizes) + rank
-            after = stated[size_index + rank] if stated and size_index >= 0 else after
-            low, high = -before, size + after
-        starts = [index * sliding.strides[axis] - before for index in range(sliding.outputs[axis])]
-        ends = [start + sliding.kernel[axis] for start in starts]
-        per_axis.append([min(end, high) - max(start, low) for start, end in zip(starts, ends, strict=True)])
-    flat = [rows * columns for rows, columns in itertools.product(*per_axis)]
-    return np.array(flat, np.float64).reshape(len(per_axis[0]), len(per_axis[1]))

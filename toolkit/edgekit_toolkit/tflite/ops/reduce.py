@@ -1,8 +1,5 @@
 """Reductions over axes, for any form of the input."""
 
-import numpy as np
-
-from edgekit_toolkit.tflite.builder import Options, Tensor
 from edgekit_toolkit.tflite.layout.rules import Rule, axiswise, removing
 from edgekit_toolkit.tflite.ops.sums import emit_reduction
 from edgekit_toolkit.tflite.refusal import RefusedError
@@ -43,41 +40,14 @@ def _rule(node: Node, graph: Graph) -> Rule:
     return removing(axes, node, graph)
 
 
-@writes(*_KINDS, "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", rule=_rule)
+@writes(*_KINDS, rule=_rule)
 def write_reduce(step: Step) -> None:
-    """Write MEAN, SUM and the like, with the operators before and after it for norms and logarithms."""
-    kind = step.node.op_type
+    """Write MEAN, SUM and the like; norms and logarithms are lowered to them."""
+    step.require("float32", "int32", "int64")
     tensor = step.read(0)
-    if step.dtype(0) != np.float32 and not (kind in _KINDS and step.dtype(0).name in {"int32", "int64"}):
-        raise RefusedError(f"it has no TFLite kernel for {step.dtype(0)}, for float32 it has")
-    if kind == "ReduceLogSumExp":
-        _write_log_sum_exp(step, tensor)
-        return
-    if kind == "ReduceL1":
-        tensor = step.emit("ABS", [tensor], tensor.shape, Options("AbsOptions"))
-    elif kind in {"ReduceL2", "ReduceSumSquare"}:
-        tensor = step.binary("MUL", tensor, tensor)
-    result = _reduced(step, _KINDS.get(kind, "SUM"), tensor)
-    if kind == "ReduceL2":
-        result = step.emit("SQRT", [result], result.shape)
-    elif kind == "ReduceLogSum":
-        result = step.emit("LOG", [result], result.shape)
-    step.give(result)
-
-
-def _reduced(step: Step, kind: str, tensor: Tensor, keep: bool | None = None) -> Tensor:
     axes = [step.axis(axis) for axis in reduced_axes(step.node, step.graph)]
-    keep = step.attribute("keepdims", 1) == 1 if keep is None else keep
     if not axes:
-        return step.builder.copy(tensor, tensor.shape)
-    return emit_reduction(step, kind, tensor, axes, keep=keep)
-
-
-def _write_log_sum_exp(step: Step, tensor: Tensor) -> None:
-    """Write max + log(sum(exp(x - max))), which does not overflow."""
-    largest = _reduced(step, "REDUCE_MAX", tensor, keep=True)
-    shifted = step.binary("SUB", tensor, largest)
-    powers = step.emit("EXP", [shifted], shifted.shape, Options("ExpOptions"))
-    sums = _reduced(step, "SUM", powers, keep=True)
-    result = step.binary("ADD", step.emit("LOG", [sums], sums.shape), largest)
-    step.give(step.builder.reshape(result, step.held()))
+        step.give(step.builder.copy(tensor, tensor.shape))
+        return
+    keep = step.attribute("keepdims", 1) == 1
+    step.give(emit_reduction(step, _KINDS[step.node.op_type], tensor, axes, keep=keep))

@@ -10,7 +10,7 @@ from edgekit_toolkit.tflite.layout.rules import Rule, spatial
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
 from edgekit_toolkit.tflite.step import Step
-from edgekit_toolkit.tflite.view import Graph, Node
+from edgekit_toolkit.tflite.view import Graph, Node, text_of
 
 # TFLite computes places in float32; for images of some thousand pixels the error is smaller than this.
 PLACE_TOLERANCE = 1e-3
@@ -56,36 +56,34 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 @writes("Resize", rule=_rule)
 def write_resize(step: Step) -> None:
-    """Write RESIZE_NEAREST_NEIGHBOR or RESIZE_BILINEAR."""
-    mode = step.text("mode", "nearest")
-    if (
-        step.attribute("antialias", 0)
-        or step.text("coordinate_transformation_mode", "") == "tf_crop_and_resize"
-    ):
-        raise RefusedError("antialias and tf_crop_and_resize are not covered")
-    if step.text("keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise RefusedError("keep_aspect_ratio_policy is not covered")
-    if mode not in {"nearest", "linear"}:
-        raise RefusedError(f"mode '{mode}' is not covered, nearest and linear are")
-    tensor = step.read(0)
-    sizes, lengths = tensor.shape[1:3], step.held()[1:3]
-    sources = [
-        _places(step, axis, size, length)
-        for axis, (size, length) in enumerate(zip(sizes, lengths, strict=True))
-    ]
-    if mode == "nearest":
-        step.give(_nearest(step, tensor, [_rounded(step, p, s) for p, s in zip(sources, sizes, strict=True)]))
+    """Write RESIZE_NEAREST_NEIGHBOR or RESIZE_BILINEAR; what neither samples is lowered to products."""
+    node, graph, tensor = step.node, step.graph, step.read(0)
+    sampling = bilinear_sampling(node, graph)
+    if sampling is not None:
+        step.give(_emit(step, "RESIZE_BILINEAR", "ResizeBilinearOptions", tensor, sampling))
         return
-    clipped = [np.clip(source, 0, size - 1) for source, size in zip(sources, sizes, strict=True)]
+    axes = range(2, len(step.shape(0)))
+    sources = [_rounded(step, places(node, graph, axis), step.shape(0)[axis]) for axis in axes]
+    rows = [np.zeros(1, np.int32)] * (2 - len(sources))  # a signal is an image of one row
+    step.give(_nearest(step, tensor, [*rows, *sources]))
+
+
+def bilinear_sampling(node: Node, graph: Graph) -> Sampling | None:
+    """Return the options with which TFLite samples where a linear Resize does; None without such options."""
+    axes = range(2, len(graph.shape(node.inputs[0])))
+    if text_of(node, "mode", "nearest") != "linear" or node.attributes.get("antialias", 0):
+        return None
+    if text_of(node, "coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
+        return None
     for sampling in SAMPLINGS:
-        theirs = [np.clip(sampling.places(s, n), 0, s - 1) for s, n in zip(sizes, lengths, strict=True)]
-        if all(np.allclose(a, b, rtol=0, atol=PLACE_TOLERANCE) for a, b in zip(clipped, theirs, strict=True)):
-            step.give(_emit(step, "RESIZE_BILINEAR", "ResizeBilinearOptions", tensor, sampling))
-            return
-    mode = step.text("coordinate_transformation_mode", "half_pixel")
-    raise RefusedError(
-        f"linear resizing of {list(sizes)} to {list(lengths)} with '{mode}' has no kernel in TFLite"
-    )
+        pairs = []
+        for axis in axes:
+            size, length = (graph.shape(name)[axis] for name in (node.inputs[0], node.outputs[0]))
+            own, theirs = places(node, graph, axis), sampling.places(size, length)
+            pairs.append((np.clip(own, 0, size - 1), np.clip(theirs, 0, size - 1)))
+        if all(np.allclose(own, theirs, rtol=0, atol=PLACE_TOLERANCE) for own, theirs in pairs):
+            return sampling
+    return None
 
 
 def _nearest(step: Step, tensor: Tensor, sources: list[NDArray[np.int32]]) -> Tensor:
@@ -94,10 +92,7 @@ def _nearest(step: Step, tensor: Tensor, sources: list[NDArray[np.int32]]) -> Te
         if all(np.array_equal(a, b) for a, b in zip(sources, theirs, strict=True)):
             return _emit(step, "RESIZE_NEAREST_NEIGHBOR", "ResizeNearestNeighborOptions", tensor, sampling)
     for axis, index in enumerate(sources, start=1):
-        if not np.array_equal(index, np.arange(tensor.shape[axis])):
-            shape = (*tensor.shape[:axis], len(index), *tensor.shape[axis + 1 :])
-            options = Options("GatherOptions", {"axis": axis})
-            tensor = step.emit("GATHER", [tensor, step.builder.constant(index)], shape, options)
+        tensor = step.gathered(tensor, axis, index.tolist())
     return tensor
 
 
@@ -107,14 +102,15 @@ def _emit(step: Step, kind: str, table: str, tensor: Tensor, sampling: Sampling)
     return step.emit(kind, inputs, step.held(), Options(table, fields), version=3)
 
 
-def _places(step: Step, axis: int, size: int, length: int) -> NDArray[np.float64]:
+def places(node: Node, graph: Graph, axis: int) -> NDArray[np.float64]:
     """Return the places at which ONNX samples one axis, float64 [length].
 
     Source: ONNX operators, Resize, coordinate_transformation_mode.
     """
+    size, length = (graph.shape(name)[axis] for name in (node.inputs[0], node.outputs[0]))
     grid = np.arange(length, dtype=np.float64)
-    scale = _scale(step, axis, size, length)
-    mode = step.text("coordinate_transformation_mode", "half_pixel")
+    scale = scale_of(node, graph, axis)
+    mode = text_of(node, "coordinate_transformation_mode", "half_pixel")
     if mode == "asymmetric":
         return grid / scale
     if mode == "align_corners":
@@ -129,17 +125,20 @@ def _places(step: Step, axis: int, size: int, length: int) -> NDArray[np.float64
     raise RefusedError(f"coordinate_transformation_mode '{mode}' is not covered")
 
 
-def _scale(step: Step, axis: int, size: int, length: int) -> float:
-    """Return the scale with which ONNX samples: the model's, else the quotient of the sizes."""
-    rank = len(step.shape(0))
-    if rank == 3 and axis == 0:
-        return 1.0
-    scales = step.value(2)
+def scale_of(node: Node, graph: Graph, axis: int) -> float:
+    """Return the scale with which ONNX samples: the model's, else the quotient of the sizes.
+
+    Raises:
+        RefusedError: keep_aspect_ratio_policy, which makes both from another axis.
+    """
+    if text_of(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise RefusedError("keep_aspect_ratio_policy is not covered")
+    before, after = graph.shape(node.inputs[0]), graph.shape(node.outputs[0])
+    scales = graph.constants.get(node.input(2))
     if scales is None or scales.size == 0:
-        return length / size
-    axes = [int(item) % rank for item in step.attribute("axes", range(rank))]
-    own = axis + 1 if rank == 3 else axis + 2
-    return float(scales[axes.index(own)]) if own in axes else 1.0
+        return after[axis] / before[axis]
+    axes = [int(item) % len(before) for item in node.attributes.get("axes", range(len(before)))]
+    return float(scales[axes.index(axis)]) if axis in axes else 1.0
 
 
 def _rounded(step: Step, sources: NDArray[np.float64], size: int) -> NDArray[np.int32]:

@@ -5,9 +5,11 @@ from typing import Final
 import numpy as np
 
 from edgekit_toolkit.tflite.builder import Options
-from edgekit_toolkit.tflite.layout.rules import elementwise
+from edgekit_toolkit.tflite.kernel_types import CAST_ONLY
+from edgekit_toolkit.tflite.layout.rules import Rule, as_onnx, elementwise
 from edgekit_toolkit.tflite.registry import writes
 from edgekit_toolkit.tflite.step import Step
+from edgekit_toolkit.tflite.view import Graph, Node
 
 # ONNX operator -> TFLite operator and its table of options, for float32.
 _FUNCTIONS: Final = {
@@ -34,26 +36,45 @@ def write_function(step: Step) -> None:
     step.give(step.emit(kind, [step.read(0)], step.held(), Options(table) if table else None))
 
 
-@writes("Reciprocal", rule=elementwise)
-def write_reciprocal(step: Step) -> None:
-    """Write 1 / x."""
-    step.give(step.binary("DIV", step.number(1, step.dtype(0)), step.read(0)))
-
-
 @writes("Not", rule=elementwise)
 def write_not(step: Step) -> None:
     step.give(step.emit("LOGICAL_NOT", [step.read(0)], step.held(), Options("LogicalNotOptions")))
 
 
-@writes("IsNaN", rule=elementwise)
-def write_is_nan(step: Step) -> None:
-    """Write x != x."""
-    tensor = step.read(0)
-    options = Options("NotEqualOptions")
-    step.give(step.emit("NOT_EQUAL", [tensor, tensor], step.held(), options, dtype=np.dtype(np.bool_)))
+@writes("Atan", rule=elementwise)
+def write_atan(step: Step) -> None:
+    """Write ATAN2 of x and 1."""
+    step.require("float32")
+    step.give(
+        step.emit(
+            "ATAN2", [step.read(0), step.builder.constant(np.ones(step.held(), np.float32))], step.held()
+        )
+    )
 
 
-@writes("Cast", "CastLike", rule=elementwise)
+@writes("BitwiseXor", rule=elementwise)
+def write_xor(step: Step) -> None:
+    step.give(
+        step.emit("BITWISE_XOR", [step.read(0), step.read(1)], step.held(), Options("BitwiseXorOptions"))
+    )
+
+
+@writes("BitCast", rule=as_onnx)
+def write_bit_cast(step: Step) -> None:
+    """Write BITCAST between types of one size."""
+    step.give(
+        step.emit("BITCAST", [step.read(0)], step.held(), Options("BitcastOptions"), dtype=step.out_dtype())
+    )
+
+
+def _cast_rule(node: Node, graph: Graph) -> Rule:
+    """Return the rule of a Cast: types that only CAST takes cannot be transposed."""
+    names = (node.inputs[0], node.outputs[0])
+    is_plain = any(graph.dtype(name).name in CAST_ONLY for name in names)
+    return as_onnx(node, graph) if is_plain else elementwise(node, graph)
+
+
+@writes("Cast", "CastLike", rule=_cast_rule)
 def write_cast(step: Step) -> None:
     """Write CAST to the type from shape inference; for booleans a comparison with 0."""
     source, target = step.dtype(0), step.out_dtype()

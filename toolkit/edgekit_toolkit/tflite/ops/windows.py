@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgekit_toolkit.tflite.refusal import RefusedError
 
 Pads: TypeAlias = tuple[tuple[int, int], ...]
@@ -47,6 +50,23 @@ class Windows:
             return "VALID"
         alike = tuple(-(-size // stride) for size, stride in zip(self.sizes, self.strides, strict=True))
         return "SAME" if self.pads == self.same and alike == self.outputs else None
+
+    def counts(self, attributes: "WindowAttributes", *, counts_padding: bool) -> NDArray[np.float64]:
+        """Return how many elements ONNX divides the sum of each window by: float64 [outputs...].
+
+        What `ceil_mode` adds beyond the padding that the model states counts never.
+        """
+        stated = attributes.pads or ([] if attributes.auto_pad.startswith("SAME") else [0])
+        result = np.ones(())
+        for axis, size in enumerate(self.sizes):
+            before, after = self.pads[axis]
+            # A signal is an image of one row here, and the model states the padding of its one axis.
+            after = stated[axis - len(self.sizes)] if len(stated) > 1 else 0 if stated else after
+            low, high = (-before, size + after) if counts_padding else (0, size)
+            begins = np.arange(self.outputs[axis])[:, None] * self.strides[axis] - before
+            places = begins + np.arange(self.kernel[axis]) * self.dilations[axis]
+            result = np.multiply.outer(result, ((places >= low) & (places < high)).sum(1))
+        return result
 
 
 def windows(

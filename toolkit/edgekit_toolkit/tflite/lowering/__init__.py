@@ -1,0 +1,59 @@
+"""Writes ONNX operators that have no mapping to TFLite as operators that have one, as ONNX to ONNX."""
+
+import onnx
+from onnx import helper
+
+from edgekit_toolkit.onnx_graph.index import opset
+from edgekit_toolkit.tflite.lowering import (
+    control_flow,
+    functions,
+    indices,
+    products,
+    quantized,
+    sampling,
+    windows,
+)
+from edgekit_toolkit.tflite.lowering.body import LOWERINGS, Body
+from edgekit_toolkit.tflite.refusal import REFUSED, RefusedError
+from edgekit_toolkit.tflite.view import graph_of, node_of
+
+__all__ = [
+    "LOWERINGS",
+    "control_flow",
+    "functions",
+    "indices",
+    "lower",
+    "products",
+    "quantized",
+    "sampling",
+    "windows",
+]
+
+
+def lower(model: onnx.ModelProto) -> bool:
+    """Replace these operators in a model with known shapes, in place; returns whether there was one.
+
+    A node that cannot be lowered stays, with the reason.
+    """
+    graph, version = graph_of(model), opset(model)
+    nodes, is_changed = list[onnx.NodeProto](), False
+    for proto in model.graph.node:
+        node = node_of(proto)
+        nodes.append(proto)
+        if node.op_type not in LOWERINGS or node.domain or REFUSED in node.attributes:
+            continue
+        body = Body(node, graph, version)
+        try:
+            values = LOWERINGS[node.op_type](body)
+        except RefusedError as refused:
+            proto.attribute.append(helper.make_attribute(REFUSED, str(refused)))
+            continue
+        if values is not None:
+            body.give(values)
+            nodes[-1:] = body.nodes
+            model.graph.initializer.extend(body.constants)
+            is_changed = True
+    if is_changed:
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
+    return is_changed

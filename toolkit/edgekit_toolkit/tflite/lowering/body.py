@@ -1,0 +1,192 @@
+"""The nodes that replace one node, written as arithmetic on values.
+
+    @lowers("Sinh")
+    def _sinh(body: Body) -> Value:
+        x = body.input(0)
+        return (x.op("Exp") - (-x).op("Exp")) * 0.5
+
+A function returns None where the operator's own mapping covers the node, and raises `RefusedError` where
+nothing does.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypeVar, Union
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from edgekit_toolkit.tflite.refusal import RefusedError
+from edgekit_toolkit.tflite.view import Graph, Node
+
+Operand: TypeAlias = Union["Value", NDArray[Any], np.generic, float]
+Lower: TypeAlias = Callable[["Body"], "Value | Sequence[Value] | None"]
+LOWERINGS: Final[dict[str, Lower]] = {}
+
+
+LowerT = TypeVar("LowerT", bound=Lower)
+
+
+def lowers(*names: str) -> Callable[[LowerT], LowerT]:
+    """Return a decorator that registers a function for the ONNX operators `names`."""
+
+    def register(lower: LowerT) -> LowerT:
+        LOWERINGS.update(dict.fromkeys(names, lower))
+        return lower
+
+    return register
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor of the body; Python numbers beside it take its element type, or int64 in indices."""
+
+    name: str
+    body: "Body"
+    dtype: "np.dtype[Any]"
+
+    def op(self, kind: str, *operands: Operand, **attributes: Any) -> "Value":
+        """Return the first result of an operator with this value as its first input."""
+        return self.body.op(kind, self, *operands, **attributes)
+
+    def cast(self, dtype: Any) -> "Value":
+        if self.dtype == dtype:
+            return self
+        code = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        return self.body.op("Cast", self, dtype=dtype, to=code)
+
+    def reshape(self, *sizes: int) -> "Value":
+        return self.op("Reshape", np.array(sizes, np.int64))
+
+    def transpose(self, order: Sequence[int]) -> "Value":
+        return self.op("Transpose", perm=list(order))
+
+    def slice(self, axis: int, start: int, stop: int, step: int = 1) -> "Value":
+        bounds = ([start], [stop], [axis], [step])
+        return self.op("Slice", *(np.array(bound, np.int64) for bound in bounds))
+
+    def sum(self, *axes: int) -> "Value":
+        return self.op("ReduceSum", np.array(axes, np.int64), keepdims=1, noop_with_empty_axes=1)
+
+    def mean(self, *axes: int) -> "Value":
+        return self._reduced("ReduceMean", axes)
+
+    def max(self, *axes: int) -> "Value":
+        return self._reduced("ReduceMax", axes)
+
+    def _reduced(self, kind: str, axes: Sequence[int]) -> "Value":
+        """Reduce over axes that operator sets below 18 hold in an attribute."""
+        if self.body.opset < 18:
+            return self.op(kind, axes=list(axes), keepdims=1)
+        return self.op(kind, np.array(axes, np.int64), keepdims=1)
+
+    def less(self, other: Operand) -> "Value":
+        return self.body.op("Less", self, other, dtype=np.bool_)
+
+    def equals(self, other: Operand) -> "Value":
+        return self.body.op("Equal", self, other, dtype=np.bool_)
+
+    def where(self, yes: Operand, no: Operand) -> "Value":
+        """Return `yes` where this is true, else `no`; one of them is a value."""
+        example = yes if isinstance(yes, Value) else no
+        assert isinstance(example, Value)  # noqa: S101 - for the type checker
+        return self.body.op("Where", self, example.like(yes), example.like(no), dtype=example.dtype)
+
+    def like(self, operand: Operand) -> "Value | NDArray[Any]":
+        """Return a number as one of this value's element type."""
+        return operand if isinstance(operand, Value) else np.asarray(operand, self.dtype)
+
+    def __add__(self, other: Operand) -> "Value":
+        return self.op("Add", other)
+
+    def __sub__(self, other: Operand) -> "Value":
+        return self.op("Sub", other)
+
+    def __mul__(self, other: Operand) -> "Value":
+        return self.op("Mul", other)
+
+    def __truediv__(self, other: Operand) -> "Value":
+        return self.op("Div", other)
+
+    def __neg__(self) -> "Value":
+        return self.op("Neg")
+
+
+class Body:
+    """What replaces a node: new nodes and constants, whose names begin with that of its first output."""
+
+    def __init__(self, node: Node, graph: Graph, opset: int) -> None:
+        self.node, self.graph, self.opset = node, graph, opset
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+        self._stem = next(name for name in node.outputs if name)
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        value = self.node.attributes.get(name, default)
+        return value.decode() if isinstance(value, bytes) else value
+
+    def has(self, number: int) -> bool:
+        return bool(self.node.input(number))
+
+    def input(self, number: int) -> Value:
+        name = self.node.input(number)
+        return Value(name, self, self.graph.dtype(name))
+
+    def shape(self, number: int) -> tuple[int, ...]:
+        return self.graph.shape(self.node.input(number))
+
+    def out_shape(self, number: int = 0) -> tuple[int, ...]:
+        return self.graph.shape(self.node.outputs[number])
+
+    def is_read(self, number: int) -> bool:
+        """Whether somebody reads an output."""
+        return number < len(self.node.outputs) and self.graph.is_read(self.node.outputs[number])
+
+    def value(self, number: int) -> NDArray[Any] | None:
+        """Return the value of a constant input; None if it is left out or computed."""
+        return self.graph.constants.get(self.node.input(number))
+
+    def constant(self, number: int, role: str) -> NDArray[Any]:
+        """Return the value of an input.
+
+        Raises:
+            RefusedError: it is not constant.
+        """
+        value = self.value(number)
+        if value is None:
+            raise RefusedError(
+                f"{role} ('{self.node.input(number)}') must be constant, and is computed in the graph"
+            )
+        return value
+
+    def axis(self, default: int, number: int = 0) -> int:
+        return int(self.attribute("axis", default)) % max(len(self.shape(number)), 1)
+
+    def stored(self, array: NDArray[Any]) -> Value:
+        """Return a constant of the body."""
+        array = np.asarray(array)
+        name = f"{self._stem};{len(self.nodes)}c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(array, name))
+        return Value(name, self, array.dtype)
+
+    def op(self, kind: str, first: Value, *operands: Operand, dtype: Any = None, **attributes: Any) -> Value:
+        """Return the first result of an operator, by default of the element type of its first input."""
+        result = Value(f"{self._stem};{len(self.nodes)}", self, np.dtype(dtype or first.dtype))
+        others = [
+            operand
+            if isinstance(operand, Value)
+            else self.stored(operand if isinstance(operand, np.ndarray) else np.asarray(operand, first.dtype))
+            for operand in operands
+        ]
+        inputs = [value.name for value in (first, *others)]
+        self.nodes.append(helper.make_node(kind, inputs, [result.name], self.node.name, **attributes))
+        return result
+
+    def give(self, values: "Value | Sequence[Value]") -> None:
+        """Set the outputs of the replaced node."""
+        values = [values] if isinstance(values, Value) else values
+        for value, name in zip(values, self.node.outputs, strict=False):
+            if name:
+                self.nodes.append(helper.make_node("Identity", [value.name], [name]))
