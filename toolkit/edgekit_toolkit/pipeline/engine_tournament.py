@@ -31,8 +31,13 @@ _SECONDS: Final = 20.0  # approximate time of the tournament; models of less tha
 
 
 def engines_of(target: Target) -> list[str]:
-    """Return the engines of a target that a host can run, the preferred first."""
-    return [name for name in target.backend.names if find_support(name).runs_here]
+    """Return the engines of a target that a host can run, the preferred first; optional ones if installed."""
+    return [
+        name
+        for name in target.backend.names
+        if find_support(name).runs_here
+        and (name not in target.backend.optional or find_engine(name).installation.is_complete)
+    ]
 
 
 def engines_here(target: Target) -> list[str]:

@@ -18,11 +18,11 @@ class Scheme:
     Attributes:
         name: name in target files.
         symmetric: TensorRT's form. Activations are int8 with zero point 0, biases stay float32, each reader
-            has a Q/DQ pair of its own, and a tensor is quantized only where an integer kernel reads it.
-            Otherwise activations are uint8 with a zero point, biases are int32 with the scale of the product,
-            and a kernel's output is always quantized, which onnxruntime needs to fuse it.
+            has a Q/DQ pair of its own. Otherwise activations are uint8 with a zero point, and biases are int32
+            with the scale of the product.
         elementwise: operators besides matrix products and data movement that have integer kernels.
         weight_peak: largest weight code; 63 if the engine adds products of 8-bit codes in 16 bits.
+        quantizes_outputs: whether a kernel's output is quantized even if no integer kernel reads it.
         folds_pixels: convolutions of few channels read and make several pixels at a time (`litert.fold`).
     """
 
@@ -31,6 +31,7 @@ class Scheme:
     elementwise: frozenset[str]
     weight_peak: int = 127
     folds_pixels: bool = False
+    quantizes_outputs: bool = True
 
 
 ASYMMETRIC = Scheme(
@@ -40,14 +41,30 @@ ASYMMETRIC = Scheme(
         {"Add", "Mul", "Concat", "GlobalAveragePool", "AveragePool", "Sigmoid", "LeakyRelu"}
     ),
 )
-SYMMETRIC = Scheme(name="symmetric", symmetric=True, elementwise=frozenset({"Add"}))
+SYMMETRIC = Scheme(
+    name="symmetric", symmetric=True, elementwise=frozenset({"Add"}), quantizes_outputs=False
+)
 # For x86 without VNNI: vpmaddubsw saturates sums of two products at 16 bits.
 ASYMMETRIC_7BIT = replace(ASYMMETRIC, name="asymmetric-7bit", weight_peak=63)
 # The form of LiteRT's kernels; `litert.kernels` lists the operators that have some.
 LITERT = replace(ASYMMETRIC, name="litert", elementwise=frozenset())
 # LiteRT's kernels for AVX-512 take eight input channels a step, and images have three.
 LITERT_AVX512 = replace(LITERT, name="litert-avx512", folds_pixels=True)
-SCHEMES = {scheme.name: scheme for scheme in (ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC, LITERT, LITERT_AVX512)}
+# OpenVINO computes activation functions in the float sums of a product, before they become codes.
+OPENVINO = Scheme(
+    name="openvino",
+    symmetric=False,
+    elementwise=frozenset({"Add", "Concat", "GlobalAveragePool", "AveragePool"}),
+    quantizes_outputs=False,
+)
+OPENVINO_7BIT = replace(OPENVINO, name="openvino-7bit", weight_peak=63)
+SCHEMES = {
+    scheme.name: scheme
+    for scheme in (
+        *(ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC),
+        *(LITERT, LITERT_AVX512, OPENVINO, OPENVINO_7BIT),
+    )
+}
 
 
 # A tensor that was always 0 gets an ordinary scale: with a product of tiny scales, int32 cannot hold a bias,

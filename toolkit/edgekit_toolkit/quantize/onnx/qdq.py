@@ -115,7 +115,7 @@ class _Writer:
                 for name in self._activations(node):
                     self._param(name)
                 output = kernel_output(self.index, node)
-                if not self.plan.scheme.symmetric:
+                if self.plan.scheme.quantizes_outputs:
                     self._param(output)
                     self.produced.add(output)
             elif self._moves(node):

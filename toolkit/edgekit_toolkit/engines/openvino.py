@@ -1,0 +1,53 @@
+"""Packages for OpenVINO: ONNX models, quantized by our own writer, and judged on OpenVINO."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import onnx
+
+from edgekit_runtime.engines.openvino import OPENVINO
+from edgekit_toolkit.engines.ort import require_onnx
+from edgekit_toolkit.engines.record import EngineSupport, ModelMaker, register_support
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.openvino import OpenVinoModel
+from edgekit_toolkit.quantize import forms, scheme
+from edgekit_toolkit.quantize.forms import Form
+from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
+from edgekit_toolkit.quantize.quantizer import Quantizer
+from edgekit_toolkit.targets.spec import Target
+
+
+class _OpenVinoQuantizer(OnnxQuantizer):
+    def wrong_rewrites(self, form: Form, noise: Callable[[Model], float]) -> None:
+        """None: those that are looked for are onnxruntime's."""
+
+
+def _open_quantizer(model: Model, target: Target, *, threads: int, **_conversion: object) -> Quantizer:
+    codes = scheme.OPENVINO_7BIT if target.quantization.reduce_range else scheme.OPENVINO
+    return _OpenVinoQuantizer(require_onnx(model).proto, codes, threads=threads, make=OpenVinoModel)
+
+
+def _build(model: Model, form: Form, _dims: Mapping[str, int]) -> Model | None:
+    built = forms.build(require_onnx(model).proto, form)
+    return None if built is None else OpenVinoModel(built)
+
+
+def _take_codes(coded: onnx.ModelProto, _floats: onnx.ModelProto) -> Model:
+    return OpenVinoModel(coded)
+
+
+SUPPORT: Final = register_support(
+    EngineSupport(
+        name=OPENVINO.name,
+        maker=ModelMaker(
+            open_quantizer=_open_quantizer,
+            build=_build,
+            convert=OpenVinoModel,
+            convert_codes=_take_codes,
+        ),
+        kinds=frozenset({forms.FLOAT32, forms.FLOAT16_WEIGHTS, forms.INT8_WEIGHTS, forms.STATIC_INT8}),
+        tools=("openvino",),
+        judged_on=OPENVINO.name,
+        competes=True,
+    )
+)
