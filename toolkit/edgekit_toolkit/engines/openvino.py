@@ -6,6 +6,7 @@ from typing import Final
 import onnx
 
 from edgekit_runtime.engines.openvino import OPENVINO
+from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_toolkit.engines.ort import require_onnx
 from edgekit_toolkit.engines.record import EngineSupport, ModelMaker, register_support
 from edgekit_toolkit.models.model import Model
@@ -18,6 +19,15 @@ from edgekit_toolkit.targets.spec import Target
 
 
 class _OpenVinoQuantizer(OnnxQuantizer):
+    def why_no_static_int8(self) -> str | None:
+        """Return why no static int8 form is made: on this machine its outputs would not be those of the target."""
+        if saturates() and not self.scheme.is_narrow:
+            return (
+                "OpenVINO's 8-bit products saturate on this machine, which has no VNNI; package on one that has, or"
+                " for x86-64-avx2, whose weights have 7 bits"
+            )
+        return super().why_no_static_int8()
+
     def wrong_rewrites(self, form: Form, noise: Callable[[Model], float]) -> None:
         """None: those that are looked for are onnxruntime's."""
 
@@ -49,5 +59,6 @@ SUPPORT: Final = register_support(
         tools=("openvino",),
         judged_on=OPENVINO.name,
         competes=True,
+        slows_exact_products=False,
     )
 )

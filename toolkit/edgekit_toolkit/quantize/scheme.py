@@ -11,6 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+_NARROW_PEAK = 63
+
+
 @dataclass(frozen=True, slots=True)
 class Scheme:
     """The quantized form that one engine runs as integer kernels.
@@ -33,6 +36,11 @@ class Scheme:
     folds_pixels: bool = False
     quantizes_outputs: bool = True
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether weights have codes of 7 bits, so that sums of two products fit into 16 bits."""
+        return self.weight_peak <= _NARROW_PEAK
+
 
 ASYMMETRIC = Scheme(
     name="asymmetric",
@@ -45,7 +53,7 @@ SYMMETRIC = Scheme(
     name="symmetric", symmetric=True, elementwise=frozenset({"Add"}), quantizes_outputs=False
 )
 # For x86 without VNNI: vpmaddubsw saturates sums of two products at 16 bits.
-ASYMMETRIC_7BIT = replace(ASYMMETRIC, name="asymmetric-7bit", weight_peak=63)
+ASYMMETRIC_7BIT = replace(ASYMMETRIC, name="asymmetric-7bit", weight_peak=_NARROW_PEAK)
 # The form of LiteRT's kernels; `litert.kernels` lists the operators that have some.
 LITERT = replace(ASYMMETRIC, name="litert", elementwise=frozenset())
 # LiteRT's kernels for AVX-512 take eight input channels a step, and images have three.
@@ -57,7 +65,7 @@ OPENVINO = Scheme(
     elementwise=frozenset({"Add", "Concat", "GlobalAveragePool", "AveragePool"}),
     quantizes_outputs=False,
 )
-OPENVINO_7BIT = replace(OPENVINO, name="openvino-7bit", weight_peak=63)
+OPENVINO_7BIT = replace(OPENVINO, name="openvino-7bit", weight_peak=_NARROW_PEAK)
 SCHEMES = {
     scheme.name: scheme
     for scheme in (
