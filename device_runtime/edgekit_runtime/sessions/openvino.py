@@ -1,7 +1,7 @@
 """The OpenVINO backend: ONNX models on the CPU.
 
-Importing this module does not import OpenVINO. Its telemetry, a distribution of its own, stays off: nothing of
-ours imports it. Float models are computed in float32, also by processors that have bfloat16.
+Importing this module does not import OpenVINO. Its telemetry, a distribution of its own, stays off. Float
+models are computed in float32, also by processors that have bfloat16.
 """
 
 import io
@@ -106,7 +106,7 @@ class OpenVinoSession:
                 raise BackendError("backend 'openvino': the session is closed")
             try:
                 for index, spec in enumerate(self.inputs):
-                    # The engine reads the caller's array, which a copy for other strides or alignment replaces.
+                    # The engine reads the caller's array, or a copy if its strides or alignment are odd.
                     value = np.require(inputs[spec.name], requirements=("C", "A"))
                     self._request.set_input_tensor(index, self._make_tensor(value, shared_memory=True))
                 self._request.infer()
@@ -134,7 +134,9 @@ def _import_engine() -> ModuleType:
         sys.modules[_TELEMETRY] = None  # type: ignore[assignment]  # so that its import fails
     try:
         import openvino
-    except Exception as cause:  # a broken installation fails in many ways, a mix of two releases by AttributeError
+    except (
+        Exception
+    ) as cause:  # a broken installation fails in many ways, a mix of two releases by AttributeError
         raise EngineMissingError(
             f"backend 'openvino' needs openvino ({cause}): {install_command('openvino')}"
         ) from cause
@@ -142,7 +144,8 @@ def _import_engine() -> ModuleType:
         if absent:
             with suppress(KeyError):
                 del sys.modules[_TELEMETRY]
-    return openvino
+    engine: ModuleType = openvino
+    return engine
 
 
 def _read(model: bytes | memoryview | Path) -> bytes:

@@ -7,7 +7,7 @@ reads only submodels, whose weights are in the whole model's artifact: the toolk
 import copy
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,8 +67,8 @@ class OrtOptions:
             8-bit products saturate on x86 without VNNI, see `ort_products`.
         fold_weights: whether quantized weights are widened to float once, on loading; for models that compute
             in float. Otherwise onnxruntime widens them in every inference, at 1.1 to 5 times the latency.
-        narrow_weights: whether 8-bit weights have codes of 7 bits, so that no sum saturates and the fast kernels
-            are exact on every processor, see `ort_products`.
+        narrow_weights: whether 8-bit weights have codes of 7 bits, with which the fast kernels are exact on
+            every processor, see `ort_products`.
         disabled_optimizers: rewrites of the optimiser that change this model's results, by onnxruntime's
             names; they are off, as are those that are off for every model (`WRONG_REWRITES`).
         weights: path of the artifact that holds the weights of a submodel, as its graph names it; None for a

@@ -64,7 +64,7 @@ def open_exact(
     Args:
         settings: changed in place.
         create: makes a session; called a second time if the engine has no kernel for the exact form.
-        is_narrow: whether the codes of the weights have 7 bits: 255 * 63 * 2 is 32,130, which does not saturate.
+        is_narrow: whether the codes of the weights have 7 bits: 255 * 63 * 2 is 32,130, which 16 bits hold.
 
     Raises:
         Exception: an error that `create` raised.

@@ -20,11 +20,11 @@ from edgekit_toolkit.targets.spec import Target
 
 class _OpenVinoQuantizer(OnnxQuantizer):
     def why_no_static_int8(self) -> str | None:
-        """Return why no static int8 form is made: on this machine its outputs would not be those of the target."""
+        """Return why no static int8 form is made: its outputs here may not be those of the target."""
         if saturates() and not self.scheme.is_narrow:
             return (
-                "OpenVINO's 8-bit products saturate on this machine, which has no VNNI; package on one that has, or"
-                " for x86-64-avx2, whose weights have 7 bits"
+                "OpenVINO's 8-bit products saturate on this machine, which has no VNNI; package on one that"
+                " has, or for x86-64-avx2, whose weights have 7 bits"
             )
         return super().why_no_static_int8()
 

@@ -38,9 +38,9 @@ def arithmetic_facts() -> dict[str, Any]:
 
 
 def measures_here(target: Target) -> bool:
-    """Whether latency here holds for the target, which is so for a generic target with this machine's kernels.
+    """Whether latency here holds for the target, a generic one whose processor has the kernels of this one.
 
-    One has VNNI. Without it, int8 kernels take several times as long.
+    Without VNNI, int8 kernels take several times as long.
     """
     is_generic = target.name in _GENERIC and platform.machine() == "x86_64"
     return is_generic and target.quantization.reduce_range == saturates()

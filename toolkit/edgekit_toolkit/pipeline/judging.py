@@ -166,7 +166,7 @@ class Judging:
         )
 
     def _is_timed_as_on_target(self, form: Form) -> bool:
-        """Return whether times here may choose a form: those of exact kernels by VNNI may not where it is missing."""
+        """Return whether times here may choose a form: exact kernels are slower where VNNI is missing."""
         if not self._request.target.quantization.reduce_range or form.plan is None or saturates():
             return True
         return form.plan.scheme.is_narrow or not find_support(self._request.backend).slows_exact_products

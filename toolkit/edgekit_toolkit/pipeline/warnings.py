@@ -162,8 +162,8 @@ def _arithmetic_warnings(run: Run) -> list[str]:
         )
     if in_codes and run.request.target.quantization.reduce_range and not saturates():
         notes.append(
-            f"int8 times of this machine ({instruction_set()}) are shorter than those of {target}, which has no"
-            " VNNI: tune or hold a tournament there"
+            f"int8 times of this machine ({instruction_set()}) are shorter than those of {target}, which has"
+            " no VNNI: tune or hold a tournament there"
         )
     return notes
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-
 _NARROW_PEAK = 63
 
 
@@ -21,8 +20,8 @@ class Scheme:
     Attributes:
         name: name in target files.
         symmetric: TensorRT's form. Activations are int8 with zero point 0, biases stay float32, each reader
-            has a Q/DQ pair of its own. Otherwise activations are uint8 with a zero point, and biases are int32
-            with the scale of the product.
+            has a Q/DQ pair of its own. Otherwise activations are uint8 with a zero point, and biases are
+            int32 with the scale of the product.
         elementwise: operators besides matrix products and data movement that have integer kernels.
         weight_peak: largest weight code; 63 if the engine adds products of 8-bit codes in 16 bits.
         quantizes_outputs: whether a kernel's output is quantized even if no integer kernel reads it.
@@ -49,9 +48,7 @@ ASYMMETRIC = Scheme(
         {"Add", "Mul", "Concat", "GlobalAveragePool", "AveragePool", "Sigmoid", "LeakyRelu"}
     ),
 )
-SYMMETRIC = Scheme(
-    name="symmetric", symmetric=True, elementwise=frozenset({"Add"}), quantizes_outputs=False
-)
+SYMMETRIC = Scheme(name="symmetric", symmetric=True, elementwise=frozenset({"Add"}), quantizes_outputs=False)
 # For x86 without VNNI: vpmaddubsw saturates sums of two products at 16 bits.
 ASYMMETRIC_7BIT = replace(ASYMMETRIC, name="asymmetric-7bit", weight_peak=_NARROW_PEAK)
 # The form of LiteRT's kernels; `litert.kernels` lists the operators that have some.

@@ -17,7 +17,11 @@ from edgekit_toolkit.onnx_graph.index import (
     fresh_name,
     remove_unused_initializers,
 )
-from edgekit_toolkit.onnx_graph.ort_options import disable_optimizers, disabled_optimizers, note_narrow_weights
+from edgekit_toolkit.onnx_graph.ort_options import (
+    disable_optimizers,
+    disabled_optimizers,
+    note_narrow_weights,
+)
 from edgekit_toolkit.passes.fold_affine import as_affine, keeps_shape
 from edgekit_toolkit.quantize.onnx.emitter import Codes, Emitter
 from edgekit_toolkit.quantize.onnx.reread import Reread, reread_hard_sigmoid, reread_shifted
