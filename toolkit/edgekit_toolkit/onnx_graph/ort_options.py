@@ -17,9 +17,15 @@ from edgekit_toolkit.onnx_graph.traversal import has_foldable_weights
 
 WHOLE_OPTIMISER: Final = ("*",)
 """Stands for all names: the model runs without any optimisation."""
-DISABLED_OPTIMIZERS_KEY: Final = "edgekit.disabled_optimizers"
+_NOTES: Final = "edgekit."
+DISABLED_OPTIMIZERS_KEY: Final = f"{_NOTES}disabled_optimizers"
 """Key in the model's metadata; the value is a comma-separated list of names."""
-_NARROW_WEIGHTS_KEY: Final = "edgekit.narrow_weights"
+_NARROW_WEIGHTS_KEY: Final = f"{_NOTES}narrow_weights"
+
+
+def notes_of(model: onnx.ModelProto) -> list[onnx.StringStringEntryProto]:
+    """Return the entries of the model's metadata that say how it runs."""
+    return [entry for entry in model.metadata_props if entry.key.startswith(_NOTES)]
 
 
 def disabled_optimizers(model: onnx.ModelProto) -> tuple[str, ...]:

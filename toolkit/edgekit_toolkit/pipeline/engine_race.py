@@ -1,8 +1,8 @@
 """The race of what the engines chose: each with one thread and with several, and beside its float model.
 
 It decides what a clock alone can tell: the engine, its threads, and whether a form is faster at all. On a
-target whose kernels this machine has, no form wins that is slower than float32 where float32 keeps the limits.
-Of other targets times here say too little.
+target whose kernels this machine has, nothing slower than float32 wins where float32 keeps the limits. Of
+other targets times here say too little.
 """
 
 import tempfile
