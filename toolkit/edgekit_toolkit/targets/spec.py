@@ -178,7 +178,7 @@ class Backend:
     Attributes:
         default: the one to package for.
         fallback: the one to fall back to on the device.
-        optional: further ones, for devices whose users install them.
+        optional: further ones, which take part where they are installed.
     """
 
     default: str
