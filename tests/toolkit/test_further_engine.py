@@ -139,5 +139,5 @@ def test_engine_is_a_file_in_the_runtime_and_one_in_the_toolkit(tmp_path: Path) 
     )
     assert done.stdout.splitlines() == [
         "auto litert openvino ort reference tensorrt",
-        "litert ort openvino reference tensorrt",
+        "litert openvino ort reference tensorrt",
     ], done.stderr
