@@ -1,6 +1,7 @@
 """`edgekit package --backend auto`: engines of one package against each other."""
 
 import tempfile
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -100,6 +101,19 @@ def test_engine_that_crashes_in_its_own_process_is_neither_kept_nor_carried(
     assert (second.backend, second.kept, second.latency_ms) == ("litert", False, None)
     assert "ended by SIGSEGV" in second.reason
     assert {one.run.request.backend for one in run.variants} <= {"ort"}
+
+
+def test_package_of_one_engine_states_the_threads_of_its_recipe(tmp_path: Path) -> None:
+    request = replace(auto_request(tmp_path), backend="ort", thread_counts=(1, 2), variants=1)
+    said: list[str] = []
+    run = search_engines(request, load_signer(), lambda what, *_: said.append(what))
+    assert "tournament: process 1 of at most 7: 2 settings in turn" in said
+    assert run.tournament == ()
+    chosen = run.chosen
+    assert chosen is not None
+    assert chosen.recipe.threads in {None, 1}
+    assert chosen.package.manifest.backend.options.get("threads") == chosen.recipe.threads
+    assert chosen.package.manifest.provenance["recipe_sha256"] == chosen.recipe.sha256
 
 
 def test_tournament_for_tensorrt_is_left_to_the_device(tmp_path: Path) -> None:
