@@ -2,8 +2,8 @@
 
     python benchmarks/openvino_forms.py MODEL.onnx        # with a Python that has OpenVINO
 
-The environment `ONEDNN_MAX_CPU_ISA=AVX2` shows OpenVINO without AVX-512 and VNNI. Ranges are those of generated
-inputs: times do not depend on them, accuracy would.
+The environment `ONEDNN_MAX_CPU_ISA=AVX2` shows OpenVINO without AVX-512 and VNNI. Ranges are those of
+generated inputs: times do not depend on them, accuracy would.
 """
 
 import telemetry_off  # noqa: F401

@@ -21,6 +21,7 @@ from edgekit_toolkit.pipeline.request import Progress, Request
 from edgekit_toolkit.pipeline.run import EngineResult, Run
 from edgekit_toolkit.pipeline.search import search
 from edgekit_toolkit.pipeline.variants import carry_variants
+from edgekit_toolkit.selection.choice import find_slowdown
 from edgekit_toolkit.targets.spec import Target
 
 
@@ -109,7 +110,9 @@ def _take(run: Run, contender: Contender, signer: StatementSigner) -> Run:
             return run
         reason = f"{candidate.label}: within every limit; {before.label} is slower here than float32"
         choice = replace(run.choice, chosen=candidate.id, reason=reason)
-        run = replace(run, choice=choice, acceptance=acceptance)
+        stale = find_slowdown(run.float_ratio(before), run.request.target.name)
+        warnings = [warning for warning in run.warnings if warning not in stale]
+        run = replace(run, choice=choice, acceptance=acceptance, warnings=warnings)
     threads = packaged_threads(contender, int(run.request.target.cpu.cores.value))
     if threads is None:
         return run
