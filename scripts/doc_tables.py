@@ -43,7 +43,7 @@ def list_devices(targets: Sequence[Target], evidence: Sequence[Evidence]) -> str
     lines = ["| target | engines | on the real device | on a stand-in |", "|---|---|---|---|"]
     for target in targets:
         names = ", ".join(f"`{name}`" for name in (target.name, *target.aliases))
-        engines = [engine for engine in (target.backend.default, target.backend.fallback) if engine]
+        engines = target.backend.names
         titles = ", then ".join(_ENGINES.get(engine, engine) for engine in engines)
         runs = [run for run in evidence if run.target == target.name]
         real = _describe_newest([run for run in runs if run.kind == "real"])

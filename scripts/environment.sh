@@ -21,6 +21,29 @@ use_environment() {
     "$python" "$root/scripts/environment.py" "$1" "$wanted" || exit
 }
 
+# use_added NAME==VERSION... sets `python` to that of an environment in the cache: the packages of .venv, after these
+# with what they ask for. Ends the script, and says so, where pip cannot get them.
+use_added() {
+    version=$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    environment=${XDG_CACHE_HOME:-$HOME/.cache}/edgekit/$(echo "$1" | sed s/==/-/)-python$version
+    python=$environment/bin/python
+    if [ ! -e "$environment/complete" ]; then
+        rm -rf "$environment"
+        .venv/bin/python -m venv --without-pip "$environment"
+    fi
+    # The packages of .venv come after its own.
+    .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+        >"$environment/lib/python$version/site-packages/edgekit.pth"
+    if [ ! -e "$environment/complete" ]; then
+        if ! .venv/bin/python -m pip --python "$python" install --quiet --disable-pip-version-check \
+            --only-binary :all: "$@"; then
+            echo "skipped: pip cannot get $* here"
+            exit
+        fi
+        touch "$environment/complete"
+    fi
+}
+
 # Whether .venv was made for the requirements file of this KIND as it is now.
 is_stamped() {
     stamp="$(cksum <"$root/requirements/$1.txt")|${EDGEKIT_PYTHON-}" || exit 1

@@ -22,7 +22,7 @@ FORBIDDEN = re.compile(
 )
 # What the requirement files must serve.
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
-KINDS = ("host", "fleet", "hil", "dev", "device", "device-litert")
+KINDS = ("host", "fleet", "hil", "dev", "device", "device-litert", "device-openvino")
 
 
 def tracked_files() -> list[str]:
@@ -142,8 +142,9 @@ def test_larger_environment_holds_the_smaller_one_unchanged(smaller: str, larger
 @pytest.mark.parametrize("kind", KINDS)
 def test_excluded_packages_are_in_no_requirements_file(kind: str, python: str) -> None:
     lines = (ROOT / "requirements" / "excluded.in").read_text().splitlines()
-    if kind == "device-litert":
-        lines += (ROOT / "requirements" / "excluded-litert.in").read_text().splitlines()
+    if kind in {"device-litert", "device-openvino"}:
+        name = f"excluded-{kind.removeprefix('device-')}.in"
+        lines += (ROOT / "requirements" / name).read_text().splitlines()
     excluded = {canonicalize_name(line) for line in lines if line and not line.startswith("#")}
     assert excluded
     assert not excluded & {canonicalize_name(name) for name in installed(kind, python)}

@@ -132,7 +132,7 @@ def test_wheel_holds_every_file_of_its_packages_and_nothing_else(
         if path.is_file() and "__pycache__" not in path.parts
     }
     if distribution == "edgekit-host":
-        files = ("device.txt", "device-litert.txt")
+        files = ("device.txt", "device-litert.txt", "device-openvino.txt")
         there |= {f"edgekit_host/requirements/{name}" for name in files}
         there |= {
             f"edgekit_host/released_evidence/{path.name}" for path in (ROOT / "hil" / "evidence").iterdir()

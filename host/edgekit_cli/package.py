@@ -281,7 +281,7 @@ def _search(
             request = replace(request, version=version)
         with ProgressBar(console) as progress:
             request = replace(request, target=take_measured_costs(request.target))
-            if request.backend == "auto":
+            if request.backend == "auto" or request.thread_counts:
                 run = search_engines(request, signer, progress.show)
             else:
                 run = carry_variants([search(request, signer, progress.show)], signer)

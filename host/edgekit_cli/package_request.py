@@ -16,6 +16,7 @@ from edgekit_runtime.system.engines import find_engine
 from edgekit_runtime.system.own_process import count_cores
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.importers.file_kind import is_tflite
+from edgekit_toolkit.measurement.brevity import is_brief
 from edgekit_toolkit.packaging.attachments import read_labels, read_preprocessing
 from edgekit_toolkit.packaging.next_version import FIRST_VERSION
 from edgekit_toolkit.pipeline.engine_tournament import engines_here
@@ -54,6 +55,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
     folder_names = () if labels is not None else find_class_names(paths)
     class_names = folder_names or (() if labels is not None else find_box_names(paths))
     like, earlier = (None, None) if options["like"] is None else read_earlier(options["like"])
+    backend = _backend(options["backend"] or (None if like is None else like.backend), target, model)
     return Request(
         model=model,
         target=target,
@@ -74,12 +76,21 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         if options["preprocessing"] is None
         else read_preprocessing(options["preprocessing"]),
         threads=options["threads"] or max(1, min(4, count_cores())),
+        thread_counts=() if options["threads"] else _thread_counts(target, backend),
         search_s=options["search_s"],
-        backend=_backend(options["backend"] or (None if like is None else like.backend), target, model),
+        backend=backend,
         variants=options["variants"],
         strict=options["strict"],
         like=None if like is None else _form_for_other_weights(like.form, earlier),
     )
+
+
+def _thread_counts(target: Target, backend: str) -> tuple[int, ...]:
+    """Return the numbers of threads to time: 1, and the target's cores as far as they are here; or none."""
+    most = min(int(target.cpu.cores.value), count_cores())
+    if most == 1 or is_brief("times") or (backend != "auto" and find_support(backend).on_gpu):
+        return ()
+    return (1, most)
 
 
 def _form_for_other_weights(form: Form, earlier: EarlierModel | None) -> Form:

@@ -53,7 +53,7 @@ def _list(console: Console, targets: Sequence[Target]) -> None:
         aliases = [f"= {alias}" for alias in target.aliases]
         print_line(console, (" ".join([target.name, *aliases]), "bold"), target.title, indent=_INDENT)
         facts = (
-            " > ".join(name for name in (target.backend.default, target.backend.fallback) if name),
+            " > ".join(target.backend.names),
             f"{target.quantization.form} int8",
             f"{target.memory.free.value / 1e9:.1f} GB free",
             f"power mode {', '.join(mode.name for mode in target.power.modes)}",
@@ -88,6 +88,7 @@ def _show(console: Console, target: Target) -> None:
         ("accelerator", target.accelerator or "none"),
         ("storage", target.storage.kind),
         ("backend", f"{target.backend.default}, fallback {target.backend.fallback or 'none'}"),
+        *([("optional", ", ".join(target.backend.optional))] if target.backend.optional else []),
         ("int8 form", f"{form.form}, {form.activations} activations, {form.weights} weights"),
         ("power modes", _power_modes(target)),
         *((release.name, _engines(release)) for release in target.releases),

@@ -35,6 +35,7 @@ def run(
     given: tuple[int, Array],
     made: tuple[int, Sequence[int]],
     stored: Mapping[str, Any],
+    options: OrtOptions | None = None,
 ) -> Array:
     """The output `y` of a model with the input `x`."""
     (kind, x), (output_kind, shape) = given, made
@@ -46,7 +47,7 @@ def run(
         [numpy_helper.from_array(np.asarray(value), name) for name, value in stored.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return OrtSession(model.SerializeToString(), OrtOptions(threads=1)).run({"x": x})["y"]
+    return OrtSession(model.SerializeToString(), options or OrtOptions(threads=1)).run({"x": x})["y"]
 
 
 def codes(sums: Array, scale: np.float32, dtype: str) -> Array:
@@ -160,6 +161,24 @@ def test_quantized_matrix_product_is_exact(
     stored |= {"ys": scale, "yz": np.zeros((), left)}
     got = run(nodes, (FLOAT, x.astype(np.float32)), (TYPES[left], sums.shape), stored)
     np.testing.assert_array_equal(got, codes(sums, scale, left))
+
+
+def test_products_of_7_bit_weights_are_exact_without_the_slow_kernels() -> None:
+    x, weight = large("uint8", 9, 64), np.full((64, 17), 63, np.int8)
+    sums = x.astype(np.int64) @ weight
+    scale = np.float32(sums.max() / 255)
+    nodes = [
+        *QUANTIZE_INPUT,
+        node("DequantizeLinear", ["w", "ws", "wz"], ["wd"], axis=1),
+        node("MatMul", ["xd", "wd"], ["s"]),
+        node("QuantizeLinear", ["s", "ys", "yz"], ["y"]),
+    ]
+    stored = {"w": weight, **scales(17, "int8", per_channel=True), **quantized_input("uint8")}
+    stored |= {"ys": scale, "yz": np.zeros((), "uint8")}
+    with mock.patch.object(ort_products, "EXACT_SETTING", "session.none"):  # were it set, kernels were others
+        options = OrtOptions(threads=1, narrow_weights=True)
+        got = run(nodes, (FLOAT, x.astype(np.float32)), (TYPES["uint8"], sums.shape), stored, options)
+    np.testing.assert_array_equal(got, codes(sums, scale, "uint8"))
 
 
 def test_the_engine_saturates_on_the_instruction_sets_that_lack_vnni() -> None:

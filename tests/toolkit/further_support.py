@@ -1,8 +1,8 @@
-"""The toolkit's module of engines that the project does not have; see `further_engine`."""
+"""The toolkit's module of an engine that the project does not have; see `further_engine`."""
 
 from functools import partial
 
-from tests.toolkit.further_engine import OPENVINO, REFERENCE
+from tests.toolkit.further_engine import REFERENCE
 
 from edgekit_toolkit.engines.record import EngineSupport, ModelMaker
 from edgekit_toolkit.models.onnx import OnnxModel
@@ -56,4 +56,4 @@ def support(record):
     )
 
 
-SUPPORTS = {record.name: support(record) for record in (REFERENCE, OPENVINO)}
+SUPPORTS = {record.name: support(record) for record in (REFERENCE,)}

@@ -242,6 +242,7 @@ def packaged() -> dict[str, Any]:
             "binding": ["drop"],
             "closest": None,
             "needed": None,
+            "slower_than": "",
             "latency_to_float": {
                 "modelled": _figure(0.41, "modelled", "rpi5"),
                 "uncertainty": 1.4,
@@ -319,6 +320,7 @@ def refused() -> dict[str, Any]:
         "binding": ["size"],
         "closest": "C5",
         "needed": "A size limit of 5.25 MB at this drop, or a drop limit of 7.2 points at this size.",
+        "slower_than": "",
         "latency_to_float": None,
     }
     report["package"] = report["recipe"] = report["evidence"] = None

@@ -7,12 +7,11 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.toolkit.further_engine import OPENVINO, REFERENCE
+from tests.toolkit.further_engine import REFERENCE
 from tests.toolkit.further_support import SUPPORTS, FurtherModel
 from tests.toolkit.package_run import mlp, samples, saved
 
@@ -35,21 +34,10 @@ pytestmark = pytest.mark.usefixtures("home")
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(
-    params=[
-        REFERENCE,
-        pytest.param(
-            OPENVINO,
-            marks=pytest.mark.skipif(
-                find_spec("openvino") is None, reason="OpenVINO is not installed: pip install openvino"
-            ),
-        ),
-    ],
-    ids=lambda engine: engine.name,
-)
-def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Register an engine for one test, and offer it to child processes as an entry point would."""
-    record: Engine = request.param
+    record = REFERENCE
     monkeypatch.setitem(engines.ENGINES, record.name, record)
     monkeypatch.setitem(supports.SUPPORTS, record.name, SUPPORTS[record.name])
     information = tmp_path / "site" / "further-1.0.dist-info"
@@ -122,19 +110,19 @@ def test_engine_is_a_file_in_the_runtime_and_one_in_the_toolkit(tmp_path: Path) 
     files = {
         "device_runtime/edgekit_runtime": (
             "from edgekit_runtime.system.engines import register\n"
-            "from tests.toolkit.further_engine import OPENVINO\n"
-            "register(OPENVINO)\n"
+            "from tests.toolkit.further_engine import REFERENCE\n"
+            "register(REFERENCE)\n"
         ),
         "toolkit/edgekit_toolkit": (
             "from edgekit_toolkit.engines.record import register_support\n"
             "from tests.toolkit.further_support import SUPPORTS\n"
-            "register_support(SUPPORTS['openvino'])\n"
+            "register_support(SUPPORTS['reference'])\n"
         ),
     }
     for package, text in files.items():
         folder = tmp_path / Path(package).name
         shutil.copytree(ROOT / package, folder, ignore=shutil.ignore_patterns("__pycache__"))
-        (folder / "engines" / "openvino.py").write_text(text)
+        (folder / "engines" / "reference.py").write_text(text)
     code = (
         "from edgekit_cli.package import command\n"
         "from edgekit_toolkit.engines.record import list_supported\n"
@@ -150,6 +138,6 @@ def test_engine_is_a_file_in_the_runtime_and_one_in_the_toolkit(tmp_path: Path) 
         check=False,
     )
     assert done.stdout.splitlines() == [
-        "auto litert openvino ort tensorrt",
-        "litert openvino ort tensorrt",
+        "auto litert openvino ort reference tensorrt",
+        "litert openvino ort reference tensorrt",
     ], done.stderr

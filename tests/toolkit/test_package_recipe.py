@@ -295,7 +295,7 @@ def test_form_of_another_model_is_refused(mixed: Made, tmp_path: Path) -> None:
 
 # A recipe without variants or disabled rewrites has no such field; test_package_variants.py,
 # test_wrong_rewrites.py and test_package_sequences.py have those that do.
-OPTIONAL = {"variants", "disabled_optimizers", "fixed", "states", "written_out"}
+OPTIONAL = {"variants", "disabled_optimizers", "fixed", "states", "written_out", "threads"}
 FIELDS = [field.name for field in dataclasses.fields(Recipe) if field.name not in OPTIONAL]
 
 
@@ -330,7 +330,7 @@ def forged(recipe: Path, change: Callable[[dict[str, Any]], object]) -> bytes:
         ("name", "../x", "name is '../x'"),
         ("name", 5, "name is 5, expected a string"),
         ("target", "a/b", "target is 'a/b'"),
-        ("backend", "nope", "backend is 'nope', expected one of litert, ort, tensorrt"),
+        ("backend", "nope", "backend is 'nope', expected one of litert, openvino, ort, tensorrt"),
         ("batch", 0, "batch is 0, expected 1 to"),
         ("batch", True, "batch is True, expected a whole number"),
         ("batch", 3, "makes a model with sha256"),

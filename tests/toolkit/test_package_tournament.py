@@ -1,6 +1,7 @@
 """`edgekit package --backend auto`: engines of one package against each other."""
 
 import tempfile
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from onnx import helper
 from tests.toolkit.package_run import edgekit, mlp, model_of, package, read_only, saved, tensor, tiny
 
 from edgekit_runtime.autotune import contest
+from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.pipeline.engine_tournament import search_engines
 from edgekit_toolkit.pipeline.request import Request
@@ -100,6 +102,35 @@ def test_engine_that_crashes_in_its_own_process_is_neither_kept_nor_carried(
     assert (second.backend, second.kept, second.latency_ms) == ("litert", False, None)
     assert "ended by SIGSEGV" in second.reason
     assert {one.run.request.backend for one in run.variants} <= {"ort"}
+
+
+def test_package_of_one_engine_states_the_threads_of_its_recipe(tmp_path: Path) -> None:
+    request = replace(auto_request(tmp_path), backend="ort", thread_counts=(1, 2), variants=1)
+    said: list[str] = []
+    run = search_engines(request, load_signer(), lambda what, *_: said.append(what))
+    assert "tournament: process 1 of at most 7: 2 settings in turn" in said
+    assert run.tournament == ()
+    chosen = run.chosen
+    assert chosen is not None
+    assert chosen.recipe.threads in {None, 1}
+    assert chosen.package.manifest.backend.options.get("threads") == chosen.recipe.threads
+    assert chosen.package.manifest.provenance["recipe_sha256"] == chosen.recipe.sha256
+
+
+@pytest.mark.skipif(saturates(), reason="times of this processor, without VNNI, do not hold for x86-64")
+def test_choice_slower_than_float32_gives_way_to_a_form_that_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_BRIEF", "memory")
+    monkeypatch.setattr(contest, "MODULE", "tests.toolkit.stated_contest")
+    request = replace(auto_request(tmp_path), backend="ort", thread_counts=(1, 2), variants=1)
+    run = search_engines(request, load_signer(), lambda *_: None)
+    assert run.chosen is not None
+    # One thread is the first entrant, and slower; then the choice is, beside the float model.
+    assert run.chosen.recipe.threads is None
+    assert run.choice.reason.startswith(f"{run.chosen.label}: within every limit; ")
+    assert run.choice.reason.endswith(" is slower here than float32")
+    assert run.slower_than == ""
 
 
 def test_tournament_for_tensorrt_is_left_to_the_device(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ OURS = (
     "rpi4",
     "rpi5",
     "x86-64",
+    "x86-64-avx2",
 )
 RPI5 = Path(list_targets.__code__.co_filename).with_name("rpi5.toml")
 
@@ -229,7 +230,7 @@ CORES = 'cores = { value = 4, unit = "1", status = "datasheet", source = "brief"
         (
             'default = "ort"',
             'default = "magic"',
-            "backend.default is 'magic', expected one of litert, ort, tensorrt",
+            "backend.default is 'magic', expected one of litert, openvino, ort, tensorrt",
         ),
         (
             'default_mode = "default"',

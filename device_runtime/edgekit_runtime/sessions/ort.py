@@ -7,7 +7,7 @@ reads only submodels, whose weights are in the whole model's artifact: the toolk
 import copy
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +67,8 @@ class OrtOptions:
             8-bit products saturate on x86 without VNNI, see `ort_products`.
         fold_weights: whether quantized weights are widened to float once, on loading; for models that compute
             in float. Otherwise onnxruntime widens them in every inference, at 1.1 to 5 times the latency.
+        narrow_weights: whether 8-bit weights have codes of 7 bits, with which the fast kernels are exact on
+            every processor, see `ort_products`.
         disabled_optimizers: rewrites of the optimiser that change this model's results, by onnxruntime's
             names; they are off, as are those that are off for every model (`WRONG_REWRITES`).
         weights: path of the artifact that holds the weights of a submodel, as its graph names it; None for a
@@ -78,6 +80,7 @@ class OrtOptions:
     arena: bool = True
     optimise: bool = True
     fold_weights: bool = False
+    narrow_weights: bool = False
     disabled_optimizers: tuple[str, ...] = ()
     weights: str | None = None
 
@@ -224,14 +227,14 @@ def _load(
     try:
         settings = make_settings(options)
         if isinstance(model, Path):
-            return create_session(str(model), settings, options.disabled_optimizers)
+            return create_session(str(model), settings, options)
         # onnxruntime copies bytes and keeps both copies; it reads a file in memory once. For a model of 18.6
         # MB that is 46 MB instead of 82 MB after loading.
         with ExitStack() as stack:
             path = stack.enter_context(_memory_file(model))
             if options.weights is not None:
                 path = stack.enter_context(with_weights(path, options.weights, weights, settings))
-            return create_session(path, settings, options.disabled_optimizers)
+            return create_session(path, settings, options)
     except Exception as cause:  # its exceptions have no other common base
         check_lack(cause, "backend 'ort': the model cannot be given to onnxruntime")
         if match := _SYSTEM_ERROR.search(str(cause)):
@@ -326,14 +329,14 @@ def _make_run_settings() -> "onnxruntime.RunOptions":
 
 
 def create_session(
-    path: str, settings: "onnxruntime.SessionOptions", disabled_optimizers: Sequence[str]
+    path: str, settings: "onnxruntime.SessionOptions", options: OrtOptions
 ) -> "onnxruntime.InferenceSession":
     """Return onnxruntime's own session for a model, as all our sessions run it.
 
     Args:
         path: path of an ONNX model.
         settings: see `make_settings`; changed in place.
-        disabled_optimizers: see `OrtOptions`.
+        options: options of the model; those beside its rewrites and weights are in `settings`.
 
     Raises:
         Exception: an error of onnxruntime; its errors have no other common base.
@@ -347,11 +350,11 @@ def create_session(
             settings,
             providers=["CPUExecutionProvider"],
             enable_fallback=0,
-            disabled_optimizers=[*WRONG_REWRITES, *disabled_optimizers],
+            disabled_optimizers=[*WRONG_REWRITES, *options.disabled_optimizers],
         )
 
     with lean_loading():
-        return open_exact(settings, create)
+        return open_exact(settings, create, is_narrow=options.narrow_weights)
 
 
 def _read_spec(node: "onnxruntime.NodeArg") -> TensorSpec:

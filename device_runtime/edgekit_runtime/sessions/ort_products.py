@@ -56,17 +56,20 @@ def saturates() -> bool:
 def open_exact(
     settings: "onnxruntime.SessionOptions",
     create: Callable[["onnxruntime.SessionOptions"], "onnxruntime.InferenceSession"],
+    *,
+    is_narrow: bool = False,
 ) -> "onnxruntime.InferenceSession":
     """Return `create(settings)`, with exact 8-bit products if this processor's saturate.
 
     Args:
         settings: changed in place.
         create: makes a session; called a second time if the engine has no kernel for the exact form.
+        is_narrow: whether the codes of the weights have 7 bits: 255 * 63 * 2 is 32,130, which 16 bits hold.
 
     Raises:
         Exception: an error that `create` raised.
     """
-    if not saturates():
+    if is_narrow or not saturates():
         return create(settings)
     level = settings.graph_optimization_level
     settings.add_session_config_entry(EXACT_SETTING, "1")

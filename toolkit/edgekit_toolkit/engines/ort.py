@@ -10,17 +10,18 @@ from edgekit_runtime.errors import ModelError
 from edgekit_toolkit.engines.record import EngineSupport, ModelMaker, register_support
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
-from edgekit_toolkit.quantize import forms
+from edgekit_toolkit.quantize import forms, scheme
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.quantizer import Quantizer
-from edgekit_toolkit.quantize.scheme import SCHEMES
 from edgekit_toolkit.targets.spec import Target
 
 
 def _open_quantizer(model: Model, target: Target, *, threads: int, **_conversion: object) -> Quantizer:
-    scheme = SCHEMES["asymmetric-7bit" if target.quantization.reduce_range else "asymmetric"]
-    return OnnxQuantizer(require_onnx(model).proto, scheme, threads=threads)
+    exact, proto = scheme.ASYMMETRIC, require_onnx(model).proto
+    if target.quantization.reduce_range:
+        return OnnxQuantizer(proto, scheme.ASYMMETRIC_7BIT, threads=threads, wider=exact)
+    return OnnxQuantizer(proto, exact, threads=threads)
 
 
 def build_onnx(model: Model, form: Form, _dims: Mapping[str, int]) -> Model | None:

@@ -129,4 +129,4 @@ def find_support(engine: str) -> EngineSupport:
 
 def list_supported() -> tuple[str, ...]:
     """Return the names of the engines that packages are made for here."""
-    return tuple(SUPPORTS)
+    return tuple(sorted(SUPPORTS))

@@ -15,6 +15,7 @@ from edgekit_toolkit.targets.spec import Target
 
 # As Linux names them, the fastest for 8-bit products first.
 _X86: Final = ("amx_int8", "avx512_vnni", "avx_vnni", "avx512bw", "avx2", "sse4_1")
+_GENERIC: Final = ("x86-64", "x86-64-avx2")
 _ARM: Final = ("i8mm", "asimddp", "asimd")
 
 
@@ -37,11 +38,12 @@ def arithmetic_facts() -> dict[str, Any]:
 
 
 def measures_here(target: Target) -> bool:
-    """Whether latency here holds for the target, which is so for the generic target of this architecture.
+    """Whether latency here holds for the target, a generic one whose processor has the kernels of this one.
 
-    It has VNNI. Without it, int8 kernels take several times as long.
+    Without VNNI, int8 kernels take several times as long.
     """
-    return target.name == "x86-64" and platform.machine() == "x86_64" and not saturates()
+    is_generic = target.name in _GENERIC and platform.machine() == "x86_64"
+    return is_generic and target.quantization.reduce_range == saturates()
 
 
 def score_label(model: Model) -> str:

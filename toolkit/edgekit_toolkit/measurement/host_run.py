@@ -185,7 +185,7 @@ def _profile(model: onnx.ModelProto, feeds: Feeds) -> tuple[_KernelEvents, Colle
         try:
             content = model.SerializeToString()
             check_opening("ort", content, stated_options(model))
-            session = create_session(content, settings, options.disabled_optimizers)
+            session = create_session(content, settings, options)
             for _ in range(_PROFILED_ROUNDS):
                 session.run(None, feeds)
         except Exception as error:  # onnxruntime's classes share no base but Exception

@@ -46,6 +46,7 @@ def session_for(model: onnx.ModelProto, *, threads: int, optimise: bool = True) 
             lambda how: ort.InferenceSession(
                 content, how, providers=["CPUExecutionProvider"], disabled_optimizers=disabled
             ),
+            is_narrow=own.narrow_weights,
         )
     except Exception as error:  # onnxruntime raises classes of its own that share no base but Exception
         raise BackendError(f"onnxruntime refuses the model: {error}") from error

@@ -17,8 +17,15 @@ from edgekit_toolkit.onnx_graph.traversal import has_foldable_weights
 
 WHOLE_OPTIMISER: Final = ("*",)
 """Stands for all names: the model runs without any optimisation."""
-DISABLED_OPTIMIZERS_KEY: Final = "edgekit.disabled_optimizers"
+_NOTES: Final = "edgekit."
+DISABLED_OPTIMIZERS_KEY: Final = f"{_NOTES}disabled_optimizers"
 """Key in the model's metadata; the value is a comma-separated list of names."""
+_NARROW_WEIGHTS_KEY: Final = f"{_NOTES}narrow_weights"
+
+
+def notes_of(model: onnx.ModelProto) -> list[onnx.StringStringEntryProto]:
+    """Return the entries of the model's metadata that say how it runs."""
+    return [entry for entry in model.metadata_props if entry.key.startswith(_NOTES)]
 
 
 def disabled_optimizers(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -29,12 +36,21 @@ def disabled_optimizers(model: onnx.ModelProto) -> tuple[str, ...]:
 
 def disable_optimizers(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """Return a copy of `model` that runs without these rewrites and with all others."""
+    return _with_note(model, DISABLED_OPTIMIZERS_KEY, ",".join(names))
+
+
+def note_narrow_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of `model` whose 8-bit weights are known to have codes of 7 bits."""
+    return _with_note(model, _NARROW_WEIGHTS_KEY, "yes")
+
+
+def _with_note(model: onnx.ModelProto, key: str, value: str) -> onnx.ModelProto:
     result = copy_model(model)
-    entries = [entry for entry in model.metadata_props if entry.key != DISABLED_OPTIMIZERS_KEY]
+    entries = [entry for entry in model.metadata_props if entry.key != key]
     del result.metadata_props[:]
     result.metadata_props.extend(entries)
-    if names:
-        result.metadata_props.add(key=DISABLED_OPTIMIZERS_KEY, value=",".join(names))
+    if value:
+        result.metadata_props.add(key=key, value=value)
     return result
 
 
@@ -44,6 +60,8 @@ def stated_options(model: onnx.ModelProto) -> dict[str, JsonValue]:
     A runtime that does not know an option refuses the package.
     """
     options: dict[str, JsonValue] = {"fold_weights": True} if has_foldable_weights(model) else {}
+    if any(entry.key == _NARROW_WEIGHTS_KEY for entry in model.metadata_props):
+        options["narrow_weights"] = True
     disabled = disabled_optimizers(model)
     if disabled == WHOLE_OPTIMISER:
         return {**options, "optimise": False}

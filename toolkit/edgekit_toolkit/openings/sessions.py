@@ -12,6 +12,7 @@ from edgekit_toolkit.openings.model_opening import Feeds, check_opening
 
 if TYPE_CHECKING:
     from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
+    from edgekit_runtime.sessions.openvino import OpenVinoSession
 
 _DEFAULTS = asdict(OrtOptions())
 
@@ -40,3 +41,16 @@ def open_litert(content: bytes, options: "LiteRtOptions | None" = None) -> "Lite
 
     check_opening("litert", content, {})
     return LiteRtSession(content, options)
+
+
+def open_openvino(content: bytes, threads: int) -> "OpenVinoSession":
+    """Return OpenVINO's session of a model.
+
+    Raises:
+        BackendError: OpenVINO refuses the model, or would end this process.
+        EngineMissingError: OpenVINO is not installed, or cannot be loaded.
+    """
+    from edgekit_runtime.sessions.openvino import OpenVinoOptions, OpenVinoSession
+
+    check_opening("openvino", content, {})
+    return OpenVinoSession(content, OpenVinoOptions(threads))

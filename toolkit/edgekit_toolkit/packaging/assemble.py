@@ -221,6 +221,17 @@ def _golden(
     return Golden(reference.inputs, expected, rows), {**artifacts, **more}
 
 
+def with_threads(package: PackageDraft, recipe: Recipe, threads: int) -> tuple[PackageDraft, Recipe]:
+    """Return a package that states how many threads its engine takes, and its recipe."""
+    recipe, backend = replace(recipe, threads=threads), package.manifest.backend
+    manifest = replace(
+        package.manifest,
+        backend=replace(backend, options={**backend.options, "threads": threads}),
+        provenance={**package.manifest.provenance, "recipe_sha256": recipe.sha256},
+    )
+    return PackageDraft(manifest, package.artifacts), recipe
+
+
 def combine(first: PackageDraft, others: Mapping[str, PackageDraft], recipe: Recipe) -> PackageDraft:
     """Return the package of `first` with the only variant of each other package as a further variant.
 
@@ -295,7 +306,8 @@ def describe_artifacts(contents: Mapping[str, bytes], roles: Mapping[str, str]) 
 def _backend(recipe: Recipe, path: str, model: Model) -> BackendChoice:
     fallback = find_support(recipe.backend).fallback
     if not fallback:
-        return BackendChoice(recipe.backend, path, model.options)
+        stated = {} if recipe.threads is None else {"threads": recipe.threads}
+        return BackendChoice(recipe.backend, path, {**model.options, **stated})
     # No options: the model itself states what is int8, and a strongly typed build follows it.
     return BackendChoice(recipe.backend, path, {}, BackendChoice(fallback, path, model.options))
 

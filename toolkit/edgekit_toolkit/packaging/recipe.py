@@ -33,7 +33,7 @@ _TOOLS: Final = ("numpy", "onnx", "onnxoptimizer", "onnxruntime")
 _COUNT: Final = Range(1, _MAX_INTEGER)
 _Number = Annotated[float, Range(-math.inf, math.inf)]
 _OPTIONAL: Final = frozenset(
-    {"variants", "disabled_optimizers", "fixed", "states", "written_out", "golden_rows", "task"}
+    {"variants", "disabled_optimizers", "fixed", "states", "written_out", "golden_rows", "task", "threads"}
 )
 
 
@@ -46,6 +46,7 @@ class RecipeVariant:
     form: Form
     model_sha256: str
     figures: Mapping[str, Any]
+    threads: Annotated[int | None, _COUNT] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,7 @@ class Recipe:
         states: output -> input that its value is in the next run, as for `name_states`.
         written_out: operators that are written out because the engine does not run them.
         golden_rows: seeds of the further golden rows.
+        threads: threads that the package states; None if it leaves them to the engine.
         variants: further variants; `backend`, `form`, `model_sha256` and `figures` above are of the default
             one.
     """
@@ -95,6 +97,7 @@ class Recipe:
     written_out: tuple[str, ...] = ()
     task: Mapping[str, Any] | None = None
     golden_rows: tuple[Annotated[int, Range(0, MAX_SEED)], ...] = ()
+    threads: Annotated[int | None, _COUNT] = None
     variants: tuple[RecipeVariant, ...] = ()
 
     def of_variant(self, variant: RecipeVariant) -> "Recipe":
@@ -105,14 +108,15 @@ class Recipe:
             form=variant.form,
             model_sha256=variant.model_sha256,
             figures=variant.figures,
+            threads=variant.threads,
             variants=(),
         )
 
     def to_bytes(self) -> bytes:
         """Return the recipe as canonical JSON; an optional field that is empty is left out."""
         value = _to_json(self) | {"format": RECIPE_FORMAT}
-        value["variants"] = [_to_json(variant) for variant in self.variants]
-        return encode_json({name: item for name, item in value.items() if item or name not in _OPTIONAL})
+        value["variants"] = [_without_empty(_to_json(variant)) for variant in self.variants]
+        return encode_json(_without_empty(value))
 
     @property
     def sha256(self) -> str:
@@ -180,6 +184,10 @@ def _check_digest(value: Mapping[str, Any]) -> None:
             f"has sha256 {digest}, it states {value.get('sha256')}: it was edited or damaged; fetch it again,"
             " or package the model again with other options"
         )
+
+
+def _without_empty(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: item for name, item in value.items() if item or name not in _OPTIONAL}
 
 
 def _to_json(record: Recipe | RecipeVariant) -> dict[str, Any]:

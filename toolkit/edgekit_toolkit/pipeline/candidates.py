@@ -25,6 +25,7 @@ from edgekit_toolkit.samples.generated import Feeds
 
 Ranges = Mapping[str, tuple[float, float]]
 
+_PLAIN, _NARROW = "int8", "int8 of 7-bit weights,"
 _LIKE, _NEAR = "as before", "as before, weights near the earlier ones"
 _MAX_RELEASED = 6
 _ELEMENTWISE_LOSS_DB = 3.0
@@ -312,13 +313,15 @@ class _Search:
             return
         variants = self._variants(everything, ranges)
         static = []
+        name = _NARROW if quantizer.scheme.is_narrow else _PLAIN
         for where, names in self._kernel_sets(everything, products, variants[0].ranges).items():
             rivals, disabled = [], tuple[str, ...]()
             for variant in variants:
-                self.progress(f"building: int8 {variant.label}, {where}", None, None)
+                label = f"{name} {variant.label}, {where}"
+                self.progress(f"building: {label}", None, None)
                 plan = Plan(quantizer.scheme, names, variant.ranges, variant.per_channel, disabled)
                 form = Form(forms.STATIC_INT8, plan, variant.factors)
-                candidate = self._add_static(f"int8 {variant.label}, {where}", form, plan)
+                candidate = self._add_static(label, form, plan)
                 if candidate is not None:
                     rivals.append(candidate)
                     disabled = (candidate.form.plan or plan).disabled_optimizers
@@ -330,6 +333,15 @@ class _Search:
             closest, first = max(bases, key=_snr), bases[0]
             is_close = first.snr_db >= closest.snr_db - _ELEMENTWISE_LOSS_DB
             self._mix_kernels(first if is_close else closest, limit_s)
+            self._widen(first)
+
+    def _widen(self, narrow: Candidate) -> None:
+        """Add a static form with more bits, where the engine has exact kernels for them, too."""
+        plan, scheme = narrow.form.plan, self.quantizer.wider
+        if plan is not None and scheme is not None:
+            wide = replace(plan, scheme=scheme)
+            label = narrow.label.replace(_NARROW, _PLAIN, 1)
+            self._add_static(label, replace(narrow.form, plan=wide), wide)
 
     def _add_static(self, label: str, form: Form, plan: Plan) -> Candidate | None:
         """Add a form; without rewrites of the engine where those are wrong for it."""
@@ -423,7 +435,6 @@ class _Search:
             candidate_set.dropped.append(
                 f"sensitivity of {len(unknown)} of {len(plan.kernels)} kernels: limit of the search"
             )
-        base = best.label.removeprefix("int8 ")
         steps = mixed_plans(
             write,
             plan,
@@ -436,7 +447,7 @@ class _Search:
             if not step.plan.kernels:
                 return  # all in float: that candidate exists already
             self.progress("mixed precision", count, _MAX_RELEASED)
-            label = f"int8 {base}, {count} layer{'s' if count > 1 else ''} in float"
+            label = f"{best.label}, {count} layer{'s' if count > 1 else ''} in float"
             candidate_set.add(label, self.quantizer, replace(best.form, plan=step.plan), self.fidelity)
 
 

@@ -4,35 +4,35 @@ Each engine gets a search of its own. Then the chosen candidates compete as in `
 a device, as variants of a package made for that. TensorRT takes no part: it needs the device.
 """
 
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Final
 
-from edgekit_runtime.autotune.tournament import Entrant, hold_tournament
-from edgekit_runtime.errors import BackendError, BudgetError, EdgekitError, ModelError, OutputError
-from edgekit_runtime.package.archive import read_package, write_package
+from edgekit_runtime.errors import BudgetError, EdgekitError, ModelError
 from edgekit_runtime.sessions import EngineMissingError
 from edgekit_runtime.system.engines import find_engine
-from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.engines.record import find_support
-from edgekit_toolkit.measurement.brevity import shorten_s
-from edgekit_toolkit.packaging.assemble import combine
-from edgekit_toolkit.packaging.signing_keys import StatementSigner, load_signer
+from edgekit_toolkit.packaging.assemble import package_file, with_threads
+from edgekit_toolkit.packaging.signing_keys import StatementSigner
+from edgekit_toolkit.pipeline.acceptance import check_accepted
+from edgekit_toolkit.pipeline.drafts import size_figures
+from edgekit_toolkit.pipeline.engine_race import Contender, describe_faster, hold_race, packaged_threads
 from edgekit_toolkit.pipeline.prepare import Preparation
 from edgekit_toolkit.pipeline.request import Progress, Request
-from edgekit_toolkit.pipeline.run import EngineResult, JudgedCandidate, Run
+from edgekit_toolkit.pipeline.run import EngineResult, Run
 from edgekit_toolkit.pipeline.search import search
 from edgekit_toolkit.pipeline.variants import carry_variants
+from edgekit_toolkit.selection.choice import find_slowdown
 from edgekit_toolkit.targets.spec import Target
-
-_SECONDS: Final = 20.0  # approximate time of the tournament; models of less than a millisecond take 2 to 6
 
 
 def engines_of(target: Target) -> list[str]:
-    """Return the engines of a target that a host can run, the preferred first."""
-    return [name for name in target.backend.names if find_support(name).runs_here]
+    """Return the engines of a target that a host can run, the preferred first; optional ones if installed."""
+    return [
+        name
+        for name in target.backend.names
+        if find_support(name).runs_here
+        and (name not in target.backend.optional or find_engine(name).installation.is_complete)
+    ]
 
 
 def engines_here(target: Target) -> list[str]:
@@ -54,35 +54,92 @@ def search_engines(request: Request, signer: StatementSigner, progress: Progress
         BackendError: an engine fails on the source model, or none runs what was packaged for it.
         OutputError: there is no room for temporary files.
     """
-    names = engines_of(request.target)
-    runs, refused = _search_each(request, signer, progress)
+    names = engines_of(request.target) if request.backend == "auto" else [request.backend]
+    runs, refused = _search_each(names, request, signer, progress)
     if not runs:
         raise refused[names[0]]
     progress("tournament", None, None)
-    chosen = {name: run.chosen for name, run in runs.items() if run.chosen is not None}
-    entrants, winner = _race(chosen, request.threads, progress) if chosen else ({}, next(iter(runs)))
-    results = [
-        _result(name, runs.get(name), entrants.get(name), refused.get(name), is_kept=name == winner)
-        for name in names
-    ]
-    winning_run = replace(runs[winner], tournament=tuple(results))
-    failed = {name for name, entrant in entrants.items() if entrant.latency is None}
-    others = [run for name, run in runs.items() if name != winner and name not in failed]
-    return carry_variants([winning_run, *others], signer)
+    choosing = {name: run for name, run in runs.items() if run.chosen is not None}
+    if not choosing:
+        return _finish(next(iter(runs)), runs, {name: _refusal(name, runs, refused) for name in names})
+    race = hold_race(choosing, request, progress)
+    results = {}
+    for name in names:
+        contender = race.best.get(name)
+        if contender is None or contender.latency is None:
+            refusal = _refusal(name, runs, refused)
+            results[name] = replace(refusal, reason=race.reasons.get(name) or refusal.reason)
+            continue
+        runs[name] = _take(runs[name], contender, signer)
+        results[name] = EngineResult(
+            name,
+            runs[name].chosen,
+            contender.latency.median_s * 1e3,
+            "",
+            kept=False,
+            threads=contender.threads,
+        )
+    failed = {name for name in choosing if name not in race.best}
+    runs = {name: run for name, run in runs.items() if name not in failed}
+    run = _finish(race.winner, runs, results)
+    if slower := describe_faster(race):
+        run = replace(
+            run, slower_than=slower, warnings=[*run.warnings, f"slower than {slower}, which breaks a limit"]
+        )
+    return carry_variants([run, *(other for name, other in runs.items() if name != race.winner)], signer)
+
+
+def _finish(winner: str, runs: Mapping[str, Run], results: Mapping[str, EngineResult]) -> Run:
+    """Return the winner's run, with the results of all engines if there are several."""
+    rows = tuple(replace(result, kept=name == winner) for name, result in results.items())
+    return replace(runs[winner], tournament=rows if len(rows) > 1 else ())
+
+
+def _refusal(name: str, runs: Mapping[str, Run], refused: Mapping[str, EdgekitError]) -> EngineResult:
+    reason = " ".join(str(refused[name]).split()) if name in refused else runs[name].choice.reason
+    return EngineResult(name, None, None, reason, kept=False)
+
+
+def _take(run: Run, contender: Contender, signer: StatementSigner) -> Run:
+    """Return a run that chooses a contender of its, with the contender's threads."""
+    candidate, before = contender.candidate, run.chosen
+    if before is not None and candidate.id != before.id:
+        feeds = run.prepared.feeds[0]
+        acceptance = check_accepted(run.request.backend, candidate.model, candidate.package, feeds, signer)
+        if acceptance.refuser:
+            return run
+        reason = f"{candidate.label}: within every limit; {before.label} is slower here than float32"
+        choice = replace(run.choice, chosen=candidate.id, reason=reason)
+        stale = find_slowdown(run.float_ratio(before), run.request.target.name)
+        warnings = [warning for warning in run.warnings if warning not in stale]
+        run = replace(run, choice=choice, acceptance=acceptance, warnings=warnings)
+    threads = packaged_threads(contender, int(run.request.target.cpu.cores.value))
+    if threads is None:
+        return run
+    package, recipe = with_threads(candidate.package, candidate.recipe, threads)
+    sizes = size_figures(package_file(package, signer), run.limits)
+    figures = {**candidate.measured.figures, **sizes}
+    if run.limits.violations(figures):
+        return run
+    measured = replace(candidate.measured, figures=figures)
+    stating = replace(candidate, package=package, recipe=recipe, measured=measured)
+    candidates = (stating if other.id == candidate.id else other for other in run.candidates)
+    return replace(run, candidates=tuple(candidates))
 
 
 def _search_each(
-    request: Request, signer: StatementSigner, progress: Progress
+    names: Sequence[str], request: Request, signer: StatementSigner, progress: Progress
 ) -> tuple[dict[str, Run], dict[str, EdgekitError]]:
-    """Return the runs of the target's engines, and why some engines have none."""
-    shares = max(1, len(engines_here(request.target)))
+    """Return the runs of the engines, and why some engines have none."""
+    shares = max(1, sum(find_engine(name).installation.is_complete for name in names))
     runs: dict[str, Run] = {}
     prepared: Preparation | None = None
     refused: dict[str, EdgekitError] = {}
-    for name in engines_of(request.target):
+    for name in names:
         share = replace(request, backend=name, search_s=request.search_s / shares, search_shares=shares)
+        shown = _named(progress, name) if len(names) > 1 else progress
         try:
-            runs[name] = search(share, signer, _named(progress, name), prepared)
+            runs[name] = search(share, signer, shown, prepared)
             prepared = runs[name].prepared
         except (ModelError, EngineMissingError, BudgetError) as error:
             refused[name] = error
@@ -91,54 +148,3 @@ def _search_each(
 
 def _named(progress: Progress, name: str) -> Progress:
     return lambda phase, done, total: progress(f"{name}: {phase}", done, total)
-
-
-def _race(
-    chosen: Mapping[str, JudgedCandidate], threads: int, progress: Progress
-) -> tuple[dict[str, Entrant], str]:
-    """Return the result of each engine's choice, and the engine to keep.
-
-    `chosen`: engine -> its choice, the preferred engine first, at least one.
-    `threads`: threads of one inference.
-
-    Raises:
-        BackendError: none of them runs in a process of its own, or not beside the others.
-        OutputError: the package cannot be written to the folder for temporary files.
-    """
-    (_, first), *others = chosen.items()
-    whole = combine(first.package, {name: candidate.package for name, candidate in others}, first.recipe)
-    try:
-        with tempfile.TemporaryDirectory(prefix="edgekit-tournament-") as name:
-            path, keys = Path(name, whole.manifest.file_name), Path(name, "keys")
-            # A key of its own: the user's key may be in an HSM, which signs only what leaves this machine.
-            write_package(path, whole.manifest, whole.artifacts, load_signer(folder=keys))
-            with read_package(path, TrustStore.from_folder(keys)) as package:
-                result = hold_tournament(
-                    package,
-                    keys,
-                    threads=threads,
-                    seconds=shorten_s(_SECONDS),
-                    report=lambda line: progress(f"tournament: {line}", None, None),
-                )
-    except OSError as error:
-        raise OutputError(
-            f"measuring engines needs temporary files: {error}; free space or set TMPDIR"
-        ) from error
-    entrants = dict(zip(chosen, result.entrants, strict=True))
-    if result.winner is None:
-        reasons = "; ".join(f"{engine}: {entrant.reason}" for engine, entrant in entrants.items())
-        raise BackendError(
-            f"no engine runs here what was packaged for it: {reasons}; choose one by --backend"
-        )
-    return entrants, next(engine for engine, entrant in entrants.items() if entrant is result.winner)
-
-
-def _result(
-    name: str, run: Run | None, entrant: Entrant | None, error: EdgekitError | None, *, is_kept: bool
-) -> EngineResult:
-    if run is None or run.chosen is None or entrant is None or entrant.latency is None:
-        reason = " ".join(str(error).split()) if run is None else run.choice.reason
-        if entrant is not None and entrant.reason is not None:
-            reason = entrant.reason
-        return EngineResult(name, None, None, reason, kept=is_kept)
-    return EngineResult(name, run.chosen, entrant.latency.median_s * 1e3, "", kept=is_kept)

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Final
 
 from edgekit_runtime.sessions.latency import Latency
+from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.evaluation.judge import (
     TargetCosts,
@@ -24,7 +25,7 @@ from edgekit_toolkit.pipeline.drafts import Draft, draft_packages
 from edgekit_toolkit.pipeline.prepare import Preparation
 from edgekit_toolkit.pipeline.request import Phases, Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate
-from edgekit_toolkit.quantize.forms import DYNAMIC_INT8
+from edgekit_toolkit.quantize.forms import DYNAMIC_INT8, Form
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.sensitivity import Fidelity, decibel
 from edgekit_toolkit.samples.split import feeds_only
@@ -158,11 +159,17 @@ class Judging:
                 candidate.label,
                 costs,
                 latency_uncertainty=1.0 if here else modelled.uncertainty,
-                host_ratio=ratio,
+                host_ratio=ratio if self._is_timed_as_on_target(candidate.form) else math.inf,
                 drop_error=draft.score.drop.standard_error,
                 snr_db=snr_db,
             ),
         )
+
+    def _is_timed_as_on_target(self, form: Form) -> bool:
+        """Return whether times here may choose a form: exact kernels are slower where VNNI is missing."""
+        if not self._request.target.quantization.reduce_range or form.plan is None or saturates():
+            return True
+        return form.plan.scheme.is_narrow or not find_support(self._request.backend).slows_exact_products
 
     def _measure_noises(self) -> list[float]:
         """Return the signal to noise, in dB, of each candidate on the samples that choose.

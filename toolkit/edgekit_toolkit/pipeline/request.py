@@ -33,6 +33,7 @@ class Request:
         labels_from_folders: whether the class names are the sorted names of the samples' folders.
         preprocessing: description of the preprocessing, or None.
         threads: threads of the engine while judging and measuring.
+        thread_counts: numbers of threads of which the package states the best; empty to state none.
         search_s: limit of the work of a search, in seconds of a nominal processor.
         search_shares: searches that share the limit of the command line, of which `search_s` is a part.
         backend: `ort`, `tensorrt` or `litert`; `auto` only for `engine_tournament.search_engines`.
@@ -58,6 +59,7 @@ class Request:
     labels_from_folders: bool = False
     preprocessing: Mapping[str, Any] | None = None
     threads: int = 2
+    thread_counts: tuple[int, ...] = ()
     search_s: float = 60.0
     search_shares: int = 1
     backend: str = "ort"

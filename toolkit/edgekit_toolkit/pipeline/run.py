@@ -67,6 +67,7 @@ class EngineResult:
         candidate: the candidate that was chosen for it; None if none was.
         latency_ms: latency of that candidate, measured here in turns in several fresh processes; the median
             of their medians.
+        threads: threads of that latency.
         kept: whether the package is for this engine.
     """
 
@@ -75,6 +76,7 @@ class EngineResult:
     latency_ms: float | None
     reason: str
     kept: bool
+    threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class Run:
         acceptance: what the target's engine says about the chosen candidate.
         memory_here: memory of the chosen candidate, once it is measured.
         tournament: the engines among which this one won.
+        slower_than: a float model that is faster here and breaks a limit, and by how much; or an empty text.
         whole: the chosen candidate with its variants, or under another version.
     """
 
@@ -119,6 +122,7 @@ class Run:
     warnings: Sequence[str]
     memory_here: MemoryHere | None = None
     tournament: tuple[EngineResult, ...] = ()
+    slower_than: str = ""
     variants: tuple[FurtherVariant, ...] = ()
     whole: JudgedCandidate | None = None
 

@@ -88,7 +88,9 @@ def _combine(
     recipe = replace(
         first.recipe,
         variants=tuple(
-            RecipeVariant(name, recipe.backend, recipe.form, recipe.model_sha256, recipe.figures)
+            RecipeVariant(
+                name, recipe.backend, recipe.form, recipe.model_sha256, recipe.figures, recipe.threads
+            )
             for name, recipe in recipes.items()
         ),
         tools=tool_versions(first.recipe.backend, *(recipe.backend for recipe in recipes.values())),

@@ -162,6 +162,11 @@ def _arithmetic_warnings(run: Run) -> list[str]:
             f" where the model of {target} cannot tell forms apart, they count against int8 (see"
             " the reason of the choice): measure there, or package on a machine with VNNI"
         )
+    if in_codes and run.request.target.quantization.reduce_range and not saturates():
+        notes.append(
+            f"int8 times of this machine ({instruction_set()}) are shorter than those of {target}, which has"
+            " no VNNI: tune or hold a tournament there"
+        )
     return notes
 
 

@@ -32,7 +32,8 @@ class Quantizer(Protocol):
 
     Attributes:
         threads: threads of one inference of the models.
-        scheme: the quantized form that the target's engine runs.
+        scheme: the quantized form that the target's engine runs fastest.
+        wider: one with more bits, which is more accurate and slower there; None if there is none.
         labels: kinds of forms without a plan, in the order in which they are made, with their names.
     """
 
@@ -44,6 +45,9 @@ class Quantizer(Protocol):
 
     @property
     def scheme(self) -> Scheme: ...  # see the class
+
+    @property
+    def wider(self) -> Scheme | None: ...  # see the class
 
     @property
     def labels(self) -> Mapping[str, str]: ...  # see the class

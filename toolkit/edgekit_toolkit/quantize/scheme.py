@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+_NARROW_PEAK = 63
+
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
@@ -18,11 +20,11 @@ class Scheme:
     Attributes:
         name: name in target files.
         symmetric: TensorRT's form. Activations are int8 with zero point 0, biases stay float32, each reader
-            has a Q/DQ pair of its own, and a tensor is quantized only where an integer kernel reads it.
-            Otherwise activations are uint8 with a zero point, biases are int32 with the scale of the product,
-            and a kernel's output is always quantized, which onnxruntime needs to fuse it.
+            has a Q/DQ pair of its own. Otherwise activations are uint8 with a zero point, and biases are
+            int32 with the scale of the product.
         elementwise: operators besides matrix products and data movement that have integer kernels.
         weight_peak: largest weight code; 63 if the engine adds products of 8-bit codes in 16 bits.
+        quantizes_outputs: whether a kernel's output is quantized even if no integer kernel reads it.
         folds_pixels: convolutions of few channels read and make several pixels at a time (`litert.fold`).
     """
 
@@ -31,6 +33,12 @@ class Scheme:
     elementwise: frozenset[str]
     weight_peak: int = 127
     folds_pixels: bool = False
+    quantizes_outputs: bool = True
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether weights have codes of 7 bits, so that sums of two products fit into 16 bits."""
+        return self.weight_peak <= _NARROW_PEAK
 
 
 ASYMMETRIC = Scheme(
@@ -40,14 +48,28 @@ ASYMMETRIC = Scheme(
         {"Add", "Mul", "Concat", "GlobalAveragePool", "AveragePool", "Sigmoid", "LeakyRelu"}
     ),
 )
-SYMMETRIC = Scheme(name="symmetric", symmetric=True, elementwise=frozenset({"Add"}))
+SYMMETRIC = Scheme(name="symmetric", symmetric=True, elementwise=frozenset({"Add"}), quantizes_outputs=False)
 # For x86 without VNNI: vpmaddubsw saturates sums of two products at 16 bits.
-ASYMMETRIC_7BIT = replace(ASYMMETRIC, name="asymmetric-7bit", weight_peak=63)
+ASYMMETRIC_7BIT = replace(ASYMMETRIC, name="asymmetric-7bit", weight_peak=_NARROW_PEAK)
 # The form of LiteRT's kernels; `litert.kernels` lists the operators that have some.
 LITERT = replace(ASYMMETRIC, name="litert", elementwise=frozenset())
 # LiteRT's kernels for AVX-512 take eight input channels a step, and images have three.
 LITERT_AVX512 = replace(LITERT, name="litert-avx512", folds_pixels=True)
-SCHEMES = {scheme.name: scheme for scheme in (ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC, LITERT, LITERT_AVX512)}
+# OpenVINO computes activation functions in the float sums of a product, before they become codes.
+OPENVINO = Scheme(
+    name="openvino",
+    symmetric=False,
+    elementwise=frozenset({"Add", "Concat", "GlobalAveragePool", "AveragePool"}),
+    quantizes_outputs=False,
+)
+OPENVINO_7BIT = replace(OPENVINO, name="openvino-7bit", weight_peak=_NARROW_PEAK)
+SCHEMES = {
+    scheme.name: scheme
+    for scheme in (
+        *(ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC),
+        *(LITERT, LITERT_AVX512, OPENVINO, OPENVINO_7BIT),
+    )
+}
 
 
 # A tensor that was always 0 gets an ordinary scale: with a product of tiny scales, int32 cannot hold a bias,

@@ -131,6 +131,7 @@ def _engine_result(result: EngineResult, limit: float | None) -> dict[str, Any]:
         "drop_points": None if stated_drop is None else stated_drop.drop.points,
         "drop": _drop(stated_drop, limit),
         "latency_ms": result.latency_ms,
+        "threads": result.threads,
         "reason": result.reason,
         "kept": result.kept,
     }
@@ -163,6 +164,7 @@ def _outcome(run: Run) -> dict[str, Any]:
         "closest": run.choice.closest,
         "needed": run.choice.needed,
         "latency_to_float": _latency_to_float(run),
+        "slower_than": run.slower_than,
     }
 
 

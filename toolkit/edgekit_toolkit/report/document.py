@@ -139,6 +139,7 @@ class ReportedOutcome(TypedDict):
     closest: str | None
     needed: str | None
     latency_to_float: LatencyToFloat | None
+    slower_than: str
 
 
 class ReportedLayer(TypedDict):
@@ -190,6 +191,7 @@ class ReportedStanding(TypedDict):
     drop_points: float | None
     drop: ReportedDrop | None
     latency_ms: float | None
+    threads: int | None
     reason: str
     kept: bool
 

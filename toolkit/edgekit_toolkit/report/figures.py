@@ -11,6 +11,7 @@ from edgekit_toolkit.report.document import (
     ReportedCandidate,
     ReportedDrop,
     ReportedFigure,
+    ReportedStanding,
     Size,
 )
 
@@ -142,6 +143,10 @@ def show_drop(points: float | None, drop: ReportedDrop | None) -> str:
         return show(points, "points")
     low, high = drop["interval"]
     return f"{show(points, 'points')} ({low:.2f} to {high:.2f})"
+
+
+def count_threads(standing: ReportedStanding) -> str:
+    return "1 thread" if standing["threads"] == 1 else f"{standing['threads']} threads"
 
 
 def count_samples(drop: ReportedDrop) -> str:

@@ -26,6 +26,8 @@ def headline(report: Report) -> str | None:
     parts.append(_accuracy(report["accuracy"]))
     if ratio is not None:
         parts.append(_latency(ratio))
+    if slower := report["outcome"]["slower_than"]:
+        parts.append(f"slower than float32 to keep every limit ({slower})")
     return ", ".join(part for part in parts if part)
 
 

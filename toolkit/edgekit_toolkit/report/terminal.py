@@ -26,6 +26,7 @@ from edgekit_toolkit.report.figures import (
     FIGURES,
     against_limit,
     common_origin,
+    count_threads,
     describe_accuracy,
     describe_proof,
     headroom,
@@ -329,8 +330,8 @@ def _print_tournament(standings: Sequence[ReportedStanding], console: Console) -
         else:
             drop = show_drop(standing["drop_points"], standing["drop"])
             latency, size = show(standing["latency_ms"], "ms"), show(standing["size_bytes"], "bytes")
-            text = f"{latency}, {size}, drop {drop}: {standing['label']}"
-        name = Text(f"{'>' if standing['kept'] else ' '}  {standing['backend']:<6}", style)
+            text = f"{latency} with {count_threads(standing)}, {size}, drop {drop}: {standing['label']}"
+        name = Text(f"{'>' if standing['kept'] else ' '}  {standing['backend']:<8}", style)
         print_line(console, name, text, indent=10)
 
 

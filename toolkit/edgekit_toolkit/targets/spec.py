@@ -173,23 +173,33 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The backend to package for, and the one to fall back to on the device."""
+    """The backends that a target runs.
+
+    Attributes:
+        default: the one to package for.
+        fallback: the one to fall back to on the device.
+        optional: further ones, which take part where they are installed.
+    """
 
     default: str
     fallback: str | None = None
+    optional: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         engines = [engine.name for engine in list_registered() if engine.file_format]
-        for field, name in (("default", self.default), ("fallback", self.fallback)):
+        optional = (("optional", name) for name in self.optional)
+        for field, name in (("default", self.default), ("fallback", self.fallback), *optional):
             if name is not None and name not in engines:
                 raise TargetError(f"{field} is {name!r}, expected one of {', '.join(engines)}")
         if self.fallback == self.default:
             raise TargetError(f"fallback: expected another backend than {self.default!r}")
+        if len(set(self.names)) != len(self.names):
+            raise TargetError(f"optional: expected other backends than {', '.join(self.names[:2])}")
 
     @property
     def names(self) -> list[str]:
-        """Both, the preferred one first."""
-        return [name for name in (self.default, self.fallback) if name is not None]
+        """All, the preferred one first."""
+        return [name for name in (self.default, self.fallback, *self.optional) if name is not None]
 
     @property
     def on_gpu(self) -> bool:

@@ -252,7 +252,7 @@ def _load(
             opened = str(path)
             for name, number in graph.weights.items():
                 opened = stack.enter_context(with_weights(opened, name, blobs[number], settings))
-            session = create_session(opened, settings, options.disabled_optimizers)
+            session = create_session(opened, settings, options)
     except Exception as cause:  # its exceptions have no other common base
         raise BackendError(f"backend 'ort': onnxruntime refused the model: {cause}") from cause
     path.unlink()

@@ -64,6 +64,7 @@ class LiteRtQuantizer:
             with folded pixels for AVX-512.
     """
 
+    wider = None
     labels: Mapping[str, str] = {
         forms.FLOAT16_WEIGHTS: "float16 weights",
         forms.INT8_WEIGHTS: "int8 weights, float arithmetic",

@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model, opset, remove_unused_initializers
-from edgekit_toolkit.onnx_graph.ort_options import disable_optimizers, disabled_optimizers
+from edgekit_toolkit.onnx_graph.ort_options import notes_of
 
 _DIGITS = string.ascii_lowercase
 _DEFAULTS: Final = {"strides": 1, "dilations": 1, "pads": 0}
@@ -27,7 +27,6 @@ def shorten_names(model: onnx.ModelProto) -> onnx.ModelProto:
     Inputs and outputs keep their names. A model with control flow keeps all names: its sub-graphs read
     tensors of the outer graph by name.
     """
-    disabled = disabled_optimizers(model)
     result = copy_model(model)
     graph = result.graph
     del graph.value_info[:]
@@ -35,8 +34,7 @@ def shorten_names(model: onnx.ModelProto) -> onnx.ModelProto:
     for item in (result, graph, *graph.node, *graph.initializer):
         item.ClearField("metadata_props")
         item.ClearField("doc_string")
-    result = disable_optimizers(result, disabled)
-    graph = result.graph
+    result.metadata_props.extend(notes_of(model))
     attributes = itertools.chain.from_iterable(node.attribute for node in graph.node)
     if any(item.type in {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS} for item in attributes):
         return result

@@ -84,7 +84,7 @@ def block_roundings(model: onnx.ModelProto, plan: Plan, block: Block) -> list[Ro
                 errors.append(_weight_rounding(node, position, weight, axis, plan.scheme.weight_peak))
         output = kernel_output(index, node)
         inside.add(output)
-        if not plan.scheme.symmetric:
+        if plan.scheme.quantizes_outputs:
             errors.append(Rounding(layer, None, params(output), output))
     return errors
 

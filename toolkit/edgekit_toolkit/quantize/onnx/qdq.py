@@ -17,7 +17,11 @@ from edgekit_toolkit.onnx_graph.index import (
     fresh_name,
     remove_unused_initializers,
 )
-from edgekit_toolkit.onnx_graph.ort_options import disable_optimizers, disabled_optimizers
+from edgekit_toolkit.onnx_graph.ort_options import (
+    disable_optimizers,
+    disabled_optimizers,
+    note_narrow_weights,
+)
 from edgekit_toolkit.passes.fold_affine import as_affine, keeps_shape
 from edgekit_toolkit.quantize.onnx.emitter import Codes, Emitter
 from edgekit_toolkit.quantize.onnx.reread import Reread, reread_hard_sigmoid, reread_shifted
@@ -56,6 +60,8 @@ def write_qdq(
     result = copy_model(model)
     _Writer(result.graph, plan, scales or {}).write()
     remove_unused_initializers(result.graph)
+    if plan.scheme.is_narrow:
+        result = note_narrow_weights(result)
     if plan.disabled_optimizers:
         result = disable_optimizers(result, (*disabled_optimizers(model), *plan.disabled_optimizers))
     return result
@@ -115,7 +121,7 @@ class _Writer:
                 for name in self._activations(node):
                     self._param(name)
                 output = kernel_output(self.index, node)
-                if not self.plan.scheme.symmetric:
+                if self.plan.scheme.quantizes_outputs:
                     self._param(output)
                     self.produced.add(output)
             elif self._moves(node):

@@ -63,6 +63,7 @@ class OnnxQuantizer:
         *,
         threads: int,
         make: Callable[[onnx.ModelProto], OnnxModel] = OnnxModel,
+        wider: Scheme | None = None,
     ) -> None:
         """Make the quantizer.
 
@@ -71,9 +72,10 @@ class OnnxQuantizer:
             scheme: codes of the engine.
             threads: threads of one inference.
             make: makes a model that the engine runs of its ONNX form.
+            wider: codes with more bits, see `Quantizer`.
         """
         self.model, self._proto, self._make = make(model), model, make
-        self.scheme = scheme
+        self.scheme, self.wider = scheme, wider
         self.threads = threads
 
     def source_form(self) -> tuple[str, OnnxModel]:

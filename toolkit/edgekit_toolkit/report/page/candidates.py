@@ -8,6 +8,7 @@ from edgekit_toolkit.report.figures import (
     FIGURES,
     byte_unit,
     common_origin,
+    count_threads,
     known_figures,
     origin,
     shorten,
@@ -176,7 +177,12 @@ def _tournament(standings: list[ReportedStanding]) -> Markup | None:
         el(
             "tr",
             el("th", standing["backend"], scope="row"),
-            el("td", standing["label"] or standing["reason"]),
+            el(
+                "td",
+                f"{standing['label']}, {count_threads(standing)}"
+                if standing["label"]
+                else standing["reason"],
+            ),
             *(
                 el("td", show(value, unit), class_="n")
                 for value, unit in ((standing["latency_ms"], "ms"), (standing["size_bytes"], "bytes"))

@@ -1,0 +1,64 @@
+"""Packages for OpenVINO: ONNX models, quantized by our own writer, and judged on OpenVINO."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import onnx
+
+from edgekit_runtime.engines.openvino import OPENVINO
+from edgekit_runtime.sessions.ort_products import saturates
+from edgekit_toolkit.engines.ort import require_onnx
+from edgekit_toolkit.engines.record import EngineSupport, ModelMaker, register_support
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.openvino import OpenVinoModel
+from edgekit_toolkit.quantize import forms, scheme
+from edgekit_toolkit.quantize.forms import Form
+from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
+from edgekit_toolkit.quantize.quantizer import Quantizer
+from edgekit_toolkit.targets.spec import Target
+
+
+class _OpenVinoQuantizer(OnnxQuantizer):
+    def why_no_static_int8(self) -> str | None:
+        """Return why no static int8 form is made: its outputs here may not be those of the target."""
+        if saturates() and not self.scheme.is_narrow:
+            return (
+                "OpenVINO's 8-bit products saturate on this machine, which has no VNNI; package on one that"
+                " has, or for x86-64-avx2, whose weights have 7 bits"
+            )
+        return super().why_no_static_int8()
+
+    def wrong_rewrites(self, form: Form, noise: Callable[[Model], float]) -> None:
+        """None: those that are looked for are onnxruntime's."""
+
+
+def _open_quantizer(model: Model, target: Target, *, threads: int, **_conversion: object) -> Quantizer:
+    codes = scheme.OPENVINO_7BIT if target.quantization.reduce_range else scheme.OPENVINO
+    return _OpenVinoQuantizer(require_onnx(model).proto, codes, threads=threads, make=OpenVinoModel)
+
+
+def _build(model: Model, form: Form, _dims: Mapping[str, int]) -> Model | None:
+    built = forms.build(require_onnx(model).proto, form)
+    return None if built is None else OpenVinoModel(built)
+
+
+def _take_codes(coded: onnx.ModelProto, _floats: onnx.ModelProto) -> Model:
+    return OpenVinoModel(coded)
+
+
+SUPPORT: Final = register_support(
+    EngineSupport(
+        name=OPENVINO.name,
+        maker=ModelMaker(
+            open_quantizer=_open_quantizer,
+            build=_build,
+            convert=OpenVinoModel,
+            convert_codes=_take_codes,
+        ),
+        kinds=frozenset({forms.FLOAT32, forms.FLOAT16_WEIGHTS, forms.INT8_WEIGHTS, forms.STATIC_INT8}),
+        tools=("openvino",),
+        judged_on=OPENVINO.name,
+        competes=True,
+        slows_exact_products=False,
+    )
+)

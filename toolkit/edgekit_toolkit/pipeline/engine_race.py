@@ -1,0 +1,226 @@
+"""The race of what the engines chose: each with one thread and with several, and beside its float model.
+
+It decides what a clock alone can tell: the engine, its threads, and whether a form is faster at all. On a
+target whose kernels this machine has, nothing slower than float32 wins where float32 keeps the limits. Of
+other targets times here say too little.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.autotune.tournament import hold_tournament
+from edgekit_runtime.errors import BackendError, OutputError
+from edgekit_runtime.package.archive import read_package, write_package
+from edgekit_runtime.sessions.latency import TIE_SHARE, Latency
+from edgekit_runtime.system.engines import find_engine
+from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_toolkit.engines.record import find_support
+from edgekit_toolkit.measurement.arithmetic import measures_here
+from edgekit_toolkit.measurement.brevity import is_brief, shorten_s
+from edgekit_toolkit.packaging.assemble import combine, with_threads
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from edgekit_toolkit.pipeline.request import Progress, Request
+from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
+
+_SECONDS: Final = 20.0  # approximate time of a race; models of less than a millisecond take 2 to 6
+_GAIN_OF_THREADS: Final = 0.1  # a smaller gain is not worth another number of threads than the engine's own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A candidate of an engine with a number of threads, and its times.
+
+    Attributes:
+        usual: whether the engine takes so many threads unless a package says otherwise.
+        is_float: whether it is the float model.
+        is_eligible: whether it keeps every limit.
+        latency: medians of one inference, one per process; None if it did not run.
+        reason: why it did not run.
+    """
+
+    engine: str
+    candidate: JudgedCandidate
+    threads: int
+    usual: bool
+    is_float: bool = False
+    is_eligible: bool = True
+    latency: Latency | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RaceResult:
+    """The outcome of a race.
+
+    Attributes:
+        best: engine -> its contender to package; none for an engine that does not run what it chose.
+        winner: the engine to keep.
+        reasons: engine -> why it has no contender.
+        faster_float: a float model that is faster than the winner and breaks a limit; None if there is none.
+    """
+
+    best: Mapping[str, Contender]
+    winner: str
+    reasons: Mapping[str, str]
+    faster_float: Contender | None = None
+
+
+def hold_race(runs: Mapping[str, Run], request: Request, progress: Progress) -> RaceResult:
+    """Return the outcome of races between the choices of some engines, the preferred engine first.
+
+    The first finds the threads of each choice. The second sets each choice beside the engine's fastest
+    candidate here and its float model, if times here hold for the target.
+
+    Raises:
+        BackendError: none of them runs in a process of its own, or not beside the others.
+        OutputError: the package cannot be written to the folder for temporary files.
+    """
+    entering = [contender for run in runs.values() for contender in _enter(run, request)]
+    result = decide(_time(entering, progress))
+    if request.like is not None or not measures_here(request.target) or is_brief("times"):
+        return result
+    rivals = [rival for engine, best in result.best.items() for rival in _find_rivals(runs[engine], best)]
+    second = decide(_time(rivals, progress))
+    return replace(second, reasons={**result.reasons, **second.reasons})
+
+
+def _time(contenders: Sequence[Contender], progress: Progress) -> list[Contender]:
+    """Return contenders with their times, taken in turns in fresh processes."""
+    first, *others = (
+        with_threads(contender.candidate.package, contender.candidate.recipe, contender.threads)[0]
+        for contender in contenders
+    )
+    recipe = contenders[0].candidate.recipe
+    whole = combine(first, {f"entrant-{number}": other for number, other in enumerate(others)}, recipe)
+    try:
+        with tempfile.TemporaryDirectory(prefix="edgekit-tournament-") as name:
+            path, keys = Path(name, whole.manifest.file_name), Path(name, "keys")
+            # A key of its own: the user's key may be in an HSM, which signs only what leaves this machine.
+            write_package(path, whole.manifest, whole.artifacts, load_signer(folder=keys))
+            with read_package(path, TrustStore.from_folder(keys)) as package:
+                tournament = hold_tournament(
+                    package,
+                    keys,
+                    seconds=shorten_s(_SECONDS),
+                    report=lambda line: progress(f"tournament: {line}", None, None),
+                )
+    except OSError as error:
+        raise OutputError(
+            f"measuring engines needs temporary files: {error}; free space or set TMPDIR"
+        ) from error
+    return [
+        replace(contender, latency=entrant.latency, reason=entrant.reason or "")
+        for contender, entrant in zip(contenders, tournament.entrants, strict=True)
+    ]
+
+
+def _enter(run: Run, request: Request) -> Iterator[Contender]:
+    """Yield the choice of a run with each number of threads."""
+    if run.chosen is None:
+        return
+    counts = request.thread_counts or (request.threads,)
+    usual = max(counts) if find_support(run.request.backend).shares_cores else min(counts)
+    for count in counts:
+        yield Contender(
+            engine=run.request.backend,
+            candidate=run.chosen,
+            threads=count,
+            usual=count == usual,
+            is_float=run.chosen is run.candidates[0],
+        )
+
+
+def _find_rivals(run: Run, best: Contender) -> Iterator[Contender]:
+    """Yield the choice of a run, its fastest candidate here, and its float model, with equal threads."""
+    floats = run.candidates[0]
+    within = [candidate for candidate in run.candidates if _keeps_limits(candidate, run)]
+    fastest = min(within, key=lambda candidate: candidate.measured.host_ratio, default=floats)
+    for candidate in {candidate.id: candidate for candidate in (best.candidate, fastest, floats)}.values():
+        is_eligible = candidate is best.candidate or candidate in within
+        yield replace(best, candidate=candidate, is_float=candidate is floats, is_eligible=is_eligible)
+
+
+def _keeps_limits(candidate: JudgedCandidate, run: Run) -> bool:
+    drop, most = candidate.stated_drop, run.limits.limits.get("drop")
+    if drop is not None and most is not None:
+        state = drop.state(most)
+        if state == "over" or (run.request.strict and state != "ok"):
+            return False
+    return not run.limits.violations(candidate.measured.figures)
+
+
+def decide(contenders: Sequence[Contender]) -> RaceResult:
+    """Return the outcome of a race; those of one engine are in the order of preference.
+
+    Raises:
+        BackendError: none of them ran.
+    """
+    ran = [contender for contender in _settle_threads(contenders) if contender.latency is not None]
+    best: dict[str, Contender] = {}
+    for engine in dict.fromkeys(contender.engine for contender in ran):
+        own = [contender for contender in ran if contender.engine == engine]
+        eligible = [contender for contender in own if contender.is_eligible]
+        floats = [contender for contender in own if contender.is_float]
+        harmless = [
+            contender for contender in eligible if not any(_is_slower(contender, other) for other in floats)
+        ]
+        if eligible:
+            best[engine] = harmless[0] if harmless else min(eligible, key=_median_s)
+    reasons = {contender.engine: contender.reason for contender in contenders if contender.engine not in best}
+    if not best:
+        listed = "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items())
+        raise BackendError(f"no engine runs here what was packaged for it: {listed}; choose one by --backend")
+    limit = (1 + TIE_SHARE) * min(map(_median_s, best.values()))
+    alike = [contender for contender in best.values() if _median_s(contender) <= limit]
+    winner = min(alike, key=lambda contender: contender.threads)
+    faster = [contender for contender in ran if contender.is_float and _is_slower(winner, contender)]
+    return RaceResult(best, winner.engine, reasons, min(faster, key=_median_s, default=None))
+
+
+def _settle_threads(contenders: Sequence[Contender]) -> list[Contender]:
+    """Return each candidate once: with its engine's usual threads unless others are clearly faster."""
+    settled: dict[tuple[str, str], Contender] = {}
+    for contender in sorted(contenders, key=lambda contender: not contender.usual):
+        key = (contender.engine, contender.candidate.id)
+        present = settled.get(key)
+        if (
+            present is None
+            or present.latency is None
+            or (
+                contender.latency is not None
+                and contender.latency.ratio_interval_to(present.latency)[1] <= 1 - _GAIN_OF_THREADS
+            )
+        ):
+            settled[key] = contender
+    order = dict.fromkeys((contender.engine, contender.candidate.id) for contender in contenders)
+    return [settled[key] for key in order]
+
+
+def _is_slower(contender: Contender, other: Contender) -> bool:
+    """Return whether a contender is slower than another one beyond chance and 2 %."""
+    if contender.latency is None or other.latency is None:
+        return False
+    return contender.latency.ratio_interval_to(other.latency)[0] > 1 + TIE_SHARE
+
+
+def _median_s(contender: Contender) -> float:
+    return float("inf") if contender.latency is None else contender.latency.median_s
+
+
+def packaged_threads(contender: Contender, cores: int) -> int | None:
+    """Return the threads that the package states; None for the engine's own number, which fits the device."""
+    if contender.usual:
+        return None
+    return 1 if contender.threads == 1 else max(contender.threads, cores)
+
+
+def describe_faster(result: RaceResult) -> str:
+    """Return what the winner is slower than, or an empty text."""
+    winner, faster = result.best[result.winner], result.faster_float
+    if faster is None or faster.latency is None or winner.latency is None:
+        return ""
+    ratio = winner.latency.ratio_to(faster.latency)
+    return f"{ratio:.2f} x {faster.candidate.label} on {find_engine(faster.engine).title}"
