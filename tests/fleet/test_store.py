@@ -2,16 +2,21 @@
 
 import os
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from edgekit_fleet.store import audit
-from edgekit_fleet.store.database import Store, open_store
+from edgekit_fleet.store.database import Store, open_store, sqlite_url
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.store.migration import alembic_config
+from edgekit_fleet.store.migrations import find_newest_revision
 from edgekit_fleet.store.tables import DeviceRow, Table
 from edgekit_runtime.errors import ConfigError, OutputError
 
@@ -19,6 +24,21 @@ from edgekit_runtime.errors import ConfigError, OutputError
 def test_first_open_makes_the_tables_of_the_code(store: Store):
     with store.engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
+
+
+def test_newest_revision_is_that_of_the_last_migration() -> None:
+    assert find_newest_revision() == ScriptDirectory.from_config(alembic_config()).get_current_head()
+
+
+def test_open_store_that_is_there_imports_no_alembic(tmp_path: Path) -> None:
+    url = sqlite_url(tmp_path / "fleet.db")
+    open_store(url).close()
+    program = f"""if True:
+        import sys
+        from edgekit_fleet.store.database import open_store
+        open_store({url!r}).close()
+        sys.exit("alembic" in sys.modules)"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_second_open_keeps_what_is_there(store_url: str):

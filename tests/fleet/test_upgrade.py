@@ -21,7 +21,8 @@ from sqlalchemy.orm import Session
 from tests.fleet.postgresql_server import new_database
 
 from edgekit_fleet.store import audit
-from edgekit_fleet.store.database import Store, _parse, alembic_config, migrate, open_store, sqlite_url
+from edgekit_fleet.store.database import Store, _parse, open_store, sqlite_url
+from edgekit_fleet.store.migration import alembic_config, migrate
 from edgekit_fleet.store.tables import SHARDS, Table
 from edgekit_runtime.errors import ConfigError
 

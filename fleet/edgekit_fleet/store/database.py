@@ -10,11 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util.exc import CommandError
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -45,10 +40,10 @@ from sqlalchemy.exc import (
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.store import audit
-from edgekit_fleet.store.tables import SHARDS, ShardRow, Table
+from edgekit_fleet.store.migrations import find_newest_revision
+from edgekit_fleet.store.tables import Table
 from edgekit_runtime.errors import ConfigError, OutputError
 
-_MIGRATIONS: Final = Path(__file__).with_name("migrations")
 _BUSY_S: Final = 10.0  # the command line and the manager write to the same file
 _CACHE_KIB: Final = 16 << 10
 _UNREACHABLE: Final = (OperationalError, InterfaceError, InternalError)
@@ -65,7 +60,6 @@ _POSTGRESQL: Final[Mapping[str, str | int]] = {
 }
 _MOST_CONNECTIONS: Final = 40  # as many as the threads of the web server
 _WRITER: Final = 7203183  # locks of PostgreSQL
-_MIGRATION: Final = 7203184
 _PREFIX: Final = "new_"  # an update may not name its parameters as its columns
 
 
@@ -279,20 +273,29 @@ def open_store(url: str) -> Store:
     if engine.dialect.name == "sqlite":
         _make_private(parsed.database)
         _prepare_sqlite(engine)
+    name = _hide_password(parsed)
     try:
-        migrate(engine, alembic_config())
+        if _read_revision(engine) != find_newest_revision():
+            from edgekit_fleet.store.migration import migrate_store  # alembic takes a fifth of each start
+
+            migrate_store(engine, name)
     except DBAPIError as cause:
         engine.dispose()
-        name = _hide_password(parsed)
         raise OutputError(
             f"cannot open the store {name}: {cause.orig}; if it is damaged, restore a backup"
         ) from cause
-    except CommandError as cause:
+    except ConfigError:
         engine.dispose()
-        raise ConfigError(
-            f"the store {_hide_password(parsed)} was made by a newer edgekit ({cause}); update edgekit"
-        ) from cause
+        raise
     return Store(engine)
+
+
+def _read_revision(engine: Engine) -> str | None:
+    with engine.connect() as connection:
+        if not inspect(connection).has_table("alembic_version"):
+            return None
+        revision: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
+        return revision
 
 
 def _make_private(path: str | None) -> None:
@@ -350,55 +353,3 @@ def _prepare_sqlite(engine: Engine) -> None:
     def begin(connection: Connection) -> None:
         is_reading = connection.get_execution_options().get("is_reading", False)
         connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
-
-
-def alembic_config() -> Config:
-    """Return the configuration of the migrations in this package."""
-    config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    return config
-
-
-def migrate(engine: Engine, config: Config) -> None:
-    """Make the tables in an empty database; bring older ones to the form of the newest migration.
-
-    Raises:
-        CommandError: the revision of the tables is unknown.
-    """
-    newest = ScriptDirectory.from_config(config).get_current_head()
-    with engine.connect() as connection:
-        if MigrationContext.configure(connection).get_current_revision() == newest:
-            return
-    with engine.begin() as connection:
-        if engine.dialect.name == "postgresql":
-            connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
-            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION})")  # two first starts
-        config.attributes["connection"] = connection
-        if MigrationContext.configure(connection).get_current_revision() is None:
-            _make_tables(connection)
-            command.stamp(config, "head")
-        else:
-            command.upgrade(config, "head")
-
-
-def _make_tables(connection: Connection) -> None:
-    Table.metadata.create_all(connection)
-    shards = [{"number": number, "holder": "", "epoch": 0} for number in range(SHARDS)]
-    connection.execute(insert(ShardRow), shards)
-    # The database itself refuses to change or delete entries of the audit log.
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(
-            "CREATE FUNCTION refuse_change() RETURNS trigger LANGUAGE plpgsql AS"
-            " $$ BEGIN RAISE EXCEPTION 'the audit log is append-only'; END $$"
-        )
-        connection.exec_driver_sql(
-            "CREATE TRIGGER audit_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON audit"
-            " EXECUTE FUNCTION refuse_change()"
-        )
-        return
-    for change in ("UPDATE", "DELETE"):
-        connection.exec_driver_sql(
-            f"CREATE TRIGGER audit_no_{change.lower()} BEFORE {change} ON audit"
-            " BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END"
-        )
