@@ -151,6 +151,11 @@ class Device:
             raise BenchError(f"{path} cannot be copied to the device: {describe(cause)}") from cause
         return remote
 
+    def trust(self, public_key: Path) -> None:
+        """Let the runtime trust a key, as `edgekit-device keys trust` does with a Python of its own."""
+        self.put(public_key, "bench.pub.pem")
+        self.run("umask 077 && mkdir -p home/keys && cp bench.pub.pem home/keys/")
+
     def get(self, name: str, path: Path) -> None:
         """Copy a file of `folder` here."""
         try:

@@ -54,7 +54,7 @@ def test_memory_is_near_the_estimate_and_latency_is_recorded(
     if not bench.file.settings.has_memory:
         pytest.skip(f"on bench '{bench.file.settings.name}' the emulator is part of each process")
     package = packages.make(model, target.name, target.engine)
-    device.edgekit("keys", "trust", device.put(packages.public_key, "bench.pub.pem"))
+    device.trust(packages.public_key)
 
     measurement = measure(device, package, request.config.getoption("--measure-seconds"))
 
@@ -122,7 +122,7 @@ def test_energy_of_an_inference_is_recorded(
     if bench.meter is None:
         pytest.skip(f"bench '{bench.file.settings.name}' has no power meter: {bench.meter_text}")
     package = packages.make(_MODEL, target.name, target.engine)
-    device.edgekit("keys", "trust", device.put(packages.public_key, "bench.pub.pem"))
+    device.trust(packages.public_key)
     measure(device, package, 1.0)  # an engine that is built on the device is not part of an inference
     with bench.meter.measure() as idle:
         device.run(f"sleep {POWER_S}", 2 * POWER_S)
@@ -153,7 +153,7 @@ def test_tournament_keeps_an_engine_that_is_used_from_then_on(
 ) -> None:
     """Each engine of the package is measured in turn, and the session that opens next is the winner's."""
     package = packages.make(_MODEL, target.name, "auto")
-    device.edgekit("keys", "trust", device.put(packages.public_key, "bench.pub.pem"))
+    device.trust(packages.public_key)
     remote = device.put(package, "model.edgepkg")
 
     result = device.edgekit("tournament", remote, "--seconds", "10", limit_s=OPEN_LIMIT_S)

@@ -28,14 +28,14 @@ def test_package_installs_and_matches_golden_outputs(
         pytest.skip(f"the device of bench '{bench.file.settings.name}' has no {ENGINE_PACKAGES[engine][0]}")
     package = packages.make(model, target.name, engine)
     remote = device.put(package, "model.edgepkg")
-    device.edgekit("keys", "trust", device.put(packages.public_key, "bench.pub.pem"))
+    device.trust(packages.public_key)
 
-    installed = device.edgekit("install", remote, limit_s=OPEN_LIMIT_S)
+    program = read_program("install") + read_program("selftest")
+    printed = device.run_python(program, remote, engine, limit_s=OPEN_LIMIT_S)
 
+    installed, checks = map(json.loads, printed.splitlines())
     assert installed["active"]
     assert installed["on_trial"]
-    self_test = device.run_python(read_program("selftest"), remote, engine, limit_s=OPEN_LIMIT_S)
-    checks = json.loads(self_test)
     assert all(passed for _, passed, _, _ in checks), [message for *_, message in checks]
     error = max(abs_error for _, _, abs_error, _ in checks)
     evidence(f"largest error of {model} on {engine}", error, "", "self-test: golden outputs, absolute")
@@ -44,7 +44,7 @@ def test_package_installs_and_matches_golden_outputs(
 def test_package_of_an_unknown_key_is_refused(
     device: Device, packages: PackageMaker, target: BenchTarget
 ) -> None:
-    """A device takes no package whose key it does not trust."""
+    """A device takes no package whose key it does not trust; `keys trust` names the key that it takes."""
     package = packages.make(MODEL_NAMES[0], target.name, target.engine)
     remote = device.put(package, "model.edgepkg")
 
@@ -52,3 +52,5 @@ def test_package_of_an_unknown_key_is_refused(
 
     assert result.exit_code == 8, result.errors
     assert device.edgekit("status")["models"] == []
+    trusted = device.edgekit("keys", "trust", device.put(packages.public_key, "bench.pub.pem"))
+    assert trusted["key_id"] in result.errors

@@ -101,7 +101,7 @@ def test_every_request_is_answered_right_while_the_link_goes_away_and_returns(
     if shutil.which("openssl") is None:
         pytest.skip("openssl is missing on this machine: apt install openssl")
     package = packages.make(_MODEL, target.name, target.engine)
-    device.edgekit("keys", "trust", device.put(packages.public_key, "bench.pub.pem"))
+    device.trust(packages.public_key)
     remote = device.put(packages.offload(package, tmp_path, _LOCAL_S), "model.edgepkg")
     with serve_whole(bench, device, packages, package):
         session = OffloadingDevice(device, remote)

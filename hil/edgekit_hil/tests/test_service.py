@@ -51,7 +51,7 @@ class ServedDevice:
         self.old, self.new = (
             device.put(path, f"{index}.edgepkg") for index, path in enumerate(package_paths)
         )
-        device.edgekit("keys", "trust", device.put(packages.public_key, "bench.pub.pem"))
+        device.trust(packages.public_key)
         self.install(self.old)
 
     def install(self, package: str) -> dict[str, Any]:
