@@ -61,6 +61,7 @@ def read_code(site):  # noqa: F811
     return report.executions[0].code if report and report.executions else None
 
 
+@pytest.mark.long
 def test_agent_that_is_killed_goes_on_where_it_was(site):  # noqa: F811
     site.enrol()
     agent = site.start("agent")

@@ -103,10 +103,8 @@ def test_two_machines_with_one_identity_are_named_on_both_sides(site, tmp_path):
 def test_agent_that_is_started_again_is_no_copy(site):  # noqa: F811
     site.enrol()
     agent = start_online(site)
-    for _ in range(2):
-        agent.kill()
-        agent.wait(20)
-        wait_for(lambda: not site.fleet.detail(site.name).summary.is_online, "the last will")
-        agent = site.start("agent")
-        wait_for(lambda: site.fleet.detail(site.name).summary.is_online, "the hello")
+    agent.kill()
+    agent.wait(20)
+    wait_for(lambda: not site.fleet.detail(site.name).summary.is_online, "the last will")
+    start_online(site)
     assert "two machines" not in site.fleet.detail(site.name).why

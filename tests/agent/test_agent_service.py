@@ -35,6 +35,7 @@ def test_old_version_goes_first_and_an_unsafe_one_before_there_is_another(site):
     wait_for(lambda: versions(site) == ["3.0.0"], f"3.0.0; {site.log()}")
 
 
+@pytest.mark.long
 def test_trial_goes_on_after_a_restart_of_the_service(site):  # noqa: F811
     site.enrol()
     site.install("1.0.0")

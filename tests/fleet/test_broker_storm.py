@@ -9,7 +9,7 @@ from tests.waiting import wait_for
 
 
 def test_broker_that_dies_under_its_devices_loses_no_desired_state(fleet, tmp_path, is_long):
-    count = 300 if is_long else 80
+    count = 300 if is_long else 40
     logging.getLogger("edgekit_fleet").setLevel(logging.CRITICAL)
     site = Site(fleet, tmp_path / "simulated", tuple(f"sim-{number:03}" for number in range(count)))
     with site.simulate() as devices:

@@ -72,8 +72,8 @@ def answer(
 
 @pytest.mark.parametrize("name", BAD_MODELS)
 @pytest.mark.parametrize("devices", [200, 3000])
-def test_bad_model_stops_at_few_devices(name: str, devices: int) -> None:
-    for seed in range(5):
+def test_bad_model_stops_at_few_devices(name: str, devices: int, is_long: bool) -> None:
+    for seed in range(5 if is_long else 2):
         run = simulate(seed, devices, BAD_MODELS[name])
         assert run.exposed <= (default_minimum(devices) if devices > 1000 else 40)
         last = decisions(run)[-1]
@@ -142,7 +142,7 @@ def test_bad_model_among_twelve_stops_at_few_devices(name: str) -> None:
 
 @pytest.mark.parametrize("devices", [1, 2, 7, 20, 200])
 def test_clean_release_reaches_every_device(devices: int, is_long: bool) -> None:
-    for seed in range(10 if is_long else 3):
+    for seed in range(10 if is_long else 2):
         run = simulate(seed, devices, CLEAN)
         is_alone = devices <= 2  # one that is offline, of two, leaves too few answers
         assert run.progress.state == "succeeded" or (is_alone and run.progress.state == "paused")
@@ -152,7 +152,7 @@ def test_clean_release_reaches_every_device(devices: int, is_long: bool) -> None
 def test_log_of_a_rollout_gives_the_same_decisions(is_long: bool) -> None:
     """Through the JSON of the audit log, and with clean, bad and half-bad models in fleets of seven sizes."""
     models = [CLEAN, *BAD_MODELS.values(), Model(crash_share=0.02), Model(agreement=0.952)]
-    rounds = 14 if is_long else 3  # of a fleet of another size each, from 20 to 80 devices
+    rounds = 14 if is_long else 1  # of a fleet of another size each, from 20 to 80 devices
     for seed in range(rounds * len(models)):
         run = simulate(seed, 20 + 10 * (seed % 7), models[seed % len(models)])
         written = [(at, json.dumps(entry_to_plain(entry))) for at, entry in run.log]
@@ -183,10 +183,10 @@ def test_thirty_failures_of_a_hundred_answers_stop_a_group_of_a_thousand() -> No
     assert "30 of 100 devices that began failed to install it" in verdict.sentence
 
 
-def test_noise_of_a_model_that_has_not_changed_never_stops_it() -> None:
+def test_noise_of_a_model_that_has_not_changed_never_stops_it(is_long: bool) -> None:
     """Calls fail in 2 % with both versions: differences scatter by more than the limit of one point."""
     draws = np.random.default_rng(0)
-    for _ in range(20):
+    for _ in range(20 if is_long else 7):
         failed = draws.binomial(20, 0.02, 5_000) / 20 - draws.binomial(2_000, 0.02, 5_000) / 2_000
         ratios = draws.normal(0.0, 0.3, 5_000)
         samples = [

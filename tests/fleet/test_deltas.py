@@ -108,7 +108,7 @@ def test_scales_predict_weights_that_differ_by_steps(tmp_path):
     assert len(content) < 0.85 * len(blurred)
 
 
-@pytest.mark.parametrize(("moved", "bits"), [(1e-5, 2.5), (1e-3, 3), (0.05, 3)])
+@pytest.mark.parametrize(("moved", "bits"), [(1e-5, 2.5), (0.05, 3)])
 def test_half_float_weights_at_steps_cost_few_bits_each(tmp_path, moved, bits):
     """`edgekit package --like` makes such weights; so they come from it here."""
     rng = np.random.default_rng(5)
@@ -141,8 +141,8 @@ def test_scales_of_a_bias_are_those_of_the_weights_times_a_factor(tmp_path):
     rng = np.random.default_rng(6)
 
     def write(name, is_product):
-        codes = np.zeros((4096, 2), np.int8)
-        scales = rng.uniform(0.001, 0.1, 4096).astype(np.float32)
+        codes = np.zeros((1024, 2), np.int8)
+        scales = rng.uniform(0.001, 0.1, 1024).astype(np.float32)
         others = (scales.astype(np.float64) * np.float32(0.0173)).astype(np.float32)
         others = others if is_product else rng.permuted(others)
         made = onnx.load_from_string(model(codes, scales))
@@ -197,7 +197,7 @@ def test_damaged_delta_makes_nothing(tuned, tmp_path, is_long):
         make_delta(base, new)[1],
         making._make_zstd_delta(base.read_bytes(), new.read_bytes()),
     ):
-        for _ in range(60 if is_long else 12):
+        for _ in range(60 if is_long else 6):
             damaged = bytearray(content)
             damaged[rng.integers(len(damaged))] ^= 1 << rng.integers(8)
             try:
@@ -249,7 +249,7 @@ def test_delta_of_an_earlier_format_is_refused(tuned, tmp_path, magic):
 def test_endless_delta_writes_no_more_than_the_package(tuned, tmp_path):
     base, new = tuned
     size_bytes = new.stat().st_size
-    zeros = bytes(1 << 26)
+    zeros = bytes(1 << 24)
     base_bytes = base.stat().st_size
     bombs = [
         forge(base_bytes, size_bytes, [(0, size_bytes)] * 4, literals=zeros),

@@ -91,6 +91,7 @@ def test_version_that_crashes_stops_early_and_all_are_back_on_the_old_one(site):
         assert 50 - members["waiting"] <= 12
 
 
+@pytest.mark.long
 def test_slow_version_stops_at_the_first_devices(site):
     with site.simulate(versions={"2.0.0": VersionBehaviour(latency=2.0)}) as devices:
         first = site.roll_out("1.0.0", waves="100%", minimum=50)

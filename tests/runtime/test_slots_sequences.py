@@ -78,7 +78,7 @@ def damage(bench: Bench, chance: random.Random) -> None:
         (bench.slots.folder / "models" / MODEL / "state.json").write_bytes(b"damaged")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_a_version_starts_after_every_step_of_a_random_sequence(
     seed: int,
     packages: Path,

@@ -140,17 +140,17 @@ def test_errors_that_the_current_version_makes_too_do_not_count_against_the_cand
     assert isinstance(judge(observed, Gates()), Continue)
 
 
-def test_candidates_that_keep_all_limits_are_seldom_rolled_back() -> None:
+def test_candidates_that_keep_all_limits_are_seldom_rolled_back(is_long: bool) -> None:
     """At the very edge of each limit, looked at every 16 answers; alpha is 10 % to see anything at all."""
     gates = Gates(min_agreement=0.9, max_p50_ratio=1.25, max_p99_ratio=1.25, alpha=0.1, max_duration_s=1e9)
-    wrong = 0
-    for seed in range(60):
+    wrong, runs = 0, 60 if is_long else 20
+    for seed in range(runs):
         observed, _ = simulate(
             gates, np.random.default_rng(seed), samples=1500, agreement=0.9, failing=0.01, slower=1.25
         )
         # The end of time rolls back what was not shown, by design: only what was shown to be bad counts.
         wrong += isinstance(observed, Rollback) and not observed.reason.startswith("not shown")
-    assert wrong <= 0.1 * 60  # the bound holds for the chance; measured with these seeds: 0
+    assert wrong <= 0.1 * runs  # the bound holds for the chance; measured with these seeds: 0
 
 
 def simulate_loaded(gates: Gates, rng: np.random.Generator, *, slower: float = 1.0) -> Any:
@@ -175,15 +175,15 @@ def simulate_loaded(gates: Gates, rng: np.random.Generator, *, slower: float = 1
     return judge(observed, gates)
 
 
-def test_identical_canaries_on_a_simulated_busy_machine_are_hardly_ever_rolled_back() -> None:
+def test_identical_canaries_on_a_simulated_busy_machine_are_hardly_ever_rolled_back(is_long: bool) -> None:
     """At the very edge, with an alpha of twenty times the default, a test that is wrong would show."""
-    gates, runs = Gates(alpha=0.2, max_p50_ratio=1.01, max_p99_ratio=1.01), 60
+    gates, runs = Gates(alpha=0.2, max_p50_ratio=1.01, max_p99_ratio=1.01), 60 if is_long else 20
     verdicts = [simulate_loaded(gates, np.random.default_rng(seed)) for seed in range(runs)]
     wrong = sum(isinstance(verdict, Rollback) for verdict in verdicts)
     bound = 2 / 5 * 0.2  # two of the five tests
     assert wrong <= runs * bound + 3 * math.sqrt(runs * bound)  # three deviations of what is allowed
-    defaults = [simulate_loaded(Gates(), np.random.default_rng(seed)) for seed in range(40)]
-    assert defaults == [Promote()] * 40
+    defaults = [simulate_loaded(Gates(), np.random.default_rng(seed)) for seed in range(runs)]
+    assert defaults == [Promote()] * runs
 
 
 def test_slower_canary_on_a_simulated_busy_machine_is_rolled_back() -> None:
@@ -202,13 +202,13 @@ def test_canary_that_is_slow_now_and_then_is_rolled_back_by_its_p99() -> None:
     assert verdict.gate == "latency_p99"
 
 
-def test_candidates_that_miss_a_limit_are_seldom_promoted() -> None:
+def test_candidates_that_miss_a_limit_are_seldom_promoted(is_long: bool) -> None:
     gates = Gates(min_agreement=0.9, alpha=0.1, max_duration_s=1e9)
-    wrong = 0
-    for seed in range(60):
+    wrong, runs = 0, 60 if is_long else 20
+    for seed in range(runs):
         verdict, _ = simulate(gates, np.random.default_rng(seed), samples=1500, agreement=0.89)
         wrong += isinstance(verdict, Promote)
-    assert wrong <= 0.1 * 60
+    assert wrong <= 0.1 * runs
 
 
 def test_an_interval_holds_the_share_at_every_look() -> None:

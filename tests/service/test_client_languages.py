@@ -48,7 +48,15 @@ def command(name: str, folder: Path) -> list[str]:
     return [str(folder / "answer")]
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in CLIENTS.iterdir() if path.suffix != ".md"))
+# Java starts a compiler for each of both calls.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(path.name, marks=pytest.mark.long if path.suffix == ".java" else ())
+        for path in sorted(CLIENTS.iterdir())
+        if path.suffix != ".md"
+    ],
+)
 def test_client_in_another_language_prints_the_boxes(cells: Running, name: str, tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_bytes(encode(draw(red=(1, 0)), "JPEG", quality=95))
     run = [*command(name, tmp_path), f"http://127.0.0.1:{cells.port}"]

@@ -41,8 +41,6 @@ from edgekit_runtime.slots import Slots
 
 SHORT_S = 2.0
 """Long enough for a model that is well, also on a busy machine."""
-ISOLATIONS = (False, True)
-IDS = ["inside", "isolated"]
 
 HANGING = """
 import threading
@@ -97,9 +95,8 @@ def state_of(service: Running, name: str) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("kind", "isolated"),
     [
-        ("files", False),
         ("slots", True),
-        pytest.param("files", True, marks=pytest.mark.long),
+        *(pytest.param("files", isolated, marks=pytest.mark.long) for isolated in (False, True)),
         pytest.param("slots", False, marks=pytest.mark.long),
     ],
 )
@@ -130,7 +127,7 @@ def test_endless_self_test_at_the_start_is_given_up_and_later_models_serve(
         ("swap", False),
         ("swap", True),
         pytest.param("canary", False, marks=pytest.mark.long),
-        ("shadow", False),
+        pytest.param("shadow", False, marks=pytest.mark.long),
         pytest.param("canary", True, marks=pytest.mark.long),
         pytest.param("shadow", True, marks=pytest.mark.long),
     ],
@@ -155,7 +152,7 @@ def test_new_version_with_an_endless_self_test_is_rejected_and_the_one_before_se
     assert count_hung() == 0
 
 
-@pytest.mark.parametrize("isolated", ISOLATIONS, ids=IDS)
+@pytest.mark.parametrize("isolated", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_installation_of_an_endless_version_says_so_and_the_next_goes_on(
     maker: PackageMaker, tmp_path: Path, isolated: bool | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,7 +177,7 @@ def test_installation_of_an_endless_version_says_so_and_the_next_goes_on(
         assert served_version(service) == "3.0.0"
 
 
-@pytest.mark.parametrize("kind", ["swap", "canary"])
+@pytest.mark.parametrize("kind", ["swap", pytest.param("canary", marks=pytest.mark.long)])
 def test_version_whose_load_the_end_of_the_service_cuts_short_is_not_rejected(
     maker: PackageMaker, tmp_path: Path, kind: Any
 ) -> None:

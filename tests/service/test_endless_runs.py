@@ -18,8 +18,7 @@ from tests.waiting import wait_for
 PATH = "/v2/models/endless/infer"
 KINDS = [
     "loop",
-    "while",
-    *(pytest.param(kind, marks=pytest.mark.long) for kind in ("condition", "loop-isolated")),
+    *(pytest.param(kind, marks=pytest.mark.long) for kind in ("while", "condition", "loop-isolated")),
 ]
 CALM = np.array([[-1, 0, 0, -3]], np.float32)
 """What asks for no round."""

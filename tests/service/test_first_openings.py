@@ -69,7 +69,7 @@ def read_pids(folder: Path) -> list[int]:
     return pids
 
 
-@pytest.mark.parametrize("isolated", [None, False, True])
+@pytest.mark.parametrize("isolated", [None, True, pytest.param(False, marks=pytest.mark.long)])
 def test_version_whose_engine_aborts_is_rejected_and_the_one_before_and_other_models_serve(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolated: bool | None
 ) -> None:
@@ -223,7 +223,10 @@ def test_openings_of_the_parts_of_a_package_are_all_remembered(maker: PackageMak
         assert all(is_opening_kept(*opening) for opening in openings)
 
 
-@pytest.mark.parametrize("change", ["release", pytest.param("processor", marks=pytest.mark.long), "damage"])
+@pytest.mark.parametrize(
+    "change",
+    ["release", *(pytest.param(change, marks=pytest.mark.long) for change in ("processor", "damage"))],
+)
 def test_package_is_opened_in_a_child_again_for_another_release_or_processor(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path, change: str
 ) -> None:

@@ -110,7 +110,7 @@ class Zone(Background):
                 return
 
 
-@pytest.mark.parametrize("isolated", [None, True], ids=["inside", "isolated"])
+@pytest.mark.parametrize("isolated", [None, pytest.param(True, marks=pytest.mark.long)])
 def test_hot_device_is_served_in_another_way_and_no_request_fails(
     maker: PackageMaker, tree: Tree, isolated: bool | None
 ) -> None:
@@ -247,7 +247,7 @@ def test_sensor_that_vanishes_leaves_the_metrics(maker: PackageMaker, tree: Tree
         wait_for(lambda: "edgekit_temperature_celsius" not in metrics(service))
 
 
-@pytest.mark.parametrize("isolated", [None, True], ids=["inside", "isolated"])
+@pytest.mark.parametrize("isolated", [None, pytest.param(True, marks=pytest.mark.long)])
 def test_variant_that_the_governor_is_to_choose_and_is_not_there_is_said(
     maker: PackageMaker, tree: Tree, isolated: bool | None
 ) -> None:

@@ -57,12 +57,14 @@ def ask_on(client: socket.socket, request: bytes) -> Reply:
 
 
 @pytest.mark.parametrize("config", ["", ISOLATED], ids=["inside", "isolated"])
-def test_service_with_few_descriptors_answers_all_and_goes_on(folder: Path, config: str) -> None:
-    statuses = []
+def test_service_with_few_descriptors_answers_all_and_goes_on(
+    folder: Path, config: str, *, is_long: bool
+) -> None:
+    statuses, step = [], 1 if is_long or config != ISOLATED else 5  # each costs the model its process
     with started(folder, config) as (service, _):
         with connect(service) as lent, connect(service) as kept:
             assert ask_on(lent, infer_bytes(X)).binary == Y
-            for spare in range(MOST):
+            for spare in range(0, MOST, step):
                 with without_descriptors(service.process.pid, spare):
                     statuses.append(ask_on(kept, LOAD).status)
                     assert ask_on(kept, get_bytes("/v2/health/ready")).status == 200
@@ -113,7 +115,9 @@ def test_segment_that_a_service_has_no_descriptor_for_is_answered_503(
         segment.unlink()
 
 
-@pytest.mark.parametrize("config", ["", ISOLATED], ids=["inside", "isolated"])
+@pytest.mark.parametrize(
+    "config", ["", pytest.param(ISOLATED, marks=pytest.mark.long)], ids=["inside", "isolated"]
+)
 def test_tls_clients_of_a_service_without_descriptors_cost_no_time(
     folder: Path, token_file: Path, certificate: tuple[Path, Path], config: str
 ) -> None:

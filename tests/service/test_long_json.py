@@ -109,7 +109,7 @@ def test_nan_far_behind_is_refused_as_a_near_one(service: Running) -> None:
 def test_request_whose_json_is_read_during_a_swap_is_answered(maker: PackageMaker, tmp_path: Path) -> None:
     write_identity(maker, tmp_path / "echo-1.edgepkg", ["float32"])
     config = make_config(tmp_path, inference=Inference(max_json_bytes=64 << 20))
-    x = np.random.default_rng(0).normal(size=(300_000, 3)).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(100_000, 3)).astype(np.float32)
     name = [{"name": "out_float32", "parameters": {"binary_data": True}}]
     with running(config, PackageFiles([tmp_path], maker.trust)) as started, started.connect() as client:
         write_identity(maker, tmp_path / "echo-2.edgepkg", ["float32"], version="2.0.0")

@@ -44,7 +44,7 @@ def shades(answer: Any) -> set[tuple[str, str]]:
     return {(entry["label"], entry["shade"]["classes"][0]["label"]) for entry in answer["detections"]}
 
 
-@pytest.fixture(params=[False, True], ids=["inside", "isolated"])
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.long)], ids=["inside", "isolated"])
 def street(request: pytest.FixtureRequest, maker: PackageMaker, tmp_path: Path) -> Iterator[Running]:
     path = write_pipeline(maker, tmp_path)
     config = make_config(tmp_path, models={"street": ModelOptions(isolated=request.param)})
@@ -52,6 +52,7 @@ def street(request: pytest.FixtureRequest, maker: PackageMaker, tmp_path: Path) 
         yield service
 
 
+@pytest.mark.parametrize("street", [False, True], ids=["inside", "isolated"], indirect=True)
 def test_photograph_is_answered_by_all_stages(street: Running) -> None:
     answer = ask(street)
     assert shades(answer) == {("red", "red"), ("green", "green")}

@@ -248,8 +248,9 @@ def test_each_process_of_an_isolated_model_counts(
         assert (reply.status, status == 200 or "does not fit" in reply.json["error"]) == (status, True)
 
 
-@pytest.mark.parametrize("isolated", [None, True], ids=["inside", "isolated"])
-@pytest.mark.parametrize(("instances", "left"), [(1, 2), (2, 1), (20, 1)])
+@pytest.mark.parametrize(
+    ("isolated", "instances", "left"), [(None, 1, 2), (None, 2, 1), (None, 20, 1), (True, 2, 1)]
+)
 def test_instances_that_tuning_found_count_each(
     maker: PackageMaker,
     packages: Path,

@@ -63,7 +63,11 @@ def slots(maker: PackageMaker, tmp_path: Path) -> Slots:
     return found
 
 
-@pytest.fixture(params=[None, True], ids=["inside", "isolated"])
+IN_BOTH = pytest.mark.parametrize("serve", [None, True], ids=["inside", "isolated"], indirect=True)
+"""What differs where the worker holds the trial. All else is decided by the same code in either process."""
+
+
+@pytest.fixture(params=[None, pytest.param(True, marks=pytest.mark.long)], ids=["inside", "isolated"])
 def serve(request: pytest.FixtureRequest) -> Serve:
     """Serves with and without a process of its own for the model."""
 
@@ -78,6 +82,7 @@ def install(maker: PackageMaker, folder: Path, slots: Slots, version: str = "2.0
     slots.install(write(maker, folder, version))
 
 
+@IN_BOTH
 @pytest.mark.parametrize(("options", "pause_s"), [(CANARY, 0.0), (SHADOW, 0.002)])
 def test_good_version_is_tried_and_takes_over(
     serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots, options: ModelOptions, pause_s: float
@@ -126,6 +131,7 @@ def assert_rolled_back(service: Running, slots: Slots, gate: str) -> None:
     assert served_version(service) == "1.0.0"
 
 
+@IN_BOTH
 def test_canary_that_answers_nan_is_rolled_back_and_no_client_sees_it(
     serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,6 +254,7 @@ def test_version_on_trial_can_be_asked_by_name(
         assert ask(service, get_bytes("/v2/models/linear")).json["versions"] == ["1.0.0", "2.0.0"]
 
 
+@IN_BOTH
 def test_restart_in_the_middle_of_a_trial_goes_on_with_both_versions(
     serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots
 ) -> None:
@@ -323,6 +330,7 @@ def test_rollback_by_hand_during_a_trial_ends_it(
         assert "rollout" not in statistics(service)
 
 
+@IN_BOTH
 def test_unloading_during_a_trial_frees_both(
     serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots
 ) -> None:

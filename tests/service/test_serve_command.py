@@ -83,19 +83,12 @@ def test_metrics_of_a_running_service_are_printed(folder: Path, capsys: pytest.C
     assert main(["metrics", "--socket", str(service.socket_path)]) == TransportError.exit_code
 
 
-def test_package_that_is_not_there_ends_the_start_with_its_name(folder: Path) -> None:
-    (folder / "linear.edgepkg").unlink()
-    process = Served(folder)
-    code, printed = process.end_by_itself()
-    assert (code, "linear.edgepkg" in printed) == (PackageError.exit_code, True), printed
-    assert "ready" not in printed
-    assert not process.socket_path.exists()
-
-
 def test_package_that_is_not_there_beside_one_that_is_ends_the_start(folder: Path) -> None:
     process = Served(folder, "--package", str(folder / "gone.edgepkg"))
     code, printed = process.end_by_itself()
     assert (code, "gone.edgepkg" in printed) == (PackageError.exit_code, True), printed
+    assert "ready" not in printed
+    assert not process.socket_path.exists()
 
 
 def test_sigterm_in_the_middle_of_a_request_lets_it_end(folder: Path) -> None:
@@ -320,7 +313,7 @@ def test_listening_beyond_this_machine_with_tls_and_token_is_allowed() -> None:
     assert ServiceConfig(listen=listen).listen.host == "0.0.0.0"  # noqa: S104
 
 
-@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize("installed", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_service_without_a_model_says_what_comes_next(folder: Path, installed: bool) -> None:
     place = folder / "packages"
     place.mkdir()

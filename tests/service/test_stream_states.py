@@ -71,7 +71,7 @@ def test_a_file_that_begins_again_begins_with_zeros(serve: Serve, order: dict[st
         assert [next(values) for _ in range(9)] == [1, 3, 6, 8, 1, 3, 6, 8, 1]
 
 
-@pytest.mark.parametrize("is_isolated", [False, True])
+@pytest.mark.parametrize("is_isolated", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_another_version_begins_with_zeros(
     maker: PackageMaker, serve: Serve, order: dict[str, Any], tmp_path: Path, *, is_isolated: bool
 ) -> None:

@@ -60,7 +60,7 @@ def ask_for_version(service: Running) -> str:
     "options",
     [
         ModelOptions(swap="availability"),
-        ModelOptions(swap="resource"),
+        pytest.param(ModelOptions(swap="resource"), marks=pytest.mark.long),
         ModelOptions(
             swap="availability", cache=True, scheduling=SchedulingLimits(max_batch=4, max_delay_s=0.001)
         ),
