@@ -2,17 +2,15 @@
 
 import contextlib
 import hashlib
-import io
-import py_compile
 import subprocess
 import sys
 import sysconfig
 import time
-import zipfile
 from pathlib import Path
 
 import pytest
 from tests.free_port import free_port
+from tests.hil import wheel_unpacker
 from tests.hil.ssh_device import find_obstacle, open_device
 
 from edgekit_cli.cli import main
@@ -39,23 +37,9 @@ PACK, PACK_PIP = wheelhouse.make_zip, wheelhouse.pack_pip
 UNITS = ("edgekit.service", "edgekit-agent.service")
 
 
-@pytest.fixture(scope="module")
-def compiled_pip(tmp_path_factory):
-    """The archive of pip with bytecode: to compile it takes most of the time of an installation."""
-    packages, made = Path(sysconfig.get_paths()["purelib"]), tmp_path_factory.mktemp("pip") / "compiled"
-    content = io.BytesIO(PACK_PIP())
-    with zipfile.ZipFile(content, "a", zipfile.ZIP_DEFLATED) as archive:
-        for name in archive.namelist():
-            if name.endswith(".py"):
-                mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-                py_compile.compile(str(packages / name), str(made), doraise=True, invalidation_mode=mode)
-                archive.write(made, f"{name}c")
-    return content.getvalue()
-
-
 @pytest.fixture(autouse=True)
-def own_packages(monkeypatch, tmp_path, compiled_pip):
-    """Install the runtime alone, with the packages of this environment beside it."""
+def own_packages(monkeypatch, tmp_path):
+    """Install the runtime alone, without pip, with the packages of this environment beside it."""
     version = subprocess.run(
         ["/usr/bin/python3", "-c", "import platform; print(platform.python_version())"],
         check=False,
@@ -69,7 +53,8 @@ def own_packages(monkeypatch, tmp_path, compiled_pip):
     monkeypatch.setattr(
         wheelhouse.Wheelhouse, "download", lambda self: self.folder.mkdir(parents=True, exist_ok=True)
     )
-    monkeypatch.setattr(wheelhouse, "pack_pip", lambda: compiled_pip)
+    unpacker = PACK({"pip/__main__.py": Path(wheel_unpacker.__file__).read_bytes()})
+    monkeypatch.setattr(wheelhouse, "pack_pip", lambda: unpacker)
     change_runtime(monkeypatch, {})
 
 

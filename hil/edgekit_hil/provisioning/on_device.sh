@@ -79,7 +79,7 @@ make_release() { # ID PYTHON ENGINE SYSTEM-PACKAGES
         --no-warn-script-location --ignore-installed --no-deps --no-index --find-links "$prefix/stage/wheels" \
         --require-hashes -r "$prefix/stage/requirements.txt" || fail "pip could not install the packages"
     "$release/bin/python" -c "import $3" || fail "the engine cannot be imported on this device: $3"
-    "$release/bin/edgekit-device" --version >/dev/null || fail "edgekit-device does not start on this device"
+    "$release/bin/edgekit-device" serve --print-unit >/dev/null || fail "edgekit-device does not start on this device"
     sync # without it, a power cut may leave the mark below and empty files
     : >"$release/complete"
     sync "$release/complete"
