@@ -9,7 +9,6 @@ Source: docs/reference/fleet-deltas.md.
 import functools
 import lzma
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -191,20 +190,23 @@ def compress(data: bytes, model: int) -> bytes:
 
 
 def _compress(data: bytes, model: int) -> bytes:
-    return lzma.compress(data, lzma.FORMAT_RAW, filters=list_lzma_filters(model))
+    # No match reaches further than the data. To clear the tables of a large dictionary takes longer.
+    (options,) = list_lzma_filters(model)
+    filters = [{**options, "dict_size": min(options["dict_size"], max(_QUICK_BYTES, len(data)))}]
+    return lzma.compress(data, lzma.FORMAT_RAW, filters=filters)
 
 
 def _trim(packed: bytes, data: bytes, model: int) -> bytes:
     """Leave out the last bytes of raw LZMA that a reader of `data` does not need."""
     if len(data) > _TRIMMED_BYTES:
         return packed
-
-    def suffices(size: int) -> bool:
-        unpacker = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=list_lzma_filters(model))
-        return unpacker.decompress(packed[:size], max_length=len(data)) == data
-
-    least = max(0, len(packed) - 16)
-    return packed[: least + bisect_left(range(least, len(packed)), True, key=suffices)]
+    unpacker = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=list_lzma_filters(model))
+    size = max(0, len(packed) - _LZMA_END_BYTES - 4)
+    missing = len(data) - len(unpacker.decompress(packed[:size]))
+    while missing:
+        missing -= len(unpacker.decompress(packed[size : size + 1]))
+        size += 1
+    return packed[:size]
 
 
 def _measure_packed(content: NDArray[np.uint8]) -> float:
