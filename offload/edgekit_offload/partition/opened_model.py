@@ -99,6 +99,10 @@ def open_model(
     Raises:
         CutError: onnxruntime refuses it.
     """
+    if settings is None:
+        settings = onnxruntime.SessionOptions()
+        # Threads of many sessions that wait in busy loops take the processor from each other.
+        settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         return onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
     except Exception as cause:  # its exceptions have no other common base

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, Literal
 
 import numpy as np
@@ -39,6 +40,7 @@ _RECORDED_BYTES: Final = 1e9  # of all tensors; then no further sample is run
 _OPSET: Final = 17  # codings are the same in all opsets
 _ZSTD_LEVEL: Final = 1
 _LEAST_CLASSES: Final = 2
+_MAX_SESSIONS: Final = 256  # of codings, kept for other plans; a session of a coding has some kilobytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,6 @@ class TensorCoder:
 
     def __init__(self, coding: str) -> None:
         self.coding = Coding(coding if coding in CUT_CODINGS else "raw")
-        self._sessions: dict[tuple[str, tuple[int, ...]], onnxruntime.InferenceSession | None] = {}
 
     def codes(self, array: Array) -> bool:
         """Return True if the coding changes this tensor; others are sent as they are."""
@@ -246,23 +247,23 @@ class TensorCoder:
         """
         if array.ndim < 2 or array.dtype != np.float32:
             return None
-        sizes = array.shape[1:]
-        if (half, sizes) not in self._sessions:
-            self._sessions[half, sizes] = self._open_new(half, TensorSpec(_TENSOR, "float32", ("N", *sizes)))
-        return self._sessions[half, sizes]
+        return _open_code(self.coding.kind, half, array.shape[1:])
 
-    def _open_new(
-        self, half: Literal["encode", "decode"], spec: TensorSpec
-    ) -> onnxruntime.InferenceSession | None:
-        coded = code_tensor(spec, self.coding, _OPSET)
-        if coded is None:
-            return None
-        restored = replace(spec, name=coded.restored)
-        nodes, inputs, outputs = {
-            "encode": (coded.encode, [spec], list(coded.sent)),
-            "decode": (coded.decode, list(coded.sent), [restored]),
-        }[half]
-        return open_model(build_model([nodes], inputs, outputs))
+
+@lru_cache(maxsize=_MAX_SESSIONS)
+def _open_code(
+    kind: str, half: Literal["encode", "decode"], sizes: tuple[int, ...]
+) -> onnxruntime.InferenceSession | None:
+    spec = TensorSpec(_TENSOR, "float32", ("N", *sizes))
+    coded = code_tensor(spec, Coding(kind), _OPSET)
+    if coded is None:
+        return None
+    restored = replace(spec, name=coded.restored)
+    nodes, inputs, outputs = {
+        "encode": (coded.encode, [spec], list(coded.sent)),
+        "decode": (coded.decode, list(coded.sent), [restored]),
+    }[half]
+    return open_model(build_model([nodes], inputs, outputs))
 
 
 def compressed_bytes(array: Array) -> int:
