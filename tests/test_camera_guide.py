@@ -84,7 +84,6 @@ def test_newcomer_sees_boxes(folder: Path) -> None:
     folders = ("device_runtime", "host", "toolkit", "offload", "fleet", "hil")
     environment = {
         **os.environ,
-        "EDGEKIT_BRIEF": "1",
         "EDGEKIT_HOME": str(folder / "home"),
         "XDG_RUNTIME_DIR": str(folder),  # of the socket
         "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in folders),

@@ -119,6 +119,13 @@ def make_install(
         pytest.fail(error.output)
 
 
+def run_code(device: Any, code: str, *arguments: Path) -> "subprocess.CompletedProcess[str]":
+    """Run Python in an install; its bytecode lies beside it, so that it keeps its size."""
+    cache = f"pycache_prefix={device.python.parents[2] / 'bytecode'}"
+    command = [device.python, "-I", "-X", cache, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize("distribution", PACKAGES)
 def test_wheel_holds_every_file_of_its_packages_and_nothing_else(
     distribution: str, wheels: dict[str, Path]
@@ -217,10 +224,7 @@ def test_script_builds_both_wheels_for_other_machines(
 
 
 def test_device_install_imports_every_runtime_module_without_host_libraries(any_device: Any) -> None:
-    python: Path = any_device.python
-    result = subprocess.run(
-        [python, "-I", "-B", "-c", IMPORT_ALL], capture_output=True, text=True, check=False
-    )
+    result = run_code(any_device, IMPORT_ALL)
     assert result.returncode == 0, result.stderr
     seen = json.loads(result.stdout)
     assert "edgekit_runtime.errors" in seen["imported"]
@@ -249,9 +253,7 @@ def test_device_install_opens_a_model_with_its_engine(any_device: Any, tmp_path:
         "except BackendError as error:\n"
         "    sys.exit(0 if 'refused the model' in str(error) else str(error))\n"
     )
-    result = subprocess.run(
-        [any_device.python, "-I", "-B", "-c", code], capture_output=True, text=True, check=False
-    )
+    result = run_code(any_device, code)
     assert result.returncode == 0, result.stderr
 
 
@@ -265,10 +267,5 @@ def test_package_made_on_the_host_passes_its_self_test_in_a_device_install(
     arguments += ["--backend", "ort", "--search-seconds", "0"]
     assert main([*arguments, "--calibration", f"{tiny}.calib.npz", "--eval", f"{tiny}.eval.npz"]) == 0
     package = next(tmp_path.glob("*.edgepkg"))
-    result = subprocess.run(
-        [device.python, "-I", "-B", "-c", SELF_TEST, package, tmp_path / "keys"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = run_code(device, SELF_TEST, package, tmp_path / "keys")
     assert result.returncode == 0, result.stdout + result.stderr

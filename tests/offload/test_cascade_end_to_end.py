@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
+from tests.offload.machine_here import MACHINE_HERE
 from tests.offload.test_three_tiers import offloading
 from tests.service.serve_parts import wait_ready
 from tests.service.test_offload_serve import free_port, serving
@@ -71,7 +72,7 @@ def fit() -> np.ndarray[Any, Any]:
 def fake_profile(
     machine: Machine, graph: RunnableGraph, *, name: str = "model", seconds: float = 1.0
 ) -> ModelProfile:
-    real = machines.profile_kernels(Machine.parse("local"), graph, name=name, seconds=0.1)
+    real = machines.profile_kernels(MACHINE_HERE, graph, name=name, seconds=0.1)
     whole_s = WHOLE_S[machine.text]
     kernels = tuple(replace(one, seconds=one.seconds * whole_s / real.whole_s) for one in real.kernels)
     return replace(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from tests.offload.machine_here import MACHINE_HERE
 from tests.offload.test_planner import inputs_of, narrowing_model, photos
 from tests.service.serve_parts import wait_ready
 from tests.service.test_offload_serve import free_port, serving
@@ -22,7 +23,6 @@ from edgekit_offload.planning.plan_inputs import ExtractedPlan
 from edgekit_offload.planning.planner import plan
 from edgekit_offload.planning.result import PlanningResult, Refusal
 from edgekit_offload.planning.uploads import UploadCandidate
-from edgekit_offload.profiling.machine import Machine
 from edgekit_runtime.offload.cut_table import CutTable
 from edgekit_runtime.offload.offload_options import OffloadOptions, write_offload_options
 from edgekit_runtime.offload.offload_plan import LOCAL, OffloadPlan, PlanCosts
@@ -41,7 +41,7 @@ class SlowDevice:
     """Measures uploads as they are, but says that the device takes ten seconds and leaves cuts out."""
 
     def __init__(self, content: bytes, feeds: list[dict[str, np.ndarray]]) -> None:
-        machine = Machine.parse("local")
+        machine = MACHINE_HERE
         self.measured = CutMeasurement(
             model=OpenedModel(content), feeds=feeds, device=machine, server=machine, seconds=0.1
         )

@@ -11,10 +11,11 @@ import onnx.parser
 import pytest
 from click.testing import CliRunner, Result
 from tests.offload.export_parts import make_package
+from tests.offload.machine_here import MACHINE_HERE
 
 from edgekit_cli.offload.profile import command
 from edgekit_cli.offload.source import read_named_model
-from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
+from edgekit_offload.profiling.machine import RunnableGraph, profile_kernels
 from edgekit_offload.profiling.model_profile import read_profile
 from edgekit_offload.profiling.planning_graph import join_profiles
 from edgekit_runtime.errors import CutError, ModelError, PackageError
@@ -134,7 +135,7 @@ def test_silero_vad_is_measured_whole(run: Callable[..., Result], tmp_path: Path
         "sr": np.array(16_000, np.int64),
     }
     graph = RunnableGraph(content, {"threads": 1}, inputs=feeds)
-    profile = profile_kernels(Machine.parse("local"), graph, name="silero", seconds=0.1)
+    profile = profile_kernels(MACHINE_HERE, graph, name="silero", seconds=0.1)
     assert "control flow" in profile.obstacle
     assert profile.whole_s > 0
     with pytest.raises(CutError, match="whole-model candidates only"):

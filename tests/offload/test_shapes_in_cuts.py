@@ -5,12 +5,13 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from tests.offload.machine_here import MACHINE_HERE
 from tests.offload.onnx_models import model_of
 from tests.offload.test_split import Feeds, run_split
 
 from edgekit_offload.partition.source_model import SourceModel
 from edgekit_offload.partition.split import split_model
-from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
+from edgekit_offload.profiling.machine import RunnableGraph, profile_kernels
 from edgekit_offload.profiling.planning_graph import join_profiles
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "models" / "models"
@@ -80,7 +81,7 @@ def test_no_cut_of_efficientnet_sends_the_input_beside_a_tensor() -> None:
     if not path.exists():
         pytest.skip("needs ../shared/models")
     content = path.read_bytes()
-    profile = profile_kernels(Machine.parse("local"), RunnableGraph(content, {"threads": 1}), seconds=0.2)
+    profile = profile_kernels(MACHINE_HERE, RunnableGraph(content, {"threads": 1}), seconds=0.2)
     joined, source = join_profiles(content, [profile]), SourceModel(content)
     assert len(joined.nodes) > 40
     for count in range(1, len(joined.nodes)):

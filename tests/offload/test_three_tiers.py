@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
+from tests.offload.machine_here import MACHINE_HERE
 from tests.service.serve_parts import wait_ready
 from tests.service.test_offload_serve import free_port, serving
 from tests.waiting import wait_for
@@ -70,7 +71,7 @@ def fake_profile(
 ) -> ModelProfile:
     """The kernels of this machine, with the times of another one."""
     own = seconds_of(machine, graph.content)
-    real = machines.profile_kernels(Machine.parse("local"), graph, name=name, seconds=0.1)
+    real = machines.profile_kernels(MACHINE_HERE, graph, name=name, seconds=0.1)
     total_s = sum(own.values())
     # A tensor whose layout is changed is written twice: the convolution comes first.
     kernels = tuple(

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner, Result
+from tests.offload.machine_here import MACHINE_HERE
 from tests.offload.onnx_models import model_of
 
 from edgekit_cli.cli import cli
@@ -22,6 +23,8 @@ from edgekit_cli.offload.plan_request import (
 )
 from edgekit_cli.offload.source import read_named_model, read_samples, read_whole_model
 from edgekit_offload.planning.result import PlanningResult
+from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
+from edgekit_offload.profiling.model_profile import write_profile
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import CutError, EdgekitError, ModelError, OutputError
 from edgekit_runtime.offload.cut_table import read_cut_table
@@ -45,6 +48,12 @@ def few_samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with np.load(SAMPLES) as arrays:
         np.savez(path, **{name: values[:100] for name, values in arrays.items()})
     return path
+
+
+@pytest.fixture
+def _machines_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines measure in this process; those of `planned` start programs."""
+    monkeypatch.setattr(Machine, "parse", lambda _text: MACHINE_HERE)
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +99,7 @@ def test_plan_writes_json_and_a_page(planned: tuple[Result, Path]) -> None:
 
 
 def test_profile_of_another_model_is_an_error(planned: tuple[Result, Path], tmp_path: Path) -> None:
-    from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
-    from edgekit_offload.profiling.model_profile import write_profile
-
-    profile = profile_kernels(Machine.parse("local"), RunnableGraph(MODEL.read_bytes()), seconds=0.1)
+    profile = profile_kernels(MACHINE_HERE, RunnableGraph(MODEL.read_bytes()), seconds=0.1)
     write_profile(tmp_path / "other.json", profile)
     other = TINY / "mnist5k_dscnn.onnx"
     machines = ("--device", tmp_path / "other.json", "--server", tmp_path / "other.json")
@@ -160,6 +166,7 @@ def test_loss_is_a_percentage() -> None:
             parse_percent(text, "--max-loss")
 
 
+@pytest.mark.usefixtures("_machines_here")
 def test_package_that_was_planned_carries_the_cut_table(
     few_samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +198,7 @@ def write_sound(folder: Path) -> tuple[Path, Path]:
     return model, samples
 
 
+@pytest.mark.usefixtures("_machines_here")
 def test_opus_gets_the_sample_rate_that_the_package_states(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +220,7 @@ def test_opus_gets_the_sample_rate_that_the_package_states(
     }
 
 
+@pytest.mark.usefixtures("_machines_here")
 def test_sample_rate_that_opus_has_not_is_named(tmp_path: Path) -> None:
     model, samples = write_sound(tmp_path)
     machines = ("--device", "local", "--server", "local", "--seconds", "0.1", "--samples", samples)
@@ -221,6 +230,7 @@ def test_sample_rate_that_opus_has_not_is_named(tmp_path: Path) -> None:
     assert not any(candidate.plan.media for candidate in result.candidates)
 
 
+@pytest.mark.usefixtures("_machines_here")
 def test_samples_are_made_up_where_none_are_given_and_the_plan_says_so(tmp_path: Path) -> None:
     machines = ("--device", "local", "--server", "local", "--seconds", "0.1")
     invoke(MODEL, *machines, "--classes", "logits", "-o", tmp_path, "--bandwidth", "10")

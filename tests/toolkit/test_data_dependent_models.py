@@ -22,6 +22,7 @@ from edgekit_runtime.sessions.selftest import read_golden_inputs
 
 SEEDS = range(int(os.environ.get("EDGEKIT_SEEDS", "1")))
 DETECTORS = {"end_to_end", "four_outputs", "raw_detector"}
+LONG = {"four_outputs", "suppressed", "found_rows"}
 
 
 def packaged(folder: Path, member: Member, *options: object) -> dict[str, Any]:
@@ -64,7 +65,9 @@ def ask(service: Served, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.long if kind in LONG else ()) for kind in KINDS]
+)
 def test_model_whose_shapes_depend_on_data_is_packaged_proved_and_served(
     tmp_path: Path, kind: str, seed: int
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.toolkit.fake_onnxruntime import write_aborting_onnxruntime
-from tests.toolkit.package_run import TINY, package
+from tests.toolkit.package_run import package, tiny
 
 from edgekit_host.pinned_packages import read_pinned
 from edgekit_runtime.errors import SlowOpeningError
@@ -16,11 +16,8 @@ from edgekit_toolkit.packaging import device_engine
 from edgekit_toolkit.packaging.device_engine import FETCH_VARIABLE, find_device_engine
 
 pytestmark = pytest.mark.usefixtures("home")
-MODEL = TINY / "digits_cnn.onnx"
-OPTIONS = (
-    *("--backend", "ort", "--search-seconds", 0, "--json"),
-    *("--calibration", TINY / "digits_cnn.calib.npz", "--eval", TINY / "digits_cnn.eval.npz"),
-)
+MODEL, DATA = tiny("digits_cnn", calibration_samples=16)
+OPTIONS = ("--backend", "ort", "--search-seconds", 0, "--json", *DATA)
 
 
 def pinned_release() -> str:

@@ -38,9 +38,9 @@ needs_litert = pytest.mark.skipif(
 )
 
 
-def compressed(out: Path, budget: str, *options: object) -> Outcome:
+def compressed(out: Path, budget: str, *options: object, search_s: float = 10) -> Outcome:
     model, data = tiny("digits_cnn", calibration_samples=32, evaluation_samples=120)
-    return package(model, out, *data, "--search-seconds", "10", "-b", budget, *options)
+    return package(model, out, *data, "--search-seconds", search_s, "-b", budget, *options)
 
 
 def only_package(folder: Path) -> Path:
@@ -188,7 +188,7 @@ def test_model_without_weights_to_round_is_refused_in_words(tmp_path: Path) -> N
 
 
 def test_limit_that_no_form_keeps_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
-    outcome = compressed(tmp_path, "transport=2kB,drop=2%")
+    outcome = compressed(tmp_path, "transport=2kB,drop=2%", search_s=2)
     assert outcome.code == 5
     assert "transport at most 2kB" in outcome.stderr
     (document,) = tmp_path.glob("*.report.json")
@@ -247,6 +247,7 @@ def test_whole_model_has_the_first_package_where_pruned_ones_are_tried_too(tmp_p
     assert any("pruned: limit of the search" in warning for warning in report["warnings"])
 
 
+@pytest.mark.long
 def test_size_below_that_of_int8_weights_is_kept_by_pruned_channels(tmp_path: Path) -> None:
     model, data = tiny("mnist5k_dscnn", calibration_samples=24, evaluation_samples=100)
     limits = ("-b", "size=26kB,drop=10%", "--search-seconds", "10")

@@ -43,7 +43,11 @@ pytestmark = [
         reason="LiteRT is not installed: edgekit[litert-host]",
     ),
 ]
-TINY_MODELS = ("mnist5k_dscnn", "digits_cnn", "italy_power_mlp", "japanese_vowels_tcn")
+TINY_MODELS = (
+    "mnist5k_dscnn",
+    "japanese_vowels_tcn",
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("digits_cnn", "italy_power_mlp")),
+)
 
 
 def for_litert(model: Path, out: Path, *options: object, target: str = "rpi5") -> Outcome:

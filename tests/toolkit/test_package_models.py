@@ -29,20 +29,30 @@ pytestmark = pytest.mark.usefixtures("home")
 
 TINY_MODELS = ("mnist5k_dscnn", "digits_cnn", "italy_power_mlp", "japanese_vowels_tcn")
 # Every target, and every model with each engine: with LiteRT in test_package_litert.py. All 28 pairs are in
-# benchmarks/combinations.py.
+# benchmarks/combinations.py. The long run has those of which others have the model and the kind of target.
 TARGETS_OF_ENGINES = (
     ("rpi-zero-2w", "rpi4", "rpi5", "x86-64"),
     ("jetson-agx-orin", *("jetson-orin-nano",) * 3),
 )
 COMBINATIONS = [pair for targets in TARGETS_OF_ENGINES for pair in zip(TINY_MODELS, targets, strict=True)]
 COMBINATIONS.append(("italy_power_mlp", "android-arm64"))
+SHORT = {
+    ("mnist5k_dscnn", "rpi-zero-2w"),
+    ("digits_cnn", "rpi4"),
+    ("italy_power_mlp", "jetson-orin-nano"),
+    ("italy_power_mlp", "android-arm64"),
+    ("japanese_vowels_tcn", "x86-64"),
+}
 
 
 def test_every_target_is_among_the_combinations() -> None:
     assert {target for _, target in COMBINATIONS} == {target.name for target in list_targets()}
 
 
-@pytest.mark.parametrize(("model", "target"), COMBINATIONS)
+@pytest.mark.parametrize(
+    ("model", "target"),
+    [pytest.param(*pair, marks=() if pair in SHORT else pytest.mark.long) for pair in COMBINATIONS],
+)
 def test_tiny_model_is_packaged_for_a_target(model: str, target: str, tmp_path: Path) -> None:
     source, data = tiny(model, evaluation_samples=200 if model == "mnist5k_dscnn" else 1000)
     assert package(source, tmp_path, *data, "--search-seconds", 0.3, target=target).code == 0

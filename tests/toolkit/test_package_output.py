@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from tests.toolkit.package_run import (
-    Outcome,
     check_refused,
     environment,
     listing,
@@ -45,7 +44,10 @@ def test_an_output_folder_that_is_a_file_is_refused(place: str, model: Path, tmp
 ENDINGS = ["edgepkg", "evidence.json", "recipe.json", "report.html", "report.json"]
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    "ending",
+    [pytest.param(ending, marks=() if ending in ENDINGS[::4] else pytest.mark.long) for ending in ENDINGS],
+)
 def test_a_folder_in_the_place_of_a_result_is_refused_and_nothing_is_written(
     ending: str, model: Path, tmp_path: Path
 ) -> None:
@@ -104,7 +106,9 @@ def test_an_output_folder_of_somebody_else_is_refused(model: Path, tmp_path: Pat
 
 
 # Too small for the package, for recipe or evidence, and for the report.
-@pytest.mark.parametrize("size_kib", [4, 8, 12, 48])
+@pytest.mark.parametrize(
+    "size_kib", [4, *(pytest.param(size, marks=pytest.mark.long) for size in (8, 12)), 48]
+)
 def test_a_full_disk_leaves_nothing(
     size_kib: int, mount: Callable[[str], Path], model: Path, tmp_path: Path
 ) -> None:
@@ -165,10 +169,7 @@ def test_an_interrupt_while_modules_are_imported_waits_for_them(
 def test_an_interrupt_while_judging_leaves_nothing(model: Path, tmp_path: Path) -> None:
     metric = tmp_path / "mine.py"
     metric.write_text("import os, signal\ndef f(o, r, y): os.kill(os.getpid(), signal.SIGINT)\n")
-    options = ("--target", "rpi4", "-o", tmp_path / "out", "--metric", f"{metric}:f", "--json")
-    command = [sys.executable, *EDGEKIT, "package", *map(str, (model, *options))]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    outcome = Outcome(done.returncode, done.stdout, done.stderr)
+    outcome = package(model, tmp_path / "out", "--metric", f"{metric}:f", "--json", target="rpi4")
     assert (outcome.code, outcome.stderr.strip()) == (130, "interrupted")
     assert outcome.error["type"] == "KeyboardInterrupt"
     assert not (tmp_path / "out").exists()

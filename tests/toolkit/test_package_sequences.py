@@ -181,9 +181,9 @@ def test_samples_of_one_step_are_warned_of(tmp_path: Path) -> None:
 
 def test_ranges_of_single_steps_lose_what_those_of_sequences_keep(tmp_path: Path) -> None:
     model = saved(make_spotter(), tmp_path / "spotter.onnx")
-    evaluation = store_words(tmp_path / "e.npz", 400, 12)
+    evaluation = store_words(tmp_path / "e.npz", 160, 12)
     drops = []
-    for steps, count in ((STEPS, 60), (1, 600)):
+    for steps, count in ((STEPS, 24), (1, 200)):
         data = store_words(tmp_path / f"{steps}.npz", count, 11, steps)
         options = ("--calibration", data, "--eval", evaluation, *LOOSE, "--json")
         outcome = package(model, tmp_path / f"out{steps}", "--state", "hn=h0", *options)

@@ -161,8 +161,18 @@ def serving(home: Path, folder: Path, *arguments: object) -> Iterator[str]:
 
 @contextlib.contextmanager
 def offloading(folder: Path, package: Path, plan: str, home: Path) -> Iterator[RemoteSession]:
-    """Open a session that runs one plan on a service of this machine."""
-    with serving(folder, folder, "--tails", package) as server, pytest.MonkeyPatch.context() as patch:
+    """Open a session that runs one plan on a service of its own."""
+    with (
+        serving(folder, folder, "--tails", package) as server,
+        offloading_to(server, folder, package, plan, home) as session,
+    ):
+        yield session
+
+
+@contextlib.contextmanager
+def offloading_to(server: str, folder: Path, package: Path, plan: str, home: Path) -> Iterator[RemoteSession]:
+    """Open a session that runs one plan on a service."""
+    with pytest.MonkeyPatch.context() as patch:
         set_server(home, patch, server, plan=plan)
         session = open_session(package, trust=TrustStore.from_folder(folder / "keys"))
         assert isinstance(session, RemoteSession)

@@ -1,22 +1,32 @@
 """Inputs that the codes of a plan cannot carry go another way: photographs that are none, and spikes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.offload.session.planned_package import Array, make_model, make_pictures, offloading, write_planned
+from tests.offload.session.planned_package import (
+    Array,
+    make_model,
+    make_pictures,
+    offloading_to,
+    serving,
+    write_planned,
+)
 
 from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series
 from edgekit_offload.partition.coding import Lattice
 from edgekit_runtime.errors import DataError, RefusedInputError
 from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 from edgekit_runtime.offload.session.plan_runner import PlanRunner
+from edgekit_runtime.offload.session.remote_session import RemoteSession
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.trust.trust_store import TrustStore
 
 PICTURES = make_pictures(4, seed=3)
+Offload = Callable[[str, str], AbstractContextManager[RemoteSession]]
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +42,34 @@ def find_package(folder: Path, kind: str) -> Path:
     return package
 
 
+@pytest.fixture(scope="module")
+def servers(folder: Path) -> Iterator[dict[str, str]]:
+    """Addresses of services by the kind of the package whose tails they have."""
+    with ExitStack() as services:
+        yield {
+            kind: services.enter_context(
+                serving(folder / kind, folder, "--tails", find_package(folder, kind))
+            )
+            for kind in ("planned", "split-only")
+        }
+
+
+@pytest.fixture
+def offload(servers: dict[str, str], folder: Path, tmp_path: Path) -> Offload:
+    """Opens a session of a kind of package that runs a plan."""
+    return lambda kind, plan: offloading_to(servers[kind], folder, find_package(folder, kind), plan, tmp_path)
+
+
 def off_the_grid(image: Array) -> Array:
     """Return a picture whose values lie between the codes of 8 bits, as resizing leaves them."""
     return (image + np.roll(image, 1, axis=-1) * np.float32(0.5)) / np.float32(1.5)
 
 
 @pytest.mark.parametrize("plan", ["uint8", "jpeg"])
-def test_picture_that_is_none_of_8_bits_is_not_rounded(folder: Path, tmp_path: Path, plan: str) -> None:
+def test_picture_that_is_none_of_8_bits_is_not_rounded(offload: Offload, plan: str) -> None:
     image = PICTURES[:1]
     whole = OrtSession(make_model(), OrtOptions(threads=1))
-    with offloading(folder, find_package(folder, "planned"), plan, tmp_path) as session:
+    with offload("planned", plan) as session:
         session.run({"image": image})
         assert session.counts.remote == 1
         for other in (off_the_grid(image), image + 2, image * np.float32("nan")):
@@ -51,14 +79,12 @@ def test_picture_that_is_none_of_8_bits_is_not_rounded(folder: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("plan", ["raw", "cut3-int8", "cut5"])
-def test_what_is_not_finite_is_computed_here_and_nobody_is_blamed(
-    folder: Path, tmp_path: Path, plan: str
-) -> None:
+def test_what_is_not_finite_is_computed_here_and_nobody_is_blamed(offload: Offload, plan: str) -> None:
     dead, infinite = PICTURES[:1].copy(), PICTURES[:1] * np.float32("inf")
     dead[0, 0, 0, 0] = np.nan
     overflowing = [] if plan == "raw" else [PICTURES[:1] * np.float32(3e38)]  # in the head
     whole = OrtSession(make_model(), OrtOptions(threads=1))
-    with offloading(folder, find_package(folder, "planned"), plan, tmp_path) as session:
+    with offload("planned", plan) as session:
         for image in (dead, infinite, *overflowing):
             found, expected = (one.run({"image": image})["logits"] for one in (session, whole))
             np.testing.assert_array_equal(found, expected)
@@ -66,8 +92,8 @@ def test_what_is_not_finite_is_computed_here_and_nobody_is_blamed(
         assert session.counts.failed == 0
 
 
-def test_device_that_cannot_run_the_model_refuses_what_is_not_finite(folder: Path, tmp_path: Path) -> None:
-    with offloading(folder, find_package(folder, "split-only"), "cut3-int8", tmp_path) as session:
+def test_device_that_cannot_run_the_model_refuses_what_is_not_finite(offload: Offload) -> None:
+    with offload("split-only", "cut3-int8") as session:
         with pytest.raises(DataError, match="not finite"):
             session.run({"image": PICTURES[:1] * np.float32("nan")})
         with pytest.raises(RefusedInputError, match="not finite"):
@@ -76,12 +102,10 @@ def test_device_that_cannot_run_the_model_refuses_what_is_not_finite(folder: Pat
         assert session.counts.remote == 1
 
 
-def test_device_that_cannot_run_the_model_sends_such_a_picture_by_another_plan(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_device_that_cannot_run_the_model_sends_such_a_picture_by_another_plan(offload: Offload) -> None:
     other = off_the_grid(PICTURES[:1])
     expected = OrtSession(make_model(), OrtOptions(threads=1)).run({"image": other})["logits"]
-    with offloading(folder, find_package(folder, "split-only"), "uint8", tmp_path) as session:
+    with offload("split-only", "uint8") as session:
         found = session.run({"image": other})["logits"]
         np.testing.assert_allclose(
             found, expected, rtol=0, atol=0.02 * np.ptp(expected)
