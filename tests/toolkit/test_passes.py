@@ -1,3 +1,4 @@
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -534,18 +535,13 @@ def test_result_is_the_same_bytes_in_another_process(tmp_path):
         "result = optimise(source.model.proto, batch=None, feeds=feeds)\n"
         "print(hashlib.sha256(result.model.SerializeToString()).hexdigest())\n"
     )
-    digests = set()
-    for seed in ("1", "2"):
-        environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": seed}
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(path)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        digests.add(done.stdout)
-    assert len(digests) == 1
+    environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": "4711"}
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    source = load_onnx(path)
+    feeds = generate_feeds(source.inputs, 2, 1, bind_dims(source.model.proto))
+    here = optimise(source.model.proto, batch=None, feeds=feeds).model.SerializeToString()
+    assert done.stdout.strip() == hashlib.sha256(here).hexdigest()
 
 
 # Real models.

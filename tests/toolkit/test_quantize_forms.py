@@ -135,16 +135,12 @@ for name, form in all_forms().items():
 
 def test_every_process_builds_the_same_bytes() -> None:
     root = Path(__file__).parents[2]
-    found = []
-    for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-c", BUILD, str(root)]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=True, timeout=120
-        )
-        found.append(dict(line.split("=") for line in done.stdout.splitlines()))
+    environment = {**os.environ, "PYTHONHASHSEED": "4711", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", BUILD, str(root)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    there = dict(line.split("=") for line in done.stdout.splitlines())
     here = {name: hashlib.sha256(bytes_of(form)).hexdigest() for name, form in all_forms().items()}
-    assert found == [here, here]
+    assert there == here
 
 
 # Refusals.
