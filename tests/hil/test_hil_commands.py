@@ -111,11 +111,6 @@ def test_device_of_a_bench_is_profiled_over_its_own_connection(
     assert (mode.active.status, mode.active.source) == ("measured", "profile")
 
 
-def time_nothing(_machine: Machine, graphs: list[RunnableGraph], **_options: Any) -> JobResult:
-    time.sleep(1)  # while the meter is read
-    return JobResult(describe_machine(), tuple(Timing(1e-3, 0.0, 5) for _ in graphs))
-
-
 @pytest.mark.parametrize(
     ("meter", "reason"),
     [
@@ -141,6 +136,10 @@ def test_meter_that_does_not_show_the_power_of_the_device_leaves_that_of_the_tar
     meter: dict[str, Any],
     reason: str,
 ) -> None:
+    def time_nothing(_machine: Machine, graphs: list[RunnableGraph], **_options: Any) -> JobResult:
+        time.sleep(1)  # while the meter is read
+        return JobResult(describe_machine(), tuple(Timing(1e-3, 0.0, 5) for _ in graphs))
+
     monkeypatch.setattr(machine, "time_batches", time_nothing)
     Tree(folder / "sys").rail(1, "VDD_CPU", 5000, 300)
     sensors = {"SensorsDriver": {"python": str(board.python), "sysfs": str(folder / "sys")}}
@@ -303,10 +302,7 @@ def test_run_leaves_evidence_and_junit(board: SshBoard, folder: Path) -> None:
     assert Xml.parse(folder / "junit.xml").getroot().find(".//testcase") is not None  # noqa: S314
 
 
-def test_run_on_a_real_device_profiles_it_once_and_keeps_the_times(
-    board: SshBoard, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "time_batches", time_nothing)
+def test_run_on_a_real_device_profiles_it_once_and_keeps_the_times(board: SshBoard, folder: Path) -> None:
     read = f"echo >>{folder}/read; wc -l <{folder}/read"  # more and more watts
     rising = {"CommandMeterDriver": {"command": read, "interval_s": 0.05}}
     board.write_bench(folder / "bench.yaml", name="desk", kind="real", drivers=rising)
@@ -347,9 +343,8 @@ def test_run_on_a_real_device_profiles_it_once_and_keeps_the_times(
     ],
 )
 def test_profile_that_does_not_hold_for_the_device_is_measured_again(
-    board: SshBoard, folder: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+    board: SshBoard, folder: Path, change: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(machine, "time_batches", time_nothing)
     board.write_bench(folder / "bench.yaml", name="desk", kind="real")
     here = describe_machine()
     seconds = dict.fromkeys(make_calibration_networks(), Figure(1e-6, "s", "measured", "profile"))
