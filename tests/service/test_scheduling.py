@@ -226,6 +226,23 @@ def test_work_that_comes_to_no_run_is_refused_and_teaches_nothing() -> None:
     assert bench.lane.takes_work(BLANK)
 
 
+def test_work_that_is_stopped_before_its_run_teaches_nothing() -> None:
+    bench = Bench(seconds=1e-3, **SHORT)
+    gone: set[int] = set()
+
+    def work(run: Run) -> Answer:
+        gone.add(len(gone))
+        bench.loop.pass_s(0.3)  # the pool looks after its runs
+        return run(BLANK)
+
+    for number in range(5):
+        bench.submit(number, work=work, is_unwanted=lambda number=number: number in gone)
+        bench.finish()
+        assert "the client went" in str(bench.client.error(number))
+    assert not bench.session.runs
+    assert bench.lane.takes_work(BLANK)  # it is not taken for a model that is done at once
+
+
 def test_only_a_free_lane_takes_work() -> None:
     bench = Bench()
     bench.submit(1)

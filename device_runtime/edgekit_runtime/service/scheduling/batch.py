@@ -45,7 +45,7 @@ class BatchResult:
         merge_s, infer_s, split_s: seconds of merging the calls, of the engine, and of splitting the outputs;
             around the engine, also of the `work` of a call.
         is_apart: whether the calls of a batch ran one by one, since the batch failed.
-        is_refused: whether the `work` of a call came to no run, as its inputs are wrong.
+        is_refused: whether the `work` of a call came to no run: its inputs are wrong, or it was stopped.
     """
 
     answers: tuple[Answer, ...]
@@ -151,8 +151,10 @@ class Batch:
         times_s = [self._clock()]
 
         def run(inputs: Mapping[str, Array]) -> Answer:
+            if self.stop_error is not None:
+                return self.stop_error
             times_s.append(self._clock())
-            answer = self.stop_error or self._run_one(self.session, inputs)
+            answer = self._run_one(self.session, inputs)
             times_s.append(self._clock())
             return answer
 
