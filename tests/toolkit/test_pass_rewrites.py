@@ -643,6 +643,11 @@ def test_slices_before_another_convolution_or_of_a_part_are_left_alone(
     assert left_alone(fold_slices.run, focused(rng, QUARTERS, **options))
 
 
+def test_first_rows_alone_are_left_alone(rng: np.random.Generator) -> None:
+    """Of an odd number of rows they are one more than a convolution of stride 2 gives."""
+    assert left_alone(fold_slices.run, focused(rng, QUARTERS[::2]))
+
+
 # DepthToSpace.
 
 

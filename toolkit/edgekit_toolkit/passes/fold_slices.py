@@ -44,6 +44,9 @@ def _rewrite_one(graph: onnx.GraphProto) -> bool:
         sources = {source for source, _, _ in parts}
         if len(sources) != 1 or weight.shape[1] % len(parts) or any(row < 0 for _, row, _ in parts):
             continue
+        # Of an odd size, slices from 0 alone have a row more than the convolution would.
+        if 1 not in {row for _, row, _ in parts} or 1 not in {column for _, _, column in parts}:
+            continue
         channels = weight.shape[1] // len(parts)
         height, width = 2 * weight.shape[2], 2 * weight.shape[3]
         wide = np.zeros((len(weight), channels, height, width), weight.dtype)
