@@ -177,3 +177,14 @@ def test_scales_of_biases_are_products_where_they_are_equal_to_them(rng: np.rand
         np.testing.assert_array_equal(
             numpy_helper.to_array(tensor), numpy_helper.to_array(stored[tensor.name])
         )
+
+
+def test_scale_of_a_bias_that_two_convolutions_read_is_one_product(rng: np.random.Generator) -> None:
+    before = coded_model(rng)
+    before.graph.node.append(node("Conv", ["h0", "wf0", "bf0"], ["second"], kernel_shape=[1, 1]))
+    before.graph.output.append(helper.make_tensor_value_info("second", TensorProto.FLOAT, (1, 4, 5, 5)))
+    after = derive_bias_scales(before)
+    assert_valid(after)
+    assert [item.op_type for item in after.graph.node].count("Mul") == 1
+    feeds = random_feeds(before, rng)
+    np.testing.assert_array_equal(run(after, feeds)["second"], run(before, feeds)["second"])

@@ -87,12 +87,12 @@ def _share_parameters(graph: onnx.GraphProto) -> None:
         for position, name in enumerate(node.input):
             is_parameter = position > 0 and node.op_type in ("QuantizeLinear", "DequantizeLinear")
             readers.setdefault(name, set()).add(is_parameter)
-    first: dict[tuple[int, tuple[int, ...], bytes], str] = {}
+    first: dict[tuple[int, bytes], str] = {}
     shared: dict[str, str] = {}
     for tensor in graph.initializer:
         if readers.get(tensor.name) != {True} or tensor.dims or tensor.data_type == TensorProto.INT8:
             continue
-        key = (tensor.data_type, tuple(tensor.dims), numpy_helper.to_array(tensor).tobytes())
+        key = (tensor.data_type, numpy_helper.to_array(tensor).tobytes())
         shared[tensor.name] = first.setdefault(key, tensor.name)
     for node in graph.node:
         node.input[:] = [shared.get(name, name) for name in node.input]
@@ -107,7 +107,7 @@ def derive_bias_scales(model: onnx.ModelProto) -> onnx.ModelProto:
     result = copy_model(model)
     graph = result.graph
     index = GraphIndex(graph)
-    products: list[onnx.NodeProto] = []
+    products: dict[str, onnx.NodeProto] = {}  # by the scale, which layers may share
     for node in graph.node:
         sources = [index.producers.get(name) for name in node.input]
         if len(sources) != 3 or any(item is None or item.op_type != "DequantizeLinear" for item in sources):
@@ -117,12 +117,11 @@ def derive_bias_scales(model: onnx.ModelProto) -> onnx.ModelProto:
         if data is None or weight is None or bias is None or len(index.consumers(scales[2])) > 1:
             continue
         if bias.ndim and np.array_equal(np.multiply(data, weight), bias):
-            products.append(helper.make_node("Mul", scales[:2], scales[2:]))
-    nodes = [*products, *graph.node]
+            products[scales[2]] = helper.make_node("Mul", scales[:2], scales[2:])
+    nodes = [*products.values(), *graph.node]
     del graph.node[:]
     graph.node.extend(nodes)
-    derived = {product.output[0] for product in products}
-    tensors = [tensor for tensor in graph.initializer if tensor.name not in derived]
+    tensors = [tensor for tensor in graph.initializer if tensor.name not in products]
     del graph.initializer[:]
     graph.initializer.extend(tensors)
     return result
