@@ -103,6 +103,17 @@ def test_sheet_is_read_in_every_usual_form(names: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "names",
+    ["[bird's nest, cow's]  # two", "\n  - bird's nest  # one\n  - cow's", "{0: bird's nest, 1: \"cow's\"}"],
+)
+def test_apostrophe_in_a_name_is_no_quote(names: str, tmp_path: Path) -> None:
+    sheet = tmp_path / "data.yaml"
+    sheet.write_text(f"names: {names}\n")
+
+    assert read_sheet(sheet)["names"] == ["bird's nest", "cow's"]
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("names: [square, bar", r"data\.yaml:1: the bracket is never closed"),

@@ -25,8 +25,10 @@ from edgekit_toolkit.samples.boxes.box_set import (
 )
 
 _TOP: Final = re.compile(r"""(?P<key>"[^"]*"|'[^']*'|[^\s"'#\-][^:]*?)\s*:(?:\s+(?P<value>.*))?""")
-_COMMENT: Final = re.compile(r"""((?:"[^"]*"|'[^']*'|[^"'#]|(?<=\S)#)*)""")
-_PARTS: Final = re.compile(r"""(?:"[^"]*"|'[^']*'|[^,"'])+""")
+# A quote begins a text only where a value begins: in `bird's nest` it is an apostrophe.
+_QUOTED: Final = r"""(?<![^\s\[{,])(?:"[^"]*"|'[^']*')"""
+_COMMENT: Final = re.compile(rf"((?:{_QUOTED}|[^#]|(?<=\S)#)*)")
+_PARTS: Final = re.compile(rf"(?:{_QUOTED}|[^,])+")
 # A dash or a number, and a value.
 _ENTRY: Final = re.compile(r"""(?:-\s+|(?P<key>"[^"]*"|'[^']*'|[^\s"':]+)\s*:(?:\s+|$))?(?P<value>.*)""")
 _KEYS: Final = ("path", "train", "val", "test", "names")
