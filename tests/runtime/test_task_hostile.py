@@ -64,6 +64,13 @@ def test_infinity_is_refused_where_values_are_the_answer(task: str) -> None:
         answer(task, {"out": values})
 
 
+def test_infinite_point_of_a_pose_is_refused() -> None:
+    values = np.ones((1, 5 + 2 * 3, 30), np.float32)
+    values[0, 5, 0] = np.inf  # which JSON cannot hold
+    with pytest.raises(DataError, match="holds NaN or infinity"):
+        answer("keypoints", {"out": values}, form="poses")
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("task", ["classification", "sound_events"])

@@ -82,7 +82,7 @@ def _split_rows(rows: Array, options: KeypointOptions) -> _Points:
 def _read_poses(outputs: Outputs, options: KeypointOptions) -> list[_Points]:
     """Return the points of each object, the best object first; the longer axis counts the places."""
     expected = f"[1, {_BOX} + points x {len(options.row)}, places] or turned"
-    rows = read_output(outputs, options.output, expected, (2,))
+    rows = read_output(outputs, options.output, expected, (2,), is_finite=True)
     rows = rows.T if rows.shape[0] < rows.shape[1] else rows
     if rows.shape[1] <= _BOX or (rows.shape[1] - _BOX) % len(options.row):
         raise DataError(f"the output has {rows.shape[1]} values for each place, expected {expected}")
