@@ -12,7 +12,7 @@ from edgekit_runtime.client.control import read_stream
 from edgekit_runtime.commands.command import Outcome, report
 from edgekit_runtime.dataclass_json import from_plain, list_settings
 from edgekit_runtime.errors import TransportError
-from edgekit_runtime.protocol.streams import StreamOptions
+from edgekit_runtime.protocol.streams import StreamOptions, hide_password
 from edgekit_runtime.system.paths import find_running_service
 
 
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
             if prints and not _print(line):
                 break
     if state.get("state") == "failed":
-        raise TransportError(f"{arguments.source}: {state.get('error', 'failed')}")
+        raise TransportError(f"{hide_password(arguments.source)}: {state.get('error', 'failed')}")
     summary = {"answers": answers, "seconds": round(time.monotonic() - begin_s, 1), **summary}
     return Outcome(summary, [json.dumps(summary)])
 
