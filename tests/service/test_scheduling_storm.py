@@ -1,5 +1,6 @@
 """Whatever happens in whatever order, each call is answered exactly once, and never late work is run."""
 
+import functools
 from typing import Any
 
 import hypothesis.strategies as st
@@ -8,9 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.service.scheduling_parts import Bench
 
 from edgekit_runtime.errors import DeadlineError, EdgekitError, OverloadedError, UnavailableError
-from edgekit_runtime.service.scheduling.call import Answer, Call
+from edgekit_runtime.service.scheduling.call import Answer, Call, Run
 
-# Rows, width, priority, patience, whether the engine refuses it, whether its answer submits another.
+# Rows, width, priority, patience, whether the engine refuses it, whether its answer submits another, and
+# whether its inputs are made on the thread of the run.
 CALLS = st.tuples(
     st.integers(1, 4),
     st.sampled_from([2, 2, 3]),
@@ -18,7 +20,12 @@ CALLS = st.tuples(
     st.none() | st.sampled_from([-1.0, 1e-4, 3e-3, 1.0]),
     st.sampled_from([False] * 4 + [True]),
     st.booleans(),
+    st.booleans(),
 )
+
+
+def make_inputs_and_run(inputs: Any, run: Run) -> Answer:
+    return EdgekitError("minus one") if (inputs["x"] == -1).any() else run(inputs)
 
 
 class Storm(RuleBasedStateMachine):
@@ -53,18 +60,27 @@ class Storm(RuleBasedStateMachine):
         session.run = noting  # type: ignore[method-assign]
 
     @rule(calls=st.lists(CALLS, min_size=1, max_size=6))
-    def submit(self, calls: list[tuple[int, int, int, float | None, bool, bool]]) -> None:
+    def submit(self, calls: list[tuple[int, int, int, float | None, bool, bool, bool]]) -> None:
         for call in calls:
             self._submit(*call)
 
     def _submit(
-        self, rows: int, width: int, priority: int, patience_s: float | None, is_poison: bool, again: bool
+        self,
+        rows: int,
+        width: int,
+        priority: int,
+        patience_s: float | None,
+        is_poison: bool,
+        again: bool,
+        has_work: bool,
     ) -> None:
         self.value += 1
         deadline_s = None if patience_s is None else self.bench.loop.now_s + patience_s
         call = self.bench.client.call(self.value, rows, width, priority=priority, deadline_s=deadline_s)
         if is_poison:
             call.inputs["x"][0, 0] = -1
+        if has_work and self.bench.lane.takes_work(call.inputs):
+            call.work = functools.partial(make_inputs_and_run, call.inputs)
         if again:  # from within the answer
             reply, value = call.reply, self.value + 0.5
 
