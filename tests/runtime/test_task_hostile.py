@@ -71,6 +71,17 @@ def test_infinite_point_of_a_pose_is_refused() -> None:
         answer("keypoints", {"out": values}, form="poses")
 
 
+@pytest.mark.parametrize(
+    ("task", "shape", "options"), [HEATMAPS, ("sound_events", (1, 7, 4), {}), ("classification", (1, 4), {})]
+)
+def test_infinite_score_is_left_out(task: str, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    values = np.full(shape, 0.6, np.float32)
+    values.flat[0] = np.inf  # which JSON cannot hold
+    (entries,) = answer(task, {"out": values}, **options).values()
+    assert entries
+    assert 0 not in {entry["index"] for entry in entries}
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("task", ["classification", "sound_events"])

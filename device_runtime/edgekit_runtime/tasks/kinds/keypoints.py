@@ -150,7 +150,7 @@ def _list_points(object_points: _Points, options: KeypointOptions, context: Cont
     for index, (x, y) in enumerate(points.tolist()):
         entry: Decoded = {"label": context.name_class(index), "index": index}
         if scores is not None:
-            if not scores[index] >= options.min_score:
+            if not options.min_score <= scores[index] < np.inf:
                 continue
             entry["score"] = round(float(scores[index]), 4)
         yield entry | {"point": [round(x, digits), round(y, digits), *depths[index].tolist()]}

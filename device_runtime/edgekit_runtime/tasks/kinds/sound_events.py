@@ -57,7 +57,8 @@ def _decode(outputs: Outputs, options: SoundEventOptions, context: Context) -> D
         edges = np.flatnonzero(np.diff(column >= release, prepend=False, append=False))
         begins, ends = edges[::2], edges[1::2]
         peaks = np.maximum.reduceat(column, begins)
-        is_event = (peaks >= options.threshold) & ((ends - begins) * hop_s >= options.min_event_s)
+        is_event = (peaks >= options.threshold) & (peaks < np.inf)
+        is_event &= (ends - begins) * hop_s >= options.min_event_s
         rows = zip(peaks[is_event], begins[is_event], ends[is_event], strict=True)
         events += [(float(peak), int(begin), int(end), index) for peak, begin, end in rows]
     best = sorted(events, key=lambda event: -event[0])[: options.max_events]
