@@ -1,5 +1,6 @@
 """Photographs in, boxes out: `POST /v2/models/NAME/answer` against a real service."""
 
+import functools
 import io
 import json
 import signal
@@ -29,6 +30,7 @@ from tests.waiting import wait_for
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.package.manifest_entries import TaskChoice
+from edgekit_runtime.service.answers.answer_path import Answered, AnswerRequest
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.oip.codec import classify
@@ -79,6 +81,22 @@ def test_free_model_prepares_runs_and_decodes_on_one_thread(maker: PackageMaker,
     assert (figures["success"]["count"], figures["fail"]["count"]) == (2, 1)
     assert figures["compute_input"]["ns"] > 0  # it prepared them at the run
     assert figures["compute_output"]["ns"] > 0
+
+
+def test_answer_that_cannot_be_written_is_an_error(cells: Running) -> None:
+    errors: list[BaseException] = []
+
+    def reply(answered: Answered | BaseException) -> None:
+        if not isinstance(answered, Answered):
+            errors.append(answered)
+            return
+        raise ValueError("infinity is no JSON")
+
+    model = functools.partial(cells.service.registry.models.find, "cells", None)
+    request = AnswerRequest(find=model, reply=reply, decodes=False)
+    request.served = cells.call(model)
+    request.finish()
+    assert [str(error) for error in errors] == ["infinity is no JSON"]
 
 
 def test_raw_frame_needs_no_codec(cells: Running) -> None:

@@ -146,7 +146,11 @@ class AnswerRequest:
         if self.decodes:
             self._note("answer")
         times_s = {"prepare": 0.0, **self._times_s}
-        self.reply(Answered(self.served, self._outputs or {}, self._decoded or {}, times_s))
+        answered = Answered(self.served, self._outputs or {}, self._decoded or {}, times_s)
+        try:
+            self.reply(answered)
+        except Exception as error:  # such as of infinity, which JSON cannot hold: the client still waits
+            self.refuse(error)
 
     def refuse(self, error: BaseException) -> None:
         """Reply with an error, on the loop's thread."""
