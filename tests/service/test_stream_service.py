@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -242,6 +243,23 @@ def test_viewers_do_not_keep_the_owner_from_a_stream(cells: Running, tmp_path: P
 def test_streams_are_not_started_over_tcp(cells: Running) -> None:
     body = json.dumps({"model": "cells", "source": "0", "sinks": ["file:/tmp/x"]}).encode()
     with cells.connect_tcp() as client:
+        client.sendall(post_bytes("/v2/streams", body))
+        assert Replies(client).next().status == 403
+
+
+def test_streams_are_not_started_over_tls(
+    maker: PackageMaker, folder_of_cells: Path, tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    """The service decrypts on a socket pair of its own user."""
+    listen = {"tls_certificate": str(certificate[0]), "tls_key": str(certificate[1])}
+    packages = PackageFiles([folder_of_cells / "packages"], maker.trust)
+    body = json.dumps({"model": "cells", "source": str(tmp_path), "sinks": ["file:/tmp/x"]}).encode()
+    with (
+        running(make_config(tmp_path, listen=listen), packages) as service,
+        ssl.create_default_context(cafile=certificate[0]).wrap_socket(
+            service.connect_tcp(), server_hostname="127.0.0.1"
+        ) as client,
+    ):
         client.sendall(post_bytes("/v2/streams", body))
         assert Replies(client).next().status == 403
 

@@ -496,8 +496,12 @@ class Connection:
 
     @property
     def is_own_user(self) -> bool:
-        """Whether the service's own user, or root, is at the other end of a Unix socket."""
-        return self.is_open and self._socket.family == socket.AF_UNIX and is_own_user(self._socket)
+        """Whether the service's own user, or root, is at the other end of a Unix socket.
+
+        A client over TLS is not: the service itself is at the other end of the socket on its decrypted side.
+        """
+        is_unix = self._socket.family == socket.AF_UNIX
+        return self.is_open and self.is_local and is_unix and is_own_user(self._socket)
 
     @property
     def client(self) -> str:
