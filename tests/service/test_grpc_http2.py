@@ -230,6 +230,8 @@ def test_stream_that_breaks_the_rules_ends_the_connection(peer: Peer, frames: li
         [*head_fields(), (":strange", "a")],
         [*head_fields(), ("grpc-timeout", "1x")],
         [*head_fields(), ("authorization", "a"), ("authorization", "b")],
+        [*head_fields(), ("authorization", "a\r\nX: b")],
+        [*head_fields(), ("authorization", "a\0")],
     ],
 )
 def test_malformed_request_is_reset_alone(peer: Peer, fields: list[tuple[str, str]]) -> None:

@@ -41,6 +41,7 @@ _FORBIDDEN: Final = (b"connection", b"proxy-connection", b"keep-alive", b"transf
 _NEEDED: Final = {b":method", b":scheme", b":path"}
 _PSEUDO: Final = {*_NEEDED, b":authority"}
 _ONCE: Final = {*_PSEUDO, b"authorization"}
+_LINE_ENDS: Final = re.compile(rb"[\0\r\n]")  # in a value they would begin a field of HTTP/1.1
 _UNPRINTABLE: Final = re.compile(rb"[^\x20-\x24\x26-\x7e]")
 # HTTP status -> status of gRPC.
 _CODES: Final[Mapping[int, int]] = {
@@ -137,6 +138,8 @@ class RpcHead:
             if is_pseudo and (is_regular or name not in _PSEUDO):
                 raise MalformedHeadError(name)
             if name in _FORBIDDEN or name != name.lower() or (name in _ONCE and name in values):
+                raise MalformedHeadError(name)
+            if _LINE_ENDS.search(value):
                 raise MalformedHeadError(name)
             is_regular = not is_pseudo
             values[name] = value
