@@ -15,8 +15,10 @@ from tests.toolkit.package_run import edgekit, model_of, package, read_only, sav
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.evaluation.metrics import METRICS, SetMetric
 from edgekit_toolkit.samples.media.decoding import Decoding
 from edgekit_toolkit.samples.source import open_data
+from edgekit_toolkit.samples.truth import TrueSteps
 
 RATE, WINDOW, HOP = 8000, 160, 128
 SOUND = {"type": "audio", "sample_rate": RATE, "samples": WINDOW, "hop": HOP}
@@ -176,3 +178,10 @@ def test_events_that_cannot_be_used_are_refused(tmp_path: Path, row: str, messag
     (write_events(tmp_path, [1, 2]) / "labels.csv").write_text(f"file_name,begin_s,end_s,label\n{row}\n")
     with pytest.raises(DataError, match=message):
         list(open_data(tmp_path, STEPS, decoding=Decoding(SOUND, ("loud",), in_steps=True)).stream(1))
+
+
+def test_model_that_leaves_out_steps_is_refused_by_their_metric() -> None:
+    metric = METRICS["auc_steps"]
+    assert isinstance(metric, SetMetric)
+    with pytest.raises(DataError, match="8 rows of scores for 10 steps"):
+        metric.reduce({"y": np.zeros((8, 3))}, TrueSteps(np.zeros((10, 3), np.bool_)))

@@ -527,7 +527,12 @@ def _auc(rows: Sequence[NDArray[np.float64]], _reference: Sequence[Any], labels:
 
 def _sounding_steps(outputs: Outputs, truth: TrueSteps) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Return the scores of all steps of a recording, and which classes sound in each."""
-    scores = next(iter(outputs.values())).reshape(len(truth.active), -1).astype(np.float64)
+    values = next(iter(outputs.values()))
+    if len(values) % len(truth.active):  # as of a model that takes several at once, and leaves out the rest
+        raise DataError(
+            f"metric 'auc_steps': the model gives {len(values)} rows of scores for {len(truth.active)} steps"
+        )
+    scores = values.reshape(len(truth.active), -1).astype(np.float64)
     if scores.shape[1] not in (truth.active.shape[1], truth.active.shape[1] + 1):
         raise DataError(
             f"metric 'auc_steps': the model gives {scores.shape[1]} scores in a step, and the events have"
