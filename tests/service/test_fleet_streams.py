@@ -145,13 +145,19 @@ def test_fleet_writes_files_only_where_the_owner_allows_it(tmp_path: Path, chang
     assert not streams.names.keys() - {"yard"}
 
 
-def test_fleet_gets_no_larger_frames_than_the_owner_allows(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("setting", "most", "reason"),
+    [("max_pixels", 1000, "owner allows 1000"), ("max_queued", 4096, "a fleet may ask for 4096")],
+)
+def test_fleet_gets_no_more_memory_than_is_allowed(
+    tmp_path: Path, setting: str, most: int, reason: str
+) -> None:
     path, streams = tmp_path / "s.json", NotedStreams()
-    write(path, yard={**YARD, "max_pixels": 1001})
+    write(path, yard={**YARD, setting: most + 1})
     fleet = follow(path, streams)
     fleet.look()
-    assert "owner allows 1000" in fleet.to_json()["yard"]["error"]
-    write(path, yard={**YARD, "max_pixels": 1000})
+    assert reason in fleet.to_json()["yard"]["error"]
+    write(path, yard={**YARD, setting: most})
     fleet.look()
     assert streams.changes == ["+yard"]
 

@@ -21,6 +21,7 @@ from edgekit_runtime.service.streams.source_kinds import SOURCES, find_kind
 from edgekit_runtime.service.streams.streams import Streams
 
 _MAX_FILE_BYTES: Final = 64 << 10
+_MAX_QUEUED: Final = 4096  # answers of about 1 kB that wait for a sink which is away
 
 _logger = logging.getLogger(__name__)
 
@@ -103,6 +104,8 @@ class FleetStreams:
             raise ConfigError(
                 f"max_pixels is {options.max_pixels}, this device's owner allows {self._streams.max_pixels}"
             )
+        if options.max_queued > _MAX_QUEUED:
+            raise ConfigError(f"max_queued is {options.max_queued}, a fleet may ask for {_MAX_QUEUED}")
 
 
 def _read_stamp(path: Path) -> tuple[int, ...]:
