@@ -216,13 +216,14 @@ def draw_rounding() -> Markup:
 
 def draw_coding() -> Markup:
     """Draw score over the bytes of a model, ours as they travel and other tools' after xz."""
-    rows = read_table("| model | tool | method | bits | score")
+    rows = read_table("| model | tool | bits: score, kB")
     panels = []
     for model, title in NAMES.items():
         points: dict[str, list[tuple[float, float]]] = {}
-        for name, tool, _method, _bits, score, size, *_ in rows:
+        for name, tool, runs in rows:
             if name == model:
-                points.setdefault(tool, []).append((read_numbers(size)[0], read_numbers(score)[0]))
+                pairs = re.findall(r"([\d.]+), ([\d.]+)(?:;|$)", runs.replace("*", ""))
+                points[tool] = [(float(size), float(score)) for score, size in pairs]
         if not points:
             continue
         sizes, scores = zip(*(point for values in points.values() for point in values), strict=True)
