@@ -3,6 +3,7 @@
 import functools
 import io
 import json
+import queue
 import signal
 import struct
 import zlib
@@ -28,7 +29,7 @@ from tests.service.wiring_parts import load
 from tests.service.worker_parts import kill
 from tests.waiting import wait_for
 
-from edgekit_runtime.errors import RequestError
+from edgekit_runtime.errors import OverloadedError, RequestError
 from edgekit_runtime.package.manifest_entries import TaskChoice
 from edgekit_runtime.service.answers.answer_path import Answered, AnswerRequest
 from edgekit_runtime.service.models.file_source import PackageFiles
@@ -97,6 +98,33 @@ def test_answer_that_cannot_be_written_is_an_error(cells: Running) -> None:
     request.served = cells.call(model)
     request.finish()
     assert [str(error) for error in errors] == ["infinity is no JSON"]
+
+
+def test_refused_and_cancelled_files_are_counted(maker: PackageMaker, tmp_path: Path) -> None:
+    write_cell_detector(maker, tmp_path / "cells.edgepkg")
+    models = {"cells": ModelOptions(isolated=False)}
+    config = make_config(tmp_path, media=MediaLimits(max_waiting=1), models=models)
+    replies: queue.SimpleQueue[Answered | BaseException] = queue.SimpleQueue()
+    with running(config, PackageFiles([tmp_path / "cells.edgepkg"], maker.trust)) as service:
+
+        def submit(*, has_left: bool) -> None:
+            find = functools.partial(service.service.registry.models.find, "cells", None)
+            picture = encode(draw(red=(1, 0)))
+            service.service.answers.submit(
+                AnswerRequest(find=find, reply=replies.put, data=picture, is_unwanted=lambda: has_left)
+            )
+
+        def submit_both() -> None:
+            submit(has_left=True)
+            with pytest.raises(OverloadedError, match="max_waiting"):
+                submit(has_left=False)
+
+        service.call(submit_both)
+        assert "before the file was decoded" in str(replies.get(timeout=60))
+        service.call(functools.partial(submit, has_left=False))
+        assert isinstance(replies.get(timeout=60), Answered)
+        metrics = service.service.registry.models.find("cells", None).metrics
+    assert (metrics.succeeded, metrics.shed, metrics.cancelled, metrics.refused) == (1, 1, 1, 0)
 
 
 def test_raw_frame_needs_no_codec(cells: Running) -> None:

@@ -83,10 +83,21 @@ def test_every_second_frame_of_a_folder_of_pictures(cells: Running, tmp_path: Pa
     for number, picture in enumerate(draw_cells(6)):
         (tmp_path / f"{number}.png").write_bytes(encode(picture))
     (tmp_path / "0b.jpg").write_bytes(b"no picture")
+    (tmp_path / "0c.jpg").write_bytes(b"")
+    (tmp_path / "0d.jpg").mkdir()
+    os.mkfifo(tmp_path / "0e.jpg")
+    os.rename(tmp_path / "1.png", os.fsencode(tmp_path) + b"/1\xe9.png")  # noqa: PTH104  # of Latin-1
     (tmp_path / "notes.txt").write_text("no picture either")
     order = {"model": "cells", "source": str(tmp_path), "every": 2}
     columns = [line["detections"][0]["box"][0] for line in answers(read_lines(cells, order))]
     assert columns == [0, 64, 0]
+
+
+def test_folder_without_pictures_is_named(cells: Running, tmp_path: Path) -> None:
+    pytest.importorskip("cv2", reason="needs the extra: pip install 'edgekit[stream]'")
+    (tmp_path / "a.jpg").write_bytes(b"no picture")
+    *_, end = read_lines(cells, {"model": "cells", "source": str(tmp_path)})
+    assert (end["state"], f"{tmp_path} holds no picture" in end["error"]) == ("failed", True)
 
 
 def test_photographs_have_as_many_pixels_as_media_may_have(

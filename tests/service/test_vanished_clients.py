@@ -203,3 +203,17 @@ def test_run_whose_client_has_gone_goes_on_where_stopping_it_would_stop_others()
     assert session.cancelled == 0
     bench.finish()
     assert bench.client.value(2)[0, 0] == 4
+
+
+def test_call_whose_client_goes_while_its_file_is_decoded_is_cancelled() -> None:
+    bench = Bench()
+    lane = bench.add_lane((bench.session,), bench.metrics)
+    gone = threading.Event()
+    call = bench.client.call(1, is_unwanted=gone.is_set)
+    call.work = lambda run: run(call.inputs)
+    lane.submit(call)
+    gone.set()
+    bench.loop.pass_s(1.0)
+    bench.finish()
+    assert isinstance(bench.client.error(1), UnavailableError)
+    assert (bench.metrics.cancelled, bench.metrics.failed) == (1, 0)

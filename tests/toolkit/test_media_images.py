@@ -58,6 +58,17 @@ def test_imagenet_preset_gives_what_torchvision_gives(tmp_path: Path) -> None:
     assert got.dtype == np.float32
 
 
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_thin_image_is_resized_no_further_than_its_crop(tmp_path: Path, is_wide: bool) -> None:
+    pixels = np.zeros((60000, 1, 3), np.uint8)
+    pixels[29_990:30_010] = 200
+    path = saved(tmp_path / "a.png", pixels.transpose(1, 0, 2) if is_wide else pixels)
+    got = one(path, NCHW, {"scale": 1, "resize": 8000, "center_crop": 8})
+    assert (got == 200).all()
+    with pytest.raises(DataError, match="480000000 x 8000; cut it, or set 'center_crop'"):
+        one(path, FREE, {"scale": 1, "resize": 8000})
+
+
 def test_crop_of_a_smaller_image_has_black_borders(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.png", np.full((5, 8, 3), 200, np.uint8))
     got = one(path, NCHW, {"scale": 1, "center_crop": 8})

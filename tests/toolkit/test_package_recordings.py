@@ -171,6 +171,7 @@ def test_recordings_that_cannot_be_cut_are_refused(
         ("1.wav,1,0.5,loud", "expected 'file_name', 'begin_s' and 'end_s' in seconds"),
         ("1.wav,0,nan,loud", "expected 'file_name'"),
         ("1.wav,0,1,", "expected 'file_name'"),
+        ("1.wav,7,8,loud", "1.wav: ends after 0.5.* s, and an event of 'loud' begins at 7 s"),
         ("1.wav,0,1,bell", "class 'bell' is none of the labels .loud."),
     ],
 )

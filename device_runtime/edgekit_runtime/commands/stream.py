@@ -96,4 +96,5 @@ def _resolve(text: str) -> str:
     """Return a text with the path in it made absolute: the service has another working folder."""
     prefix = "file:" if text.startswith("file:") else ""
     path = text.removeprefix(prefix)
-    return prefix + os.path.abspath(path) if prefix or Path(path).exists() else text  # noqa: PTH100
+    is_path = prefix or (path and Path(path).exists())
+    return prefix + os.path.abspath(path) if is_path else text  # noqa: PTH100

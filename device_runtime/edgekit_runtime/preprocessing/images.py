@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 SUFFIXES: Final = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 _FORMATS: Final = ("JPEG", "PNG", "BMP", "WEBP")  # the only decoders of Pillow that are used
 LAYOUTS: Final = ("NCHW", "NHWC")
-Side: TypeAlias = Annotated[int, Range(1, 1 << 14)]
+_MAX_SIDE: Final = 1 << 14
+Side: TypeAlias = Annotated[int, Range(1, _MAX_SIDE)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,15 +123,43 @@ class ImageRules:
         if len(self.resize) == 1:
             (side,), (short, long) = self.resize, sorted(image.size)
             longer = int(side * long / short)  # truncated, as in torchvision
+            if longer > _MAX_SIDE:
+                return self._middle_resized(image, placement, longer)
             size = (side, longer) if image.width <= image.height else (longer, side)
         else:
             size = (self.resize[1], self.resize[0])
         return self._scaled(image, size), placement.scaled_to(*size)
 
-    def _scaled(self, image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
+    def _middle_resized(
+        self, image: "Image.Image", placement: Placement, longer: int
+    ) -> "tuple[Image.Image, Placement]":
+        """Return what the crop takes of a picture whose longer side would take too much memory."""
+        assert self.resize is not None  # noqa: S101  # for the type checker
+        (side,) = self.resize
+        if self.center_crop is None:
+            raise DataError(
+                f"the image has {image.width} x {image.height} pixels and would be resized to {longer} x"
+                f" {side}; cut it, or set 'center_crop' or 'letterbox'"
+            )
+        is_wide = image.width > image.height
+        crop = self.center_crop[is_wide]
+        start = _crop_start(longer, crop)
+        begin, end = (position * max(image.size) / longer for position in (start, start + crop))
+        if is_wide:
+            middle = self._scaled(image, (crop, side), (begin, 0, end, image.height))
+            return middle, placement.scaled_to(longer, side).moved(-start, 0, crop, side)
+        middle = self._scaled(image, (side, crop), (0, begin, image.width, end))
+        return middle, placement.scaled_to(side, longer).moved(0, -start, side, crop)
+
+    def _scaled(
+        self,
+        image: "Image.Image",
+        size: tuple[int, int],
+        box: tuple[float, float, float, float] | None = None,
+    ) -> "Image.Image":
         from PIL import Image
 
-        return image.resize(size, Image.Resampling[self.interpolation.upper()])
+        return image.resize(size, Image.Resampling[self.interpolation.upper()], box)
 
     def _cropped(self, image: "Image.Image", placement: Placement) -> "tuple[Image.Image, Placement]":
         if self.center_crop is None:
@@ -163,7 +192,8 @@ def _make_table(rules: ImageRules) -> Array:
     """
     dtype = DTYPES[rules.dtype]
     pixels = np.arange(256, dtype=np.float64) * rules.scale
-    values = (pixels - np.array(rules.mean)[:, None]) / np.array(rules.std)[:, None]
+    with np.errstate(over="ignore"):  # refused below
+        values = (pixels - np.array(rules.mean)[:, None]) / np.array(rules.std)[:, None]
     values = np.broadcast_to(values, (len(rules.colour), 256))
     limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
     values = values if dtype.kind == "f" else np.rint(values)

@@ -31,8 +31,9 @@ _MOVENET_POINTS: Final = 17
 _MIN_EXTENT: Final = 16  # pixels, which shares do not reach
 _MARGIN: Final = 0.5  # by which points beyond the picture and trained maps leave 0 to 1
 _MAX_EVENTS: Final = 32
-_POINTS: Final = re.compile(r"(?i)key_?point|kpt|heat_?map|landmark|joints|pose")
-_VOICES: Final = re.compile(r"(?i)speech|voice|vad(?![a-z])")
+_POINTS: Final = re.compile(r"(?i)key_?point|kpt|heat_?map|landmark|joints|(?<!ex)(?<!com)(?<!trans)pose")
+_VOICES: Final = re.compile(r"(?i)speech|(?<!in)voice|vad(?![a-z])")
+_SCORES: Final = re.compile(r"(?i)logit|class|prob|score")
 _EMBEDDINGS: Final = re.compile(r"(?i)embed|descriptor")
 
 
@@ -256,11 +257,12 @@ def _propose_sound_events(evidence: Evidence) -> TaskChoice | None:
 
 def _propose_regression(evidence: Evidence) -> TaskChoice | None:
     """A single number that varies and is no score, of a model without classes."""
-    _, values = evidence.first
+    name, values = evidence.first
     is_number = (
         values.dtype.kind == "f" and values.size == len(values) > 1 and len(evidence.probes.runs[0]) == 1
     )
-    if not is_number or evidence.labelled or len(evidence.labels) > 1 or not np.isfinite(values).all():
+    has_classes = evidence.labelled or len(evidence.labels) > 1 or _SCORES.search(name) is not None
+    if not is_number or has_classes or not np.isfinite(values).all():
         return None
     return TaskChoice("regression", {}) if values.std() > 0 and not _is_within(values, 0, 1) else None
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit_runtime.canonical_json import JsonValue
-from edgekit_runtime.errors import BackendError, EdgekitError, OverloadedError, RequestError
+from edgekit_runtime.errors import BackendError, EdgekitError, OverloadedError, RequestError, UnavailableError
 from edgekit_runtime.protocol.infer_request import SequenceStep
 from edgekit_runtime.service.options.resources import MediaLimits
 from edgekit_runtime.service.scheduling.call import Answer, Call, Run, never
@@ -114,6 +114,8 @@ class AnswerRequest:
         """Make the inputs, on a thread; raises nothing."""
         assert self.data is not None  # noqa: S101  # for the type checker
         try:
+            if self.is_unwanted():
+                raise UnavailableError("the client went before the file was decoded")  # noqa: TRY301
             media_type = self.media_type or self.answerer.file_type
             prepared = self.answerer.prepare(self.data, media_type, self.max_pixels)
             self.inputs, self._placement = {**self.inputs, **prepared.inputs}, prepared.placement
@@ -181,6 +183,7 @@ class AnswerPath:
         """
         served = request.find()
         if self._waiting >= self._limits.max_waiting:
+            served.metrics.shed += 1
             raise OverloadedError(f"{self._waiting} files wait to be decoded, the limit is max_waiting", 1.0)
         request.max_pixels, request.began_s = self._limits.max_pixels, time.monotonic()
         self._begin(request, served)
@@ -230,7 +233,10 @@ class AnswerPath:
             request.refuse(error)
             return
         if request.error is not None:
-            served.metrics.refused += 1
+            if request.is_unwanted():
+                served.metrics.cancelled += 1
+            else:
+                served.metrics.refused += 1
             request.finish()
             return
         self._infer(request)

@@ -85,7 +85,7 @@ class LaneMetrics:
         late: calls refused since their deadline had come.
         refused: calls refused for another reason: requests that do not fit the model, a model that is being
             unloaded.
-        cancelled: calls dropped before they ran, since their client had gone.
+        cancelled: calls that were not run or were stopped, since their client had gone or the service ends.
         cache_misses: calls that the response cache did not hold.
         waiting: calls that wait now.
         last_s: when the engine or the cache last answered a call, on the clock of the scheduler, or None.

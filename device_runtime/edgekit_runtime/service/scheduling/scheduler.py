@@ -363,6 +363,8 @@ class Scheduler(Lane):
             total_s = now_s - queued.since_s
             if isinstance(answer, DeadlineError):
                 metrics.late += 1
+            elif answer is batch.stop_error:  # nobody waits for it, or the service ends
+                metrics.cancelled += 1
             elif ran.is_refused:
                 metrics.refused += 1
             elif isinstance(answer, EdgekitError):

@@ -123,20 +123,30 @@ class _Pictures:
     fps, rate = 0.0, 0
 
     def __init__(self, options: StreamOptions) -> None:
-        self._cv2, self._max_pixels = _import_cv2(), options.max_pixels
+        self._cv2, self._options, self._is_empty = _import_cv2(), options, True
         names = sorted(Path(options.source).iterdir())
-        self._paths = iter([path for path in names if path.suffix.lower() in _PICTURES])
+        self._paths = iter([path for path in names if path.suffix.lower() in _PICTURES and path.is_file()])
 
     def read(self) -> NDArray[Any] | None:
         for path in self._paths:
             picture: NDArray[Any] | None
             try:
-                picture = self._cv2.imread(str(path), self._cv2.IMREAD_COLOR)
+                content = np.fromfile(
+                    path, np.uint8
+                )  # not by OpenCV, which crashes on names that are no UTF-8
+            except OSError:  # removed meanwhile, or not readable
+                continue
+            try:
+                picture = self._cv2.imdecode(content, self._cv2.IMREAD_COLOR) if content.size else None
             except self._cv2.error as cause:
-                most = self._max_pixels
-                raise CaptureError(f"{path} has more than {most} pixels, or is damaged: {cause}") from cause
+                most = self._options.max_pixels
+                raise CaptureError(f"{path} has more than {most} pixels, or is damaged") from cause
             if picture is not None:
+                self._is_empty = False
                 return picture
+        if self._is_empty:
+            endings = ", ".join(sorted(_PICTURES))
+            raise CaptureError(f"{self._options.source} holds no picture that can be read: {endings}")
         return None
 
 

@@ -243,6 +243,11 @@ def _true_steps(path: Path, media: MediaFiles, column: DecodedFiles, decoding: D
         times = column.time_steps(index)
         active = np.zeros((len(times), max(len(classes), 1)), np.bool_)
         for event in events[index]:
+            if event.begin_s >= times[-1, 1]:
+                raise DataError(
+                    f"{media.files[index]}: ends after {times[-1, 1]:g} s, and an event of '{event.label}'"
+                    f" begins at {event.begin_s:g} s"
+                )
             covered = np.minimum(times[:, 1], event.end_s) - np.maximum(times[:, 0], event.begin_s)
             active[:, classes.index(event.label)] |= covered >= (times[:, 1] - times[:, 0]) / 2
         return TrueSteps(active)
