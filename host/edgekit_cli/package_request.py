@@ -17,6 +17,7 @@ from edgekit_runtime.system.own_process import count_cores
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.importers.file_kind import is_tflite
 from edgekit_toolkit.measurement.brevity import is_brief
+from edgekit_toolkit.importers.local_sources import is_named
 from edgekit_toolkit.packaging.attachments import read_labels, read_preprocessing
 from edgekit_toolkit.packaging.next_version import FIRST_VERSION
 from edgekit_toolkit.pipeline.engine_tournament import engines_here
@@ -157,7 +158,7 @@ def command_line(ctx: click.Context) -> str:
 
 
 def _without_folders(path: Path | str) -> str:
-    return Path(path).name or str(path)
+    return str(path) if is_named(str(path)) else Path(path).name or str(path)
 
 
 def _dims(items: tuple[str, ...]) -> dict[str, int]:
