@@ -2,19 +2,22 @@
 
     hf:OWNER/NAME[@REVISION][:FILE]     a file of a repository that `hf download` has put into the cache
     mlflow:PATH                         the ONNX file of a model that MLflow has saved in a folder
+    FOLDER.ortpackage                   the processor's variant of a model package, as Olive writes it
 
 Nothing is downloaded. Hugging Face's snapshots are links into a folder of blobs beside them. A link that
-leads out of the folder of its repository, or a path out of MLflow's folder, is refused unread.
+leads out of the folder of its repository, or a name or link out of the other folders, is refused unread.
 
-Source: huggingface_hub, "Understand caching"; MLflow, "MLmodel file".
+Source: huggingface_hub, "Understand caching"; MLflow, "MLmodel file"; the writer of olive-ai 0.13,
+`olive/cli/model_package.py`.
 """
 
+import json
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Any, Final
 
 from edgekit_runtime.errors import ModelError
 
@@ -25,7 +28,8 @@ _HF_SOURCE: Final = re.compile(rf"({_WORD})/({_WORD})(?:@([A-Za-z0-9._/-]+))?(?:
 _MODEL_ENDINGS: Final = (".onnx", ".tflite", ".pt2")
 _USUAL_FILES: Final = ("onnx/model.onnx", "model.onnx")  # of transformers' exporter: the float model
 _MAX_NAMED: Final = 8
-_MAX_MLMODEL_BYTES: Final = 1 << 20
+_MAX_DESCRIPTION_BYTES: Final = 1 << 20
+_PROCESSOR: Final = "CPUExecutionProvider"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,8 @@ def find_model(source: str) -> LocalModel:
         return _find_in_cache(source)
     if source.startswith(_MLFLOW):
         return _find_of_mlflow(Path(source.removeprefix(_MLFLOW)))
-    return LocalModel(Path(source))
+    path = Path(source)
+    return _find_in_model_package(path) if (path / "manifest.json").is_file() else LocalModel(path)
 
 
 def is_named(source: str) -> bool:
@@ -136,9 +141,7 @@ def _find_of_mlflow(folder: Path) -> LocalModel:
             f"{source}: expected the folder of a saved model, which has a file MLmodel, such as"
             " mlruns/EXPERIMENT/models/MODEL/artifacts; `mlflow artifacts download` fetches one"
         )
-    if description.stat().st_size > _MAX_MLMODEL_BYTES:
-        raise ModelError(f"{source}: its MLmodel is too large to be one; save the model again")
-    flavors = _read_flavors(description.read_text(encoding="utf-8", errors="replace"))
+    flavors = _read_flavors(_read_description(folder, "MLmodel", source))
     file = flavors.get("onnx", {}).get("data")
     if not file:
         raise ModelError(
@@ -162,3 +165,56 @@ def _read_flavors(text: str) -> dict[str, dict[str, str]]:
         elif inside and colon and depth == 4 and flavors:
             flavors[next(reversed(flavors))][key] = value.strip().strip("'\"")
     return flavors
+
+
+def _find_in_model_package(folder: Path) -> LocalModel:
+    """Return the model of the one component's variant for the processor, or of its only variant."""
+    source = str(folder)
+    components = _parse_json(folder, "manifest.json", source).get("components")
+    if not isinstance(components, list) or len(components) != 1 or not isinstance(components[0], str):
+        raise ModelError(
+            f"{source}: its manifest names {components!r} as components, expected a list of one; give the"
+            " .onnx file of a component"
+        )
+    component = f"models/{components[0]}"
+    variants = _parse_json(folder, f"{component}/metadata.json", source).get("variants")
+    if not isinstance(variants, dict) or not variants:
+        raise ModelError(f"{source}: {component}/metadata.json names no variants; write the package again")
+    on_processor = [
+        name
+        for name, variant in variants.items()
+        if isinstance(variant, dict) and variant.get("ep") == _PROCESSOR
+    ]
+    chosen = on_processor or list(variants)
+    if len(chosen) != 1:
+        raise ModelError(
+            f"{source}: {len(chosen)} variants could be meant ({_list_some(chosen)}); give the .onnx file of"
+            " one of them"
+        )
+    variant_folder = _resolve_inside(folder, f"{component}/{chosen[0]}", folder, source)
+    files = sorted(path.name for path in variant_folder.glob("*.onnx"))
+    if len(files) != 1:
+        raise ModelError(
+            f"{source}: {variant_folder} has {len(files)} .onnx files, expected one; give its path"
+        )
+    return LocalModel(_resolve_inside(variant_folder, files[0], folder, source), folder.resolve().stem)
+
+
+def _parse_json(folder: Path, file: str, source: str) -> dict[str, Any]:
+    try:
+        document = json.loads(_read_description(folder, file, source))
+    except (ValueError, RecursionError) as err:
+        raise ModelError(f"{source}: {file} is no JSON: {err}; write the package again") from err
+    if not isinstance(document, dict):
+        raise ModelError(f"{source}: {file} is no JSON object; write the package again")
+    return document
+
+
+def _read_description(folder: Path, file: str, source: str) -> str:
+    """Return the text of a small file, which lies inside `folder`."""
+    path = _resolve_inside(folder, file, folder, source)
+    if not path.is_file() or path.stat().st_size > _MAX_DESCRIPTION_BYTES:
+        raise ModelError(
+            f"{source}: {file} is no file of at most {_MAX_DESCRIPTION_BYTES} bytes; save it again"
+        )
+    return path.read_text(encoding="utf-8", errors="replace")
