@@ -20,7 +20,7 @@ from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.fixed_work import has_fixed_work_onnx
 from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.package.member_names import find_name_problem
-from edgekit_runtime.sessions.options import read_options
+from edgekit_runtime.sessions.options import DECODE, read_options
 from edgekit_runtime.sessions.ort_memory import lean_loading, make_lean
 from edgekit_runtime.sessions.ort_products import LOG_FATAL_ONLY, open_exact
 from edgekit_runtime.sessions.ort_providers import (
@@ -32,7 +32,7 @@ from edgekit_runtime.sessions.ort_providers import (
     open_on_gpu,
     report_wrong_results,
 )
-from edgekit_runtime.sessions.session import check_specs
+from edgekit_runtime.sessions.session import Session, check_specs
 from edgekit_runtime.system.engines import EngineMissingError
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.system.machine import MAX_THREADS
@@ -228,7 +228,7 @@ def open_ort(package: OpenedPackage, choice: BackendChoice, threads: int | None)
     model = package.read(choice.artifact)
     session = OrtSession(model, options, weights, choose_provider())
     if session.provider != PROCESSOR:
-        if fault := _find_fault(session, package):
+        if fault := _find_fault(session, package, choice):
             report_wrong_results(session.provider, fault)
             session.close()
             session = OrtSession(model, options, weights)
@@ -239,12 +239,17 @@ def open_ort(package: OpenedPackage, choice: BackendChoice, threads: int | None)
     return session
 
 
-def _find_fault(session: OrtSession, package: OpenedPackage) -> str:
+def _find_fault(session: OrtSession, package: OpenedPackage, choice: BackendChoice) -> str:
     """Return why the session fails the self-test, or an empty text."""
     from edgekit_runtime.sessions.selftest import run_selftest  # decoders of tasks, which not all need
 
     try:
-        checks = run_selftest(session, package).checks
+        tested: Session = session
+        if DECODE in choice.options:  # its golden inputs are files
+            from edgekit_runtime.sessions.media import MediaSession
+
+            tested = MediaSession(session, choice.options[DECODE])
+        checks = run_selftest(tested, package).checks
     except (BackendError, DataError) as cause:
         return str(cause)
     return next((check.message for check in checks if not check.passed), "")
