@@ -198,18 +198,12 @@ def command(
     """
     _import_engines()
     from edgekit_cli.package_recipe import check_alone, repeat_recipe
-    from edgekit_cli.package_request import command_line, read_request
+    from edgekit_cli.package_request import command_line, find_source, read_request
     from edgekit_host.terminal import open_console
-    from edgekit_toolkit.importers.local_sources import find_model
 
     console = open_console(stderr=as_json)  # with --json it shows only the progress bar
-    source = find_model(str(model))
-    model = source.path
-    options["name"] = options["name"] or source.name
-    if python is not None and recipe is None:
-        from edgekit_toolkit.importers.foreign_python import export_by
-
-        model = export_by(python, model, out)
+    source = find_source(model, None if recipe else python, out)
+    model, options["name"] = source.path, options["name"] or source.name
     try:
         if model.suffix == ".toml":
             from edgekit_cli.package_pipeline import package_pipeline
