@@ -31,6 +31,7 @@ COMMANDS = {
     "inspect": "Show what a package holds.",
     "verify": "Check a package's form, digests and signature.",
     "run": "Run a verified package on its golden inputs or on yours.",
+    "export": "Write a package for other tools: ONNX, LiteRT, Olive's model package, OCI.",
     "offload": "Split a model between device and server.",
     "fleet": "Manage devices and what they run.",
     "device": "Install edgekit on a device over ssh.",

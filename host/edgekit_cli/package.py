@@ -89,6 +89,12 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     help="Package only a candidate that the samples show to keep the limit on the drop.",
 )
 @click.option(
+    "--python",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Python of your own environment, which exports MODEL: a TensorFlow SavedModel or Keras file, or a"
+    " .pt2. The export is kept in the output folder.",
+)
+@click.option(
     "--recipe",
     type=click.Path(path_type=Path),
     help="Repeat an earlier package: no search, same bytes. It writes no report: there are no candidates.",
@@ -176,6 +182,7 @@ def command(
     /,
     model: Path,
     *,
+    python: Path | None,
     recipe: Path | None,
     out: Path,
     key: str,
@@ -184,15 +191,19 @@ def command(
 ) -> None:
     """Package MODEL (.onnx, .tflite, .pt2) for a device, under a budget, with proof; or a pipeline (.toml).
 
+    hf:OWNER/NAME[:FILE] is a model in Hugging Face's cache, mlflow:FOLDER one that MLflow saved.
+
     Optimises, quantizes and measures candidates, chooses the fastest that keeps every limit, and writes a
     signed package with evidence, recipe and report; or refuses and says which limit stands in the way.
     """
     _import_engines()
     from edgekit_cli.package_recipe import check_alone, repeat_recipe
-    from edgekit_cli.package_request import command_line, read_request
+    from edgekit_cli.package_request import command_line, find_source, read_request
     from edgekit_host.terminal import open_console
 
     console = open_console(stderr=as_json)  # with --json it shows only the progress bar
+    source = find_source(model, None if recipe else python, out)
+    model, options["name"] = source.path, options["name"] or source.name
     try:
         if model.suffix == ".toml":
             from edgekit_cli.package_pipeline import package_pipeline

@@ -16,6 +16,7 @@ from edgekit_runtime.system.engines import find_engine
 from edgekit_runtime.system.own_process import count_cores
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.importers.file_kind import is_tflite
+from edgekit_toolkit.importers.local_sources import LocalModel, find_model, is_named
 from edgekit_toolkit.measurement.brevity import is_brief
 from edgekit_toolkit.packaging.attachments import read_labels, read_preprocessing
 from edgekit_toolkit.packaging.next_version import FIRST_VERSION
@@ -32,6 +33,20 @@ from edgekit_toolkit.tasks.proposal import AUTO, parse_task
 # As the manifest takes them.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
 MAX_SIZE = 2**31 - 1
+
+
+def find_source(model: Path, python: Path | None, out: Path) -> LocalModel:
+    """Return the file that MODEL names, or what the user's own Python exports of it into `out`.
+
+    Raises:
+        ModelError: it is not here, leads out of its folder, or cannot be exported.
+    """
+    source = find_model(str(model))
+    if python is None:
+        return source
+    from edgekit_toolkit.importers.foreign_python import export_by
+
+    return replace(source, path=export_by(python, source.path, out))
 
 
 def read_request(model: Path, options: Mapping[str, Any]) -> Request:
@@ -157,7 +172,7 @@ def command_line(ctx: click.Context) -> str:
 
 
 def _without_folders(path: Path | str) -> str:
-    return Path(path).name or str(path)
+    return str(path) if is_named(str(path)) else Path(path).name or str(path)
 
 
 def _dims(items: tuple[str, ...]) -> dict[str, int]:

@@ -39,7 +39,7 @@ from edgekit_cli.offload import command as offload
 from edgekit_offload.export.haproxy import write_haproxy
 from edgekit_offload.export.kubernetes import object_name
 from edgekit_offload.export.tails import Tail
-from edgekit_offload.export.triton import configuration, write_repository
+from edgekit_offload.export.triton import Accelerator, configuration, write_repository
 from edgekit_runtime.client import Client
 from edgekit_runtime.client.link import Address
 from edgekit_runtime.errors import ConfigError, CutError, EdgekitError
@@ -108,6 +108,45 @@ def test_configuration_states_shapes_with_and_without_a_batch(tail: Tail, parts:
     text = configuration(tail, "python")
     assert all(part in text for part in parts), text
     assert ("dynamic_batching" in text) == tail.is_batched
+
+
+@pytest.mark.parametrize(("option", "accelerator"), [("--gpu", ""), ("--tensorrt", '"tensorrt"')])
+def test_export_for_a_gpu_states_it_for_triton_and_kubernetes(
+    package: Exported, tmp_path: Path, option: str, accelerator: str
+) -> None:
+    folder = export(package, tmp_path / "kserve", "kserve", option)
+    text = (folder / "repository" / package.tail / "config.pbtxt").read_text()
+    assert "kind: KIND_GPU" in text
+    assert ("gpu_execution_accelerator" in text) == bool(accelerator)
+    assert accelerator in text
+    deployment = read_documents(folder / "kubernetes.yaml")[1]
+    runtime = read_documents(folder / "kserve.yaml")[0]
+    for containers in (deployment["spec"]["template"]["spec"]["containers"], runtime["spec"]["containers"]):
+        assert containers[0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+def test_export_without_a_gpu_asks_for_none(package: Exported, tmp_path: Path) -> None:
+    folder = export(package, tmp_path / "kserve", "kserve")
+    assert "KIND_CPU" in (folder / "repository" / package.tail / "config.pbtxt").read_text()
+    assert not any("nvidia" in path.read_text() for path in folder.glob("*.yaml"))
+
+
+def test_python_backend_on_a_gpu_needs_the_wheel_for_it_and_has_no_tensorrt(tmp_path: Path) -> None:
+    tail = make_tail(("N", 4))
+    write_repository((tail,), tmp_path / "gpu", "python", Accelerator(is_gpu=True))
+    assert "onnxruntime-gpu" in (tmp_path / "gpu/requirements.txt").read_text()
+    with pytest.raises(CutError, match="leave out --backend python"):
+        write_repository(
+            (tail,), tmp_path / "repository", "python", Accelerator(is_gpu=True, has_tensorrt=True)
+        )
+    assert not (tmp_path / "repository").exists()
+
+
+def test_gpu_is_refused_for_haproxy(package: Exported, tmp_path: Path) -> None:
+    arguments = ["export", str(package.path), "--format", "haproxy", "--output", str(tmp_path), "--gpu"]
+    result = CliRunner().invoke(offload, arguments)
+    assert result.exit_code == 2
+    assert "HAProxy runs no model" in result.output
 
 
 def test_photographs_need_the_python_backend(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+from tests.runtime.gpu_stand_in import CPU, CUDA, give_gpu
 
 from edgekit_offload.export.tails import Tail
 from edgekit_offload.export.triton import write_repository
@@ -79,7 +80,9 @@ def write_model(folder: Path, *shape: int | str, codec: str) -> Path:
     return folder / "same"
 
 
-def open_model(folder: Path, monkeypatch: pytest.MonkeyPatch, *shape: int | str, codec: str) -> Any:
+def open_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *shape: int | str, codec: str, kind: str = "CPU"
+) -> Any:
     """Return the backend of such a repository, in this process."""
     utils: Any = types.ModuleType("triton_python_backend_utils")
     utils.get_input_tensor_by_name = lambda request, name: request[name]
@@ -92,10 +95,22 @@ def open_model(folder: Path, monkeypatch: pytest.MonkeyPatch, *shape: int | str,
     exec(compile((model / "1/model.py").read_text(), "model.py", "exec"), made)  # noqa: S102  # our own file
     config = {"max_batch_size": 0, "parameters": {"decode": {"string_value": json.dumps({"x": codec})}}}
     backend = made["TritonPythonModel"]()
-    backend.initialize(
-        {"model_config": json.dumps(config), "model_repository": str(model), "model_version": "1"}
-    )
+    arguments = {"model_config": json.dumps(config), "model_repository": str(model), "model_version": "1"}
+    backend.initialize(arguments | {"model_instance_kind": kind, "model_instance_device_id": "1"})
     return backend
+
+
+def test_instance_on_a_gpu_asks_for_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = give_gpu(monkeypatch)
+    open_model(tmp_path, monkeypatch, 1, 16, 24, 3, codec="jpeg", kind="GPU")
+    assert opened[-1] == {CUDA: {"device_id": "1", "use_tf32": "0"}, CPU: {}}
+
+
+def test_instance_on_a_gpu_without_the_wheel_runs_on_the_processor_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_model(tmp_path, monkeypatch, 1, 16, 24, 3, codec="jpeg", kind="GPU")
+    assert "using the processor" in capsys.readouterr().err
 
 
 def make_bomb() -> bytes:

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from tests.runtime.conftest import PackageMaker
+from tests.runtime.gpu_stand_in import CPU, CUDA, give_gpu
 from tests.service.service_parts import (
     Reply,
     Running,
@@ -23,10 +24,12 @@ from tests.service.tail_parts import FEATURES, Part, scale_part, write_split
 from tests.waiting import wait_for
 
 from edgekit_runtime.client.client import Client
-from edgekit_runtime.codecs.media import MediaCodec, encode_media
+from edgekit_runtime.codecs.media import MediaCodec, decode_media, encode_media
 from edgekit_runtime.errors import RequestError
+from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.options.model import ModelOptions, SchedulingLimits
+from edgekit_runtime.sessions import open_session
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -200,8 +203,6 @@ def test_tail_decodes_photographs_and_refuses_what_is_none(
     file = encode_media(MediaCodec.parse("webp:100"), plain())
     part = mean_part("webp", file, shape)
     # What WebP makes of this colour, which must be what the server gets.
-    from edgekit_runtime.codecs.media import decode_media
-
     decoded = decode_media(MediaCodec.parse("webp"), file, dtype="uint8")
     part.outputs = {"mean": decoded.mean(axis=(0, 1), dtype=np.float32)[None]}
     (tail,) = write_split(maker, tmp_path / "split.edgepkg", part)
@@ -220,6 +221,22 @@ def test_tail_decodes_photographs_and_refuses_what_is_none(
             reply = send_file(service, tail, data)
             assert reply.status == 400, (reply.json, len(data))
         assert send_file(service, tail, file).status == 200
+
+
+def test_tail_that_decodes_photographs_passes_its_self_test_on_a_gpu(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("PIL")
+    file = encode_media(MediaCodec.parse("webp:100"), plain())
+    part = mean_part("webp", file, [1, "H", "W", 3])
+    decoded = decode_media(MediaCodec.parse("webp"), file, dtype="uint8")
+    part.outputs = {"mean": decoded.mean(axis=(0, 1), dtype=np.float32)[None]}
+    write_split(maker, tmp_path / "split.edgepkg", part)
+    opened = give_gpu(monkeypatch)
+    with read_package(tmp_path / "split.edgepkg", maker.trust) as package:
+        open_session(package.select_submodel(part.name)).close()
+    assert list(opened[-1]) == [CUDA, CPU]
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("decode", [{"pixels": "png"}, {"photo": "jpeg"}, {"pixels": "opus"}, "jpeg"])

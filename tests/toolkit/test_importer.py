@@ -134,8 +134,8 @@ def test_file_of_another_kind_is_named_with_the_next_step(tmp_path, content, mes
 
 def test_tensorflow_folder_is_named_with_the_next_step(tmp_path):
     (tmp_path / "saved_model.pb").write_bytes(b"\x08\x01\x12\x03abc")
-    refused(tmp_path, "SavedModel; export it first")
-    refused(tmp_path / "saved_model.pb", "SavedModel; export it first")
+    refused(tmp_path, r"SavedModel; .*--python ENV")
+    refused(tmp_path / "saved_model.pb", r"SavedModel; .*--python ENV")
 
 
 def test_missing_file_is_refused(tmp_path):

@@ -8,6 +8,7 @@ the package, engine releases and processor. A file that cannot be read is ignore
 import contextlib
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import OutputError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice, Manifest, Variant
+from edgekit_runtime.sessions.ort_providers import VARIABLE, find_gpus
 from edgekit_runtime.system.atomic_files import write_atomically
 from edgekit_runtime.system.engines import EngineMissingError, find_engine
 from edgekit_runtime.system.own_process import count_cores
@@ -163,13 +165,14 @@ def _describe_opening(package: OpenedPackage, variants: Sequence[str]) -> dict[s
 
 
 def _find_processor() -> str:
-    """Return a digest of the processor's name and features, by which an engine chooses its kernels."""
+    """Return a digest of processor and GPUs, by which an engine chooses its kernels."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     described = sorted({line for line in lines if line.startswith(_PROCESSOR_LINES)})
-    return hashlib.sha256("\n".join((platform.machine(), *described)).encode()).hexdigest()[:16]
+    gpu = (*find_gpus(), os.environ.get(VARIABLE, ""))
+    return hashlib.sha256("\n".join((platform.machine(), *described, *gpu)).encode()).hexdigest()[:16]
 
 
 def _put_first(backend: BackendChoice, position: int) -> BackendChoice:

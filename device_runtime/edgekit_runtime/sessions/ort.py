@@ -1,10 +1,11 @@
-"""The onnxruntime backend: ONNX models on the CPU.
+"""The onnxruntime backend: ONNX models on the processor, or on the GPU of a server (`ort_providers`).
 
 Importing this module does not import onnxruntime. It does not convert inputs. Of models with external data it
 reads only submodels, whose weights are in the whole model's artifact: the toolkit packs models whole.
 """
 
 import copy
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -19,10 +20,19 @@ from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.fixed_work import has_fixed_work_onnx
 from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.package.member_names import find_name_problem
-from edgekit_runtime.sessions.options import read_options
+from edgekit_runtime.sessions.options import DECODE, read_options
 from edgekit_runtime.sessions.ort_memory import lean_loading, make_lean
-from edgekit_runtime.sessions.ort_products import open_exact
-from edgekit_runtime.sessions.session import check_specs
+from edgekit_runtime.sessions.ort_products import LOG_FATAL_ONLY, open_exact
+from edgekit_runtime.sessions.ort_providers import (
+    ON_PROCESSOR,
+    PROCESSOR,
+    ProviderList,
+    choose_provider,
+    describe_provider,
+    open_on_gpu,
+    report_wrong_results,
+)
+from edgekit_runtime.sessions.session import Session, check_specs
 from edgekit_runtime.system.engines import EngineMissingError
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.system.machine import MAX_THREADS
@@ -34,6 +44,8 @@ from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 if TYPE_CHECKING:
     import onnxruntime
 
+_logger = logging.getLogger(__name__)
+
 WRONG_REWRITES: Final = ("Pad_Fusion",)
 """Rewrites of onnxruntime's optimiser that change a model's results, and are off in every session.
 
@@ -42,7 +54,6 @@ for negative inputs, onnxruntime 1.31.1 gives other results than ONNX. Packaging
 if the model has no such MaxPool.
 """
 
-_LOG_FATAL_ONLY: Final = 4  # errors are also raised
 _NODE_FAILED: Final = "Non-zero status code returned while running"
 _NOT_OF_INPUTS: Final = ("llocate memory", "bad_alloc", "bfc_arena", "terminate flag")
 _SYSTEM_ERROR: Final = re.compile(r"system error number ([0-9]+)")  # in onnxruntime's errors on opening files
@@ -89,6 +100,7 @@ class OrtSession:
     """A model in onnxruntime.
 
     Attributes:
+        provider: `cpu`, or the provider of a GPU that runs it, see `ort_providers`.
         inputs: specifications of the inputs of `run`; an unnamed dimension of any size is named `NAME_AXIS`.
         outputs: specifications of the outputs of `run`.
         has_fixed_work: whether values of inputs cannot change how long a run takes, see `fixed_work`.
@@ -97,7 +109,7 @@ class OrtSession:
 
     __slots__ = (
         *("_checks", "_names", "_output_names", "_run", "_session", "_settings", "has_fixed_work", "inputs"),
-        "outputs",
+        *("outputs", "provider"),
     )
 
     is_concurrent: ClassVar[bool] = True
@@ -107,6 +119,7 @@ class OrtSession:
         model: bytes | memoryview | Path,
         options: OrtOptions | None = None,
         weights: bytes | memoryview = b"",
+        provider: str = PROCESSOR,
     ) -> None:
         """Load a model.
 
@@ -114,12 +127,14 @@ class OrtSession:
             model: content or path of an ONNX model.
             options: options of onnxruntime for the model; by default `OrtOptions()`.
             weights: content of the artifact `options.weights`; not needed after this returns.
+            provider: where to run it; the processor if that does not work.
 
         Raises:
             EngineMissingError: onnxruntime is not installed.
             BackendError: onnxruntime refused the model, or an input or output is not a plain tensor.
         """
-        session = _load(model, options or OrtOptions(), weights)
+        session = _load(model, options or OrtOptions(), weights, provider)
+        self.provider = provider if len(session.get_providers()) > len(ON_PROCESSOR) else PROCESSOR
         self._settings = _make_run_settings()
         self.has_fixed_work = False
         self._session: onnxruntime.InferenceSession | None = session
@@ -199,6 +214,8 @@ def _blames_inputs(message: str) -> bool:
 def open_ort(package: OpenedPackage, choice: BackendChoice, threads: int | None) -> OrtSession:
     """Return a session for the artifact that `choice` names; see `OpenBackend`.
 
+    On a GPU it has passed the package's self-test; where it fails that, it is one on the processor.
+
     Raises:
         EngineMissingError: onnxruntime is not installed.
         BackendError: an option is wrong, onnxruntime refused the model, or its inputs and outputs are not
@@ -209,14 +226,37 @@ def open_ort(package: OpenedPackage, choice: BackendChoice, threads: int | None)
     options = read_options(OrtOptions, "ort", choice.options, threads)
     weights = b"" if options.weights is None else package.read(options.weights)
     model = package.read(choice.artifact)
-    session = OrtSession(model, options, weights)
+    session = OrtSession(model, options, weights, choose_provider())
+    if session.provider != PROCESSOR:
+        if fault := _find_fault(session, package, choice):
+            report_wrong_results(session.provider, fault)
+            session.close()
+            session = OrtSession(model, options, weights)
+        else:
+            _logger.info("%s runs on %s", package.manifest.name, describe_provider(session.provider))
     session.has_fixed_work = has_fixed_work_onnx(model)
     check_specs(session, package, choice)
     return session
 
 
+def _find_fault(session: OrtSession, package: OpenedPackage, choice: BackendChoice) -> str:
+    """Return why the session fails the self-test, or an empty text."""
+    from edgekit_runtime.sessions.selftest import run_selftest  # decoders of tasks, which not all need
+
+    try:
+        tested: Session = session
+        if DECODE in choice.options:  # its golden inputs are files
+            from edgekit_runtime.sessions.media import MediaSession
+
+            tested = MediaSession(session, choice.options[DECODE])
+        checks = run_selftest(tested, package).checks
+    except (BackendError, DataError) as cause:
+        return str(cause)
+    return next((check.message for check in checks if not check.passed), "")
+
+
 def _load(
-    model: bytes | memoryview | Path, options: OrtOptions, weights: bytes | memoryview
+    model: bytes | memoryview | Path, options: OrtOptions, weights: bytes | memoryview, provider: str
 ) -> "onnxruntime.InferenceSession":
     try:
         import onnxruntime  # noqa: F401  # separately: a missing engine is no refusal
@@ -227,14 +267,14 @@ def _load(
     try:
         settings = make_settings(options)
         if isinstance(model, Path):
-            return create_session(str(model), settings, options)
+            return create_session(str(model), settings, options, provider)
         # onnxruntime copies bytes and keeps both copies; it reads a file in memory once. For a model of 18.6
         # MB that is 46 MB instead of 82 MB after loading.
         with ExitStack() as stack:
             path = stack.enter_context(_memory_file(model))
             if options.weights is not None:
                 path = stack.enter_context(with_weights(path, options.weights, weights, settings))
-            return create_session(path, settings, options)
+            return create_session(path, settings, options, provider)
     except Exception as cause:  # its exceptions have no other common base
         check_lack(cause, "backend 'ort': the model cannot be given to onnxruntime")
         if match := _SYSTEM_ERROR.search(str(cause)):
@@ -296,7 +336,7 @@ def make_settings(options: OrtOptions) -> "onnxruntime.SessionOptions":
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = _LOG_FATAL_ONLY
+    settings.log_severity_level = LOG_FATAL_ONLY
     settings.intra_op_num_threads = options.threads or _count_allowed()
     settings.inter_op_num_threads = 1
     make_lean(settings)
@@ -324,12 +364,12 @@ def _make_run_settings() -> "onnxruntime.RunOptions":
     import onnxruntime
 
     settings = onnxruntime.RunOptions()
-    settings.log_severity_level = _LOG_FATAL_ONLY
+    settings.log_severity_level = LOG_FATAL_ONLY
     return settings
 
 
 def create_session(
-    path: str, settings: "onnxruntime.SessionOptions", options: OrtOptions
+    path: str, settings: "onnxruntime.SessionOptions", options: OrtOptions, provider: str = PROCESSOR
 ) -> "onnxruntime.InferenceSession":
     """Return onnxruntime's own session for a model, as all our sessions run it.
 
@@ -337,23 +377,30 @@ def create_session(
         path: path of an ONNX model.
         settings: see `make_settings`; changed in place.
         options: options of the model; those beside its rewrites and weights are in `settings`.
+        provider: where to run it, see `ort_providers`; the processor if that does not work.
 
     Raises:
         Exception: an error of onnxruntime; its errors have no other common base.
     """
     import onnxruntime
 
-    def create(settings: "onnxruntime.SessionOptions") -> "onnxruntime.InferenceSession":
-        # No fallback to other providers: it prints to the standard output, and only the CPU is used.
+    def create(
+        settings: "onnxruntime.SessionOptions", providers: ProviderList = ON_PROCESSOR
+    ) -> "onnxruntime.InferenceSession":
+        # No fallback of onnxruntime's own to other providers: it prints to the standard output.
         return onnxruntime.InferenceSession(
             path,
             settings,
-            providers=["CPUExecutionProvider"],
+            providers=list(providers),
             enable_fallback=0,
             disabled_optimizers=[*WRONG_REWRITES, *options.disabled_optimizers],
         )
 
     with lean_loading():
+        if provider != PROCESSOR:
+            on_gpu = open_on_gpu(provider, lambda providers: create(settings, providers))
+            if on_gpu is not None:
+                return on_gpu
         return open_exact(settings, create, is_narrow=options.narrow_weights)
 
 

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import onnxruntime
 
 EXACT_SETTING: Final = "session.x64quantprecision"
-_LOG_FATAL_ONLY: Final = 4
+LOG_FATAL_ONLY: Final = 4  # errors are also raised
 _LOG_WARNINGS: Final = 2  # onnxruntime's default
-_X86: Final = frozenset({"x86_64", "AMD64", "i386", "i686"})
+X86: Final = frozenset({"x86_64", "AMD64", "i386", "i686"})
 # A model with the one node MatMulInteger(a: uint8 [1, 2], b: int8 [2, 1]) -> c: int32 [1, 1], opset 10. It is
 # stored here because a device has no onnx.
-_PROBE: Final = bytes.fromhex(
+PROBE: Final = bytes.fromhex(
     "08053a5c0a180a01610a0162120163220d4d61744d756c496e74656765721201705a130a0161120e0a0c080212080a02"
     "08010a0208025a130a0162120e0a0c080312080a0208020a02080162130a0163120e0a0c080612080a0208010a020801"
     "42040a00100a"
@@ -39,7 +39,7 @@ def saturates() -> bool:
     Raises:
         ImportError: onnxruntime is not installed.
     """
-    if platform.machine() not in _X86:
+    if platform.machine() not in X86:
         return False
     import numpy
     import onnxruntime
@@ -47,7 +47,7 @@ def saturates() -> bool:
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = settings.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(
-        _PROBE, settings, providers=["CPUExecutionProvider"], enable_fallback=0
+        PROBE, settings, providers=["CPUExecutionProvider"], enable_fallback=0
     )
     left, right = numpy.full((1, 2), 255, numpy.uint8), numpy.full((2, 1), 127, numpy.int8)
     return int(session.run(None, {"a": left, "b": right})[0][0, 0]) != 2 * 255 * 127
@@ -80,7 +80,7 @@ def open_exact(
         # by int8. At the basic level it leaves the QDQ form in float, which is exact and as slow as float.
         import onnxruntime
 
-        onnxruntime.set_default_logger_severity(_LOG_FATAL_ONLY)  # it warns of an entry that changes
+        onnxruntime.set_default_logger_severity(LOG_FATAL_ONLY)  # it warns of an entry that changes
         settings.add_session_config_entry(EXACT_SETTING, "0")
         onnxruntime.set_default_logger_severity(_LOG_WARNINGS)  # it is that of the whole process
         basic = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC

@@ -32,6 +32,12 @@ from edgekit_cli.offload import insecure_option
     show_default=True,
     help="What runs the tails in Triton; photographs and sound need python.",
 )
+@click.option("--gpu", is_flag=True, help="triton, kserve: run the tails on an NVIDIA GPU.")
+@click.option(
+    "--tensorrt",
+    is_flag=True,
+    help="The same with TensorRT within Triton's onnxruntime backend, which builds each tail at its start.",
+)
 @click.option(
     "--replica",
     "replicas",
@@ -53,6 +59,8 @@ def command(
     form: str,
     folder: Path,
     backend: str,
+    gpu: bool,
+    tensorrt: bool,
     replicas: tuple[str, ...],
     insecure: bool,
     keys_folder: Path | None,
@@ -68,18 +76,21 @@ def command(
     from edgekit_offload.export.haproxy import write_haproxy
     from edgekit_offload.export.kubernetes import write_manifests
     from edgekit_offload.export.tails import find_tails
-    from edgekit_offload.export.triton import TritonBackend, write_repository
+    from edgekit_offload.export.triton import Accelerator, TritonBackend, write_repository
     from edgekit_runtime.package.archive import read_package
     from edgekit_runtime.system.paths import find_keys_folder
     from edgekit_runtime.trust.trust_store import TrustStore
 
+    accelerator = Accelerator(is_gpu=gpu or tensorrt, has_tensorrt=tensorrt)
+    if form == "haproxy" and accelerator.is_gpu:
+        raise click.UsageError("--gpu and --tensorrt are for triton and kserve; HAProxy runs no model")
     chosen: TritonBackend = "python" if backend == "python" else "onnxruntime"
     with read_package(package, TrustStore.from_folder(keys_folder or find_keys_folder())) as opened:
         tails = find_tails(opened)
         if form == "triton":
-            write_repository(tails, folder, chosen)
+            write_repository(tails, folder, chosen, accelerator)
         elif form == "kserve":
-            write_manifests(opened, tails, folder, chosen)
+            write_manifests(opened, tails, folder, chosen, accelerator)
         else:
             write_haproxy(tails, folder, replicas, insecure=insecure)
     if as_json:

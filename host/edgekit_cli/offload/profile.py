@@ -172,6 +172,12 @@ def _warnings(profile: ModelProfile) -> Iterator[str]:
         yield "the runs vary much; something else uses this machine. Measure again at rest."
     if machine.load is not None and machine.load > machine.cores:
         yield f"the load average was {machine.load:.1f} on {machine.cores} cores. Measure again at rest."
+    if profile.kernels and machine.gpu:
+        yield (
+            "the whole run is the GPU's, the shares of its kernels are the processor's, so they are rough."
+            " Planning measures the tails of the best plans on the GPU."
+        )
+        return
     if profile.kernels and profile.scale < _LEAST_SCALE:
         yield f"profiling took {1 / profile.scale:.2f} times the plain run: the shares of kernels are rough."
     if profile.scale > _MOST_SCALE:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from edgekit_offload.export.service_config import service_config
 from edgekit_offload.export.tails import Tail
-from edgekit_offload.export.triton import TritonBackend, write_repository
+from edgekit_offload.export.triton import PROCESSOR, Accelerator, TritonBackend, write_repository
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.system.atomic_files import write_atomically, write_text_atomically
@@ -34,6 +34,7 @@ _LISTEN: Final = {
     "token_file": "/etc/edgekit/token/token",
 }
 _DEVICES: Final = 1024  # devices of a replica; they take at most 256 MiB, a quarter of its limit
+_GPU: Final = {"nvidia.com/gpu": "1"}
 _CONTAINERFILE: Final = """\
 # `edgekit` is the image of deploy/Containerfile.
 FROM edgekit
@@ -44,7 +45,11 @@ USER {user}
 
 
 def write_manifests(
-    package: OpenedPackage, tails: tuple[Tail, ...], folder: Path, backend: TritonBackend
+    package: OpenedPackage,
+    tails: tuple[Tail, ...],
+    folder: Path,
+    backend: TritonBackend,
+    accelerator: Accelerator = PROCESSOR,
 ) -> None:
     """Write `kubernetes.yaml`, `kserve.yaml`, a `Containerfile`, and the repository that KServe serves.
 
@@ -53,22 +58,25 @@ def write_manifests(
         tails: the models, for the repository.
         folder: folder for the files; it is created.
         backend: Triton's backend that runs the tails.
+        accelerator: what runs the tails in Triton; with a GPU each container, also of our own service, asks
+            for one.
 
     Raises:
         CutError: the backend cannot run a tail.
         OutputError: a file cannot be written.
     """
     name = object_name(package.manifest.name)
-    write_repository(tails, folder / "repository", backend)
+    write_repository(tails, folder / "repository", backend, accelerator)
     (folder / "keys").mkdir(exist_ok=True)
     container = _CONTAINERFILE.format(package=package.manifest.file_name, user=_USER)
     with write_atomically(folder / package.manifest.file_name) as file:
         package.copy_to(file)
     write_text_atomically(folder / "Containerfile", container)
+    replicas = kubernetes_objects(name, package.manifest, tails, is_on_gpu=accelerator.is_gpu)
+    write_text_atomically(folder / "kubernetes.yaml", _join_documents(replicas))
     write_text_atomically(
-        folder / "kubernetes.yaml", _join_documents(kubernetes_objects(name, package.manifest, tails))
+        folder / "kserve.yaml", _join_documents(kserve_objects(name, is_on_gpu=accelerator.is_gpu))
     )
-    write_text_atomically(folder / "kserve.yaml", _join_documents(kserve_objects(name)))
 
 
 def object_name(model: str) -> str:
@@ -77,12 +85,16 @@ def object_name(model: str) -> str:
     return plain if plain[:1].isalpha() else f"model-{plain}".rstrip("-")
 
 
-def kubernetes_objects(name: str, package: Manifest, tails: Sequence[Tail]) -> list[dict[str, Any]]:
+def kubernetes_objects(
+    name: str, package: Manifest, tails: Sequence[Tail], *, is_on_gpu: bool = False
+) -> list[dict[str, Any]]:
     """Return Deployment, Service, autoscaler, disruption budget and configuration of our own service."""
     models = [tail.name for tail in tails]
     config = service_config(models, _LISTEN, devices=_DEVICES)
     # Without a cut table the model is served whole.
     container = _container(name, package.version, "--package" if models == [package.name] else "--tails")
+    if is_on_gpu:
+        container["resources"]["limits"] |= _GPU
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/component": "offload"}
     target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": name}
     cpu = {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 60}}
@@ -170,7 +182,7 @@ def _deployment(name: str, container: Mapping[str, Any], labels: Mapping[str, st
     }
 
 
-def kserve_objects(name: str) -> list[dict[str, Any]]:
+def kserve_objects(name: str, *, is_on_gpu: bool = False) -> list[dict[str, Any]]:
     """Return a runtime with Triton, and an inference service of the repository on the volume NAME-models."""
     labels = {"app.kubernetes.io/name": name}
     ready = {"httpGet": {"path": "/v2/health/ready", "port": 8080}, "periodSeconds": 10}
@@ -182,7 +194,10 @@ def kserve_objects(name: str) -> list[dict[str, Any]]:
         "ports": [{"name": "http1", "containerPort": 8080, "protocol": "TCP"}],
         "readinessProbe": ready,
         "livenessProbe": {**ready, "httpGet": {"path": "/v2/health/live", "port": 8080}},
-        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
+        "resources": {
+            "requests": {"cpu": "1", "memory": "1Gi"},
+            "limits": {"memory": "2Gi", **(_GPU if is_on_gpu else {})},
+        },
         "securityContext": _locked(),
     }
     runtime = {

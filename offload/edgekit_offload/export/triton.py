@@ -5,6 +5,7 @@ Source: Triton Inference Server, docs/user_guide/model_configuration.md.
 
 import importlib.resources
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -15,10 +16,32 @@ from edgekit_runtime.system.atomic_files import write_text_atomically
 from edgekit_runtime.tensors import TensorSpec
 
 TritonBackend: TypeAlias = Literal["onnxruntime", "python"]
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """What runs the tails.
+
+    Attributes:
+        is_gpu: whether a GPU does, else the processor.
+        has_tensorrt: whether TensorRT does, within Triton's backend `onnxruntime`.
+    """
+
+    is_gpu: bool = False
+    has_tensorrt: bool = False
+
+
+PROCESSOR: Final = Accelerator()
 MAX_BATCH: Final = 16
 _QUEUE_DELAY_US: Final = 500  # time that a request waits for others: less than a network's round trip
 # Triton's Python backend is built against numpy 1: with numpy 2 it answers 200 with an empty tensor.
 _REQUIREMENTS: Final = "numpy>=1.24,<2\nonnxruntime>=1.17\n"
+_GPU_REQUIREMENTS: Final = "numpy>=1.24,<2\nonnxruntime-gpu[cuda,cudnn]>=1.22\n"
+# In float32: half precision would be another answer than the one that the plan was judged by.
+_TENSORRT: Final = (
+    'optimization { execution_accelerators { gpu_execution_accelerator [{ name: "tensorrt"'
+    ' parameters { key: "precision_mode" value: "FP32" } }] } }'
+)
 _MEDIA_REQUIREMENTS: Final = "pillow>=11\nsoundfile>=0.13.1\n"
 # Of edgekit's runtime, what reads photographs and sound, and what that imports.
 _MEDIA_MODULES: Final = (
@@ -35,7 +58,9 @@ _MEDIA_MODULES: Final = (
 )
 
 
-def write_repository(tails: tuple[Tail, ...], folder: Path, backend: TritonBackend) -> None:
+def write_repository(
+    tails: tuple[Tail, ...], folder: Path, backend: TritonBackend, accelerator: Accelerator = PROCESSOR
+) -> None:
     """Write a model repository.
 
     Args:
@@ -43,11 +68,17 @@ def write_repository(tails: tuple[Tail, ...], folder: Path, backend: TritonBacke
         folder: the repository; it is created.
         backend: Triton's backend that runs the tails: `python` needs the packages of `requirements.txt`
             beside Triton; only it can decode photographs and sound.
+        accelerator: what runs the tails.
 
     Raises:
-        CutError: a tail takes photographs or sound, which the backend cannot decode.
+        CutError: a tail takes photographs or sound, which the backend cannot decode; or the backend has no
+            TensorRT.
         OutputError: a file cannot be written.
     """
+    if accelerator.has_tensorrt and backend == "python":
+        raise CutError(
+            "TensorRT is in Triton's onnxruntime backend; leave out --backend python or --tensorrt"
+        )
     for tail in tails:
         if tail.decode and backend != "python":
             media = ", ".join(sorted(set(tail.decode.values())))
@@ -60,7 +91,7 @@ def write_repository(tails: tuple[Tail, ...], folder: Path, backend: TritonBacke
         version = folder / tail.name / "1"
         version.mkdir(parents=True, exist_ok=True)
         tail.write(version / "model.onnx")
-        _write(folder / tail.name / "config.pbtxt", configuration(tail, backend))
+        _write(folder / tail.name / "config.pbtxt", configuration(tail, backend, accelerator))
         if backend == "python":
             source = importlib.resources.files("edgekit_offload.export") / "triton_model.py"
             _write(version / "model.py", source.read_text())
@@ -68,10 +99,11 @@ def write_repository(tails: tuple[Tail, ...], folder: Path, backend: TritonBacke
                 _write(version / "edgekit_runtime" / name, (runtime / name).read_text())
     if backend == "python":
         has_media = any(tail.decode for tail in tails)
-        _write(folder / "requirements.txt", _REQUIREMENTS + (_MEDIA_REQUIREMENTS if has_media else ""))
+        packages = _REQUIREMENTS if not accelerator.is_gpu else _GPU_REQUIREMENTS
+        _write(folder / "requirements.txt", packages + (_MEDIA_REQUIREMENTS if has_media else ""))
 
 
-def configuration(tail: Tail, backend: TritonBackend) -> str:
+def configuration(tail: Tail, backend: TritonBackend, accelerator: Accelerator = PROCESSOR) -> str:
     """Return the text of a tail's `config.pbtxt`.
 
     If Triton may join requests, `dims` are without the batch. Otherwise `max_batch_size` is 0 and `dims` are
@@ -83,8 +115,10 @@ def configuration(tail: Tail, backend: TritonBackend) -> str:
         f"max_batch_size: {MAX_BATCH if tail.is_batched else 0}",
         *(_tensor("input", spec, tail) for spec in tail.inputs),
         *(_tensor("output", spec, tail) for spec in tail.outputs),
-        "instance_group [{ kind: KIND_CPU count: 1 }]",
+        f"instance_group [{{ kind: KIND_{'GPU' if accelerator.is_gpu else 'CPU'} count: 1 }}]",
     ]
+    if accelerator.has_tensorrt:
+        lines.append(_TENSORRT)
     if tail.is_batched:
         lines.append(f"dynamic_batching {{ max_queue_delay_microseconds: {_QUEUE_DELAY_US} }}")
     if tail.decode:

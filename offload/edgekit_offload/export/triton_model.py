@@ -30,7 +30,7 @@ class TritonPythonModel:
         path = Path(args["model_repository"], args["model_version"], "model.onnx")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
-        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self._session = onnxruntime.InferenceSession(str(path), options, providers=_list_providers(args))
         self._specs = {spec.name: spec for spec in self._session.get_inputs()}
         self._inputs = list(self._specs)
         self._outputs = [spec.name for spec in self._session.get_outputs()]
@@ -103,6 +103,22 @@ class TritonPythonModel:
     def _answer(self, arrays: list[Any]) -> Any:
         named = zip(self._outputs, arrays, strict=True)
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in named])
+
+
+def _list_providers(args: dict[str, str]) -> list[Any]:
+    """Return onnxruntime's providers for the kind and the device of this instance."""
+    on_processor = ["CPUExecutionProvider"]
+    if args.get("model_instance_kind") != "GPU":
+        return on_processor
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        print(
+            "this onnxruntime has no CUDA (pip install -r requirements.txt); using the processor",
+            file=sys.stderr,
+        )
+        return on_processor
+    onnxruntime.preload_dlls()
+    device = {"device_id": args["model_instance_device_id"], "use_tf32": "0"}
+    return [("CUDAExecutionProvider", device), *on_processor]
 
 
 def _refuse(message: str) -> Any:

@@ -92,10 +92,11 @@ class ModelProfile:
 
     @property
     def description(self) -> str:
-        """The machine in a few words, such as `Cortex-A76, 4 cores`."""
+        """The machine in a few words, such as `Cortex-A76, 4 cores`, with the GPU that ran the model."""
         cores = f"{self.machine.cores} core{'s' * (self.machine.cores != 1)}"
         quota = "" if self.machine.quota is None else f", {self.machine.quota:.0%} of one core"
-        return f"{self.machine.cpu}, {cores}{quota}{' (emulated)' * (self.label == 'emulated')}"
+        gpu = f"{self.machine.gpu}, " if self.machine.gpu else ""
+        return f"{gpu}{self.machine.cpu}, {cores}{quota}{' (emulated)' * (self.label == 'emulated')}"
 
 
 def describe_cause(cause: Exception) -> str:

@@ -10,7 +10,7 @@ from typing import Final
 from edgekit_runtime.package.model_encodings import DAMAGED, read_varint
 
 _TO_ONNX_FROM_TORCH: Final = "export it first: torch.onnx.export(model, example_inputs, 'model.onnx')"
-_TO_ONNX_FROM_KERAS: Final = "export it first: model.export('model.onnx', format='onnx'), or tf2onnx"
+_TO_ONNX_FROM_KERAS: Final = "`edgekit package … --python ENV/bin/python` exports it with your TensorFlow"
 _TO_PACKAGE: Final = "`edgekit package FILE --target TARGET` makes a package of it"
 _TO_SAMPLES: Final = "it serves as samples: --calibration, --eval, or `edgekit run PACKAGE --input FILE`"
 
@@ -67,7 +67,7 @@ def is_tflite(path: Path) -> bool:
 def describe_folder(path: Path) -> str:
     """Return a description of a folder that was given as a model."""
     if (path / "saved_model.pb").exists():
-        return "a TensorFlow SavedModel; export it first: python -m tf2onnx.convert --saved-model"
+        return f"a TensorFlow SavedModel; {_TO_ONNX_FROM_KERAS}"
     return "a folder; give the model file in it"
 
 
@@ -127,7 +127,7 @@ def _describe_zip(path: Path, head: bytes) -> str | None:
     if path.suffix == ".pt2":
         return f"a PyTorch exported program (.pt2); {_TO_PACKAGE}"
     if path.suffix == ".keras":
-        return "a Keras model; export it first: model.export('model.onnx', format='onnx')"
+        return f"a Keras model; {_TO_ONNX_FROM_KERAS}"
     if name.endswith(b"/data.pkl") or path.suffix in (".pt", ".pth"):
         return "a PyTorch file (.pt, .pth); export it: torch.onnx.export(model, example_inputs, 'model.onnx')"
     return "a ZIP archive, but no package: its first member is no manifest.json"

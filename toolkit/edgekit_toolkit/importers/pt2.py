@@ -64,27 +64,42 @@ def load_pt2(path: Path) -> SourceModel[OnnxModel]:
 
 
 def _export(program: Path, result: Path) -> None:
-    # torch falls back to full unpickling, which runs code from the file, unless it is forced not to.
-    variables = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
-    words = (str(program), str(result))
-    with ChildProcess(_MODULE, *words, folder=result.parent, variables=variables) as child:
+    with ChildProcess(_MODULE, str(program), str(result), folder=result.parent) as child:
         code, last_line = child.wait(_TIME_LIMIT_S), child.last_line or "no message"
+    if code != 0 or not result.is_file():
+        raise explain_failure(program, code, last_line)
+
+
+def explain_failure(
+    program: Path, code: int | None, last_line: str, python: Path | None = None
+) -> ModelError:
+    """Return the error that says why a child wrote no model, and what to do.
+
+    Args:
+        program: the `.pt2` file.
+        code: its exit code; None if it took too long.
+        last_line: the last line of its standard error.
+        python: the user's own interpreter, if it was that.
+    """
     if code is None:
-        raise ModelError(
+        return ModelError(
             f"{program}: torch did not export it within {_TIME_LIMIT_S:g} s; export it to ONNX yourself"
         )
-    if code == 0 and result.is_file():
-        return
+    if code == MISSING_TORCH and python is not None:
+        return ModelError(
+            f"{program}: {python} lacks what exports it ({last_line}); pip install torch onnxscript there"
+        )
     if code == MISSING_TORCH:
-        raise ModelError(
-            f"{program}: a PyTorch exported program needs torch to be read ({last_line}): install its CPU"
-            f" build from PyTorch's CPU index, then {install_command('pt2')} (docs/guide/install.md); or"
+        return ModelError(
+            f"{program}: a PyTorch exported program needs torch to be read ({last_line}): name the Python"
+            " that wrote it by --python ENV/bin/python; or install torch's CPU build from PyTorch's CPU"
+            f" index, then {install_command('pt2')} (docs/guide/install.md); or"
             " export it to ONNX where torch is: torch.onnx.export(program, dynamo=True).save('model.onnx')"
         )
     if last_line.startswith("UnpicklingError"):
-        raise ModelError(
+        return ModelError(
             f"{program}: holds pickled objects other than tensors, which could run code when they are loaded;"
             " save it again with torch.export.save, or export it to ONNX yourself if you trust it"
         )
     how = f"was ended {describe_end(code)}" if code < 0 else last_line
-    raise ModelError(f"{program}: torch cannot export it to ONNX: {how}")
+    return ModelError(f"{program}: torch cannot export it to ONNX: {how}")

@@ -6,6 +6,7 @@ The last line of the standard error says what went wrong.
 """
 
 import logging
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -19,6 +20,8 @@ def main(program: str, result: str) -> int:
     """Write the ONNX model; returns the exit code."""
     warnings.simplefilter("ignore")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    # torch falls back to full unpickling, which runs code from the file, unless it is forced not to.
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     try:
         import onnxscript  # noqa: F401  # the exporter imports it late, with a message of its own
         import torch  # noqa: TID251  # here it is

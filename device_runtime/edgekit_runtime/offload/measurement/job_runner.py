@@ -37,6 +37,13 @@ from edgekit_runtime.offload.measurement.request_cost import average_middle, is_
 from edgekit_runtime.sessions.backends import open_model
 from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.ort import OrtOptions, create_session, make_settings, with_weights
+from edgekit_runtime.sessions.ort_providers import (
+    ON_PROCESSOR,
+    PROCESSOR,
+    VARIABLE,
+    choose_provider,
+    describe_provider,
+)
 from edgekit_runtime.system.processor_speed import (
     MOST_WAITING,
     SpeedGate,
@@ -77,7 +84,8 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> JobResult:
     if job.kind == "batch":
         return _time_batches(job, blobs)
     gate = SpeedGate(job.usual_s, min(job.seconds, _FIND_SPEED_S))
-    facts = replace(describe_machine(job.quota), usual_s=gate.usual_s)
+    gpu = describe_provider(choose_provider())
+    facts = replace(describe_machine(job.quota), usual_s=gate.usual_s, gpu=gpu)
     with tempfile.TemporaryDirectory(prefix="edgekit-measure-") as folder:
         if job.kind == "profile":
             measured = _profile(facts, job, blobs, Path(folder), gate)
@@ -113,7 +121,11 @@ def _profile(
     folder: Path,
     gate: SpeedGate,
 ) -> JobResult:
-    """Return times of a graph's nodes, and of whole runs without profiling, in turn."""
+    """Return times of a graph's nodes, and of whole runs without profiling, in turn.
+
+    On a GPU only the whole runs are: there onnxruntime's times of nodes end before their kernels do. Those of
+    the nodes are the processor's.
+    """
     graph = job.graphs[0]
     plain = _open(graph, blobs, folder, 0)
     obstacle, session, profiled = "", None, plain
@@ -165,7 +177,23 @@ def _open_profiled(
 
 
 def _open(graph: JobGraph, blobs: Sequence[memoryview], folder: Path, number: int) -> Callable[[], object]:
-    return _bind(_load(graph, blobs, folder / f"{number}.onnx", lambda _: None), graph, blobs)
+    return _bind(_load_to_run(graph, blobs, folder / f"{number}.onnx"), graph, blobs)
+
+
+def _load_to_run(graph: JobGraph, blobs: Sequence[memoryview], path: Path) -> "onnxruntime.InferenceSession":
+    """Return a session where packages of this machine run.
+
+    Raises:
+        BackendError: a GPU works here, and refuses this graph.
+    """
+    provider = choose_provider()
+    session = _load(graph, blobs, path, lambda _: None, provider)
+    if provider != PROCESSOR and len(session.get_providers()) == len(ON_PROCESSOR):
+        raise BackendError(
+            f"measuring: {describe_provider(provider)} refuses a graph; set {VARIABLE}=cpu to measure the"
+            " processor, which then runs it"
+        )
+    return session
 
 
 def _open_session(model: memoryview, engine: str) -> Callable[[], object]:
@@ -187,7 +215,7 @@ def _open_half(
     run: Callable[[], object] = list
     names: list[str] = []
     if graph.model is not None:
-        session = _load(graph, blobs, folder / f"{number}.onnx", lambda _: None)
+        session = _load_to_run(graph, blobs, folder / f"{number}.onnx")
         names = [node.name for node in session.get_outputs()]
         run = _bind(session, graph, blobs)
     absent = [name for name in coding.tensors if name not in feeds and name not in names]
@@ -241,6 +269,7 @@ def _load(
     blobs: Sequence[memoryview],
     path: Path,
     prepare: "Callable[[onnxruntime.SessionOptions], None]",
+    provider: str = PROCESSOR,
 ) -> "onnxruntime.InferenceSession":
     options = read_options(OrtOptions, "ort", graph.options)
     try:
@@ -252,7 +281,7 @@ def _load(
             opened = str(path)
             for name, number in graph.weights.items():
                 opened = stack.enter_context(with_weights(opened, name, blobs[number], settings))
-            session = create_session(opened, settings, options)
+            session = create_session(opened, settings, options, provider)
     except Exception as cause:  # its exceptions have no other common base
         raise BackendError(f"backend 'ort': onnxruntime refused the model: {cause}") from cause
     path.unlink()

@@ -27,6 +27,7 @@ class MachineFacts:
         load: load average of the last minute before the measurement; None if the system has none.
         engine: name and release of the engine.
         date: date and time in UTC, in ISO 8601.
+        gpu: GPU that ran the graphs, and by what, such as `NVIDIA L4 by CUDA`; empty for the processor.
         usual_s: speed of the processor: processor time of a fixed piece of work (`SpeedGate`).
     """
 
@@ -38,6 +39,7 @@ class MachineFacts:
     engine: str
     date: str
     usual_s: Annotated[float, Range(0, 86400)] | None = None
+    gpu: str = ""
 
 
 def describe_machine(quota: float | None = None, engine: str = "ort") -> MachineFacts:

@@ -1,0 +1,54 @@
+"""`edgekit export`: a package in the formats of other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("export")
+@click.argument("package", type=click.Path(path_type=Path))
+@click.option(
+    "--format",
+    "form",
+    required=True,
+    type=click.Choice(["onnx", "tflite", "ort-model-package", "oci"]),
+    help="What to write.",
+)
+@click.option(
+    "--output",
+    "-o",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("exports"),
+    show_default=True,
+    help="Folder for it.",
+)
+@click.option(
+    "--keys",
+    "keys_folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Trust the keys *.pub.pem in this folder.  [default: `edgekit keys list`]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(package: Path, *, form: str, folder: Path, keys_folder: Path | None, as_json: bool) -> None:
+    """Verify PACKAGE, and write it for other tools.
+
+    onnx, tflite: its models. ort-model-package: its ONNX models as variants. oci: the package itself as an
+    artifact, and so the only one that keeps signature, golden tensors and options.
+    """
+    import json
+
+    from edgekit_runtime.package.archive import read_package
+    from edgekit_runtime.system.paths import find_keys_folder
+    from edgekit_runtime.trust.trust_store import TrustStore
+    from edgekit_toolkit.packaging.export_formats import FORMATS
+
+    with read_package(package, TrustStore.from_folder(keys_folder or find_keys_folder())) as opened:
+        paths = FORMATS[form].write(opened, folder)
+    if as_json:
+        click.echo(json.dumps({"format": form, "written": [str(path) for path in paths]}))
+        return
+    for path in paths:
+        click.echo(f"written: {path}")

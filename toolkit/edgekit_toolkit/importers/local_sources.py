@@ -1,0 +1,220 @@
+"""Models by the names of the tools that stored them: the cache of Hugging Face, a model of MLflow.
+
+    hf:OWNER/NAME[@REVISION][:FILE]     a file of a repository that `hf download` has put into the cache
+    mlflow:PATH                         the ONNX file of a model that MLflow has saved in a folder
+    FOLDER.ortpackage                   the processor's variant of a model package, as Olive writes it
+
+Nothing is downloaded. Hugging Face's snapshots are links into a folder of blobs beside them. A link that
+leads out of the folder of its repository, or a name or link out of the other folders, is refused unread.
+
+Source: huggingface_hub, "Understand caching"; MLflow, "MLmodel file"; the writer of olive-ai 0.13,
+`olive/cli/model_package.py`.
+"""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from edgekit_runtime.errors import ModelError
+
+_HF: Final = "hf:"
+_MLFLOW: Final = "mlflow:"
+_WORD: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]*"  # never `..`, nor an option
+_HF_SOURCE: Final = re.compile(rf"({_WORD})/({_WORD})(?:@([A-Za-z0-9._/-]+))?(?::(.+))?")
+_MODEL_ENDINGS: Final = (".onnx", ".tflite", ".pt2")
+_USUAL_FILES: Final = ("onnx/model.onnx", "model.onnx")  # of transformers' exporter: the float model
+_MAX_NAMED: Final = 8
+_MAX_DESCRIPTION_BYTES: Final = 1 << 20
+_PROCESSOR: Final = "CPUExecutionProvider"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """The file of a model, and the name of what it was found in; None for a plain path."""
+
+    path: Path
+    name: str | None = None
+
+
+def find_model(source: str) -> LocalModel:
+    """Return the file that a source names; a path is returned as it is.
+
+    Raises:
+        ModelError: the source is malformed, or not here; it names several models; or a link or path in it
+            leads out of its folder.
+    """
+    if source.startswith(_HF):
+        return _find_in_cache(source)
+    if source.startswith(_MLFLOW):
+        return _find_of_mlflow(Path(source.removeprefix(_MLFLOW)))
+    path = Path(source)
+    return _find_in_model_package(path) if (path / "manifest.json").is_file() else LocalModel(path)
+
+
+def is_named(source: str) -> bool:
+    """Whether a source is a name that shows no folders of this machine."""
+    return source.startswith(_HF)
+
+
+def _find_in_cache(source: str) -> LocalModel:
+    match = _HF_SOURCE.fullmatch(source.removeprefix(_HF))
+    if match is None:
+        raise ModelError(f"{source!r}: expected hf:OWNER/NAME[@REVISION][:FILE]")
+    owner, name, revision, file = match.groups()
+    cache = _find_hub_cache()
+    repository = cache / f"models--{owner}--{name}"
+    download = f"`hf download {owner}/{name}{f' {file}' if file else ''}` puts it there"
+    if not repository.is_dir():
+        raise ModelError(f"{source}: {cache} has no such repository; {download}")
+    snapshot = repository / "snapshots" / _find_commit(repository, revision or "main", source, download)
+    if file is None:
+        file = _choose_file(snapshot, source, download)
+    return LocalModel(_resolve_inside(snapshot, file, repository, source), name)
+
+
+def _find_hub_cache() -> Path:
+    """Return the folder of Hugging Face's cache, by its own variables."""
+    if stated := os.environ.get("HF_HUB_CACHE"):
+        return Path(stated)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    return Path(os.environ.get("HF_HOME") or home) / "hub"
+
+
+def _find_commit(repository: Path, revision: str, source: str, download: str) -> str:
+    """Return the commit of a branch, a tag, or of itself."""
+    if ".." in PurePosixPath(revision).parts or PurePosixPath(revision).is_absolute():
+        raise ModelError(f"{source}: the revision {revision!r} is no name of a branch, tag or commit")
+    reference = repository / "refs" / revision
+    commit = revision
+    if reference.is_file():
+        inside = _resolve_inside(repository, f"refs/{revision}", repository, source)
+        commit = inside.read_text(encoding="ascii", errors="replace").strip()
+    if not re.fullmatch("[0-9a-f]{6,64}", commit) or not (repository / "snapshots" / commit).is_dir():
+        raise ModelError(f"{source}: the cache has no revision {revision!r} of it; {download}")
+    return commit
+
+
+def _choose_file(snapshot: Path, source: str, download: str) -> str:
+    """Return the one model in a snapshot, or the usual float one of several."""
+    files = sorted(
+        path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.suffix in _MODEL_ENDINGS
+    )
+    usual = [file for file in _USUAL_FILES if file in files]
+    if len(files) == 1 or len(usual) == 1:
+        return (usual or files)[0]
+    if not files:
+        raise ModelError(f"{source}: its snapshot has no {', '.join(_MODEL_ENDINGS)} file; {download}")
+    raise ModelError(f"{source}: it has {_list_some(files)}; name one: {source}:{files[0]}")
+
+
+def _list_some(files: Sequence[str]) -> str:
+    others = f" and {len(files) - _MAX_NAMED} more" if len(files) > _MAX_NAMED else ""
+    return f"{', '.join(files[:_MAX_NAMED])}{others}"
+
+
+def _resolve_inside(folder: Path, file: str, limit: Path, source: str) -> Path:
+    """Return the path of a file in `folder`, if it and what it links to lie inside `limit`."""
+    path = folder / file
+    if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts or "\\" in file:
+        raise ModelError(f"{source}: {file!r} leads out of {folder}; refused unread")
+    try:
+        target = path.resolve(strict=True)
+    except (OSError, RuntimeError) as err:  # RuntimeError: a loop of links
+        raise ModelError(f"{source}: {folder} has no {file!r}; check its name, or download it again") from err
+    if not target.is_relative_to(limit.resolve()):
+        raise ModelError(
+            f"{source}: {file!r} is a link to {target}, outside {limit}; refused unread. Give that file's"
+            " own path if you trust it"
+        )
+    return path
+
+
+def _find_of_mlflow(folder: Path) -> LocalModel:
+    source = f"{_MLFLOW}{folder}"
+    description = folder / "MLmodel"
+    if not description.is_file():
+        raise ModelError(
+            f"{source}: expected the folder of a saved model, which has a file MLmodel, such as"
+            " mlruns/EXPERIMENT/models/MODEL/artifacts; `mlflow artifacts download` fetches one"
+        )
+    flavors = _read_flavors(_read_description(folder, "MLmodel", source))
+    file = flavors.get("onnx", {}).get("data")
+    if not file:
+        raise ModelError(
+            f"{source}: it is saved as {', '.join(flavors) or 'nothing'}, expected onnx; save it with"
+            " mlflow.onnx.save_model, or package what is inside: a TensorFlow model with --python"
+        )
+    return LocalModel(_resolve_inside(folder, file, folder, source), folder.resolve().name)
+
+
+def _read_flavors(text: str) -> dict[str, dict[str, str]]:
+    """Return flavor -> its plain settings, of an MLmodel file: YAML of mappings as MLflow writes them."""
+    flavors: dict[str, dict[str, str]] = {}
+    inside = False
+    for line in text.splitlines():
+        depth = len(line) - len(line.lstrip(" "))
+        key, colon, value = line.strip().partition(":")
+        if depth == 0:
+            inside = key == "flavors"
+        elif inside and colon and depth == 2:
+            flavors[key] = {}
+        elif inside and colon and depth == 4 and flavors:
+            flavors[next(reversed(flavors))][key] = value.strip().strip("'\"")
+    return flavors
+
+
+def _find_in_model_package(folder: Path) -> LocalModel:
+    """Return the model of the one component's variant for the processor, or of its only variant."""
+    source = str(folder)
+    components = _parse_json(folder, "manifest.json", source).get("components")
+    if not isinstance(components, list) or len(components) != 1 or not isinstance(components[0], str):
+        raise ModelError(
+            f"{source}: its manifest names {components!r} as components, expected a list of one; give the"
+            " .onnx file of a component"
+        )
+    component = f"models/{components[0]}"
+    variants = _parse_json(folder, f"{component}/metadata.json", source).get("variants")
+    if not isinstance(variants, dict) or not variants:
+        raise ModelError(f"{source}: {component}/metadata.json names no variants; write the package again")
+    on_processor = [
+        name
+        for name, variant in variants.items()
+        if isinstance(variant, dict) and variant.get("ep") == _PROCESSOR
+    ]
+    chosen = on_processor or list(variants)
+    if len(chosen) != 1:
+        raise ModelError(
+            f"{source}: {len(chosen)} variants could be meant ({_list_some(chosen)}); give the .onnx file of"
+            " one of them"
+        )
+    variant_folder = _resolve_inside(folder, f"{component}/{chosen[0]}", folder, source)
+    files = sorted(path.name for path in variant_folder.glob("*.onnx"))
+    if len(files) != 1:
+        raise ModelError(
+            f"{source}: {variant_folder} has {len(files)} .onnx files, expected one; give its path"
+        )
+    return LocalModel(_resolve_inside(variant_folder, files[0], folder, source), folder.resolve().stem)
+
+
+def _parse_json(folder: Path, file: str, source: str) -> dict[str, Any]:
+    try:
+        document = json.loads(_read_description(folder, file, source))
+    except (ValueError, RecursionError) as err:
+        raise ModelError(f"{source}: {file} is no JSON: {err}; write the package again") from err
+    if not isinstance(document, dict):
+        raise ModelError(f"{source}: {file} is no JSON object; write the package again")
+    return document
+
+
+def _read_description(folder: Path, file: str, source: str) -> str:
+    """Return the text of a small file, which lies inside `folder`."""
+    path = _resolve_inside(folder, file, folder, source)
+    if not path.is_file() or path.stat().st_size > _MAX_DESCRIPTION_BYTES:
+        raise ModelError(
+            f"{source}: {file} is no file of at most {_MAX_DESCRIPTION_BYTES} bytes; save it again"
+        )
+    return path.read_text(encoding="utf-8", errors="replace")
