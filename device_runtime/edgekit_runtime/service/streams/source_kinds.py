@@ -129,7 +129,7 @@ class _Pictures:
 
     def read(self) -> NDArray[Any] | None:
         for path in self._paths:
-            picture: NDArray[Any] | None
+            picture: NDArray[Any] | None = None
             try:
                 content = np.fromfile(
                     path, np.uint8
@@ -137,7 +137,8 @@ class _Pictures:
             except OSError:  # removed meanwhile, or not readable
                 continue
             try:
-                picture = self._cv2.imdecode(content, self._cv2.IMREAD_COLOR) if content.size else None
+                if content.size:
+                    picture = self._cv2.imdecode(content, self._cv2.IMREAD_COLOR)
             except self._cv2.error as cause:
                 most = self._options.max_pixels
                 raise CaptureError(f"{path} has more than {most} pixels, or is damaged") from cause
