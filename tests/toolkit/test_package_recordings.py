@@ -147,7 +147,7 @@ def test_a_label_of_a_recording_judges_its_largest_scores(detector: Path, tmp_pa
             True,
             "hop is 161, expected a whole number from 1 to samples, 160",
         ),
-        ({"hop": HOP}, True, "hop is 128, expected"),
+        ({"hop": HOP}, True, "hop is 128, but samples, the length of a step, is missing"),
         ({}, True, "state 'samples', the length of a step"),
         ({"samples": WINDOW}, False, "times of events, which suit a model with states"),
     ],

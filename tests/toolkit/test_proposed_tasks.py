@@ -111,6 +111,8 @@ UNCERTAIN = {
     "a picture that was transposed": pictured(labels=(), transpose_1=DRAW.random((COUNT, 64, 64, 3))),
     "kinds of an invoice": pictured(labels=(), invoice=uniform(4)),
     "a number that never changes": pictured(labels=(), y=np.full((COUNT, 1), 7, np.float32)),
+    "a rotation": pictured(labels=(), pose=normal(3, 3)),
+    "a mask over frequencies": sound(labels=(), y=uniform(1, 257)),
     "many scores of sound": sound(labels=(), y=uniform(521)),
     "colours": pictured(labels=(), y=DRAW.random((COUNT, 3, 16, 16))),
     "depth": pictured(labels=(), y=DRAW.random((COUNT, 1, 16, 16))),

@@ -55,7 +55,9 @@ class AudioRules:
                 f"features.high_hz is {self.features.high_hz:g}, expected at most half of the sample rate"
                 f" {self.sample_rate}"
             )
-        if self.hop is not None and not 1 <= self.hop <= (self.samples or 0):
+        if self.hop is not None and self.samples is None:
+            raise ValueError(f"hop is {self.hop}, but samples, the length of a step, is missing")
+        if self.hop is not None and self.samples is not None and not 1 <= self.hop <= self.samples:
             raise ValueError(f"hop is {self.hop}, expected a whole number from 1 to samples, {self.samples}")
 
     @property

@@ -192,6 +192,8 @@ def _propose_keypoints(evidence: Evidence) -> TaskChoice | None:
         points = points.reshape(len(points), len(evidence.labels), -1)
     if points.ndim != 3 or points.shape[2] not in (2, 3):
         return None
+    if points.shape[1] == points.shape[2] != len(evidence.labels):
+        return None  # a rotation
     row = "xy"
     is_share = _is_within(points[..., :2], -_MARGIN, 1 + _MARGIN)
     if points.shape[2] == 3:
@@ -247,6 +249,8 @@ def _propose_sound_events(evidence: Evidence) -> TaskChoice | None:
     layout = min(layouts, key=lambda layout: (layouts[layout] != len(evidence.labels), layouts[layout]))
     classes = layouts[layout]
     is_sound = evidence.is_sound or _VOICES.search(name) is not None
+    if layout == "NCT" and classes == 1 != len(evidence.labels) and not _VOICES.search(name):
+        return None  # a mask over frequencies looks like this
     is_few = classes <= _MAX_EVENTS or classes == len(evidence.labels)
     rows = scores if layout == "NTC" else np.moveaxis(scores, 1, -1)
     is_one_of = classes > 1 and (evidence.labelled or _are_whole(rows))
