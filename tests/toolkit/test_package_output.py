@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.toolkit.package_run import (
+    Outcome,
     check_refused,
     environment,
     listing,
@@ -169,7 +170,11 @@ def test_an_interrupt_while_modules_are_imported_waits_for_them(
 def test_an_interrupt_while_judging_leaves_nothing(model: Path, tmp_path: Path) -> None:
     metric = tmp_path / "mine.py"
     metric.write_text("import os, signal\ndef f(o, r, y): os.kill(os.getpid(), signal.SIGINT)\n")
-    outcome = package(model, tmp_path / "out", "--metric", f"{metric}:f", "--json", target="rpi4")
+    # In a process of its own: the signal would reach whatever else runs in this one.
+    options = ("--target", "rpi4", "-o", tmp_path / "out", "--metric", f"{metric}:f", "--json")
+    command = [sys.executable, *EDGEKIT, "package", *map(str, (model, *options))]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    outcome = Outcome(done.returncode, done.stdout, done.stderr)
     assert (outcome.code, outcome.stderr.strip()) == (130, "interrupted")
     assert outcome.error["type"] == "KeyboardInterrupt"
     assert not (tmp_path / "out").exists()
