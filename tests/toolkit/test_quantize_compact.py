@@ -1,10 +1,20 @@
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tests.toolkit.small_models import assert_valid, model_of, node, random_feeds, random_weight, run
 
-from edgekit_toolkit.quantize.onnx.compact import derive_bias_scales, shorten_names, store_bias_scales
+from edgekit_toolkit.quantize.onnx.compact import (
+    derive_bias_scales,
+    shorten_names,
+    split_parameters,
+    store_parameters,
+)
 
 
 @pytest.fixture
@@ -102,7 +112,7 @@ def test_model_with_control_flow_keeps_its_names(rng: np.random.Generator) -> No
         np.testing.assert_array_equal(run(after, feeds)["y"], run(before, feeds)["y"])
 
 
-def coded_model(rng: np.random.Generator) -> onnx.ModelProto:
+def coded_model(rng: np.random.Generator, channels: int = 4) -> onnx.ModelProto:
     """Return x -> Q, DQ -> two Conv in codes, the second with a bias of its own scale -> y."""
     weights: dict[str, np.ndarray] = {
         "scale": np.float32(0.05),
@@ -115,14 +125,14 @@ def coded_model(rng: np.random.Generator) -> onnx.ModelProto:
         node("DequantizeLinear", ["xq", "scale", "zero"], ["h0"]),
     ]
     for number in (0, 1):
-        scales = (rng.random(4) / 100).astype(np.float32)
+        scales = (rng.random(channels) / 100).astype(np.float32)
         bias_scales = scales * np.float32(0.05) * np.float32(1 + number)
         weights |= {
-            f"w{number}": rng.integers(-127, 128, (4, 4, 1, 1)).astype(np.int8),
-            f"b{number}": rng.integers(-999, 999, 4).astype(np.int32),
+            f"w{number}": rng.integers(-127, 128, (channels, channels, 1, 1)).astype(np.int8),
+            f"b{number}": rng.integers(-999, 999, channels).astype(np.int32),
             f"ws{number}": scales,
             f"bs{number}": bias_scales,
-            f"z{number}": np.zeros(4, np.int8),
+            f"z{number}": np.zeros(channels, np.int8),
         }
         output = f"h{number + 1}" if number == 0 else "y"
         nodes += [
@@ -143,10 +153,10 @@ def coded_model(rng: np.random.Generator) -> onnx.ModelProto:
     nodes.insert(-1, node("QuantizeLinear", ["h1", "other_scale", "other_zero"], ["hq"]))
     nodes.insert(-1, node("DequantizeLinear", ["hq", "other_scale", "other_zero"], ["hf"]))
     nodes[-1].input[0] = "hf"
-    return model_of(nodes, weights, {"x": (1, 4, 5, 5)})
+    return model_of(nodes, weights, {"x": (1, channels, 5, 5)})
 
 
-def test_equal_parameters_of_activations_are_stored_once_and_convolutions_state_no_defaults(
+def test_equal_parameters_of_activations_are_stored_once_and_convolutions_state_nothing_twice(
     rng: np.random.Generator,
 ) -> None:
     before = coded_model(rng)
@@ -156,8 +166,7 @@ def test_equal_parameters_of_activations_are_stored_once_and_convolutions_state_
     assert [numpy_helper.to_array(tensor) for tensor in zeros] == [128]
     of_weights = [tensor for tensor in after.graph.initializer if tensor.data_type == TensorProto.INT8]
     assert len([tensor for tensor in of_weights if len(tensor.dims) == 1]) == 2
-    stated = {item.name for conv in after.graph.node if conv.op_type == "Conv" for item in conv.attribute}
-    assert stated == {"kernel_shape"}
+    assert not any(conv.attribute for conv in after.graph.node if conv.op_type == "Conv")
     feeds = random_feeds(before, rng)
     np.testing.assert_array_equal(run(after, feeds)["y"], run(before, feeds)["y"])
 
@@ -170,7 +179,10 @@ def test_scales_of_biases_are_products_where_they_are_equal_to_them(rng: np.rand
     assert [(list(item.input), list(item.output)) for item in products] == [(["scale", "ws0"], ["bs0"])]
     feeds = random_feeds(before, rng)
     np.testing.assert_array_equal(run(after, feeds)["y"], run(before, feeds)["y"])
-    restored = store_bias_scales(after)
+    assert_stores_the_same(store_parameters(after), before)
+
+
+def assert_stores_the_same(restored: onnx.ModelProto, before: onnx.ModelProto) -> None:
     stored = {tensor.name: tensor for tensor in before.graph.initializer}
     assert {tensor.name for tensor in restored.graph.initializer} == stored.keys()
     for tensor in restored.graph.initializer:
@@ -188,3 +200,46 @@ def test_scale_of_a_bias_that_two_convolutions_read_is_one_product(rng: np.rando
     assert [item.op_type for item in after.graph.node].count("Mul") == 1
     feeds = random_feeds(before, rng)
     np.testing.assert_array_equal(run(after, feeds)["second"], run(before, feeds)["second"])
+
+
+@pytest.mark.parametrize("is_exact", [False, True], ids=["as the processor", "exact products"])
+def test_zero_points_and_short_biases_become_parts_of_two_tensors(
+    rng: np.random.Generator, is_exact: bool
+) -> None:
+    before = coded_model(rng, channels=64)
+    after = split_parameters(before)
+    assert_valid(after)
+    assert after.ByteSize() < before.ByteSize()
+    parts = [list(item.output) for item in after.graph.node if item.op_type == "Split"]
+    assert parts == [["z0", "z1"], ["b0", "b1"]]
+    feeds = random_feeds(before, rng)
+    settings = {"session.x64quantprecision": "1"} if is_exact else {}
+    scores = [integer_run(model, feeds, settings) for model in (before, after)]
+    np.testing.assert_array_equal(*scores)
+    assert_stores_the_same(store_parameters(after), before)
+
+
+def integer_run(
+    model: onnx.ModelProto, feeds: Mapping[str, NDArray[Any]], settings: Mapping[str, str]
+) -> NDArray[Any]:
+    options = onnxruntime.SessionOptions()
+    for name, value in settings.items():
+        options.add_session_config_entry(name, value)
+    return np.asarray(onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)[0])
+
+
+def test_biases_beyond_16_bits_stay_as_they_are(rng: np.random.Generator) -> None:
+    before = coded_model(rng, channels=64)
+    wide = next(tensor for tensor in before.graph.initializer if tensor.name == "b0")
+    wide.CopyFrom(numpy_helper.from_array(np.full(64, 1 << 15, np.int32), "b0"))
+    after = split_parameters(before)
+    assert [list(item.output) for item in after.graph.node if item.op_type == "Split"] == [
+        ["z0", "z1"],
+        ["b1"],
+    ]
+    assert_stores_the_same(store_parameters(after), before)
+
+
+def test_a_small_model_keeps_parameters_whose_nodes_would_be_larger(rng: np.random.Generator) -> None:
+    before = coded_model(rng)
+    assert split_parameters(before) == before

@@ -22,7 +22,12 @@ from edgekit_toolkit.compress.compression import Compression
 from edgekit_toolkit.onnx_graph.index import GraphIndex, opset
 from edgekit_toolkit.onnx_graph.traversal import StoredLayer
 from edgekit_toolkit.quantize.onnx import storage
-from edgekit_toolkit.quantize.onnx.compact import derive_bias_scales, shorten_names, store_bias_scales
+from edgekit_toolkit.quantize.onnx.compact import (
+    derive_bias_scales,
+    shorten_names,
+    split_parameters,
+    store_parameters,
+)
 from edgekit_toolkit.quantize.onnx.embedding_tables import (
     added_table,
     int8_tables,
@@ -203,8 +208,10 @@ def build(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
         return None
     short = shorten_names(built)
     if form.earlier is not None:
-        short = bring_near(short, store_bias_scales(_parse(form.earlier)))
-    return derive_bias_scales(short)
+        short = bring_near(short, store_parameters(_parse(form.earlier)))
+    if form.plan is None or form.plan.scheme.symmetric:  # TensorRT takes stored parameters alone
+        return short
+    return split_parameters(derive_bias_scales(short))
 
 
 def _parse(earlier: EarlierModel) -> onnx.ModelProto:
