@@ -7,7 +7,6 @@ Only this module turns an error into the next state of the execution.
 import contextlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -35,6 +34,7 @@ from edgekit_runtime.errors import (
     TransportError,
     UnavailableError,
 )
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.slots.access import RecordError
 from edgekit_runtime.system.engines import EngineMissingError, check_backends
 from edgekit_runtime.system.machine import available_bytes, machine_bytes
