@@ -9,11 +9,11 @@ import functools
 import json
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from edgekit_runtime.canonical_json import name_kind
 from edgekit_runtime.errors import ConfigError, EdgekitError
+from edgekit_runtime.records import dataclass
 
 _TYPE_NAMES: Final = {
     (bool, False): "true or false",

@@ -5,13 +5,14 @@ It does not convert arrays: a caller that passes float64 where float32 is expect
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 
 from edgekit_runtime.canonical_json import JsonValue, Record
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.records import dataclass
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"

@@ -34,6 +34,19 @@ UNUSED = (
     "edgekit_runtime.agent.execution.local_steps",
 )
 
+# What a step that downloads a whole package, or refreshes metadata, imports.
+STEP = (
+    "import edgekit_runtime.agent.execution.step_child, edgekit_runtime.agent.execution.local_steps,"
+    " edgekit_runtime.trust.trust_store, sys; print(*sys.modules)"
+)
+
+
+def test_step_without_a_delta_imports_no_numpy():
+    child = subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, check=True)
+    imported = set(child.stdout.split())
+    assert "edgekit_runtime.agent.artifacts.download" in imported
+    assert imported.isdisjoint({"numpy", "tuf", "edgekit_runtime.agent.artifacts.deltas"})
+
 
 def test_agent_after_an_update_has_imported_nothing_of_it_and_has_no_children(site):  # noqa: F811
     site.enrol()

@@ -177,13 +177,13 @@ class FullDisk(Disk):
 
 def test_agent_writes_only_changes_and_for_its_user_alone(tmp_path: Path) -> None:
     path = tmp_path / "streams.json"
-    StreamsFile(path, DISK).write({})
+    StreamsFile(tmp_path, DISK).write({})
     assert not path.exists()
-    file = StreamsFile(path, DISK)
+    file = StreamsFile(tmp_path, DISK)
     file.write({"yard": StreamOptions(model="m", source=SECRET)})
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     written = path.stat().st_ino
-    StreamsFile(path, DISK).write({"yard": StreamOptions(model="m", source=SECRET)})
+    StreamsFile(tmp_path, DISK).write({"yard": StreamOptions(model="m", source=SECRET)})
     assert path.stat().st_ino == written
     file.write({})
     assert json.loads(path.read_bytes()) == {"streams": {}}
@@ -191,7 +191,7 @@ def test_agent_writes_only_changes_and_for_its_user_alone(tmp_path: Path) -> Non
 
 def test_full_disk_is_logged_once_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, disk = tmp_path / "streams.json", FullDisk()
-    file, streams = StreamsFile(path, disk), {"yard": StreamOptions(model="m", source="0")}
+    file, streams = StreamsFile(tmp_path, disk), {"yard": StreamOptions(model="m", source="0")}
     file.write(streams)
     file.write(streams)
     assert (path.exists(), caplog.text.count("not written")) == (False, 1)
@@ -242,7 +242,7 @@ def service(maker: PackageMaker, tmp_path: Path) -> Iterator[Running]:
 
 def test_file_of_the_agent_becomes_lines_of_answers(service: Running, tmp_path: Path) -> None:
     video = write_video(tmp_path / "v.avi", draw_cells(8))
-    lines, file = tmp_path / "yard.jsonl", StreamsFile(tmp_path / "streams.json", DISK)
+    lines, file = tmp_path / "yard.jsonl", StreamsFile(tmp_path, DISK)
     assert read_fleet_streams(service.socket_path) == {}
     settings = StreamOptions(model="cells", source=str(video), sinks=(f"file:{lines}",), every=2)
     file.write({"yard": settings})

@@ -23,6 +23,11 @@ UNUSED = (
     "tomllib",
     "multiprocessing",
     "http.client",
+    "email",
+    "importlib.metadata",
+    "logging.handlers",
+    "tempfile",
+    "urllib.request",
     "edgekit_runtime.client",
     "edgekit_runtime.trust.trust_store",
     "edgekit_runtime.power.governor.governor",
@@ -44,6 +49,9 @@ UNUSED = (
     "edgekit_runtime.service.scheduling.sequence_lane",
     "edgekit_runtime.service.streams",
     "numpy.typing",
+    "numpy.fft",
+    "numpy.ma",
+    "numpy.random",
 )
 
 

@@ -23,7 +23,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -57,7 +57,7 @@ from edgekit_runtime.agent.reconcile import (
 from edgekit_runtime.agent.signing import seal, seal_report
 from edgekit_runtime.errors import EdgekitError, OutputError, SignatureError
 from edgekit_runtime.power.sensors.battery import read_battery
-from edgekit_runtime.protocol.streams import STREAMS_FILE
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.engines import list_engines
 from edgekit_runtime.system.machine import machine_bytes
 
@@ -141,7 +141,7 @@ class Agent:
         if self._desired is not None:  # else a whole site whose power comes back would use a narrow window
             self._link.reconnect_s = self._desired.reconnect_s
         self._observer = DeviceObserver(installer, time.monotonic())
-        self._streams_file = StreamsFile(folder / STREAMS_FILE, installer.slots.disk)
+        self._streams_file = StreamsFile(folder, installer.slots.disk)
         self._presence = Presence(member, self._journal, self._link)
         disk, now_s = installer.slots.disk, time.monotonic()
         self._watch = LinkWatch(member, folder, self._link, disk, renew=renew, pause=pause, now_s=now_s)

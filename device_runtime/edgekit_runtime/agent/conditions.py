@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from edgekit_runtime.agent.documents import DesiredModel
 from edgekit_runtime.package.version_order import is_older
+from edgekit_runtime.records import dataclass
 
 MIN_BATTERY: Final = 0.2
 """Least charge to begin an update on a device that is not charging."""

@@ -5,12 +5,12 @@ import os
 import platform
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from edgekit_runtime import __version__
 from edgekit_runtime.dataclass_json import to_plain
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.engines import find_version, list_registered
 from edgekit_runtime.system.processor_speed import find_cpu
 

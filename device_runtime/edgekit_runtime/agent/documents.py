@@ -10,12 +10,13 @@ Source: docs/reference/fleet-protocol.json (AsyncAPI).
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Final, Literal, TypeAlias
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.protocol.streams import StreamOptions, check_fleet_streams
+from edgekit_runtime.records import dataclass
 
 PROTOCOL: Final = 1
 MAX_DOCUMENT_BYTES: Final = 32 << 10

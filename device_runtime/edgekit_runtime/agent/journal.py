@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -19,6 +19,7 @@ from edgekit_runtime.agent.documents import ENDED, Execution, ExecutionState
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
 from edgekit_runtime.errors import ConfigError, EdgekitError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.slots.access import RecordError, hold
 from edgekit_runtime.system.atomic_files import DISK, Disk, make_folders, write_atomically
 

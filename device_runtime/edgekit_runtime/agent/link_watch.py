@@ -9,7 +9,6 @@ import os
 import queue
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -27,6 +26,7 @@ from edgekit_runtime.agent.membership import (
 from edgekit_runtime.agent.mqtt_link import LinkMessage
 from edgekit_runtime.agent.signing import seal
 from edgekit_runtime.errors import OutputError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import Disk
 
 _FIRST_RENEWAL_S: Final = 120.0  # so that a device that is on for minutes a day renews its certificate too

@@ -12,7 +12,6 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -23,6 +22,7 @@ from edgekit_runtime.agent.signing import key_id, unseal
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import Range, from_json, to_plain
 from edgekit_runtime.errors import ConfigError, SignatureError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
 
 FIELD: Final = "x-edgekit-manager-keys"

@@ -9,7 +9,6 @@ import contextlib
 import re
 import ssl
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ from edgekit_runtime.agent.documents import Enrolment
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import from_json, to_plain
 from edgekit_runtime.errors import ConfigError, EdgekitError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import Disk, write_atomically
 
 KEY, CERTIFICATE, ENROLMENT = "device.key", "device.crt", "enrolment.json"

@@ -17,7 +17,6 @@ import ssl
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from paho.mqtt import client as mqtt
@@ -25,6 +24,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Kind, topic
 from edgekit_runtime.agent.membership import LinkProblem, ResumingContext, explain_failure
+from edgekit_runtime.records import dataclass
 
 _MAX_IN_FLIGHT: Final = 8
 _MAX_RECEIVED: Final = 64  # messages that wait for the agent; a broker that sends more loses them

@@ -5,13 +5,14 @@ carries out a step. After an interruption the step is decided again from the act
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
 from edgekit_runtime.agent.conditions import DeviceConditions, ModelView, check_window, find_obstacle
 from edgekit_runtime.agent.documents import Desired, DesiredModel, Execution, ReportedModel
 from edgekit_runtime.agent.journal import Progress
 from edgekit_runtime.errors import SignatureError
+from edgekit_runtime.records import dataclass
 
 Action: TypeAlias = Literal["download", "install", "load", "unload", "remove", "refresh"]
 Status: TypeAlias = Literal["converged", "working", "diverged", "stale"]

@@ -6,7 +6,7 @@ of a model of 0.03 ms), and does not change within one process. So each process 
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -18,6 +18,7 @@ from edgekit_runtime.errors import BackendError, PackageError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice, Manifest
 from edgekit_runtime.package.variants import DEFAULT_VARIANT
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.sessions.latency import TIE_SHARE, Latency
 from edgekit_runtime.system.child_process import JsonChild
 from edgekit_runtime.system.own_process import count_cores

@@ -7,12 +7,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import numpy as np
 
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.sessions.latency import Latency, LatencyLimits, measure_latency
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.tensors import Array

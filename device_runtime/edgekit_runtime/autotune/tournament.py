@@ -7,7 +7,7 @@ It measures latency of one inference at a time, not throughput, memory or energy
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,7 @@ from edgekit_runtime.autotune.contest import (
 )
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.sessions.latency import Latency, find_tied
 
 _CLEAR_SHARE: Final = 0.1  # such a lead in every process decides: more would not change it

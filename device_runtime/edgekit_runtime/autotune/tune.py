@@ -11,7 +11,7 @@ Source: K. Jamieson, A. Talwalkar, Non-stochastic Best Arm Identification, AISTA
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -27,6 +27,7 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice, Manifest
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.sessions.backends import open_choice
 from edgekit_runtime.sessions.latency import Latency
 from edgekit_runtime.sessions.row_independence import rows_are_independent

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from edgekit_runtime.client.responses import Layout, Response, ResponseHead, parse_head
 from edgekit_runtime.errors import ConfigError, TransportError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.local_sockets import connect_local, limit_time
 from edgekit_runtime.tensors import allocate_aligned
 

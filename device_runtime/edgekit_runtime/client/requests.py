@@ -1,7 +1,6 @@
 """Inference requests as bytes: what precedes the binary data is made once for all requests that are alike."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from edgekit_runtime.protocol.infer_request import (
     encode_request,
 )
 from edgekit_runtime.protocol.rest import HEADER_LENGTH, model_path
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import Array
 
 MAX_TIMEOUT_S: Final = 1e6  # poll() counts milliseconds in 31 bits

@@ -7,7 +7,6 @@ stood.
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -16,6 +15,7 @@ from edgekit_runtime.errors import DataError, RequestError, TransportError
 from edgekit_runtime.protocol.infer_request import InferTensor
 from edgekit_runtime.protocol.infer_response import decode_response
 from edgekit_runtime.protocol.rest import HEADER_LENGTH, decode_error
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import Array
 
 _MAX_KEPT: Final = 64

@@ -10,12 +10,12 @@ import importlib
 import io
 import re
 import struct
-from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
 from edgekit_runtime.errors import BackendError, DataError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.tensors import Array
 

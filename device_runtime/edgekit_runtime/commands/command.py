@@ -3,9 +3,9 @@
 import argparse
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.shown_text import clean_line
 
 _MAX_NUMBER: Final = 1e12  # its products and whole numbers are numbers, too

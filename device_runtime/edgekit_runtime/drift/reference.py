@@ -5,11 +5,11 @@ The toolkit writes it from the samples that calibrated the package; `sketches` c
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from edgekit_runtime.canonical_json import Fields, JsonValue
 from edgekit_runtime.errors import ManifestError
+from edgekit_runtime.records import dataclass
 
 CLASSES: Final = 32  # further classes are folded: class number modulo this
 CONFIDENCES: Final = 10

@@ -5,7 +5,7 @@ A summary takes a few hundred bytes for any number of values.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.drift.reference import CLASSES, CONFIDENCES, ClassReference, ValueReference
 from edgekit_runtime.errors import ManifestError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import Array
 
 _LEAST_SHARE: Final = 0.002  # smaller shares count as this: few samples cannot distinguish them from 0

@@ -11,13 +11,13 @@ server said that it is loaded, `local` would run at once.
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Final
 
 from edgekit_runtime.offload.cut_table import CutTable
 from edgekit_runtime.offload.latency_model import Conditions, predict_s
 from edgekit_runtime.offload.objectives import OBJECTIVES
 from edgekit_runtime.offload.offload_plan import OffloadPlan
+from edgekit_runtime.records import dataclass
 
 HYSTERESIS: Final = 0.10  # a plan must at first be better than the current one by this share
 LOADED: Final = 0.95  # from this load of a server on devices stay local

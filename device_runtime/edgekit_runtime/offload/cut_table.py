@@ -7,7 +7,6 @@ Source: docs/reference/package-format.md, section "Cut table".
 """
 
 import json
-from dataclasses import dataclass
 from typing import Annotated, Final
 
 from edgekit_runtime.dataclass_json import Range, from_plain
@@ -15,6 +14,7 @@ from edgekit_runtime.errors import CutError
 from edgekit_runtime.offload.objectives import OBJECTIVES
 from edgekit_runtime.offload.offload_plan import OffloadPlan, Seconds
 from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.records import dataclass
 
 CUT_TABLE_ROLE: Final = "cut-table"
 CODED_PLANS_ROLE: Final = "coded-plans"

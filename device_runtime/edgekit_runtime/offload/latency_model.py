@@ -5,10 +5,11 @@ measures nothing. The planner on the host and the choice on the device use the s
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
+from edgekit_runtime.records import dataclass
 
 MAX_WAITING: Final = 16  # calls; `edgekit offload serve` and exported replicas refuse further ones
 LATE: Final = 0.01  # share of requests that may miss a limit on latency, which is for the 99th percentile

@@ -10,10 +10,11 @@ Source: docs/explanation/offload.md.
 
 import statistics
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from edgekit_runtime.offload.latency_model import FIRST_WINDOW_BYTES, LinkState, transfer_s
+from edgekit_runtime.records import dataclass
 
 _MAX_SAMPLES: Final = 5  # number of samples of bandwidth
 _DROP: Final = 0.6  # a sample below this share of the estimate replaces it at once

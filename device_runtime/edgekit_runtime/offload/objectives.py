@@ -6,11 +6,11 @@ The solver minimises sums over kernels and sent tensors, which `stages` weighs; 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from edgekit_runtime.offload.latency_model import Conditions, energy_j, reserved_server_s, slowest_stage_s
 from edgekit_runtime.offload.offload_plan import OffloadPlan
+from edgekit_runtime.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,13 @@
 """The server that this device may use, and its objective: a file in the configuration folder."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from edgekit_runtime.client.link import Address
 from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
 from edgekit_runtime.errors import ConfigError, EdgekitError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import write_atomically
 from edgekit_runtime.system.paths import find_config_folder
 

@@ -1,10 +1,11 @@
 """A plan: one way to run a model between a device and a server, with its costs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Final, Literal, TypeAlias
 
 from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.records import dataclass
 
 LOCAL: Final = "local"
 

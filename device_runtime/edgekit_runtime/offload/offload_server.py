@@ -14,7 +14,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -29,6 +28,7 @@ from edgekit_runtime.offload.link_estimate import Exchange
 from edgekit_runtime.offload.offload_plan import Compression
 from edgekit_runtime.protocol.infer_request import InferRequest, InferTensor, encode_request
 from edgekit_runtime.protocol.rest import HEADER_LENGTH, model_path
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import Array, TensorSpec
 
 _MAX_REPLY_BYTES: Final = 256 << 20

@@ -4,12 +4,13 @@ import contextlib
 import json
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
 
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import OutputError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import write_atomically
 from edgekit_runtime.system.paths import SYSTEM_CACHE, find_cache_folder
 

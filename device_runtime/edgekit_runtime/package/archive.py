@@ -17,7 +17,7 @@ import os
 import stat
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
@@ -31,6 +31,7 @@ from edgekit_runtime.package.canonical_zip import (
     write_archive,
 )
 from edgekit_runtime.package.manifest import MANIFEST_NAME, SIGNATURE_NAME, Artifact, Manifest, parse_manifest
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import write_atomically
 from edgekit_runtime.system.mapped_file import parts
 from edgekit_runtime.system.resource_errors import check_lack

@@ -11,11 +11,11 @@ Source: PKWARE APPNOTE 6.3.10, sections 4.3.7 (local header), 4.3.12 (central di
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 from edgekit_runtime.errors import PackageError
 from edgekit_runtime.package.member_names import MAX_NAME_BYTES, find_name_problem, find_names_problem
+from edgekit_runtime.records import dataclass
 
 ALIGNMENT_BYTES: Final = 64  # a cache line, and what the engines ask of weights that are used in place
 MAX_ARCHIVE_BYTES: Final = 0xFFFF_FFFE  # beyond this the format needs zip64

@@ -12,7 +12,6 @@ dependency: the request bounds the sizes of its inputs.
 """
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from edgekit_runtime.package.model_encodings import (
@@ -23,6 +22,7 @@ from edgekit_runtime.package.model_encodings import (
     read_tables,
     unpack,
 )
+from edgekit_runtime.records import dataclass
 
 _NONE: Final = slice(0)
 _ALL: Final = slice(None)

@@ -9,13 +9,14 @@ first.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 # Of all inputs together, decoded: with `repeat`, a few bytes can state any size.

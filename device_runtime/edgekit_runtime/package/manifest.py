@@ -9,7 +9,7 @@ Source: docs/reference/package-format.md, section "manifest.json".
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record, decode_json, encode_json
@@ -29,6 +29,7 @@ from edgekit_runtime.package.member_names import find_names_problem
 from edgekit_runtime.package.states import MAX_STATES, RecurrentState, find_states_problem
 from edgekit_runtime.package.submodels import MAX_SUBMODELS, Submodel, check_submodels, served_name
 from edgekit_runtime.package.variants import DEFAULT_VARIANT, MAX_VARIANTS, Variant, check_variants
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import TensorSpec
 
 if TYPE_CHECKING:

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from edgekit_runtime.canonical_json import Fields, JsonValue, Record, name_kind
 from edgekit_runtime.errors import ManifestError
 from edgekit_runtime.package.member_names import find_name_problem
+from edgekit_runtime.records import dataclass
 
 FORMAT_VERSION: Final = 1
 SUPPORTED_CRITICAL: Final = frozenset({"pipeline"})

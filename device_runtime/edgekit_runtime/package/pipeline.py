@@ -10,12 +10,13 @@ Source: docs/reference/package-format.md, section "Pipelines".
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
 from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record
 from edgekit_runtime.package.manifest_entries import MANIFEST_NAME, require, require_token
+from edgekit_runtime.records import dataclass
 
 SOURCE: Final = "source"
 MAX_STAGES: Final = 16

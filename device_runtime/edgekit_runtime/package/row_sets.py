@@ -8,10 +8,11 @@ position: the boxes [[0, 0, 9, 9], [5, 5, 7, 7]] and [[5, 5, 7, 7.1]] have one p
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+
+from edgekit_runtime.records import dataclass
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Arrays: TypeAlias = Mapping[str, Array]

@@ -7,7 +7,7 @@ A state starts at zeros. Its free dimensions are those of other inputs, so that 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 import numpy as np
@@ -16,6 +16,7 @@ from edgekit_runtime.canonical_json import JsonValue, Record
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.package.golden import Golden
 from edgekit_runtime.package.manifest_entries import require
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 
 MAX_STATES: Final = 256

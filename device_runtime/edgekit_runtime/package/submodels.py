@@ -8,13 +8,14 @@ Source: docs/reference/package-format.md, section "Submodels".
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record, encode_json
 from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE, SUBMODEL_BYTES_FIGURE
 from edgekit_runtime.package.golden import Golden
 from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice, require, require_token
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import MAX_DIMENSION, TensorSpec
 
 MAX_SUBMODELS: Final = 64

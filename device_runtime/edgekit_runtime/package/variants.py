@@ -7,7 +7,7 @@ Source: docs/reference/package-format.md, section "Variants".
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from edgekit_runtime.canonical_json import JsonValue, Record
@@ -18,6 +18,7 @@ from edgekit_runtime.package.manifest_entries import (
     require_object,
     require_token,
 )
+from edgekit_runtime.records import dataclass
 
 DEFAULT_VARIANT: Final = "default"
 MAX_VARIANTS: Final = 8  # beside the default; bounds what a tournament or a self-test of all takes

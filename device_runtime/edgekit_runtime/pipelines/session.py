@@ -12,7 +12,6 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -23,6 +22,7 @@ from edgekit_runtime.package.pipeline import SOURCE, Condition, Pipeline, Stage
 from edgekit_runtime.pipelines.member import PipelineMember, naming_stage
 from edgekit_runtime.preprocessing.audio import AudioRules
 from edgekit_runtime.preprocessing.images import take_image
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.sessions.session import Session, cancel_runs, share_session
 from edgekit_runtime.tasks.answerer import Media
 from edgekit_runtime.tasks.task import Decoded, Task

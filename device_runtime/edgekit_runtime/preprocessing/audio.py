@@ -1,6 +1,5 @@
 """Brings recordings into a model's form: its sample rate, length, features and values."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -11,6 +10,7 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.preprocessing.features import Factor, FeatureRules
 from edgekit_runtime.preprocessing.resampling import resample
 from edgekit_runtime.preprocessing.wav import read_wav
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import DTYPES, Array, Floats
 
 SUFFIXES: Final = frozenset({".wav"})

@@ -7,7 +7,6 @@ mfccs_from_log_mel_spectrograms, as the keyword spotting of MLPerf Tiny uses the
 """
 
 import functools
-from dataclasses import dataclass
 from typing import Annotated, Final, Literal, TypeAlias
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import Array, Floats
 
 Factor: TypeAlias = Annotated[float, Range(-1e30, 1e30)]

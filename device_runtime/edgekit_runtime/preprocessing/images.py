@@ -10,7 +10,6 @@ import io
 import math
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
@@ -20,6 +19,7 @@ from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.preprocessing.features import Factor
 from edgekit_runtime.preprocessing.placement import Placement
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.tensors import DTYPES, Array
 

@@ -9,12 +9,13 @@ Source of the raw forms: GStreamer's media types.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from edgekit_runtime.errors import RequestError
+from edgekit_runtime.records import dataclass
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -1,11 +1,12 @@
 """Where a picture lies in a model's input, so that an answer can be given in the picture's own pixels."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import Floats
 
 _CHANNELS: Final = (1, 3)

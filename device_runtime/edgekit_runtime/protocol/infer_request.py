@@ -7,7 +7,7 @@ with the same JSON. It reads only tensors in the JSON itself.
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +17,7 @@ from edgekit_runtime.errors import DataError, RequestError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.protocol.json_fields import show, take_field
 from edgekit_runtime.protocol.json_tensors import NumberArray, read_values
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import DTYPES, MAX_DIMENSION, Array, TensorSpec
 
 ANSWER: Final = "answer"

@@ -3,11 +3,12 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Annotated, Any, Final
 
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import Range, to_plain
+from edgekit_runtime.records import dataclass
 
 STREAMS_FILE: Final = "streams.json"
 """In the agent's folder: the streams that the fleet wants, which the service follows."""

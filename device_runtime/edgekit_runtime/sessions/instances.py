@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.sessions.row_independence import has_free_rows
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.tensors import Array, Shapes, find_shapes, input_bytes

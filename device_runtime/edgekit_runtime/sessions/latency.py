@@ -7,10 +7,11 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import numpy as np
+
+from edgekit_runtime.records import dataclass
 
 TIE_SHARE: Final = 0.02  # too small a difference to notice; it may be reversed on another day
 _LEAST_S: Final = 1e-6  # of an inference; a clock may stand still in one

@@ -11,7 +11,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import OutputError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice, Manifest, Variant
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.sessions.ort_providers import VARIABLE, find_gpus
 from edgekit_runtime.system.atomic_files import write_atomically
 from edgekit_runtime.system.engines import EngineMissingError, find_engine

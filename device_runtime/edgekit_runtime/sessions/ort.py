@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
@@ -20,6 +19,7 @@ from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.fixed_work import has_fixed_work_onnx
 from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.package.member_names import find_name_problem
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.sessions.options import DECODE, read_options
 from edgekit_runtime.sessions.ort_memory import lean_loading, make_lean
 from edgekit_runtime.sessions.ort_products import LOG_FATAL_ONLY, open_exact

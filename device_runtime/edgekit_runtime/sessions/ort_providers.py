@@ -16,11 +16,11 @@ import logging
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.sessions.ort_products import LOG_FATAL_ONLY, PROBE, X86
 from edgekit_runtime.system.paths import find_cache_folder
 

@@ -5,7 +5,7 @@ about speed.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.golden import GoldenOutput, resample
 from edgekit_runtime.package.row_sets import AlignedRows, Arrays, align_rows
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.sessions.session import Session
 
 if TYPE_CHECKING:

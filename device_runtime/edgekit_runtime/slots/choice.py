@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from edgekit_runtime.errors import EdgekitError, SlotError, UnavailableError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.slots.access import RecordError
 from edgekit_runtime.slots.folder import ModelFolder
 from edgekit_runtime.slots.state import HEALTHY, REJECTED, UNPROVEN, Installed, ModelState

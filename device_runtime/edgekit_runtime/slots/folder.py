@@ -11,12 +11,12 @@ import functools
 import logging
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.errors import EdgekitError, OutputError, PackageError, SlotError, UnavailableError
 from edgekit_runtime.package.version_order import sort_key
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.slots.access import ForeignFileError, RecordError, belongs_to_us, hold, read_own_file
 from edgekit_runtime.slots.state import (
     HEALTHY,

@@ -10,12 +10,13 @@ Source: docs/explanation/slots.md, section "state.json".
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import ClassVar, Final
 
 from edgekit_runtime.canonical_json import Fields, JsonValue, Record, decode_json, encode_json
 from edgekit_runtime.errors import ManifestError, SlotError
 from edgekit_runtime.package.manifest_entries import require_token
+from edgekit_runtime.records import dataclass
 
 FORMAT: Final = 1
 MAX_REJECTIONS: Final = 16  # the file stays small; older ones are forgotten

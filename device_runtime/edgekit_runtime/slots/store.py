@@ -8,12 +8,13 @@ Source: docs/explanation/slots.md.
 
 import logging
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.errors import EdgekitError, ManifestError, SlotError, UnavailableError
 from edgekit_runtime.package.manifest_entries import require_token
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.slots import transitions
 from edgekit_runtime.slots.access import RecordError, check_private, hold, make_folder
 from edgekit_runtime.slots.choice import Choice, NothingToOpenError, begin, open_first, select

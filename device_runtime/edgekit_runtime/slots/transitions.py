@@ -4,11 +4,12 @@ The number of starts of a version counts, never the time: a device may start wit
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from edgekit_runtime.errors import SlotError
 from edgekit_runtime.package.version_order import is_older
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.slots.state import (
     HEALTHY,
     MAX_REASON_LENGTH,

@@ -16,8 +16,10 @@ of quantiles with applications to A/B testing and best-arm identification, Berno
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
+
+from edgekit_runtime.records import dataclass
 
 _PRIOR: Final = 0.5
 _LOG_PRIOR: Final = 2 * math.lgamma(_PRIOR) - math.lgamma(2 * _PRIOR)

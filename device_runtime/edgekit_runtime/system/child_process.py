@@ -16,10 +16,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from edgekit_runtime.records import dataclass
 
 if TYPE_CHECKING:
     import asyncio

@@ -14,11 +14,11 @@ has one or two engines, and each takes memory:
 import contextlib
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.install_hint import install_command
 
 ENTRY_POINT_GROUP: Final = "edgekit.backends"

@@ -9,7 +9,7 @@ The service does these steps on threads; `edgekit run` and the self-test do them
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -23,6 +23,7 @@ from edgekit_runtime.preprocessing.images import ImageRules
 from edgekit_runtime.preprocessing.media import MediaType
 from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.preprocessing.rules import MediaRules, read_rules
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, Task, read_task
 from edgekit_runtime.tensors import DTYPES, Array, Floats, TensorSpec
 

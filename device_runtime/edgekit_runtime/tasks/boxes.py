@@ -1,10 +1,10 @@
 """Boxes of one picture, and the suppression of those that overlap a better one."""
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import Array, Floats
 
 _BLOCK: Final = 128  # candidates that are compared with each other at once

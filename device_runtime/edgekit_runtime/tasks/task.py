@@ -10,7 +10,6 @@ Adding a task is one module in `tasks/kinds/`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from edgekit_runtime.canonical_json import JsonValue
@@ -18,6 +17,7 @@ from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import DataError, PackageError
 from edgekit_runtime.package.manifest_entries import TaskChoice
 from edgekit_runtime.preprocessing.placement import Placement
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import Array
 
 Outputs: TypeAlias = Mapping[str, Array]

@@ -11,11 +11,11 @@ Source: DSSE 1.0 (secure-systems-lab/dsse, envelope.md, protocol.md); in-toto At
 import base64
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from edgekit_runtime.canonical_json import Fields, JsonValue, decode_json, encode_json, name_kind
 from edgekit_runtime.errors import DigestError, SignatureError
+from edgekit_runtime.records import dataclass
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"

@@ -4,10 +4,10 @@
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from edgekit_runtime.errors import OutputError, SignatureError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import DISK, write_atomically
 from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX, list_keys
 from edgekit_runtime.trust.trust_store import read_public_file, read_public_key

@@ -11,7 +11,7 @@ import shutil
 import threading
 import time
 from base64 import b64decode
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
@@ -33,6 +33,7 @@ from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.membership import Membership
 from edgekit_runtime.agent.mqtt_link import LinkMessage
 from edgekit_runtime.agent.signing import seal
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.slots import Slots
 from edgekit_runtime.system.atomic_files import hash_file
 

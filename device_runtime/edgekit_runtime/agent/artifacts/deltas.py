@@ -20,7 +20,6 @@ import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -33,6 +32,7 @@ from edgekit_runtime.codecs.compression import find_zstd
 from edgekit_runtime.codecs.rans import RansDecoder
 from edgekit_runtime.errors import DigestError, OutputError, PackageError
 from edgekit_runtime.package.golden import draw_bytes
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
 
 MAGIC: Final = b"EKDELTA4"

@@ -14,13 +14,13 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from edgekit_runtime.agent.membership import ResumingContext
 from edgekit_runtime.errors import DigestError, EdgekitError, OutputError, TransportError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import DISK, Disk, find_size, hash_file
 
 _CHUNK_BYTES: Final = 16 << 10

@@ -10,7 +10,6 @@ Source: The Update Framework Specification 1.0, section 5.
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from edgekit_runtime.agent.artifacts.download import Downloader, HttpStatusError, SlowError
 from edgekit_runtime.agent.manager_keys import FIELD, ManagerKeys
 from edgekit_runtime.errors import OutputError, SignatureError, TransportError
+from edgekit_runtime.records import dataclass
 
 if TYPE_CHECKING:
     from tuf.ngclient.fetcher import FetcherInterface

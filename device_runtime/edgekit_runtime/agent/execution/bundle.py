@@ -17,7 +17,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -39,6 +38,7 @@ from edgekit_runtime.agent.signing import key_id, unseal
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import DigestError, PackageError, SignatureError
 from edgekit_runtime.package.canonical_zip import MAX_ARCHIVE_MEMBERS, read_members
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import write_atomically
 
 RESULTS_FORMAT: Final = "edgekit-fleet-results-1"

@@ -6,7 +6,6 @@ service opens the version that they name.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -14,6 +13,7 @@ from edgekit_runtime.agent.conditions import ModelView
 from edgekit_runtime.agent.documents import DesiredModel
 from edgekit_runtime.client.control import is_listening, load_installed, read_index, unload_model
 from edgekit_runtime.errors import BackendError, SlotError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.slots import REJECTED, Permissions, Slots
 from edgekit_runtime.system.child_process import ChildProcess
 from edgekit_runtime.system.paths import find_running_service

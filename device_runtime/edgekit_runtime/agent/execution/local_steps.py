@@ -7,12 +7,10 @@ Only this module turns an error into the next state of the execution.
 import contextlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.agent.artifacts.deltas import apply_delta, find_delta
 from edgekit_runtime.agent.artifacts.download import (
     Downloader,
     DownloadLimitError,
@@ -35,6 +33,7 @@ from edgekit_runtime.errors import (
     TransportError,
     UnavailableError,
 )
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.slots.access import RecordError
 from edgekit_runtime.system.engines import EngineMissingError, check_backends
 from edgekit_runtime.system.machine import available_bytes, machine_bytes
@@ -176,8 +175,10 @@ class LocalSteps:
     def _make_from_delta(self, job: _Job, path: Path) -> bool:
         """Make the package from a delta or a coded file; return False if the whole file is needed."""
         desired_model, part = job.desired_model, path.with_name(f"{path.name}.part")
-        if part.exists():
+        if part.exists() or not desired_model.deltas:
             return False
+        from edgekit_runtime.agent.artifacts.deltas import find_delta  # numpy: 0.1 s of a core
+
         try:
             delta = find_delta(desired_model, self._installer.list_installed(desired_model.model))
             if delta is None:
@@ -206,6 +207,8 @@ class LocalSteps:
         return True
 
     def _apply(self, job: _Job, delta: DeltaOffer, source: Path, path: Path) -> None:
+        from edgekit_runtime.agent.artifacts.deltas import apply_delta
+
         desired_model = job.desired_model
         slots, base = self._installer.slots, None
         try:

@@ -16,13 +16,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TextIO
 
 from edgekit_runtime.agent.execution.step_result import NoteKind, StepOrder, StepResult
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.child_process import JsonChild, open_channel
 from edgekit_runtime.system.shown_text import log_lines
 

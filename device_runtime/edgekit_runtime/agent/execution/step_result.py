@@ -3,12 +3,12 @@
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Final, Literal, Protocol, TypeAlias
 
 from edgekit_runtime.agent.journal import Progress
 from edgekit_runtime.agent.reconcile import Step
 from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.records import dataclass
 
 _COUNT: Final = Range(0, 1 << 53)
 _MAX_WIDTH_S: Final = 300.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import OutputError
-from edgekit_runtime.protocol.streams import StreamOptions
+from edgekit_runtime.protocol.streams import STREAMS_FILE, StreamOptions
 from edgekit_runtime.system.atomic_files import Disk, write_atomically
 
 _logger = logging.getLogger(__name__)
@@ -15,12 +15,12 @@ _logger = logging.getLogger(__name__)
 class StreamsFile:
     """Writes the file if it must change; only the user of agent and service can read it."""
 
-    def __init__(self, path: Path, disk: Disk) -> None:
-        """Read what an earlier run wrote to `path`."""
-        self._path, self._disk = path, disk
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        """Read what an earlier run wrote into `folder`."""
+        self._path, self._disk = folder / STREAMS_FILE, disk
         self._problem = ""
         try:
-            self._content: bytes | None = path.read_bytes()
+            self._content: bytes | None = self._path.read_bytes()
         except OSError:
             self._content = None
 

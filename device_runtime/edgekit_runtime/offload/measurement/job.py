@@ -4,7 +4,7 @@ This module runs nothing (`job_runner` does).
 """
 
 from collections.abc import Mapping, Sequence  # noqa: F401  # `from_plain` looks up names of JsonValue here
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import IO, Annotated, Final, Literal, TypeAlias
 
 from edgekit_runtime.canonical_json import JsonValue
@@ -13,6 +13,7 @@ from edgekit_runtime.errors import CutError
 from edgekit_runtime.offload.measurement.machine_facts import MachineFacts
 from edgekit_runtime.offload.measurement.request_cost import RequestCost
 from edgekit_runtime.offload.offload_plan import Compression
+from edgekit_runtime.records import dataclass
 
 MAX_HEADER_BYTES: Final = 4 << 20
 MAX_BLOBS_BYTES: Final = 16 << 30

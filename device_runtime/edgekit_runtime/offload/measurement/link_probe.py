@@ -22,7 +22,6 @@ import statistics
 import struct
 import termios
 import time
-from dataclasses import dataclass
 from typing import IO, Annotated, Any, Final
 
 from edgekit_runtime.client.link import Address, open_connection
@@ -33,6 +32,7 @@ from edgekit_runtime.errors import TransportError
 from edgekit_runtime.offload.latency_model import LinkState
 from edgekit_runtime.offload.offload_server import NO_MODEL
 from edgekit_runtime.protocol.rest import model_path
+from edgekit_runtime.records import dataclass
 
 _BITS: Final = 8
 _LIVE: Final = "/v2/health/live"

@@ -4,12 +4,12 @@ import contextlib
 import os
 import platform
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.engines import EngineMissingError, find_engine
 from edgekit_runtime.system.own_process import count_cores
 from edgekit_runtime.system.processor_speed import find_cpu

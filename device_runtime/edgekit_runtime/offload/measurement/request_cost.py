@@ -16,7 +16,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -39,6 +38,7 @@ from edgekit_runtime.package.canonical_zip import Member
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.processor_speed import MOST_WAITING, SpeedGate, begin_anywhere
 from edgekit_runtime.tensors import Array, TensorSpec
 

@@ -10,11 +10,12 @@ Murray, Feedback Systems, 2nd edition, section 11.4 (integrator wind-up); H. Hof
 2015 (an energy goal as a rate that is corrected by what was used).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from edgekit_runtime.power.governor.settings import BatteryLimit
 from edgekit_runtime.power.sensors.readings import Battery
+from edgekit_runtime.records import dataclass
 
 _BAND_C: Final = 10.0  # degrees that correspond to the whole range of watts
 _INTEGRAL_S: Final = 60.0

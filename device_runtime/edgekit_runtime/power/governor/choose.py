@@ -14,13 +14,14 @@ SDM vol. 3, "Package RAPL Domain" (a power limit is a mean over a window).
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from edgekit_runtime.power.governor.budget import Charge, Heat
 from edgekit_runtime.power.governor.forecast import Forecast, Learned
 from edgekit_runtime.power.governor.plan import Option, Plan, choose_turns, make_frontier
 from edgekit_runtime.power.governor.settings import Decision, DeviceLimits, Load, ModelSetting, Profile
+from edgekit_runtime.records import dataclass
 
 TICK_S: Final = 1.0  # from one decision to the next
 DWELL_S: Final = 2.0  # length of a turn; a plan far over the budget gets only one tick

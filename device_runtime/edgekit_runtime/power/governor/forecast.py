@@ -11,10 +11,11 @@ slow-down factor for all settings); S. Asmussen, Applied Probability and Queues,
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
 from edgekit_runtime.power.governor.settings import Load, ModelSetting, Profile
+from edgekit_runtime.records import dataclass
 
 _LEAST_GAIN: Final = 0.04  # for a setting that was used long: averages out noise, follows warming up
 _FORGOTTEN_S: Final = 300.0  # after this time without a reading, the next one counts as the first

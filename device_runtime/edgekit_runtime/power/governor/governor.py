@@ -7,7 +7,7 @@ the same thread; it reads neither a clock nor a sensor.
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
 from edgekit_runtime.power.governor.budget import Charge, Heat
@@ -16,6 +16,7 @@ from edgekit_runtime.power.governor.forecast import Learned
 from edgekit_runtime.power.governor.plausibility import SensorFilter
 from edgekit_runtime.power.governor.settings import Decision, DeviceLimits, ModelSetting, Seen
 from edgekit_runtime.power.sensors.readings import Readings
+from edgekit_runtime.records import dataclass
 
 _LOAD_GAINS: Final = (0.1, 0.5)  # for seconds whose number of requests chance explains, and for others
 _BURSTINESS_GAIN: Final = 0.1  # one second has too few gaps to show much

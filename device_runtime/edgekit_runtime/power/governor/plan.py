@@ -13,10 +13,10 @@ with lists, dominance).
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from edgekit_runtime.power.governor.settings import ModelSetting
+from edgekit_runtime.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

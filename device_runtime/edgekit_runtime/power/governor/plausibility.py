@@ -4,9 +4,11 @@ A reading that repeats to the last digit proves nothing by itself: zones step by
 board is steady. A sensor is stuck if its reading stays although the expected power has moved.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Final
+
+from edgekit_runtime.records import dataclass
 
 _MOVED: Final = 0.25  # share by which the expected power must have moved
 _KEPT: Final = 5  # number of readings

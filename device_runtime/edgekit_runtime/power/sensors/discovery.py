@@ -8,7 +8,6 @@ it on a thread of its own.
 
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from edgekit_runtime.power import sensors
 from edgekit_runtime.power.sensors.family import Family
@@ -16,6 +15,7 @@ from edgekit_runtime.power.sensors.power_source import Interval, PowerSource
 from edgekit_runtime.power.sensors.probe import Probe, Quantity
 from edgekit_runtime.power.sensors.readings import Battery, Readings
 from edgekit_runtime.power.sensors.sysfs import Sysfs
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.folder_modules import import_modules
 
 

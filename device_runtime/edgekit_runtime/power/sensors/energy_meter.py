@@ -7,10 +7,11 @@ device. It includes the work of other programs at the same time: the rule cannot
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from edgekit_runtime.power.sensors.readings import Readings
+from edgekit_runtime.records import dataclass
 
 _IDLE_BUSY_SHARE: Final = 0.01  # under this an interval counts as idle
 _IDLE_GAIN: Final = 0.1  # weight of a new idle interval; follows leakage as the device warms within a minute

@@ -1,9 +1,8 @@
 """The sensors of one kind, as a module of this folder finds them with its function `find_sensors`."""
 
-from dataclasses import dataclass
-
 from edgekit_runtime.power.sensors.power_source import PowerSource
 from edgekit_runtime.power.sensors.probe import Probe
+from edgekit_runtime.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,10 @@
 """A source of power: probes that together measure the device, and its energy between readings."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from edgekit_runtime.power.sensors.probe import MOST_POWER_W
+from edgekit_runtime.records import dataclass
 
 # Over a longer gap, a straight line between two powers would be a guess.
 _MAX_GAP_S: Final = 10.0

@@ -8,8 +8,10 @@ the service.
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, Literal, TypeAlias
+
+from edgekit_runtime.records import dataclass
 
 Quantity: TypeAlias = Literal[
     "power_w",  # watts

@@ -7,7 +7,6 @@ Source: Documentation/power/powercap/powercap.rst of the kernel.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +14,7 @@ from edgekit_runtime.power.sensors.family import Family
 from edgekit_runtime.power.sensors.power_source import PowerSource
 from edgekit_runtime.power.sensors.probe import Probe
 from edgekit_runtime.power.sensors.sysfs import Sysfs, read_label, read_number
+from edgekit_runtime.records import dataclass
 
 # core and uncore are parts of a package: adding them would count twice.
 _COUNTED: Final = ("psys", "package", "dram")

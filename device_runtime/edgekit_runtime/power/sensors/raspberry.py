@@ -11,7 +11,6 @@ drivers/firmware/raspberrypi.c (`get_throttled` in hexadecimal).
 import re
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,6 +19,7 @@ from edgekit_runtime.power.sensors.family import Family
 from edgekit_runtime.power.sensors.power_source import PowerSource
 from edgekit_runtime.power.sensors.probe import Probe
 from edgekit_runtime.power.sensors.sysfs import Sysfs, read_text
+from edgekit_runtime.records import dataclass
 
 UNDER_VOLTAGE: Final = 1 << 0
 CLOCK_CAPPED: Final = 1 << 1

@@ -1,7 +1,9 @@
 """The readings of a device at one moment: plain values, or None."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from edgekit_runtime.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

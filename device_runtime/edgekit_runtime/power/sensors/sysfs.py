@@ -1,9 +1,10 @@
 """Reads attributes below `/sys`, with bounds. It interprets nothing."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from edgekit_runtime.records import dataclass
 
 SYSFS_ROOT: Final = Path("/sys")
 _MAX_BYTES: Final = 4096  # one page, the largest attribute of sysfs

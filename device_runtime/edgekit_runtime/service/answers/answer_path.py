@@ -12,12 +12,13 @@ import functools
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError, EdgekitError, OverloadedError, RequestError, UnavailableError
 from edgekit_runtime.protocol.infer_request import SequenceStep
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.options.resources import MediaLimits
 from edgekit_runtime.service.scheduling.call import Answer, Call, Run, never
 from edgekit_runtime.service.scheduling.fair_pool import Threads

@@ -8,11 +8,11 @@ import stat
 import struct
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.errors import TransportError
+from edgekit_runtime.records import dataclass
 
 _BACKLOG: Final = 1024
 _MODE: Final = 0o660  # the user and the group of the service

@@ -6,10 +6,10 @@ All of it happens on the thread of the event loop.
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.serving.served_version import Served, Trial
 
 SWAP_RETRY_S: Final = 1

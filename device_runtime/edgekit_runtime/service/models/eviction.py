@@ -4,9 +4,9 @@ The least recently used are first, and no more than needed.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from edgekit_runtime.errors import UnavailableError
+from edgekit_runtime.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from edgekit_runtime.errors import PackageError, RequestError
 from edgekit_runtime.package.archive import read_unverified_manifest
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.models.catalogue import ModelEntry
 from edgekit_runtime.service.models.eviction import MemoryCapError, Resident, choose_evictions
 from edgekit_runtime.service.models.lifecycle import Lifecycle

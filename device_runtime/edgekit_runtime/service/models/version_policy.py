@@ -1,11 +1,11 @@
 """The choice of the versions to serve, and of the order of a swap; pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.package.version_order import sort_key
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.options.model import ModelOptions, SwapOrder
 
 

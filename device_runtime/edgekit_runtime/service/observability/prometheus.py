@@ -4,11 +4,11 @@ Source: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.observability.metrics import Histogram, LaneMetrics, ServiceMetrics
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

@@ -3,13 +3,14 @@
 import dataclasses
 import ipaddress
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
 
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.protocol.streams import StreamOptions
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.options.http import GrpcOptions, HttpLimits
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.resources import (

@@ -1,9 +1,10 @@
 """Options of the HTTP layer, and of gRPC beside it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Annotated
 
 from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,11 @@
 """Options of one model."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Final, Literal, TypeAlias
 
 from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.options.rollout import CanaryOptions, Gates, ShadowOptions
 from edgekit_runtime.system.machine import MAX_THREADS
 

@@ -1,9 +1,9 @@
 """Options of what all models share: memory, response cache, drift statistics, sensors and power."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.records import dataclass
 
 if TYPE_CHECKING:
     from edgekit_runtime.power.governor.settings import DeviceLimits

@@ -1,10 +1,10 @@
 """Options of a canary and of a shadow, and of the gates that a candidate version must pass in either."""
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.records import dataclass
 
 ComparisonName: TypeAlias = Literal["agreement", "similarity"]
 

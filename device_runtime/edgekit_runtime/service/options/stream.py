@@ -1,9 +1,9 @@
 """Options of the file with the fleet's streams, and of the live page."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ It says how alike two versions are, not which of them is right.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -15,6 +14,7 @@ from edgekit_runtime.drift.class_outputs import find_statement
 from edgekit_runtime.errors import ManifestError
 from edgekit_runtime.package.figures import ANSWER_OUTPUT_FIGURE
 from edgekit_runtime.package.row_sets import compare_numbers, row_axes, row_similarity
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 
 Outputs: TypeAlias = Mapping[str, Array]

@@ -8,10 +8,11 @@ at most `Gates.alpha`, and so is the chance that it promotes one that misses a l
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Final, TypeAlias
 
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.options.rollout import Gates
 from edgekit_runtime.statistics.confidence_sequences import LogHistogram, share_interval, share_is_above
 

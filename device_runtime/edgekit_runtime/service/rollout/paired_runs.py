@@ -14,10 +14,10 @@ import threading
 import time
 from asyncio import TimerHandle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.rollout.comparison import Compare, Outputs, all_finite
 from edgekit_runtime.service.scheduling.call import Answer
 from edgekit_runtime.service.scheduling.scheduler import run_one

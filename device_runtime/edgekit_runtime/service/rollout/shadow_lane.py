@@ -11,10 +11,10 @@ not wait for it. Answers from a cache are not counted.
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.options.rollout import ShadowOptions
 from edgekit_runtime.service.rollout.comparison import all_finite
 from edgekit_runtime.service.rollout.observer import Defer, Observer, is_of_model

@@ -6,10 +6,10 @@ owner says so.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from edgekit_runtime.errors import DataError, DeadlineError, EdgekitError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.scheduling.call import Answer, Call
 from edgekit_runtime.service.scheduling.priority_queue import Queued
 from edgekit_runtime.sessions.row_independence import concatenate

@@ -5,11 +5,11 @@ future: for a model of 20 us a future and a turn of the loop would be half of th
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.protocol.infer_request import SequenceStep
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import Array
 
 Answer: TypeAlias = "Mapping[str, Array] | EdgekitError"

@@ -7,9 +7,9 @@ comes first once, so that no level starves. Nothing here runs or answers a call,
 import math
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Final
 
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.scheduling.call import Call
 
 _NEVER: Final = float("inf")

@@ -12,7 +12,7 @@ import time
 from asyncio import AbstractEventLoop
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.options.resources import CacheLimits
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane, Reused

@@ -6,7 +6,6 @@ model. It is too low for attention, whose memory grows with the square of the le
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,6 +15,7 @@ from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.package.figures import RUN_MEMORY_FIGURE
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.protocol.infer_request import InferTensor
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.system.machine import machine_bytes
 from edgekit_runtime.tensors import DTYPES, TensorSpec

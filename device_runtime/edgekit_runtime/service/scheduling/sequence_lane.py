@@ -16,13 +16,14 @@ import functools
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, NamedTuple
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError, EdgekitError, OverloadedError, RequestError
 from edgekit_runtime.package.states import RecurrentState, StateInputs
 from edgekit_runtime.protocol.infer_request import SequenceStep
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
 from edgekit_runtime.service.scheduling.outcomes import refuse, reply, shed

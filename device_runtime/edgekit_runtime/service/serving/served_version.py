@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.drift.monitor import Drift
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.oip.codec import Codec
 from edgekit_runtime.service.options.model import ModelOptions

@@ -9,13 +9,14 @@ fleet's, that waits for the name.
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
 
 from edgekit_runtime.dataclass_json import from_json
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.protocol.streams import StreamOptions, hide_password
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.streams.sinks import SINKS
 from edgekit_runtime.service.streams.source_kinds import SOURCES, find_kind
 from edgekit_runtime.service.streams.streams import Streams

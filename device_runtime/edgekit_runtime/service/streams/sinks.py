@@ -5,12 +5,12 @@ import itertools
 import os
 import stat
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.protocol.streams import StreamOptions, hide_password
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.streams.sink import QueuedSink, Sink
 from edgekit_runtime.service.streams.source_kinds import AddressKind, find_kind
 

@@ -17,13 +17,13 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from numpy.typing import NDArray
 
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.protocol.streams import StreamOptions
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.streams.capture import MAX_PACKET_BYTES
 from edgekit_runtime.service.streams.frame_memory import FrameMemory, create_frame_file
 from edgekit_runtime.service.streams.source_kinds import SOURCES, find_kind

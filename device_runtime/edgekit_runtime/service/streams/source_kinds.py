@@ -6,7 +6,6 @@ find_kind(SOURCES, "rtsp://camera/1").open(options)      # a Capture, whose read
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.protocol.streams import MAX_RATE, StreamOptions, hide_password
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.install_hint import install_command
 
 _PICTURES: Final = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})

@@ -13,7 +13,6 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.protocol.infer_request import SequenceStep
 from edgekit_runtime.protocol.streams import StreamOptions, hide_password
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.options.stream import LiveOptions
 from edgekit_runtime.service.streams.sink import QueuedSink
 from edgekit_runtime.service.streams.source import Frame, FrameSource

@@ -3,10 +3,10 @@
 import dataclasses
 import json
 import struct
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 from edgekit_runtime.package.archive import Limits
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.options.config import ServiceConfig
 from edgekit_runtime.service.options.model import Isolation
 from edgekit_runtime.service.worker_wire.channel import ChannelError

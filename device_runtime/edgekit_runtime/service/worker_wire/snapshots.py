@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.observability.metrics import Histogram, LaneMetrics, RunCount
 from edgekit_runtime.service.serving.served_version import Served
 from edgekit_runtime.service.worker_wire.channel import ChannelError

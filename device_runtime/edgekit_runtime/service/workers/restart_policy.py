@@ -1,9 +1,9 @@
 """The restart policy of workers: when the next one starts, and when the version is given up; pure."""
 
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.options.model import Isolation
 
 _FIRST_DELAY_S: Final = 0.25

@@ -11,11 +11,11 @@ import signal
 import socket
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Protocol, TextIO
 
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import UnavailableError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.lease import HANDED, IDLE, RESPONDING
 from edgekit_runtime.service.http.server import HttpServer

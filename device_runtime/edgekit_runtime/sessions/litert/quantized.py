@@ -5,11 +5,11 @@ with a scale per channel do not occur.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from edgekit_runtime.errors import BackendError, DataError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import DTYPES, Array
 
 CODE_DTYPES = ("int8", "uint8", "int16")

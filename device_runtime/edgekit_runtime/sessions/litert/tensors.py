@@ -1,12 +1,12 @@
 """The inputs and outputs of a `.tflite` model, as an interpreter describes them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from edgekit_runtime.errors import BackendError, DataError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.sessions.litert.quantized import CODE_DTYPES, Quantization
 from edgekit_runtime.tensors import TensorSpec
 

@@ -5,11 +5,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.sessions.tensorrt.cache import StoppedError
 from edgekit_runtime.sessions.tensorrt.options import TensorRtOptions
 from edgekit_runtime.system.child_process import ChildProcess

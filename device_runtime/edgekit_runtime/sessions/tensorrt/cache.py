@@ -15,11 +15,12 @@ import stat
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from edgekit_runtime.canonical_json import JsonValue, encode_json
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import write_atomically
 
 _BUILDER: Final = 1  # our revision; raised when the same model and options give another engine

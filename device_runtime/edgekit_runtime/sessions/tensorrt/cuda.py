@@ -8,12 +8,12 @@ Source: CUDA Driver API reference, sections 6.2 (initialization), 6.5 (devices),
 """
 
 import ctypes
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.engines import EngineMissingError
 from edgekit_runtime.tensors import Array
 

@@ -1,11 +1,12 @@
 """Options of the TensorRT backend."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Final, Literal, get_args
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import Range, to_plain
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.machine import MAX_THREADS
 
 Precision = Literal["int8", "fp16", "fp32"]

@@ -7,10 +7,10 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from edgekit_runtime.errors import BackendError, DataError, OutputError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.sessions.latency import LatencyLimits, measure_latency
 from edgekit_runtime.sessions.selftest import GoldenCase
 from edgekit_runtime.sessions.session import Session

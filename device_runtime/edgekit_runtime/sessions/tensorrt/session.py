@@ -4,9 +4,10 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from edgekit_runtime.errors import BackendError, EdgekitError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.sessions.tensorrt.cache import StoppedError
 from edgekit_runtime.sessions.tensorrt.prepare import PreparedEngine, RunnableEngine

@@ -1,11 +1,11 @@
 """Classification: the labels of the best classes with their scores."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 
 from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tasks.outputs import ScoreKind, read_output, to_scores
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
 

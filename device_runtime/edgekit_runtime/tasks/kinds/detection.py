@@ -8,7 +8,7 @@ How boxes lie in the outputs is a layout, a record in the table `LAYOUTS`:
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Final, Literal
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tasks.boxes import Boxes, choose_best
 from edgekit_runtime.tasks.outputs import to_scores
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register

@@ -1,10 +1,9 @@
 """Embedding: a vector that lies near those of similar inputs."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tasks.outputs import MAX_ENTRIES, read_output
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
 

@@ -1,7 +1,6 @@
 """Keypoints: named points in pixels of the picture, from heatmaps or coordinates."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Final, Literal, TypeAlias
 
 import numpy as np
@@ -9,6 +8,7 @@ import numpy as np
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tasks.boxes import Boxes, find_best
 from edgekit_runtime.tasks.outputs import MAX_ENTRIES, read_output, to_scores
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register

@@ -1,9 +1,8 @@
 """Pipeline: the answer of a pipeline, which its stages have decoded."""
 
-from dataclasses import dataclass
-
 from edgekit_runtime.canonical_json import decode_json
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
 
 

@@ -1,12 +1,12 @@
 """Regression: named numbers, in the unit of the user."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tasks.outputs import MAX_ENTRIES, read_output
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
 

@@ -8,7 +8,6 @@ Pixels of the picture that a crop cut off are `VOID`.
 
 import base64
 import io
-from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 import numpy as np
@@ -17,6 +16,7 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.preprocessing.placement import Placement
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.tasks.outputs import MAX_ENTRIES, read_output, to_scores
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register

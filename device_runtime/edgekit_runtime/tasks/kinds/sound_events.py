@@ -1,6 +1,5 @@
 """Sound events and voice activity: what sounds when, from scores of single frames."""
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
@@ -8,6 +7,7 @@ import numpy as np
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tasks.outputs import ScoreKind, read_output, to_scores
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
 

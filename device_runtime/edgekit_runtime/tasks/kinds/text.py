@@ -1,12 +1,12 @@
 """Text: a line of characters, by greedy decoding of CTC (connectionist temporal classification)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.records import dataclass
 from edgekit_runtime.tasks.outputs import ScoreKind, read_output, to_scores
 from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
 
