@@ -1,0 +1,106 @@
+"""Runs a model on an emulated processor with arithmetic that this one lacks: qemu-user as a Cortex-A76.
+
+Engine and Python are those of the ARM64 image of `edgekit hil image`, so the engine has the release that
+devices run.
+"""
+
+import atexit
+import fcntl
+import shutil
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+import edgekit_runtime
+import edgekit_toolkit
+from edgekit_runtime.errors import BackendError
+from edgekit_runtime.system.child_process import JsonChild
+from edgekit_runtime.system.engines import EngineMissingError
+from edgekit_runtime.system.paths import find_cache_folder
+
+PROCESSOR: Final = "Cortex-A76, emulated"
+
+_QEMU: Final = "qemu-aarch64-static"
+_CPU: Final = "cortex-a76"
+_MODULE: Final = "edgekit_toolkit.openings.child"
+_ENGINES: Final = "hil-images/*/root/usr/local/lib/python3.*/dist-packages/ai_edge_litert"
+_LIMIT_S: Final = 600.0
+
+
+def find_emulated_python() -> Path:
+    """Return the folder of the emulated Python's packages, of the newest image.
+
+    Raises:
+        EngineMissingError: there is no image, or no emulator.
+    """
+    folders = [path.parent for path in find_cache_folder().glob(_ENGINES)]
+    if not folders or shutil.which(_QEMU) is None:
+        raise EngineMissingError(
+            "half-precision arithmetic runs on an emulated Cortex-A76 here: install qemu-user-static and run"
+            " `edgekit hil image`, or leave out the form"
+        )
+    return max(folders, key=lambda folder: folder.stat().st_mtime)
+
+
+class EmulatedProcessor:
+    """A child that runs models on the emulated processor; it starts with the first model."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: JsonChild | None = None
+
+    def run(self, engine: str, content: bytes, feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return the outputs of a model, in its order.
+
+        Raises:
+            EngineMissingError: there is no image, or no emulator.
+            BackendError: the engine refuses the model or the values, or the emulator ended.
+        """
+        with self._lock, tempfile.TemporaryDirectory(prefix="edgekit-emulated-") as folder:
+            model, arrays, outputs = (Path(folder, name) for name in ("model", "in.npz", "out.npz"))
+            model.write_bytes(content)
+            np.savez(arrays, *feeds.values())
+            child = self._child = self._child or _start()
+            request = {"engine": engine, "model": str(model), "options": {}, "inputs": [list(feeds)]}
+            try:
+                child.send({**request, "arrays": str(arrays), "outputs": str(outputs)}, _LIMIT_S)
+                refusal = child.receive(_LIMIT_S)["refusal"]
+            except (EOFError, OSError) as cause:
+                end = child.explain_end() if child.wait(1.0) is not None else f"{cause}"
+                self.close()
+                raise BackendError(f"the emulated {_CPU} did not run the model: {end}") from cause
+            if refusal:
+                raise BackendError(refusal)
+            with np.load(outputs) as values:
+                return [*values.values()]
+
+    def close(self) -> None:
+        """End the child; the next model starts another one."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+
+def _start() -> JsonChild:
+    packages = find_emulated_python()
+    root = next(folder for folder in packages.parents if folder.name == "root")
+    with suppress(OSError):  # held until this process ends: an image in use is not removed
+        fcntl.flock((root.parent / "versions.txt").open(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    python = root / "usr/bin" / packages.parent.name
+    own = {Path(str(module.__file__)).parents[1] for module in (edgekit_runtime, edgekit_toolkit)}
+    return JsonChild(
+        _MODULE,
+        own_session=True,
+        python=[_QEMU, "-cpu", _CPU, "-L", str(root), str(python)],
+        variables={"PYTHONPATH": ":".join(map(str, (packages, *own))), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+
+
+EMULATED: Final = EmulatedProcessor()
+atexit.register(EMULATED.close)
