@@ -23,12 +23,13 @@ from edgekit_runtime.errors import BackendError
 from edgekit_runtime.system.child_process import JsonChild
 from edgekit_runtime.system.engines import EngineMissingError
 from edgekit_runtime.system.paths import find_cache_folder
+from edgekit_toolkit.openings.emulated_child import from_json, to_json
 
 PROCESSOR: Final = "Cortex-A76, emulated"
 
 _QEMU: Final = "qemu-aarch64-static"
 _CPU: Final = "cortex-a76"
-_MODULE: Final = "edgekit_toolkit.openings.child"
+_MODULE: Final = "edgekit_toolkit.openings.emulated_child"
 _ENGINES: Final = "hil-images/*/root/usr/local/lib/python3.*/dist-packages/ai_edge_litert"
 _LIMIT_S: Final = 600.0
 
@@ -54,6 +55,7 @@ class EmulatedProcessor:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._child: JsonChild | None = None
+        self._content = b""  # of the model that the child has open
 
     def run(self, engine: str, content: bytes, feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the outputs of a model, in its order.
@@ -62,26 +64,32 @@ class EmulatedProcessor:
             EngineMissingError: there is no image, or no emulator.
             BackendError: the engine refuses the model or the values, or the emulator ended.
         """
-        with self._lock, tempfile.TemporaryDirectory(prefix="edgekit-emulated-") as folder:
-            model, arrays, outputs = (Path(folder, name) for name in ("model", "in.npz", "out.npz"))
-            model.write_bytes(content)
-            np.savez(arrays, *feeds.values())
-            child = self._child = self._child or _start()
-            request = {"engine": engine, "model": str(model), "options": {}, "inputs": [list(feeds)]}
-            try:
-                child.send({**request, "arrays": str(arrays), "outputs": str(outputs)}, _LIMIT_S)
-                refusal = child.receive(_LIMIT_S)["refusal"]
-            except (EOFError, OSError) as cause:
-                end = child.explain_end() if child.wait(1.0) is not None else f"{cause}"
-                self.close()
-                raise BackendError(f"the emulated {_CPU} did not run the model: {end}") from cause
-            if refusal:
-                raise BackendError(refusal)
-            with np.load(outputs) as values:
-                return [*values.values()]
+        with self._lock:
+            if content != self._content:
+                with tempfile.NamedTemporaryFile(prefix="edgekit-emulated-") as file:
+                    file.write(content)
+                    file.flush()
+                    self._ask({"engine": engine, "model": file.name})
+                self._content = content
+            inputs = {name: to_json(np.asarray(value)) for name, value in feeds.items()}
+            return [from_json(value) for value in self._ask({"inputs": inputs})["outputs"]]
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        child = self._child = self._child or _start()
+        try:
+            child.send(request, _LIMIT_S)
+            answer: dict[str, Any] = child.receive(_LIMIT_S)
+        except (EOFError, OSError) as cause:
+            end = f"ended {child.explain_end()}" if child.wait(1.0) is not None else str(cause)
+            self.close()
+            raise BackendError(f"the emulated {_CPU} did not run the model: {end}") from cause
+        if "refusal" in answer:
+            raise BackendError(answer["refusal"])
+        return answer
 
     def close(self) -> None:
         """End the child; the next model starts another one."""
+        self._content = b""
         if self._child is not None:
             self._child.close()
             self._child = None
