@@ -1,4 +1,4 @@
-"""The process that runs models on an emulated processor: `python -m edgekit_toolkit.openings.emulated_child CHANNEL`.
+"""The process that runs models on an emulated processor: `python -m …openings.emulated_child CHANNEL`.
 
 A request names a file to open instead of the one before, and inputs, or one of both; see
 `emulated_processor`. It answers with outputs, or with the engine's refusal.
