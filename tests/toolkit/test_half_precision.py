@@ -5,22 +5,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.toolkit.package_run import package, tiny
+from tests.toolkit.package_run import mlp, package, read_only, samples, tiny
 
 from edgekit_runtime.errors import EdgekitError, TargetError
-from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.system.engines import EngineMissingError
-from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.openings.emulated_processor import EMULATED, find_emulated_python
 from edgekit_toolkit.pipeline.untimed_forms import find_untimed_support
 from edgekit_toolkit.quantize.forms import FLOAT16_ARITHMETIC, FLOAT32, Form
 from edgekit_toolkit.targets.loader import load_target
 
 pytest.importorskip("ai_edge_litert", reason="ai-edge-litert is not installed")
-from tests.toolkit.small_tflite import dense
-
 from edgekit_toolkit.models.tflite import TfliteModel
 from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
+from edgekit_toolkit.tflite.convert import convert
 from edgekit_toolkit.tflite.flatbuffer import parsed
 
 
@@ -38,13 +35,13 @@ CAPABLE = ("android-arm64", "jetson-agx-orin", "jetson-orin-nano", "rpi5")
 
 @pytest.fixture
 def model() -> TfliteModel:
-    built = LiteRtQuantizer(dense(64, 16), threads=1).build(Form(FLOAT16_ARITHMETIC))
+    built = LiteRtQuantizer(convert(mlp(1), {"N": 1}), threads=1).build(Form(FLOAT16_ARITHMETIC))
     assert built is not None
     return built
 
 
 def test_form_adds_metadata_to_the_float_model_and_nothing_else(model: TfliteModel) -> None:
-    floats = LiteRtQuantizer(dense(64, 16), threads=1).build(Form(FLOAT32))
+    floats = LiteRtQuantizer(convert(mlp(1), {"N": 1}), threads=1).build(Form(FLOAT32))
     assert floats is not None
     content = parsed(model.content)
     entries = {bytes(entry.name).decode(): entry.buffer for entry in content.metadata}
@@ -70,7 +67,7 @@ def test_host_without_an_emulator_says_what_to_install(
 
 @emulated
 def test_emulated_processor_computes_in_half_precision(model: TfliteModel) -> None:
-    feeds = {model.specs()[0][0].name: np.random.default_rng(1).normal(size=(1, 64)).astype(np.float32)}
+    feeds = {"x": samples(1, 3)["x"]}
     (here,) = TfliteModel(model.content).open(threads=1)(feeds)
     (there,) = model.open(threads=1)(feeds)
     error = float(np.abs(there - here).max() / np.ptp(here))
@@ -80,7 +77,7 @@ def test_emulated_processor_computes_in_half_precision(model: TfliteModel) -> No
 
 @emulated
 def test_model_that_the_engine_refuses_leaves_the_processor_usable(model: TfliteModel) -> None:
-    feeds = {model.specs()[0][0].name: np.zeros((1, 64), np.float32)}
+    feeds = {"x": samples(1, 3)["x"]}
     with pytest.raises(EdgekitError):
         EMULATED.run("litert", b"no model", feeds)
     assert len(model.open(threads=1)(feeds)) == 1
@@ -93,14 +90,13 @@ def test_package_carries_the_form_as_a_variant_that_was_not_timed(tmp_path: Path
     options = ("--backend", "ort", "--search-seconds", "0", "--budget", "size=1MB,drop=20%")
     done = package(source, tmp_path, *data, *options, "--also", FLOAT16_ARITHMETIC, target="rpi5")
     assert done.code == 0, done.stderr
-    (path,) = tmp_path.glob("*.edgepkg")
     report = json.loads(next(tmp_path.glob("*.report.json")).read_text())
     (variant,) = report["variants"]
     assert variant["name"] == "litert-float16-arithmetic"
     latencies = [variant["figures"][name] for name in ("latency", "host_latency")]
     assert {(figure["value"], figure["label"]) for figure in latencies} == {(None, "not measured")}
     assert variant["figures"]["score"]["on"] == "Cortex-A76, emulated"
-    with read_package(path, TrustStore.from_folder(tmp_path / "keys")) as opened:
+    with read_only(tmp_path) as opened:
         (carried,) = opened.manifest.variants
         assert opened.manifest.backend.name == "ort"
         assert carried.figures["needs_feature"] == "asimdhp"

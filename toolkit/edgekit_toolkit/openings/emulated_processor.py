@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,7 @@ class EmulatedProcessor:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._child: JsonChild | None = None
+        self._image: IO[str] | None = None  # locked: an image in use is not removed
         self._content = b""  # of the model that the child has open
 
     def run(self, engine: str, content: bytes, feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -75,7 +76,7 @@ class EmulatedProcessor:
             return [from_json(value) for value in self._ask({"inputs": inputs})["outputs"]]
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        child = self._child = self._child or _start()
+        child = self._child = self._child or self._start()
         try:
             child.send(request, _LIMIT_S)
             answer: dict[str, Any] = child.receive(_LIMIT_S)
@@ -93,21 +94,24 @@ class EmulatedProcessor:
         if self._child is not None:
             self._child.close()
             self._child = None
+        if self._image is not None:
+            self._image.close()
+            self._image = None
 
-
-def _start() -> JsonChild:
-    packages = find_emulated_python()
-    root = next(folder for folder in packages.parents if folder.name == "root")
-    with suppress(OSError):  # held until this process ends: an image in use is not removed
-        fcntl.flock((root.parent / "versions.txt").open(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-    python = root / "usr/bin" / packages.parent.name
-    own = {Path(str(module.__file__)).parents[1] for module in (edgekit_runtime, edgekit_toolkit)}
-    return JsonChild(
-        _MODULE,
-        own_session=True,
-        python=[_QEMU, "-cpu", _CPU, "-L", str(root), str(python)],
-        variables={"PYTHONPATH": ":".join(map(str, (packages, *own))), "PYTHONDONTWRITEBYTECODE": "1"},
-    )
+    def _start(self) -> JsonChild:
+        packages = find_emulated_python()
+        root = next(folder for folder in packages.parents if folder.name == "root")
+        self._image = (root.parent / "versions.txt").open()
+        with suppress(OSError):
+            fcntl.flock(self._image, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        python = root / "usr/bin" / packages.parent.name
+        own = {Path(str(module.__file__)).parents[1] for module in (edgekit_runtime, edgekit_toolkit)}
+        return JsonChild(
+            _MODULE,
+            own_session=True,
+            python=[_QEMU, "-cpu", _CPU, "-L", str(root), str(python)],
+            variables={"PYTHONPATH": ":".join(map(str, (packages, *own))), "PYTHONDONTWRITEBYTECODE": "1"},
+        )
 
 
 EMULATED: Final = EmulatedProcessor()
