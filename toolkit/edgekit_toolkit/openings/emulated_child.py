@@ -33,7 +33,8 @@ def _serve() -> None:
     session: Any = None
     with open_channel() as channel, channel.makefile("rb") as requests:
         for line in requests:
-            request, answer = json.loads(line), {}
+            request = json.loads(line)
+            answer: dict[str, Any] = {}
             try:
                 if "model" in request:
                     content = Path(request["model"]).read_bytes()

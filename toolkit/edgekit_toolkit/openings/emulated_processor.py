@@ -30,7 +30,8 @@ PROCESSOR: Final = "Cortex-A76, emulated"
 _QEMU: Final = "qemu-aarch64-static"
 _CPU: Final = "cortex-a76"
 _MODULE: Final = "edgekit_toolkit.openings.emulated_child"
-_ENGINES: Final = "hil-images/*/root/usr/local/lib/python3.*/dist-packages/ai_edge_litert"
+_ROOTS: Final = "hil-images/*/root"
+_ENGINE: Final = "usr/local/lib/python3.*/dist-packages/ai_edge_litert"
 _LIMIT_S: Final = 600.0
 
 
@@ -40,7 +41,7 @@ def find_emulated_python() -> Path:
     Raises:
         EngineMissingError: there is no image, or no emulator.
     """
-    folders = [path.parent for path in find_cache_folder().glob(_ENGINES)]
+    folders = [path.parent for root in find_cache_folder().glob(_ROOTS) for path in root.glob(_ENGINE)]
     if not folders or shutil.which(_QEMU) is None:
         raise EngineMissingError(
             "half-precision arithmetic runs on an emulated Cortex-A76 here: install qemu-user-static and run"
