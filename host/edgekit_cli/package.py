@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _MAX_BATCH = 2**31 - 1
 _MAX_VARIANTS = 9  # the default, and what edgekit_runtime.package.variants allows beside it
+_UNTIMED_KINDS = ("float16-arithmetic",)  # as `quantize.forms` has them, whose import takes a second
 _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.file_format))
 
 
@@ -47,6 +48,13 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     metavar="N",
     help="Carry up to N variants of the model, of which the device runs one. Each keeps every limit, "
     "and the whole package keeps that on size.",
+)
+@click.option(
+    "--also",
+    type=click.Choice(_UNTIMED_KINDS),
+    multiple=True,
+    help="Carry this form as a variant too. It needs cores that compute in half precision: an emulated "
+    "Cortex-A76 makes its outputs and score, and only a tournament on the device tells its speed.",
 )
 @click.option(
     "--budget",
@@ -295,7 +303,7 @@ def _search(
             if request.backend == "auto" or request.thread_counts:
                 run = search_engines(request, signer, progress.show)
             else:
-                run = carry_variants([search(request, signer, progress.show)], signer)
+                run = carry_variants([search(request, signer, progress.show)], signer, progress.show)
             if run.chosen is not None:
                 progress.show("measuring memory in a fresh process")
                 run = with_measured_memory(run, run.chosen)

@@ -23,6 +23,7 @@ from edgekit_toolkit.packaging.next_version import FIRST_VERSION
 from edgekit_toolkit.pipeline.engine_tournament import engines_here
 from edgekit_toolkit.pipeline.replay import read_earlier
 from edgekit_toolkit.pipeline.request import Request
+from edgekit_toolkit.pipeline.untimed_forms import find_untimed_support
 from edgekit_toolkit.quantize.forms import EarlierModel, Form
 from edgekit_toolkit.samples.media.classes import find_box_names, find_class_names
 from edgekit_toolkit.selection.budget import parse_budget
@@ -70,6 +71,8 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
     folder_names = () if labels is not None else find_class_names(paths)
     class_names = folder_names or (() if labels is not None else find_box_names(paths))
     like, earlier = (None, None) if options["like"] is None else read_earlier(options["like"])
+    for kind in options["also"]:
+        find_untimed_support(kind, target)
     backend = _backend(options["backend"] or (None if like is None else like.backend), target, model)
     return Request(
         model=model,
@@ -95,6 +98,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         search_s=options["search_s"],
         backend=backend,
         variants=options["variants"],
+        also=options["also"],
         strict=options["strict"],
         like=None if like is None else _form_for_other_weights(like.form, earlier),
     )

@@ -106,10 +106,16 @@ def _run_selftests(package: OpenedPackage) -> list[VariantSelfTest]:
     from edgekit_runtime.sessions import EngineMissingError, open_session
     from edgekit_runtime.sessions.opening.package_opening import check_first_opening
     from edgekit_runtime.sessions.selftest import run_selftest
+    from edgekit_toolkit.measurement.arithmetic import processor_features
     from edgekit_toolkit.openings.model_opening import PACKAGE_LIMIT_S
 
     tests, variants = [], package.manifest.all_variants
-    for name in [variant.name for variant in variants]:
+    features = processor_features()
+    for name, figures in [(variant.name, variant.figures) for variant in variants]:
+        if (feature := figures.get("needs_feature", "")) and feature not in features:
+            lack = f"it is computed by '{feature}', which this processor lacks; the device tests it"
+            tests.append(VariantSelfTest(name, (), lack))
+            continue
         try:
             check_first_opening(package, variants=[name], limit_s=PACKAGE_LIMIT_S)
             session = open_session(package, variant=name)

@@ -171,7 +171,7 @@ def test_package_without_variants_says_nothing_of_them(tmp_path: Path) -> None:
 
 def test_inputs_are_stated_as_every_variant_takes_them(ort: Run) -> None:
     litert = searched("litert", ort)
-    run = carry_variants([ort, litert], load_signer())
+    run = carry_variants([ort, litert], load_signer(), lambda *_: None)
     assert run.whole is not None
     manifest = run.whole.package.manifest
     assert [variant.backend.name for variant in manifest.all_variants] == ["ort", "litert"]
@@ -183,7 +183,7 @@ def test_inputs_are_stated_as_every_variant_takes_them(ort: Run) -> None:
 def test_whole_package_keeps_the_limit_on_size(ort: Run) -> None:
     signer = load_signer()
     asked = replace(ort, request=replace(ort.request, variants=9))
-    free = carry_variants([asked], signer)
+    free = carry_variants([asked], signer, lambda *_: None)
     assert free.whole is not None
     # The most accurate first; of one form, a number tells the names apart.
     assert [one.candidate for one in free.variants] == list(ort.candidates[:0:-1])[:8]
@@ -191,7 +191,7 @@ def test_whole_package_keeps_the_limit_on_size(ort: Run) -> None:
     assert len(set(names)) == len(names) >= 3
     most = len(package_file(free.whole.package, signer)) - 1
     tight = replace(asked, request=replace(asked.request, budget=Budget({"size": float(most), "drop": 5.0})))
-    run = carry_variants([tight], signer)
+    run = carry_variants([tight], signer, lambda *_: None)
     assert run.whole is not None
     assert 1 <= len(run.variants) < len(free.variants)
     assert run.whole.recipe.variants[0].name == run.variants[0].name
@@ -204,7 +204,7 @@ def test_package_that_nothing_more_fits_into_is_as_without_variants(ort: Run) ->
     chosen = ort.chosen
     assert chosen is not None
     limit = Budget({"size": chosen.measured.figures["size"], "drop": 5.0})  # of float32, the largest
-    run = carry_variants([replace(ort, request=replace(ort.request, budget=limit))], signer)
+    run = carry_variants([replace(ort, request=replace(ort.request, budget=limit))], signer, lambda *_: None)
     assert (run.variants, run.whole) == ((), None)
     assert run.packaged is chosen
     assert any("the package carries 1 variant, 2 were asked for" in note for note in run.warnings)
@@ -222,7 +222,7 @@ def test_candidate_of_other_tensors_is_left_out(ort: Run) -> None:
         else replace(one, package=replace(one.package, manifest=renamed(one.package.manifest)))
         for one in ort.candidates
     )  # fmt: skip
-    run = carry_variants([replace(ort, candidates=candidates)], load_signer())
+    run = carry_variants([replace(ort, candidates=candidates)], load_signer(), lambda *_: None)
     assert run.variants == ()
     assert any("has the tensors ['other'], expected ['logits']" in note for note in run.warnings)
 
@@ -240,8 +240,12 @@ def test_strict_carries_no_variant_that_the_samples_held_back_do_not_show_to_kee
         held=replace(last.held, held_back=False),  # whichever candidate the search has confirmed
     )
     doubtful = replace(ort, candidates=(*others, lossy))
-    assert [one.candidate for one in carry_variants([doubtful], load_signer()).variants] == [lossy]
-    strict = carry_variants([replace(doubtful, request=replace(ort.request, strict=True))], load_signer())
+    assert [one.candidate for one in carry_variants([doubtful], load_signer(), lambda *_: None).variants] == [
+        lossy
+    ]
+    strict = carry_variants(
+        [replace(doubtful, request=replace(ort.request, strict=True))], load_signer(), lambda *_: None
+    )
     assert [one.candidate for one in strict.variants] == [others[-1]]
     assert any("its drop on samples that chose nothing is up to 6.3" in note for note in strict.warnings)
 
@@ -254,7 +258,9 @@ def test_candidate_that_tensorrt_refuses_is_left_out(ort: Run, monkeypatch: pyte
         return Acceptance("TensorRT", "no kernel") if model is best else Acceptance()
 
     monkeypatch.setattr("edgekit_toolkit.pipeline.variants.check_accepted", answer)
-    run = carry_variants([replace(ort, request=replace(ort.request, backend="tensorrt"))], load_signer())
+    run = carry_variants(
+        [replace(ort, request=replace(ort.request, backend="tensorrt"))], load_signer(), lambda *_: None
+    )
     assert [one.candidate for one in run.variants] == [ort.candidates[-2]]
     assert any("TensorRT refuses it: no kernel" in note for note in run.warnings)
 

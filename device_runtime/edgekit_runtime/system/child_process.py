@@ -118,6 +118,7 @@ class ChildProcess:
         variables: Mapping[str, str] | None = None,
         channel: socket.socket | None = None,
         own_session: bool = False,
+        python: Sequence[str] = (),
     ) -> None:
         """Start the process.
 
@@ -130,6 +131,7 @@ class ChildProcess:
             channel: the child's end of a socket pair, whose descriptor it gets before `arguments`, see
                 `open_channel`; stays the caller's.
             own_session: whether signals of the terminal (Ctrl-C) do not reach it.
+            python: command of the Python that runs the module, such as an emulated one; by default this one.
 
         Raises:
             OSError: the process cannot be started.
@@ -139,7 +141,7 @@ class ChildProcess:
             self._errors = None if output == "log" else files.enter_context(_open_unnamed())
             self._output = files.enter_context(_open_unnamed()) if output == "keep" else None
             self._process = subprocess.Popen(  # noqa: TID251  # here alone
-                [sys.executable, "-m", module, *map(str, passed), *arguments],
+                [*(python or (sys.executable,)), "-m", module, *map(str, passed), *arguments],
                 cwd=folder,
                 env={**child_environment(), _PARENT: str(os.getpid()), **(variables or {})},
                 stdin=subprocess.DEVNULL,
@@ -243,7 +245,14 @@ class ChildProcess:
 class JsonChild(ChildProcess):
     """A child that exchanges lines of JSON with this process on its channel."""
 
-    def __init__(self, module: str, *arguments: str, own_session: bool = False) -> None:
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        own_session: bool = False,
+        python: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         """Start the process, see `ChildProcess`.
 
         Raises:
@@ -252,7 +261,14 @@ class JsonChild(ChildProcess):
         near, far = socket.socketpair()
         with far, contextlib.ExitStack() as undo:
             undo.enter_context(near)
-            super().__init__(module, *arguments, channel=far, own_session=own_session)
+            super().__init__(
+                module,
+                *arguments,
+                channel=far,
+                own_session=own_session,
+                python=python,
+                variables=variables,
+            )
             undo.pop_all()
         self._near, self._received = near, bytearray()
 

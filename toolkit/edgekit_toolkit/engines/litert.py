@@ -9,9 +9,10 @@ from typing import Final
 import onnx
 
 from edgekit_runtime.engines.litert import LITERT
-from edgekit_toolkit.engines.record import EngineSupport, ModelMaker, register_support
+from edgekit_toolkit.engines.record import EngineSupport, ModelMaker, UntimedForm, register_support
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.openings.emulated_processor import find_emulated_python
 from edgekit_toolkit.quantize import forms, scheme
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.plan import Plan
@@ -93,5 +94,10 @@ SUPPORT: Final = register_support(
         shares_cores=False,
         slows_exact_products=False,
         cheap_row_macs=5e6,
+        untimed={
+            forms.FLOAT16_ARITHMETIC: UntimedForm(
+                label="half-precision arithmetic", isa="fp16", check=find_emulated_python
+            )
+        },
     )
 )

@@ -6,7 +6,7 @@ the commands ask these two records; none compares the name of an engine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import onnx
@@ -66,6 +66,21 @@ class ModelMaker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UntimedForm:
+    """A form that only some processors compute, and none of a host.
+
+    Attributes:
+        label: name in reports.
+        isa: the arithmetic, as targets name it in `cpu.isa`.
+        check: raises EngineMissingError where the form cannot be computed on this host.
+    """
+
+    label: str
+    isa: str
+    check: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSupport:
     """How packages are made for an engine.
 
@@ -82,6 +97,7 @@ class EngineSupport:
             half as long as opening; None for the first row alone.
         check: asks the engine's own parser about a model, with shapes for free sizes beside the batch.
         notes: warnings about the figures of every package for it.
+        untimed: kind of `quantize.forms.UNTIMED_KINDS` -> the form, where the engine has it.
     """
 
     name: str
@@ -96,6 +112,7 @@ class EngineSupport:
     cheap_row_macs: float | None = 8e6
     check: Callable[[Model, Feeds], TensorRtCheck] | None = None
     notes: tuple[str, ...] = ()
+    untimed: Mapping[str, UntimedForm] = field(default_factory=dict)
 
     @property
     def on_gpu(self) -> bool:

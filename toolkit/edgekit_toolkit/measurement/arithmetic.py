@@ -19,13 +19,18 @@ _GENERIC: Final = ("x86-64", "x86-64-avx2")
 _ARM: Final = ("i8mm", "asimddp", "asimd")
 
 
-def instruction_set() -> str:
-    """Return the best instructions for 8-bit products that the system says this processor has."""
+def processor_features() -> list[str]:
+    """Return the features of this processor, as Linux names them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    features = next((line for line in lines if line.startswith(("flags", "Features"))), "").split()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "").split()
+
+
+def instruction_set() -> str:
+    """Return the best instructions for 8-bit products that the system says this processor has."""
+    features = processor_features()
     return next((name for name in (*_X86, *_ARM) if name in features), "unknown")
 
 

@@ -46,11 +46,14 @@ class Model(Protocol):
         engine: runs it on this machine.
         has_fixed_sizes: whether the format has no free dimensions that can be bound when it runs.
         options: options of its backend in a manifest; only those that differ from the defaults.
+        needs_feature: feature of a processor, as Linux names it, without which the engine computes in other
+            arithmetic; an emulated processor runs the model here. Empty if every processor will do.
     """
 
     engine: str
     file_name: str
     has_fixed_sizes: bool
+    needs_feature: str
 
     @property
     def content(self) -> bytes: ...  # see the class

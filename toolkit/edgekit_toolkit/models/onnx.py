@@ -35,6 +35,7 @@ class OnnxModel:
     engine: str = "ort"
     file_name = "model.onnx"
     has_fixed_sizes = False
+    needs_feature = ""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.proto = proto

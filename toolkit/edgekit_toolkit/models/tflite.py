@@ -39,6 +39,7 @@ class TfliteModel:
     engine: str = "litert"
     file_name = "model.tflite"
     has_fixed_sizes = True
+    needs_feature: str = ""
 
     def __init__(self, content: bytes) -> None:
         self.content = content

@@ -33,7 +33,7 @@ from edgekit_toolkit.pipeline.compressed_forms import (
 )
 from edgekit_toolkit.pipeline.drafts import Draft
 from edgekit_toolkit.pipeline.near_misses import DISTILLED_SHARE, Distiller, MeasureDrops
-from edgekit_toolkit.pipeline.prepare import Preparation
+from edgekit_toolkit.pipeline.prepare import Preparation, check_fixed_sizes
 from edgekit_toolkit.pipeline.request import Progress, Request
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form, compressed_floats
@@ -104,6 +104,8 @@ def compress(
 
 def open_quantizer(request: Request, prepared: Preparation, floats: Model) -> Quantizer:
     maker = find_support(request.backend).maker
+    if maker.fixes_sizes and not floats.has_fixed_sizes:
+        check_fixed_sizes(prepared)
     return maker.open_quantizer(
         floats, request.target, threads=request.threads, dims=prepared.dims, feeds=prepared.feeds
     )

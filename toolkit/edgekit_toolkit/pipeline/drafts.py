@@ -14,6 +14,7 @@ from edgekit_toolkit.evaluation.judge import find_memory
 from edgekit_toolkit.evaluation.scoring import Score, Scores
 from edgekit_toolkit.measurement.arithmetic import score_label
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
+from edgekit_toolkit.openings.emulated_processor import PROCESSOR
 from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, PackageDraft, assemble, package_file
 from edgekit_toolkit.packaging.recipe import Recipe, tool_versions
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
@@ -141,6 +142,7 @@ def _figures(
             "label": "estimated",
         },
         INTEGER_DIVISION_FIGURE: candidate.model.divides_by_inputs(),
+        **({"needs_feature": need} if (need := candidate.model.needs_feature) else {}),
         **({} if prepared.reference is None else {"reference": prepared.reference}),
         **({} if prepared.class_output is None else {"class_output": prepared.class_output}),
     }
@@ -164,7 +166,7 @@ def _score(candidate: Candidate, prepared: Preparation, scores: Scores, index: i
         "samples_kind": evaluation.kind,
         "samples_sha256": evaluation.sha256,
         "label": score_label(candidate.model),
-        "on": "host",
+        "on": PROCESSOR if candidate.model.needs_feature else "host",
         "engine": find_engine(candidate.model.engine).title,
         **({} if evaluation.is_generated else drop),
     }

@@ -86,7 +86,9 @@ def search_engines(request: Request, signer: StatementSigner, progress: Progress
         run = replace(
             run, slower_than=slower, warnings=[*run.warnings, f"slower than {slower}, which breaks a limit"]
         )
-    return carry_variants([run, *(other for name, other in runs.items() if name != race.winner)], signer)
+    return carry_variants(
+        [run, *(other for name, other in runs.items() if name != race.winner)], signer, progress
+    )
 
 
 def _finish(winner: str, runs: Mapping[str, Run], results: Mapping[str, EngineResult]) -> Run:

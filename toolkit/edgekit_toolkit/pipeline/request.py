@@ -38,6 +38,7 @@ class Request:
         search_shares: searches that share the limit of the command line, of which `search_s` is a part.
         backend: `ort`, `tensorrt` or `litert`; `auto` only for `engine_tournament.search_engines`.
         variants: most variants that the package carries, the default included, at least 1.
+        also: kinds of `forms.UNTIMED_KINDS` that the package carries as variants besides.
         strict: whether the drop must be shown to keep its limit, not only estimated to keep it.
         like: the only form that is made and may be chosen; None to search.
     """
@@ -64,6 +65,7 @@ class Request:
     search_shares: int = 1
     backend: str = "ort"
     variants: int = 1
+    also: tuple[str, ...] = ()
     strict: bool = False
     like: Form | None = None
 

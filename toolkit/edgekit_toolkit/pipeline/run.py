@@ -30,7 +30,7 @@ class JudgedCandidate(Candidate):
     Attributes:
         score: score on the samples by which candidates are chosen.
         confirmation: score on the samples held back; None if there are too few.
-        latency: latency here, measured in turns with all others.
+        latency: latency here, measured in turns with all others; None of an untimed form.
         memory: memory of a process that runs it, or a text that says why it is unknown.
         measured: costs as the choice compares them.
         held: drop that was compared with the limit; None without data.
@@ -38,7 +38,7 @@ class JudgedCandidate(Candidate):
 
     score: Score
     confirmation: Score | None
-    latency: Latency
+    latency: Latency | None
     modelled: TargetCosts
     memory: MemoryEstimate | PeakMemory | str
     recipe: Recipe
@@ -152,6 +152,7 @@ class Run:
     def float_ratio(self, candidate: JudgedCandidate) -> FloatRatio:
         """Return the latency of a candidate relative to the float model, which is the first candidate."""
         floats, target = self.candidates[0], self.request.target
+        assert candidate.latency is not None and floats.latency is not None  # noqa: S101  # for the type checker: only variants are untimed
         own_ms, floats_ms = candidate.modelled.latency_ms, floats.modelled.latency_ms
         modelled = own_ms / floats_ms if own_ms is not None and floats_ms else None
         return FloatRatio(

@@ -26,7 +26,7 @@ from edgekit_toolkit.pipeline.acceptance import check_accepted, choose_accepted
 from edgekit_toolkit.pipeline.candidates import CandidateSet, StoppedSearch, find_candidates
 from edgekit_toolkit.pipeline.compressed_candidates import compress, open_quantizer
 from edgekit_toolkit.pipeline.judging import JudgedSet, Judging
-from edgekit_toolkit.pipeline.prepare import Preparation, check_fixed_sizes, prepare
+from edgekit_toolkit.pipeline.prepare import Preparation, prepare
 from edgekit_toolkit.pipeline.request import Phases, Progress, Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
 from edgekit_toolkit.pipeline.warnings import find_warnings
@@ -61,8 +61,6 @@ def search(
     phases = Phases(progress)
     prepared = prepared or prepare(request, phases)
     with phases.phase("convert"):
-        if find_support(request.backend).maker.fixes_sizes and not prepared.floats.has_fixed_sizes:
-            check_fixed_sizes(prepared)
         quantizer = open_quantizer(request, prepared, prepared.floats)
     with phases.phase("search"):
         candidate_set = _find_candidates(request, prepared, quantizer, progress)

@@ -3,9 +3,11 @@
 A tournament or a governor on the device decides which variant runs. Nothing is written here.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 from edgekit_runtime.errors import DataError
 from edgekit_toolkit.packaging.assemble import combine, package_file
@@ -13,12 +15,19 @@ from edgekit_toolkit.packaging.recipe import RecipeVariant, tool_versions
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.pipeline.acceptance import check_accepted
 from edgekit_toolkit.pipeline.drafts import size_figures
+from edgekit_toolkit.pipeline.request import Progress
 from edgekit_toolkit.pipeline.run import FurtherVariant, JudgedCandidate, Run
+from edgekit_toolkit.pipeline.untimed_forms import make_untimed
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import rank_further
 
+_UNTIMED_NOTE: Final = (
+    "the variant '{name}' was computed on an emulated processor, and its latency is not measured:"
+    " `edgekit-device tournament` says on the device whether it is faster"
+)
 
-def carry_variants(runs: Sequence[Run], signer: StatementSigner) -> Run:
+
+def carry_variants(runs: Sequence[Run], signer: StatementSigner, progress: Progress) -> Run:
     """Return the first run, with those further variants that the request wants and the limits allow.
 
     The choice of each further run comes first, then all other candidates that keep all limits, in the order
@@ -27,13 +36,22 @@ def carry_variants(runs: Sequence[Run], signer: StatementSigner) -> Run:
     Args:
         runs: runs of one request and one prepared model, the one to return first, then other engines.
         signer: signs packages, whose size counts.
+        progress: where the phases of untimed forms are shown.
+
+    Raises:
+        TargetError: the target does not run an untimed form that is asked for.
+        EngineMissingError: it cannot be computed here.
     """
     run, chosen = runs[0], runs[0].chosen
-    if chosen is None or run.request.variants == 1:
+    if chosen is None or (run.request.variants == 1 and not run.request.also):
         return run
     notes: list[str] = []
-    for offer in _offers(runs):
-        if len(run.variants) == run.request.variants - 1:
+    for offer in itertools.chain(make_untimed(run, signer, progress), _offers(runs)):
+        if isinstance(offer, str):
+            notes.append(f"variant left out: {offer}")
+            continue
+        is_timed = offer.candidate.latency is not None
+        if is_timed and count_timed(run) == run.request.variants:
             break
         wider = (*run.variants, replace(offer, name=_name(offer, run.variants)))
         try:
@@ -45,8 +63,13 @@ def carry_variants(runs: Sequence[Run], signer: StatementSigner) -> Run:
             notes.append(f"variant left out: {offer}: {problem}")
             continue
         run = replace(run, variants=wider, whole=whole)
-    warnings = [*run.warnings, *notes, *_shortfall(run, len(run.variants)), *_narrowing(run, chosen)]
+        notes += [] if is_timed else [_UNTIMED_NOTE.format(name=wider[-1].name)]
+    warnings = [*run.warnings, *notes, *_shortfall(run), *_narrowing(run, chosen)]
     return replace(run, warnings=warnings)
+
+
+def count_timed(run: Run) -> int:
+    return 1 + sum(variant.candidate.latency is not None for variant in run.variants)
 
 
 def _offers(runs: Sequence[Run]) -> Iterator[FurtherVariant]:
@@ -114,6 +137,12 @@ def _find_problem(
         size_bytes, limit = whole.measured.figures.get(name, 0.0), run.limits.limits.get(name)
         if limit is not None and size_bytes > limit:
             return f"the whole package would {verb} {size_bytes:,.0f} bytes, the limit is {limit:,.0f}"
+    if violations := [
+        name for name in run.limits.violations(offer.candidate.measured.figures) if name != "size"
+    ]:
+        return f"no figure shows that it keeps the limit on {', '.join(violations)}"
+    if offer.candidate.latency is None:
+        return None  # the release that devices run has made its golden outputs
     candidate = offer.candidate
     acceptance = check_accepted(
         offer.run.request.backend, candidate.model, candidate.package, run.prepared.feeds[0], signer
@@ -122,11 +151,11 @@ def _find_problem(
     return f"{acceptance.refuser} refuses it: {acceptance.refusal}" if acceptance.refuser else None
 
 
-def _shortfall(run: Run, carried: int) -> list[str]:
-    requested = run.request.variants
-    if carried + 1 == requested:
+def _shortfall(run: Run) -> list[str]:
+    requested, carried = run.request.variants, count_timed(run)
+    if carried == requested:
         return []
-    count = "1 variant" if carried == 0 else f"{carried + 1} variants"
+    count = "1 variant" if carried == 1 else f"{carried} variants"
     note = (
         f"the package carries {count}, {requested} were asked for: no further candidate keeps every limit and"
         " is more accurate, faster or smaller than the others"

@@ -46,8 +46,12 @@ INT8_WEIGHTS: Final = "int8-weights"
 INT4_WEIGHTS: Final = "int4-weights"
 DYNAMIC_INT8: Final = "dynamic-int8"
 STATIC_INT8: Final = "static-int8"
+FLOAT16_ARITHMETIC: Final = "float16-arithmetic"
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 KINDS: Final = (FLOAT32, FLOAT16_WEIGHTS, INT8_WEIGHTS, INT4_WEIGHTS, DYNAMIC_INT8, STATIC_INT8)
+"""Those that a search tries."""
+UNTIMED_KINDS: Final = (FLOAT16_ARITHMETIC,)
+"""Those that are made on request, since no processor here can time them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class Form:
     """One form.
 
     Attributes:
-        kind: one of `KINDS`.
+        kind: one of `KINDS` or `UNTIMED_KINDS`.
         plan: kernels and ranges of `static-int8`; None for the others.
         factors: channel factors of equalized tensors, float32 [channels that stay], only with a plan.
         layers: for `int8-weights`: first outputs of the layers with int8 weights; the other layers have
@@ -98,7 +102,7 @@ class Form:
     compression: Compression | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS or (self.plan is not None) != (self.kind == STATIC_INT8):
+        if self.kind not in (*KINDS, *UNTIMED_KINDS) or (self.plan is not None) != (self.kind == STATIC_INT8):
             raise ValueError(f"form {self.kind!r} with plan {self.plan!r}")
         if self.layers is not None and self.kind != INT8_WEIGHTS:
             raise ValueError(f"form {self.kind!r} with chosen layers")
@@ -139,7 +143,7 @@ class Form:
         if not isinstance(value, Mapping):
             raise RecipeError(f"recipe: form is {value!r}, expected an object")
         kind = value.get("kind")
-        if kind not in KINDS:
+        if kind not in (*KINDS, *UNTIMED_KINDS):
             raise RecipeError(f"recipe: form.kind is {kind!r}, expected one of {', '.join(KINDS)}")
         try:
             earlier = _earlier(value.get("earlier"))

@@ -7,9 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from edgekit_runtime import __version__
+from edgekit_runtime.sessions.latency import Latency
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.measurement.arithmetic import measures_here, score_label
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
+from edgekit_toolkit.openings.emulated_processor import PROCESSOR
 from edgekit_toolkit.packaging.recipe import tool_versions
 from edgekit_toolkit.pipeline.publish import PublishedFiles, host_facts, now
 from edgekit_toolkit.pipeline.run import EngineResult, FurtherVariant, JudgedCandidate, Run
@@ -275,21 +277,25 @@ def _figures(run: Run, candidate: JudgedCandidate, stated_drop: HeldDrop | None)
     """Figures of one candidate with their labels; without data it has no drop."""
     target = run.request.target
     here = measures_here(target)
-    label = score_label(candidate.model)
+    label, latency = score_label(candidate.model), candidate.latency
+    measured = "not measured" if latency is None else "measured"
+    scored_on = PROCESSOR if candidate.model.needs_feature else "host"
     costs = candidate.measured.figures
     return {
         "size": _figure(costs["size"], "measured", "host"),
         **({"transport": _figure(costs["transport"], "measured", "host")} if "transport" in costs else {}),
         "latency": _figure(
             costs["latency"],
-            "measured" if here else candidate.modelled.latency_label,
+            measured if here or latency is None else candidate.modelled.latency_label,
             "host" if here else target.name,
         ),
-        "host_latency": _figure(candidate.latency.median_s * 1e3, "measured", "host"),
+        "host_latency": _figure(None if latency is None else latency.median_s * 1e3, measured, "host"),
         "memory": _memory(run, candidate),
-        "energy": _figure(costs["energy"], candidate.modelled.energy_label, target.name),
-        "score": _figure(None if stated_drop is None else candidate.score.value, label, "host"),
-        "drop": _figure(None if stated_drop is None else stated_drop.drop.points, label, "host"),
+        "energy": _figure(
+            costs["energy"], measured if latency is None else candidate.modelled.energy_label, target.name
+        ),
+        "score": _figure(None if stated_drop is None else candidate.score.value, label, scored_on),
+        "drop": _figure(None if stated_drop is None else stated_drop.drop.points, label, scored_on),
     }
 
 
@@ -371,22 +377,27 @@ def evidence_figures(run: Run, chosen: JudgedCandidate) -> dict[str, Any]:
     }
 
 
+def _latency_here(run: Run, latency: Latency) -> dict[str, Any]:
+    low, high = latency.quartiles_s
+    return {
+        "median_ms": latency.median_s * 1e3,
+        "quartiles_ms": [low * 1e3, high * 1e3],
+        "ratio_to_source": latency.ratio_to(run.source_latency),
+        "rounds": len(latency.seconds),
+        "threads": run.request.threads,
+        "label": "measured",
+    }
+
+
 def _varying(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
     """Return the figures of one candidate that vary from run to run."""
     latency, modelled = candidate.latency, candidate.modelled
-    low, high = latency.quartiles_s
     figures = _figures(run, candidate, candidate.held)
+    here = None if latency is None else _latency_here(run, latency)
     return {
         "score": figures["score"],
         "latency_held_against_limits": figures["latency"],
-        "latency_here": {
-            "median_ms": latency.median_s * 1e3,
-            "quartiles_ms": [low * 1e3, high * 1e3],
-            "ratio_to_source": latency.ratio_to(run.source_latency),
-            "rounds": len(latency.seconds),
-            "threads": run.request.threads,
-            "label": "measured",
-        },
+        "latency_here": here or {"label": "not measured"},
         "latency_on_target_ms": _figure(modelled.latency_ms, modelled.latency_label, run.request.target.name),
         "energy_on_target_mj": _figure(modelled.energy_mj, modelled.energy_label, run.request.target.name),
         "cost_source": modelled.source,

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, cast
 
 SCHEMA_ID = "https://edgekit.dev/report/v1"
 
-Label = Literal["measured", "calibrated", "modelled", "estimated"]
+Label = Literal["measured", "calibrated", "modelled", "estimated", "not measured"]
 State = Literal["ok", "over", "not resolved", "not checked"]
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.errors import RecipeError
 from edgekit_runtime.system.install_hint import install_command
+from edgekit_toolkit.models.half_precision import HalfPrecisionModel
 from edgekit_toolkit.models.model import Model, Specs
 from edgekit_toolkit.models.tflite import TfliteModel
 from edgekit_toolkit.onnx_graph.traversal import StoredLayer
@@ -163,13 +164,16 @@ class LiteRtQuantizer:
             if self._compress is None:
                 raise RecipeError("recipe: the form is of an ONNX model, and this is a .tflite")
             floats = self._compress(form)
+        content = self._content if floats is None else floats.content
         if form.kind == forms.FLOAT32:
-            return TfliteModel(self._content if floats is None else floats.content)
+            return TfliteModel(content)
+        if form.kind == forms.FLOAT16_ARITHMETIC:
+            return HalfPrecisionModel.of(content)
         prepared, scales = (
             (self._prepared, {}) if floats is None else (prepare(floats.content), floats.scales)
         )
-        content = litert.build(prepared, form, scales)
-        return None if content is None else TfliteModel(content)
+        built = litert.build(prepared, form, scales)
+        return None if built is None else TfliteModel(built)
 
     def wrong_rewrites(self, form: Form, noise: Callable[[Model], float]) -> None:
         """Return None: LiteRT's rewrites cannot be switched off."""

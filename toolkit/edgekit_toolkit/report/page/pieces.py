@@ -17,6 +17,7 @@ _MEANING = {
     " of energy: times the power that a meter read there",
     "modelled": "computed from a model of the device, with measured parts",
     "estimated": "a rough figure from the device class; measure before you rely on it",
+    "not measured": "no machine has taken it yet",
 }
 
 

@@ -42,7 +42,8 @@ def variant_table(variants: list[CarriedVariant]) -> Markup | None:
 
 def describe_variant(variant: CarriedVariant) -> str:
     latency, size = (
-        show(variant["figures"][name]["value"], FIGURES[name][1]) for name in ("latency", "size")
+        f"{name} not measured" if figure["value"] is None else show(figure["value"], FIGURES[name][1])
+        for name, figure in ((name, variant["figures"][name]) for name in ("latency", "size"))
     )
     drop = show_drop(variant["figures"]["drop"]["value"], variant["drop"])
     return f"{latency}, {size} alone, drop {drop}: {variant['label']}"

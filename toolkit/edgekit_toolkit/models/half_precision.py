@@ -1,0 +1,52 @@
+"""A `.tflite` model that LiteRT computes in half precision where the processor can; here it is emulated."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from numpy.typing import NDArray
+
+from edgekit_toolkit.models.model import Runner
+from edgekit_toolkit.models.tflite import TfliteModel
+from edgekit_toolkit.openings.emulated_processor import EMULATED
+from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.tflite.flatbuffer import pack, parse
+
+_ENTRY: Final = "reduced_precision_support"
+_VALUE: Final = b"fp16accfp16"  # products and sums in half precision
+
+
+class HalfPrecisionModel(TfliteModel):
+    """A float model with the permission to compute in half precision; see `Model`.
+
+    Elsewhere LiteRT computes the same file in float32, so `open` never asks the engine of this machine.
+    """
+
+    needs_feature = "asimdhp"
+
+    @classmethod
+    def of(cls, floats: bytes) -> "HalfPrecisionModel":
+        """Return a float model with the permission in its metadata."""
+        model = parse(floats)
+        buffer, entry = schema.BufferT(), schema.MetadataT()
+        buffer.data = np.frombuffer(_VALUE, np.uint8)
+        entry.name, entry.buffer = _ENTRY, len(model.buffers)
+        model.buffers.append(buffer)
+        model.metadata = [*(model.metadata or []), entry]
+        return cls(pack(model))
+
+    def open(
+        self,
+        outputs: Sequence[str] | None = None,
+        *,
+        threads: int,  # noqa: ARG002  # they change no result
+        rewrites: bool = True,  # noqa: ARG002  # LiteRT has none that change results
+    ) -> Runner:
+        names = [spec.name for spec in self.specs()[1]]
+
+        def run(feeds: Feeds) -> list[NDArray[Any]]:
+            values = dict(zip(names, EMULATED.run(self.engine, self.content, feeds), strict=True))
+            return [values[name] for name in outputs or names]
+
+        return run

@@ -1,0 +1,90 @@
+"""Forms that need a processor's own arithmetic: made on request, scored on an emulated one, never timed.
+
+A package carries them as variants, and `edgekit-device tournament` says on the device whether they are fast.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from edgekit_runtime.errors import EdgekitError, TargetError
+from edgekit_toolkit.engines.record import SUPPORTS, EngineSupport
+from edgekit_toolkit.evaluation.drops import CONFIDENCE
+from edgekit_toolkit.evaluation.judge import TargetCosts
+from edgekit_toolkit.packaging.signing_keys import StatementSigner
+from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet
+from edgekit_toolkit.pipeline.compressed_candidates import open_quantizer
+from edgekit_toolkit.pipeline.judging import Judging
+from edgekit_toolkit.pipeline.request import Phases, Progress
+from edgekit_toolkit.pipeline.run import FurtherVariant, JudgedCandidate, Run
+from edgekit_toolkit.quantize.forms import FLOAT32, Form
+from edgekit_toolkit.selection.choice import CandidateFigures
+from edgekit_toolkit.selection.confirmation import HeldDrop
+from edgekit_toolkit.targets.spec import Target
+
+
+def find_untimed_support(kind: str, target: Target) -> EngineSupport:
+    """Return the record of the engine that makes an untimed form for a target.
+
+    Raises:
+        TargetError: no engine of the target makes it, or the target's cores lack the arithmetic.
+        EngineMissingError: the processor cannot be emulated here.
+    """
+    for name in target.backend.names:
+        if (form := SUPPORTS[name].untimed.get(kind)) is None:
+            continue
+        if form.isa not in target.cpu.isa:
+            raise TargetError(
+                f"{target.name}: cores of {target.cpu.model} have no {form.isa} arithmetic, so a variant of"
+                f" the form {kind} would run in float32; leave out --also {kind}"
+            )
+        form.check()
+        return SUPPORTS[name]
+    raise TargetError(f"{target.name}: no engine of {', '.join(target.backend.names)} makes {kind}")
+
+
+def make_untimed(run: Run, signer: StatementSigner, progress: Progress) -> Iterator[FurtherVariant | str]:
+    """Yield the untimed forms that a run's request asks for, or why one cannot be made."""
+    for kind in run.request.also:
+        support = find_untimed_support(kind, run.request.target)
+        label = support.untimed[kind].label
+        try:
+            yield FurtherVariant("", *_judge(run, support, kind, signer, progress))
+        except EdgekitError as error:
+            yield f"{support.name} {label}: {' '.join(str(error).split())}"
+
+
+def _judge(
+    run: Run, support: EngineSupport, kind: str, signer: StatementSigner, progress: Progress
+) -> tuple[Run, JudgedCandidate]:
+    request = replace(run.request, backend=support.name)
+    prepared, label = run.prepared, support.untimed[kind].label
+    quantizer = open_quantizer(request, prepared, prepared.floats)
+    candidates = [
+        Candidate(name, Form(form), model, math.inf)
+        for name, form in (("float32", FLOAT32), (label, kind))
+        if (model := quantizer.build(Form(form))) is not None
+    ]
+    judging = Judging(
+        request, prepared, CandidateSet(candidates), signer, Phases(progress), quantizer=quantizer
+    )
+    judging.judge_added()
+    if len(judging.drafts) < len(candidates):
+        raise EdgekitError("its outputs are NaN or infinite, or nothing like those of float32")
+    draft = judging.drafts[-1]
+    candidate = JudgedCandidate(
+        label,
+        draft.candidate.form,
+        draft.candidate.model,
+        draft.candidate.snr_db,
+        score=draft.score,
+        confirmation=draft.confirmation,
+        latency=None,
+        modelled=TargetCosts(latency_ms=None, energy_mj=None, uncertainty=1.0, source="not measured"),
+        memory=draft.memory,
+        recipe=draft.recipe,
+        package=draft.package,
+        held=HeldDrop(draft.score.drop, CONFIDENCE, held_back=False) if prepared.has_data else None,
+        measured=CandidateFigures(kind, label, {**draft.costs, "latency": math.inf, "energy": math.inf}),
+    )
+    return replace(run, request=request), candidate
