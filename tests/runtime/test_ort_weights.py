@@ -1,7 +1,6 @@
 """Submodels whose weights lie in another artifact, with an onnxruntime that takes them from files alone."""
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,13 +43,13 @@ def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
     create = ort.create_session
 
     def create_from_copy(
-        path: str, settings: "onnxruntime.SessionOptions", disabled: Sequence[str]
+        path: str, settings: "onnxruntime.SessionOptions", options: OrtOptions, provider: str
     ) -> "onnxruntime.InferenceSession":
         graph = Path(path)
         seen.append(graph.parent)
         copy = tmp_path / f"copy{len(seen)}"
         shutil.copytree(graph.parent, copy)
-        return create(str(copy / graph.name), settings, disabled)
+        return create(str(copy / graph.name), settings, options, provider)
 
     if hasattr(onnxruntime.SessionOptions, IN_MEMORY):
         monkeypatch.delattr(onnxruntime.SessionOptions, IN_MEMORY)

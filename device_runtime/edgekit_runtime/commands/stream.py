@@ -5,15 +5,18 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from edgekit_runtime.client.control import read_stream
-from edgekit_runtime.commands.command import Outcome, report
+from edgekit_runtime.commands.command import Outcome, count, positive, report
 from edgekit_runtime.dataclass_json import from_plain, list_settings
 from edgekit_runtime.errors import TransportError
 from edgekit_runtime.protocol.streams import StreamOptions, hide_password
 from edgekit_runtime.system.paths import find_running_service
+
+_NUMBERS: Final[Mapping[type, Callable[[str], float]]] = {int: count, float: positive}
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -26,9 +29,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     for setting in list_settings(StreamOptions):
         if setting.kind is bool:
-            parsing: dict[str, Any] = {"action": "store_true", "default": None}
+            parsing: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         else:
-            parsing = {"type": setting.kind, "action": "append" if setting.is_list else "store"}
+            parsing = {
+                "type": _NUMBERS.get(setting.kind, str),
+                "action": "append" if setting.is_list else "store",
+            }
             parsing["metavar"] = {int: "N", float: "X"}.get(setting.kind)
         parser.add_argument(
             setting.flag,
