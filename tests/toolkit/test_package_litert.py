@@ -154,7 +154,7 @@ def test_operator_that_litert_has_no_mapping_for_is_named_and_nothing_is_written
     assert package(model, tmp_path / "ort", target="rpi5").code == 0
 
 
-@pytest.mark.parametrize(("target", "backend"), [("jetson", "litert"), ("rpi5", "tensorrt")])
+@pytest.mark.parametrize(("target", "backend"), [("jetson", "openvino"), ("rpi5", "tensorrt")])
 def test_engine_that_the_target_does_not_run_is_refused(target: str, backend: str, tmp_path: Path) -> None:
     model = saved(mlp(1), tmp_path / "net.onnx")
     outcome = package(model, tmp_path / "out", "--backend", backend, target=target)
@@ -362,7 +362,7 @@ def test_tflite_that_computes_its_output_shape_is_packaged_with_the_real_one(tmp
 
 
 def test_tflite_for_an_engine_that_cannot_run_it_is_refused(float_file: Path, tmp_path: Path) -> None:
-    for target, options in (("jetson", ()), ("rpi5", ("--backend", "ort"))):
+    for target, options in (("jetson", ("--backend", "tensorrt")), ("rpi5", ("--backend", "ort"))):
         outcome = package(float_file, tmp_path / "out", *options, target=target)
         assert outcome.code == 2
         assert "LiteRT runs alone" in " ".join(outcome.stderr.split())
