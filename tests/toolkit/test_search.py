@@ -443,6 +443,15 @@ def test_front_is_what_no_other_candidate_beats(points: Sequence[Sequence[float]
     assert pareto_front(some) == {str(number) for number in range(len(points)) if number not in beaten}
 
 
+def test_choice_among_forms_alike_on_the_target_is_on_the_front() -> None:
+    rivals = [
+        candidate("A", size=29530, uncertainty=1.4, host=0.9),
+        candidate("B", size=29569, latency=10.5, uncertainty=1.4, host=0.7),
+    ]
+    assert choose(rivals, Budget({})).chosen == "B"
+    assert "B" in pareto_front(rivals)
+
+
 @given(
     st.lists(st.tuples(*[st.sampled_from([0.5, 1.0, 1.01, 2.0])] * len(COSTS)), min_size=1, max_size=6),
     st.dictionaries(st.sampled_from(COSTS), st.sampled_from([0.5, 1.0, 1.5]), max_size=4),

@@ -75,7 +75,10 @@ class Choice:
 
 
 def pareto_front(candidates: Sequence[CandidateFigures]) -> frozenset[str]:
-    """Return ids of the candidates that no other one matches or beats in all costs and beats in one."""
+    """Return ids of the candidates that no other one matches or beats in all costs and beats in one.
+
+    The latency on this machine counts as a cost too: among those alike on the target it decides the choice.
+    """
     return frozenset(
         candidate.id
         for candidate in candidates
@@ -112,6 +115,7 @@ def _replaces(candidate: CandidateFigures, other: CandidateFigures) -> bool:
 
 def _dominates(candidate: CandidateFigures, other: CandidateFigures) -> bool:
     pairs = [(value, other.figures[cost]) for cost, value in candidate.figures.items()]
+    pairs.append((candidate.host_ratio, other.host_ratio))
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 
 
