@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_host.pinned_packages import PINNED_ENGINES, find_list
+from edgekit_toolkit.targets.loader import load_target
 
 PACKAGES: Final = (
     *("base-files", "base-passwd", "bash", "coreutils", "dash", "debianutils", "diffutils", "findutils"),
@@ -32,8 +33,8 @@ TEST_MODULES: Final = (
     *("dm-flakey", "dm-log-writes", "loop", "overlay", "softdog"),
 )
 
-# Their packages are those of a device: see `provisioning.pinned_packages`.
-ENGINES: Final = PINNED_ENGINES
+# Those that a Raspberry Pi 5 gets without asking for more; their packages are those of a device.
+ENGINES: Final = tuple(name for name in PINNED_ENGINES if name not in load_target("rpi5").backend.optional)
 # Further imports of the runtime's tests.
 TEST_WHEELS: Final = ("zstandard==0.25.0", "pillow==13.0.0", "pytest==9.2.0")
 

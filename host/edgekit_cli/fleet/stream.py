@@ -9,6 +9,7 @@ import click
 
 from edgekit_cli.fleet.fleet_options import folder_and_json_options, print_json
 from edgekit_cli.fleet.fleet_server import connect
+from edgekit_cli.number_range import NumberRange
 from edgekit_runtime.dataclass_json import from_plain, list_settings
 from edgekit_runtime.protocol.streams import StreamOptions
 
@@ -26,7 +27,7 @@ def _setting_options(function: Command) -> Command:
         function = click.option(
             setting.flag,
             setting.name,
-            type=setting.kind,
+            type=NumberRange() if setting.kind is float else setting.kind,
             multiple=setting.is_list,
             required=setting.is_needed,
             is_flag=setting.kind is bool,

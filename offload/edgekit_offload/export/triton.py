@@ -51,6 +51,7 @@ _MEDIA_MODULES: Final = (
     "codecs/media.py",
     "engines/__init__.py",
     "errors.py",
+    "records.py",
     "system/__init__.py",
     "system/folder_modules.py",
     "system/install_hint.py",
