@@ -19,7 +19,7 @@ from edgekit_runtime.client.control import read_fleet_streams
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.protocol.streams import StreamOptions, check_fleet_streams
 from edgekit_runtime.service.models.file_source import PackageFiles
-from edgekit_runtime.service.options.stream import FleetStreamOptions
+from edgekit_runtime.service.options.config import FleetStreamOptions
 from edgekit_runtime.service.streams.fleet_streams import FleetStreams
 from edgekit_runtime.system.atomic_files import DISK, Disk
 

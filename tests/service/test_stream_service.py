@@ -37,9 +37,9 @@ from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.options.config import read_config
+from edgekit_runtime.service.options.http import LiveOptions
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.resources import MediaLimits
-from edgekit_runtime.service.options.stream import LiveOptions
 
 
 @pytest.fixture(scope="module")

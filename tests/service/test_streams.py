@@ -14,7 +14,7 @@ from tests.service.stream_parts import ManualModel
 
 from edgekit_runtime.errors import ConfigError, RequestError, UnavailableError
 from edgekit_runtime.protocol.streams import StreamOptions
-from edgekit_runtime.service.options.stream import LiveOptions
+from edgekit_runtime.service.options.http import LiveOptions
 from edgekit_runtime.service.streams import source as source_module
 from edgekit_runtime.service.streams.stream import Stream, View, drop_low_scores
 from edgekit_runtime.service.streams.streams import MAX_STREAMS, Streams

@@ -32,8 +32,7 @@ from edgekit_runtime.sessions.backends import open_choice
 from edgekit_runtime.sessions.latency import Latency
 from edgekit_runtime.sessions.row_independence import rows_are_independent
 from edgekit_runtime.sessions.selftest import read_golden_inputs
-from edgekit_runtime.system.engines import find_engine
-from edgekit_runtime.system.machine import MAX_THREADS
+from edgekit_runtime.system.engines import MAX_THREADS, find_engine
 from edgekit_runtime.system.own_process import count_cores
 
 Objective = Literal["latency", "throughput"]

@@ -19,9 +19,8 @@ from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import BackendError, DataError, RefusedInputError
 from edgekit_runtime.package.fixed_work import has_fixed_work_onnx
 from edgekit_runtime.records import dataclass
-from edgekit_runtime.system.engines import EngineMissingError
+from edgekit_runtime.system.engines import MAX_THREADS, EngineMissingError
 from edgekit_runtime.system.install_hint import install_command
-from edgekit_runtime.system.machine import MAX_THREADS
 from edgekit_runtime.system.mapped_file import parts
 from edgekit_runtime.system.own_process import count_cores
 from edgekit_runtime.system.resource_errors import check_lack

@@ -33,9 +33,8 @@ from edgekit_runtime.sessions.ort_providers import (
     report_wrong_results,
 )
 from edgekit_runtime.sessions.session import Session, check_specs
-from edgekit_runtime.system.engines import EngineMissingError
+from edgekit_runtime.system.engines import MAX_THREADS, EngineMissingError
 from edgekit_runtime.system.install_hint import install_command
-from edgekit_runtime.system.machine import MAX_THREADS
 from edgekit_runtime.system.mapped_file import parts
 from edgekit_runtime.system.own_process import count_cores, trim_memory
 from edgekit_runtime.system.resource_errors import check_lack

@@ -19,8 +19,10 @@ from typing import Any, Final
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.records import dataclass
-from edgekit_runtime.system.install_hint import install_command
 
+MAX_THREADS: Final = 256
+"""Most threads of one inference. A higher number is refused, not lowered: a package means the same on each
+machine. More threads help no device, and a few thousand fill the table of threads of all its programs."""
 ENTRY_POINT_GROUP: Final = "edgekit.backends"
 SettingsToTry = list[dict[str, JsonValue]]
 
@@ -61,6 +63,8 @@ class Installation:
     @property
     def missing_text(self) -> str:
         """What the engine needs, and how to install it."""
+        from edgekit_runtime.system.install_hint import install_command  # only for this text
+
         return f"needs {' or '.join(self.modules)}; {self.advice or install_command(self.extra)}"
 
     def find_release(self) -> tuple[str, str]:

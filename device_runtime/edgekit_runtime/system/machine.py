@@ -1,12 +1,8 @@
-"""Memory and threads of this machine."""
+"""Memory of this machine."""
 
 import os
 from pathlib import Path
 from typing import Final
-
-MAX_THREADS: Final = 256
-"""Most threads of one inference. A higher number is refused, not lowered: a package means the same on each
-machine. More threads help no device, and a few thousand fill the table of threads of all its programs."""
 
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = Path("/sys/fs/cgroup")

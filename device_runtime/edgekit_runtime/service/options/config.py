@@ -11,7 +11,7 @@ from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.records import dataclass
-from edgekit_runtime.service.options.http import GrpcOptions, HttpLimits
+from edgekit_runtime.service.options.http import GrpcOptions, HttpLimits, LiveOptions
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.resources import (
     CacheLimits,
@@ -21,11 +21,30 @@ from edgekit_runtime.service.options.resources import (
     Power,
     RegionLimits,
 )
-from edgekit_runtime.service.options.stream import FleetStreamOptions, LiveOptions
-from edgekit_runtime.system.paths import find_socket
 
 DEFAULT_PORT: Final = 8000  # Triton's and KServe's
 _MAX_FILE_BYTES: Final = 1 << 20
+
+
+def _find_socket() -> str:
+    from edgekit_runtime.system.paths import find_socket  # only where no socket is stated
+
+    return str(find_socket())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetStreamOptions:
+    """Whether the service runs the streams that the fleet wants.
+
+    Attributes:
+        file: the file that the agent writes; None for the one in the state folder where installed models are
+            served, empty for none.
+        allows_files: whether the fleet's streams may also use sinks `file:` and sources `gstreamer:`, which
+            write any file that the user of the service may write.
+    """
+
+    file: str | None = None
+    allows_files: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +61,7 @@ class Listen:
         ValueError: an address beyond this machine without TLS and a token, or nothing to listen on.
     """
 
-    unix_socket: str = field(default_factory=lambda: str(find_socket()))
+    unix_socket: str = field(default_factory=_find_socket)
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     tls_certificate: str | None = None

@@ -1,4 +1,4 @@
-"""Options of the HTTP layer, and of gRPC beside it."""
+"""Options of the HTTP layer, of its page `/live`, and of gRPC beside it."""
 
 from dataclasses import fields
 from typing import Annotated
@@ -77,3 +77,20 @@ class GrpcOptions:
     def __post_init__(self) -> None:
         if self.port is not None and not 0 <= self.port <= 65_535:
             raise ValueError(f"port is {self.port}, expected 0 to 65535")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveOptions:
+    """The page `/live`.
+
+    Attributes:
+        enabled: whether it is there; None is true unless the service can be reached from other machines.
+        max_viewers: most clients that read pictures or answers at one time.
+        max_fps: most pictures in a second.
+        max_side: longer side of the pictures in pixels.
+    """
+
+    enabled: bool | None = None
+    max_viewers: Annotated[int, Range(1, 1000)] = 8
+    max_fps: Annotated[float, Range(0.1, 60)] = 15.0
+    max_side: Annotated[int, Range(64, 4096)] = 960

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.options.rollout import CanaryOptions, Gates, ShadowOptions
-from edgekit_runtime.system.machine import MAX_THREADS
+from edgekit_runtime.system.engines import MAX_THREADS
 
 MAX_BATCH: Final = 4096
 """Rows of one run. The warm-up runs all powers of two up to the configured number."""

@@ -21,7 +21,7 @@ from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.protocol.infer_request import SequenceStep
 from edgekit_runtime.protocol.streams import StreamOptions, hide_password
 from edgekit_runtime.records import dataclass
-from edgekit_runtime.service.options.stream import LiveOptions
+from edgekit_runtime.service.options.http import LiveOptions
 from edgekit_runtime.service.streams.sink import QueuedSink
 from edgekit_runtime.service.streams.source import Frame, FrameSource
 from edgekit_runtime.service.streams.source_kinds import SOURCES, find_kind

@@ -10,8 +10,8 @@ from typing import Any, Final
 from edgekit_runtime.errors import ConfigError, RequestError
 from edgekit_runtime.protocol.streams import MAX_PIXELS, StreamOptions
 from edgekit_runtime.service.observability.prometheus import MetricFamily
+from edgekit_runtime.service.options.http import LiveOptions
 from edgekit_runtime.service.options.resources import MediaLimits
-from edgekit_runtime.service.options.stream import LiveOptions
 from edgekit_runtime.service.streams.sinks import open_sink
 from edgekit_runtime.service.streams.source_kinds import SOURCES, find_kind
 from edgekit_runtime.service.streams.stream import Calls, Stream, View, fit_windows

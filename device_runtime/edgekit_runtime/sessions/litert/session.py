@@ -21,7 +21,7 @@ from edgekit_runtime.records import dataclass
 from edgekit_runtime.sessions.litert.engine import load_interpreter
 from edgekit_runtime.sessions.litert.quantized import Quantization
 from edgekit_runtime.sessions.litert.tensors import ModelTensor, read_tensors
-from edgekit_runtime.system.machine import MAX_THREADS
+from edgekit_runtime.system.engines import MAX_THREADS
 from edgekit_runtime.tensors import Array, TensorSpec
 
 

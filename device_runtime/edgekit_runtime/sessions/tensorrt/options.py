@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, get_args
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import Range, to_plain
 from edgekit_runtime.records import dataclass
-from edgekit_runtime.system.machine import MAX_THREADS
+from edgekit_runtime.system.engines import MAX_THREADS
 
 Precision = Literal["int8", "fp16", "fp32"]
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
