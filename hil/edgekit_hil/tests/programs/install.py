@@ -11,8 +11,15 @@ import sys
 
 from edgekit_runtime.cli import main as run_command
 
-with contextlib.redirect_stdout(io.StringIO()) as printed:
-    code = run_command(["install", sys.argv[1], "--json"])
-if code:
-    sys.exit(code)
-print(json.dumps(json.loads(printed.getvalue())))
+
+def main() -> None:
+    """Install and print."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        code = run_command(["install", sys.argv[1], "--json"])
+    if code:
+        sys.exit(code)
+    print(json.dumps(json.loads(printed.getvalue())))
+
+
+if __name__ == "__main__":
+    main()
