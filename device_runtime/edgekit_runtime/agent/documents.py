@@ -15,6 +15,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.protocol.samples import SampleOrder, check_orders
 from edgekit_runtime.protocol.streams import StreamOptions, check_fleet_streams
 from edgekit_runtime.records import dataclass
 
@@ -127,9 +128,11 @@ class Desired:
         notice: what the fleet has noticed of this device and its owner must know; a sentence, or empty.
         streams: all streams that the fleet wants, by name: 16 at most, of 8 KiB together. Streams of the
             service's own configuration are not touched.
+        samples: requests that the fleet wants to be kept and sent; nothing is where the device's owner
+            forbids it.
 
     Raises:
-        ValueError: there are more streams.
+        ValueError: there are more streams, or too many orders.
     """
 
     device: str
@@ -143,9 +146,11 @@ class Desired:
     removed: tuple[str, ...] = ()
     notice: str = ""
     streams: Mapping[str, StreamOptions] = field(default_factory=dict)
+    samples: tuple[SampleOrder, ...] = ()
 
     def __post_init__(self) -> None:
         check_fleet_streams(self.streams)
+        check_orders(self.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,209 @@
+"""Samples from the field: what a fleet orders, and the file of one sample.
+
+An order says which requests of a model are kept, and how many:
+
+    SampleOrder(id="o-7", model="detector", triggers=(SampleTrigger(kind="uncertain", threshold=0.2),),
+                per_day=20.0, max_bytes=50 << 20, ends_at=..., public_key="...")
+
+A trigger that fits a request draws with a probability that was fixed before the request; with several, the
+sample has the probability 1 - (1 - p1)(1 - p2)... Its inverse is the number of requests for which the sample
+stands, so that estimates over samples are those over requests.
+
+    write_sample(header, input, answer)   the plain file: header, the input as it came, the answer
+    read_sample(data) -> Sample           the same, of foreign bytes
+
+A device stores and sends the plain file sealed for the public key of the order (HPKE, with the identifier
+of the sample as its additional data). Only the fleet can open it. It is uploaded with the device's
+certificate:
+
+    HEAD /samples/ID    204, `Upload-Offset`: bytes that the manager has; 404 before the first
+    PUT /samples/ID     body: bytes FIRST to LAST of the file, `Content-Range: bytes FIRST-LAST/SIZE`
+                        201: the sample is complete and on the manager's disk, the device deletes it
+                        202, `Upload-Offset`: more is wanted from there
+                        409, `Upload-Offset`: the part begins elsewhere; go on from there
+                        403, 410, 422: never wanted, the device deletes the sample; 429, 503: later
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Annotated, Any, Final
+
+from edgekit_runtime.canonical_json import encode_json
+from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.records import dataclass
+
+SAMPLES_FILE: Final = "samples.json"
+"""In the agent's folder: the orders of the fleet, which the service follows."""
+
+TRIGGERS: Final[Mapping[str, str]] = {
+    "uncertain": "the two best scores differ by at most the threshold (0.2)",
+    "disagreement": "the shadow version, or the server's half of the model, answers otherwise",
+    "drift": "an input or output lies in a range that the package's reference does not have",
+    "random": "drawn at random, at one rate for all requests: enough alone for unbiased estimates",
+    "kept": "the application asked for it",
+}
+"""Kinds of triggers -> when they fit a request."""
+
+MAX_ORDERS: Final = 16
+MAX_TRIGGERS: Final = 8
+MAX_SAMPLE_BYTES: Final = 16 << 20
+SAMPLE_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_MAX_HEADER_BYTES: Final = 64 << 10
+_LENGTHS: Final = (4, 8, 8)  # bytes of the lengths of header, input and answer at the beginning
+_MAGIC: Final = b"edgekit-sample/1\n"
+_MAX_TENSORS: Final = 64
+_MAX_TEXT: Final = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleTrigger:
+    """A reason to keep a request.
+
+    Attributes:
+        kind: of `TRIGGERS`; a device reports one that it does not know, and goes on without it.
+        threshold: of `uncertain`: difference of the two best scores.
+        per_day: samples a day that this trigger may draw; the rate of the order by default.
+    """
+
+    kind: str
+    threshold: Annotated[float | None, Range(0, 1)] = None
+    per_day: Annotated[float | None, Range(0.001, 10**6)] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleOrder:
+    """Samples that the fleet wants of a model.
+
+    Attributes:
+        id: identifier of the order in the fleet.
+        model: name of the model.
+        per_day: samples a day and device, of all triggers together.
+        max_bytes: most bytes on the device that wait to be sent.
+        max_sample_bytes: larger requests are not kept.
+        ends_at: end of the order, in seconds since 1970; samples that wait are then still sent.
+        public_key: key for which samples are sealed: a point of P-256, uncompressed, in base64.
+    """
+
+    id: str
+    model: str
+    triggers: tuple[SampleTrigger, ...]
+    per_day: Annotated[float, Range(0.001, 10**6)]
+    max_bytes: Annotated[int, Range(1, 1 << 40)]
+    max_sample_bytes: Annotated[int, Range(1, MAX_SAMPLE_BYTES)] = MAX_SAMPLE_BYTES
+    ends_at: Annotated[float, Range(0, 10**11)]
+    public_key: str
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.triggers) <= MAX_TRIGGERS:
+            raise ValueError(f"an order has {len(self.triggers)} triggers, expected 1 to {MAX_TRIGGERS}")
+
+
+def check_orders(orders: tuple[SampleOrder, ...]) -> None:
+    """Check number and identifiers of the orders of one device.
+
+    Raises:
+        ValueError: they are beyond a limit.
+    """
+    if len(orders) > MAX_ORDERS or len({order.id for order in orders}) < len(orders):
+        raise ValueError(f"samples: {len(orders)} orders, expected at most {MAX_ORDERS}, each once")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleTensor:
+    """An input tensor of a request without a media type.
+
+    Attributes:
+        name: name of the input.
+        dtype: such as `float32`.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleHeader:
+    """What is known of a sample.
+
+    Attributes:
+        id: 32 hexadecimal digits, random; the name of its file.
+        order: `id` of the order.
+        model, version, package_sha256: package that answered; the digest is that of its manifest.
+        taken_at: seconds since 1970 by the clock of the device.
+        triggers: kinds of those that drew it.
+        probability: of the selection of this request; 1 for `kept` alone.
+        media_type: such as `image/jpeg`; empty for tensors.
+        tensors: the input tensors, whose values follow each other in the input: C order, little endian.
+    """
+
+    id: str
+    order: str
+    model: str
+    version: str
+    package_sha256: str
+    taken_at: Annotated[float, Range(0, 10**11)]
+    triggers: tuple[str, ...]
+    probability: Annotated[float, Range(1e-9, 1)]
+    media_type: str = ""
+    tensors: tuple[SampleTensor, ...] = ()
+
+    def __post_init__(self) -> None:
+        if SAMPLE_ID.fullmatch(self.id) is None:
+            raise ValueError(f"id is {self.id[:60]!r}, expected 32 hexadecimal digits")
+        texts = (self.order, self.model, self.version, self.package_sha256, self.media_type, *self.triggers)
+        if any(len(text) > _MAX_TEXT or not text.isprintable() for text in texts):
+            raise ValueError(f"a text is longer than {_MAX_TEXT}, or cannot be printed")
+        if not 0 < len(self.triggers) <= MAX_TRIGGERS or len(self.tensors) > _MAX_TENSORS:
+            raise ValueError("too few or too many triggers or tensors")
+        if bool(self.media_type) == bool(self.tensors):
+            raise ValueError("expected a media type, or tensors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A sample.
+
+    Attributes:
+        input: the request as it came, such as a JPEG.
+        answer: what the version answered, plain; empty if it is not known.
+    """
+
+    header: SampleHeader
+    input: bytes
+    answer: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write_sample(sample: Sample) -> bytes:
+    """Return the plain file of a sample."""
+    parts = (encode_json(to_plain(sample.header)), sample.input, encode_json(sample.answer))
+    lengths = (len(part).to_bytes(width, "big") for part, width in zip(parts, _LENGTHS, strict=True))
+    return b"".join((_MAGIC, *lengths, *parts))
+
+
+def read_sample(data: bytes) -> Sample:
+    """Return the sample of a plain file; the input itself is not looked at.
+
+    Raises:
+        DataError: it is none.
+    """
+    position, lengths = len(_MAGIC), []
+    for width in _LENGTHS:
+        lengths.append(int.from_bytes(data[position : position + width], "big"))
+        position += width
+    if not data.startswith(_MAGIC) or position + sum(lengths) != len(data) or lengths[0] > _MAX_HEADER_BYTES:
+        raise DataError("this is no sample, or not all of it")
+    parts = []
+    for length in lengths:
+        parts.append(data[position : position + length])
+        position += length
+    try:
+        header, answer = json.loads(parts[0]), json.loads(parts[2])
+    except (ValueError, RecursionError) as cause:
+        raise DataError(f"the sample's header or answer is not JSON: {cause}") from cause
+    if not isinstance(answer, dict):
+        raise DataError("the sample's answer is no object")
+    return Sample(header=from_plain(SampleHeader, header, "header", DataError), input=parts[1], answer=answer)
