@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from edgekit_cli.shared_options import as_json_option, keys_folder_option
+
 
 @click.command("export")
 @click.argument("package", type=click.Path(path_type=Path))
@@ -25,13 +27,8 @@ import click
     show_default=True,
     help="Folder for it.",
 )
-@click.option(
-    "--keys",
-    "keys_folder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Trust the keys *.pub.pem in this folder.  [default: `edgekit keys list`]",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@keys_folder_option()
+@as_json_option
 def command(package: Path, *, form: str, folder: Path, keys_folder: Path | None, as_json: bool) -> None:
     """Verify PACKAGE, and write it for other tools.
 

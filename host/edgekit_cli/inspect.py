@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from edgekit_cli.shared_options import as_json_option
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -46,7 +48,7 @@ class Inspection(NamedTuple):
 
 @click.command("inspect")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@as_json_option
 def command(file: Path, *, as_json: bool) -> None:
     """Show what FILE holds, a package or a .tflite model.
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgekit_cli.shared_options import as_json_option
+
 if TYPE_CHECKING:
     from edgekit_toolkit.packaging.signing_keys import KeyInfo
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _a_file = click.Path(path_type=Path)
 
 
@@ -25,7 +26,7 @@ def command() -> None:
 
 @command.command()
 @click.argument("name", default="default")
-@_json_option
+@as_json_option
 def generate(name: str, *, as_json: bool) -> None:
     """Make an ed25519 key called NAME, which signs on this machine."""
     from edgekit_toolkit.packaging.signing_keys import generate_key
@@ -34,7 +35,7 @@ def generate(name: str, *, as_json: bool) -> None:
 
 
 @command.command("list")
-@_json_option
+@as_json_option
 def list_command(*, as_json: bool) -> None:
     """List the keys that are trusted here, and how those that can sign do so."""
     from edgekit_toolkit.packaging.signing_keys import list_keys
@@ -61,7 +62,7 @@ def list_command(*, as_json: bool) -> None:
 @command.command()
 @click.argument("name")
 @click.argument("file", type=_a_file)
-@_json_option
+@as_json_option
 def export(name: str, file: Path, *, as_json: bool) -> None:
     """Write the public key NAME to FILE, so that others can trust it; FILE must not exist."""
     from edgekit_runtime.errors import OutputError
@@ -75,7 +76,7 @@ def export(name: str, file: Path, *, as_json: bool) -> None:
 @command.command()
 @click.argument("file", type=_a_file)
 @click.argument("name")
-@_json_option
+@as_json_option
 def trust(file: Path, name: str, *, as_json: bool) -> None:
     """Trust the public key in FILE (PEM) from now on, under NAME.
 
@@ -90,7 +91,7 @@ def trust(file: Path, name: str, *, as_json: bool) -> None:
 @click.argument("name")
 @click.argument("uri")
 @click.argument("file", type=_a_file)
-@_json_option
+@as_json_option
 def register(name: str, uri: str, file: Path, *, as_json: bool) -> None:
     """Sign with a key that is held elsewhere, under NAME.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgekit_cli.number_range import NumberRange
+from edgekit_cli.shared_options import as_json_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +59,7 @@ _MIN_REST_S = 1.0
     "--output", type=click.Path(path_type=Path), help="Write the target file here.  [default: your targets]"
 )
 @click.option("--force", is_flag=True, help="Replace an existing target file.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@as_json_option
 def command(
     on: str,
     *,

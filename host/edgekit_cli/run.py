@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekit_cli.shared_options import as_json_option
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -39,7 +41,7 @@ _MAX_SHOWN = 10  # samples whose classes are printed; JSON has all
 @click.option(
     "--repeat", type=click.IntRange(min=1), help="Run the first batch this often again, and time it."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@as_json_option
 def command(
     package: Path,
     *,

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgekit_cli.shared_options import as_json_option
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,7 +22,7 @@ _INDENT = 2
 
 @click.command("targets")
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@as_json_option
 def command(name: str | None, *, as_json: bool) -> None:
     """List the targets, or show the one called NAME (a name, an alias, or the path of a .toml file)."""
     from edgekit_toolkit.targets.loader import find_user_targets, list_targets, load_target

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from edgekit_cli.shared_options import as_json_option, keys_folder_option
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -26,14 +28,9 @@ _OK = ("ok", "green")  # a mark and its style
     type=click.Path(path_type=Path),
     help="Trust this public key (a PEM file); may be given several times.",
 )
-@click.option(
-    "--keys",
-    "keys_folder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Trust the keys *.pub.pem in this folder.  [default without --key: `edgekit keys list`]",
-)
+@keys_folder_option("Trust the keys *.pub.pem in this folder.  [default without --key: `edgekit keys list`]")
 @click.option("--no-self-test", is_flag=True, help="Do not run the model on its golden inputs.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@as_json_option
 def command(
     package: Path, *, key_files: tuple[Path, ...], keys_folder: Path | None, no_self_test: bool, as_json: bool
 ) -> None:

@@ -24,7 +24,6 @@ ssh_config_option = click.option(
     metavar="FILE",
     help="Configuration of ssh.  [default: your own]",
 )
-as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 def parse_host(text: str, ssh_config: Path | None) -> SshHost:

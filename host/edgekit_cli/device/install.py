@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from edgekit_cli.device.device_options import as_json_option, host_option, parse_host, ssh_config_option
+from edgekit_cli.device.device_options import host_option, parse_host, ssh_config_option
+from edgekit_cli.shared_options import as_json_option
 from edgekit_runtime.system.engines import list_registered
 
 _ENGINES = [engine.name for engine in list_registered() if engine.installation.pinned_list]

@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 from edgekit_cli.device.device_options import (
-    as_json_option,
     host_option,
     parse_host,
     ssh_config_option,
 )
+from edgekit_cli.shared_options import as_json_option
 
 
 @click.command("uninstall")

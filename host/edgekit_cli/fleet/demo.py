@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgekit_cli.fleet.fleet_options import as_json_option, check_installed, print_json
+from edgekit_cli.fleet.fleet_options import check_installed, print_json
+from edgekit_cli.shared_options import as_json_option
 
 if TYPE_CHECKING:
     from edgekit_fleet.demo.director import DemoStep

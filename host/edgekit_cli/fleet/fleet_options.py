@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from edgekit_cli.shared_options import as_json_option
 from edgekit_runtime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 _KEY: Final = "edgekit.fleet.server"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 folder_option = click.option(
     "--folder",
     "path",

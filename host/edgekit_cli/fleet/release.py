@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekit_cli.fleet.fleet_options import (
-    as_json_option,
     find_actor,
     folder_and_json_options,
     folder_option,
@@ -18,6 +17,7 @@ from edgekit_cli.fleet.fleet_options import (
 )
 from edgekit_cli.fleet.fleet_server import connect, is_remote
 from edgekit_cli.number_range import NumberRange
+from edgekit_cli.shared_options import as_json_option, keys_folder_option
 
 if TYPE_CHECKING:
     from edgekit_fleet.operations.releases import ReleaseSummary
@@ -34,11 +34,8 @@ if TYPE_CHECKING:
     help="With the version before, if it disagrees by design.  [default: 0.95 less the evidence's drop]",
 )
 @folder_option
-@click.option(
-    "--keys",
-    "keys_folder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Release only what the keys *.pub.pem in this folder signed.  [default: `edgekit keys list`]",
+@keys_folder_option(
+    "Release only what the keys *.pub.pem in this folder signed.  [default: `edgekit keys list`]"
 )
 @as_json_option
 def command(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekit_cli.fleet.fleet_options import (
-    as_json_option,
     folder_and_json_options,
     folder_option,
     format_time,
@@ -18,6 +17,7 @@ from edgekit_cli.fleet.fleet_options import (
 )
 from edgekit_cli.fleet.fleet_server import connect
 from edgekit_cli.number_range import NumberRange
+from edgekit_cli.shared_options import as_json_option
 from edgekit_fleet.rollouts.gate_table import LIMITS
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekit_cli.fleet.fleet_options import as_json_option, find_folder, folder_option
+from edgekit_cli.fleet.fleet_options import find_folder, folder_option
+from edgekit_cli.shared_options import as_json_option
 
 if TYPE_CHECKING:
     from edgekit_fleet.admin_listener import AdminListener

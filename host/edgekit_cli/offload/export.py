@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from edgekit_cli.offload import insecure_option
+from edgekit_cli.shared_options import as_json_option, keys_folder_option
 
 
 @click.command("export")
@@ -46,13 +47,8 @@ from edgekit_cli.offload import insecure_option
     help="haproxy: HOST:PORT or https://HOST:PORT of an `edgekit offload serve`; once for each replica.",
 )
 @insecure_option
-@click.option(
-    "--keys",
-    "keys_folder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Trust the keys *.pub.pem in this folder.  [default: `edgekit keys list`]",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@keys_folder_option()
+@as_json_option
 def command(
     package: Path,
     *,

@@ -10,6 +10,7 @@ import click
 
 from edgekit_cli.number_range import NumberRange
 from edgekit_cli.offload import insecure_option
+from edgekit_cli.shared_options import as_json_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +43,7 @@ _UNSTEADY = 0.25  # distance of the quartiles, as a share of the median
 @click.option(
     "--output", type=click.Path(path_type=Path), help="Write here.  [default: NAME.MACHINE.profile.json]"
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@as_json_option
 def command(file: Path, *, on: str, server: str | None, as_json: bool, **options: Any) -> None:
     """Measure the kernels of MODEL, an ONNX file, or of the model in PACKAGE.
 

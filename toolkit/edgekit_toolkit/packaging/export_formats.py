@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.package.archive import OpenedPackage
-from edgekit_runtime.system.atomic_files import write_atomically, write_text_atomically
+from edgekit_runtime.system.atomic_files import hash_file, write_atomically, write_text_atomically
 from edgekit_runtime.system.engines import find_engine
 
 MODEL_PACKAGE_SUFFIX: Final = ".ortpackage"
@@ -114,16 +114,15 @@ def _write_oci(package: OpenedPackage, folder: Path) -> list[Path]:
     """Write an OCI image layout with the signed package as the only layer of an artifact."""
     manifest = package.manifest
     root = folder / f"{manifest.name}-{manifest.version}-oci"
-    digest, size_bytes = hashlib.sha256(), package.path.stat().st_size
-    with package.path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
     blobs = root / "blobs" / "sha256"
     blobs.mkdir(parents=True, exist_ok=True)
-    with write_atomically(blobs / digest.hexdigest()) as target:
+    unnamed = blobs / "package"
+    with write_atomically(unnamed) as target:
         package.copy_to(target)
+    digest = hash_file(unnamed)
+    blob = unnamed.replace(blobs / digest)
     title = {"org.opencontainers.image.title": manifest.file_name}
-    layer = {"mediaType": _ARTIFACT_TYPE, "digest": f"sha256:{digest.hexdigest()}", "size": size_bytes}
+    layer = {"mediaType": _ARTIFACT_TYPE, "digest": f"sha256:{digest}", "size": blob.stat().st_size}
     image = {
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.manifest.v1+json",

@@ -144,11 +144,9 @@ def _find_rivals(run: Run, best: Contender) -> Iterator[Contender]:
 
 
 def _keeps_limits(candidate: JudgedCandidate, run: Run) -> bool:
-    drop, most = candidate.stated_drop, run.limits.limits.get("drop")
-    if drop is not None and most is not None:
-        state = drop.state(most)
-        if state == "over" or (run.request.strict and state != "ok"):
-            return False
+    drop, limit = candidate.stated_drop, run.limits.limits.get("drop")
+    if drop is not None and drop.exceeds(limit, strict=run.request.strict):
+        return False
     return not run.limits.violations(candidate.measured.figures)
 
 

@@ -127,12 +127,9 @@ def _find_problem(
     offer: FurtherVariant, whole: JudgedCandidate, run: Run, signer: StatementSigner
 ) -> str | None:
     drop, most = offer.candidate.stated_drop, run.limits.limits.get("drop")
-    if drop is not None and most is not None:
-        on_others = "on samples that chose nothing is"
-        if drop.state(most) == "over":
-            return f"its drop {on_others} {drop.drop.points:.2f} points, the limit is {most:g}"
-        if run.request.strict and drop.state(most) != "ok":
-            return f"its drop {on_others} up to {drop.interval.high:.2f} points, the limit is {most:g}"
+    if drop is not None and most is not None and drop.exceeds(most, strict=run.request.strict):
+        points = f"up to {drop.interval.high:.2f}" if run.request.strict else f"{drop.drop.points:.2f}"
+        return f"its drop on samples that chose nothing is {points} points, the limit is {most:g}"
     for name, verb in (("size", "have"), ("transport", "send")):
         size_bytes, limit = whole.measured.figures.get(name, 0.0), run.limits.limits.get(name)
         if limit is not None and size_bytes > limit:

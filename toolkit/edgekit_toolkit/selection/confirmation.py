@@ -51,6 +51,13 @@ class HeldDrop:
             return "over"
         return "ok" if self.held_back and self.interval.high <= limit_points else "not resolved"
 
+    def exceeds(self, limit_points: float | None, *, strict: bool) -> bool:
+        """Return True if the drop is over a limit, or, where that is strict, not shown to be within it."""
+        if limit_points is None:
+            return False
+        state = self.state(limit_points)
+        return state == "over" or (strict and state != "ok")
+
     def samples_needed(self, limit_points: float) -> int | None:
         """Return about how many evaluation samples would show the limit to be kept, or None if none do."""
         count = self.drop.samples_for(limit_points, self.confidence)

@@ -4,83 +4,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekit_toolkit.tflite.builder import Builder, Options, Tensor
 from edgekit_toolkit.tflite.layout.forms import Form, Shape, held_shape
 from edgekit_toolkit.tflite.layout.rules import Rule
 from edgekit_toolkit.tflite.layout.values import Values
-from edgekit_toolkit.tflite.refusal import RefusedError
-from edgekit_toolkit.tflite.view import NO_ACTIVATION, Graph, Node, text_of
+from edgekit_toolkit.tflite.node_facts import NodeFacts
+from edgekit_toolkit.tflite.view import NO_ACTIVATION, Graph, Node
 
 
-class Step:
+class Step(NodeFacts):
     def __init__(
         self, node: Node, graph: Graph, builder: Builder, values: Values, planned: tuple[Rule, Form]
     ) -> None:
-        self.node, self.graph, self.builder = node, graph, builder
+        super().__init__(node, graph)
+        self.builder = builder
         self._values = values
         rule, self.form = planned
         self._reads, self._writes = rule.reads(self.form), rule.writes(self.form)
-
-    # Facts of the model.
-
-    def attribute(self, name: str, default: Any = None) -> Any:
-        """Return an attribute, or `default` where it is not set."""
-        return self.node.attributes.get(name, default)
-
-    def text(self, name: str, default: str) -> str:
-        return text_of(self.node, name, default)
-
-    def has(self, number: int) -> bool:
-        return bool(self.node.input(number))
-
-    def shape(self, number: int) -> Shape:
-        """Return the ONNX sizes of an input."""
-        return self.graph.shape(self.node.input(number))
-
-    def dtype(self, number: int) -> "np.dtype[Any]":
-        return self.graph.dtype(self.node.input(number))
-
-    def out_shape(self, number: int = 0) -> Shape:
-        """Return the ONNX sizes of an output."""
-        return self.graph.shape(self.node.outputs[number])
-
-    def require(self, *dtypes: str) -> None:
-        """Raise `RefusedError` unless the first input has one of these element types."""
-        if self.dtype(0).name not in dtypes:
-            names = ", ".join(sorted(dtypes))
-            raise RefusedError(f"it has no TFLite kernel for {self.dtype(0)}, for {names} it has")
-
-    def out_dtype(self) -> "np.dtype[Any]":
-        return self.graph.dtype(self.node.outputs[0])
-
-    def value(self, number: int) -> NDArray[Any] | None:
-        """Return the value of a constant input; None if it is left out or not constant."""
-        return self.graph.constants.get(self.node.input(number))
-
-    def constant(self, number: int, role: str) -> NDArray[Any]:
-        """Return the value of an input that must be constant.
-
-        Raises:
-            RefusedError: it is not constant.
-        """
-        value = self.value(number)
-        if value is None:
-            raise RefusedError(
-                f"{role} ('{self.node.input(number)}') must be constant, and is computed in the graph"
-            )
-        return value
-
-    def option(self, name: str, number: int) -> list[int] | None:
-        """Return integers that older operator sets hold in an attribute and newer ones in an input.
-
-        Raises:
-            RefusedError: the input is not constant.
-        """
-        if name in self.node.attributes:
-            return [int(item) for item in np.atleast_1d(self.node.attributes[name])]
-        return [int(item) for item in self.constant(number, name).reshape(-1)] if self.has(number) else None
 
     # Held axes and sizes.
 

@@ -18,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edgekit_toolkit.tflite.refusal import RefusedError
+from edgekit_toolkit.tflite.node_facts import NodeFacts
 from edgekit_toolkit.tflite.view import Graph, Node
 
 Operand: TypeAlias = Union["Value", NDArray[Any], np.generic, float]
@@ -114,52 +114,23 @@ class Value:
         return self.op("Neg")
 
 
-class Body:
+class Body(NodeFacts):
     """What replaces a node: new nodes and constants, whose names begin with that of its first output."""
 
     def __init__(self, node: Node, graph: Graph, opset: int) -> None:
-        self.node, self.graph, self.opset = node, graph, opset
+        super().__init__(node, graph)
+        self.opset = opset
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
         self._stem = next(name for name in node.outputs if name)
-
-    def attribute(self, name: str, default: Any = None) -> Any:
-        value = self.node.attributes.get(name, default)
-        return value.decode() if isinstance(value, bytes) else value
-
-    def has(self, number: int) -> bool:
-        return bool(self.node.input(number))
 
     def input(self, number: int) -> Value:
         name = self.node.input(number)
         return Value(name, self, self.graph.dtype(name))
 
-    def shape(self, number: int) -> tuple[int, ...]:
-        return self.graph.shape(self.node.input(number))
-
-    def out_shape(self, number: int = 0) -> tuple[int, ...]:
-        return self.graph.shape(self.node.outputs[number])
-
     def is_read(self, number: int) -> bool:
         """Whether somebody reads an output."""
         return number < len(self.node.outputs) and self.graph.is_read(self.node.outputs[number])
-
-    def value(self, number: int) -> NDArray[Any] | None:
-        """Return the value of a constant input; None if it is left out or computed."""
-        return self.graph.constants.get(self.node.input(number))
-
-    def constant(self, number: int, role: str) -> NDArray[Any]:
-        """Return the value of an input.
-
-        Raises:
-            RefusedError: it is not constant.
-        """
-        value = self.value(number)
-        if value is None:
-            raise RefusedError(
-                f"{role} ('{self.node.input(number)}') must be constant, and is computed in the graph"
-            )
-        return value
 
     def axis(self, default: int, number: int = 0) -> int:
         return int(self.attribute("axis", default)) % max(len(self.shape(number)), 1)

@@ -1,0 +1,17 @@
+"""Options that commands of several groups have."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+as_json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def keys_folder_option(
+    text: str = "Trust the keys *.pub.pem in this folder.  [default: `edgekit keys list`]",
+) -> Callable[[Any], Any]:
+    """Return the option `--keys`, the argument `keys_folder` of a command, with its help."""
+    folder = click.Path(exists=True, file_okay=False, path_type=Path)
+    return click.option("--keys", "keys_folder", type=folder, help=text)

@@ -1,0 +1,73 @@
+"""The attributes, sizes, element types and constants of a node, by the numbers of its inputs and outputs."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_toolkit.tflite.layout.forms import Shape
+from edgekit_toolkit.tflite.refusal import RefusedError
+from edgekit_toolkit.tflite.view import Graph, Node, text_of
+
+
+class NodeFacts:
+    def __init__(self, node: Node, graph: Graph) -> None:
+        self.node, self.graph = node, graph
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """Return an attribute, a text as `str`; `default` where it is not set."""
+        value = self.node.attributes.get(name, default)
+        return value.decode() if isinstance(value, bytes) else value
+
+    def text(self, name: str, default: str) -> str:
+        return text_of(self.node, name, default)
+
+    def has(self, number: int) -> bool:
+        return bool(self.node.input(number))
+
+    def shape(self, number: int) -> Shape:
+        """Return the ONNX sizes of an input."""
+        return self.graph.shape(self.node.input(number))
+
+    def dtype(self, number: int) -> "np.dtype[Any]":
+        return self.graph.dtype(self.node.input(number))
+
+    def out_shape(self, number: int = 0) -> Shape:
+        """Return the ONNX sizes of an output."""
+        return self.graph.shape(self.node.outputs[number])
+
+    def require(self, *dtypes: str) -> None:
+        """Raise `RefusedError` unless the first input has one of these element types."""
+        if self.dtype(0).name not in dtypes:
+            names = ", ".join(sorted(dtypes))
+            raise RefusedError(f"it has no TFLite kernel for {self.dtype(0)}, for {names} it has")
+
+    def out_dtype(self) -> "np.dtype[Any]":
+        return self.graph.dtype(self.node.outputs[0])
+
+    def value(self, number: int) -> NDArray[Any] | None:
+        """Return the value of a constant input; None if it is left out or not constant."""
+        return self.graph.constants.get(self.node.input(number))
+
+    def constant(self, number: int, role: str) -> NDArray[Any]:
+        """Return the value of an input that must be constant.
+
+        Raises:
+            RefusedError: it is not constant.
+        """
+        value = self.value(number)
+        if value is None:
+            raise RefusedError(
+                f"{role} ('{self.node.input(number)}') must be constant, and is computed in the graph"
+            )
+        return value
+
+    def option(self, name: str, number: int) -> list[int] | None:
+        """Return integers that older operator sets hold in an attribute and newer ones in an input.
+
+        Raises:
+            RefusedError: the input is not constant.
+        """
+        if name in self.node.attributes:
+            return [int(item) for item in np.atleast_1d(self.node.attributes[name])]
+        return [int(item) for item in self.constant(number, name).reshape(-1)] if self.has(number) else None
