@@ -1,0 +1,322 @@
+"""The form of an encrypted file, a pure function of content key, header and plaintext.
+
+    b"EDGEENC1" | length of the header, 4 bytes, big endian | header, canonical JSON | chunks
+
+Each chunk but the last holds `chunk_bytes` of plaintext under AES-256-GCM, followed by its tag. Key and
+prefix of the nonces are HKDF-SHA256 of the content key with the header's salt and the whole head as info, so
+each file has keys of its own, and another header opens nothing. A nonce is the prefix, the number of the
+chunk and whether it is the last one: a chunk that was moved, left out or added is refused. A device that
+rebuilds the plaintext from a delta rebuilds the same file from its header.
+
+Source: Hoang, Reyhanitabar, Rogaway, Vizár, "Online Authenticated-Encryption and its Nonce-Reuse
+    Misuse-Resistance", the STREAM construction; Tink, "AES-GCM-HKDF Streaming AEAD".
+"""
+
+import binascii
+import fcntl
+import mmap
+import os
+import secrets
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final
+
+from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record, decode_json, encode_json
+from edgekit_runtime.encryption.key_derivation import derive
+from edgekit_runtime.errors import PackageError
+from edgekit_runtime.records import dataclass
+from edgekit_runtime.system.resource_errors import check_lack
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+MAGIC: Final = b"EDGEENC1"
+FORMAT: Final = 1
+KEY_BYTES: Final = 32
+MAX_PLAIN_BYTES: Final = 4 << 30
+MAX_RECIPIENTS: Final = 1000
+_MAX_HEADER_BYTES: Final = 1 << 20
+_CHUNK_BYTES: Final = 1 << 16
+_TAG_BYTES: Final = 16
+_LENGTH: Final = struct.Struct(">I")
+_NONCE: Final = struct.Struct(">7sIB")  # 12 bytes: prefix, number of the chunk, whether it is the last one
+_SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class EncryptionError(PackageError):
+    """An encrypted file is damaged, or not for this device, or its key is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header(Record):
+    """All that an encrypted file shows to those without its key.
+
+    Attributes:
+        key_id: id of the content key, chosen at random with it.
+        salt: 32 random bytes in hexadecimal digits, of this file alone.
+        plain_bytes: size of the plaintext.
+        chunk_bytes: plaintext of each chunk but the last.
+        recipients: id of a device's key -> the content key wrapped for it, in base64.
+
+    Raises:
+        EncryptionError: a field has the wrong type or value.
+    """
+
+    _error: ClassVar = EncryptionError
+
+    key_id: str
+    salt: str
+    plain_bytes: int
+    chunk_bytes: int = _CHUNK_BYTES
+    format: int = FORMAT
+    recipients: Mapping[str, str] = field(default_factory=dict, hash=False, metadata=OPTIONAL)
+    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        _require(self.format == FORMAT, f"format {self.format!r}, this edgekit reads {FORMAT}; update it")
+        _require(_is_hex(self.key_id, 16), "key_id is not 32 hexadecimal digits")
+        _require(_is_hex(self.salt, 32), "salt is not 64 hexadecimal digits")
+        for name, least, most in (
+            ("plain_bytes", 0, MAX_PLAIN_BYTES),
+            ("chunk_bytes", 1 << 10, 1 << 20),
+        ):
+            value = getattr(self, name)
+            is_valid = type(value) is int and least <= value <= most
+            _require(is_valid, f"{name} is {value!r}, expected {least} to {most}")
+        valid = isinstance(self.recipients, Mapping) and len(self.recipients) <= MAX_RECIPIENTS
+        _require(valid, f"recipients is no object of at most {MAX_RECIPIENTS}")
+        for device, wrapped in self.recipients.items():
+            _require(_is_hex(device, 32) and isinstance(wrapped, str), "one of the recipients is malformed")
+
+    @property
+    def chunk_count(self) -> int:
+        return max(1, -(-self.plain_bytes // self.chunk_bytes))
+
+    @property
+    def head(self) -> bytes:
+        """The file before its chunks."""
+        content = encode_json(self.to_json())
+        _require(len(content) <= _MAX_HEADER_BYTES, f"is over {_MAX_HEADER_BYTES} bytes")
+        return MAGIC + _LENGTH.pack(len(content)) + content
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the encrypted file."""
+        return len(self.head) + self.plain_bytes + _TAG_BYTES * self.chunk_count
+
+
+@dataclass(frozen=True, slots=True)
+class ContentKey:
+    """A key of files, such as that of a release, and its public id."""
+
+    key_id: str
+    secret: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        _require(_is_hex(self.key_id, 16) and len(self.secret) == KEY_BYTES, "the content key is malformed")
+
+
+def make_content_key() -> ContentKey:
+    return ContentKey(secrets.token_hex(16), secrets.token_bytes(KEY_BYTES))
+
+
+def make_header(
+    content_key: ContentKey, plain_bytes: int, recipients: Mapping[str, str] | None = None
+) -> Header:
+    """Return the header of a new file, with a salt of its own."""
+    return Header(
+        key_id=content_key.key_id,
+        salt=secrets.token_hex(32),
+        plain_bytes=plain_bytes,
+        recipients=dict(recipients or {}),
+    )
+
+
+def is_encrypted(path: Path) -> bool:
+    """Return whether the file at `path` begins as an encrypted one; False where it cannot be read."""
+    try:
+        with _open(path) as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except (OSError, EncryptionError):
+        return False
+
+
+def read_header(path: Path) -> Header:
+    """Return the header of the encrypted file at `path`, whose size fits it.
+
+    Raises:
+        EncryptionError: it cannot be read, is no encrypted file, or is cut short or longer than it says.
+        UnavailableError: it cannot be read now.
+    """
+    with _open(path) as file:
+        return parse_head(file, str(path))
+
+
+def parse_head(file: BinaryIO, where: str) -> Header:
+    """Return the header at the start of `file`, which is at its first chunk afterwards; see `read_header`."""
+    start = file.read(len(MAGIC) + _LENGTH.size)
+    if len(start) < len(MAGIC) + _LENGTH.size or not start.startswith(MAGIC):
+        raise EncryptionError(f"{where}: is no encrypted file")
+    (size_bytes,) = _LENGTH.unpack_from(start, len(MAGIC))
+    if size_bytes > _MAX_HEADER_BYTES:
+        raise EncryptionError(f"{where}: its header has {size_bytes} bytes, the limit is {_MAX_HEADER_BYTES}")
+    content = file.read(size_bytes)
+    header = Header.from_json(decode_json(content, f"{where}: header", EncryptionError), f"{where}: header")
+    actual_bytes = os.fstat(file.fileno()).st_size
+    if actual_bytes != header.file_bytes:
+        raise EncryptionError(
+            f"{where}: has {actual_bytes} bytes, its header says {header.file_bytes}; fetch it again"
+        )
+    return header
+
+
+def encrypt(source: BinaryIO, sink: BinaryIO, content_key: ContentKey, header: Header) -> None:
+    """Write the encrypted file of `source` to `sink`; the same arguments give the same bytes.
+
+    Raises:
+        EncryptionError: `source` does not have the size or `content_key` the id that `header` states.
+        OSError: reading or writing failed.
+    """
+    _check_key(content_key, header, "the file")
+    cipher, prefix = _make_cipher(content_key, header)
+    sink.write(header.head)
+    left_bytes = header.plain_bytes
+    for number in range(header.chunk_count):
+        size_bytes = min(header.chunk_bytes, left_bytes)
+        chunk = source.read(size_bytes)
+        if len(chunk) != size_bytes:
+            raise EncryptionError("the plaintext is shorter than its header says")
+        left_bytes -= size_bytes
+        sink.write(cipher.encrypt(_nonce(prefix, number, header), chunk, None))
+    if source.read(1):
+        raise EncryptionError("the plaintext is longer than its header says")
+
+
+def decrypt_chunks(path: Path, content_key: ContentKey) -> Iterator[bytes]:
+    """Yield the plaintext of the encrypted file at `path`, chunk by chunk, each verified.
+
+    Only after the last one it is certain that none is missing.
+
+    Raises:
+        EncryptionError: it is damaged, or has another key.
+        UnavailableError: it cannot be read now.
+    """
+    with _open(path) as file:
+        header = parse_head(file, str(path))
+        yield from read_chunks(file, header, content_key, str(path))
+
+
+def read_chunks(file: BinaryIO, header: Header, content_key: ContentKey, where: str) -> Iterator[bytes]:
+    """Yield the plaintext of `file`, which is at its first chunk; see `decrypt_chunks`."""
+    from cryptography.exceptions import InvalidTag
+
+    _check_key(content_key, header, where)
+    cipher, prefix = _make_cipher(content_key, header)
+    left_bytes = header.plain_bytes
+    for number in range(header.chunk_count):
+        size_bytes = min(header.chunk_bytes, left_bytes)
+        left_bytes -= size_bytes
+        try:
+            yield cipher.decrypt(_nonce(prefix, number, header), file.read(size_bytes + _TAG_BYTES), None)
+        except InvalidTag as cause:
+            raise EncryptionError(
+                f"{where}: part {number + 1} of {header.chunk_count} is damaged or of another file;"
+                " fetch it again"
+            ) from cause
+        except OSError as cause:
+            check_lack(cause, f"cannot read {where}")
+            raise EncryptionError(f"cannot read {where}: {cause.strerror}") from cause
+
+
+def decrypt_to_memory(path: Path, content_key: ContentKey, max_bytes: int = MAX_PLAIN_BYTES) -> int:
+    """Return the descriptor of a sealed file in memory with the plaintext of `path`.
+
+    Raises:
+        EncryptionError: it is damaged, has another key, or more than `max_bytes` of plaintext.
+        UnavailableError: it cannot be read now, or memory is short.
+    """
+    with _open(path) as file:
+        header = parse_head(file, str(path))
+        return fill_memory(file, header, content_key, str(path), max_bytes=max_bytes)
+
+
+def fill_memory(
+    file: BinaryIO, header: Header, content_key: ContentKey, where: str, *, max_bytes: int = MAX_PLAIN_BYTES
+) -> int:
+    """Return a sealed file in memory with the plaintext of `file`, see `decrypt_to_memory`."""
+    if header.plain_bytes > max_bytes:
+        raise EncryptionError(f"{where}: holds {header.plain_bytes} bytes, the limit is {max_bytes}")
+    try:
+        descriptor = os.memfd_create("edgekit-decrypted", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            for chunk in read_chunks(file, header, content_key, where):
+                _write_all(descriptor, chunk)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except OSError as cause:
+        check_lack(cause, f"{where}: cannot be decrypted into memory")
+        raise EncryptionError(f"{where}: cannot be decrypted into memory: {cause.strerror}") from cause
+    return descriptor
+
+
+def map_memory(descriptor: int) -> memoryview:
+    """Return the content of a sealed file in memory."""
+    size_bytes = os.fstat(descriptor).st_size
+    return memoryview(mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_READ) if size_bytes else b"")
+
+
+def _make_cipher(content_key: ContentKey, header: Header) -> "tuple[AESGCM, bytes]":
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # 9 MB, which plain packages do without
+
+    salt = bytes.fromhex(header.salt)
+    material = derive(content_key.secret, salt, b"edgekit file 1\0" + header.head, KEY_BYTES + 7)
+    return AESGCM(material[:KEY_BYTES]), material[KEY_BYTES:]
+
+
+def _nonce(prefix: bytes, number: int, header: Header) -> bytes:
+    return _NONCE.pack(prefix, number, number == header.chunk_count - 1)
+
+
+def _check_key(content_key: ContentKey, header: Header, where: str) -> None:
+    if content_key.key_id != header.key_id:
+        raise EncryptionError(
+            f"{where}: is encrypted with key {header.key_id}, this key is {content_key.key_id}"
+        )
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        # Not blocking, since opening a FIFO for reading would wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as cause:
+        check_lack(cause, f"cannot read {path}")
+        raise EncryptionError(f"cannot read {path}: {cause.strerror}") from cause
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise EncryptionError(f"{path}: is no regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def _write_all(descriptor: int, chunk: bytes) -> None:
+    view = memoryview(chunk)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _is_hex(text: object, size_bytes: int) -> bool:
+    if not isinstance(text, str) or text != text.lower():
+        return False
+    try:
+        return len(binascii.unhexlify(text)) == size_bytes
+    except ValueError:
+        return False
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise EncryptionError(f"encrypted file: {message}")

@@ -1,0 +1,181 @@
+"""The key of this device, for which content keys are wrapped: `device-key.json` in the folder of keys.
+
+    {"format":1,"holder":"file","public":"BASE64 of an uncompressed point","stored":{...}}
+
+`holders` says who may hold the private key; the first that is available gets it.
+"""
+
+import base64
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.canonical_json import Fields, JsonValue, decode_json, encode_json
+from edgekit_runtime.encryption.container import ContentKey, EncryptionError
+from edgekit_runtime.encryption.holders import HOLDERS, KeyHolder, Stored, find_holder
+from edgekit_runtime.encryption.key_wrapping import POINT_BYTES, unwrap_key
+from edgekit_runtime.records import dataclass
+from edgekit_runtime.system.atomic_files import DISK, Disk, make_folders, write_atomically
+from edgekit_runtime.system.paths import find_keys_folder
+from edgekit_runtime.system.resource_errors import check_lack
+
+FILE_NAME: Final = "device-key.json"
+_FORMAT: Final = 1
+_MAX_BYTES: Final = 16 << 10
+# A P-256 public key in DER ends with its point. Source: RFC 5480.
+_DER_PREFIX: Final = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d030107034200")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceKey:
+    """The key of this device.
+
+    Attributes:
+        holder: who holds the private key.
+        public_key: an uncompressed point of P-256.
+        stored: what the holder needs.
+    """
+
+    holder: KeyHolder
+    public_key: bytes
+    stored: Stored
+
+    @property
+    def key_id(self) -> str:
+        return name_public_key(self.public_key)
+
+    @property
+    def pem(self) -> str:
+        """The public key for `edgekit package --encrypt-for`."""
+        text = base64.encodebytes(_DER_PREFIX + self.public_key).decode("ascii").replace("\n", "")
+        lines = [text[at : at + 64] for at in range(0, len(text), 64)]
+        return "\n".join(["-----BEGIN PUBLIC KEY-----", *lines, "-----END PUBLIC KEY-----", ""])
+
+    def unwrap(self, wrapped: str, key_id: str) -> ContentKey:
+        """Return the content key `key_id` that was wrapped for this device.
+
+        Raises:
+            EncryptionError: it was wrapped for another device, or the holder does not give out the key.
+        """
+        try:
+            exchange = self.holder.open(self.stored)
+        except (KeyError, ValueError, TypeError) as cause:
+            raise EncryptionError(f"{FILE_NAME}: is damaged: {cause!r}") from cause
+        return unwrap_key(wrapped, key_id, exchange, self.public_key)
+
+
+def name_public_key(public_key: bytes) -> str:
+    """Return the id of a device's public key: the sha256 of its DER form, as of other keys."""
+    return hashlib.sha256(_DER_PREFIX + public_key).hexdigest()
+
+
+def read_device_key(folder: Path | None = None) -> DeviceKey | None:
+    """Return the key of this device, or None where it has none yet.
+
+    Args:
+        folder: folder of keys; by default `find_keys_folder()`.
+
+    Raises:
+        EncryptionError: its file is damaged, or of another user.
+        UnavailableError: it cannot be read now.
+    """
+    path = (folder or find_keys_folder()) / FILE_NAME
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as cause:
+        check_lack(cause, f"cannot read {path}")
+        raise EncryptionError(f"cannot read the key of this device, {path}: {cause.strerror}") from cause
+    fields = Fields(decode_json(content, str(path), EncryptionError), str(path), EncryptionError)
+    try:
+        public_key = base64.b64decode(fields.take("public"), validate=True)
+        stored = fields.take("stored")
+        if fields.take("format") != _FORMAT or len(public_key) != POINT_BYTES or not isinstance(stored, dict):
+            raise EncryptionError(f"{path}: is damaged, or of a newer edgekit")
+    except (ValueError, TypeError) as cause:
+        raise EncryptionError(f"{path}: is damaged: {cause}") from cause
+    return DeviceKey(holder=find_holder(fields.take("holder")), public_key=public_key, stored=stored)
+
+
+def make_device_key(folder: Path | None = None, disk: Disk = DISK, *, holder: str = "") -> DeviceKey:
+    """Return the key of this device, made if it has none.
+
+    Args:
+        folder: folder of keys; by default `find_keys_folder()`.
+        disk: carries out the steps.
+        holder: who is to hold a new key; by default the first that is available.
+
+    Raises:
+        EncryptionError: its file is damaged, or the holder is not available.
+        OutputError: the key cannot be stored.
+    """
+    folder = folder or find_keys_folder()
+    make_folders(folder, disk=disk)
+    with _lock(folder):
+        return read_device_key(folder) or _create(folder, holder, disk)
+
+
+def _create(folder: Path, holder: str, disk: Disk) -> DeviceKey:
+    chosen = find_holder(holder) if holder else next(item for item in HOLDERS if item.is_available())
+    if not chosen.is_available():
+        raise EncryptionError(f"'{chosen.name}' cannot hold a key on this machine now")
+    stored, public_key = chosen.create()
+    document: dict[str, JsonValue] = {
+        "format": _FORMAT,
+        "holder": chosen.name,
+        "public": base64.b64encode(public_key).decode("ascii"),
+        "stored": dict(stored),
+    }
+    with write_atomically(folder / FILE_NAME, mode=0o600, disk=disk) as file:
+        file.write(encode_json(document))
+    return DeviceKey(holder=chosen, public_key=public_key, stored=stored)
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Hold `folder`, so that two processes make one key."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def read_public_device_key(path: Path) -> bytes:
+    """Return the public key in a PEM file of `edgekit-device keys device`, as an uncompressed point.
+
+    Raises:
+        EncryptionError: unreadable, or no public key on P-256.
+    """
+    try:
+        with path.open("rb") as file:
+            return parse_public_device_key(file.read(_MAX_BYTES).decode("utf-8"))
+    except OSError as cause:
+        check_lack(cause, f"cannot read {path}")
+        raise EncryptionError(f"cannot read public key {path}: {cause.strerror}") from cause
+    except (EncryptionError, ValueError) as cause:
+        raise EncryptionError(f"{path}: {cause}; make it by `edgekit-device keys device`") from cause
+
+
+def parse_public_device_key(pem: str) -> bytes:
+    """Return the uncompressed point of a public key on P-256 in PEM.
+
+    Raises:
+        EncryptionError: the text is another kind of key, or no key.
+    """
+    match = re.fullmatch(r"\s*-----BEGIN PUBLIC KEY-----([^-]*)-----END PUBLIC KEY-----\s*", pem)
+    try:
+        data = base64.b64decode("".join(match[1].split()), validate=True) if match else b""
+    except ValueError:
+        data = b""
+    if len(data) != len(_DER_PREFIX) + POINT_BYTES or not data.startswith(_DER_PREFIX):
+        raise EncryptionError("expected a public key on P-256 in PEM")
+    return data[len(_DER_PREFIX) :]

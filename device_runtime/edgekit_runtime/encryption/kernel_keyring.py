@@ -1,0 +1,76 @@
+"""The key that the owner's boot loads into the kernel's keyring, under which the device's key lies encrypted.
+
+It is a key of type `user` with 32 bytes and the name `edgekit:device`, reachable from the keyrings of this
+process or of its user. A restart empties keyrings: where the key comes from again (an initramfs, a network, a
+person) is the owner's choice, and the strength of this holder.
+
+Source: keyctl(2), request_key(2), keyrings(7).
+"""
+
+import ctypes
+import os
+import platform
+import secrets
+from typing import Final
+
+from edgekit_runtime.encryption.container import KEY_BYTES, EncryptionError
+
+NAME: Final = "edgekit:device"
+_TYPE: Final = b"user"
+_KEYCTL_SEARCH, _KEYCTL_READ = 10, 11
+_USER_KEYRING: Final = -4
+# Machine -> numbers of the system calls request_key and keyctl.
+_CALLS: Final = {
+    "x86_64": (249, 250),
+    "aarch64": (218, 219),
+    "riscv64": (218, 219),
+    "armv7l": (310, 311),
+    "armv6l": (310, 311),
+}
+
+
+def is_available() -> bool:
+    return _find_key() is not None
+
+
+def read_key() -> bytes:
+    """Return the key.
+
+    Raises:
+        EncryptionError: it is not loaded, may not be read, or has another size.
+    """
+    serial = _find_key()
+    if serial is None:
+        raise EncryptionError(
+            f"the kernel's keyring has no key '{NAME}': a restart empties it, and the boot of this device has"
+            f" to load the key again, such as `keyctl padd user {NAME} @u < key`"
+        )
+    content = ctypes.create_string_buffer(KEY_BYTES + 1)
+    size_bytes = _call(1, _KEYCTL_READ, serial, content, len(content))
+    if size_bytes != KEY_BYTES:
+        problem = f"has {size_bytes} bytes, expected {KEY_BYTES}" if size_bytes >= 0 else "may not be read"
+        raise EncryptionError(f"the key '{NAME}' in the kernel's keyring {problem}")
+    return content.raw[:KEY_BYTES]
+
+
+def make_nonce() -> bytes:
+    return secrets.token_bytes(12)
+
+
+def _find_key() -> int | None:
+    """Return the serial number of the key, or None: not loaded, or the kernel refuses such calls."""
+    name = NAME.encode()
+    for serial in (_call(0, _TYPE, name, None, 0), _call(1, _KEYCTL_SEARCH, _USER_KEYRING, _TYPE, name, 0)):
+        if serial > 0:
+            return serial
+    return None
+
+
+def _call(index: int, *arguments: object) -> int:
+    if platform.machine() not in _CALLS or not hasattr(os, "memfd_create"):
+        return -1
+    native = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    try:
+        return int(ctypes.CDLL(None).syscall(ctypes.c_long(_CALLS[platform.machine()][index]), *native))
+    except (OSError, AttributeError):
+        return -1
