@@ -256,6 +256,26 @@ class ReportedStream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedSamples:
+    """Samples of one order, as the device states them.
+
+    Attributes:
+        state: `forbidden` by the device's owner; `missing` where no service serves the model.
+        triggers: kind -> samples that it drew since the service was started.
+        waiting, waiting_bytes: stored here, not yet sent.
+        dropped: drawn and not stored since then: they were too large, too many at once, or the disk full.
+        error: what the device cannot do of the order, or empty.
+    """
+
+    state: Literal["collecting", "ended", "forbidden", "missing"]
+    triggers: Mapping[str, Annotated[int, _COUNT]] = field(default_factory=dict)
+    waiting: Annotated[int, _COUNT] = 0
+    waiting_bytes: Annotated[int, _COUNT] = 0
+    dropped: Annotated[int, _COUNT] = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
     """All that the device states; it replaces what it stated before.
 
@@ -271,6 +291,7 @@ class Reported:
         facts: what selects and explains a device, such as `target`, `runtime`, `engines`, `free_bytes`,
             `battery`, `boot`; short strings. `live` is the URL of the device's live page, if it states it.
         streams: the streams that the fleet wants, by name.
+        samples: order -> what came of it.
     """
 
     device: str
@@ -283,6 +304,7 @@ class Reported:
     figures: tuple[ModelFigures, ...] = ()
     facts: Mapping[str, str]
     streams: Mapping[str, ReportedStream] = field(default_factory=dict)
+    samples: Mapping[str, ReportedSamples] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,8 +39,9 @@ SAMPLES_FILE: Final = "samples.json"
 """In the agent's folder: the orders of the fleet, which the service follows."""
 
 TRIGGERS: Final[Mapping[str, str]] = {
-    "uncertain": "the two best scores differ by at most the threshold (0.2)",
-    "disagreement": "the shadow version, or the server's half of the model, answers otherwise",
+    "uncertain": "the two best scores, or the score of a box and its complement, differ by at most the"
+    " threshold (0.2)",
+    "disagreement": "the version on trial, or where a server answered the model here, answers otherwise",
     "drift": "an input or output lies in a range that the package's reference does not have",
     "random": "drawn at random, at one rate for all requests: enough alone for unbiased estimates",
     "kept": "the application asked for it",
@@ -51,6 +52,7 @@ MAX_ORDERS: Final = 16
 MAX_TRIGGERS: Final = 8
 MAX_SAMPLE_BYTES: Final = 16 << 20
 SAMPLE_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_ORDER_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _MAX_HEADER_BYTES: Final = 64 << 10
 _LENGTHS: Final = (4, 8, 8)  # bytes of the lengths of header, input and answer at the beginning
 _MAGIC: Final = b"edgekit-sample/1\n"
@@ -78,12 +80,13 @@ class SampleOrder:
     """Samples that the fleet wants of a model.
 
     Attributes:
-        id: identifier of the order in the fleet.
+        id: identifier of the order in the fleet: letters, digits, `_` and `-`.
         model: name of the model.
         per_day: samples a day and device, of all triggers together.
         max_bytes: most bytes on the device that wait to be sent.
         max_sample_bytes: larger requests are not kept.
         ends_at: end of the order, in seconds since 1970; samples that wait are then still sent.
+        window: local time of day in which samples are sent, as `01:00-04:00`, or None for any time.
         public_key: key for which samples are sealed: a point of P-256, uncompressed, in base64.
     """
 
@@ -94,9 +97,12 @@ class SampleOrder:
     max_bytes: Annotated[int, Range(1, 1 << 40)]
     max_sample_bytes: Annotated[int, Range(1, MAX_SAMPLE_BYTES)] = MAX_SAMPLE_BYTES
     ends_at: Annotated[float, Range(0, 10**11)]
+    window: str | None = None
     public_key: str
 
     def __post_init__(self) -> None:
+        if _ORDER_ID.fullmatch(self.id) is None:
+            raise ValueError(f"id of an order is {self.id[:80]!r}, expected letters, digits, _ and -")
         if not 0 < len(self.triggers) <= MAX_TRIGGERS:
             raise ValueError(f"an order has {len(self.triggers)} triggers, expected 1 to {MAX_TRIGGERS}")
 
