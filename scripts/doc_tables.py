@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edgekit_fleet.rollouts.gate_table import LIMITS
+from edgekit_fleet.rollouts.outside_gates import OutsideGate
 from edgekit_host.evidence import Evidence, read_folders
 from edgekit_runtime.dataclass_json import list_settings
 from edgekit_runtime.protocol.streams import StreamOptions
@@ -83,6 +84,7 @@ def list_limits() -> str:
     for limit in LIMITS:
         bounds = f"{limit.range.least:g} to {limit.range.most:g}"
         lines.append(f"| `{limit.name}` | {limit.label} | {limit.shown_default} | {bounds} |")
+    lines += ["", "A gate of an outside judge, declared by `--evidence`:", "", *_list_options(OutsideGate)]
     return "\n".join(lines) + "\n"
 
 

@@ -340,7 +340,7 @@ def give_order(store: Store, name: str, order: Order, actor: str, note: str = ""
             its devices since it ended.
     """
     with store.transaction() as session:
-        row = _find(session, name, will_change=True)
+        row = find_row(session, name, will_change=True)
         fits = {
             "pause": ("running",),
             "resume": ("paused",),
@@ -415,7 +415,7 @@ def list_rollouts(store: Store, *, after: str = "", limit: int | None = None) ->
     statement = select(RolloutRow).order_by(RolloutRow.created_at.desc(), RolloutRow.name).limit(limit)
     with store.snapshot() as session:
         if after:
-            statement = statement.where(follows(RolloutRow, _find(session, after).created_at, after))
+            statement = statement.where(follows(RolloutRow, find_row(session, after).created_at, after))
         rows = session.scalars(statement).all()
         counts: dict[str, dict[str, int]] = {}
         for rollout, state, count in session.execute(
@@ -434,7 +434,7 @@ def find_rollout(store: Store, name: str) -> RolloutSummary:
         FleetError: there is none of that name.
     """
     with store.snapshot() as session:
-        row = _find(session, name)
+        row = find_row(session, name)
         counts = session.execute(
             select(MemberRow.state, func.count()).where(MemberRow.rollout == name).group_by(MemberRow.state)
         )
@@ -448,7 +448,7 @@ def replay_rollout(store: Store, name: str) -> list[Difference]:
         FleetError: there is no such rollout, or its log is damaged.
     """
     with store.snapshot() as session:
-        _find(session, name)
+        find_row(session, name)
         entries = [(at, entry) for _, at, entry in read_entries(session, name)]
     return replay(entries)[1]
 
@@ -490,7 +490,12 @@ def find_tag_effects(store: Store, device: str, tags: Mapping[str, str]) -> list
         return effects
 
 
-def _find(session: Session, name: str, *, will_change: bool = False) -> RolloutRow:
+def find_row(session: Session, name: str, *, will_change: bool = False) -> RolloutRow:
+    """Return the row of a rollout, locked if it will change.
+
+    Raises:
+        NotFoundError: there is none of that name.
+    """
     row = session.get(RolloutRow, name, with_for_update=will_change or None)
     if row is None:
         newest = session.scalars(

@@ -1,7 +1,8 @@
 """Decides what a rollout does next: a pure function of its progress and the time, so it can be repeated.
 
-The order of the rules: a person's abort, the gates, a pause, attempts worth repeating, the quorum of the open
-step, the next step of the wave, the next wave. Each decision is a sentence with the figures it rests on.
+The order of the rules: a person's abort, a stop by an outside judge, the gates, a pause, attempts worth
+repeating, the quorum of the open step, the next step of the wave, evidence of outside judges that the rollout
+waits for, the next wave. Each decision is a sentence with the figures it rests on.
 
 A good release for 1,000 devices, in waves that end at 10, 100, 500 and 1,000, with 10 devices first:
 
@@ -54,11 +55,13 @@ def decide(progress: Progress, now: float) -> Decision | None:
         return _abort(progress, f"{progress.wants_abort} aborted the rollout", {})
     if progress.state == "succeeded":
         return None
+    for finding in progress.outside.values():
+        if finding.outcome == "stop":
+            return _abort(progress, finding.sentence, _count_exposed(progress, finding.figures))
     models = sorted(progress.settings.models)
     judgement = judge_samples(progress.samples(now), progress.settings.limits, models)
     if (verdict := judgement.verdict) is not None:
-        figures = {**verdict.figures, "exposed": progress.started, "devices": len(progress.members)}
-        return _abort(progress, verdict.sentence, figures)
+        return _abort(progress, verdict.sentence, _count_exposed(progress, verdict.figures))
     if progress.state == "paused":
         sentence = progress.pause.sentence if progress.pause else "paused by order; resume it"
         return Decision(action="wait", wave=progress.wave, sentence=sentence)
@@ -141,6 +144,10 @@ def _abort(progress: Progress, reason: str, figures: Mapping[str, float]) -> Dec
     )
 
 
+def _count_exposed(progress: Progress, figures: Mapping[str, float]) -> dict[str, float]:
+    return {**figures, "exposed": progress.started, "devices": len(progress.members)}
+
+
 def _retry(progress: Progress) -> Decision | None:
     failed = {
         device: member.code
@@ -198,6 +205,9 @@ def _go_on(progress: Progress, judgement: Judgement, now: float) -> Decision:
                 action="pause", wave=progress.wave, sentence=doubt, figures=figures, is_doubt=True
             )
         most = min(most, judged + silent + max(settings.minimum // 5, 1))
+    if started >= progress.wave_end and (awaited := progress.list_awaited(now)):
+        sentence = f"{state}, and evidence of outside judges is awaited: {', '.join(awaited)}"
+        return Decision(action="wait", wave=progress.wave, sentence=sentence, figures=figures)
     if progress.wave < len(settings.waves) - 1 and started >= progress.wave_end:
         figures["wave"] = progress.wave
         if most > started:

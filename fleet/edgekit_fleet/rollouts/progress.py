@@ -9,6 +9,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from edgekit_fleet.rollouts.gate_table import Fault, Sample, check_stored_limits, make_limits
+from edgekit_fleet.rollouts.outside_gates import (
+    Evidence,
+    OutsideFinding,
+    OutsideGate,
+    check_gates,
+    judge_evidence,
+)
 from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
 from edgekit_runtime.errors import FleetError
 
@@ -56,6 +63,7 @@ class RolloutSettings:
         window: local time of day in which devices switch, or None.
         trial: see `DesiredModel`.
         models: models of the release, by their names.
+        evidence: gates of outside judges, by their names.
     """
 
     waves: tuple[int, ...]
@@ -71,9 +79,11 @@ class RolloutSettings:
     window: str | None = None
     trial: Literal["none", "shadow", "canary"] = "none"
     models: Mapping[str, ModelSettings] = field(default_factory=dict)
+    evidence: Mapping[str, OutsideGate] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_stored_limits(self.limits)
+        check_gates(self.evidence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +185,7 @@ class ClockSetBack:
 
 
 Entry: TypeAlias = (
-    StartEntry | JoinEntry | AnswerEntry | OrderEntry | Decision | WithdrawalEntry | ClockSetBack
+    StartEntry | JoinEntry | AnswerEntry | OrderEntry | Evidence | Decision | WithdrawalEntry | ClockSetBack
 )
 
 TRANSIENT_CODES: Final = frozenset(("timeout", "load", "internal"))
@@ -194,6 +204,7 @@ _KINDS: Final[dict[str, type[Any]]] = {
     "joined": JoinEntry,
     "answered": AnswerEntry,
     "ordered": OrderEntry,
+    "evidence": Evidence,
     "decided": Decision,
     "withdrawn": WithdrawalEntry,
     "clock": ClockSetBack,
@@ -255,7 +266,7 @@ class Progress:
     """Everything known about a rollout.
 
     Attributes:
-        newest_at: time of the newest entry.
+        begun_at, newest_at: times of the first and the newest entry.
         members: device -> its state, in the order of the cohort.
         wave: the open wave, from 0.
         started: members that were offered the release.
@@ -265,9 +276,11 @@ class Progress:
         wants_abort: who ordered to abort, or None.
         last: the last decision, or None.
         stop: the decision to abort, or None.
+        outside: gate of an outside judge -> what its evidence says.
     """
 
     settings: RolloutSettings
+    begun_at: float = 0.0
     newest_at: float = 0.0
     members: dict[str, Member] = field(default_factory=dict)
     state: Literal["running", "paused", "succeeded", "aborted"] = "running"
@@ -280,6 +293,7 @@ class Progress:
     wants_abort: str | None = None
     last: Decision | None = None
     stop: Decision | None = None
+    outside: dict[str, OutsideFinding] = field(default_factory=dict)
 
     @property
     def wave_end(self) -> int:
@@ -302,10 +316,19 @@ class Progress:
             and now - member.started_at < self.settings.patience_s
         ]
 
+    def list_awaited(self, now: float) -> list[str]:
+        """Return the gates of outside judges for which the rollout waits at a time."""
+        return [
+            name
+            for name, gate in sorted(self.settings.evidence.items())
+            if (name not in self.outside or self.outside[name].outcome == "unclear")
+            and (gate.deadline_s is None or now - self.begun_at < gate.deadline_s)
+        ]
+
 
 def begin(entry: StartEntry, at: float) -> Progress:
     """Return the progress at the start of a rollout; `at` is in seconds since 1970."""
-    progress = Progress(settings=entry.settings, newest_at=at, step_at=at)
+    progress = Progress(settings=entry.settings, begun_at=at, newest_at=at, step_at=at)
     _join(progress, entry)
     return progress
 
@@ -324,6 +347,8 @@ def apply(progress: Progress, entry: Entry, at: float) -> None:
         _apply_decision(progress, entry, at)
     elif isinstance(entry, OrderEntry):
         _apply_order(progress, entry, at)
+    elif isinstance(entry, Evidence):
+        _apply_evidence(progress, entry)
     elif isinstance(entry, JoinEntry):
         _join(progress, entry)
     elif isinstance(entry, WithdrawalEntry):
@@ -339,9 +364,17 @@ def _join(progress: Progress, entry: StartEntry | JoinEntry) -> None:
 
 
 def _set_back(progress: Progress, at: float) -> None:
-    progress.step_at = min(progress.step_at, at)
+    progress.begun_at, progress.step_at = min(progress.begun_at, at), min(progress.step_at, at)
     for member in progress.members.values():
         member.started_at, member.answered_at = min(member.started_at, at), min(member.answered_at, at)
+
+
+def _apply_evidence(progress: Progress, entry: Evidence) -> None:
+    gate = progress.settings.evidence.get(entry.gate)
+    if gate is not None:
+        finding = judge_evidence(gate, entry)
+        if finding.outweighs(progress.outside.get(entry.gate)):
+            progress.outside[entry.gate] = finding
 
 
 def _withdraw(progress: Progress, entry: WithdrawalEntry) -> None:

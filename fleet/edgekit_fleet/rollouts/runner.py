@@ -33,6 +33,7 @@ from edgekit_fleet.rollouts.progress import (
     entry_to_plain,
 )
 from edgekit_fleet.rollouts.selector import parse_selector
+from edgekit_fleet.rollouts.verdict import VERDICT_ACTION, VERDICTS
 from edgekit_fleet.rollouts.views import read_before, read_devices, read_packages
 from edgekit_fleet.rollouts.waves import draw_delay, join_cohort
 from edgekit_fleet.store import audit
@@ -216,6 +217,10 @@ class RolloutRunner:
                 _update(row, "because", decision.sentence)
                 break
             self._log(session, row, memory, [decision], now)
+            if verdict := VERDICTS.get(decision.action):
+                detail = {"verdict": verdict, "reasons": [decision.sentence], "figures": decision.figures}
+                entry = audit.AuditEntry(action=VERDICT_ACTION, subject=row.name, detail=detail)
+                audit.append(session, "manager", [entry], now)
             if decision.wave != row.wave or row.wave_started_at is None:
                 row.wave, row.wave_started_at = decision.wave, now
             row.because = decision.sentence

@@ -15,6 +15,8 @@ COMMANDS = {
     "release": "Make a release of packages.",
     "withdraw": "Withdraw a release, so that no rollout can offer it.",
     "rollout": "Plan, start, watch, pause and stop rollouts.",
+    "verdict": "Say whether a rollout passes or stops, for a CI job.",
+    "evidence": "Add the evidence of an outside judge to a rollout.",
     "rollback": "Bring devices back to what they ran before.",
     "devices": "List the devices.",
     "device": "Show one device; tag it, or shut it out.",
@@ -37,6 +39,7 @@ COMMANDS = {
 _FILES = {
     "withdraw": "release",
     "rollback": "rollout",
+    "evidence": "verdict",
     "tag": "device",
     "why": "device",
     "collect": "bundle",

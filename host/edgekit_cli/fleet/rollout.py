@@ -19,6 +19,7 @@ from edgekit_cli.fleet.fleet_server import connect
 from edgekit_cli.number_range import NumberRange
 from edgekit_cli.shared_options import as_json_option
 from edgekit_fleet.rollouts.gate_table import LIMITS
+from edgekit_fleet.rollouts.outside_gates import OutsideGate
 
 if TYPE_CHECKING:
     from edgekit_fleet.api.client import FleetCaller
@@ -55,6 +56,28 @@ def _read_priority(text: str) -> int:
     if not text.isdecimal():
         raise ValueError(f"{text!r} is no whole number from 0")
     return int(text)
+
+
+def _read_evidence(
+    _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, OutsideGate]:
+    """Return gate -> its settings, from texts such as `conversion worse=lower limit=-0.02`."""
+    import shlex
+
+    from edgekit_runtime.dataclass_json import from_plain, list_settings
+    from edgekit_runtime.errors import ConfigError
+
+    kinds = {setting.name: setting.kind for setting in list_settings(OutsideGate)}
+    gates = {}
+    try:
+        for value in values:
+            name, *words = shlex.split(value)
+            pairs = [word.partition("=")[::2] for word in words]
+            gates[name] = from_plain(OutsideGate, {key: kinds[key](text) for key, text in pairs}, name)
+    except (ValueError, KeyError, ConfigError) as error:
+        keys = ", ".join(f"{key}=" for key in kinds)
+        raise click.BadParameter(f"{error}; expected NAME and some of {keys}") from error
+    return gates
 
 
 @click.group("rollout")
@@ -158,6 +181,14 @@ def _limit_options(function: Callable[..., None]) -> Callable[..., None]:
     help="Further attempts on a device whose failure may pass.",
 )
 @_limit_options
+@click.option(
+    "--evidence",
+    multiple=True,
+    callback=_read_evidence,
+    metavar='"NAME KEY=VALUE..."',
+    help='A gate of an outside judge, as "conversion compare=difference worse=lower limit=-0.02"; see'
+    " docs/explanation/rollouts.md for the keys.",
+)
 @click.option("--join", "is_dynamic", is_flag=True, help="Devices that match later join at the end.")
 def start(release: str, *, path: Path | None, as_json: bool, **options: Any) -> None:
     """Start a rollout of RELEASE; its devices are chosen now, and stay the same."""

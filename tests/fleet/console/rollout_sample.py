@@ -1,11 +1,13 @@
 """Writes a simulated rollout into a store, with its log, members and executions, as the manager would."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tests.fleet.simulated_rollout import NOW, Model, Simulation, simulate
 
-from edgekit_fleet.rollouts.progress import AnswerEntry, Decision, Entry
+from edgekit_fleet.rollouts.outside_gates import OutsideGate
+from edgekit_fleet.rollouts.progress import AnswerEntry, Decision, Entry, StartEntry
 from edgekit_fleet.rollouts.runner import log_entries
 from edgekit_fleet.store.database import Store, insert_many
 from edgekit_fleet.store.tables import (
@@ -35,9 +37,13 @@ def add_rollout(
     seed: int = 3,
     at: float = NOW,
     days: float = 3,
+    evidence: Mapping[str, OutsideGate] | None = None,
 ) -> Simulation:
     """Roll a model out to devices that are added, and write down all that happened; `at` is its start."""
     run = simulate(seed, devices, model, days=days)
+    begin_at, start = run.log[0]
+    assert isinstance(start, StartEntry)
+    run.log[0] = begin_at, replace(start, settings=replace(start.settings, evidence=evidence or {}))
     progress = run.progress
     because = progress.last.sentence if progress.last else ""
     with store.transaction() as session:
@@ -75,8 +81,6 @@ def device_name(rollout: str, device: str) -> str:
 
 
 def _rename(rollout: str, entry: Entry) -> Entry:
-    from dataclasses import replace
-
     if isinstance(entry, AnswerEntry):
         return replace(entry, device=device_name(rollout, entry.device))
     devices = getattr(entry, "devices", ())

@@ -15,7 +15,8 @@ from edgekit_fleet.console.rollouts.rollout_log import RolloutLog
 from edgekit_fleet.operations.names import check_name
 from edgekit_fleet.operations.rollouts import find_rollout
 from edgekit_fleet.rollouts.gate_table import LIMITS
-from edgekit_fleet.rollouts.runner import RolloutRunner, read_entries
+from edgekit_fleet.rollouts.outside_gates import Evidence, OutsideGate
+from edgekit_fleet.rollouts.runner import RolloutRunner, log_entries, read_entries
 from edgekit_fleet.store.tables import ReleaseRow
 from edgekit_runtime.errors import FleetError
 
@@ -220,3 +221,20 @@ def test_work_that_waits_is_forgotten_when_the_console_ends():
 def test_name_of_a_form_is_refused(what):
     with pytest.raises(FleetError, match="'new' is an address of the console"):
         check_name(what, "new")
+
+
+def test_outside_gate_shows_its_limit_and_hostile_evidence_as_text(client, served):
+    gates = {
+        "conversion": OutsideGate(limit=2.0, unit="<i>%</i>", judge="token:shop"),
+        "calls": OutsideGate(),
+    }
+    add_rollout(served.store, NAME, CLEAN, evidence=gates)
+    with served.store.transaction() as session:
+        reason = "<script>alert(1)</script>"
+        evidence = Evidence(gate="conversion", value=1.5, reason=reason, who="token:shop")
+        log_entries(session, NAME, "token:shop", [evidence], NOW + 9e5)
+    page = client.get(f"/rollouts/{NAME}").text
+    assert "<script>alert" not in page and "<i>%" not in page
+    said = html.unescape(words(page))
+    assert "at most 2 token:shop" in said and "Conversion (<i>%</i>) is 1.5, expected at most 2" in said
+    assert "the judge states it" in said and "awaited" in said

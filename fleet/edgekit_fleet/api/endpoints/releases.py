@@ -11,6 +11,7 @@ from edgekit_fleet.operations import releases, rollouts
 from edgekit_fleet.operations.releases import ReleaseSummary
 from edgekit_fleet.operations.rollouts import RolloutPlan, RolloutRequest, RolloutSummary
 from edgekit_fleet.rollouts.gate_table import LIMITS, MIN_AGREEMENT
+from edgekit_fleet.rollouts.outside_gates import OutsideGate
 from edgekit_fleet.rollouts.progress import Approval, LoadOrder, Order
 from edgekit_fleet.rollouts.replay import Difference
 from edgekit_fleet.rollouts.runner import OPEN_STATES
@@ -140,6 +141,8 @@ class StartRollout(PlanRollout):
         release, selector, waves, minimum: as in `PlanRollout`.
         name: the release and a number if empty.
         limits: limits of the gates.
+        evidence: gates of outside judges, by their names; the rollout waits for their evidence at the end of
+            its first wave.
         soak_s, patience_s, step_timeout_s, retries, spread_s, approval, is_dynamic, window, trial: see
             `RolloutSettings`.
         order: whether the new version of a model is loaded before the old one is unloaded (needs memory for
@@ -150,6 +153,7 @@ class StartRollout(PlanRollout):
 
     name: str = ""
     limits: RolloutLimits = field(default_factory=RolloutLimits)  # type: ignore[valid-type]
+    evidence: Mapping[str, OutsideGate] = field(default_factory=dict)
     soak_s: float | None = None
     patience_s: float | None = None
     step_timeout_s: float | None = None

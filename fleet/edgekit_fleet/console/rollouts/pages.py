@@ -145,6 +145,9 @@ _MOMENT_KINDS: Final[Mapping[str, str]] = {
     "abort": "bad",
     "order": "idle",
     "withdraw": "stop",
+    "evidence-pass": "good",
+    "evidence-unclear": "idle",
+    "evidence-stop": "bad",
 }
 
 

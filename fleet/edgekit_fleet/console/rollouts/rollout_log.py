@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from edgekit_fleet.console.rollouts.background import Background, Lookup
 from edgekit_fleet.console.rollouts.evidence import Course, find_courses
 from edgekit_fleet.rollouts.gate_table import Fault
+from edgekit_fleet.rollouts.outside_gates import Evidence, OutsideFinding, OutsideGate, judge_evidence
 from edgekit_fleet.rollouts.progress import (
     AnswerEntry,
     ClockSetBack,
@@ -51,7 +52,8 @@ class Moment:
     Attributes:
         number: number of the entry of the audit log.
         at: time of the entry, in seconds since 1970.
-        kind: `start`, `retry`, `ask`, `pause`, `succeed`, `abort`, `order`, `join`, `begin` or `withdraw`.
+        kind: `start`, `retry`, `ask`, `pause`, `succeed`, `abort`, `order`, `join`, `begin`, `withdraw`, or
+            `evidence-` with its outcome.
         sentence: the event and its reason.
     """
 
@@ -72,6 +74,7 @@ class LogView:
         earlier: number of moments before those in `moments`.
         waits_for: number of the wave that waits for an approval, from 1, or 0.
         faults: fault -> (number of devices, some of them).
+        outside: name, gate and finding of each outside judge; no finding before its evidence.
     """
 
     courses: Sequence[Course]
@@ -79,6 +82,7 @@ class LogView:
     earlier: int
     waits_for: int
     faults: Mapping[Fault, tuple[int, Sequence[str]]]
+    outside: Sequence[tuple[str, OutsideGate, OutsideFinding | None]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,6 +139,12 @@ class RolloutLog:
             earlier=len(self.moments) - len(moments),
             waits_for=self._find_approval(),
             faults={fault: (len(devices), devices[:_DEVICES]) for fault, devices in self.faults.items()},
+            outside=[
+                (name, gate, self.progress.outside.get(name))
+                for name, gate in self.progress.settings.evidence.items()
+            ]
+            if self.progress
+            else [],
         )
 
     def _find_approval(self) -> int:
@@ -156,7 +166,7 @@ class RolloutLog:
                 if entry.fault:
                     self.faults.setdefault(entry.fault, []).append(entry.device)
             return
-        kind, sentence = _describe(entry)
+        kind, sentence = _describe(entry, self.progress.settings.evidence)
         self.moments.append(Moment(number, at, actor, kind, sentence))
 
 
@@ -195,7 +205,10 @@ def _read(plain: dict[str, Any]) -> Entry:
     return entry_from_plain(plain)
 
 
-def _describe(entry: Entry) -> tuple[str, str]:
+def _describe(entry: Entry, gates: Mapping[str, OutsideGate]) -> tuple[str, str]:
+    if isinstance(entry, Evidence):
+        finding = judge_evidence(gates[entry.gate], entry)
+        return f"evidence-{finding.outcome}", f"evidence: {finding.sentence}"
     if isinstance(entry, StartEntry):
         waves = ", ".join(f"{end:,}" for end in entry.settings.waves)
         return "begin", f"began: {len(entry.devices):,} devices in waves that end at {waves}"

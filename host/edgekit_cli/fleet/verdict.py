@@ -1,0 +1,80 @@
+"""`edgekit fleet verdict` and `evidence`: what a rollout has shown about a release."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from edgekit_cli.fleet.fleet_options import folder_and_json_options, print_json
+from edgekit_cli.fleet.fleet_server import connect
+from edgekit_cli.number_range import NumberRange
+
+_STEP_S = 30.0
+_PAUSE_S = 0.5
+_EXIT_CODES = {"pass": 0, "stop": 22, "undecided": 23}
+
+
+@click.command("verdict")
+@click.argument("rollout")
+@click.option("--wait", is_flag=True, help="Wait until it is decided, also over pauses and approvals.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=NumberRange(0, 10**7),
+    default=3600.0,
+    show_default=True,
+    help="Seconds to wait at most.",
+)
+@folder_and_json_options
+def command(rollout: str, *, wait: bool, timeout_s: float, path: Path | None, as_json: bool) -> None:
+    """Say whether ROLLOUT passes or stops, and why; the exit code says it, too: 0, 22, or 23 if undecided."""
+    from edgekit_runtime.system.shown_text import clean
+
+    end = time.monotonic() + (timeout_s if wait else 0.0)
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.verdicts import GetVerdict, get_verdict
+
+        while True:
+            rest_s = max(0.0, end - time.monotonic())
+            verdict = fleet.call(get_verdict, GetVerdict(name=rollout, wait=min(rest_s, _STEP_S)))
+            if verdict.verdict != "undecided" or time.monotonic() >= end:
+                break
+            time.sleep(min(rest_s, _PAUSE_S))  # a fleet in a folder answers at once
+    if as_json:
+        print_json(verdict)
+    else:
+        click.echo(clean(f"{rollout}: {verdict.verdict}"))
+        for reason in verdict.reasons:
+            click.echo(clean(f"  {reason}"))
+    click.get_current_context().exit(_EXIT_CODES[verdict.verdict])
+
+
+@click.command("evidence")
+@click.argument("rollout")
+@click.option("--gate", required=True, help="A gate that the rollout has declared.")
+@click.option("--value", type=NumberRange(-1e12, 1e12), help="Figure with the release.")
+@click.option("--reference", type=NumberRange(-1e12, 1e12), help="The same figure without it.")
+@click.option("--low", type=NumberRange(-1e12, 1e12), help="Lower end of the value's interval.")
+@click.option("--high", type=NumberRange(-1e12, 1e12), help="Upper end of the value's interval.")
+@click.option("--samples", type=click.IntRange(0, 1 << 50), help="Samples behind the value.")
+@click.option("--pass", "statement", flag_value="pass", help="State that it passes, in place of a value.")
+@click.option("--stop", "statement", flag_value="stop", help="State that it must stop, in place of a value.")
+@click.option("--reason", default="", help="A sentence to show.")
+@folder_and_json_options
+def evidence(
+    rollout: str, *, statement: str | None, path: Path | None, as_json: bool, **figures: object
+) -> None:
+    """Add evidence of an outside judge to ROLLOUT, as a metric of the business."""
+    from edgekit_runtime.system.shown_text import clean
+
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.verdicts import AddEvidence, add_evidence
+
+        request = AddEvidence(name=rollout, statement=statement or "", **figures)  # type: ignore[arg-type]
+        finding = fleet.call(add_evidence, request)
+    if as_json:
+        print_json(finding)
+    else:
+        click.echo(clean(f"{finding.outcome}: {finding.sentence}"))
