@@ -10,6 +10,7 @@ Weights are int8 with a scale a channel, as `edgekit package` stores them; then 
 import telemetry_off  # noqa: F401
 
 import hashlib
+import io
 import lzma
 import resource
 import tempfile
@@ -77,14 +78,13 @@ def measure(name: str, model: onnx.ModelProto, folder: Path) -> dict[str, object
     onnx.save(model, source)
     sign = load_signer("benchmark", folder / "keys")
     path = write_plain_package(source, name=name, target="x86-64", folder=folder, sign=sign)
-    package, coded = path.read_bytes(), folder / "coded"
+    package = path.read_bytes()
     started_s = time.process_time()
     content = encode(b"", package) or b""
     encode_s = time.process_time() - started_s
-    coded.write_bytes(content)
     started_s = time.process_time()
     apply_delta(
-        *(coded, None, folder / "decoded"),
+        *(io.BytesIO(content), b"", folder / "decoded"),
         size_bytes=len(package),
         sha256=hashlib.sha256(package).hexdigest(),
         stop=threading.Event(),
@@ -150,7 +150,7 @@ def decode_damaged(count: int, seed: int, folder: Path) -> dict[str, object]:
     Raises:
         AssertionError: a file other than the signed package came out, or anything lies there after an error.
     """
-    package, coded, result = make_small_package(folder), folder / "coded", folder / "decoded"
+    package, result = make_small_package(folder), folder / "decoded"
     content, sha256 = encode(b"", package) or b"", hashlib.sha256(package).hexdigest()
     rng, outcomes, worst_s = np.random.default_rng(seed), Counter[str](), 0.0
     begin_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -158,11 +158,13 @@ def decode_damaged(count: int, seed: int, folder: Path) -> dict[str, object]:
         damaged = damage(content, rng)
         if damaged == content:
             continue
-        coded.write_bytes(damaged)
         started_s = time.process_time()
         try:
             apply_delta(
-                *(coded, None, result), size_bytes=len(package), sha256=sha256, stop=threading.Event()
+                *(io.BytesIO(damaged), b"", result),
+                size_bytes=len(package),
+                sha256=sha256,
+                stop=threading.Event(),
             )
         except PackageError as error:
             outcome = type(error).__name__

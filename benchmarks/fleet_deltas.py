@@ -95,7 +95,7 @@ def measure(folder: Path, bsdiff: dict[str, int]) -> list[dict[str, object]]:
         new = folder / f"{strength}.edgepkg"
         old_bytes, new_bytes = base.read_bytes(), new.read_bytes()
         started_s = time.perf_counter()
-        made = deltas.make_delta(base, new)  # None unless it makes the package byte for byte
+        made = deltas.make_delta(old_bytes, new_bytes)  # None unless it makes the package byte for byte
         seconds = time.perf_counter() - started_s
         least = min(len(old_bytes), len(new_bytes))
         changed = np.frombuffer(old_bytes, np.uint8)[:least] != np.frombuffer(new_bytes, np.uint8)[:least]

@@ -28,7 +28,7 @@ def update_by_delta(site, before, version, *, is_good, metadata_bytes):  # noqa:
     """Let the device update with a delta, and check how many bytes came."""
     package, _ = site.publish(version)
     old, new = (site.path / f"linear-{name}-x86-64.edgepkg" for name in (before, version))
-    suffix, content = make_delta(old, new)
+    suffix, content = make_delta(old.read_bytes(), new.read_bytes())
     source = site.path / f"linear-{version}.from-{before}{suffix}"
     source.write_bytes(content if is_good else content[:-8] + bytes(8))
     (delta,) = site.repository.publish(
@@ -54,7 +54,7 @@ def update_by_delta(site, before, version, *, is_good, metadata_bytes):  # noqa:
 def test_first_package_comes_as_a_coded_file(site):  # noqa: F811
     site.enrol()
     package, _ = site.publish("1.0.0")
-    _, content = make_delta(None, site.path / "linear-1.0.0-x86-64.edgepkg")
+    _, content = make_delta(b"", (site.path / "linear-1.0.0-x86-64.edgepkg").read_bytes())
     source = site.path / "linear-1.0.0.coded.ekdelta"
     source.write_bytes(content)
     (coded,) = site.repository.publish(

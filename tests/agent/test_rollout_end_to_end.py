@@ -72,7 +72,7 @@ def test_good_release_reaches_all_and_bad_one_stops_and_goes_back(fleet, maker, 
     wait_for(lambda: sum(map(has_returned, sites)) == 1, "the first device to go back")
     assert versions(sites) == [["1.0.0"]] * DEVICES
 
-    rollouts.give_order(fleet.store, good, "abort", "test", "customers complain")
+    rollouts.give_order(fleet.store, good, "abort", "test", note="customers complain")
     wait_for(lambda: versions(sites) == [[]] * DEVICES, f"no model; {versions(sites)}")
 
 

@@ -196,7 +196,7 @@ class StepBench:
         for version in ("1.0.0", "2.0.0"):
             paths[version] = self.folder / f"linear-{version}-x86-64.edgepkg"
             self.maker.write(paths[version], version=version)
-        suffix, content = make_delta(paths["1.0.0"], paths["2.0.0"]) or ("", b"")
+        suffix, content = make_delta(paths["1.0.0"].read_bytes(), paths["2.0.0"].read_bytes()) or ("", b"")
         delta = self.folder / f"delta{suffix}"
         delta.write_bytes(content)
         files = [

@@ -183,6 +183,7 @@ def _make_devices(draw: random.Random, count: int, online: float, now: float) ->
             "last_seen_at": seen_at,
             "pinned": {"detector": "1.4.0"} if because[0] == "pinned" else {},
             "streams": {},
+            "decryption_key": "",
         }
 
 

@@ -56,11 +56,9 @@ def tune(seed=0, moved=0.3, dtype=np.int8):
 
 
 def apply(content, base, new, path):
-    delta = path / "delta"
-    delta.write_bytes(content)
     wanted = new.read_bytes()
     apply_delta(
-        *(delta, base, path / "made"),
+        *(io.BytesIO(content), base.read_bytes() if base else b"", path / "made"),
         size_bytes=len(wanted),
         sha256=hashlib.sha256(wanted).hexdigest(),
         stop=threading.Event(),
@@ -79,7 +77,7 @@ def test_weights_whose_scales_and_places_have_changed_are_found(tmp_path, dtype)
     before, after = tune(dtype=dtype)
     base = package(tmp_path / "a", model(*before))
     new = package(tmp_path / "b", model(*after, "a longer note moves all weights"))
-    suffix, content = make_delta(base, new)
+    suffix, content = make_delta(base.read_bytes(), new.read_bytes())
     assert suffix == deltas.RUNS_SUFFIX
     share = len(content) / new.stat().st_size
     generic = len(making._make_zstd_delta(base.read_bytes(), new.read_bytes())) / new.stat().st_size
@@ -98,13 +96,13 @@ def test_scales_predict_weights_that_differ_by_steps(tmp_path):
     new_scales = (scales * 4096 / multipliers).astype(np.float32)
     old = package(tmp_path / "old", model(codes, scales))
     new = package(tmp_path / "new", model(new_codes, new_scales))
-    suffix, content = make_delta(old, new)
+    suffix, content = make_delta(old.read_bytes(), new.read_bytes())
     assert suffix == deltas.RUNS_SUFFIX
     apply(content, old, new, tmp_path)
     unknown = package(
         tmp_path / "unknown", model(new_codes, new_scales).replace(b"DequantizeLinear", b"D" * 16)
     )
-    _, blurred = make_delta(old, unknown)
+    _, blurred = make_delta(old.read_bytes(), unknown.read_bytes())
     assert len(content) < 0.85 * len(blurred)
 
 
@@ -117,7 +115,7 @@ def test_half_float_weights_at_steps_cost_few_bits_each(tmp_path, moved, bits):
     new = near_floats((earlier + rng.normal(0, moved, earlier.shape)).astype(np.float16), earlier)
     old_package = package(tmp_path / "old", model(earlier, np.ones(200, np.float16)))
     new_package = package(tmp_path / "new", model(new, np.ones(200, np.float16)))
-    suffix, content = make_delta(old_package, new_package)
+    suffix, content = make_delta(old_package.read_bytes(), new_package.read_bytes())
     assert suffix == deltas.RUNS_SUFFIX
     apply(content, old_package, new_package, tmp_path)
     assert 8 * len(content) / earlier.size < bits
@@ -131,7 +129,7 @@ def test_float_weights_are_smaller_than_by_the_generic_delta(tmp_path):
         package(tmp_path / name, model(each, np.ones(256, np.float32)))
         for name, each in (("a", weights), ("b", tuned))
     )
-    suffix, content = make_delta(base, new)
+    suffix, content = make_delta(base.read_bytes(), new.read_bytes())
     assert suffix == deltas.RUNS_SUFFIX
     assert len(content) < 0.6 * new.stat().st_size
     apply(content, base, new, tmp_path)
@@ -153,7 +151,7 @@ def test_scales_of_a_bias_are_those_of_the_weights_times_a_factor(tmp_path):
     sizes = []
     for name, is_product in (("b", True), ("c", False)):
         new = write(name, is_product)
-        _, content = make_delta(base, new)
+        _, content = make_delta(base.read_bytes(), new.read_bytes())
         apply(content, base, new, tmp_path)
         (tmp_path / "made").unlink()
         sizes.append(len(content))
@@ -166,7 +164,7 @@ def test_file_that_nobody_understands_goes_by_zstd(tmp_path):
     base = package(tmp_path / "a", bytes(content), "model.bin")
     content[30_000:30_000] = b"inserted"
     new = package(tmp_path / "b", bytes(content), "model.bin")
-    suffix, delta = make_delta(base, new)
+    suffix, delta = make_delta(base.read_bytes(), new.read_bytes())
     assert len(delta) < 1000
     apply(delta, base, new, tmp_path)
     apply(making._make_zstd_delta(base.read_bytes(), new.read_bytes()), base, new, tmp_path)
@@ -176,7 +174,7 @@ def test_file_that_nobody_understands_goes_by_zstd(tmp_path):
 def test_packages_that_have_nothing_in_common_get_no_delta(tmp_path):
     rng = np.random.default_rng(3)
     base, new = (package(tmp_path / name, rng.bytes(50_000), "model.bin") for name in "ab")
-    assert make_delta(base, new) is None
+    assert make_delta(base.read_bytes(), new.read_bytes()) is None
 
 
 def test_malformed_models_have_no_tensors():
@@ -194,7 +192,7 @@ def test_damaged_delta_makes_nothing(tuned, tmp_path, is_long):
     base, new = tuned
     rng = np.random.default_rng(5)
     for content in (
-        make_delta(base, new)[1],
+        make_delta(base.read_bytes(), new.read_bytes())[1],
         making._make_zstd_delta(base.read_bytes(), new.read_bytes()),
     ):
         for _ in range(60 if is_long else 6):
@@ -213,7 +211,7 @@ def test_damaged_delta_makes_nothing(tuned, tmp_path, is_long):
 
 def test_wrong_base_makes_nothing(tuned, tmp_path):
     base, new = tuned
-    content = make_delta(base, new)[1]
+    content = make_delta(base.read_bytes(), new.read_bytes())[1]
     other = package(tmp_path / "c", model(*tune(seed=7)[0]))
     assert other.stat().st_size == base.stat().st_size
     with pytest.raises(DigestError):
@@ -294,13 +292,16 @@ def test_malformed_run_is_refused(tuned, tmp_path, run):
 
 def test_delta_that_is_stopped_makes_nothing(tuned, tmp_path):
     base, new = tuned
-    (tmp_path / "delta").write_bytes(make_delta(base, new)[1])
+    content = make_delta(base.read_bytes(), new.read_bytes())[1]
     stop = threading.Event()
     stop.set()
     size_bytes, sha256 = new.stat().st_size, hashlib.sha256(new.read_bytes()).hexdigest()
     with pytest.raises(PackageError, match="stopped"):
         apply_delta(
-            *(tmp_path / "delta", base, tmp_path / "made"), size_bytes=size_bytes, sha256=sha256, stop=stop
+            *(io.BytesIO(content), base.read_bytes(), tmp_path / "made"),
+            size_bytes=size_bytes,
+            sha256=sha256,
+            stop=stop,
         )
     assert not (tmp_path / "made").exists()
 

@@ -434,7 +434,7 @@ def test_finished_rollout_is_rolled_back_by_order(store: Store) -> None:
     add_release(store)
     fleet = start(store)
     fleet.run(succeed)
-    rollouts.give_order(store, fleet.name, "abort", "anna", "customers complain")
+    rollouts.give_order(store, fleet.name, "abort", "anna", note="customers complain")
     assert fleet.run(succeed) == "aborted"
     assert {one.version for one in fleet.wanted().values()} == {"1"}
     assert "anna" in fleet.row().because

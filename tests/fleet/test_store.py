@@ -20,6 +20,13 @@ from edgekit_fleet.store.migrations import find_newest_revision
 from edgekit_fleet.store.tables import DeviceRow, Table
 from edgekit_runtime.errors import ConfigError, OutputError
 
+LATER_COLUMNS = (
+    "devices.streams",
+    "devices.decryption_key",
+    "release_packages.key_id",
+    "release_packages.allows_plain",
+)
+
 
 def test_first_open_makes_the_tables_of_the_code(store: Store):
     with store.engine.connect() as connection:
@@ -53,20 +60,24 @@ def test_second_open_keeps_what_is_there(store_url: str):
     second.close()
 
 
-@pytest.mark.parametrize("has_streams", [False, True])
-def test_store_of_the_first_form_gets_the_streams_of_its_devices(store_url: str, has_streams: bool):
+@pytest.mark.parametrize("is_first_form", [True, False])
+def test_store_of_the_first_form_gets_what_later_versions_added(store_url: str, is_first_form: bool):
     store = open_store(store_url)
     with store.transaction() as session:
         numbers = {"certificate_serial": "1", "certificate_expires_at": 0.0, "enrolled_at": 0.0}
         session.add(DeviceRow(name="d1", target="x", public_key=b"", **numbers))
         session.flush()
-        if not has_streams:
-            session.execute(text("ALTER TABLE devices DROP COLUMN streams"))
+        if is_first_form:
+            for column in LATER_COLUMNS:
+                table, name = column.split(".")
+                session.execute(text(f"ALTER TABLE {table} DROP COLUMN {name}"))
+            session.execute(text("DROP TABLE content_keys"))
         session.execute(text("UPDATE alembic_version SET version_num = 'v0001'"))
     store.close()
     store = open_store(store_url)
     with store.transaction() as session:
-        assert session.get_one(DeviceRow, "d1").streams == {}
+        device = session.get_one(DeviceRow, "d1")
+        assert (device.streams, device.decryption_key) == ({}, "")
         assert compare_metadata(MigrationContext.configure(session.connection()), Table.metadata) == []
     store.close()
 

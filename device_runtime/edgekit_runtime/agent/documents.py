@@ -87,6 +87,10 @@ class DesiredModel:
         window: local time of day in which the device may switch, as `01:00-04:00`, or None for any time.
         is_return: the version was in use before and may be installed again, also if it was rejected here.
         deltas: smaller files that lead to the same package, a coded file among them.
+        key_id: id of the content key that encrypts package and deltas; empty for a plain package.
+        wrapped_key: that key, wrapped for this device alone, in base64; empty for a plain package, and for a
+            device without a decryption key.
+        allows_plain: whether the plain package may replace an encrypted version.
     """
 
     model: str
@@ -106,6 +110,9 @@ class DesiredModel:
     window: str | None = None
     is_return: bool = False
     deltas: tuple[DeltaOffer, ...] = ()
+    key_id: str = ""
+    wrapped_key: str = ""
+    allows_plain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,11 +413,14 @@ class EnrolmentRequest:
         csr: certificate signing request in PEM for the device's Ed25519 key. Its subject does not matter: the
             manager names the device.
         facts: the same field as in `Reported`; `target` is there if the device knows it.
+        decryption_key: the device's P-256 public key in PEM, for which the fleet wraps content keys; empty
+            from a device that has none. No other document changes it.
     """
 
     secret: str
     csr: str
     facts: Mapping[str, str]
+    decryption_key: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,10 @@
     <config>/fleet/device.crt       its certificate
     <config>/fleet/enrolment.json   what the fleet answered, see `Enrolment`
     <config>/keys/NAME.pub.pem      keys whose packages are trusted
+    <config>/keys/device-key.json   key for which the fleet wraps content keys
 
-The key is on the disk before the request, so a device that lost the answer repeats the request with the same
-key, and the fleet accepts that.
+Both keys are on the disk before the request, so a device that lost the answer repeats the request with the
+same keys, and the fleet accepts that.
 """
 
 import contextlib
@@ -51,6 +52,7 @@ from edgekit_runtime.agent.membership import (
 )
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import from_json, to_plain
+from edgekit_runtime.encryption.device_key import make_device_key
 from edgekit_runtime.errors import ConfigError, EdgekitError, SignatureError, TransportError
 from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
 from edgekit_runtime.system.child_process import end_with_parent
@@ -96,7 +98,12 @@ def enrol(code: EnrolmentCode, config: Path, facts: Mapping[str, str], disk: Dis
             f"{code.address}: its authority has sha256 {fingerprint}, the code states"
             f" {code.authority_sha256}; is this the right server?"
         )
-    request = EnrolmentRequest(secret=code.secret, csr=make_csr(key), facts=facts)
+    request = EnrolmentRequest(
+        secret=code.secret,
+        csr=make_csr(key),
+        facts=facts,
+        decryption_key=make_device_key(config / "keys", disk).pem,
+    )
     body = json.dumps(to_plain(request)).encode()
     answer = _parse(_ask(code.address, make_context(authority), "POST", "/enrol", body), code.address)
     old_keys = _list_foreign_keys(config, authority)

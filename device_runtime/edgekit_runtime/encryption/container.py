@@ -19,7 +19,7 @@ import os
 import secrets
 import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final
@@ -174,24 +174,34 @@ def parse_head(file: BinaryIO, where: str) -> Header:
 
 
 def encrypt(source: BinaryIO, sink: BinaryIO, content_key: ContentKey, header: Header) -> None:
-    """Write the encrypted file of `source` to `sink`; the same arguments give the same bytes.
+    """Write the encrypted file of `source` to `sink`; see `encrypt_chunks`.
 
     Raises:
-        EncryptionError: `source` does not have the size or `content_key` the id that `header` states.
         OSError: reading or writing failed.
+    """
+    sink.writelines(encrypt_chunks(source.read, content_key, header))
+
+
+def encrypt_chunks(read: Callable[[int], bytes], content_key: ContentKey, header: Header) -> Iterator[bytes]:
+    """Yield the encrypted file, part by part; the same arguments give the same bytes.
+
+    `read`: returns the next bytes of the plaintext, fewer than asked for only at its end.
+
+    Raises:
+        EncryptionError: the plaintext does not have the size or `content_key` the id that `header` states.
     """
     _check_key(content_key, header, "the file")
     cipher, prefix = _make_cipher(content_key, header)
-    sink.write(header.head)
+    yield header.head
     left_bytes = header.plain_bytes
     for number in range(header.chunk_count):
         size_bytes = min(header.chunk_bytes, left_bytes)
-        chunk = source.read(size_bytes)
+        chunk = read(size_bytes)
         if len(chunk) != size_bytes:
             raise EncryptionError("the plaintext is shorter than its header says")
         left_bytes -= size_bytes
-        sink.write(cipher.encrypt(_nonce(prefix, number, header), chunk, None))
-    if source.read(1):
+        yield cipher.encrypt(_nonce(prefix, number, header), chunk, None)
+    if read(1):
         raise EncryptionError("the plaintext is longer than its header says")
 
 

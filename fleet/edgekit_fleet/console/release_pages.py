@@ -28,19 +28,21 @@ _ROLLOUTS: Final = 20
 _NOTE_CHARS: Final = 500
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseView:
     """A release in the list.
 
     Attributes:
         models: `digits 1.2.0` -> its classes.
         bytes: size of the largest package.
+        is_encrypted: whether its packages are encrypted.
         rollouts: (name, state), the newest first.
     """
 
     row: ReleaseRow
     models: Mapping[str, Sequence[str]]
     bytes: int
+    is_encrypted: bool
     rollouts: Sequence[tuple[str, str]]
 
 
@@ -99,6 +101,8 @@ def release(console: Console, request: Request) -> Response:
             name=form.fields.get("name", "").strip(),
             note=form.fields.get("note", "").strip()[:_NOTE_CHARS],
             min_agreement=_read_agreement(form.fields.get("min_agreement", "")),
+            encrypt="encrypt" in form.fields,
+            allow_plain="allow_plain" in form.fields,
         )
     except OutputError:
         raise
@@ -119,6 +123,7 @@ def _render_form(
         status=422 if problem else 200,
         fields=fields,
         problem=problem,
+        encrypts="encrypt" in fields if problem else console.folder.read_settings().encrypts,
         keys=[path.name.removesuffix(PUBLIC_KEY_SUFFIX) for path in list_keys(find_keys_folder())],
         most_bytes=MAX_PACKAGE_BYTES,
     )
@@ -164,6 +169,7 @@ def _render(console: Console, request: Request, template: str, problem: str = ""
         status=422 if problem else 200,
         row=row,
         packages=packages,
+        is_encrypted=any(package.row.key_id for package in packages),
         rollouts=rollouts,
         counts=counts,
         open=[rollout.name for rollout in rollouts if queries.is_open(rollout)],
@@ -175,6 +181,7 @@ def _view_releases(session: Session, rows: Sequence[ReleaseRow]) -> list[Release
     names = [row.name for row in rows]
     models: dict[str, dict[str, list[str]]] = {name: {} for name in names}
     largest = dict.fromkeys(names, 0)
+    encrypted = set()
     packages = session.execute(
         select(
             ReleasePackageRow.release,
@@ -182,13 +189,15 @@ def _view_releases(session: Session, rows: Sequence[ReleaseRow]) -> list[Release
             ReleasePackageRow.version,
             ReleasePackageRow.target,
             ReleasePackageRow.size_bytes,
+            ReleasePackageRow.key_id,
         )
         .where(ReleasePackageRow.release.in_(names))
         .order_by(ReleasePackageRow.model, ReleasePackageRow.target)
     )
-    for release, model, version, target, size_bytes in packages:
+    for release, model, version, target, size_bytes, key_id in packages:
         models[release].setdefault(f"{model} {version}", []).append(target)
         largest[release] = max(largest[release], size_bytes)
+        encrypted |= {release} if key_id else set()
     rollouts: dict[str, list[tuple[str, str]]] = {name: [] for name in names}
     for release, name, state in session.execute(
         select(RolloutRow.release, RolloutRow.name, RolloutRow.state)
@@ -196,7 +205,16 @@ def _view_releases(session: Session, rows: Sequence[ReleaseRow]) -> list[Release
         .order_by(RolloutRow.created_at.desc())
     ):
         rollouts[release].append((name, state))
-    return [ReleaseView(row, models[row.name], largest[row.name], rollouts[row.name]) for row in rows]
+    return [
+        ReleaseView(
+            row=row,
+            models=models[row.name],
+            bytes=largest[row.name],
+            is_encrypted=row.name in encrypted,
+            rollouts=rollouts[row.name],
+        )
+        for row in rows
+    ]
 
 
 def _list_packages(session: Session, release: str) -> list[PackageEvidence]:

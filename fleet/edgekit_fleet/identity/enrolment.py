@@ -13,9 +13,13 @@ from sqlalchemy.orm import Session
 from edgekit_fleet.identity.authority import Authority, SignedCertificate, check_device_name, read_csr_key
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.attributes import list_models, list_stable, replace_attributes
+from edgekit_fleet.store.due import mark_due
 from edgekit_fleet.store.tables import AuditRow, CodeRow, DesiredRow, DeviceRow
 from edgekit_runtime.agent.documents import EnrolmentCode, EnrolmentRequest, RenewalRequest
 from edgekit_runtime.agent.membership import format_utc
+from edgekit_runtime.encryption.container import EncryptionError, make_content_key
+from edgekit_runtime.encryption.device_key import parse_public_device_key
+from edgekit_runtime.encryption.key_wrapping import wrap_key
 from edgekit_runtime.errors import ConfigError, NotFoundError, SignatureError
 
 _SECRET_BYTES: Final = 20
@@ -48,7 +52,7 @@ def make_code(
     check_device_name(device)
     check_tags(tags or {})
     there = session.get(DeviceRow, device)
-    if there is not None and there.revoked_at is None:
+    if there is not None and there.revoked_at is None and there.decryption_key:
         raise ConfigError(f"device '{device}' is enrolled already; revoke it first, or choose another name")
     secret = secrets.token_urlsafe(_SECRET_BYTES)
     now = time.time()
@@ -78,10 +82,11 @@ def enrol(
     """Enrol a device, and use up its code.
 
     The answer to the first request may have been lost. So a device that is enrolled with this key gets
-    another certificate, as from `renew`, and nothing else: tags and class are the operator's by then.
+    another certificate, as from `renew`, and nothing else: tags and class are the operator's by then. Only
+    a new code adds the decryption key that a device lacks, and none changes the one that it has.
 
     Raises:
-        SignatureError: the code is unknown, expired or used, or the certificate request is wrong.
+        SignatureError: the code is unknown, expired or used, or a key or the certificate request is wrong.
     """
     now = time.time()
     statement = select(CodeRow).where(CodeRow.secret_sha256 == _hash(request.secret)).with_for_update()
@@ -89,10 +94,13 @@ def enrol(
     if code is None or code.expires_at < now:
         raise SignatureError("the code is unknown or has expired; ask for a new one: `edgekit fleet enroll`")
     _check_facts(request.facts)
+    _check_decryption_key(request.decryption_key)
     public_key = read_csr_key(request.csr).public_bytes(Encoding.Raw, PublicFormat.Raw)
     device = session.get(DeviceRow, code.device)
     is_again = device is not None and device.public_key == public_key and device.revoked_at is None
     if is_again:
+        if device is not None and code.used_at is None and not device.decryption_key:
+            _set_decryption_key(session, device, request.decryption_key)
         code.used_at = code.used_at or now
         return renew(session, authority, RenewalRequest(device=code.device, csr=request.csr), life_s)
     if code.used_at is not None:
@@ -121,6 +129,7 @@ def enrol(
     session.flush()
     if session.get(DesiredRow, device.name) is None:
         session.add(DesiredRow(device=device.name))
+    _set_decryption_key(session, device, request.decryption_key)
     replace_attributes(session, {device.name: list_stable(device.facts, list_models(device.reported))})
     audit.record(session, "web", "device.enrol", device.name, serial=certificate.serial, target=device.target)
     return device, certificate
@@ -239,6 +248,22 @@ def check_tags(tags: Mapping[str, str]) -> None:
 def _check_facts(facts: Mapping[str, str]) -> None:
     if len(facts) > _MAX_FACTS or any(len(k) + len(v) > _MAX_FACT_CHARS for k, v in facts.items()):
         raise SignatureError(f"facts: expected at most {_MAX_FACTS} of {_MAX_FACT_CHARS} signs each")
+
+
+def _set_decryption_key(session: Session, device: DeviceRow, pem: str) -> None:
+    if pem == device.decryption_key:
+        return
+    device.decryption_key = pem
+    mark_due(session, [device.name])  # its document holds content keys for the old one
+    audit.record(session, "web", "device.decryption-key", device.name, sha256=_hash(pem) if pem else "")
+
+
+def _check_decryption_key(pem: str) -> None:
+    try:
+        if pem:
+            wrap_key(make_content_key(), parse_public_device_key(pem))
+    except EncryptionError as cause:
+        raise SignatureError(f"decryption key: {cause}") from cause
 
 
 def _hash(secret: str) -> str:

@@ -5,6 +5,8 @@ was exchanged.
 """
 
 import hashlib
+import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,13 +21,17 @@ from edgekit_fleet.store.database import update_many
 from edgekit_fleet.store.due import mark_due
 from edgekit_fleet.store.future import CLOCK_STEP_S
 from edgekit_fleet.store.shards import Shards
-from edgekit_fleet.store.tables import SHARDS, DesiredRow, DeviceRow, WantedModelRow
+from edgekit_fleet.store.tables import SHARDS, ContentKeyRow, DesiredRow, DeviceRow, WantedModelRow
 from edgekit_runtime.agent.signing import key_id, seal_payload
 from edgekit_runtime.canonical_json import encode_json
+from edgekit_runtime.encryption.container import ContentKey
+from edgekit_runtime.encryption.device_key import parse_public_device_key
+from edgekit_runtime.encryption.key_wrapping import wrap_key
 
 _LEAST_RECONNECT_S: Final = 5.0
 _DEVICES_A_SECOND: Final = 250.0  # reconnects over TLS that one core of the broker handles
 _MOST_AT_ONCE: Final = 900  # documents of one turn
+_KEY_ID: Final = re.compile(r'"key_id": ?"(\w+)"')  # not within a text, whose quotes have backslashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,7 @@ class Publisher:
         outgoing, changed, unchanged, life_s = [], [], [], self._life_s
         for row in due:
             content = models_of.get(row.device, [])
-            digest = hashlib.sha256(f"{content}{row.streams}".encode()).hexdigest()
+            digest = hashlib.sha256(f"{content}{row.streams}{row.decryption_key}".encode()).hexdigest()
             is_same = (digest, self._key_id) == (row.content_sha256, row.key_id)
             if is_same and self._life_s / 2 < row.expires_at - now <= self._longest_s:
                 unchanged.append(row.device)
@@ -103,6 +109,7 @@ class Publisher:
             notice_s = entry.notice_ends_at - now if entry is not None else 0.0
             version = max(row.version, desired_version) + 1
             try:
+                content = _add_keys(session, content, row.decryption_key)
                 document = self._make(row.device, version, content, row.streams, now)
                 envelope = seal_payload(document, "desired", self._key)
             except ValueError as cause:  # it must not stop the others
@@ -135,6 +142,7 @@ class Publisher:
             select(
                 *(getattr(DesiredRow, column) for column in columns),
                 cast(DeviceRow.streams, Text).label("streams"),
+                DeviceRow.decryption_key,
             )
             .join(DeviceRow, DeviceRow.name == DesiredRow.device)
             .where(DesiredRow.is_due, DeviceRow.revoked_at.is_(None), *self._own())
@@ -249,3 +257,19 @@ def _read_wanted(session: Session, devices: list[str]) -> dict[str, list[tuple[s
     for device, model, text, is_removed in session.execute(statement):
         models_of.setdefault(device, []).append((model, "" if is_removed else text))
     return models_of
+
+
+def _add_keys(session: Session, content: list[tuple[str, str]], decryption_key: str) -> list[tuple[str, str]]:
+    """Return the models' documents with content keys that only this device can unwrap."""
+    if not decryption_key:
+        return content
+    public_key = parse_public_device_key(decryption_key)
+    documents = []
+    for model, text in content:
+        if match := _KEY_ID.search(text):
+            row = session.get(ContentKeyRow, match[1])
+            wrapped_key = "" if row is None else wrap_key(ContentKey(row.key_id, row.content_key), public_key)
+            documents.append((model, json.dumps({**json.loads(text), "wrapped_key": wrapped_key})))
+        else:
+            documents.append((model, text))
+    return documents

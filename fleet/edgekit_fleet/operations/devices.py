@@ -13,11 +13,20 @@ from edgekit_fleet.identity import enrolment
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.operations.device_search import Search, find_devices
 from edgekit_fleet.operations.streams import hide_passwords, read_streams
+from edgekit_fleet.rollouts.preview import NO_DECRYPTION_KEY
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.attributes import list_models, list_stable, replace_attributes
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetSettings
-from edgekit_fleet.store.tables import AuditRow, CodeRow, DesiredRow, DeviceRow, ExecutionRow, WantedModelRow
+from edgekit_fleet.store.tables import (
+    AuditRow,
+    CodeRow,
+    DesiredRow,
+    DeviceRow,
+    ExecutionRow,
+    ReleasePackageRow,
+    WantedModelRow,
+)
 from edgekit_runtime.agent.documents import ENDED, Reported
 from edgekit_runtime.agent.membership import LEAST_CLOCK_S, format_utc
 from edgekit_runtime.dataclass_json import from_plain
@@ -293,12 +302,16 @@ def _explain(row: DeviceRow, sent: int, desired_rows: Any, executions: Any) -> s
 
 
 def _find_faults(session: Session, row: DeviceRow) -> Iterator[str]:
-    """Yield a sentence for a clock that cannot be right, and for a copied identity."""
+    """Yield a sentence for a wrong clock, a decryption key that is missing, and a copied identity."""
     clock = str(row.facts.get("clock", ""))
     if clock.isdecimal() and len(clock) < _CLOCK_DIGITS and row.revoked_at is None:
         is_ahead = int(clock) > (row.last_seen_at or math.inf) + _DAY_S  # not behind: reports may be late
         if is_ahead or int(clock) < LEAST_CLOCK_S:
             yield f"Its clock says {format_utc(int(clock))}: set it on the device."
+    if not row.decryption_key and row.revoked_at is None:
+        is_encrypted = (ReleasePackageRow.target == row.target) & (ReleasePackageRow.key_id != "")
+        if session.scalars(select(ReleasePackageRow.release).where(is_encrypted).limit(1)).first():
+            yield f"{NO_DECRYPTION_KEY[0].upper()}{NO_DECRYPTION_KEY[1:]}."
     alarm = select(AuditRow).where(
         AuditRow.subject == row.name, AuditRow.action == audit.COPY_ALARM, AuditRow.at > time.time() - _DAY_S
     )

@@ -7,26 +7,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.operations.names import check_name, follows
-from edgekit_fleet.releases.delta_offers import find_bases, publish_deltas
+from edgekit_fleet.releases.delta_offers import NewPackage, find_bases, name_encrypted, publish_deltas
 from edgekit_fleet.releases.manager_key import ManagerKey, check_copies, record_exchange
 from edgekit_fleet.releases.repository import NewTarget, PublishedTarget, TufRepository, open_repository
 from edgekit_fleet.releases.repository_keys import MANAGER_ROLE
 from edgekit_fleet.releases.withdrawn import list_withdrawn
 from edgekit_fleet.rollouts.gate_table import MIN_AGREEMENT
 from edgekit_fleet.rollouts.runner import OPEN_STATES
+from edgekit_fleet.rollouts.views import list_encrypted
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder
-from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow, RolloutRow
+from edgekit_fleet.store.tables import ContentKeyRow, ReleasePackageRow, ReleaseRow, RolloutRow
 from edgekit_runtime.agent.documents import DeltaOffer
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import to_plain
+from edgekit_runtime.encryption.container import encrypt as encrypt_file
+from edgekit_runtime.encryption.container import make_content_key, make_header
 from edgekit_runtime.errors import FleetError, NotFoundError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.package.manifest import Manifest
@@ -43,6 +47,7 @@ class ReleaseSummary:
     Attributes:
         name, note, created_at, created_by: name and note of the release, when and by whom it was made.
         is_withdrawn: whether no rollout may use it.
+        is_encrypted: whether only devices that may run it can read its packages.
         packages: (model, version, target, size in bytes) of each.
         deltas: (model, target, version to start from, or the begin of its digest; size in bytes); of a coded
             file, no version.
@@ -53,6 +58,7 @@ class ReleaseSummary:
     created_at: float
     created_by: str
     is_withdrawn: bool
+    is_encrypted: bool
     packages: tuple[tuple[str, str, str, int], ...]
     deltas: tuple[tuple[str, str, str, int], ...] = ()
 
@@ -67,8 +73,12 @@ def make_release(
     name: str = "",
     note: str = "",
     min_agreement: float | None = None,
+    encrypt: bool | None = None,
+    allow_plain: bool = False,
 ) -> ReleaseSummary:
     """Return a new release of packages; devices can fetch it from now on, but no device is told to.
+
+    Of an encrypted release the repository gets ciphertext alone, under a new key and name for each package.
 
     Args:
         folder: folder of the fleet.
@@ -80,9 +90,12 @@ def make_release(
         note: note to show.
         min_agreement: least agreement with the version before, for a release that disagrees by design; by
             default what the packages' own evidence lets expect.
+        encrypt: whether to encrypt the packages; by default as the fleet's settings say.
+        allow_plain: release plain packages of models of which an encrypted version was released.
 
     Raises:
-        FleetError: two packages of one model for one target, or the name is taken.
+        FleetError: two packages of one model for one target, or the name is taken; or a plain package would
+            follow an encrypted one.
         PackageError: a package is malformed, or its name is released with other content.
         SignatureError: a package is not signed by a trusted key.
         OutputError: the repository or the store cannot be written.
@@ -91,29 +104,44 @@ def make_release(
         check_name("release", name)
     repository, now = open_repository(folder), time.time()
     manifests = _read_manifests(paths, trust)
+    is_encrypted = not allow_plain and folder.read_settings().encrypts if encrypt is None else encrypt
     with store.snapshot() as session:
         if name and session.get(ReleaseRow, name) is not None:
             raise FleetError(f"release '{name}' exists; choose another name")
-        offers = [
-            (path, manifest, find_bases(session, folder.repository, manifest)) for path, manifest in manifests
+        if not is_encrypted and not allow_plain:
+            _check_plain(session, manifests)
+        packages = [
+            NewPackage(
+                path=path,
+                manifest=manifest,
+                key=make_content_key() if is_encrypted else None,
+                bases=find_bases(session, folder.repository, manifest),
+            )
+            for path, manifest in manifests
         ]
     # Offered first, then recorded: no device is told to fetch a release that is offered but not recorded.
-    targets = [_make_target(path, manifest) for path, manifest in manifests]
-    published = repository.publish(targets, now)
-    deltas = publish_deltas(repository, offers, now)
+    with TemporaryDirectory(prefix="edgekit-release-") as temporary:
+        targets = [_make_target(package, Path(temporary)) for package in packages]
+        published = repository.publish(targets, now)
+    deltas = publish_deltas(repository, packages, now)
     rows = [
-        _make_row(manifest, target, deltas.get(manifest.sha256, ()), min_agreement)
-        for (_, manifest), target in zip(manifests, published, strict=True)
+        _make_row(package, target, deltas.get(package.manifest.sha256, ()), min_agreement)
+        for package, target in zip(packages, published, strict=True)
     ]
     with store.transaction() as session:
         name = name or _choose_name(session, now)
         session.add(ReleaseRow(name=name, created_at=now, created_by=actor, note=note))
         session.flush()
         for row in rows:
-            row.release = name
+            row.release, row.allows_plain = name, allow_plain and not is_encrypted
         session.add_all(rows)
+        keys = [package.key for package in packages if package.key is not None]
+        session.add_all(
+            ContentKeyRow(key_id=key.key_id, content_key=key.secret, created_at=now) for key in keys
+        )
         digests = {manifest.file_name: manifest.sha256 for _, manifest in manifests}
-        audit.record(session, actor, "release.make", name, note=note, packages=digests)
+        detail = {"note": note, "packages": digests, "encrypted": is_encrypted, "allows_plain": allow_plain}
+        audit.record(session, actor, "release.make", name, **detail)
     _offer_again(repository, targets, now)
     return find_release(store, name)
 
@@ -139,13 +167,32 @@ def _read_manifests(paths: Sequence[Path], trust: Verifier) -> list[tuple[Path, 
     return manifests
 
 
-def _make_target(path: Path, manifest: Manifest) -> NewTarget:
-    return NewTarget(
-        device_class=manifest.target,
-        name=manifest.file_name,
-        source=path,
-        custom={"manifest_sha256": manifest.sha256, **_list_needs(manifest)},
-    )
+def _check_plain(session: Session, manifests: Sequence[tuple[Path, Manifest]]) -> None:
+    """Refuse plain packages of models that were released encrypted.
+
+    Raises:
+        FleetError: there is one.
+    """
+    encrypted = list_encrypted(session, {manifest.name for _, manifest in manifests})
+    for (model, _), release in encrypted.items():
+        raise FleetError(
+            f"{model} was released encrypted in '{release}', and anybody could read this one; release it with"
+            " --encrypt, or with --allow-plain"
+        )
+
+
+def _make_target(package: NewPackage, folder: Path) -> NewTarget:
+    manifest, key = package.manifest, package.key
+    source, name = package.path, manifest.file_name
+    custom: dict[str, JsonValue] = {"manifest_sha256": manifest.sha256, **_list_needs(manifest)}
+    if key is not None:
+        name = f"{name_encrypted(Path(name).stem, key)}{Path(name).suffix}"
+        source = folder / f"{manifest.target}-{name}"
+        header = make_header(key, package.path.stat().st_size)
+        with package.path.open("rb") as plain, source.open("wb") as sink:
+            encrypt_file(plain, sink, key, header)
+        custom["header"] = header.to_json()  # a device that makes the file of a delta needs it
+    return NewTarget(device_class=manifest.target, name=name, source=source, custom=custom)
 
 
 def _choose_name(session: Session, now: float) -> str:
@@ -170,11 +217,12 @@ def _check(manifests: Sequence[tuple[Path, Manifest]]) -> None:
 
 
 def _make_row(
-    manifest: Manifest,
+    package: NewPackage,
     target: PublishedTarget,
     deltas: Sequence[DeltaOffer],
     min_agreement: float | None,
 ) -> ReleasePackageRow:
+    manifest = package.manifest
     needs = _list_needs(manifest)
     agreement = find_agreement(manifest.figures) if min_agreement is None else min_agreement
     if agreement is not None:
@@ -191,6 +239,7 @@ def _make_row(
         sha256=target.sha256,
         needs=needs,
         deltas=[to_plain(offer) for offer in deltas],
+        key_id="" if package.key is None else package.key.key_id,
     )
 
 
@@ -308,6 +357,7 @@ def _summarize(session: Session, rows: Sequence[ReleaseRow]) -> list[ReleaseSumm
     deltas: dict[str, list[tuple[str, str, str, int]]] = {}
     statement = select(ReleasePackageRow).where(ReleasePackageRow.release.in_([row.name for row in rows]))
     package_rows = session.scalars(statement).all()
+    encrypted = {package.release for package in package_rows if package.key_id}
     bases = {delta["from_sha256"] for package in package_rows for delta in package.deltas}
     versions = dict(
         session.execute(
@@ -336,6 +386,7 @@ def _summarize(session: Session, rows: Sequence[ReleaseRow]) -> list[ReleaseSumm
             created_at=row.created_at,
             created_by=row.created_by,
             is_withdrawn=row.withdrawn_at is not None,
+            is_encrypted=row.name in encrypted,
             packages=tuple(sorted(packages.get(row.name, ()))),
             deltas=tuple(sorted(deltas.get(row.name, ()))),
         )

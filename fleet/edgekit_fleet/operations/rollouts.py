@@ -325,7 +325,9 @@ def _find_limits(packages: Sequence[PackageView]) -> dict[str, float]:
     return {MIN_AGREEMENT.name: min(stated)} if stated else {}
 
 
-def give_order(store: Store, name: str, order: Order, actor: str, note: str = "") -> RolloutSummary:
+def give_order(
+    store: Store, name: str, order: Order, actor: str, *, note: str = "", allow_plain: bool = False
+) -> RolloutSummary:
     """Order a rollout to go on, pause, or stop and go back; the manager does it at its next turn.
 
     Args:
@@ -334,10 +336,11 @@ def give_order(store: Store, name: str, order: Order, actor: str, note: str = ""
         order: `abort` also rolls a rollout back that has ended well.
         actor: who orders.
         note: note for the audit log.
+        allow_plain: whether a rollback takes devices from an encrypted version back to a plain one, too.
 
     Raises:
         FleetError: there is no such rollout, or it cannot do that now; or other rollouts have decided on all
-            its devices since it ended.
+            its devices since it ended; or it leads back to a plain version.
     """
     with store.transaction() as session:
         row = find_row(session, name, will_change=True)
@@ -355,6 +358,14 @@ def give_order(store: Store, name: str, order: Order, actor: str, note: str = ""
             )
         if order == "abort":
             others = _count_overridden(session, row)
+            if plain := list_plain_returns(session, row):
+                if not allow_plain:
+                    raise FleetError(
+                        f"rollout '{name}' brought {', '.join(plain)} encrypted, and before it devices ran a"
+                        " plain version; to go back to that, allow it: `edgekit fleet rollback"
+                        f" {name} --allow-plain`, `allow_plain` in the API, or the box in the console"
+                    )
+                note = f"{note}; plain versions allowed" if note else "plain versions allowed"
             if others:
                 stay = ", ".join(f"{count} by '{other}'" for other, count in sorted(others.items()))
                 stay = f"other rollouts have decided since on devices, which stay: {stay}"
@@ -364,6 +375,28 @@ def give_order(store: Store, name: str, order: Order, actor: str, note: str = ""
                 row.state, row.ended_at = "returning", None
         log_entries(session, name, actor, [OrderEntry(order=order, who=actor, note=note)], time.time())
     return find_rollout(store, name)
+
+
+def list_plain_returns(session: Session, row: RolloutRow) -> list[str]:
+    """Return the encrypted models of which some devices would go back to a plain version.
+
+    Only after the end: until then a bad release must go back as fast as it can, and the plain version is
+    still on the device.
+    """
+    if row.state != "succeeded":
+        return []
+    is_encrypted = (ReleasePackageRow.release == row.release) & (ReleasePackageRow.key_id != "")
+    models = []
+    for model in session.scalars(select(ReleasePackageRow.model).where(is_encrypted).distinct()):
+        before = MemberRow.before[model]
+        ran_plain = select(MemberRow.device).where(
+            MemberRow.rollout == row.name,
+            before["version"].as_string() != "",
+            func.coalesce(before["key_id"].as_string(), "") == "",
+        )
+        if session.scalars(ran_plain.limit(1)).first():
+            models.append(model)
+    return sorted(models)
 
 
 def _count_overridden(session: Session, row: RolloutRow) -> dict[str, int]:

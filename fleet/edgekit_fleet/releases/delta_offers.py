@@ -4,6 +4,7 @@ Both are bounded in number and time.
 """
 
 import hashlib
+import io
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,14 +18,16 @@ from sqlalchemy.orm import Session
 
 from edgekit_fleet.releases.deltas import make_delta
 from edgekit_fleet.releases.repository import NewTarget, TufRepository, name_target_file
-from edgekit_fleet.store.tables import DeviceRow, ReleasePackageRow, ReleaseRow
+from edgekit_fleet.store.tables import ContentKeyRow, DeviceRow, ReleasePackageRow, ReleaseRow
 from edgekit_runtime.agent.documents import DeltaOffer
+from edgekit_runtime.encryption.container import ContentKey, decrypt_chunks, encrypt, make_header
 from edgekit_runtime.errors import OutputError
 from edgekit_runtime.package.manifest import Manifest
 
 MAX_DELTAS: Final = 4
 """Deltas for each package; few, since they take space in a desired document."""
 _MAX_S: Final = 120.0  # for all packages of a release; a package without a delta by then is downloaded whole
+_ID_DIGITS: Final = 12
 _MAX_PACKAGE_BYTES: Final = 128 << 20  # making a delta takes about 20 times this memory
 
 
@@ -34,12 +37,28 @@ class Base:
 
     Attributes:
         manifest_sha256: SHA-256 of the manifest of the package.
-        target: target of the device class.
+        key: the key that encrypts the file; None for a plain one.
     """
 
     manifest_sha256: str
     path: Path
-    target: str
+    key: ContentKey | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewPackage:
+    """A package of a release that is being made.
+
+    Attributes:
+        path: the plain file.
+        key: the key that encrypts what devices fetch of it; None for a plain package.
+        bases: packages to make deltas from.
+    """
+
+    path: Path
+    manifest: Manifest
+    key: ContentKey | None
+    bases: tuple[Base, ...]
 
 
 def find_bases(session: Session, repository: Path, manifest: Manifest) -> tuple[Base, ...]:
@@ -48,13 +67,15 @@ def find_bases(session: Session, repository: Path, manifest: Manifest) -> tuple[
     Where no device has reported, it is the newest released one.
     """
     statement = (
-        select(ReleasePackageRow.manifest_sha256, ReleasePackageRow.path, ReleasePackageRow.sha256)
+        select(ReleasePackageRow, ContentKeyRow.content_key)
+        .join(ContentKeyRow, ContentKeyRow.key_id == ReleasePackageRow.key_id, isouter=True)
         .join(ReleaseRow, ReleaseRow.name == ReleasePackageRow.release)
         .where(ReleasePackageRow.model == manifest.name, ReleasePackageRow.target == manifest.target)
         .where(ReleasePackageRow.manifest_sha256 != manifest.sha256)
         .order_by(ReleaseRow.created_at.desc())
     )
-    released = {row.manifest_sha256: row for row in reversed(session.execute(statement).all())}
+    rows = session.execute(statement).all()
+    released = {row.manifest_sha256: (row, secret) for row, secret in reversed(rows)}
     newest = list(reversed(released))
     used = Counter(
         str(model.get("manifest_sha256", ""))
@@ -65,19 +86,18 @@ def find_bases(session: Session, repository: Path, manifest: Manifest) -> tuple[
     chosen = [digest for digest, _ in used.most_common() if digest in released] or newest[:1]
     bases = []
     for digest in chosen[:MAX_DELTAS]:
-        row = released[digest]
+        row, secret = released[digest]
         path = repository / name_target_file(row.path, row.sha256)
         if path.exists():
-            bases.append(Base(digest, path, manifest.target))
+            bases.append(Base(digest, path, ContentKey(row.key_id, secret) if secret else None))
     return tuple(bases)
 
 
 def publish_deltas(
-    repository: TufRepository, packages: Sequence[tuple[Path, Manifest, tuple[Base, ...]]], now: float
+    repository: TufRepository, packages: Sequence[NewPackage], now: float
 ) -> dict[str, tuple[DeltaOffer, ...]]:
     """Make and offer deltas and coded files; returns the offers of each package by its manifest's digest.
 
-    `packages`: path and manifest of each package, and the packages to make deltas from.
     `now`: seconds since 1970.
 
     Raises:
@@ -106,25 +126,46 @@ def publish_deltas(
 
 
 def _make(
-    folder: Path, packages: Sequence[tuple[Path, Manifest, tuple[Base, ...]]], give_up_s: float
+    folder: Path, packages: Sequence[NewPackage], give_up_s: float
 ) -> Iterator[tuple[Manifest, Base | None, NewTarget]]:
-    for path, manifest, bases in packages:
+    for package in packages:
+        manifest = package.manifest
+        # A plain delta would tell who has the new version what the encrypted one was.
+        bases = [base for base in package.bases if base.key is None or package.key is not None]
         for base in (None, *bases):
-            base_path = None if base is None else base.path
             try:
-                sizes = [file.stat().st_size for file in (path, base_path) if file is not None]
+                sizes = [file.path.stat().st_size for file in (package, base) if file is not None]
                 if time.monotonic() > give_up_s or max(sizes) > _MAX_PACKAGE_BYTES:
                     continue
-                delta = make_delta(base_path, path)
+                old = b"" if base is None else _read(base)
+                delta = make_delta(old, package.path.read_bytes())
             except FileNotFoundError:  # its release is withdrawn, and the manager has just deleted it
                 continue
             if delta is None:
                 continue
             suffix, content = delta
+            stem = Path(manifest.file_name).stem
+            if package.key is not None:
+                stem, content = name_encrypted(stem, package.key), _encrypt(content, package.key)
             # The digest, since another version of the compressor may make other bytes of the same packages.
             digest = hashlib.sha256(content).hexdigest()[:12]
             kind = "coded" if base is None else f"from-{base.manifest_sha256[:12]}"
-            name = f"{path.stem}.{kind}.{digest}{suffix}"
+            name = f"{stem}.{kind}.{digest}{suffix}"
             source = folder / f"{manifest.target}-{name}"
             source.write_bytes(content)
             yield manifest, base, NewTarget(device_class=manifest.target, name=name, source=source)
+
+
+def _read(base: Base) -> bytes:
+    return base.path.read_bytes() if base.key is None else b"".join(decrypt_chunks(base.path, base.key))
+
+
+def _encrypt(content: bytes, key: ContentKey) -> bytes:
+    sink = io.BytesIO()
+    encrypt(io.BytesIO(content), sink, key, make_header(key, len(content)))
+    return sink.getvalue()
+
+
+def name_encrypted(stem: str, key: ContentKey) -> str:
+    """Return the stem of the name of an encrypted file: each key makes files of its own."""
+    return f"{stem}.{key.key_id[:_ID_DIGITS]}"

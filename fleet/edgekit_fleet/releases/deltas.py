@@ -7,53 +7,46 @@ file is offered only after it has made the package here, byte for byte, as a dev
 Source: docs/reference/fleet-deltas.md.
 """
 
-import tempfile
+import hashlib
+import io
 import threading
-from pathlib import Path
 
 import zstandard
 
 from edgekit_host.transport.package_encoder import WORTH, encode
-from edgekit_runtime.agent.artifacts.deltas import MAX_ZSTD_BYTES, RUNS_SUFFIX, ZSTD_SUFFIX, apply_delta
+from edgekit_runtime.agent.artifacts.deltas import MAX_ZSTD_BYTES, RUNS_SUFFIX, ZSTD_SUFFIX, rebuild
 from edgekit_runtime.errors import PackageError
-from edgekit_runtime.system.atomic_files import hash_file
 
 
-def make_delta(base: Path | None, new: Path) -> tuple[str, bytes] | None:
+def make_delta(old: bytes, new: bytes) -> tuple[str, bytes] | None:
     """Return suffix and content of the smallest delta from one package to another; None if none pays off.
 
     Args:
-        base: the old package; it is valid. None makes a coded file, which needs no old one.
-        new: the package to make from it; it is valid.
-
-    Raises:
-        OSError: a package cannot be read.
+        old: content of the old package; it is valid. Empty makes a coded file, which needs no old one.
+        new: content of the package to make from it; it is valid.
     """
-    old, target = base.read_bytes() if base else b"", new.read_bytes()
-    makers = [(RUNS_SUFFIX, encode(old, target))]
-    if base:
-        makers.append((ZSTD_SUFFIX, _make_zstd_delta(old, target)))
+    makers = [(RUNS_SUFFIX, encode(old, new))]
+    if old:
+        makers.append((ZSTD_SUFFIX, _make_zstd_delta(old, new)))
     candidates = [
         (suffix, content)
         for suffix, content in makers
-        if content is not None and len(content) < WORTH * len(target)
+        if content is not None and len(content) < WORTH * len(new)
     ]
     for suffix, content in sorted(candidates, key=lambda candidate: len(candidate[1])):
-        if _is_exact(content, base, new):
+        if _is_exact(content, old, new):
             return suffix, content
     return None
 
 
-def _is_exact(content: bytes, base: Path | None, new: Path) -> bool:
-    with tempfile.TemporaryDirectory(prefix="edgekit-delta-") as folder:
-        delta, rebuilt = Path(folder) / "delta", Path(folder) / "made"
-        delta.write_bytes(content)
-        size_bytes, sha256 = new.stat().st_size, hash_file(new)
-        try:
-            apply_delta(delta, base, rebuilt, size_bytes=size_bytes, sha256=sha256, stop=threading.Event())
-        except PackageError:
-            return False
-    return True
+def _is_exact(content: bytes, old: bytes, new: bytes) -> bool:
+    digest = hashlib.sha256()
+    try:
+        for piece in rebuild(io.BytesIO(content), old, len(new), threading.Event()):
+            digest.update(piece)
+    except PackageError:
+        return False
+    return digest.digest() == hashlib.sha256(new).digest()
 
 
 def _make_zstd_delta(old: bytes, new: bytes) -> bytes | None:

@@ -8,6 +8,9 @@ from edgekit_runtime.agent.conditions import count_needed_bytes
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.package.version_order import is_older
 
+NO_DECRYPTION_KEY: Final = (
+    "it enrolled without a decryption key: enrol it again to receive encrypted releases"
+)
 _ASSUMED_MBIT_S: Final = 8.0
 
 
@@ -21,6 +24,8 @@ class PackageView:
         memory_bytes: estimated peak beside the engine's own, or None if that is not known.
         agreement: the least with the version before that is right for this release, or None for the default.
         deltas: `DeltaOffer`s as plain values.
+        is_encrypted: whether only devices with a decryption key can open it.
+        allows_plain: whether the plain package may replace an encrypted version.
     """
 
     model: str
@@ -34,6 +39,8 @@ class PackageView:
     memory_bytes: int | None = None
     agreement: float | None = None
     deltas: tuple[Mapping[str, Any], ...] = ()
+    is_encrypted: bool = False
+    allows_plain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,6 +53,8 @@ class Situation:
         pinned: models that must stay at their version.
         rollout: an open rollout that has the devices, or empty.
         is_revoked: whether they were shut out.
+        can_decrypt: whether they have a decryption key.
+        encrypted: models of which they run an encrypted version.
         is_disk_known: whether they reported `free_bytes`.
     """
 
@@ -56,6 +65,8 @@ class Situation:
     pinned: Collection[str] = ()
     rollout: str = ""
     is_revoked: bool = False
+    can_decrypt: bool = False
+    encrypted: Collection[str] = ()
     is_disk_known: bool = False
 
 
@@ -192,6 +203,13 @@ def _find_obstacle(device: Situation, package: PackageView) -> tuple[str, str] |
         return "pinned", f"{package.model} is pinned at {version or 'its version'} on the device"
     if version and is_older(package.version, version):
         return "newer", f"it runs {package.model} {version}, which is newer than {package.version}"
+    if package.is_encrypted and not device.can_decrypt:
+        return "no-key", NO_DECRYPTION_KEY
+    if package.model in device.encrypted and not (package.is_encrypted or package.allows_plain):
+        return "plain", (
+            f"it runs {package.model} {version} encrypted, and {package.version} is plain: release it with"
+            " --encrypt, or with --allow-plain if anybody may read it"
+        )
     engines = {name.strip() for name in device.facts.get("engines", "").split(",") if name.strip()}
     if engines and package.engines and engines.isdisjoint(package.engines):
         needs = " or ".join(package.engines)

@@ -511,6 +511,7 @@ def _fit(
             "trial": "none",
             "window": None,
             "not_before_s": 0.0,
+            "allows_plain": not ran.get("key_id"),
         }
     # Only the smallest that fits: others would fill the document. A coded file needs no earlier version.
     bases = ("", *([ran["manifest_sha256"]] if ran else []))
@@ -558,6 +559,8 @@ def _document(row: RolloutRow, package: ReleasePackageRow, memory: _RolloutMemor
         window=settings.window,
         timeout_s=settings.step_timeout_s,
         deltas=tuple(from_plain(DeltaOffer, delta) for delta in package.deltas),
+        key_id=package.key_id,
+        allows_plain=package.allows_plain,
     )
     plain: dict[str, Any] = to_plain(document)
     return plain

@@ -1,7 +1,7 @@
 """Reads devices and releases from the store, in the form that `preview` needs."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -69,9 +69,20 @@ def read_packages(session: Session, release: str) -> tuple[PackageView, ...]:
             memory_bytes=row.needs.get("memory_bytes"),
             agreement=row.needs.get("min_agreement"),
             deltas=tuple(row.deltas),
+            is_encrypted=bool(row.key_id),
+            allows_plain=row.allows_plain,
         )
         for row in rows
     )
+
+
+def list_encrypted(session: Session, models: Collection[str]) -> Mapping[tuple[str, str], str]:
+    """Return (model, digest of the manifest) -> release of all packages of models that were encrypted."""
+    columns = ReleasePackageRow.model, ReleasePackageRow.manifest_sha256, ReleasePackageRow.release
+    rows = session.execute(
+        select(*columns).where(ReleasePackageRow.model.in_(models), ReleasePackageRow.key_id != "")
+    )
+    return {(model, digest): release for model, digest, release in rows}
 
 
 def read_devices(session: Session, selector: Selector, packages: Sequence[PackageView]) -> list[DeviceView]:
@@ -119,13 +130,15 @@ def read_groups(
     alike = select(DeviceRow.name, *columns).where(compile_selector(session, selector)).subquery()
     keys = [alike.c[column.name] for column in columns]
     statement = select(func.aggregate_strings(alike.c.name, ","), *keys).group_by(*keys)
+    encrypted = list_encrypted(session, {package.model for package in packages}).keys()
     groups = []
     for names, free, *situation in session.execute(statement):
         of_rollout: dict[str, list[str]] = {}
         for name in sorted(names.split(",")):
             of_rollout.setdefault(busy.get(name, ""), []).append(name)
         for rollout, some in of_rollout.items():
-            groups.append((DeviceView(some[0], _make_situation(rollout, *situation), free), some))
+            view = DeviceView(some[0], _make_situation(encrypted, rollout, *situation), free)
+            groups.append((view, some))
     return groups
 
 
@@ -139,6 +152,7 @@ _SITUATION: Final = (
     _read_fact("free_bytes").is_not(None),
     DeviceRow.target,
     DeviceRow.revoked_at.is_not(None),
+    DeviceRow.decryption_key != "",
     # As text: few differ among many devices, and only those are parsed.
     cast(DeviceRow.pinned, String),
     DeviceRow.reported["models"].as_string(),
@@ -147,23 +161,28 @@ _SITUATION: Final = (
 
 
 def _make_situation(
+    encrypted: Collection[tuple[str, str]],
     rollout: str,
     is_disk_known: bool,
     target: str,
     is_revoked: bool,
+    can_decrypt: bool,
     pinned: str,
     models: str | None,
     *facts: str | None,
 ) -> Situation:
     reported = json.loads(models or "[]")
+    versions = {model["model"]: (model["version"], model["manifest_sha256"]) for model in reported}
     return Situation(
         target=target,
         facts={name: value for name, value in zip(_FACTS, facts, strict=True) if value is not None},
-        versions={model["model"]: (model["version"], model["manifest_sha256"]) for model in reported},
+        versions=versions,
+        encrypted=tuple(model for model, (_, digest) in versions.items() if (model, digest) in encrypted),
         has_reported=models is not None,
         pinned=tuple(json.loads(pinned)),
         rollout=rollout,
         is_revoked=is_revoked,
+        can_decrypt=can_decrypt,
         is_disk_known=is_disk_known,
     )
 
@@ -211,6 +230,7 @@ def read_before(
                         execution="",
                         release=package.release if package else "",
                         rollout="",
+                        key_id=package.key_id if package else "",
                     )
                 )
             if version:

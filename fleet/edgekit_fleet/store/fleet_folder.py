@@ -39,6 +39,7 @@ class FleetSettings:
         brokers: `HOST:PORT` of each broker that others run, as devices see it; empty for our own.
         artifacts_storage: where the signed repository is copied to, see `ArtifactStorage`; empty for nowhere.
         artifacts_url: where devices fetch it, such as a CDN; empty for the fleet's own web server.
+        encrypts: whether releases are encrypted unless one says otherwise.
         desired_life_s: how long a desired document is valid. A device that is cut off from newer ones reports
             `stale` after this time.
     """
@@ -55,6 +56,7 @@ class FleetSettings:
     brokers: tuple[str, ...] = ()
     artifacts_storage: str = ""
     artifacts_url: str = ""
+    encrypts: bool = False
     desired_life_s: float = 7 * 86_400.0
     certificate_life_s: float = 365 * 86_400.0
 

@@ -79,6 +79,8 @@ class DeviceRow(Table):
         last_seen_at: when its last document came, or None.
         pinned: model -> version at which somebody pinned it on the device, as it reports.
         streams: name -> a `StreamOptions` as plain values that the device should run; with passwords.
+        decryption_key: P-256 public key in PEM, of its enrolment, for which content keys are wrapped; empty
+            for a device that enrolled before there were any.
     """
 
     __tablename__ = "devices"
@@ -108,6 +110,7 @@ class DeviceRow(Table):
     last_seen_at: Mapped[float | None]
     pinned: Mapped[dict[str, str]] = mapped_column(default=dict)
     streams: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    decryption_key: Mapped[str] = mapped_column(default="")
 
 
 class AttributeRow(Table):
@@ -218,6 +221,9 @@ class ReleasePackageRow(Table):
         needs: requirements of a device: `engines`, `memory_bytes`; `min_agreement` for the gates; and
             `score`, the packager's evidence.
         deltas: `DeltaOffer`s as plain values.
+        key_id: the content key that encrypts the file and its deltas, see `ContentKeyRow`; empty for a plain
+            package.
+        allows_plain: whether it may follow an encrypted version although it is plain.
     """
 
     __tablename__ = "release_packages"
@@ -232,6 +238,22 @@ class ReleasePackageRow(Table):
     sha256: Mapped[str] = mapped_column(String(64))
     needs: Mapped[dict[str, Any]] = mapped_column(default=dict)
     deltas: Mapped[list[Any]] = mapped_column(default=list)
+    key_id: Mapped[str] = mapped_column(String(64), default="")
+    allows_plain: Mapped[bool] = mapped_column(default=False)
+
+
+class ContentKeyRow(Table):
+    """The secret key of one encrypted package of a release.
+
+    Attributes:
+        content_key: 32 bytes.
+    """
+
+    __tablename__ = "content_keys"
+
+    key_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    content_key: Mapped[bytes]
+    created_at: Mapped[float]
 
 
 class RolloutRow(Table):

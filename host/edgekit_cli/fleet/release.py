@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     type=NumberRange(0, 0.9999),
     help="With the version before, if it disagrees by design.  [default: 0.95 less the evidence's drop]",
 )
+@click.option(
+    "--encrypt/--no-encrypt",
+    default=None,
+    help="Only devices that may run it can read it.  [default: as of `edgekit fleet up`]",
+)
+@click.option("--allow-plain", is_flag=True, help="Release it plain although an encrypted version exists.")
 @folder_option
 @keys_folder_option(
     "Release only what the keys *.pub.pem in this folder signed.  [default: `edgekit keys list`]"
@@ -45,6 +51,8 @@ def command(
     note: str,
     is_list: bool,
     min_agreement: float | None,
+    encrypt: bool | None,
+    allow_plain: bool,
     path: Path | None,
     keys_folder: Path | None,
     as_json: bool,
@@ -57,7 +65,10 @@ def command(
     """
     if not packages and not is_list:
         raise click.UsageError("name at least one package, or --list")
+    if encrypt and allow_plain:
+        raise click.UsageError("--encrypt and --allow-plain exclude each other")
     settings = {"name": name, "note": note, "min_agreement": min_agreement}
+    settings |= {"encrypt": encrypt, "allow_plain": allow_plain}
     if is_list:
         releases = _list(path)
     else:
@@ -75,8 +86,9 @@ def command(
     from edgekit_runtime.system.shown_text import clean
 
     for release in releases:
-        withdrawn = " (withdrawn)" if release.is_withdrawn else ""
-        click.echo(clean(f"{release.name}{withdrawn}  {release.note}".rstrip()))
+        states = [name for name in ("encrypted", "withdrawn") if getattr(release, f"is_{name}")]
+        state = f" ({', '.join(states)})" if states else ""
+        click.echo(clean(f"{release.name}{state}  {release.note}".rstrip()))
         for model, version, target, size_bytes in release.packages:
             click.echo(clean(f"  {model} {version} for {target}, {size_bytes / 1e6:.3f} MB"))
         for model, target, version, size_bytes in release.deltas:

@@ -308,12 +308,14 @@ def _make_order(order: Order, text: str) -> click.Command:
     return run
 
 
-def give_order(name: str, order: Order, note: str, *, path: Path | None, as_json: bool) -> None:
+def give_order(
+    name: str, order: Order, note: str, *, path: Path | None, as_json: bool, allow_plain: bool = False
+) -> None:
     """Give an order to a rollout, and print the rollout."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.releases import OrderRollout, order_rollout
 
-        request = OrderRollout(name=name, order=order, note=note)
+        request = OrderRollout(name=name, order=order, note=note, allow_plain=allow_plain)
         _print_summaries([fleet.call(order_rollout, request)], as_json)
 
 
@@ -385,7 +387,8 @@ def _describe(summary: RolloutSummary) -> str:
 @click.command("rollback")
 @click.argument("rollout")
 @click.option("--note", default="", help="A note for the audit log.")
+@click.option("--allow-plain", is_flag=True, help="Also from an encrypted version back to a plain one.")
 @folder_and_json_options
-def rollback(rollout: str, note: str, path: Path | None, as_json: bool) -> None:
+def rollback(rollout: str, *, note: str, allow_plain: bool, path: Path | None, as_json: bool) -> None:
     """Stop ROLLOUT, or undo it after its end: every device that it updated goes back."""
-    give_order(rollout, "abort", note, path=path, as_json=as_json)
+    give_order(rollout, "abort", note, path=path, as_json=as_json, allow_plain=allow_plain)

@@ -66,6 +66,12 @@ def _read_brokers(_context: click.Context, _option: click.Parameter, value: str 
 )
 @click.option("--artifacts-url", help="Devices fetch packages there, e.g. a CDN.  [default: this machine]")
 @click.option(
+    "--encrypt/--no-encrypt",
+    "encrypts",
+    default=None,
+    help="Encrypt releases, unless one says otherwise.  [default: not]",
+)
+@click.option(
     "--console-port", type=click.IntRange(1, 65535), help="TCP port of console and API.  [default: 8444]"
 )
 @click.option("--console-certificate", help="PEM file that browsers trust.  [default: the fleet's own]")
@@ -100,7 +106,7 @@ def command(
 
     share_heap()  # before threads start
     settings = folder.read_settings() if joins or folder.has_settings else FleetSettings()
-    chosen = {name: value for name, value in options.items() if value}
+    chosen: dict[str, Any] = {name: value for name, value in options.items() if value or value is False}
     if joins and chosen.keys() - _OF_ONE_MACHINE:
         raise click.UsageError(
             "--join takes all but --host, --console-... and --trusted-proxy from the folder"

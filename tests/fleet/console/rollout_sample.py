@@ -146,6 +146,7 @@ def _make_device(rollout: str, device: str, at: float) -> dict[str, Any]:
         "last_seen_at": at,
         "pinned": {},
         "streams": {},
+        "decryption_key": "",
     }
 
 

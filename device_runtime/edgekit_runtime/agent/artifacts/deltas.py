@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +30,14 @@ from numpy.typing import NDArray
 from edgekit_runtime.agent.documents import DeltaOffer, DesiredModel
 from edgekit_runtime.codecs.compression import find_zstd
 from edgekit_runtime.codecs.rans import RansDecoder
+from edgekit_runtime.encryption.container import ContentKey, Header, encrypt_chunks
 from edgekit_runtime.errors import DigestError, OutputError, PackageError
 from edgekit_runtime.package.golden import draw_bytes
 from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
 
 MAGIC: Final = b"EKDELTA4"
+Buffer: TypeAlias = bytes | mmap.mmap
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,25 +169,27 @@ def find_delta(desired_model: DesiredModel, installed: frozenset[str]) -> DeltaO
 
 
 def apply_delta(
-    delta: Path,
-    base: Path | None,
+    delta: BinaryIO,
+    base: Buffer,
     path: Path,
     *,
     size_bytes: int,
     sha256: str,
     stop: threading.Event,
     disk: Disk = DISK,
+    encryption: tuple[ContentKey, Header] | None = None,
 ) -> None:
     """Write to `path` the package made from `delta` and `base`; after an error nothing is at `path`.
 
     Args:
         delta: verified against its digest or not: nothing in it is trusted.
-        base: the installed package, or None for a coded file.
+        base: content of the installed package; empty for a coded file.
         path: path of the result.
-        size_bytes: size of the wanted package file.
-        sha256: digest of the wanted package file.
+        size_bytes: size of the wanted package.
+        sha256: digest of the wanted file.
         stop: set to stop.
         disk: carries changes out.
+        encryption: key and header of the wanted file, if it is the encrypted package.
 
     Raises:
         PackageError: the delta is damaged, for another base, makes another size, takes too long, or was
@@ -193,37 +197,59 @@ def apply_delta(
         DigestError: it makes another file.
         OutputError: the disk is full or fails.
     """
-    give_up_s = time.monotonic() + _LEAST_S + size_bytes / _BYTES_PER_S
-    digest, left_bytes = hashlib.sha256(), size_bytes
+    digest, pieces = hashlib.sha256(), rebuild(delta, base, size_bytes, stop)
+    if encryption is not None:
+        pieces = encrypt_chunks(_make_reader(pieces), *encryption)
     try:
-        with delta.open("rb") as file, write_atomically(path, mode=0o600, disk=disk) as out:
-            for piece in _decode(file, base, size_bytes):
-                left_bytes -= len(piece)
-                if left_bytes < 0:
-                    raise PackageError(f"the delta makes more than the {size_bytes} bytes of the package")
-                if stop.is_set() or time.monotonic() > give_up_s:
-                    raise PackageError("the delta was stopped, or took too long")
+        with write_atomically(path, mode=0o600, disk=disk) as out:
+            for piece in pieces:
                 digest.update(piece)
                 out.write(piece)
-            if left_bytes:
-                raise PackageError(f"the delta ends {left_bytes} bytes before the package does")
             if digest.hexdigest() != sha256:
                 raise DigestError(f"the delta makes sha256 {digest.hexdigest()}, wanted is {sha256}")
     except OutputError:
         raise
-    except (OSError, lzma.LZMAError, EOFError, ValueError, MemoryError) as cause:
+    except OSError as cause:
         raise PackageError(f"the delta cannot be applied: {cause}") from cause
 
 
-def _decode(file: BinaryIO, base: Path | None, size_bytes: int) -> Iterator[bytes]:
-    if base is None:
-        yield from _decode_from(file, b"", size_bytes)
-        return
-    with base.open("rb") as base_file, mmap.mmap(base_file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        yield from _decode_from(file, content, size_bytes)
+def _make_reader(pieces: Iterator[bytes]) -> Callable[[int], bytes]:
+    """Return what reads the next bytes of `pieces` as of a file: fewer than requested only at the end."""
+    rest = bytearray()
+
+    def read(size_bytes: int) -> bytes:
+        while len(rest) < size_bytes and (piece := next(pieces, b"")):
+            rest.extend(piece)
+        content = bytes(rest[:size_bytes])
+        del rest[:size_bytes]
+        return content
+
+    return read
 
 
-def _decode_from(file: BinaryIO, base: mmap.mmap | bytes, size_bytes: int) -> Iterator[bytes]:
+def rebuild(delta: BinaryIO, base: Buffer, size_bytes: int, stop: threading.Event) -> Iterator[bytes]:
+    """Yield the content of the package in pieces; the caller compares its digest.
+
+    Raises:
+        PackageError: see `apply_delta`.
+    """
+    give_up_s = time.monotonic() + _LEAST_S + size_bytes / _BYTES_PER_S
+    left_bytes = size_bytes
+    try:
+        for piece in _decode(delta, base, size_bytes):
+            left_bytes -= len(piece)
+            if left_bytes < 0:
+                raise PackageError(f"the delta makes more than the {size_bytes} bytes of the package")
+            if stop.is_set() or time.monotonic() > give_up_s:
+                raise PackageError("the delta was stopped, or took too long")
+            yield piece
+    except (lzma.LZMAError, EOFError, ValueError, MemoryError, OSError) as cause:
+        raise PackageError(f"the delta cannot be applied: {cause}") from cause
+    if left_bytes:
+        raise PackageError(f"the delta ends {left_bytes} bytes before the package does")
+
+
+def _decode(file: BinaryIO, base: Buffer, size_bytes: int) -> Iterator[bytes]:
     begin = file.read(len(MAGIC))
     if begin == MAGIC:
         yield from _decode_runs(file, base, size_bytes)
@@ -234,7 +260,7 @@ def _decode_from(file: BinaryIO, base: mmap.mmap | bytes, size_bytes: int) -> It
         raise PackageError("the delta is malformed: it begins like no format that is known here")
 
 
-def _decode_zstd(file: BinaryIO, base: mmap.mmap | bytes, size_bytes: int) -> Iterator[bytes]:
+def _decode_zstd(file: BinaryIO, base: Buffer, size_bytes: int) -> Iterator[bytes]:
     zstd = find_zstd()
     if zstd is None or len(base) + size_bytes > MAX_ZSTD_BYTES:
         raise PackageError(f"a zstd delta needs the package zstandard, and {MAX_ZSTD_BYTES} bytes at most")
@@ -248,7 +274,7 @@ def _decode_zstd(file: BinaryIO, base: mmap.mmap | bytes, size_bytes: int) -> It
         raise PackageError(f"the delta is damaged: {cause}") from cause
 
 
-def _decode_runs(file: BinaryIO, base: mmap.mmap | bytes, size_bytes: int) -> Iterator[bytes]:
+def _decode_runs(file: BinaryIO, base: Buffer, size_bytes: int) -> Iterator[bytes]:
     base_bytes, result_bytes, count = (_read_number(file.read) for _ in range(3))
     if base_bytes != len(base) or result_bytes != size_bytes or count > MAX_RUNS:
         raise PackageError(

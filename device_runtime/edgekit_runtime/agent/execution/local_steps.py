@@ -5,11 +5,13 @@ Only this module turns an error into the next state of the execution.
 """
 
 import contextlib
+import mmap
+import os
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.agent.artifacts.download import (
     Downloader,
@@ -24,6 +26,7 @@ from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.execution.step_result import NoteKind, StepOrder, StepResult
 from edgekit_runtime.agent.manager_keys import ManagerKeys
 from edgekit_runtime.agent.membership import Membership
+from edgekit_runtime.encryption.container import ContentKey, EncryptionError, Header, decrypt_to_memory
 from edgekit_runtime.errors import (
     BackendError,
     EdgekitError,
@@ -37,6 +40,9 @@ from edgekit_runtime.records import dataclass
 from edgekit_runtime.slots.access import RecordError
 from edgekit_runtime.system.engines import EngineMissingError, check_backends
 from edgekit_runtime.system.machine import available_bytes, machine_bytes
+
+if TYPE_CHECKING:
+    from edgekit_runtime.package.archive import OpenedPackage
 
 _MAX_WRITE_FAILURES: Final = 3  # by a full disk, before the execution fails
 _MAX_REFRESH_BYTES: Final = 256 << 10  # anybody at the broker can cause one, and the budget does not stop it
@@ -133,6 +139,12 @@ class LocalSteps:
     def _download(self, job: _Job) -> StepResult:
         desired_model = job.desired_model
         try:
+            key = _unwrap(desired_model)
+        except UnavailableError as error:
+            return StepResult(outcome="retry", code="unavailable", reason=str(error))
+        except EncryptionError as error:
+            return StepResult(outcome="refused", code="no-key", reason=str(error))
+        try:
             offer = self._repository.find(desired_model.path, self._target, job.order.known_time_s, job.meter)
             if (problem := _find_mismatch(desired_model, offer, self._target)) or offer is None:
                 return StepResult(outcome="refused", code="not-offered", reason=problem)
@@ -140,7 +152,7 @@ class LocalSteps:
                 return result
             self._remove_others(desired_model)
             path = self._downloads / desired_model.sha256
-            if not self._make_from_delta(job, path):
+            if not self._make_from_delta(job, offer, path, key):
                 self._fetch(job, offer, path)
         except RepositoryAttackError as error:
             job.note("attack", str(error))
@@ -172,7 +184,7 @@ class LocalSteps:
             sha256=offer.sha256,
         )
 
-    def _make_from_delta(self, job: _Job, path: Path) -> bool:
+    def _make_from_delta(self, job: _Job, package: Offer, path: Path, key: ContentKey | None) -> bool:
         """Make the package from a delta or a coded file; return False if the whole file is needed."""
         desired_model, part = job.desired_model, path.with_name(f"{path.name}.part")
         if part.exists() or not desired_model.deltas:
@@ -188,7 +200,8 @@ class LocalSteps:
                 return False
             source = self._downloads / f"{delta.sha256}.delta"
             self._fetch(job, offer, source)
-            self._apply(job, delta, source, path)
+            encryption = None if key is None else (key, _read_header(package))
+            self._apply(job, delta, source, path, encryption)
         except RepositoryAttackError:
             raise
         except HttpStatusError as error:
@@ -206,23 +219,39 @@ class LocalSteps:
             return False
         return True
 
-    def _apply(self, job: _Job, delta: DeltaOffer, source: Path, path: Path) -> None:
+    def _apply(
+        self,
+        job: _Job,
+        delta: DeltaOffer,
+        source: Path,
+        path: Path,
+        encryption: tuple[ContentKey, Header] | None,
+    ) -> None:
+        """Write the package to `path`; what is encrypted is plain in memory only."""
         from edgekit_runtime.agent.artifacts.deltas import apply_delta
 
         desired_model = job.desired_model
-        slots, base = self._installer.slots, None
+        size_bytes = desired_model.size_bytes if encryption is None else encryption[1].plain_bytes
         try:
             with contextlib.ExitStack() as stack:
+                base: bytes | mmap.mmap = b""
                 if delta.from_sha256:
-                    base = stack.enter_context(slots.open(desired_model.model, delta.from_sha256)).path
+                    package = self._installer.slots.open(desired_model.model, delta.from_sha256)
+                    base = stack.enter_context(_map(stack.enter_context(package)))
+                if encryption is None:
+                    file = stack.enter_context(source.open("rb"))
+                else:
+                    decrypted = decrypt_to_memory(source, encryption[0], desired_model.size_bytes)
+                    file = stack.enter_context(os.fdopen(decrypted, "rb"))
                 apply_delta(
-                    source,
+                    file,
                     base,
                     path,
-                    size_bytes=desired_model.size_bytes,
+                    size_bytes=size_bytes,
                     sha256=desired_model.sha256,
                     stop=job.stop,
                     disk=self._disk,
+                    encryption=encryption,
                 )
         finally:
             if not job.stop.is_set():
@@ -258,6 +287,40 @@ class LocalSteps:
             for path in self._downloads.iterdir():
                 if path.name not in needed_names:
                     self._disk.remove(path)
+
+
+def _map(package: "OpenedPackage") -> mmap.mmap:
+    with package.path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _unwrap(desired_model: DesiredModel) -> ContentKey | None:
+    """Return the key of an encrypted package; None for a plain one.
+
+    Raises:
+        EncryptionError: the document holds none that this device can unwrap.
+        UnavailableError: it cannot be unwrapped now.
+    """
+    if not desired_model.key_id:
+        return None
+    from edgekit_runtime.encryption.device_key import read_device_key  # plain packages do without
+
+    device_key = read_device_key()
+    if device_key is None or not desired_model.wrapped_key:
+        raise EncryptionError(
+            f"{desired_model.model} {desired_model.version} is encrypted, and the fleet has no key for this"
+            " device; enrol it again"
+        )
+    return device_key.unwrap(desired_model.wrapped_key, desired_model.key_id)
+
+
+def _read_header(package: Offer) -> Header:
+    """Return the header of the encrypted package, from its signed metadata.
+
+    Raises:
+        EncryptionError: it is missing or malformed.
+    """
+    return Header.from_json(package.custom.get("header"), f"{package.url}: header")
 
 
 def _report_full_disk(job: _Job, error: EdgekitError) -> StepResult:

@@ -66,12 +66,16 @@ class MakeRelease:
         name: today's date and a number if empty.
         note: note to show.
         min_agreement: least agreement with the version before, for a release that disagrees by design.
+        encrypt: whether to encrypt it; as the fleet does by default if left out.
+        allow_plain: release plain packages of models of which an encrypted version was released.
     """
 
     packages: tuple[str, ...]
     name: str = ""
     note: str = ""
     min_agreement: Annotated[float | None, MIN_AGREEMENT.range] = None
+    encrypt: bool | None = None
+    allow_plain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,11 +209,14 @@ class OrderRollout:
         name: name of the rollout.
         order: `abort` takes back every device that was updated, also after the end.
         note: note for the audit log.
+        allow_plain: for `abort` after the end: also take devices back from an encrypted version to a plain
+            one.
     """
 
     name: str
     order: Order
     note: str = ""
+    allow_plain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,6 +287,8 @@ def make_release(fleet: Fleet, principal: Principal, request: MakeRelease) -> Re
         name=request.name,
         note=request.note,
         min_agreement=request.min_agreement,
+        encrypt=request.encrypt,
+        allow_plain=request.allow_plain,
     )
     for digest in request.packages:
         there[digest].unlink(missing_ok=True)
@@ -348,7 +357,14 @@ def get_rollout(fleet: Fleet, _principal: Principal, request: GetRollout) -> Rol
     summary="Let a rollout go on, pause it, or take its devices back.",
 )
 def order_rollout(fleet: Fleet, principal: Principal, request: OrderRollout) -> RolloutSummary:
-    return rollouts.give_order(fleet.store, request.name, request.order, principal.name, request.note)
+    return rollouts.give_order(
+        fleet.store,
+        request.name,
+        request.order,
+        principal.name,
+        note=request.note,
+        allow_plain=request.allow_plain,
+    )
 
 
 @endpoint("GET", "/rollouts/{name}/replay", scope="read", summary="Decide a rollout again from its log.")

@@ -13,7 +13,7 @@ from edgekit_fleet.console.rollouts import queries
 from edgekit_fleet.console.rollouts.gate_charts import view_gate
 from edgekit_fleet.console.rollouts.rollout_log import RolloutLogs
 from edgekit_fleet.console.shell import Console, Section, with_query
-from edgekit_fleet.operations.rollouts import give_order
+from edgekit_fleet.operations.rollouts import give_order, list_plain_returns
 from edgekit_fleet.rollouts.decide import EXPOSED_STATES
 from edgekit_fleet.rollouts.preview import read_number
 from edgekit_fleet.rollouts.progress import Order
@@ -103,6 +103,7 @@ class RolloutPages:
         with console.store.snapshot() as session:
             row = queries.find_rollout_row(session, name)
             counts = queries.count_members(session, [name])[name].states
+            plain = list_plain_returns(session, row)
         states = {state: counts.get(state, 0) for state in queries.MEMBER_STATES}
         return console.render(
             request,
@@ -112,6 +113,7 @@ class RolloutPages:
             problem=problem,
             exposed=sum(states[state] for state in _EXPOSED),
             states=states,
+            plain=plain,
             verb="Roll back" if row.state == "succeeded" else "Abort",
         )
 
@@ -125,7 +127,14 @@ class RolloutPages:
             problem = f"To confirm, write the rollout's name: {name}"
             return self.confirm_abort(console, request, problem)
         note = form.get("note", "").strip()[:500]
-        give_order(console.store, name, cast(Order, order), request.state.principal.name, note)
+        give_order(
+            console.store,
+            name,
+            cast(Order, order),
+            request.state.principal.name,
+            note=note,
+            allow_plain="allow_plain" in form,
+        )
         return console.redirect(request, f"/rollouts/{quote(name)}", f"{name} {_ORDERS[order]}.")
 
 
