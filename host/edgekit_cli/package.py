@@ -183,6 +183,15 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     show_default=True,
     help="Signing key of `edgekit keys`; the default one is made on first use.",
 )
+@click.option(
+    "--encrypt-for",
+    "device_keys",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="DEVICE.pub",
+    help="Also write NAME.encrypted.edgepkg, which only this device opens; its key is from `edgekit-device"
+    " keys device`. Repeat it for several. MODEL may be a package then, which is encrypted as it is.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.pass_context
 def command(
@@ -194,6 +203,7 @@ def command(
     recipe: Path | None,
     out: Path,
     key: str,
+    device_keys: tuple[Path, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -204,6 +214,9 @@ def command(
     Optimises, quantizes and measures candidates, chooses the fastest that keeps every limit, and writes a
     signed package with evidence, recipe and report; or refuses and says which limit stands in the way.
     """
+    if device_keys and model.suffix == ".edgepkg":
+        _encrypt(model, out, device_keys)
+        return
     _import_engines()
     from edgekit_cli.package_recipe import check_alone, repeat_recipe
     from edgekit_cli.package_request import command_line, find_source, read_request
@@ -217,16 +230,17 @@ def command(
             from edgekit_cli.package_pipeline import package_pipeline
 
             package_model = partial(_package_member, out, key, console)
-            package_pipeline(ctx, model, console, package_model=package_model)
+            package = package_pipeline(ctx, model, console, package_model=package_model)
         elif recipe is None:
             request = read_request(model, options)
             document, written = _search(
                 request, out, key, console, command_line(ctx), fixed_version=options["version"] is not None
             )
             _show(document, written, console, as_json=as_json)
+            package = _find_package(document, out)
         else:
             check_alone(ctx)
-            repeat_recipe(
+            package = repeat_recipe(
                 model,
                 recipe,
                 out,
@@ -236,6 +250,8 @@ def command(
                 key=key,
                 as_json=as_json,
             )
+        if device_keys:
+            _encrypt(package, out, device_keys)
     except MemoryError as error:
         from edgekit_runtime.errors import EdgekitError
 
@@ -253,6 +269,18 @@ def _package_member(out: Path, key: str, console: Console, model: Path, argument
         line = command_line(ctx)
     document, written = _search(request, out, key, console, line, fixed_version=is_fixed)
     _show(document, written, console, as_json=False)
+    return _find_package(document, out)
+
+
+def _encrypt(package: Path, out: Path, device_keys: tuple[Path, ...]) -> None:
+    from edgekit_toolkit.pipeline.publish import publish_encrypted
+
+    written = publish_encrypted(package, out, device_keys)
+    devices = "1 device" if len(device_keys) == 1 else f"{len(device_keys)} devices"
+    click.echo(f"encrypted for {devices}: {written}", err=True)  # a report may be on the standard output
+
+
+def _find_package(document: Report, out: Path) -> Path:
     published = document["package"]
     assert published is not None  # noqa: S101  # for the type checker: else it was refused
     return out / published["file"]

@@ -31,14 +31,16 @@ from edgekit_toolkit.targets.loader import find_user_targets, load_target
 PackageModel: TypeAlias = Callable[[Path, list[str]], Path]
 """Packages a model file with these arguments of `edgekit package`; returns the package."""
 
-_OWN_OPTIONS: Final = frozenset({"target", "budget", "out", "name", "version", "key", "as_json"})
+_OWN_OPTIONS: Final = frozenset(
+    {"target", "budget", "out", "name", "version", "key", "device_keys", "as_json"}
+)
 _PER_MEMBER: Final = ("drop", "energy")  # limits that are kept by each member, when it is packaged
 
 
 def package_pipeline(
     ctx: click.Context, path: Path, console: Console, *, package_model: PackageModel
-) -> None:
-    """Package the pipeline in a file, for the options of `edgekit package` in `ctx`.
+) -> Path:
+    """Return the package of the pipeline in a file, for the options of `edgekit package` in `ctx`.
 
     Raises:
         click.UsageError: an option is missing, or one for models.
@@ -78,6 +80,7 @@ def package_pipeline(
         click.echo(json.dumps(document))
     else:
         _show(console, document, costs, out)
+    return Path(out / draft.manifest.file_name)
 
 
 def _describe(

@@ -26,7 +26,7 @@ def check_alone(ctx: click.Context) -> None:
         parameter.opts[0]
         for parameter in ctx.command.params
         if isinstance(parameter, click.Option)
-        and parameter.name not in {"recipe", "like", "target", "out", "key", "as_json"}
+        and parameter.name not in {"recipe", "like", "target", "out", "key", "device_keys", "as_json"}
         and ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
     ]
     if stated:
@@ -58,8 +58,8 @@ def repeat_recipe(
     target: str | None,
     key: str,
     as_json: bool,
-) -> None:
-    """Repeat a recipe: same model, same tools and same key give the same bytes.
+) -> Path:
+    """Return the package of a recipe: same model, same tools and same key give the same bytes.
 
     `like`: recipe of the earlier package whose weights an update stays near to, or None.
 
@@ -89,6 +89,7 @@ def repeat_recipe(
         click.echo(json.dumps(result))
     else:
         _print_summary(console, recipe, published, out)
+    return out / published.package
 
 
 def _print_summary(console: Console, recipe: Recipe, published: PublishedFiles, out: Path) -> None:

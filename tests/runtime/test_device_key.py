@@ -12,10 +12,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from tests.waiting import wait_for
 
-from edgekit_runtime.encryption import kernel_keyring
+from edgekit_runtime.encryption import DEVICE_KEY, kernel_keyring
 from edgekit_runtime.encryption.container import EncryptionError, make_content_key
 from edgekit_runtime.encryption.device_key import (
-    FILE_NAME,
     DeviceKey,
     make_device_key,
     parse_public_device_key,
@@ -24,6 +23,7 @@ from edgekit_runtime.encryption.device_key import (
 )
 from edgekit_runtime.encryption.holders import HOLDERS, find_holder
 from edgekit_runtime.encryption.key_wrapping import encode_point, wrap_key
+from edgekit_runtime.errors import UnavailableError
 
 ADD_KEY, KEYCTL = 248, 250  # of x86-64
 USER_KEYRING, UNLINK = -4, 9
@@ -59,7 +59,7 @@ def check(key: DeviceKey, folder: Path) -> None:
     again = read_device_key(folder)
     assert again is not None
     assert again.unwrap(wrapped, content_key.key_id) == content_key
-    assert (folder / FILE_NAME).stat().st_mode & 0o777 == 0o600
+    assert (folder / DEVICE_KEY).stat().st_mode & 0o777 == 0o600
 
 
 def test_key_in_a_file_is_made_once_and_found_again(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_file_that_is_no_public_key_is_refused(tmp_path: Path, content: bytes) -
 )
 def test_damaged_key_of_a_device_is_said(tmp_path: Path, before: bytes, after: bytes) -> None:
     key, content_key = make_device_key(tmp_path, holder="file"), make_content_key()
-    path = tmp_path / FILE_NAME
+    path = tmp_path / DEVICE_KEY
     path.write_bytes(path.read_bytes().replace(before, after, 1))
 
     def use() -> None:
@@ -145,7 +145,7 @@ def test_tpm_keeps_the_key_over_a_restart_and_another_tpm_opens_nothing(
                     key.unwrap(wrapped, content_key.key_id)
         finally:
             tpm.stop()
-    with pytest.raises(EncryptionError, match="TPM refused"):
+    with pytest.raises(UnavailableError, match="TPM refused"):
         key.unwrap(wrapped, content_key.key_id)
 
 
@@ -174,7 +174,7 @@ def test_key_under_the_keyring_opens_only_while_the_boot_key_is_loaded(tmp_path:
     check(key, tmp_path)
     content_key = make_content_key()
     unload(boot_key)
-    with pytest.raises(EncryptionError, match="a restart empties it"):
+    with pytest.raises(UnavailableError, match="a restart empties it"):
         key.unwrap(wrap_key(content_key, key.public_key), content_key.key_id)
     with pytest.raises(EncryptionError, match="cannot hold a key"):
         make_device_key(tmp_path / "next", holder="keyring")

@@ -306,7 +306,7 @@ def test_a_first_installation_on_a_full_disk_leaves_no_model(
 ) -> None:
     folder = mounted("size=4k,mode=0755")
     assert run("install", "1.0.0", "--state", str(folder))[0] == SlotError.exit_code
-    assert run("status", "--state", str(folder)) == (0, {"folder": str(folder), "target": None, "models": []})
+    assert run("status", "--state", str(folder))[1]["models"] == []
 
 
 def test_a_read_only_disk_starts_what_is_installed_and_refuses_to_change(

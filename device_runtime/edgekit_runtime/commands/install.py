@@ -31,6 +31,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="install it although it is older than the active version",
     )
     parser.add_argument(
+        "--allow-plain",
+        action="store_true",
+        help="install it although it is not encrypted and an installed version is",
+    )
+    parser.add_argument(
         "--retry", action="store_true", help="install it although this version was rejected on this device"
     )
     add_arguments(parser)
@@ -40,7 +45,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Install the package, and let a running service switch to it."""
     slots = open_slots(arguments)
-    allowed = Permissions(pin=arguments.pin, downgrade=arguments.allow_downgrade, retry=arguments.retry)
+    allowed = Permissions(
+        pin=arguments.pin,
+        downgrade=arguments.allow_downgrade,
+        retry=arguments.retry,
+        plain=arguments.allow_plain,
+    )
     receipt = slots.install(arguments.package, allowed, factory=arguments.factory, check=check_engines)
     switched = receipt.active and switch(arguments, slots, receipt.model)
     current = slots.load(receipt.model).state.current

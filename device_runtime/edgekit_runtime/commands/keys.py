@@ -1,6 +1,7 @@
-"""`edgekit-device keys`: the public keys whose packages are trusted on this device."""
+"""`edgekit-device keys`: the keys whose packages are trusted on this device, and its own."""
 
 import argparse
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from edgekit_runtime.trust.trusted_keys import TrustedKey, list_trusted, remove_
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "keys",
-        help="list, trust or remove the keys whose packages are accepted",
+        help="list, trust or remove the keys whose packages are accepted; show the key of this device",
         description="Packages are accepted if one of these keys has signed them. They lie in"
         " $EDGEKIT_HOME/keys, else ~/.config/edgekit/keys; write access to it decides what is trusted.",
     )
@@ -32,6 +33,21 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     removing = actions.add_parser("remove", help="stop trusting a key")
     removing.add_argument("name", metavar="NAME")
     removing.set_defaults(run=run_remove)
+    device = actions.add_parser(
+        "device",
+        help="show the public key of this device, for which packages are encrypted",
+        description="Print the public key of this device for `edgekit package --encrypt-for`. The first call"
+        " makes the key: in the TPM 2.0 if there is one, else under a key that the boot of this device loads"
+        " into the kernel's keyring, else in a file. It lies in $EDGEKIT_HOME/keys, else"
+        " ~/.config/edgekit/keys; run this as the user of the service.",
+    )
+    device.add_argument(
+        "--holder",
+        metavar="NAME",
+        help="who holds a new key: tpm, keyring or file (default: the first possible)",
+    )
+    device.add_argument("--json", action="store_true", help="print one JSON object")
+    device.set_defaults(run=run_device)
     for action in (listing, trusting, removing):
         action.add_argument("--keys", type=Path, metavar="FOLDER", help="folder of keys (default: your own)")
         action.add_argument("--json", action="store_true", help="print one JSON object")
@@ -56,6 +72,21 @@ def run_trust(arguments: argparse.Namespace) -> Outcome:
 def run_remove(arguments: argparse.Namespace) -> Outcome:
     """Stop trusting a key."""
     return _describe(remove_key(arguments.name, find_keys(arguments)), "is trusted no more", arguments)
+
+
+def run_device(arguments: argparse.Namespace) -> Outcome:
+    """Print the public key of this device; make it at the first call."""
+    from edgekit_runtime.encryption.device_key import make_device_key
+
+    key = make_device_key(holder=arguments.holder or "")
+    document = {
+        "key_id": key.key_id,
+        "holder": key.holder.name,
+        "protection": key.holder.sentence,
+        "public_key": key.pem,
+    }
+    print(f"key id {key.key_id}, {key.holder.sentence}", file=sys.stderr)
+    return Outcome(document, key.pem.splitlines())
 
 
 def _describe(key: TrustedKey, done: str, arguments: argparse.Namespace) -> Outcome:

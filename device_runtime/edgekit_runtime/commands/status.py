@@ -8,9 +8,10 @@ from typing import Any
 from edgekit_runtime.client.control import read_index
 from edgekit_runtime.commands.command import Outcome
 from edgekit_runtime.commands.installed import add_arguments, open_slots
-from edgekit_runtime.errors import SlotError
+from edgekit_runtime.encryption import DEVICE_KEY
+from edgekit_runtime.errors import EdgekitError, SlotError
 from edgekit_runtime.slots import UNPROVEN, Slots
-from edgekit_runtime.system.paths import find_running_service
+from edgekit_runtime.system.paths import find_keys_folder, find_running_service
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -40,10 +41,33 @@ def run(arguments: argparse.Namespace) -> Outcome:
         {**_describe(slots, model), "service": None if serving is None else serving.get(model, [])}
         for model in slots.models()
     ]
-    document = {"folder": str(slots.folder), "target": slots.target, "models": models}
+    device_key = _describe_key()
+    document = {
+        "folder": str(slots.folder),
+        "target": slots.target,
+        "device_key": device_key,
+        "models": models,
+    }
     failed = any(model["opens"] is None for model in models)
     lines = [line for model in models for line in _lines(model)] or [f"no models in {slots.folder}"]
+    if device_key is not None:
+        lines.append(f"key of this device: {device_key['protection']}")
     return Outcome(document, lines, SlotError.exit_code if failed else 0)
+
+
+def _describe_key() -> dict[str, str] | None:
+    """Return who holds the key for encrypted packages, or None where this device has none."""
+    if not (find_keys_folder() / DEVICE_KEY).exists():
+        return None
+    from edgekit_runtime.encryption.device_key import read_device_key  # few devices have one
+
+    try:
+        key = read_device_key()
+    except EdgekitError as cause:
+        return {"key_id": "", "holder": "", "protection": str(cause)}
+    if key is None:
+        return None
+    return {"key_id": key.key_id, "holder": key.holder.name, "protection": key.holder.sentence}
 
 
 def _describe(slots: Slots, model: str) -> dict[str, Any]:
@@ -79,6 +103,7 @@ def _describe(slots: Slots, model: str) -> dict[str, Any]:
                 "health": slot.installed.health,
                 "begun": slot.installed.begun,
                 "path": str(slot.path),
+                "encrypted": slot.installed.encrypted,
                 "problem": slot.problem,
             }
             for slot in slot_states
@@ -101,6 +126,8 @@ def _lines(model: dict[str, Any]) -> Iterator[str]:
         if health == UNPROVEN:
             starts = "1 start" if slot["begun"] == 1 else f"{slot['begun']} starts"
             health = f"on trial, {starts}"
+        if slot["encrypted"]:
+            health += ", encrypted"
         problem = f"; DAMAGED: {slot['problem']}" if slot["problem"] else ""
         yield f"  {slot['place']:8} {slot['version']:12} {health}{problem}"
     for line in model["service"] or ():

@@ -25,15 +25,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final
 
 from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record, decode_json, encode_json
+from edgekit_runtime.encryption import MAGIC
 from edgekit_runtime.encryption.key_derivation import derive
 from edgekit_runtime.errors import PackageError
 from edgekit_runtime.records import dataclass
+from edgekit_runtime.system.atomic_files import write_atomically
 from edgekit_runtime.system.resource_errors import check_lack
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-MAGIC: Final = b"EDGEENC1"
 FORMAT: Final = 1
 KEY_BYTES: Final = 32
 MAX_PLAIN_BYTES: Final = 4 << 30
@@ -118,6 +119,15 @@ class ContentKey:
     def __post_init__(self) -> None:
         _require(_is_hex(self.key_id, 16) and len(self.secret) == KEY_BYTES, "the content key is malformed")
 
+    def to_text(self) -> str:
+        """Return both for a message to another process of this device."""
+        return f"{self.key_id}:{self.secret.hex()}"
+
+    @classmethod
+    def from_text(cls, text: str) -> "ContentKey":
+        key_id, _, secret = text.partition(":")
+        return cls(key_id, bytes.fromhex(secret))
+
 
 def make_content_key() -> ContentKey:
     return ContentKey(secrets.token_hex(16), secrets.token_bytes(KEY_BYTES))
@@ -138,7 +148,7 @@ def make_header(
 def is_encrypted(path: Path) -> bool:
     """Return whether the file at `path` begins as an encrypted one; False where it cannot be read."""
     try:
-        with _open(path) as file:
+        with open_file(path) as file:
             return file.read(len(MAGIC)) == MAGIC
     except (OSError, EncryptionError):
         return False
@@ -151,7 +161,7 @@ def read_header(path: Path) -> Header:
         EncryptionError: it cannot be read, is no encrypted file, or is cut short or longer than it says.
         UnavailableError: it cannot be read now.
     """
-    with _open(path) as file:
+    with open_file(path) as file:
         return parse_head(file, str(path))
 
 
@@ -205,6 +215,29 @@ def encrypt_chunks(read: Callable[[int], bytes], content_key: ContentKey, header
         raise EncryptionError("the plaintext is longer than its header says")
 
 
+def encrypt_file(
+    source: Path, target: Path, content_key: ContentKey, recipients: Mapping[str, str] | None = None
+) -> Header:
+    """Write the encrypted file of `source` to `target` atomically, under a salt of its own.
+
+    Args:
+        source: path of a file, such as a package.
+        target: path of the file to write.
+        content_key: key to encrypt with; others with the same key may exist.
+        recipients: see `Header`; none where the wrapped key travels otherwise.
+
+    Raises:
+        EncryptionError: `source` cannot be read, or is encrypted already.
+        OutputError: `target` cannot be written.
+    """
+    if is_encrypted(source):
+        raise EncryptionError(f"{source}: is encrypted already; encrypt the package that it was made of")
+    with open_file(source) as plain, write_atomically(target) as file:
+        header = make_header(content_key, os.fstat(plain.fileno()).st_size, recipients)
+        encrypt(plain, file, content_key, header)
+    return header
+
+
 def decrypt_chunks(path: Path, content_key: ContentKey) -> Iterator[bytes]:
     """Yield the plaintext of the encrypted file at `path`, chunk by chunk, each verified.
 
@@ -214,7 +247,7 @@ def decrypt_chunks(path: Path, content_key: ContentKey) -> Iterator[bytes]:
         EncryptionError: it is damaged, or has another key.
         UnavailableError: it cannot be read now.
     """
-    with _open(path) as file:
+    with open_file(path) as file:
         header = parse_head(file, str(path))
         yield from read_chunks(file, header, content_key, str(path))
 
@@ -248,7 +281,7 @@ def decrypt_to_memory(path: Path, content_key: ContentKey, max_bytes: int = MAX_
         EncryptionError: it is damaged, has another key, or more than `max_bytes` of plaintext.
         UnavailableError: it cannot be read now, or memory is short.
     """
-    with _open(path) as file:
+    with open_file(path) as file:
         header = parse_head(file, str(path))
         return fill_memory(file, header, content_key, str(path), max_bytes=max_bytes)
 
@@ -299,7 +332,13 @@ def _check_key(content_key: ContentKey, header: Header, where: str) -> None:
         )
 
 
-def _open(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BinaryIO:
+    """Return the regular file at `path`, open for reading.
+
+    Raises:
+        EncryptionError: there is none that can be read.
+        UnavailableError: it cannot be opened now.
+    """
     try:
         # Not blocking, since opening a FIFO for reading would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

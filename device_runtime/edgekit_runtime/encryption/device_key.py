@@ -11,20 +11,21 @@ import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import field
 from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.canonical_json import Fields, JsonValue, decode_json, encode_json
+from edgekit_runtime.encryption import DEVICE_KEY
 from edgekit_runtime.encryption.container import ContentKey, EncryptionError
 from edgekit_runtime.encryption.holders import HOLDERS, KeyHolder, Stored, find_holder
-from edgekit_runtime.encryption.key_wrapping import POINT_BYTES, unwrap_key
+from edgekit_runtime.encryption.key_wrapping import POINT_BYTES, unwrap_key, wrap_key
 from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import DISK, Disk, make_folders, write_atomically
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.system.resource_errors import check_lack
 
-FILE_NAME: Final = "device-key.json"
 _FORMAT: Final = 1
 _MAX_BYTES: Final = 16 << 10
 # A P-256 public key in DER ends with its point. Source: RFC 5480.
@@ -43,7 +44,7 @@ class DeviceKey:
 
     holder: KeyHolder
     public_key: bytes
-    stored: Stored
+    stored: Stored = field(repr=False)
 
     @property
     def key_id(self) -> str:
@@ -60,18 +61,24 @@ class DeviceKey:
         """Return the content key `key_id` that was wrapped for this device.
 
         Raises:
-            EncryptionError: it was wrapped for another device, or the holder does not give out the key.
+            EncryptionError: it was wrapped for another device, or this device's key is damaged.
+            UnavailableError: the holder does not answer now.
         """
         try:
             exchange = self.holder.open(self.stored)
         except (KeyError, ValueError, TypeError) as cause:
-            raise EncryptionError(f"{FILE_NAME}: is damaged: {cause!r}") from cause
+            raise EncryptionError(f"{DEVICE_KEY}: is damaged: {cause!r}") from cause
         return unwrap_key(wrapped, key_id, exchange, self.public_key)
 
 
 def name_public_key(public_key: bytes) -> str:
     """Return the id of a device's public key: the sha256 of its DER form, as of other keys."""
     return hashlib.sha256(_DER_PREFIX + public_key).hexdigest()
+
+
+def wrap_for(content_key: ContentKey, public_keys: Iterable[bytes]) -> dict[str, str]:
+    """Return `content_key` wrapped for each device, by the id of its key, as a `Header` holds them."""
+    return {name_public_key(point): wrap_key(content_key, point) for point in public_keys}
 
 
 def read_device_key(folder: Path | None = None) -> DeviceKey | None:
@@ -84,7 +91,7 @@ def read_device_key(folder: Path | None = None) -> DeviceKey | None:
         EncryptionError: its file is damaged, or of another user.
         UnavailableError: it cannot be read now.
     """
-    path = (folder or find_keys_folder()) / FILE_NAME
+    path = (folder or find_keys_folder()) / DEVICE_KEY
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES)
@@ -133,7 +140,7 @@ def _create(folder: Path, holder: str, disk: Disk) -> DeviceKey:
         "public": base64.b64encode(public_key).decode("ascii"),
         "stored": dict(stored),
     }
-    with write_atomically(folder / FILE_NAME, mode=0o600, disk=disk) as file:
+    with write_atomically(folder / DEVICE_KEY, mode=0o600, disk=disk) as file:
         file.write(encode_json(document))
     return DeviceKey(holder=chosen, public_key=public_key, stored=stored)
 

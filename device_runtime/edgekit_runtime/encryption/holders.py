@@ -27,7 +27,8 @@ class KeyHolder:
         sentence: what the holder protects against, for people.
         is_available: whether it can hold a key on this machine now.
         create: makes a key; returns what to store and the public key as an uncompressed point.
-        open: returns the exchange with the private key of what was stored; raises `EncryptionError`.
+        open: returns the exchange with the private key of what was stored. It and the exchange raise
+            `UnavailableError` where the holder does not answer now, which says nothing about a package.
     """
 
     name: str

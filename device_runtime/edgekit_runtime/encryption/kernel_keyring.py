@@ -14,6 +14,7 @@ import secrets
 from typing import Final
 
 from edgekit_runtime.encryption.container import KEY_BYTES, EncryptionError
+from edgekit_runtime.errors import UnavailableError
 
 NAME: Final = "edgekit:device"
 _TYPE: Final = b"user"
@@ -37,11 +38,12 @@ def read_key() -> bytes:
     """Return the key.
 
     Raises:
-        EncryptionError: it is not loaded, may not be read, or has another size.
+        UnavailableError: it is not loaded.
+        EncryptionError: it may not be read, or has another size.
     """
     serial = _find_key()
     if serial is None:
-        raise EncryptionError(
+        raise UnavailableError(
             f"the kernel's keyring has no key '{NAME}': a restart empties it, and the boot of this device has"
             f" to load the key again, such as `keyctl padd user {NAME} @u < key`"
         )

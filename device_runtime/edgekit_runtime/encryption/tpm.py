@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from edgekit_runtime.encryption.container import EncryptionError
 from edgekit_runtime.encryption.key_wrapping import Exchange
+from edgekit_runtime.errors import UnavailableError
 
 _DEVICE: Final = Path("/dev/tpmrm0")
 _ADDRESS: Final = "TPM2TOOLS_TCTI"  # variable of tpm2-tools, such as for a TPM in software
@@ -91,10 +92,10 @@ def _run(folder: Path, *command: str) -> str:
             command, cwd=folder, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
         )
     except FileNotFoundError as cause:
-        raise EncryptionError(f"the TPM's key needs {command[0]}; install tpm2-tools") from cause
+        raise UnavailableError(f"the TPM's key needs {command[0]}; install tpm2-tools") from cause
     except subprocess.TimeoutExpired as cause:
-        raise EncryptionError(f"the TPM did not answer within {_TIMEOUT_S:g} s") from cause
+        raise UnavailableError(f"the TPM did not answer within {_TIMEOUT_S:g} s") from cause
     except subprocess.CalledProcessError as cause:
         reason = (cause.stderr.strip().splitlines() or ["it printed no message"])[-1]
-        raise EncryptionError(f"the TPM refused: {command[0]}: {reason}") from cause
+        raise UnavailableError(f"the TPM refused: {command[0]}: {reason}") from cause
     return done.stdout

@@ -12,9 +12,7 @@ Source: docs/reference/package-format.md.
 """
 
 import hashlib
-import mmap
 import os
-import stat
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -31,13 +29,14 @@ from edgekit_runtime.package.canonical_zip import (
     write_archive,
 )
 from edgekit_runtime.package.manifest import MANIFEST_NAME, SIGNATURE_NAME, Artifact, Manifest, parse_manifest
+from edgekit_runtime.package.package_file import PackageFile, map_file
 from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import write_atomically
 from edgekit_runtime.system.mapped_file import parts
-from edgekit_runtime.system.resource_errors import check_lack
 from edgekit_runtime.trust.dsse import PACKAGE_PREDICATE_TYPE, Envelope, Statement, Verifier, read_unverified
 
 if TYPE_CHECKING:
+    from edgekit_runtime.encryption.container import ContentKey
     from edgekit_runtime.package.pipeline import Stage
 
 Sign: TypeAlias = Callable[[bytes], bytes]
@@ -124,20 +123,33 @@ class OpenedPackage:
     Attributes:
         key_id: id of the trusted key that signed it.
         submodel: name of the submodel that this shows as the model, or None.
+        local_key: encrypts what is derived from an encrypted package and stored; None for a plain one.
     """
 
-    __slots__ = ("_members", "_signed", "_view", "key_id", "manifest", "path", "submodel")
+    __slots__ = (
+        "_file",
+        "_members",
+        "_signed",
+        "_view",
+        "key_id",
+        "local_key",
+        "manifest",
+        "path",
+        "submodel",
+    )
 
     def __init__(
-        self, path: Path, manifest: Manifest, key_id: str, *, view: memoryview, members: Mapping[str, Member]
+        self, path: Path, manifest: Manifest, key_id: str, *, file: PackageFile, members: Mapping[str, Member]
     ) -> None:
         self.path = path
         self.manifest = manifest
         self.key_id = key_id
-        self._view = view
+        self._file = file
+        self._view = file.content
         self._members = members
         self._signed = manifest
         self.submodel: str | None = None
+        self.local_key: ContentKey | None = None if file.decrypted is None else file.decrypted.local_key
 
     def read(self, artifact_path: str) -> memoryview:
         """Return the content of an artifact as a read-only view of the mapped file.
@@ -156,12 +168,31 @@ class OpenedPackage:
             raise PackageError(f"{self.path}: '{artifact_path}' was asked for after close()") from cause
 
     def copy_to(self, file: BinaryIO) -> None:
-        """Write the whole package to `file`: the bytes that were verified, whatever lies at `path` by now.
+        """Write the whole package to `file`, as it was stored, whatever lies at `path` by now.
 
         Raises:
             OSError: the file cannot be read.
         """
-        file.writelines(parts(self._view))
+        file.writelines(parts(self._file.stored))
+
+    @property
+    def key_file(self) -> bytes:
+        """Content of the file with the wrapped key, which lies beside an encrypted package, or nothing."""
+        return b"" if self._file.decrypted is None else self._file.decrypted.key_file
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self.local_key is not None
+
+    def open_content(self) -> int:
+        """Return a descriptor of the package, not encrypted, that nobody changes; it is the caller's.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        if self._file.decrypted is not None:
+            return os.dup(self._file.decrypted.memory.descriptor)
+        return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
 
     def select(self, variant: str) -> "OpenedPackage":
         """Return this package as if a variant were its only one; closing either closes both.
@@ -216,21 +247,21 @@ class OpenedPackage:
         return self._signed.sha256
 
     def _show(self, manifest: Manifest, submodel: str | None) -> "OpenedPackage":
-        view = OpenedPackage(self.path, manifest, self.key_id, view=self._view, members=self._members)
-        view._signed, view.submodel = self._signed, submodel
+        view = OpenedPackage(self.path, manifest, self.key_id, file=self._file, members=self._members)
+        view._view, view._signed, view.submodel = self._view, self._signed, submodel
+        view.local_key = self.local_key
         return view
 
     def share(self) -> "OpenedPackage":
         """Return this package once more; it stays open when this one is closed, and is closed by itself."""
-        shared = OpenedPackage(
-            self.path, self.manifest, self.key_id, view=self._view[:], members=self._members
-        )
-        shared._signed, shared.submodel = self._signed, self.submodel
+        shared = self._show(self.manifest, self.submodel)
+        shared._view = self._view[:]
         return shared
 
     def close(self) -> None:
         """Release the mapping; it is freed with the last view that `read` returned."""
         self._view.release()
+        self._file = PackageFile(self._view, self._view)
 
     def __enter__(self) -> "OpenedPackage":
         return self
@@ -260,7 +291,8 @@ def read_package(path: Path, trust: Verifier, limits: Limits = DEFAULT_LIMITS) -
     def verify(envelope: bytes, where: str) -> tuple[Statement, str]:
         return trust.verify(envelope, PACKAGE_PREDICATE_TYPE, where)
 
-    view = _map_file(path, limits)
+    file = map_file(path, limits.max_package_bytes, getattr(trust, "decrypt", None))
+    view = file.content
     try:
         members = read_members(view, str(path), limits.max_members)
         manifest, key_id = _read_signed_manifest(view, members, verify, limits, str(path))
@@ -269,7 +301,7 @@ def read_package(path: Path, trust: Verifier, limits: Limits = DEFAULT_LIMITS) -
         view.release()
         raise
     contents = {member.name: member for member in members[2:]}
-    return OpenedPackage(path, manifest, key_id, view=view, members=contents)
+    return OpenedPackage(path, manifest, key_id, file=file, members=contents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,29 +340,12 @@ def read_unverified_manifest(
     def read(envelope: bytes, where: str) -> tuple[Statement, str]:
         return read_unverified(envelope, PACKAGE_PREDICATE_TYPE, where)
 
-    with _map_file(path, limits) as view:
+    with map_file(path, limits.max_package_bytes).content as view:
         members = read_members(view, str(path), limits.max_members)
         manifest, key_id = _read_signed_manifest(view, members, read, limits, str(path))
         if check_artifacts:
             _check_artifacts(view, members, manifest, str(path))
     return UnverifiedManifest(manifest, key_id)
-
-
-def _map_file(path: Path, limits: Limits) -> memoryview:
-    try:
-        # Not blocking, since opening a FIFO for reading would wait for a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
-                raise PackageError(f"{path}: is empty or not a regular file, expected a package")
-            _check_size("the package", status.st_size, limits.max_package_bytes, str(path))
-            return memoryview(mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ))
-        finally:
-            os.close(descriptor)
-    except (OSError, ValueError, OverflowError) as cause:
-        check_lack(cause, f"cannot read package {path}")
-        raise PackageError(f"cannot read package {path}: {cause}") from cause
 
 
 def _read_signed_manifest(

@@ -11,9 +11,11 @@ import functools
 import logging
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from edgekit_runtime.encryption import KEY_SUFFIX, key_path
 from edgekit_runtime.errors import EdgekitError, OutputError, PackageError, SlotError, UnavailableError
 from edgekit_runtime.package.version_order import sort_key
 from edgekit_runtime.records import dataclass
@@ -31,7 +33,6 @@ from edgekit_runtime.system.resource_errors import check_lack
 
 if TYPE_CHECKING:
     from edgekit_runtime.package.archive import OpenedPackage
-    from edgekit_runtime.package.manifest import Manifest
 
 STATE_NAME: Final = "state.json"
 _SLOT, _FACTORY, _SUFFIX = "slot-", "factory-", ".edgepkg"
@@ -61,9 +62,10 @@ class FoundState:
             raise RecordError(f"{self.problem}; until then nothing can be installed or recorded")
 
 
-def identify(manifest: "Manifest") -> Installed:
+def identify(package: "OpenedPackage") -> Installed:
     """Return the entry of a package that was not installed before."""
-    return Installed(version=manifest.version, sha256=manifest.sha256)
+    manifest = package.manifest
+    return Installed(version=manifest.version, sha256=manifest.sha256, encrypted=package.is_encrypted)
 
 
 class ModelFolder:
@@ -161,10 +163,16 @@ class ModelFolder:
             UnavailableError: it cannot be found out now whether they differ.
         """
         path = self.path / _file_name(item, factory=factory)
-        with _passing_bad_ones():
-            self._open(path, item).close()
-            return False
+        with _passing_bad_ones(), self._open(path, item) as present:
+            if present.is_encrypted == item.encrypted:
+                return False
         mode = 0o400 if factory else 0o600
+        if package.key_file:  # first: a package without its key is of no use
+            with (
+                _as_record_error(),
+                write_atomically(key_path(path), mode=0o600, disk=self._disk) as file,
+            ):
+                file.write(package.key_file)
         with _as_record_error(), write_atomically(path, mode=mode, disk=self._disk) as file:
             package.copy_to(file)
         self._open(path, item).close()
@@ -179,7 +187,9 @@ class ModelFolder:
     def remove(self, item: Installed, *, factory: bool) -> None:
         """Remove the package of an entry that no state names, if that is possible."""
         with contextlib.suppress(OSError):
-            self._disk.remove(self.path / _file_name(item, factory=factory))
+            path = self.path / _file_name(item, factory=factory)
+            self._disk.remove(path)
+            self._disk.remove(key_path(path))
 
     def remove_leftovers(self, state: ModelState) -> None:
         """Remove packages that `state` does not name, and temporary files; what cannot be removed is logged.
@@ -188,7 +198,11 @@ class ModelFolder:
         """
         named = {self.locate(state, item).name for item in state.installed}
         try:
-            left_over = [name for name in self._list_names() if name not in named and _is_ours(name)]
+            left_over = [
+                name
+                for name in self._list_names()
+                if name.removesuffix(KEY_SUFFIX) not in named and _is_ours(name)
+            ]
             if left_over:
                 # Else a power cut could keep the removals and take the newest state back.
                 self._disk.sync_folder(self.path)
@@ -230,7 +244,7 @@ class ModelFolder:
             raise SlotError(f"{path}: is a link, no file, or of another user; install the package again")
         package = self._read(path)
         manifest = package.manifest
-        if manifest.name != self.model or (item is not None and identify(manifest).sha256 != item.sha256):
+        if manifest.name != self.model or (item is not None and manifest.sha256 != item.sha256):
             package.close()
             expected = self.model if item is None else f"{self.model} {item.version}"
             raise SlotError(
@@ -269,14 +283,14 @@ class ModelFolder:
 
     def _recognise(self, path: Path, *, factory: bool) -> Installed:
         with self._open(path) as package:
-            item = identify(package.manifest)
+            item = identify(package)
         if path.name != _file_name(item, factory=factory):
             raise SlotError(f"{path}: is not named after its content")
-        return Installed(version=item.version, sha256=item.sha256, health=HEALTHY) if factory else item
+        return replace(item, health=HEALTHY) if factory else item
 
 
 def _is_ours(name: str) -> bool:
-    is_package = name.startswith((_SLOT, _FACTORY)) and name.endswith(_SUFFIX)
+    is_package = name.startswith((_SLOT, _FACTORY)) and name.removesuffix(KEY_SUFFIX).endswith(_SUFFIX)
     return is_package or (name.startswith(".") and name.endswith(".tmp"))
 
 

@@ -47,6 +47,7 @@ class Installed(Record):
         begun: number of starts since it was installed, while unproven.
         trial: how a service tries it beside the version before, also after a restart, while unproven: as
             `shadow`, as `canary`, or empty for as the service is configured.
+        encrypted: whether it lies there encrypted.
 
     Raises:
         DamagedStateError: a field has the wrong type or value.
@@ -59,6 +60,7 @@ class Installed(Record):
     health: str = UNPROVEN
     begun: int = 0
     trial: str = field(default="", metadata={"optional": True})
+    encrypted: bool = field(default=False, metadata={"optional": True})
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -66,6 +68,7 @@ class Installed(Record):
         _require(self.health in _HEALTHS, f"health is {self.health!r}, expected one of {', '.join(_HEALTHS)}")
         valid = isinstance(self.begun, int) and not isinstance(self.begun, bool) and self.begun >= 0
         _require(valid, f"begun is {self.begun!r}, expected a whole number from 0")
+        _require(isinstance(self.encrypted, bool), f"encrypted is {self.encrypted!r}, expected true or false")
         _require(self.trial in _TRIALS, f"trial is {self.trial!r}, expected one of {', '.join(_TRIALS[1:])}")
 
 

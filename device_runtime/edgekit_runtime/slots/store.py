@@ -320,7 +320,7 @@ class Slots:
         with self._read(path) as package:
             if check is not None:
                 check(package.manifest)
-            new = replace(identify(package.manifest), trial=trial)
+            new = replace(identify(package), trial=trial)
 
             def change(state: ModelState) -> ModelState:
                 if factory:

@@ -32,11 +32,13 @@ class Permissions:
         pin: stay at this version from now on, also where another is pinned.
         downgrade: install a version older than the current one.
         retry: install a version that was rejected here.
+        plain: install a version that is not encrypted where an installed one is.
     """
 
     pin: bool = False
     downgrade: bool = False
     retry: bool = False
+    plain: bool = False
 
 
 def find_previous(state: ModelState) -> Installed | None:
@@ -174,7 +176,7 @@ def add(state: ModelState, new: Installed, allowed: Permissions) -> ModelState:
 
     Raises:
         SlotError: refused, since it has other content than a known version of that number, another version is
-            pinned, it was rejected here, or it is older than the current one.
+            pinned, it was rejected here, it is older than the current one, or it alone is not encrypted.
     """
     _check_content(state, new)
     _check_allowed(state, new, allowed)
@@ -187,7 +189,7 @@ def add(state: ModelState, new: Installed, allowed: Permissions) -> ModelState:
     )
     if candidate.health == REJECTED:
         candidate = replace(candidate, health=UNPROVEN, begun=0)
-    candidate = replace(candidate, trial=new.trial)
+    candidate = replace(candidate, trial=new.trial, encrypted=new.encrypted)
     others = [item for item in (state.active, state.spare) if item and item.sha256 != new.sha256]
     spare = next((item for item in others if item.health == HEALTHY), None)
     if spare is None:
@@ -212,6 +214,8 @@ def _check_allowed(state: ModelState, new: Installed, allowed: Permissions) -> N
     for item in state.rejected:
         if item.sha256 == new.sha256 and not allowed.retry:
             raise SlotError(f"{where}: was rejected here: {item.reason}; --retry installs it again")
+    if not (new.encrypted or allowed.plain) and any(item.encrypted for item in state.installed):
+        raise SlotError(f"{where}: is not encrypted, and an installed version is; see --allow-plain")
     current = state.current
     if current is not None and is_older(new.version, current.version) and not allowed.downgrade:
         raise SlotError(f"{where}: is older than {current.version}, which is active; see --allow-downgrade")

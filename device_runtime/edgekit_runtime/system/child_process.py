@@ -271,6 +271,7 @@ class JsonChild(ChildProcess):
             )
             undo.pop_all()
         self._near, self._received = near, bytearray()
+        self.descriptors: list[int] = []  # that came with documents; whoever takes one out closes it
 
     def send(self, document: Any, limit_s: float) -> None:
         """Send one document.
@@ -301,7 +302,8 @@ class JsonChild(ChildProcess):
             if most_bytes is not None and received_count > most_bytes:
                 break
             self._near.settimeout(max(1e-3, end_s - time.monotonic()))
-            part = self._near.recv(_PART_BYTES)
+            part, descriptors, _, _ = socket.recv_fds(self._near, _PART_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+            self.descriptors += descriptors
             if not part:
                 raise EOFError("it closed its channel")
             self._received += part
@@ -315,6 +317,8 @@ class JsonChild(ChildProcess):
         """Kill the process and free its resources here."""
         super().close()
         self._near.close()
+        while self.descriptors:
+            os.close(self.descriptors.pop())
 
 
 def open_channel() -> socket.socket:

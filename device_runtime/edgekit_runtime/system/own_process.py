@@ -3,9 +3,11 @@
 An idle agent imports this module, but no ctypes.
 """
 
+import contextlib
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Final, NoReturn
 
 _M_ARENA_MAX: Final = -8  # see malloc.h of glibc
@@ -39,6 +41,20 @@ def end_now(exit_code: int) -> NoReturn:
 def count_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def forbid_dumps() -> None:
+    """Let no crash of this process, or of its children from now on, write memory to the disk.
+
+    The limit counts where the kernel writes a file, the filter also where it gives memory to a program.
+
+    Source: core(5).
+    """
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/coredump_filter").write_text("0")
 
 
 def trim_memory() -> None:

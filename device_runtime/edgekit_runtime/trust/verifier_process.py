@@ -1,25 +1,31 @@
-"""Signatures verified in a process of its own, which ends when that is done.
+"""Signatures verified, and packages decrypted, in a process of its own, which ends when that is done.
 
-The libraries that verify (`cryptography`, `securesystemslib`) take 10 MB, a sixth of an idle service, and are
-needed for a moment per package. That process runs `trust_store`, as every other command does in itself.
+The libraries for it (`cryptography`, `securesystemslib`) take 10 MB, a sixth of an idle service, and are
+needed for a moment per package. That process runs `trust_store` and `encryption.opening`, as every other
+command does in itself. Of an encrypted package it sends the descriptor of the plaintext in memory.
 """
 
 import base64
 import contextlib
 import hashlib
 import json
+import socket
 import sys
 import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
 
-from edgekit_runtime.errors import SignatureError, UnavailableError
+from edgekit_runtime.errors import EdgekitError, SignatureError, UnavailableError
+from edgekit_runtime.system.atomic_files import find_size
 from edgekit_runtime.system.child_process import JsonChild, open_channel
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.dsse import Statement, read_unverified
 from edgekit_runtime.trust.keys import KeysStamp, stamp_keys
+
+if TYPE_CHECKING:
+    from edgekit_runtime.encryption.opening import Decrypted
 
 _MAX_GOOD: Final = 256  # envelopes
 _END_S: Final = 1.0  # for the exit code of a process that closed its channel
@@ -27,10 +33,13 @@ _END_S: Final = 1.0  # for the exit code of a process that closed its channel
 _MODULE: Final = "edgekit_runtime.trust.verifier_process"
 _KEYS: Final = "keys"  # names the question about them
 
-_Question: TypeAlias = "tuple[str, str, str] | None"
-"""An envelope in base64, its predicate type and where it lies; None: can the keys be read?"""
-_Answer: TypeAlias = "tuple[str, str | None] | None"
-"""The message of a `SignatureError` and its key id; None: yes."""
+_BYTES_PER_S: Final = 10e6  # a small device without instructions for AES decrypts several times as many
+
+_Question: TypeAlias = "tuple[str, str, str] | tuple[str, int] | None"
+"""An envelope in base64, its predicate type and where it lies; or the path of an encrypted package and the
+most bytes that it may hold; None: can the keys be read?"""
+_Answer: TypeAlias = "EdgekitError | Decrypted | None"
+"""The error to raise; the plaintext; None: yes."""
 
 
 class VerifyingProcess:
@@ -72,6 +81,14 @@ class VerifyingProcess:
             self._good[about] = stamp
         return read_unverified(envelope, predicate_type, where)
 
+    def decrypt(self, path: Path, max_bytes: int) -> "Decrypted":
+        """Return the plaintext of an encrypted package, see `decrypt_file`."""
+        question = str(path.absolute()), max_bytes
+        extra_s = min(find_size(path), max_bytes) / _BYTES_PER_S
+        decrypted = self._ask(question, str(question), stamp_keys(self._keys), extra_s)
+        assert decrypted is not None  # noqa: S101  # for the type checker: a plain yes is refused
+        return decrypted
+
     def check_keys(self) -> None:
         """Check that the keys can be read.
 
@@ -101,27 +118,30 @@ class VerifyingProcess:
             child.kill()  # a thread that waits for its answer gets an error
         self.stop_when_idle()
 
-    def _ask(self, question: _Question, about: str, stamp: KeysStamp) -> None:
+    def _ask(
+        self, question: _Question, about: str, stamp: KeysStamp, extra_s: float = 0.0
+    ) -> "Decrypted | None":
         try:
             with self._lock:
-                answer = self._ask_twice(question, about, stamp)
+                answer = self._ask_twice(question, about, stamp, self._answer_s + extra_s)
         finally:
             self._end_if_idle()
-        if answer is not None:
-            raise SignatureError(*answer)
+        if isinstance(answer, EdgekitError):
+            raise answer
+        return answer
 
-    def _ask_twice(self, question: _Question, about: str, stamp: KeysStamp) -> _Answer:
+    def _ask_twice(self, question: _Question, about: str, stamp: KeysStamp, answer_s: float) -> _Answer:
         """Return the answer of the process, or of the next one if it was killed or hangs."""
         if self._stamp != stamp:
             self._end()
         self._stamp = stamp
-        end_s = time.monotonic() + self._answer_s
+        end_s = time.monotonic() + answer_s
         try:
-            return self._ask_once(question, about, self._first_share * self._answer_s)
+            return self._ask_once(question, about, self._first_share * answer_s)
         except UnavailableError:
             if self._is_over:
                 raise
-            left_s = max(end_s - time.monotonic(), (1 - self._first_share) * self._answer_s)
+            left_s = max(end_s - time.monotonic(), (1 - self._first_share) * answer_s)
             return self._ask_once(question, about, left_s)
 
     def _ask_once(self, question: _Question, about: str, limit_s: float) -> _Answer:
@@ -165,7 +185,7 @@ class VerifyingProcess:
 def _ask_child(child: JsonChild, question: _Question, about: str, limit_s: float) -> _Answer:
     try:
         child.send(question, limit_s)
-        return _check_answer(child.receive(limit_s), about)
+        return _check_answer(child.receive(limit_s), about, child.descriptors)
     except TimeoutError as cause:
         raise UnavailableError(
             f"the process that verifies signatures hangs ({limit_s:.3g} s); is a disk that it reads from"
@@ -183,7 +203,7 @@ def _name(envelope: bytes, predicate_type: str) -> str:
     return f"{hashlib.sha256(envelope).hexdigest()} {predicate_type}"
 
 
-def _check_answer(answer: Any, about: str) -> _Answer:
+def _check_answer(answer: Any, about: str, descriptors: list[int]) -> _Answer:
     """Return an answer of the process; a yes names its question, so that it passes for no other one.
 
     Raises:
@@ -193,11 +213,32 @@ def _check_answer(answer: Any, about: str) -> _Answer:
         case [named] if named == about:
             return None
         case [named, str(message), (str() | None) as key_id] if named == about:
-            return message, key_id
+            return SignatureError(message, key_id)
+        case [named, {"local_key": str(key), "key_file": str(key_file)}] if named == about and descriptors:
+            from edgekit_runtime.encryption.container import ContentKey
+            from edgekit_runtime.encryption.opening import Decrypted, SealedMemory
+
+            memory = SealedMemory(descriptors.pop())
+            return Decrypted(memory, ContentKey.from_text(key), base64.b64decode(key_file))
+        case [named, {"problem": str(problem), "is_damaged": bool(is_damaged)}] if named == about:
+            from edgekit_runtime.encryption.container import EncryptionError
+
+            return EncryptionError(problem) if is_damaged else UnavailableError(problem)
     raise ValueError(f"{str(answer)[:80]} is no answer about {about}")
 
 
-def _answer_questions(lines: TextIO, keys: Path) -> None:
+def _decrypt(path: str, max_bytes: int) -> "tuple[dict[str, Any], Decrypted | None]":
+    from edgekit_runtime.encryption.opening import decrypt_file
+
+    try:
+        decrypted = decrypt_file(Path(path), max_bytes)
+    except EdgekitError as error:
+        return {"problem": str(error), "is_damaged": not isinstance(error, UnavailableError)}, None
+    key_file = base64.b64encode(decrypted.key_file).decode("ascii")
+    return {"local_key": decrypted.local_key.to_text(), "key_file": key_file}, decrypted
+
+
+def _answer_questions(channel: socket.socket, lines: TextIO, keys: Path) -> None:
     """Answer each line of `lines` with a line; the work of the process."""
     from edgekit_runtime.trust.trust_store import TrustStore
 
@@ -207,7 +248,15 @@ def _answer_questions(lines: TextIO, keys: Path) -> None:
     except SignatureError as error:
         trust = error
     for line in lines:
-        envelope, predicate_type, where = json.loads(line) or (None, "", "")
+        question = json.loads(line)
+        if question is not None and len(question) == len(("path", "max_bytes")):
+            result, decrypted = _decrypt(*question)
+            answered = json.dumps([str(tuple(question)), result])
+            descriptors = [] if decrypted is None else [decrypted.memory.descriptor]
+            # Its first bytes carry the descriptor.
+            socket.send_fds(channel, [f"{answered}\n".encode("ascii")], descriptors)
+            continue
+        envelope, predicate_type, where = question or (None, "", "")
         data = b"" if envelope is None else base64.b64decode(envelope)
         answer: list[str | None] = [_KEYS if envelope is None else _name(data, predicate_type)]
         try:
@@ -223,7 +272,7 @@ def _answer_questions(lines: TextIO, keys: Path) -> None:
 
 def _main(keys: Path) -> None:
     with open_channel() as channel, channel.makefile("rw", encoding="ascii") as lines:
-        _answer_questions(lines, keys)
+        _answer_questions(channel, lines, keys)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,16 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgekit_runtime import __version__
+from edgekit_runtime.encryption.container import encrypt_file, is_encrypted, make_content_key
+from edgekit_runtime.encryption.device_key import read_public_device_key, wrap_for
 from edgekit_runtime.errors import OutputError
-from edgekit_runtime.package.archive import write_package
+from edgekit_runtime.package.archive import read_unverified_manifest, write_package
 from edgekit_runtime.system.atomic_files import hash_file
 from edgekit_runtime.system.processor_speed import find_cpu
 from edgekit_toolkit.measurement.arithmetic import arithmetic_facts
@@ -139,6 +141,29 @@ def publish(
         hash_file(path),
         signer.key_id,
     )
+
+
+def publish_encrypted(package: Path, folder: Path, device_keys: Sequence[Path]) -> Path:
+    """Write the package at `package`, encrypted for devices, as `NAME.encrypted.edgepkg`; return its path.
+
+    Args:
+        package: path of a package; it stays as it is.
+        folder: where to write.
+        device_keys: files with the public keys of the devices.
+
+    Raises:
+        EncryptionError: a file is no public key of a device, or the package is encrypted already.
+        PackageError: it is no package.
+        OutputError: the result cannot be written.
+    """
+    points = [read_public_device_key(path) for path in device_keys]
+    content_key = make_content_key()
+    with output_folder(folder):
+        target = folder / f"{package.stem}.encrypted.edgepkg"
+        if not is_encrypted(package):  # what is, cannot be read here, and is refused below
+            read_unverified_manifest(package)
+        encrypt_file(package, target, content_key, wrap_for(content_key, points))
+    return target
 
 
 def host_facts() -> dict[str, Any]:

@@ -38,6 +38,7 @@ from edgekit_runtime.package.canonical_zip import Member
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
+from edgekit_runtime.package.package_file import PackageFile
 from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.processor_speed import MOST_WAITING, SpeedGate, begin_anywhere
 from edgekit_runtime.tensors import Array, TensorSpec
@@ -270,7 +271,7 @@ def _make_package() -> OpenedPackage:
     )
     members = {path: Member(path, 0, offsets[path], len(data), 0) for path, data in contents.items()}
     view = memoryview(b"".join(contents.values()))
-    return OpenedPackage(Path("request"), manifest, "", view=view, members=members)
+    return OpenedPackage(Path("request"), manifest, "", file=PackageFile(view, view), members=members)
 
 
 class _Responder:

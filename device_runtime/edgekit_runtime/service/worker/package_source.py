@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgekit_runtime.package.archive import Limits
 from edgekit_runtime.service.models.source import Load, Source, open_listed
@@ -11,15 +12,19 @@ from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.worker_wire.messages import VerifiedPackage
 from edgekit_runtime.trust.dsse import KnownDigest
 
+if TYPE_CHECKING:
+    from edgekit_runtime.encryption.container import ContentKey
+
 
 class ReceivedPackages(Source):
     """A `Source` of packages of one model; the service itself records successes and failures."""
 
-    __slots__ = ("_name", "_packages", "limits")
+    __slots__ = ("_local_keys", "_name", "_packages", "limits")
 
     def __init__(self, name: str, limits: Limits) -> None:
         self._name, self.limits = name, limits
         self._packages: dict[str, Servable] = {}
+        self._local_keys: dict[str, ContentKey] = {}
 
     @property
     def versions(self) -> Sequence[str]:
@@ -30,6 +35,12 @@ class ReceivedPackages(Source):
         """Add a package whose file is open as `descriptor`; this source owns it from now on."""
         path = Path(f"/proc/self/fd/{descriptor}")
         version = package.version
+        if package.local_key is not None:
+            from edgekit_runtime.encryption.container import ContentKey  # few packages are encrypted
+            from edgekit_runtime.system.own_process import forbid_dumps
+
+            forbid_dumps()
+            self._local_keys[version] = ContentKey.from_text(package.local_key)
         self._packages[version] = Servable(
             self._name, version, path, package.manifest_sha256, package.submodel
         )
@@ -51,4 +62,5 @@ class ReceivedPackages(Source):
     def open_again(self, package: Servable, load: Load) -> Loaded:
         """Return the model of a package, which must be unchanged."""
         with open_listed(package, KnownDigest(package.sha256), self.limits) as opened:
+            opened.local_key = self._local_keys.get(package.version)
             return load(opened)

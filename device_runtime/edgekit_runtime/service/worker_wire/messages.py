@@ -29,11 +29,13 @@ class VerifiedPackage:
         version: version of the model.
         manifest_sha256: digest of the package, which must still be this one.
         submodel: the part of the package that is the model, or None.
+        local_key: as that of the package, as text: the worker gets the content decrypted.
     """
 
     version: str
     manifest_sha256: str
     submodel: str | None = None
+    local_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,6 @@ from edgekit_runtime.service.worker_wire.messages import (
     ENERGY,
     HEARTBEAT_S,
     TrialReport,
-    VerifiedPackage,
     WorkerSpec,
 )
 from edgekit_runtime.service.worker_wire.snapshots import Snapshot, add_up, read_snapshots
@@ -384,7 +383,7 @@ class WorkerTrialRunner(TrialRunner):
     def start(self, worker: WorkerHandle) -> None:
         """Make `worker` load and try the candidate; give the trial up if the message cannot be sent."""
         try:
-            worker.start_trial(VerifiedPackage(self.version, self.model.manifest.sha256), self.model)
+            worker.start_trial(self.model.spec.package, self.model)
         except Exception as cause:  # the thread that loads all models waits for an outcome
             _logger.exception("%s: cannot send its worker the version to try", self.model.manifest.name)
             self.give_up(repr(cause))

@@ -229,9 +229,9 @@ class Supervisor:
 
 
 def _open_again(package: OpenedPackage) -> int:
-    """Return a descriptor of the file, which a worker finds unchanged whenever it starts."""
+    """Return a descriptor of the package, which a worker finds unchanged whenever it starts."""
     try:
-        return os.open(package.path, os.O_RDONLY | os.O_CLOEXEC)
+        return package.open_content()
     except OSError as cause:
         check_lack(cause, f"cannot read package {package.path}")
         raise PackageError(f"cannot read package {package.path}: {cause.strerror}") from cause
@@ -240,7 +240,12 @@ def _open_again(package: OpenedPackage) -> int:
 def _describe(package: OpenedPackage) -> "VerifiedPackage":
     from edgekit_runtime.service.worker_wire.messages import VerifiedPackage
 
-    return VerifiedPackage(package.manifest.version, package.signed_sha256, package.submodel)
+    return VerifiedPackage(
+        version=package.manifest.version,
+        manifest_sha256=package.signed_sha256,
+        submodel=package.submodel,
+        local_key=None if package.local_key is None else package.local_key.to_text(),
+    )
 
 
 def _unavailable(manifest: Manifest, reason: str) -> UnavailableError:

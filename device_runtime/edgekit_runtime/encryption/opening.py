@@ -1,0 +1,129 @@
+"""Opens an encrypted file on the device that it is for: into memory, with the key of this device.
+
+The content key is wrapped in the file's header, or in the file `NAME.key` beside it, which a fleet's agent
+writes:
+
+    {"format":1,"key_id":"ID of the content key","wrapped":"BASE64"}
+
+All that uses the plaintext gets a descriptor of sealed memory, and a key for what is derived from it and must
+lie on the disk, such as an engine that was built: never the content key.
+"""
+
+import os
+from dataclasses import field
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.canonical_json import Fields, decode_json, encode_json
+from edgekit_runtime.encryption import key_path
+from edgekit_runtime.encryption.container import (
+    ContentKey,
+    EncryptionError,
+    Header,
+    fill_memory,
+    open_file,
+    parse_head,
+)
+from edgekit_runtime.encryption.device_key import DeviceKey, read_device_key
+from edgekit_runtime.encryption.key_derivation import derive
+from edgekit_runtime.records import dataclass
+from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
+from edgekit_runtime.system.own_process import forbid_dumps
+from edgekit_runtime.system.resource_errors import check_lack
+
+_FORMAT: Final = 1
+_MAX_KEY_FILE_BYTES: Final = 4096
+
+
+class SealedMemory:
+    """A descriptor of plaintext in sealed memory, which is closed with the last reference to this."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decrypted:
+    """The plaintext of a file.
+
+    Attributes:
+        memory: where it is.
+        local_key: encrypts what this device derives from it and stores.
+        key_file: content of the file with the wrapped key; empty where the header holds it.
+    """
+
+    memory: SealedMemory
+    local_key: ContentKey = field(repr=False)
+    key_file: bytes = b""
+
+
+def decrypt_file(path: Path, max_bytes: int) -> Decrypted:
+    """Return the plaintext of an encrypted file.
+
+    Raises:
+        EncryptionError: it is not for this device, its key is missing, it is damaged, or larger than
+            `max_bytes`.
+        UnavailableError: it cannot be read, or this device's key not be used, now.
+    """
+    forbid_dumps()
+    with open_file(path) as file:
+        header = parse_head(file, str(path))
+        content_key, key_file = _find_content_key(path, header)
+        memory = SealedMemory(fill_memory(file, header, content_key, str(path), max_bytes=max_bytes))
+    secret = derive(content_key.secret, b"", b"edgekit local files 1\0")
+    return Decrypted(memory, ContentKey(content_key.key_id, secret), key_file)
+
+
+def write_key_file(path: Path, key_id: str, wrapped: str, disk: Disk = DISK) -> None:
+    """Write the wrapped key of the encrypted file that lies, or will lie, at `path`.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    content = encode_json({"format": _FORMAT, "key_id": key_id, "wrapped": wrapped})
+    with write_atomically(key_path(path), mode=0o600, disk=disk) as file:
+        file.write(content)
+
+
+def _find_content_key(path: Path, header: Header) -> tuple[ContentKey, bytes]:
+    """Return the content key and the content of the file that holds it; empty for the header."""
+    device = read_device_key()
+    if device is None:
+        raise EncryptionError(
+            f"{path}: is encrypted, and this device has no key; `edgekit-device keys device` makes one, for"
+            " which the package must be encrypted"
+        )
+    wrapped, content = header.recipients.get(device.key_id), b""
+    if wrapped is None:
+        wrapped, content = _read_key_file(path, header, device)
+    try:
+        return device.unwrap(wrapped, header.key_id), content
+    except EncryptionError as cause:
+        raise EncryptionError(f"{path}: {cause}") from cause
+
+
+def _read_key_file(path: Path, header: Header, device: DeviceKey) -> tuple[str, bytes]:
+    where = key_path(path)
+    try:
+        with where.open("rb") as file:
+            content = file.read(_MAX_KEY_FILE_BYTES)
+    except FileNotFoundError as cause:
+        raise EncryptionError(
+            f"{path}: is not encrypted for this device, whose key is {device.key_id[:16]}, and has no"
+            f" {where.name} beside it"
+        ) from cause
+    except OSError as cause:
+        check_lack(cause, f"cannot read {where}")
+        raise EncryptionError(f"cannot read {where}: {cause.strerror}") from cause
+    fields = Fields(decode_json(content, str(where), EncryptionError), str(where), EncryptionError)
+    wrapped = fields.take("wrapped")
+    if fields.take("format") != _FORMAT or not isinstance(wrapped, str):
+        raise EncryptionError(f"{where}: is damaged, or of a newer edgekit")
+    if (key_id := fields.take("key_id")) != header.key_id:
+        raise EncryptionError(f"{where}: holds the key {key_id}, the package needs {header.key_id}")
+    return wrapped, content
