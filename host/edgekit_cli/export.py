@@ -15,7 +15,7 @@ from edgekit_cli.shared_options import as_json_option, keys_folder_option
     "--format",
     "form",
     required=True,
-    type=click.Choice(["onnx", "tflite", "ort-model-package", "oci"]),
+    type=click.Choice(["onnx", "tflite", "ort-model-package", "android", "oci"]),
     help="What to write.",
 )
 @click.option(
@@ -32,8 +32,9 @@ from edgekit_cli.shared_options import as_json_option, keys_folder_option
 def command(package: Path, *, form: str, folder: Path, keys_folder: Path | None, as_json: bool) -> None:
     """Verify PACKAGE, and write it for other tools.
 
-    onnx, tflite: its models. ort-model-package: its ONNX models as variants. oci: the package itself as an
-    artifact, and so the only one that keeps signature, golden tensors and options.
+    onnx, tflite: its models. ort-model-package: its ONNX models as variants. android: a folder for an app,
+    with Kotlin that prepares inputs and reads outputs. oci: the package itself as an artifact, and so the
+    only one that keeps its signature.
     """
     import json
 

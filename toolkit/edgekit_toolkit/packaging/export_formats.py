@@ -18,6 +18,7 @@ from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.system.atomic_files import hash_file, write_atomically, write_text_atomically
 from edgekit_runtime.system.engines import find_engine
+from edgekit_toolkit.packaging.android_export import list_android_files
 
 MODEL_PACKAGE_SUFFIX: Final = ".ortpackage"
 PROCESSOR: Final = "CPUExecutionProvider"
@@ -110,6 +111,13 @@ def _write_model_package(package: OpenedPackage, folder: Path) -> list[Path]:
     return [root]
 
 
+def _write_android(package: OpenedPackage, folder: Path) -> list[Path]:
+    root = folder / f"{package.manifest.name}-{package.manifest.version}-android"
+    for path, content in list_android_files(package).items():
+        _write_bytes(root / path, content)
+    return [root]
+
+
 def _write_oci(package: OpenedPackage, folder: Path) -> list[Path]:
     """Write an OCI image layout with the signed package as the only layer of an artifact."""
     manifest = package.manifest
@@ -167,6 +175,9 @@ FORMATS: Final = {
         ExportFormat("tflite", "each LiteRT model", _write_tflite),
         ExportFormat(
             "ort-model-package", "the ONNX models as variants, as Olive writes them", _write_model_package
+        ),
+        ExportFormat(
+            "android", "a folder for an app: the LiteRT model, Kotlin, golden tensors", _write_android
         ),
         ExportFormat("oci", "the signed package as an artifact for registries", _write_oci),
     )

@@ -1,0 +1,3 @@
+package androidx.test.ext.junit.runners
+
+class AndroidJUnit4

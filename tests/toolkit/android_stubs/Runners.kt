@@ -1,0 +1,5 @@
+package org.junit.runner
+
+import kotlin.reflect.KClass
+
+annotation class RunWith(val value: KClass<*>)
