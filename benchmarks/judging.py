@@ -42,6 +42,17 @@ class Judge:
         for index in range(len(next(iter(self._inputs.values())))):
             yield {name: array[index : index + 1] for name, array in self._inputs.items()}
 
+    def score_outputs(self, outputs: Outputs) -> float:
+        """Return the score of the outputs of all samples, in the source's order of outputs."""
+        reference = {
+            name: np.concatenate([sample[name] for sample in self._reference]) for name in self._reference[0]
+        }
+        named = {
+            name: array.reshape(reference[name].shape)
+            for name, array in zip(reference, outputs.values(), strict=True)
+        }
+        return float(self._score(named, reference, self._labels).mean())
+
     def score(self, session: Session) -> float:
         scores = []
         for index, (feed, reference) in enumerate(zip(self.feeds(), self._reference, strict=True)):

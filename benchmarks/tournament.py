@@ -1,17 +1,24 @@
 """Is the engine that a tournament keeps the fastest when all are measured again?
 
     scripts/python benchmarks/tournament.py [--only NAME ...] [--again 4]
-        [--seconds 6] [--folder FOLDER]
+        [--seconds 6] [--load 0] [--folder FOLDER]
 
 The models are those of `public_models.py` that convert to TFLite, each in a package with onnxruntime and
 LiteRT with one and two threads, and LiteRT without XNNPACK. Each has one tournament, then `--again` further
-ones. "again" counts those in which the kept engine has the lowest median, "as fast" those in which it cannot
-be told from that one, and "processes" the single processes of the further ones in which it has the lowest.
+ones, and what one keeps is looked for in the next: "again" counts where it has the lowest median there, "as
+fast" where it cannot be told from that one, and "processes" the single processes in which it has the lowest.
+`--load` busy loops run meanwhile.
 Packages that are in the folder already are taken from there: `--again 0` only makes them.
 """
 
+import itertools
 import os
+import subprocess
+import sys
 import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,29 +121,46 @@ def measure(path: Path, seconds: float) -> Measured:
 
 def contest(path: Path, again: int, seconds: float) -> tuple[int, int, int, int]:
     """Hold all tournaments of a model, print its row; returns again, as fast, processes and of how many."""
-    first, *further = (measure(path, seconds) for _ in range(again + 1))
-    kept = first.kept
-    fastest = sum(kept == one.fastest() for one in further)
-    as_fast = sum(kept in one.as_fast for one in further)
+    first, *_ = tournaments = [measure(path, seconds) for _ in range(again + 1)]
+    pairs = list(itertools.pairwise(tournaments))
+    fastest = sum(before.kept == after.fastest() for before, after in pairs)
+    as_fast = sum(before.kept in after.as_fast for before, after in pairs)
     processes = [
-        dict(zip(one.latencies, medians, strict=True))
-        for one in further
-        for medians in zip(*(latency.seconds for latency in one.latencies.values()), strict=True)
+        before.kept == min(medians, key=lambda name: medians[name])
+        for before, after in pairs
+        for values in zip(*(latency.seconds for latency in after.latencies.values()), strict=True)
+        for medians in [dict(zip(after.latencies, values, strict=True))]
     ]
-    won = sum(kept == min(medians, key=lambda name: medians[name]) for medians in processes)
-    behind = [one.latencies[kept].median_s / one.latencies[one.fastest()].median_s - 1 for one in further]
+    won = sum(processes)
+    behind = [
+        after.latencies[before.kept].median_s / after.latencies[after.fastest()].median_s - 1
+        for before, after in pairs
+    ]
     medians_ms = [
         f"{first.latencies[name].median_s * 1e3:.3f}" if name in first.latencies else "" for name in NAMES
     ]
+    kept = ", ".join(f"{name} {count}" for name, count in Counter(one.kept for one in tournaments).items())
     cells = [path.stem, *medians_ms, kept, str(fastest), str(as_fast), f"{won} of {len(processes)}"]
     print(f"| {' | '.join([*cells, f'{max(behind):.1%}'])} |", flush=True)
     return fastest, as_fast, won, len(processes)
+
+
+@contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 def main() -> None:
     parser = make_public_parser(__doc__)
     parser.add_argument("--again", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=6.0, help="of a tournament, nearly")
+    parser.add_argument("--load", type=int, default=0, metavar="LOOPS")
     parser.add_argument("--folder", type=Path, help="where packages are kept (default: nowhere)")
     arguments = parser.parse_args()
     print_head("model", *NAMES, "kept", "again", "as fast", "processes", "behind")
@@ -148,7 +172,8 @@ def main() -> None:
             path = prepare(public, folder)
             return contest(path, arguments.again, arguments.seconds) if arguments.again else None
 
-        counts = list(filter(None, try_models(arguments.only, try_model)))
+        with busy_loops(arguments.load):
+            counts = list(filter(None, try_models(arguments.only, try_model)))
     if counts:
         fastest, as_fast, won, processes = (sum(column) for column in zip(*counts, strict=True))
         mostly = sum(2 * one[0] > arguments.again for one in counts)

@@ -29,7 +29,9 @@ def read_samples(path: Path, name: str) -> list[dict[str, NDArray[Any]]]:
     return [{name: array[index : index + 1]} for index in range(len(array))]
 
 
-def quantize(source: Path, calibration: Path, target: Path, *, algorithm: AlgorithmName, bits: int) -> None:
+def quantize(
+    source: Path, calibration: Path, target: Path, *, algorithm: AlgorithmName, bits: int, float_io: bool
+) -> None:
     signatures = Interpreter(str(source)).get_signature_list()
     (signature, names), *_ = signatures.items()
     tool = quantizer.Quantizer(str(source))
@@ -42,9 +44,18 @@ def quantize(source: Path, calibration: Path, target: Path, *, algorithm: Algori
             weight_num_bits=bits if operator in FEW_BITS else 8,
             algorithm_key=algorithm,
         )
+    for operator in (OPERATORS.INPUT, OPERATORS.OUTPUT) if float_io else ():
+        tool.update_quantization_recipe(".*", operator, algorithm_key=AlgorithmName.NO_QUANTIZE)
     samples = read_samples(calibration, names["inputs"][0])
     ranges = tool.calibrate({signature: samples}, num_threads=THREADS)
     tool.quantize(ranges).export_model(str(target), overwrite=True)
+
+
+def quantize_weights(source: Path, target: Path) -> None:
+    """Quantize weights alone; the engine quantizes activations as it runs."""
+    tool = quantizer.Quantizer(str(source))
+    tool.add_dynamic_config(".*", OPERATORS.ALL_SUPPORTED, 8)
+    tool.quantize().export_model(str(target), overwrite=True)
 
 
 def main() -> None:
@@ -54,13 +65,19 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--algorithm", type=AlgorithmName, default=AlgorithmName.MIN_MAX_UNIFORM_QUANT)
     parser.add_argument("--bits", type=int, default=8, help="of weights")
+    parser.add_argument("--float-io", action="store_true", help="inputs and outputs stay float32")
+    parser.add_argument("--dynamic", action="store_true", help="weights alone")
     arguments = parser.parse_args()
+    if arguments.dynamic:
+        quantize_weights(arguments.model, arguments.output)
+        return
     quantize(
         arguments.model,
         arguments.calibration,
         arguments.output,
         algorithm=arguments.algorithm,
         bits=arguments.bits,
+        float_io=arguments.float_io,
     )
 
 

@@ -48,11 +48,13 @@ class Samples(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has n
         return next(self._feeds, None)
 
 
-def quantize(source: Path, calibration: Path, target: Path, method: str | None, bits: int) -> None:
-    options: dict[str, Any] = {}
+def quantize(
+    source: Path, calibration: Path, target: Path, method: str | None, bits: int, *, reduce_range: bool
+) -> None:
+    options: dict[str, Any] = {"reduce_range": reduce_range}
     model = onnx.load(source)
     if method:
-        options = {
+        options |= {
             "per_channel": True,
             "activation_type": QuantType.QUInt8,
             "weight_type": WEIGHTS[bits],
@@ -79,8 +81,16 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--per-channel", choices=("MinMax", "Entropy", "Percentile"))
     parser.add_argument("--bits", type=int, choices=WEIGHTS, default=8, help="of weights per channel")
+    parser.add_argument("--reduce-range", action="store_true", help="weights of 7 bits, for x86 without VNNI")
     arguments = parser.parse_args()
-    quantize(arguments.model, arguments.calibration, arguments.output, arguments.per_channel, arguments.bits)
+    quantize(
+        arguments.model,
+        arguments.calibration,
+        arguments.output,
+        arguments.per_channel,
+        arguments.bits,
+        reduce_range=arguments.reduce_range,
+    )
 
 
 if __name__ == "__main__":

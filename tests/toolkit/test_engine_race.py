@@ -78,6 +78,23 @@ def test_float32_of_another_engine_is_said_too() -> None:
     assert describe_faster(result) == "1.50 x float32 on OpenVINO"
 
 
+@pytest.mark.parametrize(
+    ("rival_ms", "label"), [(9.3, "static int8"), (9.7, "dynamic int8"), (11.0, "dynamic int8")]
+)
+def test_form_gives_way_to_another_that_is_clearly_faster_alone(rival_ms: float, label: str) -> None:
+    entering = [
+        contender("litert", "dynamic int8", 10.0),
+        contender("litert", "static int8", rival_ms),
+        floats("litert", 20.0),
+    ]
+    assert decide(entering).best["litert"].candidate.label == label
+
+
+def test_faster_form_that_breaks_a_limit_is_not_taken() -> None:
+    entering = [contender("ort", "int8", 10.0), contender("ort", "static int8", 5.0, is_eligible=False)]
+    assert decide(entering).best["ort"].candidate.label == "int8"
+
+
 def test_form_as_fast_as_float32_by_chance_is_kept() -> None:
     result = decide([contender("ort", "int8", 10.1), floats("ort", 10.0)])
     assert result.best["ort"].candidate.label == "int8"

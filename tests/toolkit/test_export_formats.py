@@ -1,10 +1,12 @@
-"""`edgekit export`: packages for other tools, and a model package of Olive as a model."""
+"""`edgekit export`: packages for other tools, and a model package of onnxruntime or Olive as a model."""
 
 import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime
 import pytest
 from tests.toolkit.package_run import TINY, edgekit
 
@@ -15,6 +17,17 @@ from edgekit_toolkit.importers.source import load_model
 from edgekit_toolkit.packaging.export_formats import FORMATS
 
 MODEL = TINY / "italy_power_mlp.onnx"
+# onnxruntime refuses a manifest with any other.
+MANIFEST_FIELDS = {
+    "schema_version",
+    "package_name",
+    "package_version",
+    "description",
+    "layout",
+    "components",
+    "shared_assets",
+    "additional_metadata",
+}
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +88,77 @@ def test_model_package_is_read_again_as_a_model(packaged: Path, tmp_path: Path) 
     assert found.path.read_bytes() == plain.read_bytes()
 
 
+def test_model_package_is_in_the_format_of_onnxruntime(packaged: Path, tmp_path: Path) -> None:
+    (root,) = export(packaged, "ort-model-package", tmp_path)
+    manifest = json.loads((root / "manifest.json").read_text())
+    assert manifest["schema_version"] == "1.0"
+    assert manifest["components"] == {"power": "power"}
+    assert manifest.keys() <= MANIFEST_FIELDS
+    variants = json.loads((root / "power/component.json").read_text())["variants"]
+    assert variants == {
+        "default": {
+            "ep": "CPUExecutionProvider",
+            "device": "cpu",
+            "executor_info": {"ort": {"model_file": "model.onnx"}},
+        }
+    }
+
+
+@pytest.mark.skipif(
+    not hasattr(onnxruntime, "ModelPackageContext"), reason="this onnxruntime has no interface to them"
+)
+def test_onnxruntime_opens_the_model_package(packaged: Path, tmp_path: Path) -> None:
+    (root,) = export(packaged, "ort-model-package", tmp_path)
+    (plain,) = export(packaged, "onnx", tmp_path)
+    options = onnxruntime.ModelPackageOptions(onnxruntime.SessionOptions())
+    context = onnxruntime.ModelPackageContext(str(root))
+    session = context.select_component("power", options).create_session()
+    (value,) = session.get_inputs()
+    feed = {value.name: np.ones([1, *value.shape[1:]], np.float32)}
+    (output,) = session.run(None, feed)
+    np.testing.assert_array_equal(output, onnxruntime.InferenceSession(plain).run(None, feed)[0])
+
+
+def write_inline_package(folder: Path, variant: dict[str, Any]) -> Path:
+    """Write a package whose only component is in its manifest."""
+    root = folder / "net.ortpackage"
+    (root / "cpu").mkdir(parents=True)
+    for name in ("net.onnx", "other.onnx"):
+        (root / "cpu" / name).write_bytes(MODEL.read_bytes())
+    components = {"net": {"variants": {"cpu": {"ep": "CPUExecutionProvider", **variant}}}}
+    (root / "manifest.json").write_text(json.dumps({"schema_version": "1.0", "components": components}))
+    return root
+
+
+@pytest.mark.parametrize("is_inline", [True, False])
+def test_model_that_a_variant_states_is_taken(tmp_path: Path, is_inline: bool) -> None:
+    info = {"model_file": "net.onnx"}
+    root = write_inline_package(tmp_path, {"executor_info": {"ort": info if is_inline else "info.json"}})
+    (root / "cpu/info.json").write_text(json.dumps(info))
+    assert find_model(str(root)).path == root / "cpu/net.onnx"
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {"executor_info": {"ort": {"model_file": "../../outside.onnx"}}},
+        {"executor_info": {"ort": "../../outside.json"}},
+        {"executor_info": {"ort": {"model_file": "/outside.onnx"}}},
+        {"variant_directory": "../outside"},
+        {"variant_directory": "/outside"},
+        {"variant_directory": ["cpu"]},
+        {"executor_info": {"ort": {"model_file": f"sha256:{'0' * 64}/net.onnx"}}},
+        {"executor_info": []},
+    ],
+)
+def test_variant_of_a_path_trick_is_refused(tmp_path: Path, variant: dict[str, Any]) -> None:
+    (tmp_path / "outside.onnx").write_bytes(MODEL.read_bytes())
+    (tmp_path / "outside.json").write_text('{"model_file": "net.onnx"}')
+    root = write_inline_package(tmp_path, variant)
+    with pytest.raises(ModelError, match=r"net\.ortpackage: "):
+        find_model(str(root))
+
+
 def write_model_package(folder: Path, variants: dict[str, str], component: str = "net") -> Path:
     """Write a package as Olive 0.13 does: variant -> provider."""
     root = folder / "net.ortpackage"
@@ -129,6 +213,16 @@ def test_links_out_of_a_model_package_are_refused(tmp_path: Path, file: str) -> 
     (root / file).rename(tmp_path / "outside")
     (root / file).symlink_to(tmp_path / "outside")
     with pytest.raises(ModelError, match="refused unread"):
+        find_model(str(root))
+
+
+@pytest.mark.parametrize("place", ["../outside", "/outside", "outside/../..", 7])
+def test_component_outside_of_its_package_is_refused(tmp_path: Path, place: object) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/component.json").write_text('{"variants": {"cpu": {}}}')
+    root = write_inline_package(tmp_path, {})
+    rename(root, "manifest.json", "components", {"net": place})
+    with pytest.raises(ModelError, match=r"net\.ortpackage: "):
         find_model(str(root))
 
 

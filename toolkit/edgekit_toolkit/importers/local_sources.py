@@ -2,13 +2,13 @@
 
     hf:OWNER/NAME[@REVISION][:FILE]     a file of a repository that `hf download` has put into the cache
     mlflow:PATH                         the ONNX file of a model that MLflow has saved in a folder
-    FOLDER.ortpackage                   the processor's variant of a model package, as Olive writes it
+    FOLDER.ortpackage                   the processor's variant of a model package of onnxruntime or Olive
 
 Nothing is downloaded. Hugging Face's snapshots are links into a folder of blobs beside them. A link that
 leads out of the folder of its repository, or a name or link out of the other folders, is refused unread.
 
-Source: huggingface_hub, "Understand caching"; MLflow, "MLmodel file"; the writer of olive-ai 0.13,
-`olive/cli/model_package.py`.
+Source: huggingface_hub, "Understand caching"; MLflow, "MLmodel file"; onnxruntime, `model_package/README.md`;
+the writer of olive-ai 0.13, `olive/cli/model_package.py`.
 """
 
 import json
@@ -170,16 +170,7 @@ def _read_flavors(text: str) -> dict[str, dict[str, str]]:
 def _find_in_model_package(folder: Path) -> LocalModel:
     """Return the model of the one component's variant for the processor, or of its only variant."""
     source = str(folder)
-    components = _parse_json(folder, "manifest.json", source).get("components")
-    if not isinstance(components, list) or len(components) != 1 or not isinstance(components[0], str):
-        raise ModelError(
-            f"{source}: its manifest names {components!r} as components, expected a list of one; give the"
-            " .onnx file of a component"
-        )
-    component = f"models/{components[0]}"
-    variants = _parse_json(folder, f"{component}/metadata.json", source).get("variants")
-    if not isinstance(variants, dict) or not variants:
-        raise ModelError(f"{source}: {component}/metadata.json names no variants; write the package again")
+    component, variants = _read_component(folder, source)
     on_processor = [
         name
         for name, variant in variants.items()
@@ -191,13 +182,59 @@ def _find_in_model_package(folder: Path) -> LocalModel:
             f"{source}: {len(chosen)} variants could be meant ({_list_some(chosen)}); give the .onnx file of"
             " one of them"
         )
-    variant_folder = _resolve_inside(folder, f"{component}/{chosen[0]}", folder, source)
+    variant = variants[chosen[0]]
+    directory, info = (variant.get(key) for key in ("variant_directory", "executor_info"))
+    inner = PurePosixPath(component, _expect_name(directory or chosen[0], source)).as_posix()
+    file = _find_model_file(folder, inner, info.get("ort") if isinstance(info, dict) else None, source)
+    return LocalModel(_resolve_inside(folder, f"{inner}/{file}", folder, source), folder.resolve().stem)
+
+
+def _read_component(folder: Path, source: str) -> tuple[str, dict[str, Any]]:
+    """Return the folder of the one component, and its variants: in the manifest, or in a file of its own."""
+    components = _parse_json(folder, "manifest.json", source).get("components")
+    if isinstance(components, list) and all(isinstance(name, str) for name in components):
+        components = {name: f"models/{name}/metadata.json" for name in components}  # Olive before 0.14
+    if not isinstance(components, dict) or len(components) != 1:
+        raise ModelError(
+            f"{source}: its manifest names {components!r} as components, expected one; give the .onnx file"
+            " of a component"
+        )
+    (place,) = components.values()
+    if isinstance(place, dict):
+        component, body = "", place
+    else:
+        file = PurePosixPath(_expect_name(place, source))
+        file = file if file.suffix == ".json" else file / "component.json"
+        component, body = file.parent.as_posix(), _parse_json(folder, file.as_posix(), source)
+    variants = body.get("variants")
+    if (
+        not isinstance(variants, dict)
+        or not variants
+        or not all(isinstance(v, dict) for v in variants.values())
+    ):
+        raise ModelError(f"{source}: its component names no variants; write the package again")
+    return component, variants
+
+
+def _find_model_file(folder: Path, inner: str, info: Any, source: str) -> str:
+    """Return the file that a variant states for onnxruntime, or its only model."""
+    if isinstance(info, str):
+        info = _parse_json(folder, f"{inner}/{info}", source)
+    if isinstance(info, dict) and "model_file" in info:
+        return _expect_name(info["model_file"], source)
+    variant_folder = _resolve_inside(folder, inner, folder, source)
     files = sorted(path.name for path in variant_folder.glob("*.onnx"))
     if len(files) != 1:
         raise ModelError(
             f"{source}: {variant_folder} has {len(files)} .onnx files, expected one; give its path"
         )
-    return LocalModel(_resolve_inside(variant_folder, files[0], folder, source), folder.resolve().stem)
+    return files[0]
+
+
+def _expect_name(value: object, source: str) -> str:
+    if not isinstance(value, str) or value.startswith("sha256:"):
+        raise ModelError(f"{source}: {value!r} is no path inside the package; give the .onnx file itself")
+    return value
 
 
 def _parse_json(folder: Path, file: str, source: str) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 They hold models, not the options, golden tensors and signature of the package, except OCI, which carries the
 package itself.
 
-Source: OCI image format 1.1, "Image Layout" and "Artifacts usage"; the writer of olive-ai 0.13,
-`olive/cli/model_package.py`.
+Source: OCI image format 1.1, "Image Layout" and "Artifacts usage"; onnxruntime, `model_package/README.md`.
 """
 
 import hashlib
@@ -22,6 +21,7 @@ from edgekit_toolkit.packaging.android_export import list_android_files
 
 MODEL_PACKAGE_SUFFIX: Final = ".ortpackage"
 PROCESSOR: Final = "CPUExecutionProvider"
+_EXECUTOR: Final = "ort"  # onnxruntime, in a model package
 _GPU: Final = "TensorrtExecutionProvider"
 _ARTIFACT_TYPE: Final = "application/vnd.edgekit.package.v1"
 _EMPTY: Final = b"{}"  # the configuration of an artifact without one
@@ -88,24 +88,25 @@ def _write_tflite(package: OpenedPackage, folder: Path) -> list[Path]:
 
 
 def _write_model_package(package: OpenedPackage, folder: Path) -> list[Path]:
-    """Write a model package as Olive does: a component with a variant for each provider."""
+    """Write a component with a variant for each model; the first for a provider is the one that it gets."""
     manifest = package.manifest
     root = folder / f"{manifest.name}-{manifest.version}{MODEL_PACKAGE_SUFFIX}"
-    component = root / "models" / manifest.name
+    component = root / manifest.name
     variants = {}
     for model in _list_models(package, "onnx"):
-        variants[model.variant] = {"ep": model.provider}
+        variants[model.variant] = {
+            "ep": model.provider,
+            "device": "cpu" if model.provider == PROCESSOR else "gpu",
+            "executor_info": {_EXECUTOR: {"model_file": "model.onnx"}},
+        }
         _write_bytes(component / model.variant / "model.onnx", model.content)
-    _write_json(
-        component / "metadata.json",
-        {"schema_version": 1, "component_name": manifest.name, "variants": variants},
-    )
+    _write_json(component / "component.json", {"component_name": manifest.name, "variants": variants})
     description = {
-        "schema_version": 1,
+        "schema_version": "1.0",
         "package_name": manifest.name,
         "package_version": manifest.version,
-        "components": [manifest.name],
-        "producer": {"tool": "edgekit", "model_name": manifest.name, "model_version": manifest.version},
+        "components": {manifest.name: manifest.name},
+        "additional_metadata": {"producer": "edgekit"},
     }
     _write_json(root / "manifest.json", description)
     return [root]
@@ -174,7 +175,7 @@ FORMATS: Final = {
         ExportFormat("onnx", "each ONNX model", _write_onnx),
         ExportFormat("tflite", "each LiteRT model", _write_tflite),
         ExportFormat(
-            "ort-model-package", "the ONNX models as variants, as Olive writes them", _write_model_package
+            "ort-model-package", "the ONNX models as variants, for onnxruntime 1.32", _write_model_package
         ),
         ExportFormat(
             "android", "a folder for an app: the LiteRT model, Kotlin, golden tensors", _write_android

@@ -1,10 +1,11 @@
-"""The race of what the engines chose: each with one thread and with several, and beside its float model.
+"""The race of what the engines chose: each with one thread and with several, then beside its rivals.
 
-It decides what a clock alone can tell: the engine, its threads, and whether a form is faster at all. On a
-target whose kernels this machine has, nothing slower than float32 wins where float32 keeps the limits. Of
-other targets times here say too little.
+It decides what a clock alone can tell: the engine, its threads, and which of the forms that the search holds
+for equally fast is the fastest. On a target whose kernels this machine has, nothing slower than float32 wins
+where float32 keeps the limits. Of other targets times here say too little.
 """
 
+import itertools
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import Final
 from edgekit_runtime.autotune.tournament import hold_tournament
 from edgekit_runtime.errors import BackendError, OutputError
 from edgekit_runtime.package.archive import read_package, write_package
+from edgekit_runtime.package.variants import MAX_VARIANTS
 from edgekit_runtime.sessions.latency import TIE_SHARE, Latency
 from edgekit_runtime.system.engines import find_engine
 from edgekit_runtime.trust.trust_store import TrustStore
@@ -27,6 +29,10 @@ from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
 
 _SECONDS: Final = 20.0  # approximate time of a race; models of less than a millisecond take 2 to 6
 _GAIN_OF_THREADS: Final = 0.1  # a smaller gain is not worth another number of threads than the engine's own
+_GAIN_OF_FORM: Final = 0.05  # a smaller one in any process may be chance, which must not change a package
+_MAX_CONTENDERS: Final = MAX_VARIANTS + 1  # they are the variants of one package
+_MAX_RIVALS: Final = 3  # of an engine, beside its choice and its float model
+_CLOSE_ENGINE: Final = 1.5  # an engine that much slower than the fastest has no rivals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +78,7 @@ def hold_race(runs: Mapping[str, Run], request: Request, progress: Progress) -> 
     """Return the outcome of races between the choices of some engines, the preferred engine first.
 
     The first finds the threads of each choice. The second sets each choice beside the engine's fastest
-    candidate here and its float model, if times here hold for the target.
+    candidates here and its float model, if times here hold for the target.
 
     Raises:
         BackendError: none of them runs in a process of its own, or not beside the others.
@@ -82,8 +88,7 @@ def hold_race(runs: Mapping[str, Run], request: Request, progress: Progress) -> 
     result = decide(_time(entering, progress))
     if request.like is not None or not measures_here(request.target) or is_brief("times"):
         return result
-    rivals = [rival for engine, best in result.best.items() for rival in _find_rivals(runs[engine], best)]
-    second = decide(_time(rivals, progress))
+    second = decide(_time(_find_rivals(runs, result.best), progress))
     return replace(second, reasons={**result.reasons, **second.reasons})
 
 
@@ -133,12 +138,29 @@ def _enter(run: Run, request: Request) -> Iterator[Contender]:
         )
 
 
-def _find_rivals(run: Run, best: Contender) -> Iterator[Contender]:
-    """Yield the choice of a run, its fastest candidate here, and its float model, with equal threads."""
+def _find_rivals(runs: Mapping[str, Run], best: Mapping[str, Contender]) -> list[Contender]:
+    """Return each engine's choice, its float model, and as many of its fastest candidates as have room."""
+    limit_s = _CLOSE_ENGINE * min(map(_median_s, best.values()))
+    engines = sorted(best, key=lambda engine: _median_s(best[engine]))
+    by_engine = [list(_rank_rivals(runs[engine], best[engine], limit_s)) for engine in engines]
+    by_rank = [rival for rivals in itertools.zip_longest(*by_engine) for rival in rivals if rival is not None]
+    entering = sorted(by_rank[:_MAX_CONTENDERS], key=lambda rival: rival.is_float)
+    return [rival for engine in best for rival in entering if rival.engine == engine]
+
+
+def _rank_rivals(run: Run, best: Contender, limit_s: float) -> Iterator[Contender]:
+    """Yield an engine's choice, its float model, and then its fastest candidates, all with equal threads.
+
+    Where transport is limited, the choice is the most accurate of the fast ones, and has one rival.
+    """
     floats = run.candidates[0]
     within = [candidate for candidate in run.candidates if _keeps_limits(candidate, run)]
-    fastest = min(within, key=lambda candidate: candidate.measured.host_ratio, default=floats)
-    for candidate in {candidate.id: candidate for candidate in (best.candidate, fastest, floats)}.values():
+    fastest = sorted(within, key=lambda candidate: candidate.measured.host_ratio)
+    count = 1 if "transport" in run.limits.limits else _MAX_RIVALS
+    if _median_s(best) > limit_s:
+        count = 0
+    ranked = (best.candidate, floats, *fastest[:count])
+    for candidate in {candidate.id: candidate for candidate in ranked}.values():
         is_eligible = candidate is best.candidate or candidate in within
         yield replace(best, candidate=candidate, is_float=candidate is floats, is_eligible=is_eligible)
 
@@ -166,7 +188,7 @@ def decide(contenders: Sequence[Contender]) -> RaceResult:
             contender for contender in eligible if not any(_is_slower(contender, other) for other in floats)
         ]
         if eligible:
-            best[engine] = harmless[0] if harmless else min(eligible, key=_median_s)
+            best[engine] = _prefer(harmless) if harmless else min(eligible, key=_median_s)
     reasons = {contender.engine: contender.reason for contender in contenders if contender.engine not in best}
     if not best:
         listed = "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items())
@@ -178,20 +200,26 @@ def decide(contenders: Sequence[Contender]) -> RaceResult:
     return RaceResult(best, winner.engine, reasons, min(faster, key=_median_s, default=None))
 
 
+def _prefer(contenders: Sequence[Contender]) -> Contender:
+    """Return the first contender, or the fastest if that is clearly faster."""
+    first, fastest = contenders[0], min(contenders, key=_median_s)
+    return fastest if _gains(fastest, first, _GAIN_OF_FORM) else first
+
+
+def _gains(contender: Contender, other: Contender, share: float) -> bool:
+    """Return whether a contender is faster than another one by a share of its time, beyond chance."""
+    if contender.latency is None or other.latency is None:
+        return other.latency is None
+    return contender.latency.ratio_interval_to(other.latency)[1] <= 1 - share
+
+
 def _settle_threads(contenders: Sequence[Contender]) -> list[Contender]:
     """Return each candidate once: with its engine's usual threads unless others are clearly faster."""
     settled: dict[tuple[str, str], Contender] = {}
     for contender in sorted(contenders, key=lambda contender: not contender.usual):
         key = (contender.engine, contender.candidate.id)
         present = settled.get(key)
-        if (
-            present is None
-            or present.latency is None
-            or (
-                contender.latency is not None
-                and contender.latency.ratio_interval_to(present.latency)[1] <= 1 - _GAIN_OF_THREADS
-            )
-        ):
+        if present is None or _gains(contender, present, _GAIN_OF_THREADS):
             settled[key] = contender
     order = dict.fromkeys((contender.engine, contender.candidate.id) for contender in contenders)
     return [settled[key] for key in order]

@@ -110,7 +110,7 @@ def _take(run: Run, contender: Contender, signer: StatementSigner) -> Run:
         acceptance = check_accepted(run.request.backend, candidate.model, candidate.package, feeds, signer)
         if acceptance.refuser:
             return run
-        reason = f"{candidate.label}: within every limit; {before.label} is slower here than float32"
+        reason = f"{candidate.label}: within every limit; {before.label} is slower in a race here"
         choice = replace(run.choice, chosen=candidate.id, reason=reason)
         stale = find_slowdown(run.float_ratio(before), run.request.target.name)
         warnings = [warning for warning in run.warnings if warning not in stale]

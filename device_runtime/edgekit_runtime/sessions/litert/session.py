@@ -96,7 +96,7 @@ class LiteRtSession:
         }
         self._checks = {tensor.spec.name: tensor.spec.check for tensor in self._inputs}
         # Shapes of the inputs as allocated; empty after a failure, so that the next run allocates again.
-        self._shapes: dict[int, tuple[int, ...]] = {tensor.index: tensor.shape for tensor in self._inputs}
+        self._shapes = [tensor.shape for tensor in self._inputs]
 
     @property
     def alone(self) -> AbstractContextManager[object]:
@@ -112,30 +112,29 @@ class LiteRtSession:
         if inputs.keys() != self._checks.keys():
             raise DataError(f"got inputs {sorted(inputs)}, expected {sorted(self._checks)}")
         values = [_to_engine(tensor, inputs[tensor.spec.name]) for tensor in self._inputs]
+        shapes = [value.shape for value in values]
         with self._lock:
-            if self._interpreter is None:
+            interpreter = self._interpreter
+            if interpreter is None:
                 raise BackendError("backend 'litert': the session is closed")
             try:
-                self._fit(
-                    {tensor.index: value.shape for tensor, value in zip(self._inputs, values, strict=True)}
-                )
+                if shapes != self._shapes:
+                    self._fit(shapes)
                 for tensor, value in zip(self._inputs, values, strict=True):
-                    self._interpreter.set_tensor(tensor.index, value)
-                self._interpreter.invoke()
-                found = [self._interpreter.get_tensor(tensor.index) for tensor in self._outputs]  # copies
+                    interpreter.set_tensor(tensor.index, value)
+                interpreter.invoke()
+                found = [interpreter.get_tensor(tensor.index) for tensor in self._outputs]  # copies
             except (ValueError, RuntimeError) as cause:
-                self._shapes = {}
+                self._shapes = []
                 raise RefusedInputError(f"backend 'litert': running the model failed: {cause}") from cause
         return {
             tensor.spec.name: value if tensor.codes is None else tensor.codes.decode(value)
             for tensor, value in zip(self._outputs, found, strict=True)
         }
 
-    def _fit(self, shapes: dict[int, tuple[int, ...]]) -> None:
-        if shapes == self._shapes:
-            return
-        for index, shape in shapes.items():
-            self._interpreter.resize_tensor_input(index, shape, strict=True)
+    def _fit(self, shapes: list[tuple[int, ...]]) -> None:
+        for tensor, shape in zip(self._inputs, shapes, strict=True):
+            self._interpreter.resize_tensor_input(tensor.index, shape, strict=True)
         self._interpreter.allocate_tensors()
         self._shapes = shapes
 
