@@ -70,7 +70,11 @@ def test_certificate_is_renewed_when_it_is_time_and_the_device_comes_back(site):
     assert [is_renewal_due(before, now_s + days * 86_400.0) for days in (0, 3650)] == [False, True]
     variables = {**site.variables, "EDGEKIT_PARENT": str(os.getpid())}
     words = [sys.executable, "-m", "edgekit_runtime.agent.enrolment", str(site.home)]
-    assert subprocess.run(words, env=variables, check=False).returncode == 3  # not yet
+    assert subprocess.run([*words, "0"], env=variables, check=False).returncode == 3  # not yet
+    in_time = [*words, str(now_s + 300 * 86_400.0)]  # by what the fleet has signed, whatever the clock says
+    assert subprocess.run(in_time, env=variables, check=False).returncode == 0
+    assert read_membership(site.home).enrolment.certificate != before.certificate
+    before = read_membership(site.home).enrolment
     renew(site.home)
     assert read_membership(site.home).enrolment.certificate != before.certificate
     site.start("agent")
@@ -82,7 +86,7 @@ def test_certificate_is_renewed_when_it_is_time_and_the_device_comes_back(site):
 def test_agent_connects_again_when_its_certificate_was_renewed(is_due, simulated, monkeypatch):  # noqa: F811
     asked, stop = [], threading.Event()
 
-    def renew_now(is_refused):
+    def renew_now(is_refused, _stated_s):
         asked.append(is_refused)
         stop.set()
         return Renewal(is_new=is_due)

@@ -105,7 +105,7 @@ def test_fallback_after_success_shows_as_diverged_and_starts_nothing():
         (view(), NOON, {"not_before_s": 5.0}, ("waiting", "jitter")),
         (view(), HERE, {"window": "23:00-04:00"}, ("waiting", "window")),
         (view(), replace(HERE, minute_of_day=30), {"window": "23:00-04:00"}, ("installing", "")),
-        (view(), replace(HERE, now_s=None), {"window": "00:00-23:59"}, ("waiting", "clock")),
+        (view(), replace(HERE, minute_of_day=None), {"window": "00:00-23:59"}, ("waiting", "clock")),
         (view(version="3.0.0"), NOON, {"is_return": True}, ("downloading", "")),
         (view(rejected=((NEW, "NaN"),)), NOON, {"is_return": True}, ("downloading", "")),
     ],
@@ -168,8 +168,8 @@ def test_expired_document_leaves_all_as_it_is():
     assert (plan.status, plan.steps, plan.executions) == ("stale", (), ())
 
 
-def test_unset_clock_does_not_make_a_document_stale():
-    assert actions(decide(view(), replace(NOON, now_s=None))) == ["download"]
+def test_wrong_clock_does_not_make_a_document_stale():
+    assert actions(decide(view(), replace(NOON, minute_of_day=None))) == ["download"]
 
 
 def test_download_that_wastes_bytes_ends():

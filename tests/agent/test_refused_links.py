@@ -50,14 +50,14 @@ def member(tmp_path, monkeypatch):
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     (fleet / "device.key").write_bytes(pem)
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
-    monkeypatch.setattr(Membership, "make_context", lambda _: None)
+    monkeypatch.setattr(Membership, "make_context", lambda *_: None)
     return tmp_path
 
 
 def test_refused_device_asks_ever_more_rarely_though_each_renewal_succeeds(member, monkeypatch):
     asked_s, clock = [], SimulatedTime()
 
-    def renew(_config, is_refused):
+    def renew(_config, is_refused, _stated_s):
         asked_s.extend([clock.passed_s] if is_refused else [])
         return Renewal(is_new=is_refused)
 

@@ -41,8 +41,8 @@ from edgekit_runtime.agent.execution.step_result import StepCarrier, StepOrder, 
 from edgekit_runtime.agent.execution.step_runner import StepRunner
 from edgekit_runtime.agent.execution.streams_file import StreamsFile
 from edgekit_runtime.agent.journal import Journal, Progress
-from edgekit_runtime.agent.link_watch import DocumentLink, LinkWatch, Presence, RefusalPause, Renewal
-from edgekit_runtime.agent.membership import LEAST_CLOCK_S, Membership
+from edgekit_runtime.agent.link_watch import DocumentLink, LinkWatch, Presence, RefusalPause, Renewer
+from edgekit_runtime.agent.membership import Membership
 from edgekit_runtime.agent.mqtt_link import LinkMessage, MqttLink
 from edgekit_runtime.agent.obeyed_documents import ObeyedDocuments
 from edgekit_runtime.agent.reconcile import (
@@ -99,7 +99,7 @@ class Agent:
         clock: Callable[[], float] = time.time,
         link: DocumentLink | None = None,
         carrier: StepCarrier | None = None,
-        renew: Callable[[bool], Renewal] | None = None,
+        renew: Renewer | None = None,
         pause: RefusalPause | None = None,
     ) -> None:
         """Read the journal; `run` connects.
@@ -112,7 +112,7 @@ class Agent:
             clock: seconds since 1970.
             link: used in place of a connection to the broker.
             carrier: downloads and installs; by default this process does.
-            renew: fetches a new certificate if it is time, or at once if it is told so; None never does.
+            renew: see `Renewer`; None never renews.
             pause: pause of the agent before this one.
 
         Raises:
@@ -123,12 +123,13 @@ class Agent:
         self._options = options or AgentOptions()
         self._journal = Journal(folder / "journal.json", installer.slots.disk, clock)
         self._documents = ObeyedDocuments(folder, member.enrolment.tuf_root, time.monotonic())
+        self._time = member.make_time(folder, clock, time.monotonic)
         self._is_refreshing = False
         self._desired = self._read_desired()
         # The last run may have lost this much of their age: else a device that restarts in a loop never
         # times out.
         self._executions = count_time(self._journal.record.executions, _SAVE_S)
-        context = member.make_context()
+        context = member.make_context(self._time)
         if carrier is None:
             from edgekit_runtime.agent.artifacts.download import Downloader, DownloadLimits
             from edgekit_runtime.agent.execution.local_steps import LocalSteps
@@ -167,14 +168,14 @@ class Agent:
                 if not self.turn(now_s - last_s):
                     stop.wait(_TICK_S)
                 last_s = now_s
-                self._watch.note_link(self._clock())
-                if self._watch.has_renewed(now_s, is_clock_right=self._read_clock() is not None):
+                self._watch.note_link(self._time.now_s)
+                if self._watch.has_renewed(now_s, self._time.stated_s):
                     return "renewed"
         finally:
             self._steps.close()
             self._presence.publish_will()
             self._link.stop()
-            self._watch.note_end(self._clock())
+            self._watch.note_end(self._time.now_s)
         return "stopped"
 
     def connect(self) -> None:
@@ -232,6 +233,7 @@ class Agent:
         known_s = desired.issued_at
         record = replace(self._journal.record, desired=payload.decode(), known_time_s=known_s)
         self._journal.write(record)
+        self._time.note(known_s)
         self._desired, self._link.reconnect_s = desired, desired.reconnect_s
         if desired.notice:
             _logger.warning("the fleet says: %s", desired.notice)
@@ -247,6 +249,7 @@ class Agent:
             with contextlib.suppress(OutputError):  # on a full disk: it counts no more all the same
                 # A thief of the old key may have stated a time far ahead.
                 self._journal.write(replace(record, desired="", known_time_s=0.0))
+        self._time.note(0.0 if desired is None else record.known_time_s)
         return desired
 
     def _follow_keys(self, result: StepResult | None) -> None:
@@ -300,6 +303,7 @@ class Agent:
         for kind, text in self._steps.take_events():
             self._emit(kind, text)
         self._count_bytes()
+        self._save_time()
         if self._desired is not None:
             self._streams_file.write(self._desired.streams)
         is_under_way = any(not execution.has_ended for execution in self._executions)
@@ -320,7 +324,7 @@ class Agent:
             order = StepOrder(
                 step=step,
                 most_bytes=conditions.budget_left_bytes,
-                known_time_s=self._journal.record.known_time_s,
+                known_time_s=self._time.least_s,
             )
             self._steps.begin(order)
         self._report(plan)
@@ -373,15 +377,21 @@ class Agent:
         if not is_same or is_old:
             self._journal.write(replace(self._journal.record, executions=executions))
 
+    def _save_time(self) -> None:
+        """Write the bound to the journal, once an hour, where the clock cannot tell it after a restart."""
+        record = self._journal.record
+        if record.desired and self._time.outgrows(record.known_time_s):
+            self._journal.write(replace(record, known_time_s=self._time.stated_s))
+
     def _measure(self) -> DeviceConditions:
-        now_s, record = self._read_clock(), self._journal.record
+        record = self._journal.record
         local = time.localtime(max(0.0, self._clock()))
         budget = self._options.month_bytes
         used = record.metered_bytes if record.month == self._read_month() else 0
         battery, is_charging = read_battery()
         return DeviceConditions(
-            now_s=now_s,
-            minute_of_day=local.tm_hour * 60 + local.tm_min,
+            now_s=self._time.now_s,
+            minute_of_day=None if self._time.is_clock_behind else local.tm_hour * 60 + local.tm_min,
             free_bytes=self._read_free_bytes(),
             budget_left_bytes=None if budget is None else max(0, budget - used),
             battery=battery,
@@ -390,11 +400,7 @@ class Agent:
         )
 
     def _read_month(self) -> str:
-        return time.strftime("%Y-%m", time.gmtime(max(0.0, self._clock())))
-
-    def _read_clock(self) -> float | None:
-        now_s = self._clock()
-        return None if now_s < max(LEAST_CLOCK_S, self._journal.record.known_time_s - 3600.0) else now_s
+        return time.strftime("%Y-%m", time.gmtime(self._time.now_s))
 
     def _read_free_bytes(self) -> int:
         try:
@@ -455,6 +461,8 @@ class Agent:
             "boot": self._boot,
             "clock": f"{self._clock():.0f}",
         }
+        if self._time.is_clock_behind:
+            facts["clock_fault"] = "behind"
         if self._options.live_url:
             facts["live"] = self._options.live_url
         if battery is not None:

@@ -54,8 +54,8 @@ class DeviceConditions:
     """Measurements of the device on which the decision depends.
 
     Attributes:
-        now_s: seconds since 1970, or None if the clock is certainly wrong.
-        minute_of_day: local time, 0..1439.
+        now_s: seconds since 1970, see `TrustedTime`.
+        minute_of_day: local time, 0..1439; None if the clock is certainly wrong.
         free_bytes: free bytes on the disk of the slots, as if no downloaded files were there.
         budget_left_bytes: bytes that may still be downloaded this month, or None without a limit.
         battery: charge from 0 to 1, or None without a battery.
@@ -63,8 +63,8 @@ class DeviceConditions:
         downloaded: sha256 of the package files that are there completely.
     """
 
-    now_s: float | None
-    minute_of_day: int = 0
+    now_s: float
+    minute_of_day: int | None = 0
     free_bytes: int = 1 << 50
     budget_left_bytes: int | None = None
     battery: float | None = None
@@ -152,7 +152,7 @@ def check_window(window: str | None, conditions: DeviceConditions) -> Obstacle |
     match = _WINDOW.fullmatch(window)
     if match is None:
         return Obstacle("window", f"window {window[:20]!r} is not of the form 01:00-04:00")
-    if conditions.now_s is None:
+    if conditions.minute_of_day is None:
         return Obstacle("clock", f"waits for {window} local time, and the clock is not set", may_pass=True)
     begin, end = int(match[1]) * 60 + int(match[2]), int(match[3]) * 60 + int(match[4])
     now = conditions.minute_of_day

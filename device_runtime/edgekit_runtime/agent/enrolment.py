@@ -16,7 +16,6 @@ import http.client
 import json
 import ssl
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -50,6 +49,7 @@ from edgekit_runtime.agent.membership import (
     make_context,
     read_membership,
 )
+from edgekit_runtime.agent.trusted_time import TrustedTime
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import from_json, to_plain
 from edgekit_runtime.encryption.device_key import make_device_key
@@ -73,11 +73,18 @@ _RENEW_AT: Final = 1 / 3  # share of the certificate's life that is left
 _NOT_DUE: Final = 3  # exit code of this module; `commands.agent` knows it
 
 
-def enrol(code: EnrolmentCode, config: Path, facts: Mapping[str, str], disk: Disk = DISK) -> Membership:
+def enrol(
+    code: EnrolmentCode,
+    config: Path,
+    facts: Mapping[str, str],
+    disk: Disk = DISK,
+    *,
+    trusted_time: TrustedTime | None = None,
+) -> Membership:
     """Join the fleet of a code.
 
     Package keys of another fleet, in which this device was before, are trusted no more. Those that somebody
-    trusted by hand stay.
+    trusted by hand stay. Without `trusted_time` the clock alone tells the time, from the release on.
 
     Raises:
         EnrolmentError: the fleet refuses.
@@ -105,7 +112,8 @@ def enrol(code: EnrolmentCode, config: Path, facts: Mapping[str, str], disk: Dis
         decryption_key=make_device_key(config / "keys", disk).pem,
     )
     body = json.dumps(to_plain(request)).encode()
-    answer = _parse(_ask(code.address, make_context(authority), "POST", "/enrol", body), code.address)
+    context = make_context(authority, trusted_time=trusted_time)
+    answer = _parse(_ask(code.address, context, "POST", "/enrol", body), code.address)
     old_keys = _list_foreign_keys(config, authority)
     _store(config, answer, authority, answer.package_keys, old_keys=old_keys, disk=disk)
     return read_membership(config)
@@ -124,12 +132,12 @@ def is_renewal_due(enrolment: Enrolment, now_s: float) -> bool:
     return now > end - (end - begin) * _RENEW_AT or now < begin  # then the fleet's clock was ahead
 
 
-def renew(config: Path, disk: Disk = DISK) -> Membership:
+def renew(config: Path, disk: Disk = DISK, *, trusted_time: TrustedTime | None = None) -> Membership:
     """Fetch a new certificate, and changed addresses of the fleet.
 
     Package keys and the first TUF root, which leads to the manager's keys, stay as they were at the
     enrolment. Otherwise an attacker in control of the fleet's server could make the device trust any package
-    and obey any manager.
+    and obey any manager. Without `trusted_time` the clock alone tells the time.
 
     Raises:
         EnrolmentError: the fleet refuses, or this device is in none.
@@ -141,7 +149,8 @@ def renew(config: Path, disk: Disk = DISK) -> Membership:
     request = RenewalRequest(device=before.device, csr=make_csr(member.key))
     address = before.web.removeprefix("https://").rstrip("/")
     body = json.dumps(to_plain(request)).encode()
-    answer = _parse(_ask(address, make_context(before.authority), "POST", "/renew", body), address)
+    context = make_context(before.authority, trusted_time=trusted_time)
+    answer = _parse(_ask(address, context, "POST", "/renew", body), address)
     if answer.device != before.device:
         raise EnrolmentError(f"{address}: renews {answer.device!r}, this is {before.device!r}")
     # A fleet that had none when the device enrolled may name them once.
@@ -247,12 +256,16 @@ def _ask(address: str, context: ssl.SSLContext, method: str, path: str, body: by
     return data
 
 
-if __name__ == "__main__":  # the agent renews in a separate process
+if __name__ == "__main__":  # the agent renews in a separate process: CONFIG STATED_S [--refused]
     end_with_parent()
     try:
-        is_refused = sys.argv[2:] == ["--refused"]  # by the broker: the web server says why, or renews
-        if not is_refused and not is_renewal_due(read_membership(Path(sys.argv[1])).enrolment, time.time()):
+        folder = Path(sys.argv[1])
+        enrolment = read_membership(folder).enrolment
+        trusted_time = TrustedTime(enrolment.certificate)
+        trusted_time.note(float(sys.argv[2]))
+        is_refused = sys.argv[3:] == ["--refused"]  # by the broker: the web server says why, or renews
+        if not is_refused and not is_renewal_due(enrolment, trusted_time.now_s):
             sys.exit(_NOT_DUE)
-        renew(Path(sys.argv[1]))
+        renew(folder, trusted_time=trusted_time)
     except EdgekitError as error:
         sys.exit(str(error))

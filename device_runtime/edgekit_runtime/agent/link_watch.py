@@ -10,7 +10,7 @@ import queue
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from edgekit_runtime import __version__
 from edgekit_runtime.agent.documents import Hello, Kind
@@ -31,6 +31,7 @@ from edgekit_runtime.system.atomic_files import Disk
 
 _FIRST_RENEWAL_S: Final = 120.0  # so that a device that is on for minutes a day renews its certificate too
 _RENEWAL_S: Final = 21_600.0
+_TOLERATED_S: Final = 60.0  # by which a clock is set back without harm
 _FIRST_ASK_S: Final = 5.0  # after a refusal; then twice as long each time
 
 
@@ -45,6 +46,10 @@ class Renewal:
 
     is_new: bool = False
     problem: str = ""
+
+
+Renewer: TypeAlias = Callable[[bool, float], Renewal]
+"""Fetches a new certificate if it is time, or at once if it is told so; also takes `TrustedTime.stated_s`."""
 
 
 @dataclass(slots=True)
@@ -146,7 +151,7 @@ class LinkWatch:
         link: DocumentLink,
         disk: Disk,
         *,
-        renew: Callable[[bool], Renewal] | None,
+        renew: Renewer | None,
         pause: RefusalPause | None,
         now_s: float,
     ) -> None:
@@ -169,32 +174,33 @@ class LinkWatch:
             text = f"{text} ({self._refusal})"
         status = self._status
         is_new = is_connected != status.is_connected
-        if is_new or text != status.problem:
-            since_at = now if is_new or not status.since_at else status.since_at
+        is_of_wrong_clock = status.since_at > now + _TOLERATED_S
+        if is_new or is_of_wrong_clock or text != status.problem:
+            since_at = now if is_new or is_of_wrong_clock or not status.since_at else status.since_at
             self._write(LinkStatus(is_connected=is_connected, since_at=since_at, problem=text))
 
     def note_end(self, now: float) -> None:
         """Write that the agent has stopped."""
         self._write(LinkStatus(since_at=now if self._status.is_connected else self._status.since_at))
 
-    def has_renewed(self, now_s: float, *, is_clock_right: bool) -> bool:
+    def has_renewed(self, now_s: float, stated_s: float) -> bool:
         """Return whether there is a new certificate: this device was enrolled again, or has renewed it.
 
         Where the broker refuses the device, the web server may renew, or say why it does not.
 
         Args:
             now_s: time of the monotonic clock.
-            is_clock_right: whether the time of day can be trusted; without it nothing is renewed.
+            stated_s: see `TrustedTime`.
         """
         if read_stamp(self._member.folder) != self._member.stamp:
             self._pause.ends_s = 0.0
             return True
         problem = self._link.problem
         is_refused = problem is not None and problem.is_refusal and now_s >= self._pause.ends_s
-        if self._renew is None or not is_clock_right or not (now_s >= self._renewal_s or is_refused):
+        if self._renew is None or not (now_s >= self._renewal_s or is_refused):
             return False
         self._renewal_s = now_s + _RENEWAL_S
-        renewal = self._renew(is_refused)
+        renewal = self._renew(is_refused, stated_s)
         if is_refused:
             self._refusal = renewal.problem
             self._pause.begin(now_s)

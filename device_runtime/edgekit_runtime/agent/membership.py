@@ -6,15 +6,19 @@ the state of its link to `link.json` beside the journal, and `edgekit-device fle
 
 import base64
 import contextlib
+import math
 import re
 import ssl
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from edgekit_runtime.agent.documents import Enrolment
+from edgekit_runtime.agent.journal import read_journal
+from edgekit_runtime.agent.trusted_time import TrustedTime, format_utc, read_validity
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import from_json, to_plain
 from edgekit_runtime.errors import ConfigError, EdgekitError
@@ -28,7 +32,6 @@ _NO_CHECK_TIME: Final = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME o
 # Prefix of the key in DER: PKCS #8.
 _PRIVATE_DER: Final = bytes.fromhex("302e020100300506032b657004220420")
 LINK: Final = "link.json"
-LEAST_CLOCK_S: Final = 1_704_067_200.0  # 2024: an earlier clock was never set
 _AGAIN: Final = (
     "to let it in again, make a code by `edgekit fleet enroll --name DEVICE`, and run"
     " `edgekit-device enroll --code CODE` here"
@@ -42,6 +45,7 @@ _TIME_FAULTS: Final = {9: "is not valid yet", 10: "has expired"}
 # A TLS alert of the fleet -> why it does not take the certificate of this device.
 _ALERTS: Final = {
     "ALERT_CERTIFICATE_REVOKED": f"the fleet has revoked this device; {_AGAIN}",
+    "ALERT_BAD_CERTIFICATE": "this device's certificate is not valid yet; the agent asks for a new one",
     "ALERT_CERTIFICATE_EXPIRED": "this device's certificate has expired; the agent asks for a new one",
     "ALERT_UNKNOWN_CA": f"the fleet was created again and does not know this device; {_AGAIN}",
 }
@@ -60,23 +64,35 @@ class Membership:
     folder: Path
     stamp: tuple[int, int] | None = None
 
-    def make_context(self) -> ssl.SSLContext:
-        """Return a TLS context of this device.
-
-        With a clock that was never set it does not check times, so that a board without a battery for its
-        clock reaches its fleet, and the fleet sees why it waits: all that counts is signed besides.
-        """
+    def make_context(self, trusted_time: TrustedTime | None = None) -> ssl.SSLContext:
+        """Return a TLS context of this device, see the function of this name."""
         certificate, key = self.folder / CERTIFICATE, self.folder / KEY
-        context = make_context(self.enrolment.authority, str(certificate), str(key))
-        context.needs_clock = False
-        return context
+        return make_context(self.enrolment.authority, str(certificate), str(key), trusted_time=trusted_time)
 
-    def make_download_context(self) -> ssl.SSLContext:
+    def make_download_context(self, trusted_time: TrustedTime | None = None) -> ssl.SSLContext:
         """Return a TLS context for packages, which are signed: public authorities may name a CDN."""
-        context = self.make_context()
+        context = self.make_context(trusted_time)
         if not self.enrolment.artifacts.startswith(f"{self.enrolment.web}/"):
             context.load_default_certs()
+            if isinstance(context, ResumingContext):
+                context.authority_end_s = math.inf
         return context
+
+    def make_time(
+        self, folder: Path, clock: Callable[[], float], monotonic: Callable[[], float] = time.monotonic
+    ) -> TrustedTime:
+        """Return the time without a document, see `TrustedTime`."""
+        return TrustedTime(self.enrolment.certificate, folder, clock, monotonic)
+
+    def read_time(self, folder: Path, clock: Callable[[], float] = time.time) -> TrustedTime:
+        """Return the time by what the agent's folder holds; `clock`: seconds since 1970.
+
+        Raises:
+            JournalError: the journal is damaged or cannot be read.
+        """
+        trusted_time = self.make_time(folder, clock)
+        trusted_time.note(read_journal(folder / "journal.json").known_time_s)
+        return trusted_time
 
 
 def read_membership(config: Path) -> Membership:
@@ -127,13 +143,19 @@ def _read_key(pem: str) -> bytes:
 class ResumingContext(ssl.SSLContext):
     """A context that resumes its last session, which costs the broker a third of a full handshake.
 
+    It checks itself that certificates have not ended, by the trusted time. OpenSSL does so, too, where public
+    authorities count and the clock may be right. That a certificate of the fleet's own authority is not valid
+    yet shuts nobody out: the authority has signed that it is later than this device's clock says.
+
     Attributes:
-        needs_clock: whether times of certificates are checked by a clock that was never set, too.
+        trusted_time: see `TrustedTime`.
+        authority_end_s: end of the fleet's authority; infinity where public ones count as well.
         failure: the TLS error at which the last connection ended, or None. The alert of a broker that refuses
             comes after the handshake, and paho drops it.
     """
 
-    needs_clock = True
+    trusted_time = TrustedTime()
+    authority_end_s = math.inf
     failure: ssl.SSLError | None = None
     _session: ssl.SSLSession | None = None
 
@@ -145,8 +167,9 @@ class ResumingContext(ssl.SSLContext):
     def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
         """Return the socket over TLS, see `ssl.SSLContext.wrap_socket`."""
         self.failure = None
+        is_checked_here = self.authority_end_s < math.inf or self.trusted_time.is_clock_behind
         flags = self.verify_flags & ~_NO_CHECK_TIME
-        self.verify_flags = flags if self.needs_clock or not is_clock_unset() else flags | _NO_CHECK_TIME
+        self.verify_flags = flags | _NO_CHECK_TIME if is_checked_here else flags
         try:
             return super().wrap_socket(*args, **{"session": self._session, **options})
         except ssl.SSLError:  # some SSLErrors are ValueErrors
@@ -155,9 +178,35 @@ class ResumingContext(ssl.SSLContext):
             self._session = None
             return super().wrap_socket(*args, **options)
 
+    def check_end(self, connection: ssl.SSLSocket) -> None:
+        """Check that the certificate of a server has not ended.
+
+        Raises:
+            EndedCertificateError: it has.
+            ValueError: it states no times.
+        """
+        end_s = read_validity(connection.getpeercert(binary_form=True) or b"")[1]
+        if min(end_s, self.authority_end_s) < self.trusted_time.now_s:
+            raise EndedCertificateError(self.trusted_time)
+
+
+class EndedCertificateError(ssl.SSLCertVerificationError):
+    """The certificate of a server has ended, by the trusted time."""
+
+    def __init__(self, trusted_time: TrustedTime) -> None:
+        super().__init__(1, "certificate has expired")
+        self.verify_code, self.verify_message = 10, "certificate has expired"  # X509_V_ERR_CERT_HAS_EXPIRED
+        self.least_s = trusted_time.least_s if trusted_time.is_clock_behind else None
+
 
 class _RecordingSocket(ssl.SSLSocket):
-    """Notes in its context why it fails."""
+    """Checks times of certificates, and notes in its context why it fails."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        """Shake hands, see `ssl.SSLSocket.do_handshake`."""
+        super().do_handshake(block)
+        if isinstance(self.context, ResumingContext):
+            self.context.check_end(self)
 
     def recv(self, *args: Any) -> bytes:
         """Return received bytes, see `ssl.SSLSocket.recv`."""
@@ -182,15 +231,24 @@ class _RecordingSocket(ssl.SSLSocket):
             raise
 
 
-def make_context(authority: str, certificate: str | None = None, key: str | None = None) -> ResumingContext:
+def make_context(
+    authority: str,
+    certificate: str | None = None,
+    key: str | None = None,
+    *,
+    trusted_time: TrustedTime | None = None,
+) -> ResumingContext:
     """Return a context that trusts only the fleet's authority, with TLS 1.2 or newer.
 
     Args:
         authority: the authority's certificate, in PEM.
         certificate: path of the device's certificate, or None before it has one.
         key: path of the device's key.
+        trusted_time: by which certificates end; without it the clock alone.
     """
     context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.trusted_time = trusted_time or TrustedTime()
+    context.authority_end_s = read_validity(ssl.PEM_cert_to_DER_cert(authority))[1]
     context.sslsocket_class = _RecordingSocket
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_verify_locations(cadata=authority)
@@ -232,6 +290,11 @@ def explain_failure(error: BaseException, address: str) -> LinkProblem:
     """Return the reason of a failed connection to `HOST:PORT` of the fleet."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if fault := _TIME_FAULTS.get(error.verify_code):
+            if isinstance(error, EndedCertificateError) and error.least_s is not None:
+                return LinkProblem(
+                    f"{address}: its certificate has expired: by what the fleet has signed it is"
+                    f" {format_utc(error.least_s)} at least; start `edgekit fleet up` on the server again"
+                )
             text = f"its certificate {fault} by this device's clock, which says {format_utc(time.time())}"
             return LinkProblem(
                 f"{address}: {text}: set the clock (`timedatectl set-ntp true`); if the clock is right, start"
@@ -244,16 +307,6 @@ def explain_failure(error: BaseException, address: str) -> LinkProblem:
         reason = next((text for alert, text in _ALERTS.items() if alert in words), "")
         return LinkProblem(f"{address}: {reason or error}", is_refusal=bool(reason))
     return LinkProblem(f"{address}: {str(error) or type(error).__name__}; is the fleet's server up?")
-
-
-def is_clock_unset() -> bool:
-    """Return whether the clock shows a time at which no fleet existed."""
-    return time.time() < LEAST_CLOCK_S
-
-
-def format_utc(at: float) -> str:
-    """Return a time such as `2026-11-28 12:00:00 UTC`."""
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
 
 
 def write_link_status(folder: Path, state: LinkStatus, disk: Disk) -> None:

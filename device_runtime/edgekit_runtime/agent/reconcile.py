@@ -11,6 +11,7 @@ from typing import Final, Literal, TypeAlias
 from edgekit_runtime.agent.conditions import DeviceConditions, ModelView, check_window, find_obstacle
 from edgekit_runtime.agent.documents import Desired, DesiredModel, Execution, ReportedModel
 from edgekit_runtime.agent.journal import Progress
+from edgekit_runtime.agent.trusted_time import format_utc
 from edgekit_runtime.errors import SignatureError
 from edgekit_runtime.records import dataclass
 
@@ -151,8 +152,9 @@ _NOTHING: Final = ModelView(model="")
 def _find_staleness(desired: Desired | None, conditions: DeviceConditions) -> str:
     if desired is None:
         return "no desired document was received yet"
-    if conditions.now_s is not None and conditions.now_s > desired.expires_at:
-        return f"desired document {desired.version} has expired, and no newer one has come"
+    if conditions.now_s > desired.expires_at:
+        day = format_utc(conditions.now_s)[:10]  # the time would be news all the time
+        return f"desired document {desired.version} has expired, and no newer one has come: here it is {day}"
     return ""
 
 

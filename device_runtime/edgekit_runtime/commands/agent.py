@@ -117,12 +117,12 @@ def run(arguments: argparse.Namespace) -> Outcome:
     return Outcome({"stopped": True}, ["stopped"])
 
 
-def renew_certificate(config: Path, is_refused: bool) -> "Renewal":
+def renew_certificate(config: Path, is_refused: bool, stated_s: float) -> "Renewal":
     """Fetch a new certificate if it is time, in a process of its own, since only this needs x509."""
     from edgekit_runtime.agent.link_watch import Renewal
     from edgekit_runtime.system.child_process import ChildProcess
 
-    options = ["--refused"] if is_refused else []
+    options = [str(stated_s), *(["--refused"] if is_refused else [])]
     with ChildProcess("edgekit_runtime.agent.enrolment", str(config.absolute()), *options) as child:
         code = child.wait(_RENEWAL_S)
         problem = "" if code in (0, _NOT_DUE) else child.last_line

@@ -38,7 +38,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
     """Show the journal."""
     from edgekit_runtime.agent.journal import is_held, read_journal
     from edgekit_runtime.agent.manager_keys import ManagerKeys, read_held
-    from edgekit_runtime.agent.membership import format_utc, is_clock_unset, read_link_status, read_membership
+    from edgekit_runtime.agent.membership import read_link_status, read_membership
+    from edgekit_runtime.agent.trusted_time import format_utc
     from edgekit_runtime.dataclass_json import to_plain
 
     member = read_membership(find_config_folder())
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     record = read_journal(folder / "journal.json")
     desired = read_held(record.desired, ManagerKeys(folder, member.enrolment.tuf_root).read())
     enrolment = member.enrolment
-    link, runs = read_link_status(folder), is_held(folder)
+    link, runs, clock_fault = read_link_status(folder), is_held(folder), member.read_time(folder).explain()
     document: dict[str, Any] = {
         "device": enrolment.device,
         "target": enrolment.target,
@@ -56,6 +57,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         "metered_bytes": record.metered_bytes,
         "agent_runs": runs,
         "link": None if link is None else to_plain(link),
+        "clock_fault": clock_fault,
     }
     lines = [f"{enrolment.device}, target {enrolment.target}, broker {', '.join(enrolment.brokers)}"]
     if not runs:
@@ -68,8 +70,13 @@ def run(arguments: argparse.Namespace) -> Outcome:
         lines.append(f"  {state} since {format_utc(link.since_at)}{link.problem and f': {link.problem}'}")
     if desired is not None and desired.notice:
         lines.append(f"  the fleet says: {desired.notice}")
-    if is_clock_unset():
-        lines.append(f"  the clock says {format_utc(time.time())}: set it (timedatectl set-ntp true)")
+    if clock_fault:
+        lines.append(f"  {clock_fault}")
+    elif desired is not None and time.time() > desired.expires_at:
+        ended, now = format_utc(desired.expires_at), format_utc(time.time())
+        lines.append(
+            f"  the fleet's document ended at {ended}, and the clock says {now}: is the clock right?"
+        )
     if desired is None:
         lines.append("  no desired document yet: the fleet has ordered nothing of it")
     else:

@@ -11,7 +11,7 @@ from edgekit_runtime.commands.installed import add_arguments, open_slots
 from edgekit_runtime.encryption import DEVICE_KEY
 from edgekit_runtime.errors import EdgekitError, SlotError
 from edgekit_runtime.slots import UNPROVEN, Slots
-from edgekit_runtime.system.paths import find_keys_folder, find_running_service
+from edgekit_runtime.system.paths import find_config_folder, find_keys_folder, find_running_service
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -41,17 +41,19 @@ def run(arguments: argparse.Namespace) -> Outcome:
         {**_describe(slots, model), "service": None if serving is None else serving.get(model, [])}
         for model in slots.models()
     ]
-    device_key = _describe_key()
+    device_key, clock_fault = _describe_key(), _explain_clock(slots.folder)
     document = {
         "folder": str(slots.folder),
         "target": slots.target,
         "device_key": device_key,
         "models": models,
+        "clock_fault": clock_fault,
     }
     failed = any(model["opens"] is None for model in models)
     lines = [line for model in models for line in _lines(model)] or [f"no models in {slots.folder}"]
     if device_key is not None:
         lines.append(f"key of this device: {device_key['protection']}")
+    lines += [clock_fault] if clock_fault else []
     return Outcome(document, lines, SlotError.exit_code if failed else 0)
 
 
@@ -68,6 +70,17 @@ def _describe_key() -> dict[str, str] | None:
     if key is None:
         return None
     return {"key_id": key.key_id, "holder": key.holder.name, "protection": key.holder.sentence}
+
+
+def _explain_clock(folder: Path) -> str:
+    """Return what is wrong with the clock, by what a fleet has signed for this device; or nothing."""
+    from edgekit_runtime.agent.membership import read_membership
+    from edgekit_runtime.agent.trusted_time import TrustedTime
+
+    try:
+        return read_membership(find_config_folder()).read_time(folder / "fleet").explain()
+    except EdgekitError:  # it is in no fleet, or its files are damaged
+        return TrustedTime().explain()
 
 
 def _describe(slots: Slots, model: str) -> dict[str, Any]:

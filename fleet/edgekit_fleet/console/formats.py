@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from edgekit_runtime.agent.membership import format_utc
+from edgekit_runtime.agent.trusted_time import format_utc
 
 NONE: Final = "\u2013"
 _UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60))

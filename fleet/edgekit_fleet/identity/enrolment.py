@@ -16,7 +16,7 @@ from edgekit_fleet.store.attributes import list_models, list_stable, replace_att
 from edgekit_fleet.store.due import mark_due
 from edgekit_fleet.store.tables import AuditRow, CodeRow, DesiredRow, DeviceRow
 from edgekit_runtime.agent.documents import EnrolmentCode, EnrolmentRequest, RenewalRequest
-from edgekit_runtime.agent.membership import format_utc
+from edgekit_runtime.agent.trusted_time import format_utc
 from edgekit_runtime.encryption.container import EncryptionError, make_content_key
 from edgekit_runtime.encryption.device_key import parse_public_device_key
 from edgekit_runtime.encryption.key_wrapping import wrap_key

@@ -37,8 +37,8 @@ from edgekit_fleet.store.tables import (
     shard_of,
 )
 from edgekit_runtime.agent.documents import ENDED, Event, Execution, Hello, ModelFigures, Reported
-from edgekit_runtime.agent.membership import format_utc
 from edgekit_runtime.agent.signing import key_id, unseal
+from edgekit_runtime.agent.trusted_time import format_utc
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import SignatureError
 from edgekit_runtime.system.shown_text import clean_line

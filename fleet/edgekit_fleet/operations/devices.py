@@ -28,7 +28,7 @@ from edgekit_fleet.store.tables import (
     WantedModelRow,
 )
 from edgekit_runtime.agent.documents import ENDED, Reported
-from edgekit_runtime.agent.membership import LEAST_CLOCK_S, format_utc
+from edgekit_runtime.agent.trusted_time import RELEASED_S, format_utc
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import NotFoundError
 from edgekit_runtime.protocol.streams import StreamOptions
@@ -305,8 +305,10 @@ def _find_faults(session: Session, row: DeviceRow) -> Iterator[str]:
     """Yield a sentence for a wrong clock, a decryption key that is missing, and a copied identity."""
     clock = str(row.facts.get("clock", ""))
     if clock.isdecimal() and len(clock) < _CLOCK_DIGITS and row.revoked_at is None:
-        is_ahead = int(clock) > (row.last_seen_at or math.inf) + _DAY_S  # not behind: reports may be late
-        if is_ahead or int(clock) < LEAST_CLOCK_S:
+        is_ahead = int(clock) > (row.last_seen_at or math.inf) + _DAY_S
+        if (
+            is_ahead or int(clock) < RELEASED_S or "clock_fault" in row.facts
+        ):  # not behind the manager's: reports may be late
             yield f"Its clock says {format_utc(int(clock))}: set it on the device."
     if not row.decryption_key and row.revoked_at is None:
         is_encrypted = (ReleasePackageRow.target == row.target) & (ReleasePackageRow.key_id != "")

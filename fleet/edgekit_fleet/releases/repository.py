@@ -52,6 +52,7 @@ from edgekit_fleet.releases.repository_keys import (
 )
 from edgekit_fleet.store.fleet_folder import FleetFolder
 from edgekit_fleet.store.future import CLOCK_STEP_S
+from edgekit_runtime.agent import trusted_time
 from edgekit_runtime.agent.manager_keys import FIELD
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import OutputError, PackageError, SignatureError
@@ -617,6 +618,7 @@ class TufRepository:
             version=max(last + 1, int(now)),
             expires=_expiry(now, self._lifetimes.timestamp_s),
             snapshot_meta=snapshot,
+            unrecognized_fields={trusted_time.FIELD: int(now)},
         )
         self._write("timestamp.json", timestamp, self._keys.signers("timestamp"))
 

@@ -30,9 +30,10 @@ from edgekit_runtime.agent.documents import (
     Reported,
 )
 from edgekit_runtime.agent.journal import Progress
-from edgekit_runtime.agent.membership import LEAST_CLOCK_S, make_context
+from edgekit_runtime.agent.membership import make_context
 from edgekit_runtime.agent.reconcile import NextSteps, Step, accept_desired, count_time, reconcile
 from edgekit_runtime.agent.signing import UnknownKeyError, unseal
+from edgekit_runtime.agent.trusted_time import TrustedTime
 from edgekit_runtime.errors import SignatureError
 
 _REPORT_S: Final = 0.25  # least time between two reports, as the agent's
@@ -121,7 +122,8 @@ class SimulatedDevice:
             self, access.brokers, make_context(access.authority, str(member.pem)), key, self._draw
         )
         self.slots = SimulatedSlots(member.device, versions, self._draw)
-        self._manager_keys, self._known_s = access.manager_keys, 0.0
+        self._manager_keys = access.manager_keys
+        self._time = TrustedTime(clock=lambda: time.time() + self.behaviour.clock_s)
         self._executions: tuple[Progress, ...] = ()
         self._counted_at = time.monotonic()
         self._step: tuple[Step, asyncio.TimerHandle, float] | None = None
@@ -230,7 +232,7 @@ class SimulatedDevice:
             self.counts.refused += 1
             return
         self.desired, self.arrived_at = desired, at_s
-        self._known_s = max(self._known_s, desired.issued_at)
+        self._time.note(desired.issued_at)
         self._last.content = None  # the manager waits for a report that names the version
         self.tick()
 
@@ -260,12 +262,10 @@ class SimulatedDevice:
             self._timer = asyncio.get_running_loop().call_later(_WAIT_S, self.tick)
 
     def _measure(self) -> DeviceConditions:
-        clock_s = time.time() + self.behaviour.clock_s
-        local = time.gmtime(max(0.0, clock_s))
-        is_wrong = clock_s < max(LEAST_CLOCK_S, self._known_s - 3600.0)
+        local = time.gmtime(self._time.now_s)
         return DeviceConditions(
-            now_s=None if is_wrong else clock_s,
-            minute_of_day=local.tm_hour * 60 + local.tm_min,
+            now_s=self._time.now_s,
+            minute_of_day=None if self._time.is_clock_behind else local.tm_hour * 60 + local.tm_min,
             free_bytes=self.behaviour.free_bytes,
             downloaded=frozenset(self.slots.downloaded),
         )

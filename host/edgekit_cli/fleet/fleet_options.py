@@ -152,6 +152,6 @@ def read_tags(texts: tuple[str, ...]) -> dict[str, str]:
 
 def format_time(at: float | None) -> str:
     """Return a time as `2026-11-22 23:05:18 UTC`, as the console and devices write it."""
-    from edgekit_runtime.agent.membership import format_utc
+    from edgekit_runtime.agent.trusted_time import format_utc
 
     return "never" if at is None else format_utc(at)

@@ -39,6 +39,8 @@ from edgekit_runtime.system.atomic_files import hash_file
 
 NOW_S = 1_800_000_000.0
 TARGET = "x86-64"
+CLOCKS = {"1970": 0.0, "2015": 1.42e9, "of-a-shutdown": NOW_S - 90 * 86_400.0}
+"""Seconds since 1970 that a clock without a battery shows after a start."""
 REPORTED_WITHIN_S = 90.0
 """Deadline by which an attack on a download must be reported: 60 s of too little data, and a retry."""
 
@@ -60,7 +62,10 @@ class SimulatedTime:
         return self.passed_s
 
     def time(self):
-        return NOW_S + self.passed_s + self.lie_s
+        return self.true_time() + self.lie_s
+
+    def true_time(self):
+        return NOW_S + self.passed_s
 
 
 class InlineThread:
@@ -150,7 +155,7 @@ class Broker:
 
 @dataclass(frozen=True)
 class SiteMembership(Membership):
-    def make_context(self):
+    def make_context(self, trusted_time=None):
         return None
 
 
@@ -160,7 +165,7 @@ class AttackSite:
     def __init__(self, folder, maker, monkeypatch):
         self.folder, self.maker, self.clock = folder, maker, SimulatedTime()
         self.repository = TufRepository(folder / "repository", folder / "keys")
-        self.repository.create(self.clock.time())
+        self.repository.create(self.clock.true_time())
         self.mirror = Mirror(folder / "repository", self.clock)
         self.key = Ed25519PrivateKey.generate()
         self.root = self.repository.read_root(1).decode()
@@ -208,7 +213,7 @@ class AttackSite:
     def exchange_key(self):
         """Give the manager a new key; returns the old one."""
         old = self.manager
-        self.repository.rotate(self.clock.time(), roles=[MANAGER_ROLE])
+        self.repository.rotate(self.clock.true_time(), roles=[MANAGER_ROLE])
         return old
 
     def publish(self, version, *, device_class=TARGET, data=None, now=None, **changes):
@@ -219,7 +224,7 @@ class AttackSite:
         if data is not None:
             path.write_bytes(data)
         new = NewTarget(device_class=device_class, name=path.name, source=path)
-        (found,) = self.repository.publish([new], self.clock.time() if now is None else now)
+        (found,) = self.repository.publish([new], self.clock.true_time() if now is None else now)
         wanted = self.describe(version, path)
         return replace(wanted, manifest_sha256=manifest_sha256, path=found.path)
 
@@ -233,8 +238,8 @@ class AttackSite:
         stated = {
             "device": "d1",
             "version": self.version,
-            "issued_at": self.clock.time() - self.clock.lie_s,
-            "expires_at": self.clock.time() - self.clock.lie_s + 7 * 86_400.0,
+            "issued_at": self.clock.true_time(),
+            "expires_at": self.clock.true_time() + 7 * 86_400.0,
             "epoch": 5,
             "models": tuple(named),
             "reconnect_s": 1.0,
@@ -325,6 +330,11 @@ class AttackSite:
         found = [one for one in executions if one["execution"] == f"e{self.count}"]
         return (found[0]["state"], found[0].get("code", "")) if found else None
 
+    def set_clock(self, clock_s):
+        """Start the agent with another time on the device's clock."""
+        self.clock.lie_s = clock_s - self.clock.true_time()
+        self.restart()
+
     def install_old(self):
         """Bring 1.0.0 to the device, over the fleet, and prove it."""
         self.broker.deliver(self.order(self.publish("1.0.0")))
@@ -360,10 +370,17 @@ class AttackSite:
 
 
 @pytest.fixture
-def site(maker, tmp_path, monkeypatch):
+def site(maker, tmp_path, monkeypatch, request):
     made = AttackSite(tmp_path, maker, monkeypatch)
     made.install_old()
+    if clock := getattr(request, "param", ""):  # see `with_any_clock`
+        made.set_clock(CLOCKS[clock])
+        made.run_until(lambda: made.reported)
     return made
+
+
+with_any_clock = pytest.mark.parametrize("site", ["", *CLOCKS], indirect=True)
+"""Runs a test with a right clock, and with each of `CLOCKS`."""
 
 
 def only(suffix, data):

@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import func, select
 from tests.faults.disk_calls import DiskCalls
-from tests.fleet.attacks.attack_site import NOW_S, site  # noqa: F401  # a fixture
+from tests.fleet.attacks.attack_site import CLOCKS, NOW_S, site  # noqa: F401  # a fixture
 from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 from tests.waiting import wait_for
 
@@ -227,6 +227,54 @@ def test_clock_far_ahead_stops_updates_and_says_so(site):  # noqa: F811
     assert site.reported["status"] == "stale"
     assert int(site.reported["facts"]["clock"]) > 2 * NOW_S - NOW_S
     site.check_unharmed()
+
+
+def test_clock_far_ahead_leaves_nothing_behind_once_it_is_right(site):  # noqa: F811
+    """Metadata is looked at with it, a document comes, the agent starts again: nothing of that sticks."""
+    site.clock.lie_s = 10 * 365 * 86_400.0
+    site.restart()
+    site.broker.deliver(site.order(site.publish("2.0.0")))
+    site.run(2 * 86_400.0, 600.0)
+    assert "here it is 2037-01" in site.reported["because"]
+    assert all("freeze" in text for text in site.attacks())
+    site.check_unharmed()
+    site.clock.lie_s = 0.0
+    site.repository.refresh(site.clock.true_time())
+    site.check_recovers()
+    assert site.reported["status"] == "converged"
+
+
+@pytest.mark.parametrize("clock_s", CLOCKS.values(), ids=CLOCKS)
+def test_clock_behind_that_is_set_later_changes_nothing(site, clock_s):  # noqa: F811
+    site.set_clock(clock_s)
+    site.broker.deliver(site.order(site.publish("2.0.0")))
+    site.run_until(lambda: site.execution == ("succeeded", ""))
+    assert site.reported["facts"]["clock_fault"] == "behind"
+    site.slots().confirm("linear", site.running())
+    site.clock.lie_s = 0.0
+    site.check_recovers()
+    assert "clock_fault" not in site.reported["facts"]
+    assert site.attacks() == []
+
+
+def test_document_ages_over_restarts_of_a_device_whose_clock_begins_in_1970_each_time(site):  # noqa: F811
+    for _ in range(8):
+        site.set_clock(0.0)
+        site.run(86_400.0, 600.0)
+    assert site.reported["status"] == "stale"
+    site.check_unharmed()
+
+
+@pytest.mark.parametrize("clock_s", CLOCKS.values(), ids=CLOCKS)
+def test_window_waits_for_a_clock_that_tells_the_hour(site, clock_s):  # noqa: F811
+    site.set_clock(clock_s)
+    site.broker.deliver(site.order(replace(site.publish("2.0.0"), window="00:00-23:59")))
+    site.run_until(
+        lambda: site.execution == ("installing", "clock") or site.execution == ("waiting", "clock")
+    )
+    site.check_unharmed()
+    site.clock.lie_s = 0.0
+    site.run_until(lambda: site.execution == ("succeeded", ""))
 
 
 def test_full_disk_ends_the_execution_and_keeps_the_old_model(site):  # noqa: F811

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from tests.fleet.attacks.attack_site import only, site  # noqa: F401  # a fixture
+from tests.fleet.attacks.attack_site import only, site, with_any_clock  # noqa: F401  # a fixture
 from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 
 from edgekit_fleet.releases.repository import TufRepository
@@ -51,6 +51,7 @@ def count_refreshes(site):  # noqa: F811
     return sum(path == "metadata/timestamp.json" for path in site.mirror.requests)
 
 
+@with_any_clock
 def test_exchange_of_the_managers_key_reaches_an_online_device_which_loses_nothing(site):  # noqa: F811
     seen = []
     site.exchange_key()
@@ -62,6 +63,7 @@ def test_exchange_of_the_managers_key_reaches_an_online_device_which_loses_nothi
     site.check_recovers("2.0.0")
 
 
+@with_any_clock
 def test_documents_by_the_old_key_are_refused_after_the_exchange(site):  # noqa: F811
     """One that was withheld before, and one that a thief signs now with a higher number."""
     withheld = order_by(site, site.manager)
@@ -121,7 +123,7 @@ def test_exchange_reaches_a_device_three_roots_behind(site):  # noqa: F811
     thief = site.manager
     for roles in (["manager", "root"], ["manager", "timestamp"], ["manager", "root"]):
         site.clock.passed_s += 10.0
-        site.repository.rotate(site.clock.time(), roles=roles)
+        site.repository.rotate(site.clock.true_time(), roles=roles)
     take(site, order_by(site, site.manager))
     assert site.attacks() == []
     check_refused(site, thief)
@@ -211,7 +213,7 @@ def test_old_flood_does_not_delay_an_exchange_a_week_later(site):  # noqa: F811
         site.broker.deliver(site.order(key=Ed25519PrivateKey.generate()))
         site.run(HOUR_S, 60.0)
     site.run(3 * DAY_S, 600.0)
-    site.repository.refresh(site.clock.time())
+    site.repository.refresh(site.clock.true_time())
     site.broker.deliver(site.order(key=Ed25519PrivateKey.generate()))
     site.run(900.0, 60.0)
     site.exchange_key()
@@ -280,7 +282,7 @@ def test_keys_of_another_fleet_count_no_more_after_a_new_enrolment(site):  # noq
     site.exchange_key()
     take(site, order_by(site, site.manager))
     other = TufRepository(site.folder / "other", site.folder / "other-keys")
-    other.create(site.clock.time())
+    other.create(site.clock.true_time())
     keys = ManagerKeys(site.folder / "agent", other.read_root(1).decode()).read()
     assert key_id(site.manager.public_key()) not in keys
     assert len(keys) == 1

@@ -7,7 +7,13 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from tests.fleet.attacks.attack_site import REPORTED_WITHIN_S, only, read_requests, site  # noqa: F401
+from tests.fleet.attacks.attack_site import (
+    REPORTED_WITHIN_S,
+    only,
+    read_requests,
+    site,  # noqa: F401  # a fixture
+    with_any_clock,
+)
 from tests.runtime.conftest import (
     make_signer,
     maker,  # noqa: F401  # a fixture
@@ -70,7 +76,7 @@ def test_extraneous_dependencies_are_not_fetched(site):  # noqa: F811
     new = NewTarget(
         device_class="x86-64", name=other.name, source=other, custom={"requires": ["x86-64/other-1.edgepkg"]}
     )
-    site.repository.publish([new], site.clock.time())
+    site.repository.publish([new], site.clock.true_time())
     order_second(site)
     site.run_until(lambda: site.execution == ("succeeded", ""))
     assert len({path.name for path in read_requests(site.mirror, "targets/")}) == 2  # 1.0.0 and 2.0.0
@@ -92,6 +98,7 @@ def test_extraneous_file_in_a_package_is_refused(site):  # noqa: F811
     assert site.execution == ("failed", "package")
 
 
+@with_any_clock
 def test_fast_forward_ends_with_the_exchange_of_the_keys(site):  # noqa: F811
     """A thief of timestamp and snapshot keys states the highest versions; new keys make them void."""
     keys = site.steal_keys()
@@ -106,10 +113,11 @@ def test_fast_forward_ends_with_the_exchange_of_the_keys(site):  # noqa: F811
     site.mirror.change = lambda _path, data: data
     site.broker.deliver(site.order(site.publish("2.1.0")))
     check_attack(site, "rollback")  # the true metadata looks old now
-    site.repository.rotate(site.clock.time(), roles=["timestamp", "snapshot"])
+    site.repository.rotate(site.clock.true_time(), roles=["timestamp", "snapshot"])
     site.check_recovers()
 
 
+@with_any_clock
 def test_indefinite_freeze_is_reported_when_the_timestamp_expires(site):  # noqa: F811
     frozen = site.folder / "frozen"
     shutil.copytree(site.repository.folder, frozen)
@@ -118,10 +126,11 @@ def test_indefinite_freeze_is_reported_when_the_timestamp_expires(site):  # noqa
     order_second(site)
     check_attack(site, "freeze")
     assert site.execution == ("downloading", "freeze")
-    site.repository.refresh(site.clock.time())
+    site.repository.refresh(site.clock.true_time())
     site.check_recovers()
 
 
+@with_any_clock
 def test_indefinite_freeze_of_the_documents_shows_as_stale(site):  # noqa: F811
     """Who withholds documents can do so for their lifetime; from then on every report states it."""
     site.run(7 * DAY_S + 600.0, 600.0)
@@ -140,12 +149,13 @@ def test_malicious_mirror_that_offers_nothing_is_reported_as_missing(site):  # n
 
 def test_malicious_mirror_that_serves_another_fleets_repository_is_refused(site):  # noqa: F811
     other = TufRepository(site.folder / "other", site.folder / "other-keys")
-    other.create(site.clock.time() + 100.0)
+    other.create(site.clock.true_time() + 100.0)
     order_second(site)
     site.mirror.folder = other.folder
     check_attack(site, "forged")
 
 
+@with_any_clock
 def test_mix_and_match_of_metadata_of_two_times_is_refused(site):  # noqa: F811
     old = (site.repository.folder / "metadata" / site.newest("class-x86-64")).read_bytes()
     site.clock.passed_s += 10.0
@@ -155,6 +165,7 @@ def test_mix_and_match_of_metadata_of_two_times_is_refused(site):  # noqa: F811
     site.check_recovers()
 
 
+@with_any_clock
 def test_rollback_of_the_metadata_is_refused(site):  # noqa: F811
     before = site.folder / "before"
     shutil.copytree(site.repository.folder, before)
@@ -178,12 +189,13 @@ def test_rollback_to_an_older_package_is_refused(site):  # noqa: F811
 def test_key_compromise_of_the_manager_installs_nothing_that_is_not_offered(site):  # noqa: F811
     """The manager's online key alone: the repository does not offer what the thief wants."""
     wanted = site.publish("2.0.0")
-    site.repository.withdraw([wanted.path], site.clock.time() + 1)
+    site.repository.withdraw([wanted.path], site.clock.true_time() + 1)
     site.broker.deliver(site.order(wanted))
     site.run_until(lambda: site.execution == ("refused", "not-offered"))
     site.check_unharmed()
 
 
+@with_any_clock
 def test_key_compromise_of_the_manager_ends_with_its_exchange(site):  # noqa: F811
     """The thief drives number and time to the end; a new key of the manager makes both void."""
     site.broker.deliver(site.order(version=2**53 - 1, issued_at=2.0**52, expires_at=2.0**53))
@@ -315,11 +327,12 @@ def test_endless_roots_burn_no_metered_link(site):  # noqa: F811
     site.check_unharmed()
 
 
+@with_any_clock
 def test_root_rotation_reaches_a_device_three_versions_behind(site):  # noqa: F811
     every = ["root", "targets", "snapshot", "timestamp", "class-x86-64"]
     for _ in range(3):
         site.clock.passed_s += 10.0
-        site.repository.rotate(site.clock.time(), roles=every, root_keys=3, threshold=2)
+        site.repository.rotate(site.clock.true_time(), roles=every, root_keys=3, threshold=2)
     site.check_recovers()
     assert site.attacks() == []
 
@@ -328,7 +341,7 @@ def test_root_rotation_reaches_a_device_three_versions_behind(site):  # noqa: F8
 def test_metadata_by_a_key_that_was_exchanged_is_refused(site, role):  # noqa: F811
     keys = site.steal_keys()
     site.clock.passed_s += 10.0
-    site.repository.rotate(site.clock.time(), roles=[role])
+    site.repository.rotate(site.clock.true_time(), roles=[role])
     thief = TufRepository(site.repository.folder, keys)
     path = site.folder / "evil.edgepkg"
     site.maker.write(path, version="2.0.0")
@@ -338,6 +351,6 @@ def test_metadata_by_a_key_that_was_exchanged_is_refused(site, role):  # noqa: F
         site.mirror.change = lambda path, data: forged if path.endswith("3.root.json") else data
         order_second(site)
     else:
-        thief.publish([new], site.clock.time() + 10.0)
+        thief.publish([new], site.clock.true_time() + 10.0)
         site.broker.deliver(site.order(site.describe("2.0.0", path)))
     check_attack(site, "forged")

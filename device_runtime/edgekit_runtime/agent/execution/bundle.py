@@ -230,7 +230,8 @@ def apply_bundle(
     carrier = LocalSteps(member, folder, installer, BundleDownloader(bundle, member), clock=clock)
     record = read_journal(folder / "journal.json")
     # The bundle may bring a new key of the manager; what is wrong with its metadata shows later.
-    order = StepOrder(step=Step("refresh", ""), known_time_s=record.known_time_s)
+    least_s = member.read_time(folder, clock).least_s
+    order = StepOrder(step=Step("refresh", ""), known_time_s=least_s)
     carrier.carry_out(order, threading.Event(), lambda _kind, _text: None, lambda _bytes: None)
     keys = ManagerKeys(folder, member.enrolment.tuf_root).read()
     desired = bundle.read_desired(member.enrolment.device, keys)

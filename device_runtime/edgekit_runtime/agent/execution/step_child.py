@@ -197,6 +197,7 @@ def _carry_out(
     from edgekit_runtime.agent.execution.install import Installer
     from edgekit_runtime.agent.execution.local_steps import LocalSteps
     from edgekit_runtime.agent.membership import read_membership
+    from edgekit_runtime.agent.trusted_time import TrustedTime
     from edgekit_runtime.slots import Slots
     from edgekit_runtime.trust.trust_store import TrustStore
 
@@ -204,7 +205,9 @@ def _carry_out(
     slots = Slots(state, TrustStore.from_folder(Path(folders.keys)), member.enrolment.target)
     installer = Installer(slots, None if folders.socket_path is None else Path(folders.socket_path))
     limits = DownloadLimits(bytes_per_s=folders.bytes_per_s)
-    downloader = Downloader(member.make_download_context(), limits, slots.disk)
+    trusted_time = TrustedTime(member.enrolment.certificate)
+    trusted_time.note(order.known_time_s)
+    downloader = Downloader(member.make_download_context(trusted_time), limits, slots.disk)
     steps = LocalSteps(member, state / "fleet", installer, downloader, clock=time.time)
     return steps.carry_out(order, stop, reporter.note, reporter.count)
 

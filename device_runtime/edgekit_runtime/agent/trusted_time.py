@@ -1,0 +1,145 @@
+"""The time, as far as this device can know it: its clock, and a lower bound that somebody has signed.
+
+A board without a battery for its clock starts in 1970, or at the time when it was switched off. The bound is
+the first of these that is there, and the time that has passed on the monotonic clock since it was read:
+
+    issued_at of the manager's newest document     the journal stores it with the document, see `agent`
+    `FIELD` of the timestamp of TUF's metadata that was verified last
+    begin of this device's certificate
+
+It is never below `RELEASED_S`. For example, with the clock at 1970, a document of 28 November and two days of
+work since, it is at least 30 November: a certificate that ended on the 29th is refused.
+
+The bound goes back only by the word of the key that has stated it: a newer document of a manager whose clock
+was ahead, or a root that names another key of the manager. A thief of the manager's key can state a time that
+is ahead of all else by `MAX_LEAD_S` at most; all metadata is refused by it, until the key is exchanged. A
+clock that is ahead cannot be told from time that has passed: all ends by it, nothing of it is stored, and all
+counts again once it is right.
+"""
+
+import json
+import math
+import re
+import ssl
+import time
+from calendar import timegm
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+RELEASED_S: Final = 1_793_491_200.0
+"""2026-11-01, before this release: no right clock shows an earlier time. Raise it with each release."""
+FIELD: Final = "x-edgekit-signed-at"
+"""Field of a timestamp of the repository: seconds since 1970."""
+MAX_LEAD_S: Final = 2 * 365 * 86_400.0  # the life of a root
+TOLERATED_S: Final = 3600.0
+"""By which a clock, or a stored bound, may be behind without being called wrong."""
+_VALIDITY: Final = re.compile(
+    rb"\x30.(?:\x17\x0d|\x18\x0f)(\d{12,14})Z(?:\x17\x0d|\x18\x0f)(\d{12,14})Z", re.DOTALL
+)
+_LONG_YEAR: Final = 14  # digits of a time with four of them for the year
+
+
+class TrustedTime:
+    """The time, and its lower bound."""
+
+    def __init__(
+        self,
+        certificate: str = "",
+        folder: Path | None = None,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin without a document, see `note`.
+
+        Args:
+            certificate: this device's, in PEM; empty before it has one.
+            folder: the agent's folder, with the verified metadata, or None.
+            clock: seconds since 1970, of the clock that may be wrong.
+            monotonic: seconds of a clock that is never set.
+        """
+        self._timestamp = None if folder is None else folder / "tuf" / "timestamp.json"
+        self._begin_s = read_validity(ssl.PEM_cert_to_DER_cert(certificate))[0] if certificate else 0.0
+        self._clock, self._monotonic = clock, monotonic
+        self.note(0.0)
+
+    def note(self, issued_s: float) -> None:
+        """Take the time of the manager's newest document; 0 if none counts."""
+        self._issued_s, self._noted_s = issued_s, self._monotonic()
+        self._signed_s = _read_signed(self._timestamp)
+
+    @property
+    def now_s(self) -> float:
+        """The clock, or the bound if that is later."""
+        return max(self._clock(), self.least_s)
+
+    @property
+    def least_s(self) -> float:
+        """The bound."""
+        return max(RELEASED_S, self.stated_s or self._begin_s + self._passed_s)
+
+    @property
+    def stated_s(self) -> float:
+        """The bound without the device's certificate, whose issuer's clock may have been ahead; or 0."""
+        limit_s = max(RELEASED_S, self._clock(), self._begin_s) + MAX_LEAD_S
+        stated_s = min(self._issued_s or self._signed_s, limit_s)
+        return stated_s + self._passed_s if stated_s else 0.0
+
+    @property
+    def is_clock_behind(self) -> bool:
+        """Whether the clock is certainly wrong."""
+        return self._clock() < self.least_s - TOLERATED_S
+
+    def outgrows(self, stored_s: float) -> bool:
+        """Return whether the bound is far beyond a stored one, and the clock will not tell it."""
+        return self.is_clock_behind and self.stated_s > stored_s + TOLERATED_S
+
+    @property
+    def _passed_s(self) -> float:
+        return self._monotonic() - self._noted_s
+
+    def explain(self) -> str:
+        """Return what is wrong with the clock, or nothing."""
+        if not self.is_clock_behind:
+            return ""
+        return (
+            f"the clock says {format_utc(self._clock())}, and it is {format_utc(self.least_s)} at least:"
+            " set it (timedatectl set-ntp true)"
+        )
+
+
+def read_validity(certificate: bytes) -> tuple[float, float]:
+    """Return begin and end of a certificate in DER; the library that reads all of it takes megabytes.
+
+    Raises:
+        ValueError: it is no certificate.
+
+    Source: RFC 5280, section 4.1.2.5.
+    """
+    match = _VALIDITY.search(certificate)
+    if match is None:
+        raise ValueError("a certificate without times")
+    begin_s, end_s = (_parse_time(text.decode()) for text in match.groups())
+    return begin_s, end_s
+
+
+def _parse_time(text: str) -> float:
+    if len(text) < _LONG_YEAR:
+        text = f"{'19' if text >= '50' else '20'}{text}"
+    return float(timegm((int(text[:4]), *(int(text[at : at + 2]) for at in range(4, _LONG_YEAR, 2)))))
+
+
+def _read_signed(timestamp: Path | None) -> float:
+    """Return when verified metadata was signed; 0 if there is none."""
+    if timestamp is None:
+        return 0.0
+    try:
+        signed_s = float(json.loads(timestamp.read_bytes())["signed"].get(FIELD, 0))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        return 0.0
+    return signed_s if 0.0 <= signed_s < math.inf else 0.0
+
+
+def format_utc(at: float) -> str:
+    """Return a time such as `2026-11-28 12:00:00 UTC`."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
