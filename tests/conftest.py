@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("long" if config.getoption("--long") else "short")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def is_long(pytestconfig: pytest.Config) -> bool:
     """Whether this is the long run."""
     return bool(pytestconfig.getoption("--long"))

@@ -53,7 +53,8 @@ def command(file: Path, *, as_json: bool) -> None:
     """Show what FILE holds, a package or a .tflite model.
 
     Form and digests of a package are checked. One by a key that is not trusted here is shown too, marked
-    UNVERIFIED; nothing of it is run. A .tflite model is tried on zeros in a process of its own.
+    UNVERIFIED; nothing of it is run. Of a package that is encrypted for other devices its header is shown. A
+    .tflite model is tried on zeros in a process of its own.
     """
     from edgekit_runtime.errors import ManifestError
     from edgekit_toolkit.importers.file_kind import is_tflite
@@ -63,6 +64,9 @@ def command(file: Path, *, as_json: bool) -> None:
 
         show_tflite(file, as_json=as_json)
         return
+    if _is_closed(file):
+        _show_header(file, as_json=as_json)
+        return
     inspection = _inspect_package(file)
     try:
         if as_json:
@@ -71,6 +75,39 @@ def command(file: Path, *, as_json: bool) -> None:
             _show(inspection)
     except RecursionError as cause:
         raise ManifestError(f"{file}: its manifest or evidence is nested too deeply to be shown") from cause
+
+
+def _is_closed(path: Path) -> bool:
+    """Return whether `path` is an encrypted package that this machine has no key for."""
+    from edgekit_runtime.encryption.container import EncryptionError, is_encrypted, read_header
+    from edgekit_runtime.encryption.opening import find_content_key
+
+    if not is_encrypted(path):
+        return False
+    header = read_header(path)  # its errors are those of a damaged file
+    try:
+        find_content_key(path, header)
+    except EncryptionError:
+        return True
+    return False
+
+
+def _show_header(path: Path, *, as_json: bool) -> None:
+    import json
+
+    from edgekit_host.terminal import open_console, print_line, print_section
+    from edgekit_runtime.encryption.container import read_header
+
+    header = read_header(path)
+    if as_json:
+        click.echo(json.dumps({"path": str(path), "encrypted": header.to_json()}, indent=2))
+        return
+    console = open_console()
+    print_line(console, (f"{path.name}: encrypted, and not for this machine", "bold"))
+    rows = [("content key", header.key_id), ("plaintext", f"{header.plain_bytes:,} bytes")]
+    print_section(console, "Header", rows)
+    devices = [(device,) for device in header.recipients] or [("none here: the key travels beside the file",)]
+    print_section(console, "For the devices", devices)
 
 
 def _inspect_package(path: Path) -> Inspection:
@@ -207,9 +244,11 @@ def _weight_rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
     import numpy as np
 
     from edgekit_host.transport.package_encoder import list_tensors
+    from edgekit_runtime.package.archive import DEFAULT_LIMITS
+    from edgekit_runtime.package.package_file import map_file
     from edgekit_toolkit.compress.compression import count_bits, entropy_bits
 
-    content = inspection.path.read_bytes()
+    content = bytes(map_file(inspection.path, DEFAULT_LIMITS.max_package_bytes).content)
     for tensor in list_tensors(content):
         if tensor.is_signed is not None and len(tensor.shape) > 1:
             codes = np.frombuffer(content, np.int8, tensor.length, tensor.offset)

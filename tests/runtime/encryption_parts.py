@@ -53,17 +53,23 @@ def make_device(home: Path) -> DeviceKey:
     return make_device_key(home / "keys", holder="file")
 
 
-def find_plaintext(folder: Path, secret: bytes) -> list[tuple[Path, int]]:
-    """Return files below `folder` that hold any 32 bytes of `secret`, and where."""
+def find_plaintext(folder: Path, secret: bytes, checked: set[bytes] | None = None) -> list[tuple[Path, int]]:
+    """Return files below `folder` that hold any 32 bytes of `secret`, and where.
+
+    `checked`: contents without any, which are not searched again.
+    """
     windows = {secret[at : at + WINDOW_BYTES] for at in range(len(secret) - WINDOW_BYTES + 1)}
-    return list(_find_windows(folder, windows))
+    return list(_find_windows(folder, windows, set() if checked is None else checked))
 
 
-def _find_windows(folder: Path, windows: set[bytes]) -> Iterator[tuple[Path, int]]:
+def _find_windows(folder: Path, windows: set[bytes], checked: set[bytes]) -> Iterator[tuple[Path, int]]:
     for path in sorted(folder.rglob("*")):
         if not path.is_file() or path.is_symlink():
             continue
         content = path.read_bytes()
+        if content in checked:
+            continue
+        checked.add(content)
         for at in range(len(content) - WINDOW_BYTES + 1):
             if content[at : at + WINDOW_BYTES] in windows:
                 yield path, at

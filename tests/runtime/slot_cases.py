@@ -214,7 +214,7 @@ def find_leftovers(folder: Path, trust: TrustStore) -> set[str]:
     kept = {f"slot-{item.version}-{item.sha256[:16]}.edgepkg" for item in (state.active, state.spare) if item}
     if state.factory is not None:
         kept.add(f"factory-{state.factory.version}-{state.factory.sha256[:16]}.edgepkg")
-    there = {path.name for path in (folder / "models" / MODEL).iterdir()}
+    there = {path.name.removesuffix(".key") for path in (folder / "models" / MODEL).iterdir()}
     return there - kept - {"state.json"}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgekit_runtime.encryption.container import ContentKey
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.sessions.tensorrt import Machine, TensorRtOptions
 from edgekit_runtime.sessions.tensorrt.build import BuiltEngines
@@ -178,6 +179,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.plans: dict[str, bytes] = {"int8": b"1@0"}
+        self.local_key: ContentKey | None = None  # of packages that are opened from now on
         self.refused: dict[str, str] = {}
         self.error: Exception | None = None
         self.executor: type[FakeExecutor] = FakeExecutor

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tests.runtime.tensorrt_fakes import Bench, FixedExecutor
 
+from edgekit_runtime.encryption.container import make_content_key
 from edgekit_runtime.errors import BackendError, DataError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.package.manifest import BackendChoice
@@ -42,6 +43,7 @@ def open_it(maker: Any, package_path: Path, bench: Bench) -> Iterator[Callable[.
     ) -> TensorRtSession:
         maker.write(package_path, backend=BackendChoice("tensorrt", "model.onnx", options or {}, fallback))
         with read_package(package_path, maker.trust) as package:
+            package.local_key = bench.local_key
             choice = package.manifest.backend
             sessions.append(open_on(bench.machine(**machine), package, choice, None))
         return sessions[-1]
@@ -222,6 +224,21 @@ def test_a_cached_engine_is_loaded_and_checked_not_built(bench: Bench, open_it: 
     second = open_it().wait(WAIT_S)
     assert len(bench.builds) == 1
     assert second == first
+
+
+def test_engine_of_an_encrypted_package_is_cached_encrypted(bench: Bench, open_it: Open) -> None:
+    plan = bench.plans["int8"]
+    bench.local_key = make_content_key()
+    first = open_it().wait(WAIT_S)
+    (path,) = (bench.folder / "tensorrt").glob("*/engine.plan")
+    assert plan not in path.read_bytes()
+    assert open_it().wait(WAIT_S) == first
+    assert len(bench.builds) == 1
+    for other in (None, make_content_key()):  # each is built again, and replaces what it cannot read
+        bench.local_key = other
+        assert open_it().wait(WAIT_S).phase == "serving"
+    assert len(bench.builds) == 3
+    assert plan not in path.read_bytes()
 
 
 def test_a_cached_engine_that_is_wrong_now_is_built_again(bench: Bench, open_it: Open) -> None:

@@ -73,7 +73,7 @@ def decrypt_file(path: Path, max_bytes: int) -> Decrypted:
     forbid_dumps()
     with open_file(path) as file:
         header = parse_head(file, str(path))
-        content_key, key_file = _find_content_key(path, header)
+        content_key, key_file = find_content_key(path, header)
         memory = SealedMemory(fill_memory(file, header, content_key, str(path), max_bytes=max_bytes))
     secret = derive(content_key.secret, b"", b"edgekit local files 1\0")
     return Decrypted(memory, ContentKey(content_key.key_id, secret), key_file)
@@ -90,8 +90,13 @@ def write_key_file(path: Path, key_id: str, wrapped: str, disk: Disk = DISK) -> 
         file.write(content)
 
 
-def _find_content_key(path: Path, header: Header) -> tuple[ContentKey, bytes]:
-    """Return the content key and the content of the file that holds it; empty for the header."""
+def find_content_key(path: Path, header: Header) -> tuple[ContentKey, bytes]:
+    """Return the content key of a file, and the content of the file that holds it, empty for the header.
+
+    Raises:
+        EncryptionError: the file is not for this device, or its key is missing or damaged.
+        UnavailableError: this device's key cannot be used now.
+    """
     device = read_device_key()
     if device is None:
         raise EncryptionError(

@@ -83,6 +83,7 @@ def open_on(
         inputs=manifest.inputs,
         outputs=manifest.outputs,
         timings=timings,
+        local_key=package.local_key,
     )
     fallback = None
     if choice.fallback is not None:

@@ -1,10 +1,13 @@
 """Builds engines in a separate process, for a session that waits for them."""
 
+import contextlib
 import json
+import os
+import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +19,8 @@ from edgekit_runtime.system.child_process import ChildProcess
 from edgekit_runtime.system.engines import find_engine
 
 _POLL_S: Final = 0.2
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # a file system in memory
+_PREFIX: Final = "edgekit-tensorrt-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +61,7 @@ def build_engines(
         StoppedError: `stop` was set.
         BackendError: the process died or took too long; a refusal is no error, but is in `refused`.
     """
-    with tempfile.TemporaryDirectory(prefix="edgekit-tensorrt-") as name:
-        folder = Path(name)
+    with _memory_folder() as folder:
         (folder / "model.onnx").write_bytes(model)
         for index, timing in enumerate(timings):
             (folder / f"timing-{index}.cache").write_bytes(timing)
@@ -70,6 +74,24 @@ def build_engines(
         found = timing_path.read_bytes() if timing_path.exists() else None
     refused = {precision: "; ".join(messages) for precision, messages in answer["refused"].items()}
     return BuiltEngines(plans, refused, found)
+
+
+@contextlib.contextmanager
+def _memory_folder() -> Iterator[Path]:
+    """Yield an empty folder in memory: the model of an encrypted package must touch no disk.
+
+    Folders of processes that were killed are removed first.
+
+    Raises:
+        BackendError: this machine has no such folder.
+    """
+    if not os.access(_MEMORY, os.W_OK):
+        raise BackendError(f"engines are built in {_MEMORY}, which is missing or cannot be written here")
+    for path in _MEMORY.glob(f"{_PREFIX}*"):
+        if not Path("/proc", path.name.split("-")[2]).exists():
+            shutil.rmtree(path, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-", dir=_MEMORY) as name:
+        yield Path(name)
 
 
 def _run_child(folder: Path, stop: threading.Event) -> None:

@@ -7,6 +7,7 @@ A user who can write into the folder chooses what runs, so the folder is read on
 import contextlib
 import fcntl
 import hashlib
+import io
 import json
 import logging
 import os
@@ -17,11 +18,15 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from edgekit_runtime.canonical_json import JsonValue, encode_json
+from edgekit_runtime.errors import PackageError
 from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import write_atomically
+
+if TYPE_CHECKING:
+    from edgekit_runtime.encryption.container import ContentKey
 
 _BUILDER: Final = 1  # our revision; raised when the same model and options give another engine
 _ENTRY, _PLAN = "entry.json", "engine.plan"
@@ -101,8 +106,11 @@ class EngineCache:
         """Use the folder `root`, which need not exist."""
         self.root = root / "tensorrt"
 
-    def read(self, key: EngineKey) -> CacheEntry | None:
-        """Return the entry of `key`, or None if it is missing, damaged or has another key."""
+    def read(self, key: EngineKey, local_key: "ContentKey | None" = None) -> CacheEntry | None:
+        """Return the entry of `key`, or None if it is missing, damaged or has another key.
+
+        An engine of an encrypted package, which has a `local_key`, is encrypted, too.
+        """
         folder = self.root / key.digest
         if not (_is_private(self.root) and _is_private(folder)):
             return None
@@ -112,14 +120,20 @@ class EngineCache:
                 return None
             plan = None
             if stated["plan_sha256"] is not None:
-                plan = (folder / _PLAN).read_bytes()
+                plan = _read_plan(folder / _PLAN, local_key)
                 if hashlib.sha256(plan).hexdigest() != stated["plan_sha256"]:
                     return None
             return CacheEntry(stated["precision"], dict(stated["seconds"]), tuple(stated["notes"]), plan)
-        except (OSError, ValueError, TypeError, KeyError):  # missing, cut off or from another writer
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            KeyError,
+            PackageError,
+        ):  # missing, cut off or from another writer
             return None
 
-    def write(self, key: EngineKey, entry: CacheEntry) -> None:
+    def write(self, key: EngineKey, entry: CacheEntry, local_key: "ContentKey | None" = None) -> None:
         """Write `entry`; after a power cut there is the old one, the new one or none.
 
         Raises:
@@ -132,7 +146,7 @@ class EngineCache:
         if entry.plan is not None:
             sha256 = hashlib.sha256(entry.plan).hexdigest()
             with write_atomically(folder / _PLAN, mode=0o600) as file:
-                file.write(entry.plan)
+                _write_plan(file, entry.plan, local_key)
         stated = {
             "key": asdict(key),
             "precision": entry.precision,
@@ -201,6 +215,23 @@ class EngineCache:
 
     def _timing_path(self, key: EngineKey) -> Path:
         return self.root / f"timing-{key.machine_digest}.cache"
+
+
+def _read_plan(path: Path, local_key: "ContentKey | None") -> bytes:
+    if local_key is None:
+        return path.read_bytes()
+    from edgekit_runtime.encryption.container import decrypt_chunks  # few packages are encrypted
+
+    return b"".join(decrypt_chunks(path, local_key))
+
+
+def _write_plan(file: BinaryIO, plan: bytes, local_key: "ContentKey | None") -> None:
+    if local_key is None:
+        file.write(plan)
+        return
+    from edgekit_runtime.encryption.container import encrypt, make_header
+
+    encrypt(io.BytesIO(plan), file, local_key, make_header(local_key, len(plan)))
 
 
 def _try_lock(descriptor: int) -> bool:

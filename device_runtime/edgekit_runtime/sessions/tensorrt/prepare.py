@@ -7,7 +7,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from edgekit_runtime.errors import BackendError, DataError, OutputError
 from edgekit_runtime.records import dataclass
@@ -19,6 +19,9 @@ from edgekit_runtime.sessions.tensorrt.cache import CacheEntry, EngineCache, Eng
 from edgekit_runtime.sessions.tensorrt.cuda import Gpu
 from edgekit_runtime.sessions.tensorrt.options import TensorRtOptions
 from edgekit_runtime.tensors import Array, TensorSpec
+
+if TYPE_CHECKING:
+    from edgekit_runtime.encryption.container import ContentKey
 
 _TIMING: Final = LatencyLimits(warmup_rounds=5, min_rounds=20, time_limit_s=5.0)
 
@@ -60,6 +63,7 @@ class BuildJob:
         golden: tensors that an engine must reproduce before it takes traffic.
         inputs, outputs: inputs and outputs of the package's manifest.
         timings: timing caches in the package.
+        local_key: encrypts the engine in the cache if the package is encrypted.
     """
 
     key: EngineKey
@@ -69,6 +73,7 @@ class BuildJob:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     timings: tuple[bytes, ...]
+    local_key: "ContentKey | None" = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +102,7 @@ def prepare(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedE
         BackendError: no engine could be built that reproduces the golden outputs, with every reason.
     """
     with machine.cache.only_one(job.key, stop):
-        entry = machine.cache.read(job.key)
+        entry = machine.cache.read(job.key, job.local_key)
         if entry is not None and entry.plan is None:
             raise BackendError(
                 f"{'; '.join(entry.notes)} (found before; {machine.cache.root} remembers it, delete"
@@ -139,7 +144,7 @@ def _build(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedEn
         if precision != fastest:
             engine.close()
     entry = CacheEntry(fastest, seconds, tuple(notes), engines.plans[fastest])
-    _keep(functools.partial(machine.cache.write, job.key, entry))
+    _keep(functools.partial(machine.cache.write, job.key, entry, job.local_key))
     return PreparedEngine(admitted[fastest], fastest, entry)
 
 
