@@ -6,8 +6,8 @@ Tools: onnxruntime's quantize_static, ai-edge-quantizer, NNCF, and float32 of on
 and ncnn, each with one thread and with all cores. Those that lose more than a point of the float model's
 score on the evaluation samples take no part. Peers run on the bare engine; the package by edgekit's session,
 which checks inputs, and its model on the bare engine too. Each is a process of its own; they take turns, and
-the others are stopped. Models and packages are kept in `benchmarks/.cache/engine_peers`; `--fresh` makes the
-packages again.
+the others are stopped. The first decile of each one's turns counts: other work only adds time. Models and
+packages are kept in `benchmarks/.cache/engine_peers`; `--fresh` makes the packages again.
 
 `--without-vnni` hides AVX-512 and VNNI from all engines (`hidden_vnni.py`) and packages for x86-64-avx2.
 """
@@ -45,8 +45,8 @@ from works import HERE, Subject, list_subjects
 CORES: Final = len(os.sched_getaffinity(0))
 MAX_DROP: Final = 0.01
 FOLDER: Final = CACHE / "engine_peers"
-_TRIAL_ROUNDS: Final = 8
-_BATCH_S: Final = 0.004  # short: a turn in which another process ran counts little in the median
+_TRIAL_ROUNDS: Final = 16
+_BATCH_S: Final = 0.0015  # less than a slice of the scheduler, so that most turns are undisturbed
 PACKAGES: Final = (
     "nncf==3.4.0",
     "ncnn==1.0.20261020",
@@ -172,22 +172,19 @@ class Candidate:
     seconds: list[float] = field(default_factory=list)
 
     @property
-    def median_s(self) -> float:
-        return statistics.median(self.seconds)
+    def typical_s(self) -> float:
+        """The first decile: other work on the machine only adds time."""
+        return float(np.quantile(self.seconds, 0.1))
 
     @property
     def has_default_threads(self) -> bool:
         return self.threads == DEFAULT_THREADS.get(self.engine, CORES)
 
     def describe(self) -> str:
-        return f"{1e3 * self.median_s:.3f}: {self.form}, {self.threads}"
+        return f"{1e3 * self.typical_s:.3f}: {self.form}, {self.threads}"
 
     def ratio_to(self, peers: Sequence["Candidate"]) -> float:
-        """Return the time over that of the fastest peer, median of the turns; those of slow ones are few."""
-        best = min(peers, key=lambda peer: peer.median_s, default=None)
-        if best is None:
-            return math.nan
-        return statistics.median(own / other for own, other in zip(self.seconds, best.seconds, strict=False))
+        return self.typical_s / min((peer.typical_s for peer in peers), default=math.nan)
 
 
 @dataclass(kw_only=True)
@@ -226,7 +223,7 @@ class Comparison:
         """Return the cells of its row below `HEADS`."""
         engines = [self.best[name].describe() if name in self.best else NONE for name in ENGINES]
         ours = (f"{self.model.engine} {self.model.describe()}", f"{100 * self.drop:.1f}")
-        session = f"{1e3 * self.package.median_s:.3f}"
+        session = f"{1e3 * self.package.typical_s:.3f}"
         return [self.name, *ours, session, *engines, *(f"{ratio:.2f}" for ratio in self.ratios)]
 
 
@@ -261,7 +258,7 @@ class Bench:
         self._time(subject, [package, model, *peers], rounds)
         peers = [peer for peer in peers if peer.seconds]
         best = {
-            engine: min((peer for peer in peers if peer.engine == engine), key=lambda peer: peer.median_s)
+            engine: min((peer for peer in peers if peer.engine == engine), key=lambda peer: peer.typical_s)
             for engine in {peer.engine for peer in peers}
         }
         ratios = (
@@ -287,7 +284,7 @@ class Bench:
                 metric = f"{HERE / 'metrics.py'}:{metric}"
             command = [sys.executable, "-m", "edgekit_cli", "package", str(subject.model), "-t", self.target]
             command += [*subject.options, "--metric", metric, "-b", f"size=1GB,drop={MAX_DROP:.0%}"]
-            command += ["--search-seconds", "10", "-o", str(folder), "--json"]
+            command += ["--search-seconds", "4", "-o", str(folder), "--json"]
             made = subprocess.run(command, capture_output=True, text=True, env=self.environment, check=False)
             if made.returncode:
                 sys.exit(f"{subject.name}: {made.stderr[-2000:]}")
@@ -359,7 +356,7 @@ class Bench:
         return [python, script, engine, path, subject.evaluation, "--threads", str(threads)]
 
     def _time(self, subject: Subject, candidates: Sequence[Candidate], rounds: int) -> None:
-        """Let all take turns in random order; peers of twice the fastest's time have few.
+        """Let all take turns in random order; peers of three times the fastest's time have few.
 
         The first two candidates are ours.
         """
@@ -374,11 +371,11 @@ class Bench:
                     runners.append((candidate, runner))
             for count in range(rounds):
                 if count == _TRIAL_ROUNDS:
-                    limit_s = 2 * min(candidate.median_s for candidate, _ in runners)
+                    limit_s = 3 * min(candidate.typical_s for candidate, _ in runners)
                     runners = [
                         (candidate, runner)
                         for candidate, runner in runners
-                        if candidate in candidates[:2] or candidate.median_s <= limit_s
+                        if candidate in candidates[:2] or candidate.typical_s <= limit_s
                     ]
                 for index in orders.permutation(len(runners)):
                     candidate, runner = runners[index]
@@ -394,7 +391,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME")
     parser.add_argument("--without-vnni", action="store_true")
     parser.add_argument("--fresh", action="store_true", help="make the packages again")
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     python = make_environment("engine_peers", PACKAGES, "3 GB")

@@ -1,7 +1,8 @@
 """Times settings of a package side by side in several fresh processes.
 
 The speed of a setting depends on the place of the process's threads and memory (by a quarter for two threads
-of a model of 0.03 ms), and does not change within one process. So each process counts once, with its medians.
+of a model of 0.03 ms), and does not change within one process. So each process counts once, with the lower
+quartile of its turns.
 """
 
 import time
@@ -92,11 +93,11 @@ class Measure(Protocol):
     def __call__(
         self, settings: Sequence[RunSetting], *, rounds: int, seconds: float, seed: int
     ) -> Sequence[float | str]:
-        """Return for each setting its median seconds a row, or why it has none.
+        """Return for each setting its seconds a row, or why it has none.
 
         Args:
             settings: settings to measure.
-            rounds: limit of rounds; fewer if the medians are certain.
+            rounds: limit of rounds; fewer if the times are certain.
             seconds: only the first round may start later than this from now.
             seed: seed of the random orders.
 
@@ -194,7 +195,7 @@ def hold_contest(
     is_decided: Callable[[Mapping[RunSetting, Latency]], bool] = lambda _: False,
     report: Callable[[str], None] = lambda _: None,
 ) -> dict[RunSetting, Latency | str]:
-    """Return the medians of each setting, one per process, or why it has none; in the given order.
+    """Return the times of each setting, one per process, or why it has none; in the given order.
 
     A setting whose engine crashes its process is found, and left out of the next process.
 

@@ -1,4 +1,4 @@
-"""One process of a contest (`python -m edgekit_runtime.autotune.contest_child`): order in, medians out."""
+"""One process of a contest (`python -m edgekit_runtime.autotune.contest_child`): order in, times out."""
 
 import json
 import sys
@@ -32,7 +32,9 @@ _SLOWER: Final = 20  # the fewest runs that count take together at most this mul
 def measure(
     package: OpenedPackage, order: MeasureOrder, announce: Callable[[float], None]
 ) -> list[float | str]:
-    """Return for each setting of the order its median seconds a row, or why it has none.
+    """Return for each setting of the order its seconds a row, or why it has none.
+
+    They are the lower quartile of the turns, since other work on the machine only adds time.
 
     All run the default variant's golden inputs, once each has reproduced its own variant's golden outputs.
 
@@ -70,7 +72,7 @@ def measure(
         warmup_rounds=0, min_rounds=1, max_rounds=order.rounds, time_limit_s=left_s, precision=_PRECISION
     )
     for number, latency in take_turns(runners, limits, seed=order.seed).items():
-        answers[int(number)] = latency.median_s
+        answers[int(number)], _ = latency.quartiles_s
     return answers
 
 

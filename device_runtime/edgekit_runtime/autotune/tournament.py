@@ -38,7 +38,7 @@ class Entrant:
         name: backend and artifact, unique within the package.
         setting: its variant and place in the variant's chain of backends.
         choice: the backend, without its fallbacks.
-        latency: medians of one inference, one per process, or None if it did not take part.
+        latency: times of one inference, one per process, or None if it did not take part.
         reason: why it did not, or None.
     """
 

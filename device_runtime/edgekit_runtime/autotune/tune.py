@@ -54,7 +54,7 @@ class SettingResult:
     """The result of one setting.
 
     Attributes:
-        latency: medians of seconds per row, one per process, of the last contest that it took part in; None
+        latency: seconds per row, one per process, of the last contest that it took part in; None
             if it failed.
         ratio: ratio of its latency to the package's own setting in that contest.
         processes: number of processes of all contests.

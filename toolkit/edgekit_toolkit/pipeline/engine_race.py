@@ -29,7 +29,7 @@ from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
 
 _SECONDS: Final = 20.0  # approximate time of a race; models of less than a millisecond take 2 to 6
 _GAIN_OF_THREADS: Final = 0.1  # a smaller gain is not worth another number of threads than the engine's own
-_GAIN_OF_FORM: Final = 0.05  # a smaller one in any process may be chance, which must not change a package
+_GAIN_OF_FORM: Final = 0.03  # a smaller one in any process may be chance, which must not change a package
 _MAX_CONTENDERS: Final = MAX_VARIANTS + 1  # they are the variants of one package
 _MAX_RIVALS: Final = 3  # of an engine, beside its choice and its float model
 _CLOSE_ENGINE: Final = 1.5  # an engine that much slower than the fastest has no rivals
@@ -43,7 +43,7 @@ class Contender:
         usual: whether the engine takes so many threads unless a package says otherwise.
         is_float: whether it is the float model.
         is_eligible: whether it keeps every limit.
-        latency: medians of one inference, one per process; None if it did not run.
+        latency: times of one inference, one per process; None if it did not run.
         reason: why it did not run.
     """
 
