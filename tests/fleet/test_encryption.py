@@ -15,6 +15,7 @@ from tests.fleet.fleet_device import make_csr
 from tests.fleet.new_fleet import copy_new_fleet
 from tests.runtime.conftest import PackageMaker
 from tests.runtime.conftest import maker as maker  # a fixture
+from tests.runtime.encryption_parts import find_plaintext
 
 from edgekit_fleet.identity import enrolment
 from edgekit_fleet.identity.authority import Authority
@@ -50,7 +51,6 @@ from edgekit_runtime.encryption.key_wrapping import encode_point, make_exchange,
 from edgekit_runtime.errors import FleetError, SignatureError
 
 TARGET = "x86-64"
-WINDOW_BYTES = 32
 
 
 class Device:
@@ -161,18 +161,6 @@ def world(tmp_path: Path, maker: PackageMaker) -> Iterator[World]:
     made.store.close()
 
 
-def find_plain(folder: Path, plaintexts: list[bytes]) -> list[tuple[str, int]]:
-    """Return (file, offset) of each piece of a plaintext that is in a file below `folder`."""
-    contents = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    return [
-        (name, at)
-        for plaintext in plaintexts
-        for at in range(0, len(plaintext) - WINDOW_BYTES, WINDOW_BYTES)
-        for name, content in contents.items()
-        if plaintext[at : at + WINDOW_BYTES] in content
-    ]
-
-
 def test_repository_of_encrypted_releases_holds_no_byte_of_them(world: World) -> None:
     summaries = [world.release(version, encrypt=True) for version in ("1.0.0", "2.0.0")]
     assert all(summary.is_encrypted for summary in summaries)
@@ -180,7 +168,8 @@ def test_repository_of_encrypted_releases_holds_no_byte_of_them(world: World) ->
     plaintexts = [
         (world.path / f"linear-{version}-{TARGET}.edgepkg").read_bytes() for version in ("1.0.0", "2.0.0")
     ]
-    assert find_plain(world.folder.repository / "targets", plaintexts) == []
+    for plaintext in plaintexts:
+        assert find_plaintext(world.folder.repository / "targets", plaintext) == []
     row, key = world.read("2.0.0")
     assert key is not None
     package = world.find_file(row.path, row.sha256)

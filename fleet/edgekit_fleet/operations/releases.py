@@ -29,8 +29,7 @@ from edgekit_fleet.store.tables import ContentKeyRow, ReleasePackageRow, Release
 from edgekit_runtime.agent.documents import DeltaOffer
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import to_plain
-from edgekit_runtime.encryption.container import encrypt as encrypt_file
-from edgekit_runtime.encryption.container import make_content_key, make_header
+from edgekit_runtime.encryption.container import encrypt_file, make_content_key
 from edgekit_runtime.errors import FleetError, NotFoundError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.package.manifest import Manifest
@@ -188,9 +187,7 @@ def _make_target(package: NewPackage, folder: Path) -> NewTarget:
     if key is not None:
         name = f"{name_encrypted(Path(name).stem, key)}{Path(name).suffix}"
         source = folder / f"{manifest.target}-{name}"
-        header = make_header(key, package.path.stat().st_size)
-        with package.path.open("rb") as plain, source.open("wb") as sink:
-            encrypt_file(plain, sink, key, header)
+        header = encrypt_file(package.path, source, key)
         custom["header"] = header.to_json()  # a device that makes the file of a delta needs it
     return NewTarget(device_class=manifest.target, name=name, source=source, custom=custom)
 

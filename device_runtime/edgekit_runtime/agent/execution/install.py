@@ -54,21 +54,27 @@ class Installer:
     self_test: Callable[[Path], None] = self_test_in_child
 
     def install(self, path: Path, desired_model: DesiredModel) -> None:
-        """Make the package at `path` the active version of its model.
+        """Make the package at `path` the active version of its model, with its key if it is encrypted.
 
         Without a service, nobody else would test it before its use, so a separate process tests it.
 
         Raises:
-            PackageError: it is damaged, or signed by a key that is not trusted.
+            PackageError: it is damaged, signed by a key that is not trusted, or encrypted for others.
             SlotError: it is refused, is not the package `desired_model`, or cannot be written.
+            OutputError: its key cannot be written.
             BackendError: no engine runs it here, or its self-test failed.
         """
         from edgekit_runtime.sessions.backends import check_engines
 
+        self._prepare_key(path, desired_model)
         socket_path = self.find_service()
         if socket_path is None or not is_listening(socket_path):
             self.self_test(path)
-        allowed = Permissions(downgrade=desired_model.is_return, retry=desired_model.is_return)
+        allowed = Permissions(
+            downgrade=desired_model.is_return,
+            retry=desired_model.is_return,
+            plain=desired_model.allows_plain,
+        )
 
         def check(manifest: object) -> None:
             check_engines(manifest)  # type: ignore[arg-type]  # a Manifest
@@ -82,6 +88,20 @@ class Installer:
         # A restart of the service must not end a trial: the slots remember it.
         trial = _choose_trial(desired_model)
         self.slots.install(path, allowed, check=check, trial="" if trial == "swap" else trial)
+
+    def _prepare_key(self, path: Path, desired_model: DesiredModel) -> None:
+        """Check how the package is encrypted, and write its key beside it; the slots take both."""
+        from edgekit_runtime.encryption.container import is_encrypted, read_header
+
+        key_id = read_header(path).key_id if is_encrypted(path) else ""
+        if key_id != desired_model.key_id:
+            raise SlotError(
+                f"the package is {_describe_key(key_id)}, desired is {_describe_key(desired_model.key_id)}"
+            )
+        if key_id:
+            from edgekit_runtime.encryption.opening import write_key_file
+
+            write_key_file(path, key_id, desired_model.wrapped_key, self.slots.disk)
 
     def load(self, desired_model: DesiredModel) -> None:
         """Let the service load the active version.
@@ -164,6 +184,10 @@ _HEALTHS: Final[dict[str, Literal["unproven", "healthy", "rejected"]]] = {
     "healthy": "healthy",
     "rejected": "rejected",
 }
+
+
+def _describe_key(key_id: str) -> str:
+    return f"encrypted with key {key_id}" if key_id else "not encrypted"
 
 
 def _choose_trial(desired_model: DesiredModel) -> Literal["swap", "shadow", "canary"]:

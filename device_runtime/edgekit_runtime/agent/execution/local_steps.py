@@ -26,6 +26,7 @@ from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.execution.step_result import NoteKind, StepOrder, StepResult
 from edgekit_runtime.agent.manager_keys import ManagerKeys
 from edgekit_runtime.agent.membership import Membership
+from edgekit_runtime.encryption import KEY_SUFFIX, key_path
 from edgekit_runtime.encryption.container import ContentKey, EncryptionError, Header, decrypt_to_memory
 from edgekit_runtime.errors import (
     BackendError,
@@ -243,6 +244,7 @@ class LocalSteps:
                 else:
                     decrypted = decrypt_to_memory(source, encryption[0], desired_model.size_bytes)
                     file = stack.enter_context(os.fdopen(decrypted, "rb"))
+                    file.seek(0)
                 apply_delta(
                     file,
                     base,
@@ -277,11 +279,18 @@ class LocalSteps:
             return StepResult(outcome="failed", code="package", reason=str(error))
         with contextlib.suppress(OSError):
             self._disk.remove(path)
+            if job.desired_model.key_id:
+                self._disk.remove(key_path(path))
         return StepResult(outcome="installed")
 
     def _remove_others(self, desired_model: DesiredModel) -> None:
         """Remove files of other executions: only one downloads at a time, and space is scarce."""
-        whole = (desired_model.sha256, *(f"{delta.sha256}.delta" for delta in desired_model.deltas))
+        sha256 = desired_model.sha256
+        whole = (
+            sha256,
+            f"{sha256}{KEY_SUFFIX}",
+            *(f"{delta.sha256}.delta" for delta in desired_model.deltas),
+        )
         needed_names = {*whole, *(f"{name}.part" for name in whole)}
         with contextlib.suppress(OSError):
             for path in self._downloads.iterdir():
@@ -290,8 +299,11 @@ class LocalSteps:
 
 
 def _map(package: "OpenedPackage") -> mmap.mmap:
-    with package.path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    descriptor = package.open_content()
+    try:
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    finally:
+        os.close(descriptor)
 
 
 def _unwrap(desired_model: DesiredModel) -> ContentKey | None:
@@ -304,7 +316,9 @@ def _unwrap(desired_model: DesiredModel) -> ContentKey | None:
     if not desired_model.key_id:
         return None
     from edgekit_runtime.encryption.device_key import read_device_key  # plain packages do without
+    from edgekit_runtime.system.own_process import forbid_dumps
 
+    forbid_dumps()
     device_key = read_device_key()
     if device_key is None or not desired_model.wrapped_key:
         raise EncryptionError(

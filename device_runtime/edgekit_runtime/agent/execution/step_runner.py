@@ -11,6 +11,7 @@ from edgekit_runtime.agent.documents import DesiredModel
 from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.execution.step_result import NoteKind, StepCarrier, StepOrder, StepResult
 from edgekit_runtime.agent.reconcile import Step
+from edgekit_runtime.encryption import KEY_SUFFIX
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.system.atomic_files import make_folders
 
@@ -109,7 +110,7 @@ class StepRunner:
             names = [path.name for path in self._downloads.iterdir()]
         except OSError:
             return frozenset()
-        return frozenset(name for name in names if not name.endswith(".part"))
+        return frozenset(name for name in names if not name.endswith((".part", KEY_SUFFIX)))
 
     def close(self) -> None:
         """Stop the step and wait for its end; a separate process is killed before the wait is over."""
