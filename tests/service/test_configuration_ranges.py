@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -48,15 +49,19 @@ def read(folder: Path, table: str, name: str, value: str) -> ServiceConfig:
     return read_config(path)
 
 
-@pytest.mark.parametrize(("table", "name"), NUMBERS)
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1000", "1e300", "9" * 400, "-" + "9" * 400])
-def test_number_that_no_setting_can_mean_is_refused_by_its_name(
-    tmp_path: Path, table: str, name: str, value: str
-) -> None:
-    for stated in (value, f"[{value}]"):
-        with pytest.raises(ConfigError, match=f"{table}: {name} is .*, expected ") as caught:
-            read(tmp_path, table, name, stated)
-        assert len(str(caught.value)) < 500
+def test_number_that_no_setting_can_mean_is_refused_by_its_name(tmp_path: Path, value: str) -> None:
+    wrong = []
+    for table, name in NUMBERS:
+        for stated in (value, f"[{value}]"):
+            try:
+                read(tmp_path, table, name, stated)
+                message = "it is taken"
+            except ConfigError as error:
+                message = str(error)
+            if not re.search(f"{table}: {name} is .*, expected ", message) or len(message) >= 500:
+                wrong.append((table, name, stated, message))
+    assert wrong == []
 
 
 VALUES = st.one_of(
