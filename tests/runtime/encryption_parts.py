@@ -13,14 +13,13 @@ from edgekit_runtime.encryption.device_key import DeviceKey, make_device_key, wr
 from edgekit_runtime.encryption.opening import write_key_file
 
 WINDOW_BYTES = 32
-_HIDDEN = 1024
 
 
-def make_heavy(maker: PackageMaker) -> tuple[PackageMaker, bytes]:
+def make_heavy(maker: PackageMaker, hidden: int = 1024) -> tuple[PackageMaker, bytes]:
     """Return a maker of packages `linear` with random weights, and these weights."""
     random = np.random.default_rng(7)
-    first = random.standard_normal((4, _HIDDEN)).astype(np.float32)
-    second = random.standard_normal((_HIDDEN, 2)).astype(np.float32)
+    first = random.standard_normal((4, hidden)).astype(np.float32)
+    second = random.standard_normal((hidden, 2)).astype(np.float32)
     helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "a"], ["h"]), helper.make_node("MatMul", ["h", "b"], ["y"])],

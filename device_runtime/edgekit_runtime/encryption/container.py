@@ -16,7 +16,6 @@ import binascii
 import fcntl
 import mmap
 import os
-import secrets
 import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -130,7 +129,7 @@ class ContentKey:
 
 
 def make_content_key() -> ContentKey:
-    return ContentKey(secrets.token_hex(16), secrets.token_bytes(KEY_BYTES))
+    return ContentKey(os.urandom(16).hex(), os.urandom(KEY_BYTES))
 
 
 def make_header(
@@ -139,7 +138,7 @@ def make_header(
     """Return the header of a new file, with a salt of its own."""
     return Header(
         key_id=content_key.key_id,
-        salt=secrets.token_hex(32),
+        salt=os.urandom(32).hex(),
         plain_bytes=plain_bytes,
         recipients=dict(recipients or {}),
     )

@@ -7,14 +7,11 @@ person) is the owner's choice, and the strength of this holder.
 Source: keyctl(2), request_key(2), keyrings(7).
 """
 
-import ctypes
 import os
-import platform
-import secrets
 from typing import Final
 
 from edgekit_runtime.encryption.container import KEY_BYTES, EncryptionError
-from edgekit_runtime.errors import UnavailableError
+from edgekit_runtime.errors import EdgekitError, UnavailableError
 
 NAME: Final = "edgekit:device"
 _TYPE: Final = b"user"
@@ -31,7 +28,11 @@ _CALLS: Final = {
 
 
 def is_available() -> bool:
-    return _find_key() is not None
+    """Return whether the key is loaded and this user may read it."""
+    try:
+        return bool(read_key())
+    except EdgekitError:
+        return False
 
 
 def read_key() -> bytes:
@@ -47,16 +48,22 @@ def read_key() -> bytes:
             f"the kernel's keyring has no key '{NAME}': a restart empties it, and the boot of this device has"
             f" to load the key again, such as `keyctl padd user {NAME} @u < key`"
         )
+    import ctypes  # which other holders do without
+
     content = ctypes.create_string_buffer(KEY_BYTES + 1)
     size_bytes = _call(1, _KEYCTL_READ, serial, content, len(content))
     if size_bytes != KEY_BYTES:
-        problem = f"has {size_bytes} bytes, expected {KEY_BYTES}" if size_bytes >= 0 else "may not be read"
+        problem = (
+            f"has {size_bytes} bytes, expected {KEY_BYTES}"
+            if size_bytes >= 0
+            else "may not be read; see `keyctl setperm`"
+        )
         raise EncryptionError(f"the key '{NAME}' in the kernel's keyring {problem}")
     return content.raw[:KEY_BYTES]
 
 
 def make_nonce() -> bytes:
-    return secrets.token_bytes(12)
+    return os.urandom(12)
 
 
 def _find_key() -> int | None:
@@ -69,10 +76,13 @@ def _find_key() -> int | None:
 
 
 def _call(index: int, *arguments: object) -> int:
-    if platform.machine() not in _CALLS or not hasattr(os, "memfd_create"):
+    import ctypes
+
+    machine = os.uname().machine
+    if machine not in _CALLS:
         return -1
     native = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
     try:
-        return int(ctypes.CDLL(None).syscall(ctypes.c_long(_CALLS[platform.machine()][index]), *native))
+        return int(ctypes.CDLL(None).syscall(ctypes.c_long(_CALLS[machine][index]), *native))
     except (OSError, AttributeError):
         return -1
