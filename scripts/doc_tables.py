@@ -19,6 +19,7 @@ from edgekit_fleet.rollouts.gate_table import LIMITS
 from edgekit_fleet.rollouts.outside_gates import OutsideGate
 from edgekit_host.evidence import Evidence, read_folders
 from edgekit_runtime.dataclass_json import list_settings
+from edgekit_runtime.protocol.device_settings import SETTINGS
 from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.system.engines import list_registered
 from edgekit_runtime.tasks.kinds.detection import LAYOUTS
@@ -113,9 +114,19 @@ def _list_options(options: type[Any]) -> list[str]:
     return lines
 
 
+def list_device_settings() -> str:
+    """Return the table of the settings of a device in Markdown."""
+    lines = ["| setting | what it changes | values | heeded by |", "|---|---|---|---|"]
+    for setting in SETTINGS.values():
+        reader = "service and agent" if setting.reader == "both" else setting.reader
+        lines.append(f"| `{setting.key}` | {setting.title} | {setting.accepted} | {reader} |")
+    return "\n".join(lines) + "\n"
+
+
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "README.md": lambda: list_devices(list_targets([]), read_folders([EVIDENCE])),
     "docs/explanation/rollouts.md": list_limits,
+    "docs/guide/fleet.md": list_device_settings,
     "docs/reference/service.md": lambda: "\n".join(_list_options(StreamOptions)) + "\n",
     "docs/reference/tasks.md": list_tasks,
 }

@@ -25,6 +25,7 @@ _MESSAGES: dict[Kind, tuple[type[Any], str, bool, str]] = {
     "desired": (documents.Desired, "manager", True, "What the device shall run."),
     "reported": (documents.Reported, "device", True, "What is true on the device."),
     "event": (documents.Event, "device", False, "What a later report would hide."),
+    "logs": (documents.Logs, "device", False, "The last lines of the logs, once for a request."),
 }
 
 

@@ -184,6 +184,8 @@ def _make_devices(draw: random.Random, count: int, online: float, now: float) ->
             "pinned": {"detector": "1.4.0"} if because[0] == "pinned" else {},
             "streams": {},
             "decryption_key": "",
+            "settings": {},
+            "logs": {},
         }
 
 

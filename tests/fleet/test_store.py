@@ -22,6 +22,8 @@ from edgekit_runtime.errors import ConfigError, OutputError
 
 LATER_COLUMNS = (
     "devices.streams",
+    "devices.settings",
+    "devices.logs",
     "devices.decryption_key",
     "release_packages.key_id",
     "release_packages.allows_plain",
@@ -72,6 +74,7 @@ def test_store_of_the_first_form_gets_what_later_versions_added(store_url: str, 
                 table, name = column.split(".")
                 session.execute(text(f"ALTER TABLE {table} DROP COLUMN {name}"))
             session.execute(text("DROP TABLE content_keys"))
+            session.execute(text("DROP TABLE device_logs"))
         session.execute(text("UPDATE alembic_version SET version_num = 'v0001'"))
     store.close()
     store = open_store(store_url)

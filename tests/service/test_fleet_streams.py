@@ -14,7 +14,7 @@ from tests.service.service_parts import Running, ask, get_bytes, make_config, ru
 from tests.service.stream_parts import draw_cells, write_video
 from tests.waiting import wait_for
 
-from edgekit_runtime.agent.execution.streams_file import StreamsFile
+from edgekit_runtime.agent.fleet_orders import StreamsFile
 from edgekit_runtime.client.control import read_fleet_streams
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.protocol.streams import StreamOptions, check_fleet_streams

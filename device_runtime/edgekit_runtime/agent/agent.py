@@ -39,7 +39,7 @@ from edgekit_runtime.agent.execution.device_observer import DeviceObserver
 from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.execution.step_result import StepCarrier, StepOrder, StepResult
 from edgekit_runtime.agent.execution.step_runner import StepRunner
-from edgekit_runtime.agent.execution.streams_file import StreamsFile
+from edgekit_runtime.agent.fleet_orders import DeviceLogs, DeviceSettings, StreamsFile
 from edgekit_runtime.agent.journal import Journal, Progress
 from edgekit_runtime.agent.link_watch import DocumentLink, LinkWatch, Presence, RefusalPause, Renewer
 from edgekit_runtime.agent.membership import Membership
@@ -79,11 +79,25 @@ class AgentOptions:
         bytes_per_s: cap of the bandwidth of downloads, or None.
         month_bytes: limit of the bytes downloaded in a month, or None.
         live_url: URL of the live page of this device, to which the fleet's console links; or empty.
+        shows_logs: whether the fleet may ask for the last lines of the logs.
+        takes_settings: whether the fleet may change settings that are not fixed here.
     """
 
     bytes_per_s: float | None = None
     month_bytes: int | None = None
     live_url: str = ""
+    shows_logs: bool = True
+    takes_settings: bool = True
+
+    @property
+    def fixed(self) -> dict[str, str]:
+        """Return key -> value of the settings that the command line fixes."""
+        month, cap = self.month_bytes, self.bytes_per_s
+        numbers = {
+            "month-mb": None if month is None else month / 1e6,
+            "cap-kbit-s": None if cap is None else cap / 125,
+        }
+        return {key: f"{number:.6f}" for key, number in numbers.items() if number is not None}
 
 
 class Agent:
@@ -143,6 +157,10 @@ class Agent:
             self._link.reconnect_s = self._desired.reconnect_s
         self._observer = DeviceObserver(installer, time.monotonic())
         self._streams_file = StreamsFile(folder, installer.slots.disk)
+        self._settings = DeviceSettings(
+            folder, installer.slots.disk, self._options.fixed, is_allowed=self._options.takes_settings
+        )
+        self._logs = DeviceLogs(self._journal.record.logs_request, is_allowed=self._options.shows_logs)
         self._presence = Presence(member, self._journal, self._link)
         disk, now_s = installer.slots.disk, time.monotonic()
         self._watch = LinkWatch(member, folder, self._link, disk, renew=renew, pause=pause, now_s=now_s)
@@ -306,10 +324,12 @@ class Agent:
         self._save_time()
         if self._desired is not None:
             self._streams_file.write(self._desired.streams)
+            self._settings.follow(self._desired.settings)
+            self._answer_logs(self._desired)
         is_under_way = any(not execution.has_ended for execution in self._executions)
         self._observer.look(time.monotonic(), is_step_running=self._steps.is_busy, is_under_way=is_under_way)
         conditions = self._measure()
-        plan = reconcile(self._desired, self._executions, self._observer.views, conditions)
+        plan = reconcile(self._add_window(self._desired), self._executions, self._observer.views, conditions)
         self._save(plan.executions)
         self._executions = plan.executions
         is_due = self._documents.is_refresh_due(time.monotonic())
@@ -325,9 +345,26 @@ class Agent:
                 step=step,
                 most_bytes=conditions.budget_left_bytes,
                 known_time_s=self._time.least_s,
+                bytes_per_s=None if (cap := self._settings.find_number("cap-kbit-s")) is None else cap * 125,
             )
             self._steps.begin(order)
         self._report(plan)
+
+    def _add_window(self, desired: Desired | None) -> Desired | None:
+        """Return the document with the device's own window where a rollout names none."""
+        window = self._settings.find("window")
+        if desired is None or not window:
+            return desired
+        models = tuple(replace(model, window=model.window or window) for model in desired.models)
+        return replace(desired, models=models)
+
+    def _answer_logs(self, desired: Desired) -> None:
+        answer = self._logs.take(desired.logs, self._installer.find_service())
+        if answer is None:
+            return
+        logs = answer.make_document(self._device, self._journal.next_sequence())
+        self._link.put("logs", seal(logs, "logs", self._member.key))
+        self._journal.write(replace(self._journal.record, logs_request=answer.request))
 
     def _choose_step(self, plan: NextSteps) -> Step | None:
         """Return the step to do now; an `unload` or `remove` without effect comes again later."""
@@ -386,7 +423,8 @@ class Agent:
     def _measure(self) -> DeviceConditions:
         record = self._journal.record
         local = time.localtime(max(0.0, self._clock()))
-        budget = self._options.month_bytes
+        month_mb = self._settings.find_number("month-mb")
+        budget = None if month_mb is None else int(month_mb * 1e6)
         used = record.metered_bytes if record.month == self._read_month() else 0
         battery, is_charging = read_battery()
         return DeviceConditions(
@@ -415,11 +453,13 @@ class Agent:
             return
         now_s = time.monotonic()
         streams = self._observer.read_streams(now_s, {} if self._desired is None else self._desired.streams)
+        settings = self._settings.list_states(self._installer.find_service(), now_s)
         main = (
             plan.status,
             plan.because,
             plan.models,
             {name: replace(stream, fps=0.0) for name, stream in streams.items()},
+            settings,
             [_outline(execution) for execution in plan.executions],
         )
         is_under_way = any(not execution.has_ended for execution in plan.executions)
@@ -444,6 +484,7 @@ class Agent:
             figures=figures,
             facts=self._list_facts(),
             streams=streams,
+            settings=settings,
         )
         self._link.put("reported", seal_report(reported, self._member.key), is_retained=True)
         self._presence.last_report = reported.sequence

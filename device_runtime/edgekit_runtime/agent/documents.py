@@ -26,7 +26,7 @@ MAX_DOCUMENT_BYTES: Final = 32 << 10
 _COUNT: Final = Range(0, 1 << 53)
 _CODE: Final = re.compile(r"(\S+:[0-9]+)/([0-9a-f]{64})/([A-Za-z0-9_-]{16,})", re.ASCII)
 
-Kind: TypeAlias = Literal["desired", "reported", "hello", "event"]
+Kind: TypeAlias = Literal["desired", "reported", "hello", "event", "logs"]
 ExecutionState: TypeAlias = Literal[
     "waiting",  # for its window, its jitter, or a condition that may come: `reason` says which
     "downloading",
@@ -116,6 +116,19 @@ class DesiredModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogRequest:
+    """A request for the last lines of the logs of service and agent.
+
+    Attributes:
+        request: its name; a device answers each one once. Empty for none.
+        lines: number of lines.
+    """
+
+    request: str = ""
+    lines: Annotated[int, Range(0, 1000)] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Desired:
     """All that the manager wants of a device: models that are not named stay as they are.
 
@@ -135,6 +148,8 @@ class Desired:
         notice: what the fleet has noticed of this device and its owner must know; a sentence, or empty.
         streams: all streams that the fleet wants, by name: 16 at most, of 8 KiB together. Streams of the
             service's own configuration are not touched.
+        settings: key -> value, see `protocol.device_settings`; an unknown one is refused by itself.
+        logs: lines that are asked for.
         samples: requests that the fleet wants to be kept and sent; nothing is where the device's owner
             forbids it.
 
@@ -154,6 +169,8 @@ class Desired:
     notice: str = ""
     streams: Mapping[str, StreamOptions] = field(default_factory=dict)
     samples: tuple[SampleOrder, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    logs: LogRequest = field(default_factory=LogRequest)
 
     def __post_init__(self) -> None:
         check_fleet_streams(self.streams)
@@ -299,6 +316,7 @@ class Reported:
             `battery`, `boot`; short strings. `live` is the URL of the device's live page, if it states it.
         streams: the streams that the fleet wants, by name.
         samples: order -> what came of it.
+        settings: key of each setting that the fleet wants -> why it has no effect; empty where it has.
     """
 
     device: str
@@ -312,6 +330,7 @@ class Reported:
     facts: Mapping[str, str]
     streams: Mapping[str, ReportedStream] = field(default_factory=dict)
     samples: Mapping[str, ReportedSamples] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,6 +383,26 @@ class Event:
     kind: str
     text: str
     at: Annotated[float, _COUNT]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logs:
+    """The answer to a `LogRequest`.
+
+    Attributes:
+        device, sequence: the same fields as in `Hello`.
+        request: name of the request.
+        source: `journal`; or `memory`, where lines from before a restart are missing.
+        refusal: why there are no lines, or empty.
+        text: the lines, the oldest first, without secrets: deflated (zlib), in base64.
+    """
+
+    device: str
+    sequence: Annotated[int, _COUNT]
+    request: str
+    source: str = ""
+    refusal: str = ""
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,6 +91,7 @@ class JournalRecord:
         month: month, such as `2026-11`, in which `metered_bytes` were received for packages.
         known_time_s: the newest time in a verified document; an earlier clock is wrong.
         executions: for each model the execution under way or the last one.
+        logs_request: the last request for lines of the logs that was answered.
     """
 
     desired: str = ""
@@ -99,6 +100,7 @@ class JournalRecord:
     metered_bytes: int = 0
     known_time_s: Annotated[float, _COUNT] = 0.0
     executions: tuple[Progress, ...] = ()
+    logs_request: str = ""
 
 
 class Journal:

@@ -76,7 +76,7 @@ def seal_report(reported: Reported, key: Ed25519PrivateKey) -> bytes:
     tried = (
         reported,
         *(replace(reported, figures=in_turn[: len(figures) * part // 8]) for part in range(7, -1, -1)),
-        replace(reported, figures=(), executions=(), streams={}, models=brief),
+        replace(reported, figures=(), executions=(), streams={}, settings={}, models=brief),
     )
     for document in tried:
         with contextlib.suppress(ValueError):

@@ -14,7 +14,14 @@ from typing import Any, Final, Literal
 
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import SlotError, TransportError
-from edgekit_runtime.protocol.rest import REPOSITORY_INDEX, STREAMS, decode_error, repository_path
+from edgekit_runtime.protocol.rest import (
+    FLEET_LOG,
+    FLEET_SETTINGS,
+    REPOSITORY_INDEX,
+    STREAMS,
+    decode_error,
+    repository_path,
+)
 from edgekit_runtime.system.local_sockets import connect_local
 
 # A big model is opened and tested in a child, then loaded, tested and warmed up, each for 120 s at most.
@@ -114,12 +121,30 @@ def read_metrics(socket_path: Path, *, timeout_s: float = _TIMEOUT_S) -> str:
 
 def read_fleet_streams(socket_path: Path) -> dict[str, Any]:
     """Return how the streams do that the fleet wants, by name; none without an answer in time."""
-    try:
-        status, body = _request(socket_path, "GET", STREAMS, _TIMEOUT_S)
-        stated = json.loads(body).get("fleet", {}) if status == _OK else {}
-    except (TransportError, ValueError, AttributeError):
-        return {}
+    stated = _read_own(socket_path, STREAMS).get("fleet", {})
     return stated if isinstance(stated, dict) else {}
+
+
+def read_service_settings(socket_path: Path) -> dict[str, str]:
+    """Return key -> why a setting of the fleet has no effect in the service; none without an answer."""
+    stated = _read_own(socket_path, FLEET_SETTINGS).get("settings", {})
+    return {str(key): str(problem) for key, problem in stated.items()} if isinstance(stated, dict) else {}
+
+
+def read_service_log(socket_path: Path, count: int) -> list[str]:
+    """Return the last lines of the log that the service keeps; none without an answer in time."""
+    stated = _read_own(socket_path, FLEET_LOG).get("lines", [])
+    return [str(line) for line in stated][-count:] if isinstance(stated, list) else []
+
+
+def _read_own(socket_path: Path, path: str) -> dict[str, Any]:
+    """Return a document that the service gives to its own user; an empty one without an answer in time."""
+    try:
+        status, body = _request(socket_path, "GET", path, _TIMEOUT_S)
+        document = json.loads(body) if status == _OK else {}
+    except (TransportError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def read_stream(socket_path: Path, order: Mapping[str, Any]) -> Iterator[bytes]:

@@ -35,6 +35,8 @@ TimeoutStopSec=30s
 # The user of the service: the agent writes the slots that the service reads.
 User=edgekit
 Group=edgekit
+# Reads the last lines of its own unit and the service's, if the fleet asks; --no-logs forbids that.
+SupplementaryGroups=systemd-journal
 StateDirectory=edgekit
 ReadWritePaths=/etc/edgekit/fleet /etc/edgekit/keys
 NoNewPrivileges=yes
@@ -70,6 +72,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--live", default="", metavar="URL", help="of this device's live page, for the fleet's console"
     )
+    parser.add_argument(
+        "--no-logs", action="store_true", help="never show lines of the logs here to the fleet"
+    )
+    parser.add_argument(
+        "--no-settings",
+        action="store_true",
+        help="take no settings of the fleet; options above are fixed anyway",
+    )
     parser.add_argument("--print-unit", action="store_true", help="print a systemd unit, and do not run")
     parser.set_defaults(run=run)
 
@@ -87,20 +97,29 @@ def run(arguments: argparse.Namespace) -> Outcome:
     from edgekit_runtime.agent.membership import read_membership
     from edgekit_runtime.slots import Slots
     from edgekit_runtime.system.paths import find_config_folder, find_state_folder
+    from edgekit_runtime.system.recent_log import keep_lines
     from edgekit_runtime.trust.verifier_process import VerifyingProcess
 
     logging.getLogger("edgekit_runtime").setLevel(logging.INFO)
+    keep_lines()
     config, keys = find_config_folder(), find_keys(arguments)
     state: Path = arguments.state or find_state_folder()
     cap, month, socket_path = arguments.cap_kbit_s, arguments.month_mb, arguments.socket
     month_bytes = None if month is None else int(month * 1e6)
-    options = AgentOptions(month_bytes=month_bytes, live_url=arguments.live)
+    bytes_per_s = None if cap is None else cap * 125.0
+    options = AgentOptions(
+        bytes_per_s=bytes_per_s,
+        month_bytes=month_bytes,
+        live_url=arguments.live,
+        shows_logs=not arguments.no_logs,
+        takes_settings=not arguments.no_settings,
+    )
     folders = StepPlaces(
         config=str(config.absolute()),
         state=str(state.absolute()),
         keys=str(keys.absolute()),
         socket_path=None if socket_path is None else str(socket_path.absolute()),
-        bytes_per_s=None if cap is None else cap * 125.0,
+        bytes_per_s=bytes_per_s,
     )
     stop, pause = threading.Event(), RefusalPause()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -97,12 +97,14 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     from edgekit_runtime.slots import Slots
     from edgekit_runtime.slots.access import hold_for_service
     from edgekit_runtime.system.paths import find_device_target, find_state_folder
+    from edgekit_runtime.system.recent_log import keep_lines
 
     # The stack of a crash in an engine bears the model's name, see `name_frame`. By number, since
     # `sys.stderr` is None if this process was started without it.
     faulthandler.enable(2)
-    logging.getLogger("edgekit_runtime").setLevel(logging.INFO)
     config = _read_config(arguments)
+    logging.getLogger("edgekit_runtime").setLevel((config.log.level or "info").upper())
+    keep_lines()
     for handler in logging.getLogger().handlers:
         handler.addFilter(TracebackLimiter(handler))
         if config.log.json:

@@ -21,6 +21,10 @@ HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 
 REPOSITORY_INDEX: Final = "/v2/repository/index"
 STREAMS: Final = "/v2/streams"
+FLEET_SETTINGS: Final = "/v2/fleet/settings"
+FLEET_LOG: Final = "/v2/fleet/log"
+SETTINGS_FILE: Final = "settings.json"
+"""Settings of the fleet: the agent writes them beside its journal, and the service follows them."""
 _MAX_MESSAGE: Final = 2000  # characters: a message may quote a client's text
 
 

@@ -62,6 +62,12 @@ class Monitor:
         self._work: dict[str, Work] = {}
         self._timer = loop.call_later(power.period_s, self._tick)
 
+    def limit_power(self, power: Power) -> None:
+        """Hold other limits from now on; requests under way are not touched."""
+        self._power = power
+        if self._governor is not None:
+            self._governor.limits = power.limits(self._begun_s)
+
     def stop(self) -> None:
         """Stop the timer and the reading of sensors; the last call."""
         self._timer.cancel()

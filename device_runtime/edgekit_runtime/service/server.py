@@ -22,6 +22,7 @@ from edgekit_runtime.service.monitor import Monitor
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.options.config import ServiceConfig
+from edgekit_runtime.service.options.resources import Power
 from edgekit_runtime.service.scheduling.fair_pool import Pool, Threads
 from edgekit_runtime.service.serving.lane_factory import LaneFactory
 from edgekit_runtime.service.serving.load_deadline import count_hung
@@ -29,6 +30,8 @@ from edgekit_runtime.service.systemd import Notifier
 from edgekit_runtime.service.workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
+    from edgekit_runtime.service.api.fleet import FleetHandler
+    from edgekit_runtime.service.api.routes import Route
     from edgekit_runtime.service.api.streams import StreamsHandler
 
 UNLOAD_TIMEOUT_S: Final = 2.0  # after what was under way has been answered or given up
@@ -91,9 +94,11 @@ class Service:
             answers=self.answers,
             limits=config.http,
             times=lanes.times,
-            streams=lambda parts: self.find_streams().find(parts),
+            streams=self._find_route,
         )
         self._streams: StreamsHandler | None = None
+        self._fleet: FleetHandler | None = None
+        self._settings_file = config.fleet_streams.settings_file
         self._monitor: Monitor | None = None
         self.http = HttpServer(loop, router.handle_request, self._screen, config.http)
         self.workers = Supervisor(
@@ -182,6 +187,27 @@ class Service:
         file = self._config.fleet_streams.file
         if file and (self._streams is not None or os.path.exists(file)):  # noqa: PTH110  # each second
             self.find_streams().follow_fleet()
+        if file and (self._fleet is not None or os.path.exists(self._settings_file)):  # noqa: PTH110
+            self._find_fleet().look()
+
+    def _find_fleet(self) -> "FleetHandler":
+        """Return what follows the fleet's settings, which is made when it is needed first."""
+        if self._fleet is None:
+            from pathlib import Path
+
+            from edgekit_runtime.service.api.fleet import FleetHandler
+
+            self._fleet = FleetHandler(Path(self._settings_file), self._config, self._limit_power)
+        return self._fleet
+
+    def _limit_power(self, power: Power) -> None:
+        if self._monitor is not None:
+            self._monitor.limit_power(power)
+
+    def _find_route(self, parts: list[str]) -> "Route | None":
+        if parts[1:2] != ["fleet"]:
+            return self.find_streams().find(parts)
+        return self._find_fleet().find(parts) if self._settings_file else None
 
 
 async def serve(

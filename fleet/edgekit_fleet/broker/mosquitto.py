@@ -35,7 +35,7 @@ _MAX_PAUSE_S: Final = 30.0
 _STABLE_S: Final = 60.0
 _MAX_FILES: Final = 1 << 16
 _ACL: Final = "acl"
-_WRITTEN_BY_DEVICES: Final[tuple[Kind, ...]] = ("hello", "reported", "event")
+_WRITTEN_BY_DEVICES: Final[tuple[Kind, ...]] = ("hello", "reported", "event", "logs")
 _READ_BY_DEVICES: Final[tuple[Kind, ...]] = ("desired",)
 _log = logging.getLogger(__name__)
 

@@ -10,16 +10,25 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edgekit_fleet.console.shell import Console, Section, local_address, with_query
-from edgekit_fleet.operations import devices, saved
+from edgekit_fleet.operations import device_orders, devices, saved
 from edgekit_fleet.operations.device_search import ATTENTION, Search, Special, count_devices, find_devices
 from edgekit_fleet.operations.rollouts import find_tag_effects
 from edgekit_fleet.store.attributes import list_models
-from edgekit_fleet.store.tables import AttributeRow, AuditRow, DeviceRow, ExecutionRow, WantedModelRow
+from edgekit_fleet.store.tables import (
+    AttributeRow,
+    AuditRow,
+    DeviceLogRow,
+    DeviceRow,
+    ExecutionRow,
+    WantedModelRow,
+)
 from edgekit_runtime.errors import FleetError
+from edgekit_runtime.protocol.device_settings import SETTINGS
 
 SECTION: Final = Section("Devices", "/devices", 20)
 _PAGE: Final = 50
 _HISTORY: Final = 40
+_LOG_LINES: Final = 200
 _SPECIAL_WORDS: Final = {
     "silent": "silent for over a week",
     "expiring": "whose certificate ends within 30 days",
@@ -143,6 +152,7 @@ def show_device(console: Console, request: Request) -> Response:
         row = session.get_one(DeviceRow, name)
         desired_rows = session.scalars(select(WantedModelRow).where(WantedModelRow.device == name)).all()
         history = _read_history(session, name)
+        log = session.get(DeviceLogRow, name)
     live_url = str(detail.facts.get("live", ""))
     return console.render(
         request,
@@ -154,6 +164,9 @@ def show_device(console: Console, request: Request) -> Response:
         streams=(detail.reported or {}).get("streams", {}),
         live_url=live_url if live_url.startswith(("http://", "https://")) else "",
         tags=_write_tags(detail.summary.tags),
+        settings=(detail.reported or {}).get("settings", {}),
+        known_settings=SETTINGS,
+        log=log if "device" in request.state.principal.scopes else None,
     )
 
 
@@ -216,6 +229,8 @@ def _describe_entry(row: AuditRow) -> Happening:
         "revoke": "was revoked",
         "tag": "got tags",
         "stream": f"should run the stream {detail.get('stream')}",
+        "settings": f"got settings: {', '.join(map('='.join, detail.get('settings', {}).items()))}",
+        "logs": f"was asked for {detail.get('lines')} lines of its logs",
         "stream-removed": f"should end the stream {detail.get('stream')}",
     }.get(kind, row.action)
     parts = [f"{key}={value}" for key, value in detail.get("tags", {}).items()] if kind == "tag" else []
@@ -262,6 +277,25 @@ def _read_tags(text: str) -> dict[str, str]:
     return tags
 
 
+def edit_settings(console: Console, request: Request) -> Response:
+    """Change the settings of a device to those of the form."""
+    name, form = request.path_params["name"], request.state.form
+    before = devices.describe(console.store, name).settings
+    after = {key: form.get(key, "").strip() for key in SETTINGS if key in form}
+    changes = {key: value for key, value in after.items() if value != before.get(key, "")}
+    if not changes:
+        return console.redirect(request, f"/devices/{name}", "Nothing was changed.")
+    device_orders.change_settings(console.store, name, changes, actor=request.state.principal.name)
+    return console.redirect(request, f"/devices/{name}", f"{name} will get its settings.")
+
+
+def ask_for_logs(console: Console, request: Request) -> Response:
+    """Ask a device for the last lines of its logs; the page shows them when they have come."""
+    name = request.path_params["name"]
+    device_orders.ask_for_logs(console.store, name, _LOG_LINES, actor=request.state.principal.name)
+    return console.redirect(request, f"/devices/{name}", f"{name} is asked for its logs.")
+
+
 def confirm_revocation(console: Console, request: Request) -> Response:
     """Ask before a device is revoked."""
     detail = devices.describe(console.store, request.path_params["name"])
@@ -282,6 +316,8 @@ def list_routes(console: Console) -> list[Route]:
         console.get("/devices", show_devices),
         console.get("/devices/{name}", show_device),
         console.post("/devices/{name}/tags", edit_tags, "device"),
+        console.post("/devices/{name}/settings", edit_settings, "device"),
+        console.post("/devices/{name}/logs", ask_for_logs, "device"),
         console.get("/devices/{name}/revoke", confirm_revocation, "device"),
         console.post("/devices/{name}/revoke", revoke, "device"),
         console.post("/queries", save_query, "device"),

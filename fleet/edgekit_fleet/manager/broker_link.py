@@ -17,7 +17,7 @@ from edgekit_fleet.identity.authority import MANAGER, Authority
 from edgekit_runtime.agent.documents import Kind, topic
 from edgekit_runtime.errors import TransportError
 
-_FROM_DEVICES: Final[tuple[Kind, ...]] = ("hello", "reported", "event")
+_FROM_DEVICES: Final[tuple[Kind, ...]] = ("hello", "reported", "event", "logs")
 _KEEPALIVE_S: Final = 20
 _CONNECT_S: Final = 15.0
 _RECONNECT_S: Final = 0.5

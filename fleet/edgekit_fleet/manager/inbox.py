@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from sqlalchemy import ColumnElement, select, true
 from sqlalchemy.orm import Session
 
+from edgekit_fleet.manager.device_logs import keep_logs
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.attributes import list_stable, replace_attributes
 from edgekit_fleet.store.audit import COPY_ALARM
@@ -36,7 +37,7 @@ from edgekit_fleet.store.tables import (
     FigureRow,
     shard_of,
 )
-from edgekit_runtime.agent.documents import ENDED, Event, Execution, Hello, ModelFigures, Reported
+from edgekit_runtime.agent.documents import ENDED, Event, Execution, Hello, Logs, ModelFigures, Reported
 from edgekit_runtime.agent.signing import key_id, unseal
 from edgekit_runtime.agent.trusted_time import format_utc
 from edgekit_runtime.dataclass_json import to_plain
@@ -66,7 +67,7 @@ _IS_OPEN: Final = ExecutionRow.ended_at.is_(None)
 _log = logging.getLogger(__name__)
 
 Refusal: TypeAlias = Literal["topic", "unknown", "revoked", "forged", "impersonated", "replayed", "flood"]
-Document: TypeAlias = Hello | Reported | Event
+Document: TypeAlias = Hello | Reported | Event | Logs
 Excess: TypeAlias = Literal["alarm.events", "alarm.flood", "alarm.figures"]
 _EXCESSES: Final[Mapping[Excess, str]] = {
     "alarm.events": f"more than {_EVENTS_A_MINUTE} events a minute, or {_ENTRIES_A_DAY} a day",
@@ -77,6 +78,7 @@ _KINDS: Final[dict[str, type[Document]]] = {
     "hello": Hello,
     "reported": Reported,
     "event": Event,
+    "logs": Logs,
 }
 
 
@@ -261,6 +263,7 @@ class Inbox:
         self._noticed: set[str] = set()  # devices whose next document bears a new notice
         self._reports: dict[str, Reported] = {}
         self._figures: dict[str, Sequence[ModelFigures]] = {}
+        self._logs: dict[str, Logs] = {}
         self._entries: list[audit.AuditEntry] = []
         self._attribute_hashes: dict[str, int] = {}
         self._excesses: Counter[tuple[str, Excess]] = Counter()  # of a device; no alarm has counted them yet
@@ -353,7 +356,7 @@ class Inbox:
     @property
     def is_empty(self) -> bool:
         """Return whether there is nothing to `write`."""
-        return not (self._changed or self._reports or self._entries)
+        return not (self._changed or self._reports or self._entries or self._logs)
 
     def write(self, session: Session, now: float) -> bool:
         """Write the messages that were taken; returns whether a device has ended an execution.
@@ -383,6 +386,8 @@ class Inbox:
             ]
             has_ended = _update_executions(session, executions, now)
             _upsert_figures(session, self._figures, now)
+        for logs in self._logs.values():
+            keep_logs(session, logs, now)
         mark_due(session, sorted(self._noticed), content_sha256="")
         audit.append(session, "devices", self._entries, now)
         return has_ended
@@ -411,6 +416,7 @@ class Inbox:
         self._noticed.clear()
         self._reports.clear()
         self._figures.clear()
+        self._logs.clear()
         self._entries.clear()
 
     def _take(
@@ -481,6 +487,8 @@ class Inbox:
             device.desired_held = _read_held(document, device.desired_sent)
             self._reports[device.name] = document
             self._figures[device.name] = self._choose_figures(device, document, now)
+        elif isinstance(document, Logs):  # its request is answered once, so an old one changes nothing
+            self._logs[device.name] = document
         else:
             if document.sequence <= device.event_sequence:
                 return False

@@ -1,4 +1,4 @@
-"""Desired documents: made from a device's models and streams, numbered, signed and stored before they go out.
+"""Desired documents: made from a device's models and settings, numbered, signed, stored, and then sent.
 
 A document is written only if its content has changed, the old one is about to expire, or the manager's key
 was exchanged.
@@ -30,6 +30,7 @@ from edgekit_runtime.encryption.key_wrapping import wrap_key
 
 _LEAST_RECONNECT_S: Final = 5.0
 _DEVICES_A_SECOND: Final = 250.0  # reconnects over TLS that one core of the broker handles
+_PARTS: Final = ("streams", "settings", "logs")  # columns of a device that its document has as they are
 _MOST_AT_ONCE: Final = 900  # documents of one turn
 _KEY_ID: Final = re.compile(r'"key_id": ?"(\w+)"')  # not within a text, whose quotes have backslashes
 
@@ -88,7 +89,7 @@ class Publisher:
         return is_new
 
     def make_due(self, session: Session, now: float) -> list[Outgoing]:
-        """Return new documents of devices whose models or streams have changed; commit before you publish.
+        """Return new documents of devices of which something has changed; commit before you publish.
 
         `now`: seconds since 1970.
         """
@@ -99,7 +100,8 @@ class Publisher:
         outgoing, changed, unchanged, life_s = [], [], [], self._life_s
         for row in due:
             content = models_of.get(row.device, [])
-            digest = hashlib.sha256(f"{content}{row.streams}{row.decryption_key}".encode()).hexdigest()
+            parts = ",".join(f'"{part}":{getattr(row, part)}' for part in _PARTS)
+            digest = hashlib.sha256(f"{content}{parts}{row.decryption_key}".encode()).hexdigest()
             is_same = (digest, self._key_id) == (row.content_sha256, row.key_id)
             if is_same and self._life_s / 2 < row.expires_at - now <= self._longest_s:
                 unchanged.append(row.device)
@@ -110,7 +112,7 @@ class Publisher:
             version = max(row.version, desired_version) + 1
             try:
                 content = _add_keys(session, content, row.decryption_key)
-                document = self._make(row.device, version, content, row.streams, now)
+                document = self._make(row.device, version, content, parts, now)
                 envelope = seal_payload(document, "desired", self._key)
             except ValueError as cause:  # it must not stop the others
                 text = f"{cause}; the device keeps its old document: release fewer models or deltas"
@@ -141,7 +143,7 @@ class Publisher:
         return (
             select(
                 *(getattr(DesiredRow, column) for column in columns),
-                cast(DeviceRow.streams, Text).label("streams"),
+                *(cast(getattr(DeviceRow, part), Text).label(part) for part in _PARTS),
                 DeviceRow.decryption_key,
             )
             .join(DeviceRow, DeviceRow.name == DesiredRow.device)
@@ -220,9 +222,9 @@ class Publisher:
         return [] if shards.is_complete else [DeviceRow.shard.in_(sorted(shards.epochs))]
 
     def _make(
-        self, device: str, version: int, content: list[tuple[str, str]], streams: str, now: float
+        self, device: str, version: int, content: list[tuple[str, str]], parts: str, now: float
     ) -> bytes:
-        """Return a `Desired` document; the texts of models and streams are taken as the store has them."""
+        """Return a `Desired` document; the texts of models and parts are taken as the store has them."""
         # Of the whole fleet, as far as this manager knows it.
         devices = len(self._index.devices) * SHARDS / len(self._shards.epochs)
         entry = self._index.devices.get(device)
@@ -238,7 +240,7 @@ class Publisher:
             "reconnect_s": max(_LEAST_RECONNECT_S, devices / _DEVICES_A_SECOND),
         }
         models = ",".join(text for _, text in content if text)
-        return b'{"models":[%b],"streams":%b,%b' % (models.encode(), streams.encode(), encode_json(plain)[1:])
+        return b'{"models":[%b],%b,%b' % (models.encode(), parts.encode(), encode_json(plain)[1:])
 
 
 def _read_wanted(session: Session, devices: list[str]) -> dict[str, list[tuple[str, str]]]:

@@ -87,6 +87,7 @@ class DeviceDetail:
         executions: the newest, as plain values.
         reported: its last report as plain values, or None.
         streams: the streams that it should run, without passwords.
+        settings: the settings that it should have.
     """
 
     summary: DeviceSummary
@@ -102,6 +103,7 @@ class DeviceDetail:
     executions: tuple[Mapping[str, Any], ...]
     reported: Mapping[str, Any] | None
     streams: Mapping[str, StreamOptions]
+    settings: Mapping[str, str]
 
 
 def invite(
@@ -195,6 +197,7 @@ def describe(store: Store, name: str) -> DeviceDetail:
             ),
             reported=row.reported,
             streams={name: hide_passwords(stream) for name, stream in read_streams(row.streams).items()},
+            settings=row.settings,
         )
 
 
@@ -314,6 +317,9 @@ def _find_faults(session: Session, row: DeviceRow) -> Iterator[str]:
         is_encrypted = (ReleasePackageRow.target == row.target) & (ReleasePackageRow.key_id != "")
         if session.scalars(select(ReleasePackageRow.release).where(is_encrypted).limit(1)).first():
             yield f"{NO_DECRYPTION_KEY[0].upper()}{NO_DECRYPTION_KEY[1:]}."
+    for key, problem in sorted(((row.reported or {}).get("settings") or {}).items()):
+        if problem and key in row.settings:
+            yield f"Its setting {key}={row.settings[key]} has no effect: {problem}."
     alarm = select(AuditRow).where(
         AuditRow.subject == row.name, AuditRow.action == audit.COPY_ALARM, AuditRow.at > time.time() - _DAY_S
     )

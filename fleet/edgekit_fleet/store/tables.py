@@ -81,6 +81,8 @@ class DeviceRow(Table):
         streams: name -> a `StreamOptions` as plain values that the device should run; with passwords.
         decryption_key: P-256 public key in PEM, of its enrolment, for which content keys are wrapped; empty
             for a device that enrolled before there were any.
+        settings: key -> value of the settings that it should have.
+        logs: the newest `LogRequest` as plain values, or empty.
     """
 
     __tablename__ = "devices"
@@ -111,6 +113,30 @@ class DeviceRow(Table):
     pinned: Mapped[dict[str, str]] = mapped_column(default=dict)
     streams: Mapped[dict[str, Any]] = mapped_column(default=dict)
     decryption_key: Mapped[str] = mapped_column(default="")
+    settings: Mapped[dict[str, str]] = mapped_column(default=dict)
+    logs: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class DeviceLogRow(Table):
+    """The last lines of the logs of a device, as it answered the newest request.
+
+    Attributes:
+        request, source, refusal, text: see `Logs`; the text is unpacked.
+        asked_at, asked_by: when and by whom it was asked.
+        answered_at: when the answer came, or None.
+    """
+
+    __tablename__ = "device_logs"
+
+    device: Mapped[str] = mapped_column(NAME, ForeignKey("devices.name"), primary_key=True)
+    request: Mapped[str] = mapped_column(String(64))
+    lines: Mapped[int]
+    asked_at: Mapped[float]
+    asked_by: Mapped[str]
+    answered_at: Mapped[float | None]
+    source: Mapped[str] = mapped_column(String(16), default="")
+    refusal: Mapped[str] = mapped_column(default="")
+    text: Mapped[str] = mapped_column(default="")
 
 
 class AttributeRow(Table):

@@ -19,7 +19,7 @@ COMMANDS = {
     "evidence": "Add the evidence of an outside judge to a rollout.",
     "rollback": "Bring devices back to what they ran before.",
     "devices": "List the devices.",
-    "device": "Show one device; tag it, or shut it out.",
+    "device": "Show one device or its logs; tag it, configure it, or shut it out.",
     "tag": "Set tags of a device; asks where that changes what it gets.",
     "stream": "Say which cameras of a device run which models.",
     "why": "Say in one sentence why a device runs what it runs.",

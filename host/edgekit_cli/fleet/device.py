@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,11 +13,14 @@ import click
 from edgekit_cli.fleet.fleet_options import folder_and_json_options, format_time, print_json, read_tags
 from edgekit_cli.fleet.fleet_server import connect
 from edgekit_runtime.errors import FleetError, RequestError
+from edgekit_runtime.protocol.device_settings import SETTINGS
 
 if TYPE_CHECKING:
     from edgekit_fleet.api.client import FleetCaller
     from edgekit_fleet.operations.devices import DeviceSummary
 
+_LOGS_S = 30.0
+_PAUSE_S = 0.25
 _ASK = "; repeat it with "
 
 
@@ -24,10 +28,26 @@ _ASK = "; repeat it with "
 @click.argument("name")
 @click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Set a tag; no value removes it.")
 @click.option("--revoke", metavar="REASON", help="Shut the device out: its certificates count no more.")
+@click.option(
+    "--config",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help=f"Change a setting ({', '.join(SETTINGS)}); no value leaves it to the device again.",
+)
+@click.option("--logs", "lines", type=click.IntRange(1, 1000), help="Show this many last lines of its logs.")
 @click.option("--yes", "is_sure", is_flag=True, help="Set tags also where that changes what it gets.")
 @folder_and_json_options
 def command(
-    name: str, *, tags: tuple[str, ...], revoke: str | None, is_sure: bool, path: Path | None, as_json: bool
+    name: str,
+    *,
+    tags: tuple[str, ...],
+    revoke: str | None,
+    settings: tuple[str, ...],
+    lines: int | None,
+    is_sure: bool,
+    path: Path | None,
+    as_json: bool,
 ) -> None:
     """Show the device NAME, after changing it if that is asked for."""
     with connect(path) as fleet:
@@ -38,6 +58,14 @@ def command(
             set_tags(fleet, name, read_tags(tags), is_sure=is_sure)
         if revoke is not None:
             fleet.call(revoke_device, RevokeDevice(name=name, reason=revoke))
+        if settings:
+            from edgekit_fleet.api.endpoints.devices import ChangeSettings, change_settings
+
+            changes = read_tags(settings, option="--config")
+            fleet.call(change_settings, ChangeSettings(name=name, settings=changes))
+        if lines is not None:
+            _show_logs(fleet, name, lines, as_json=as_json)
+            return
         device = fleet.call(get_device, Named(name=name))
     if as_json:
         print_json(device)
@@ -69,12 +97,41 @@ def command(
     from edgekit_cli.fleet.stream import describe_streams
 
     print_section(console, "Streams", describe_streams(device))
+    stated = (device.reported or {}).get("settings", {})
+    effects = [
+        (key, value, stated.get(key, "not reported") or "in effect")
+        for key, value in sorted(device.settings.items())
+    ]
+    print_section(console, "Settings", effects)
     steps = [
         (execution["model"], execution["version"], execution["state"], execution["reason"])
         for execution in device.executions
     ]
     print_section(console, "Attempts, newest first", steps)
     print_section(console, "Facts", sorted(device.facts.items()))
+
+
+def _show_logs(fleet: FleetCaller, name: str, lines: int, *, as_json: bool) -> None:
+    """Ask the device for lines, wait for them, and show them."""
+    from edgekit_fleet.api.endpoints.devices import AskForLogs, GetLog, ask_for_logs, get_log
+    from edgekit_runtime.system.shown_text import clean
+
+    log = fleet.call(ask_for_logs, AskForLogs(name=name, lines=lines))
+    end = time.monotonic() + _LOGS_S
+    while log.answered_at is None and (rest_s := end - time.monotonic()) > 0:
+        log = fleet.call(get_log, GetLog(name=name, wait=rest_s))
+        time.sleep(_PAUSE_S if log.answered_at is None else 0.0)  # a fleet in a folder answers at once
+    if log.answered_at is None:
+        raise FleetError(
+            f"{name} has not answered within {_LOGS_S:.0f} s; `edgekit fleet why {name}` says whether it is"
+            " connected. Its answer will be in the console"
+        )
+    if log.refusal:
+        raise FleetError(f"{name}: {log.refusal}")
+    if as_json:
+        print_json(log)
+        return
+    click.echo(clean(log.text) or "the logs are empty")
 
 
 @click.command("tag")

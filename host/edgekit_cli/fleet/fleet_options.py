@@ -135,7 +135,7 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, default=plain))
 
 
-def read_tags(texts: tuple[str, ...]) -> dict[str, str]:
+def read_tags(texts: tuple[str, ...], option: str = "--tag") -> dict[str, str]:
     """Return the tags in texts such as `site=lyon`.
 
     Raises:
@@ -145,7 +145,7 @@ def read_tags(texts: tuple[str, ...]) -> dict[str, str]:
     for text in texts:
         name, sign, value = text.partition("=")
         if not sign or not name:
-            raise click.UsageError(f"--tag {text!r}: expected NAME=VALUE")
+            raise click.UsageError(f"{option} {text!r}: expected NAME=VALUE")
         tags[name] = value
     return tags
 

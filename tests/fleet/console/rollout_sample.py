@@ -147,6 +147,8 @@ def _make_device(rollout: str, device: str, at: float) -> dict[str, Any]:
         "pinned": {},
         "streams": {},
         "decryption_key": "",
+        "settings": {},
+        "logs": {},
     }
 
 

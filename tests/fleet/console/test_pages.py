@@ -12,7 +12,7 @@ from edgekit_fleet.access import failure_limit
 from edgekit_fleet.console import fleet_page
 from edgekit_fleet.manager.expiry import Expiry, alarm_expiries
 from edgekit_fleet.operations import devices, streams
-from edgekit_fleet.store.tables import DeviceRow, RolloutRow, TokenRow, UserRow
+from edgekit_fleet.store.tables import DeviceLogRow, DeviceRow, RolloutRow, TokenRow, UserRow
 from edgekit_runtime.protocol.streams import StreamOptions
 
 READABLE = (
@@ -281,6 +281,8 @@ def test_viewer_sees_neither_users_nor_tokens(served):
     [
         ("/devices/x/tags", {"tags": "a=b"}),
         ("/devices/x/revoke", {"why": "x"}),
+        ("/devices/x/settings", {"power-w": "12"}),
+        ("/devices/x/logs", {}),
         ("/settings/users", {"action": "add"}),
         ("/settings/tokens", {"name": "x"}),
         ("/settings/codes", {"names": "x"}),
@@ -363,3 +365,23 @@ def test_hostile_input_is_text(path, client):
     )
     assert "<script>alert" not in answer.text
     assert answer.status in (200, 404)
+
+
+def test_logs_and_settings_of_a_device_are_shown_as_text_and_asked_for_by_who_may(client, served):
+    name = pick(served, status="converged").name
+    page = client.get(f"/devices/{name}").text
+    assert "Ask for its logs" in page and 'name="battery-floor"' in page
+    assert client.follow(client.post(f"/devices/{name}/logs")).status == 200
+    assert "It has not answered yet" in client.get(f"/devices/{name}").text
+    with served.store.transaction() as session:
+        log = session.get_one(DeviceLogRow, name)
+        log.answered_at, log.source, log.text = 1.0, "memory", "<script>alert(1)</script>\nsecond"
+        session.get_one(DeviceRow, name).settings = {"log-level": "<b>"}
+    page = client.get(f"/devices/{name}").text
+    assert "<script>alert" not in page and "<b>" not in page
+    assert "&lt;script&gt;alert(1)" in page and "memory of service and agent" in page
+    assert client.follow(client.post(f"/devices/{name}/settings", **{"power-w": "12"})).status == 200
+    assert client.post(f"/devices/{name}/settings", **{"power-w": "lots"}).status in (409, 422)
+    with served.store.snapshot() as session:
+        assert session.get_one(DeviceRow, name).settings["power-w"] == "12"
+    assert "Last lines" not in log_in(served, "vera").get(f"/devices/{name}").text

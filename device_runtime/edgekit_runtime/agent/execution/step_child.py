@@ -204,7 +204,7 @@ def _carry_out(
     member, state = read_membership(Path(folders.config)), Path(folders.state)
     slots = Slots(state, TrustStore.from_folder(Path(folders.keys)), member.enrolment.target)
     installer = Installer(slots, None if folders.socket_path is None else Path(folders.socket_path))
-    limits = DownloadLimits(bytes_per_s=folders.bytes_per_s)
+    limits = DownloadLimits(bytes_per_s=order.bytes_per_s or folders.bytes_per_s)
     trusted_time = TrustedTime(member.enrolment.certificate)
     trusted_time.note(order.known_time_s)
     downloader = Downloader(member.make_download_context(trusted_time), limits, slots.disk)

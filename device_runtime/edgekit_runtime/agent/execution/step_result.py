@@ -24,11 +24,13 @@ class StepOrder:
         step: the step that `reconcile` returned.
         most_bytes: limit of the bytes that a download may receive, or None.
         known_time_s: lower bound of the time, whatever the clock shows.
+        bytes_per_s: cap of the bandwidth, or None for that of the agent's command line.
     """
 
     step: Step
     most_bytes: Annotated[int, _COUNT] | None = None
     known_time_s: Annotated[float, _COUNT] = 0.0
+    bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ class Router:
             answers: decodes files and answers.
             limits: limits of bodies, also of decompressed ones.
             times: the times of calls, which responses state; None where they do not.
-            streams: finds the route of a path about streams; None where there are none.
+            streams: finds the route of a path about streams, or for the fleet's agent; None for none.
         """
         self._registry, self._models = registry, registry.models
         loop = asyncio.get_running_loop()
@@ -116,7 +116,7 @@ class Router:
                 return _READ, self._respond_ready
             case ["metrics"]:
                 return _READ, self._respond_metrics
-            case ["v2", "streams", *_] | ["live", *_] if self._find_streams is not None:
+            case ["v2", "streams" | "fleet", *_] | ["live", *_] if self._find_streams is not None:
                 return self._find_streams(parts)
             case ["v2", "models", "stats"]:
                 return _READ, _respond_with(lambda: describe_versions(self._models.served()))

@@ -5,7 +5,7 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import ConfigError
@@ -45,6 +45,13 @@ class FleetStreamOptions:
 
     file: str | None = None
     allows_files: bool = False
+
+    @property
+    def settings_file(self) -> str:
+        """Path of the settings that the fleet wants, beside its streams; empty for none."""
+        from edgekit_runtime.protocol.rest import SETTINGS_FILE  # only where a device may be in a fleet
+
+        return str(Path(self.file).with_name(SETTINGS_FILE)) if self.file else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +130,11 @@ class LogOptions:
 
     Attributes:
         json: whether each record is a line of JSON; otherwise it is plain text.
+        level: least level of records; without one it is `info`, and the fleet may change it.
     """
 
     json: bool = False
+    level: Literal["debug", "info", "warning", "error"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ class FleetStreams:
 
     def look(self) -> None:
         """Follow the file if it has changed, and start streams whose names are free by now."""
-        stamp = _read_stamp(self._path)
+        stamp = read_stamp(self._path)
         if stamp != self._stamp:
             self._stamp = stamp
             self._read()
@@ -109,7 +109,7 @@ class FleetStreams:
             raise ConfigError(f"max_queued is {options.max_queued}, a fleet may ask for {_MAX_QUEUED}")
 
 
-def _read_stamp(path: Path) -> tuple[int, ...]:
+def read_stamp(path: Path) -> tuple[int, ...]:
     """Return numbers that change with a file, or none where it is missing."""
     try:
         status = path.stat()

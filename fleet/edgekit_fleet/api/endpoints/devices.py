@@ -5,8 +5,17 @@ from dataclasses import dataclass, field
 from typing import Annotated, Final
 
 from edgekit_fleet.access.principal import Principal
-from edgekit_fleet.api.endpoints.endpoint import DEFAULT_LIMIT, Fleet, Named, Nothing, PageLimit, endpoint
-from edgekit_fleet.operations import devices, records, rollouts, streams
+from edgekit_fleet.api.endpoints.endpoint import (
+    DEFAULT_LIMIT,
+    Fleet,
+    Named,
+    Nothing,
+    PageLimit,
+    WaitSeconds,
+    endpoint,
+)
+from edgekit_fleet.operations import device_orders, devices, records, rollouts, streams
+from edgekit_fleet.operations.device_orders import DeviceLog
 from edgekit_fleet.operations.devices import DeviceDetail, DeviceSummary, Invitation
 from edgekit_fleet.operations.records import AuditRecord
 from edgekit_runtime.dataclass_json import Range
@@ -98,6 +107,45 @@ class NamedStream:
 
     name: str
     stream: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeSettings:
+    """Settings of a device: a closed list, see the guide.
+
+    Attributes:
+        name: name of the device.
+        settings: key -> value; an empty value leaves the setting to the device again.
+    """
+
+    name: str
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskForLogs:
+    """A request for the last lines of the logs of service and agent.
+
+    Attributes:
+        name: name of the device.
+        lines: number of lines; fewer come where so many do not fit into a message.
+    """
+
+    name: str
+    lines: Annotated[int, Range(1, 1000)] = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetLog:
+    """Which device, and whether to wait for its answer.
+
+    Attributes:
+        name: name of the device.
+        wait: seconds after which the request is returned without an answer.
+    """
+
+    name: str
+    wait: WaitSeconds = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +265,39 @@ def set_stream(fleet: Fleet, principal: Principal, request: SetStream) -> Device
 def remove_stream(fleet: Fleet, principal: Principal, request: NamedStream) -> DeviceDetail:
     streams.remove_stream(fleet.store, request.name, request.stream, actor=principal.name)
     return devices.describe(fleet.store, request.name)
+
+
+@endpoint(
+    "POST",
+    "/devices/{name}/settings",
+    scope="device",
+    summary="Change settings of a device, which its owner may have fixed.",
+)
+def change_settings(fleet: Fleet, principal: Principal, request: ChangeSettings) -> DeviceDetail:
+    device_orders.change_settings(fleet.store, request.name, request.settings, actor=principal.name)
+    return devices.describe(fleet.store, request.name)
+
+
+@endpoint(
+    "POST",
+    "/devices/{name}/logs",
+    scope="device",
+    summary="Ask a device for the last lines of its logs.",
+    status=201,
+)
+def ask_for_logs(fleet: Fleet, principal: Principal, request: AskForLogs) -> DeviceLog:
+    return device_orders.ask_for_logs(fleet.store, request.name, request.lines, actor=principal.name)
+
+
+@endpoint(
+    "GET",
+    "/devices/{name}/logs",
+    scope="device",
+    summary="Return the lines for which a device was asked last, at once or when they have come.",
+    is_done=lambda _request, answer: answer.answered_at is not None,
+)
+def get_log(fleet: Fleet, _principal: Principal, request: GetLog) -> DeviceLog:
+    return device_orders.find_log(fleet.store, request.name)
 
 
 @endpoint(

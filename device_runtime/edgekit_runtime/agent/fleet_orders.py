@@ -1,0 +1,220 @@
+"""What a fleet asks of the device beside its models: streams, settings, and the last lines of its logs.
+
+    document                   settings {"month-mb": "50", "power-w": "12"}
+                               logs {"request": "r1", "lines": 200}
+    agent                      downloads heed 50 MB; `settings.json` tells the service of power-w
+    report                     {"month-mb": "", "power-w": "this device's owner has fixed it"}
+    document of kind `logs`    once for r1: lines of service and agent, masked here, deflated
+
+Neither names a file or a command.
+"""
+
+import base64
+import logging
+import threading
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.agent.documents import LogRequest, Logs
+from edgekit_runtime.canonical_json import encode_json
+from edgekit_runtime.client.control import read_service_log, read_service_settings
+from edgekit_runtime.errors import OutputError
+from edgekit_runtime.protocol.device_settings import SETTINGS, find_fault
+from edgekit_runtime.protocol.rest import SETTINGS_FILE
+from edgekit_runtime.protocol.streams import STREAMS_FILE, StreamOptions
+from edgekit_runtime.records import dataclass
+from edgekit_runtime.system.atomic_files import Disk, write_atomically
+from edgekit_runtime.system.recent_log import mask_secrets, read_journal, read_recent
+
+FIXED: Final = "this device's owner has fixed it"
+_MAX_TEXT_BYTES: Final = 20_000  # of a document of 32 KiB, after two codings in base64
+_ASK_S: Final = 10.0
+
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogAnswer:
+    """Lines for a request.
+
+    Attributes:
+        request, source, refusal, text: see `Logs`.
+    """
+
+    request: str
+    source: str = ""
+    refusal: str = ""
+    text: str = ""
+
+    def make_document(self, device: str, sequence: int) -> Logs:
+        return Logs(
+            device=device,
+            sequence=sequence,
+            request=self.request,
+            source=self.source,
+            refusal=self.refusal,
+            text=self.text,
+        )
+
+
+class StreamsFile:
+    """Writes the file if it must change; only the user of agent and service can read it."""
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        """Read what an earlier run wrote into `folder`."""
+        self._path, self._disk = folder / STREAMS_FILE, disk
+        self._problem = ""
+        try:
+            self._content: bytes | None = self._path.read_bytes()
+        except OSError:
+            self._content = None
+
+    def write(self, streams: Mapping[str, StreamOptions]) -> None:
+        """Bring the file up to date; on a full disk the next call tries again."""
+        content = encode_json({"streams": {name: options.to_json() for name, options in streams.items()}})
+        if content == self._content or (self._content is None and not streams):
+            return
+        try:
+            with write_atomically(self._path, mode=0o600, disk=self._disk) as file:
+                file.write(content)
+        except OutputError as error:
+            if str(error) != self._problem:
+                _logger.warning("the fleet's streams are not written: %s", error)
+            self._problem = str(error)
+        else:
+            self._content, self._problem = content, ""
+
+
+class DeviceSettings:
+    """Settings of the fleet as far as the owner leaves them to it."""
+
+    def __init__(self, folder: Path, disk: Disk, fixed: Mapping[str, str], *, is_allowed: bool) -> None:
+        """Follow nothing yet.
+
+        Args:
+            folder: folder of the file for the service.
+            disk: writes it.
+            fixed: key -> value that the owner has fixed.
+            is_allowed: whether the owner takes settings of the fleet at all.
+        """
+        self._path, self._disk = folder / SETTINGS_FILE, disk
+        self._fixed, self._is_allowed = fixed, is_allowed
+        self._desired: Mapping[str, str] | None = None
+        self._service: Mapping[str, str] = {}
+        self._service_s = float("-inf")
+        self._default_level = logging.getLogger("edgekit_runtime").level
+
+    def follow(self, desired: Mapping[str, str]) -> None:
+        """Heed what the fleet wants now, and write the file for the service.
+
+        Raises:
+            OutputError: the file cannot be written; the next call tries again.
+        """
+        if desired == self._desired or (self._desired is None and not desired and not self._path.exists()):
+            return
+        accepted = {
+            key: value
+            for key, value in desired.items()
+            if self._is_allowed and not find_fault(key, value) and SETTINGS[key].reader != "agent"
+        }
+        with write_atomically(self._path, mode=0o600, disk=self._disk) as file:
+            file.write(encode_json({"settings": accepted}))
+        self._desired, self._service_s = dict(desired), float("-inf")
+        level = self.find("log-level")
+        logging.getLogger("edgekit_runtime").setLevel(level.upper() if level else self._default_level)
+
+    def find(self, key: str) -> str:
+        """Return the value of a setting: the owner's, or the fleet's if it is right; or an empty text."""
+        if key in self._fixed:
+            return self._fixed[key]
+        value = (self._desired or {}).get(key, "")
+        return value if self._is_allowed and value and not find_fault(key, value) else ""
+
+    def find_number(self, key: str) -> float | None:
+        text = self.find(key)
+        return float(text) if text else None
+
+    def list_states(self, socket_path: Path | None, now_s: float) -> dict[str, str]:
+        """Return key -> why a setting has no effect; empty where it has."""
+        desired = self._desired or {}
+        if any(key in SETTINGS and SETTINGS[key].reader != "agent" for key in desired) and (
+            now_s - self._service_s >= _ASK_S
+        ):
+            self._service_s = now_s
+            self._service = {} if socket_path is None else read_service_settings(socket_path)
+        return {key: self._find_problem(key, value) for key, value in sorted(desired.items())}
+
+    def _find_problem(self, key: str, value: str) -> str:
+        if not self._is_allowed:
+            return "this device's owner takes no settings of the fleet"
+        if fault := find_fault(key, value):
+            return fault
+        if key in self._fixed:
+            return FIXED
+        if SETTINGS[key].reader == "service":
+            return str(self._service.get(key, "no service heeds it yet"))[:200]
+        return str(self._service.get(key, ""))[:200]
+
+
+class DeviceLogs:
+    """Answers each request for lines once, from a thread of its own: the journal may take seconds."""
+
+    def __init__(self, answered: str, *, is_allowed: bool) -> None:
+        """Answer nothing yet; `answered` is the last request that was answered."""
+        self._answered, self._is_allowed = answered, is_allowed
+        self._thread: threading.Thread | None = None
+        self._answer: LogAnswer | None = None
+
+    def take(self, request: LogRequest, socket_path: Path | None) -> LogAnswer | None:
+        """Begin to answer a new request; return the answer once it is there."""
+        if self._thread is not None:
+            if self._thread.is_alive():
+                return None
+            self._thread, answer, self._answer = None, self._answer, None
+            return answer
+        if not request.request or request.request == self._answered:
+            return None
+        self._answered = request.request
+        self._thread = threading.Thread(target=self._read, args=(request, socket_path), daemon=True)
+        self._thread.start()
+        return None
+
+    def _read(self, request: LogRequest, socket_path: Path | None) -> None:
+        if not self._is_allowed:
+            refusal = "this device's owner does not show its logs to the fleet"
+            self._answer = LogAnswer(request=request.request, refusal=refusal)
+            return
+        source, lines = "journal", read_journal(request.lines)
+        if not lines:
+            service = [] if socket_path is None else read_service_log(socket_path, request.lines)
+            own = [f"agent: {line}" for line in read_recent(request.lines)]
+            source, lines = "memory", [*(f"service: {line}" for line in service), *own]
+        self._answer = LogAnswer(
+            request=request.request, source=source, text=pack_lines(mask_secrets(lines), request.lines)
+        )
+
+
+def pack_lines(lines: Sequence[str], count: int) -> str:
+    """Return the last lines, deflated, in base64; fewer where so many do not fit into a document."""
+    kept = list(lines)[-2 * count :]
+    while True:
+        packed = base64.b64encode(zlib.compress("\n".join(kept).encode(), 9))
+        if len(packed) <= _MAX_TEXT_BYTES or not kept:
+            return packed.decode()
+        del kept[: max(1, len(kept) // 8)]
+
+
+def unpack_lines(text: str, max_bytes: int) -> str:
+    """Return the text of lines that `pack_lines` wrote; at most so many bytes.
+
+    Raises:
+        ValueError: it is malformed.
+    """
+    try:
+        data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), max_bytes)
+    except zlib.error as cause:
+        raise ValueError(str(cause)) from cause
+    return data.decode(errors="replace").replace("\0", "\ufffd")

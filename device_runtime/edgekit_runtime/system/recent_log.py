@@ -1,0 +1,93 @@
+"""The last lines of a log: kept in memory, or read from the journal; without secrets for whoever asks.
+
+A unit of systemd writes to the journal, which outlives a restart. Where there is none, each process keeps its
+last lines, and tells them over the service's Unix socket.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import subprocess
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from edgekit_runtime.system.shown_text import clean_line
+
+MAX_LINES: Final = 1000
+_MAX_CHARS: Final = 500
+_JOURNAL_S: Final = 5.0
+_UNITS: Final = ("edgekit.service", "edgekit-agent.service")
+_MASKS: Final = (
+    # User and password of an address; tokens; values after words that name a secret; keys; random text.
+    (re.compile(r"(?<=://)[^\s/@'\"]+@"), "***@"),
+    (re.compile(r"\b(ekt_|whsec_|sk-|gh[a-z]_|AKIA|xox[a-z]-)[A-Za-z0-9_+/=-]+"), r"\1***"),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), r"\1 ***"),
+    (
+        re.compile(
+            r"(?i)([A-Za-z0-9_-]*(?:password|passwd|passphrase|secret|token|api[_-]?key|authorization|credential)"
+            r"[A-Za-z0-9_-]*[\"']?\s*[:=]\s*)(?!bearer \*|basic \*)(\"[^\"]*\"?|'[^']*'?|[^\s,;&]+)"
+        ),
+        r"\1***",
+    ),
+    (re.compile(r"(?<=/)([0-9a-f]{64})/[A-Za-z0-9_-]{16,}"), r"\1/***"),  # a code of enrolment
+    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)"), "*** key ***"),
+    (re.compile(r"\b(?=[A-Za-z0-9+/_-]*[A-Z])(?=[A-Za-z0-9+/_-]*[a-z])[A-Za-z0-9+/_-]{40,}={0,2}"), "***"),
+)
+_KEY_BEGIN, _KEY_END = "-----BEGIN ", "-----END "
+
+
+class RecentLines(logging.Handler):
+    """Keeps the last lines of the log of this process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=MAX_LINES)
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record; its traceback makes lines of its own."""
+        with contextlib.suppress(Exception):  # a malformed record must not end what it reports
+            self.lines.extend(line[:_MAX_CHARS] for line in self.format(record).split("\n"))
+
+
+def keep_lines() -> None:
+    """Keep the last lines of all loggers of this process from now on."""
+    logging.getLogger().addHandler(RecentLines())
+
+
+def read_recent(count: int) -> list[str]:
+    """Return the last lines of this process."""
+    handlers = logging.getLogger().handlers
+    lines = [line for handler in handlers if isinstance(handler, RecentLines) for line in handler.lines]
+    return lines[-count:] if count else []
+
+
+def read_journal(count: int) -> list[str]:
+    """Return the last lines of service and agent in systemd's journal; none where they do not log there."""
+    if "JOURNAL_STREAM" not in os.environ:
+        return []
+    units = [f"--unit={unit}" for unit in _UNITS]
+    command = ["journalctl", *units, f"--lines={count}", "--output=short-iso", "--no-pager", "--quiet"]
+    try:
+        shown = subprocess.run(command, capture_output=True, timeout=_JOURNAL_S, check=True)  # no shell
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return shown.stdout.decode(errors="replace").splitlines()[-count:]
+
+
+def mask_secrets(lines: Sequence[str]) -> list[str]:
+    """Return lines without passwords, tokens and keys, and without characters that act on a terminal."""
+    masked, is_key = [], False
+    for line in lines:
+        begins = _KEY_BEGIN in line and "PRIVATE KEY" in line
+        if is_key or begins:
+            is_key = _KEY_END not in line
+            masked.append("*** key ***")
+            continue
+        text = line[:_MAX_CHARS]
+        for pattern, replacement in _MASKS:
+            text = pattern.sub(replacement, text)
+        masked.append(clean_line(text, _MAX_CHARS))
+    return masked
