@@ -1,6 +1,7 @@
 """`edgekit fleet`, as a user types it."""
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 from tests.fleet.conftest import Fleet
 from tests.fleet.fleet_device import eventually
+from tests.fleet.new_fleet import copy_new_fleet
 from tests.free_port import free_port
 
 from edgekit_cli.cli import main
-from edgekit_fleet.store.fleet_folder import FleetFolder
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -136,3 +138,17 @@ def test_file_that_is_no_backup_is_refused(tmp_path, capsys):
     path = tmp_path / "x"
     path.write_bytes(b"nothing")
     assert "no backup" in run(capsys, "restore", path, "--folder", tmp_path / "f", code=17).err
+
+
+def test_user_gets_a_second_factor_and_loses_it(tmp_path, capsys, monkeypatch):
+    made = copy_new_fleet(tmp_path / "f")
+    made.write_settings(FleetSettings())
+    folder = ("--folder", made.path)
+    monkeypatch.setattr("sys.stdin", io.StringIO("correct horse battery\n"))
+    run(capsys, "user", "add", "ann", "--role", "admin", *folder)
+    output = run(capsys, "user", "second-factor", "ann", *folder).out
+    assert "otpauth://totp/edgekit:ann?secret=" in output
+    assert output.count("-") >= 8 * 3
+    assert "remove it first" in run(capsys, "user", "second-factor", "ann", *folder, code=19).err
+    run(capsys, "user", "second-factor", "ann", "--remove", *folder)
+    assert len(run_json(capsys, "user", "second-factor", "ann", *folder)["recovery_codes"]) == 8

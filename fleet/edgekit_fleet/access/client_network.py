@@ -3,6 +3,8 @@
 import ipaddress
 from typing import Final
 
+PEER: Final = "edgekit.peer"
+"""Key of a request's scope: the address that has connected, a proxy's perhaps."""
 _PREFIX_BITS: Final = 64
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from sqlalchemy import delete, update
 from sqlalchemy.orm import Session
 
-from edgekit_fleet.access import failure_limit, users
+from edgekit_fleet.access import failure_limit, second_factor, users
 from edgekit_fleet.access.client_network import find_network
 from edgekit_fleet.access.digests import digest, make_secret
 from edgekit_fleet.access.principal import Principal
@@ -27,6 +27,7 @@ KNOWN_S: Final = 90 * 86_400
 MAX_SPREAD: Final = 100  # failures a minute, of a name at many addresses, or an address with many names
 MAX_TOTAL: Final = 200  # failures a minute of all: each takes a core for about 0.1 s
 _MAX_ALARMS: Final = 60  # a minute
+_WRONG: Final = "name or password is wrong, or the one-time code"
 _NOTE_S: Final = 60.0  # precision of `seen_at`; otherwise each page would write to the store
 
 
@@ -69,7 +70,7 @@ class LoginDesk:
         self._store = store
         self._clock = clock
 
-    def log_in(self, name: str, password: str, address: str, browser: str = "") -> str:
+    def log_in(self, name: str, password: str, address: str, browser: str = "", *, code: str = "") -> str:
         """Return the secret for the cookie of a new login. It takes about 0.1 s.
 
         Args:
@@ -77,9 +78,10 @@ class LoginDesk:
             password: password to check.
             address: IP address of the client.
             browser: secret of the browser's cookie, see `browser_of`; empty if it has none.
+            code: one-time code, see `second_factor`; empty if the user states none.
 
         Raises:
-            RequestError: 401 name or password is wrong; 429 too many failures.
+            RequestError: 401 name, password or code is wrong; 429 too many failures.
         """
         name, password = name.replace("\0", ""), password.replace("\0", "")
         now, address = self._clock(), find_network(address)
@@ -96,13 +98,26 @@ class LoginDesk:
         if not is_allowed:
             raise failure_limit.too_many("failures")
         is_right, newer = users.check_password(digest, password)
+        failed = f"login as '{clean_line(name, 64)}' failed"
         if not is_right:
-            self._alarm(name, address, now)
-            raise RequestError(401, "name or password is wrong")
+            self.alarm("alarm.login", address, failed, now)
+            raise RequestError(401, _WRONG)
         with self._store.transaction() as session:
             row = session.get(UserRow, name)
             if row is None or row.password_digest != digest:
-                raise RequestError(401, "name or password is wrong")
+                raise RequestError(401, _WRONG)
+            outcome = second_factor.check_factor(session, name, code, now)
+        if outcome != "right":
+            text = f"{failed} by its one-time code, with the right password"
+            self.alarm("alarm.login", address, text, now)
+            if outcome == "wrong":
+                raise RequestError(401, _WRONG)
+            pause_s = second_factor.PAUSE_S
+            raise RequestError(429, f"too many wrong codes; wait {pause_s} s", retry_after_s=pause_s)
+        with self._store.transaction() as session:
+            row = session.get(UserRow, name)
+            if row is None or row.password_digest != digest:
+                raise RequestError(401, _WRONG)
             row.password_digest = newer or row.password_digest
             failure_limit.forgive(session, limits)
             session.execute(
@@ -113,14 +128,13 @@ class LoginDesk:
             session.merge(KnownAddressRow(user=name, address=address, seen_at=now))
             return open_login(session, name, now)
 
-    def _alarm(self, name: str, address: str, now: float) -> None:
+    def alarm(self, action: str, address: str, text: str, now: float) -> None:
+        """Record an alarm, one a minute and address."""
         with self._store.transaction() as session:
             limits = {f"login alarm {address}": 1, "login alarms": _MAX_ALARMS}
             if failure_limit.take(session, limits, now):
-                text = (
-                    f"login as '{clean_line(name, 64)}' failed; at most one such alarm a minute and address"
-                )
-                audit.record(session, "console", "alarm.login", address, text=text)
+                text = f"{text}; at most one such alarm a minute and address"
+                audit.record(session, "console", action, address, text=text)
 
 
 def _list_limits(session: Session, name: str, address: str, browser: str) -> dict[str, int]:

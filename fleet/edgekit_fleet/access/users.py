@@ -14,10 +14,10 @@ from sqlalchemy.orm import Session
 from edgekit_fleet.access.principal import SCOPES_OF_ROLE, Principal, Role
 from edgekit_fleet.access.tokens import end_grants_of
 from edgekit_fleet.store import audit
-from edgekit_fleet.store.tables import KnownAddressRow, LoginRow, UserRow
+from edgekit_fleet.store.tables import KnownAddressRow, LoginRow, SecondFactorRow, UserRow
 from edgekit_runtime.errors import FleetError, NotFoundError
 
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._@-]{0,63}")
+NAME_FORM: Final = re.compile(r"[a-z0-9][a-z0-9._@-]{0,63}")
 _MIN_CHARS: Final = 10
 _MAX_BYTES: Final = 1024
 hasher: Final = PasswordHasher()  # RFC 9106, section 4: 3 passes over 64 MiB
@@ -33,12 +33,16 @@ class User:
         role: what they may do.
         created_at: seconds since 1970.
         seen_at: when they used the console last, or None.
+        has_second_factor: whether a login needs a one-time code.
+        is_signed_on: whether a proxy logs them in, so that they have no password.
     """
 
     name: str
     role: Role
     created_at: float
     seen_at: float | None
+    has_second_factor: bool = False
+    is_signed_on: bool = False
 
 
 def add_user(session: Session, name: str, password: str, role: Role, *, actor: str) -> None:
@@ -47,7 +51,7 @@ def add_user(session: Session, name: str, password: str, role: Role, *, actor: s
     Raises:
         FleetError: the name is malformed or taken, the role unknown, or the password too short.
     """
-    if not _NAME.fullmatch(name):
+    if not NAME_FORM.fullmatch(name):
         raise FleetError(
             f"user name {name[:80]!r}, expected 1 to 64 of a-z, 0-9, '.', '_', '@' and '-', first a letter or"
             " digit"
@@ -64,8 +68,16 @@ def list_users(session: Session) -> list[User]:
     last_seen = dict(
         session.execute(select(LoginRow.user, func.max(LoginRow.seen_at)).group_by(LoginRow.user)).all()
     )
+    factors = set(session.scalars(select(SecondFactorRow.user).where(SecondFactorRow.is_confirmed)))
     return [
-        User(name=row.name, role=row.role, created_at=row.created_at, seen_at=last_seen.get(row.name))  # type: ignore[arg-type]  # checked when written
+        User(
+            name=row.name,
+            role=row.role,  # type: ignore[arg-type]  # checked when written
+            created_at=row.created_at,
+            seen_at=last_seen.get(row.name),
+            has_second_factor=row.name in factors,
+            is_signed_on=not row.password_digest,
+        )
         for row in session.scalars(select(UserRow).order_by(UserRow.name))
     ]
 
@@ -119,6 +131,7 @@ def remove_user(session: Session, name: str, *, actor: str) -> None:
     end_grants_of(session, name, actor=actor)
     session.execute(delete(KnownAddressRow).where(KnownAddressRow.user == name))
     session.execute(delete(LoginRow).where(LoginRow.user == name))
+    session.execute(delete(SecondFactorRow).where(SecondFactorRow.user == name))
     session.delete(row)
     audit.record(session, actor, "user.remove", name)
 

@@ -17,7 +17,7 @@ from edgekit_fleet import console as folder
 from edgekit_fleet.console import rollouts
 from edgekit_fleet.console.live import EventPosition
 from edgekit_fleet.console.shell import STATIC, Console, Section
-from edgekit_runtime.errors import OutputError
+from edgekit_runtime.errors import OutputError, RequestError
 from edgekit_runtime.system.folder_modules import import_modules
 
 _HEADERS: Final = {
@@ -84,7 +84,9 @@ def make_routes(console: Console) -> list[BaseRoute]:
             principal = await run_in_threadpool(console.find_principal, request)
         except OutputError:
             return Response(status_code=503)
-        if principal is None:
+        except RequestError as error:
+            return Response(status_code=error.status)
+        if principal is None or not principal.scopes:
             return Response(status_code=401)
         if not console.watcher.admits(principal.name):
             return Response(status_code=503)

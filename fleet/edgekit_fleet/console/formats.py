@@ -78,3 +78,13 @@ FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "bytes": format_bytes,
     "figure": format_figure,
 }
+
+
+def draw_qr_code(text: str) -> str:
+    """Return a QR code as SVG, dark on white in any theme; nothing without the library `segno`."""
+    try:
+        import segno
+    except ImportError:
+        return ""
+    drawn: str = segno.make(text, micro=False).svg_inline(scale=4, border=4, light="#fff", dark="#000")
+    return drawn

@@ -8,12 +8,17 @@ from starlette.routing import Route
 
 from edgekit_fleet.access.guard import BROWSER, LOGIN, read_cookie, set_cookie
 from edgekit_fleet.access.logins import KNOWN_S, browser_of, close_login, find_login, open_login
+from edgekit_fleet.access.sign_on import open_signed_on
 from edgekit_fleet.console.shell import Console, local_address, switch_theme
 from edgekit_runtime.errors import EdgekitError, RequestError
 
 
 def show_login(console: Console, request: Request) -> Response:
     target = local_address(request.query_params.get("next", "/"))
+    if request.state.identity is not None:  # a proxy has logged the user in
+        with console.store.transaction() as session:
+            secret = open_signed_on(session, request.state.identity, time.time())
+        return _enter(console, request, secret, target)
     return console.render(request, "login.html", target=target, name="", problem="", order="")
 
 
@@ -24,7 +29,9 @@ def log_in(console: Console, request: Request) -> Response:
     order = form.get("order_before", "")
     address = request.client.host if request.client else ""
     try:
-        secret = console.desk.log_in(name, form.get("password", ""), address, read_cookie(request, BROWSER))
+        secret = console.desk.log_in(
+            name, form.get("password", ""), address, read_cookie(request, BROWSER), code=form.get("code", "")
+        )
     except RequestError as error:
         status = error.status
         return console.render(

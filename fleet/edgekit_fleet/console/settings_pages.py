@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from edgekit_fleet.access import tokens, users
+from edgekit_fleet.access import second_factor, tokens, users
 from edgekit_fleet.access.principal import SCOPES, SCOPES_OF_ROLE
 from edgekit_fleet.console.shell import Console, Section, local_address
 from edgekit_fleet.identity.authority import Authority
@@ -47,11 +47,14 @@ def change_user(console: Console, request: Request) -> Response:
         elif action == "password":
             users.set_password(session, name, form.get("password", ""), actor=actor)
             notice = f"{name} has a new password, and has to log in again."
+        elif action == "second-factor":
+            second_factor.remove_factor(session, name, actor=actor)
+            notice = f"{name} has no second factor any more."
         elif action == "remove":
             users.remove_user(session, name, actor=actor)
             notice = f"{name} is removed."
         else:
-            raise FleetError(f"action {action[:80]!r}, expected add, role, password or remove")
+            raise FleetError(f"action {action[:80]!r}, expected add, role, password, second-factor or remove")
     return console.redirect(request, "/settings", notice)
 
 

@@ -25,17 +25,22 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from edgekit_fleet.access.client_network import PEER, find_network
 from edgekit_fleet.access.first_admin import FirstAdminCode
 from edgekit_fleet.access.guard import LOGIN, login_of, read_cookie, set_cookie
 from edgekit_fleet.access.logins import LoginDesk, csrf_of
 from edgekit_fleet.access.principal import Principal, Scope
+from edgekit_fleet.access.second_factor import has_factor
+from edgekit_fleet.access.sign_on import Identity, SignOn, SpoofedHeadersError
 from edgekit_fleet.console.formats import FILTERS, format_share
 from edgekit_fleet.console.live import Watcher
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.store.tables import UserRow
 from edgekit_fleet.web.request_body import discard_body, read_body
 from edgekit_fleet.web.uploads import receive_form
 from edgekit_runtime.errors import EdgekitError, OutputError, RequestError
+from edgekit_runtime.system.shown_text import clean_line
 
 THEMES: Final = ("auto", "light", "dark")
 STATIC: Final = Path(__file__).with_name("static")
@@ -95,6 +100,7 @@ class Console:
         self.folder = folder
         self.settings = settings
         self.desk = LoginDesk(store, time.time)
+        self.sign_on = SignOn(settings)
         self.first_admin = first_admin or FirstAdminCode()
         self.watcher = Watcher(store)
         self.closing = ExitStack()
@@ -151,16 +157,36 @@ class Console:
     def find_principal(self, request: Request) -> Principal | None:
         """Return the user of a request, or None without a login.
 
-        Sets `principal` in the request's state, and `csrf`, the token for forms: from the login or a cookie.
+        Sets `principal` in the request's state, and `csrf`, the token for forms: from the login or a cookie;
+        and `identity`, whom a proxy has logged in. A user who must have a second factor, and has none, may do
+        nothing before.
+
+        Raises:
+            RequestError: the headers of a proxy are refused.
         """
         visitor = read_cookie(request, _VISITOR)
         is_known = len(visitor) >= _VISITOR_CHARS
         request.state.principal = None
         request.state.csrf = visitor if is_known else secrets.token_urlsafe(_VISITOR_CHARS)
+        identity = request.state.identity = self._read_identity(request)
         login = login_of(request, self.store)
-        if login is not None:
+        if login is not None and (identity is None or identity.name == login.principal.name):
             request.state.principal, request.state.csrf = login.principal, login.csrf_token
+            if self.settings.requires_second_factor and self._lacks_factor(login.principal.name):
+                request.state.principal = Principal(login.principal.name, frozenset())
         return request.state.principal  # type: ignore[no-any-return]
+
+    def _read_identity(self, request: Request) -> Identity | None:
+        try:
+            return self.sign_on.read(request)
+        except SpoofedHeadersError as error:
+            address = find_network(request.scope.get(PEER, ""))
+            self.desk.alarm("alarm.sign-on", address, clean_line(str(error), 200), time.time())
+            raise
+
+    def _lacks_factor(self, name: str) -> bool:
+        with self.store.snapshot() as session:
+            return session.get_one(UserRow, name).password_digest != "" and not has_factor(session, name)
 
     def render(self, request: Request, template: str, /, *, status: int = 200, **values: Any) -> HTMLResponse:
         """Return a page.
@@ -233,12 +259,15 @@ class Console:
     def _guard(self, request: Request, scope: Scope | None, act: Callable[[], Answer]) -> Answer | Response:
         """Act if the user holds the scope. Else, or if the action fails, return a page that says why."""
         request.state.event_position = ""
+        request.state.principal, request.state.csrf = None, ""  # for a page that says what is wrong
         try:
             principal = self.find_principal(request)
             if principal is None and scope is not None:
                 return self._ask_for_login(request)
             request.state.event_position = self.watcher.read_position()
             if principal is not None and scope is not None:
+                if not principal.scopes and request.method == "GET":
+                    return RedirectResponse("/second-factor", 303)
                 principal.require(scope)
             return act()
         except EdgekitError as error:

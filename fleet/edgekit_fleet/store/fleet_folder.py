@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import ipaddress
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,6 +36,12 @@ class FleetSettings:
             the fleet's authority, or for plain HTTP if only this machine reaches the console.
         trusted_proxies: addresses or networks of proxies before the console and the web server, whose
             `X-Forwarded-For` and `X-Forwarded-Proto` count; of anybody else they do not.
+        requires_second_factor: whether each user with a password needs a one-time code.
+        sign_on_proxies: addresses or networks of proxies that log users in, see `access.sign_on`; empty for
+            none.
+        sign_on_headers: begin of their headers.
+        sign_on_roles: `GROUP=ROLE` each.
+        sign_on_secret: file with what the proxies send besides; empty for nothing.
         store_url: URL of the database; empty for SQLite in the folder.
         brokers: `HOST:PORT` of each broker that others run, as devices see it; empty for our own.
         artifacts_storage: where the signed repository is copied to, see `ArtifactStorage`; empty for nowhere.
@@ -52,6 +59,11 @@ class FleetSettings:
     console_certificate: str = ""
     console_key: str = ""
     trusted_proxies: tuple[str, ...] = ()
+    requires_second_factor: bool = False
+    sign_on_proxies: tuple[str, ...] = ()
+    sign_on_headers: str = "X-Auth-Request"
+    sign_on_roles: tuple[str, ...] = ()
+    sign_on_secret: str = ""
     store_url: str = ""
     brokers: tuple[str, ...] = ()
     artifacts_storage: str = ""
@@ -74,11 +86,12 @@ class FleetSettings:
                 )
         if not _is_address(self.host):
             raise ConfigError(f"host is {self.host!r}, expected an address such as 0.0.0.0 or ::1")
-        for proxy in self.trusted_proxies:
+        for proxy in (*self.trusted_proxies, *self.sign_on_proxies):
             if not _is_network(proxy):
-                raise ConfigError(
-                    f"trusted proxy {proxy!r}: expected an address or a network, such as 10.0.0.0/24"
-                )
+                raise ConfigError(f"proxy {proxy!r}: expected an address or a network, such as 10.0.0.0/24")
+        for pair in self.sign_on_roles:
+            if not re.fullmatch(r"[^,=]+=(viewer|operator|admin)", pair):
+                raise ConfigError(f"{pair!r}: expected GROUP=ROLE, with viewer, operator or admin")
         if self.artifacts_url and not self.artifacts_url.startswith("https://"):
             raise ConfigError(f"artifacts URL is {self.artifacts_url!r}, expected https://...")
         if self.artifacts_storage and not self.artifacts_url:

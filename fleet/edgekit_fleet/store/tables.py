@@ -451,7 +451,7 @@ class UserRow(Table):
     """A user of the console.
 
     Attributes:
-        password_digest: argon2id.
+        password_digest: argon2id; empty for a user whom a proxy logs in.
         role: `viewer`, `operator` or `admin`.
     """
 
@@ -478,6 +478,28 @@ class LoginRow(Table):
     created_at: Mapped[float]
     seen_at: Mapped[float]
     expires_at: Mapped[float]
+
+
+class SecondFactorRow(Table):
+    """The second factor of a user, see `access.second_factor`.
+
+    Attributes:
+        secret: what the user's app holds, in base 32.
+        is_confirmed: whether a login needs it.
+        last_step: step of the code that was used last.
+        failures, failed_at: wrong codes in a row, and when the last one came.
+        recovery_sha256: digests of the recovery codes that are left.
+    """
+
+    __tablename__ = "second_factors"
+
+    user: Mapped[str] = mapped_column(NAME, ForeignKey("users.name"), primary_key=True)
+    secret: Mapped[str]
+    is_confirmed: Mapped[bool]
+    last_step: Mapped[int] = mapped_column(default=0)
+    failures: Mapped[int] = mapped_column(default=0)
+    failed_at: Mapped[float] = mapped_column(default=0.0)
+    recovery_sha256: Mapped[list[str]]
 
 
 class KnownAddressRow(Table):

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 from starlette.concurrency import run_in_threadpool
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from edgekit_fleet.access.client_network import find_network
+from edgekit_fleet.access.client_network import PEER, find_network
 from edgekit_fleet.identity.authority import TLS_1_2_CIPHERS, Authority
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
@@ -300,7 +301,7 @@ class WebServer:
         # Of each connection under TLS, from Python 3.11 on: 500 of asyncio's own 256 KiB are 125 MiB.
         asyncio.sslproto.SSLProtocol.max_size = _BUFFER_BYTES  # type: ignore[attr-defined]
         config = uvicorn.Config(
-            app,
+            _note_peer(app, trusted_proxies),
             ssl_certfile=certificate,
             ssl_keyfile=key,
             ssl_ciphers=TLS_1_2_CIPHERS,
@@ -308,9 +309,7 @@ class WebServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            # Of nobody else: a client could choose the address that limits count.
-            proxy_headers=bool(trusted_proxies),
-            forwarded_allow_ips=list(trusted_proxies),
+            proxy_headers=False,  # see `_note_peer`
             log_level="error",  # a line for each request that is malformed or refused would fill the disk
             timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=2,
@@ -359,6 +358,20 @@ class WebServer:
             self._thread.join(0.02)
         self.close()
         raise TransportError(f"the web server does not start on {address}")
+
+
+def _note_peer(app: ASGIApp, trusted_proxies: Sequence[str]) -> ASGIApp:
+    """Return an application that notes who has connected, and names the client that a trusted proxy states.
+
+    Of nobody else: a client could choose the address that limits count.
+    """
+    inner: Any = ProxyHeadersMiddleware(app, list(trusted_proxies)) if trusted_proxies else app  # type: ignore[arg-type]
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[PEER] = (scope.get("client") or ("",))[0]
+        await inner(scope, receive, send)
+
+    return answer
 
 
 def _give_memory_back() -> None:

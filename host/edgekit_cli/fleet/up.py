@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 _SWITCH_S = 0.0005
 """Seconds for which a thread holds the interpreter while others wait for it."""
 _OBJECTS_A_COLLECTION = 20_000
-_OF_ONE_MACHINE = {"host", "console_port", "console_certificate", "console_key", "trusted_proxies"}
+_OF_ONE_MACHINE = {"host", "console_port", "console_certificate", "console_key", "trusted_proxies"} | {
+    f"sign_on_{part}" for part in ("proxies", "headers", "roles", "secret")
+}
 
 
 def _read_brokers(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -83,6 +85,22 @@ def _read_brokers(_context: click.Context, _option: click.Parameter, value: str 
     metavar="ADDRESS",
     help="Address or network of a proxy before console or web server; its X-Forwarded-For names the client.",
 )
+@click.option(
+    "--require-second-factor/--no-second-factor",
+    "requires_second_factor",
+    default=None,
+    help="Whether each user with a password needs one-time codes.",
+)
+@click.option(
+    "--sign-on-proxy",
+    "sign_on_proxies",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Address or network of a proxy that logs users in, as oauth2-proxy; see docs/guide/scale.md.",
+)
+@click.option("--sign-on-headers", metavar="BEGIN", help="Begin of its headers.  [default: X-Auth-Request]")
+@click.option("--sign-on-role", "sign_on_roles", multiple=True, metavar="GROUP=ROLE", help="Role of a group.")
+@click.option("--sign-on-secret", metavar="FILE", help="Secret that it sends as X-Edgekit-Proxy-Secret.")
 @click.option(
     "--root-keys",
     "root_folder",

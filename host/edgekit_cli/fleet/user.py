@@ -82,6 +82,40 @@ def set_role(name: str, role: Role, path: Path | None, as_json: bool) -> None:
     _call(set_role, SetRole(name=name, role=role), path, as_json=as_json)
 
 
+@command.command("second-factor")
+@click.argument("name")
+@click.option("--remove", "is_removal", is_flag=True, help="Remove it, as for a phone that is lost.")
+@folder_and_json_options
+def second_factor(name: str, path: Path | None, *, is_removal: bool, as_json: bool) -> None:
+    """Give the user NAME one-time codes as a second factor of the password; shows them once."""
+    from edgekit_fleet.api.endpoints.access import add_second_factor, remove_second_factor
+    from edgekit_fleet.api.endpoints.endpoint import Named
+
+    if is_removal:
+        _call(remove_second_factor, Named(name=name), path, as_json=as_json)
+        return
+    with connect(path) as fleet:
+        factor = fleet.call(add_second_factor, Named(name=name))
+    if as_json:
+        print_json(factor)
+        return
+    _print_qr_code(factor.uri)
+    click.echo(f"For the authenticator app of {name}: {factor.uri}")
+    click.echo("Recovery codes, each for one login without the app:")
+    for code in factor.recovery_codes:
+        click.echo(f"  {code}")
+
+
+def _print_qr_code(text: str) -> None:
+    try:
+        import segno
+    except ImportError:
+        click.echo("(With `pip install segno` this shows a QR code.)")
+        return
+    if sys.stdout.isatty():
+        segno.make(text, micro=False).terminal(compact=True)
+
+
 def _call(endpoint: Endpoint[Any, Any], request: Any, path: Path | None, *, as_json: bool) -> None:
     with connect(path) as fleet:
         users = fleet.call(endpoint, request).items

@@ -28,6 +28,23 @@ def test_request_without_a_good_token_is_refused_as_a_problem(api: Api):
         assert answer.json["status"] == 401 and answer.json["detail"]
 
 
+def test_headers_of_single_sign_on_are_nothing_to_programs(api: Api):
+    headers = {"x_auth_request_preferred_username": "ann", "x_auth_request_groups": "edge-admins"}
+    assert api.send("GET", "/users", **headers).status == 401
+    token = api.make_token("ci", "read")
+    assert api.send("GET", "/devices", authorization=f"Bearer {token}", **headers).status == 200
+    assert api.send("GET", "/users", authorization=f"Bearer {token}", **headers).status == 403
+
+
+def test_second_factor_is_given_by_who_may_give_the_role(api: Api):
+    api.post("/users", {"name": "ann", "password": "correct horse battery", "role": "admin"})
+    assert api.post("/users/ann/second-factor", {}, api.make_token("ci", "read", "admin")).status == 403
+    factor = api.post("/users/ann/second-factor", {})
+    assert (factor.status, factor.json["uri"][:10]) == (201, "otpauth://")
+    assert api.get("/users").json["items"][0]["has_second_factor"] is True
+    assert api.delete("/users/ann/second-factor").json["items"][0]["has_second_factor"] is False
+
+
 def test_token_does_what_its_scopes_allow(api: Api):
     token = api.make_token("ci", "read", "rollout")
     assert api.get("/devices?limit=1", token).status == 200

@@ -129,5 +129,5 @@ def test_address_of_an_action_leads_to_a_page(served, path):
 def test_actions_here_are_those_of_the_console(served):
     routes = [each for each in make_app(served.console).routes if hasattr(each, "methods")]
     patterns = {each.path_regex.pattern for each in routes if "POST" in (each.methods or ())}
-    known = {*ACTIONS, "/theme", "/logout", "/login", "/first", "/releases"}
+    known = {*ACTIONS, "/theme", "/logout", "/login", "/first", "/releases", "/second-factor"}
     assert [one for one in patterns if not any(re.fullmatch(one, path) for path in known)] == []

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from edgekit_fleet.access import tokens, users
 from edgekit_fleet.access.principal import SCOPES_OF_ROLE, Principal, Role, Scope
+from edgekit_fleet.access.second_factor import NewSecondFactor, add_factor, remove_factor
 from edgekit_fleet.access.tokens import Token
 from edgekit_fleet.access.users import User
 from edgekit_fleet.api.endpoints.endpoint import Fleet, Named, Nothing, endpoint
@@ -181,6 +182,30 @@ def set_role(fleet: Fleet, principal: Principal, request: SetRole) -> UserList:
     _require_role(principal, request.role)
     with fleet.store.transaction() as session:
         users.set_role(session, request.name, request.role, actor=principal.name)
+    return list_users.run(fleet, principal, Nothing())
+
+
+@endpoint(
+    "POST",
+    "/users/{name}/second-factor",
+    scope="admin",
+    summary="Give a user a second factor, which each login needs from now on.",
+    status=201,
+    is_secret=True,
+)
+def add_second_factor(fleet: Fleet, principal: Principal, request: Named) -> NewSecondFactor:
+    with fleet.store.transaction() as session:
+        _require_role(principal, users.find_role(session, request.name))
+        return add_factor(session, request.name, actor=principal.name, is_confirmed=True)
+
+
+@endpoint(
+    "DELETE", "/users/{name}/second-factor", scope="admin", summary="Remove the second factor of a user."
+)
+def remove_second_factor(fleet: Fleet, principal: Principal, request: Named) -> UserList:
+    with fleet.store.transaction() as session:
+        _require_role(principal, users.find_role(session, request.name))
+        remove_factor(session, request.name, actor=principal.name)
     return list_users.run(fleet, principal, Nothing())
 
 

@@ -1,0 +1,153 @@
+"""One-time codes by the time (TOTP), as a second factor of the password; and codes for who loses the phone.
+
+An app shares a secret with the fleet, and shows another six digits every 30 s. Those of one step before and
+after count, too, and each counts once. After `MAX_FAILURES` wrong ones in a row one is checked each
+`PAUSE_S`: somebody who has the password then guesses right in a year with a chance of a quarter, and each of
+these guesses is an alarm.
+
+The secrets lie in the store, as those of webhooks do; of recovery codes it holds digests.
+
+Source: RFC 6238 and RFC 4226; Key URI format of Google Authenticator.
+"""
+
+import base64
+import hmac
+import secrets
+import struct
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+from urllib.parse import quote
+
+from sqlalchemy.orm import Session
+
+from edgekit_fleet.access.digests import digest
+from edgekit_fleet.store import audit
+from edgekit_fleet.store.tables import SecondFactorRow, UserRow
+from edgekit_runtime.errors import FleetError, NotFoundError
+
+STEP_S: Final = 30
+MAX_FAILURES: Final = 5
+PAUSE_S: Final = 300
+_DIGITS: Final = 6
+_SECRET_BYTES: Final = 20  # RFC 4226, section 4: R6
+_RECOVERY_CODES: Final = 8
+_RECOVERY_BYTES: Final = 10  # too many to be guessed
+
+Outcome: TypeAlias = Literal["right", "wrong", "too many"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSecondFactor:
+    """A second factor, which is shown once.
+
+    Attributes:
+        uri: address for an authenticator app, `otpauth://totp/...`.
+        recovery_codes: each replaces one code of the app, once.
+    """
+
+    uri: str
+    recovery_codes: tuple[str, ...]
+
+
+def make_code(secret: str, step: int) -> str:
+    """Return the code of a secret (base 32) in a step of 30 s since 1970."""
+    mac = hmac.digest(base64.b32decode(secret), struct.pack(">Q", step), "sha1")
+    (number,) = struct.unpack_from(">I", mac, mac[-1] & 15)
+    return f"{(number & 0x7FFFFFFF) % 10**_DIGITS:0{_DIGITS}}"
+
+
+def add_factor(session: Session, name: str, *, actor: str, is_confirmed: bool) -> NewSecondFactor:
+    """Give a user a new second factor, which counts once it is confirmed.
+
+    Raises:
+        NotFoundError: there is no such user.
+        FleetError: the user has one that counts, or no password.
+    """
+    user = session.get(UserRow, name)
+    if user is None:
+        raise NotFoundError(f"no user '{name}'; `edgekit fleet user list` shows them")
+    if not user.password_digest:
+        raise FleetError(f"'{name}' logs in at a proxy, which asks for a second factor if it wants one")
+    row = session.get(SecondFactorRow, name)
+    if row is not None and row.is_confirmed:
+        raise FleetError(f"'{name}' has a second factor; remove it first")
+    if row is not None:
+        session.delete(row)
+        session.flush()
+    secret = base64.b32encode(secrets.token_bytes(_SECRET_BYTES)).decode()
+    codes = tuple(_make_recovery_code() for _ in range(_RECOVERY_CODES))
+    session.add(
+        SecondFactorRow(
+            user=name,
+            secret=secret,
+            is_confirmed=is_confirmed,
+            recovery_sha256=[digest(_normalise(code)) for code in codes],
+        )
+    )
+    if is_confirmed:
+        audit.record(session, actor, "user.second-factor", name)
+    return NewSecondFactor(uri=make_uri(name, secret), recovery_codes=codes)
+
+
+def make_uri(name: str, secret: str) -> str:
+    """Return the address that an authenticator app reads."""
+    return f"otpauth://totp/edgekit:{quote(name)}?secret={secret}&issuer=edgekit"
+
+
+def confirm_factor(session: Session, name: str, code: str, now: float) -> bool:
+    """Let a second factor count if the user's app shows its code; return whether it does."""
+    row = session.get(SecondFactorRow, name, with_for_update=True)
+    if row is None or row.is_confirmed or _check(row, code, now) != "right":
+        return False
+    row.is_confirmed = True
+    audit.record(session, name, "user.second-factor", name)
+    return True
+
+
+def remove_factor(session: Session, name: str, *, actor: str) -> None:
+    """Remove the second factor of a user, if there is one."""
+    row = session.get(SecondFactorRow, name)
+    if row is not None:
+        session.delete(row)
+        session.flush()
+        audit.record(session, actor, "user.second-factor-removed", name)
+
+
+def has_factor(session: Session, name: str) -> bool:
+    row = session.get(SecondFactorRow, name)
+    return row is not None and row.is_confirmed
+
+
+def check_factor(session: Session, name: str, code: str, now: float) -> Outcome:
+    """Return whether a user may log in by a code, which is used up; right if there is no second factor.
+
+    Commit also after a wrong one, which counts.
+    """
+    row = session.get(SecondFactorRow, name, with_for_update=True)
+    return "right" if row is None or not row.is_confirmed else _check(row, code, now)
+
+
+def _check(row: SecondFactorRow, code: str, now: float) -> Outcome:
+    text = _normalise(code)
+    if (recovery := digest(text)) in row.recovery_sha256 and row.is_confirmed:
+        row.recovery_sha256 = [stored for stored in row.recovery_sha256 if stored != recovery]
+        return "right"
+    if row.failures >= MAX_FAILURES and 0 <= now - row.failed_at < PAUSE_S:
+        return "too many"
+    step = int(now // STEP_S)
+    last_step = row.last_step if row.last_step <= step + 1 else 0  # else the clock was ahead
+    for candidate in range(step - 1, step + 2):
+        if candidate > last_step and hmac.compare_digest(make_code(row.secret, candidate), text):
+            row.last_step, row.failures = candidate, 0
+            return "right"
+    row.failures, row.failed_at = row.failures + 1, now
+    return "wrong"
+
+
+def _make_recovery_code() -> str:
+    text = base64.b32encode(secrets.token_bytes(_RECOVERY_BYTES)).decode().lower()
+    return "-".join(text[at : at + 4] for at in range(0, len(text), 4))
+
+
+def _normalise(code: str) -> str:
+    return "".join(letter for letter in code.lower() if letter.isascii() and letter.isalnum())[:64]
