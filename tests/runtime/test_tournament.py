@@ -88,6 +88,21 @@ def test_of_equally_fast_ones_fewer_threads_win(make: Callable[..., Path]) -> No
     assert winner_of(hold(make, Processes([1.0, 1.01]), two)) == "ort"
 
 
+def test_threads_that_are_faster_by_chance_do_not_win(make: Callable[..., Path]) -> None:
+    chain = BackendChoice("ort", "model.onnx", {"threads": 2}, ORT)
+    differing = Processes([0.7, 1.0], [0.8, 1.0], [1.1, 1.0])
+    winner = hold(make, differing, chain).winner
+    assert winner is not None
+    assert winner.choice.options == {"threads": 1}
+
+
+def test_threads_that_are_faster_in_every_process_win(make: Callable[..., Path]) -> None:
+    chain = BackendChoice("ort", "model.onnx", {"threads": 2}, ORT)
+    winner = hold(make, Processes([0.7, 1.0], [0.8, 1.0], [0.9, 1.0]), chain).winner
+    assert winner is not None
+    assert winner.choice.options == {"threads": 2}
+
+
 def test_each_process_has_an_order_of_its_own(make: Callable[..., Path]) -> None:
     processes = Processes([1.0, 1.0])
     hold(make, processes)

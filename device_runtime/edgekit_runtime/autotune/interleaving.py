@@ -19,7 +19,9 @@ from edgekit_runtime.tensors import Array
 
 _SHORTEST_TURN_S: Final = 1e-3  # in a shorter turn, caches used by others count more than the engine
 _MOST_RUNS: Final = 100
-_PAUSE_S: Final = 2e-3  # until the threads of the previous one have stopped spinning
+# Until the threads of the previous one have stopped spinning. Who has slept also gets a whole slice of a busy
+# processor.
+_PAUSE_S: Final = 2e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +47,7 @@ def take_turns(
 ) -> dict[str, Latency]:
     """Return the seconds a row of each runner; the rounds are interleaved, in random orders.
 
-    A turn of short runs has several runs, after a pause and a run that do not count.
+    A turn follows a pause; one of short runs has several, after one that does not count.
 
     Args:
         runners: name -> runner to time, at least one.
@@ -61,8 +63,8 @@ def take_turns(
         runs = {name: _count_runs(runner, threads, clock) for name, runner in runners.items()}
 
         def before_each(name: str) -> None:
-            if runs[name] > 1:  # longer runs need no such care
-                time.sleep(_PAUSE_S)
+            time.sleep(_PAUSE_S)
+            if runs[name] > 1:  # a longer run fills its caches itself
                 _run(runners[name], 1, threads)
 
         turns = {name: partial(_run, runner, runs[name], threads) for name, runner in runners.items()}

@@ -19,6 +19,7 @@ from edgekit_runtime.autotune.contest import (
     measure_afresh,
     rank,
 )
+from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.records import dataclass
@@ -55,8 +56,9 @@ class Tournament:
 
     Attributes:
         entrants: entrants in the order of the package.
-        winner: the entrant to keep: among those within 2 % of the fastest, the one with the fewest threads,
-            then the first; None if none took part.
+        winner: the entrant to keep: among those within 2 % of the fastest, and those that differ from it in
+            threads alone and by chance, the one with the fewest threads, then the first; None if none took
+            part.
         as_fast: names of the entrants whose difference to the fastest is within chance or 2 %.
     """
 
@@ -104,10 +106,20 @@ def hold_tournament(
     if not latencies:
         return Tournament(tuple(done.values()), None, ())
     medians = {setting: latency.median_s for setting, latency in latencies.items()}
-    winner = done[rank(medians, package.manifest)[0]]
-    return Tournament(
-        tuple(done.values()), winner, tuple(done[setting].name for setting in find_tied(latencies))
+    fastest = done[rank(medians, package.manifest)[0]]
+    tied = find_tied(latencies)
+    # What differs from it in threads alone: chance decides between these, and more threads cost more.
+    alike = dict.fromkeys(
+        (setting for setting in tied if _model_of(done[setting]) == _model_of(fastest)), 0.0
     )
+    winner = done[rank(alike or medians, package.manifest)[0]]
+    return Tournament(tuple(done.values()), winner, tuple(done[setting].name for setting in tied))
+
+
+def _model_of(entrant: Entrant) -> tuple[str, str, dict[str, JsonValue]]:
+    choice = entrant.choice
+    options = {name: value for name, value in choice.options.items() if name != "threads"}
+    return choice.name, choice.artifact, options
 
 
 def _is_decided(latencies: Mapping[RunSetting, Latency]) -> bool:
