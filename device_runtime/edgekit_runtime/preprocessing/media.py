@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from edgekit_runtime.preprocessing.audio import AudioRules
-    from edgekit_runtime.tensors import Array
+    from edgekit_runtime.tensors import Array, Floats
 
 _IMAGE_FILES: Final = ("image/jpeg", "image/png", "image/webp", "image/bmp")
 _SOUND_FILES: Final = ("audio/wav", "audio/x-wav", "audio/wave", "audio/vnd.wave")
@@ -98,10 +98,21 @@ class MediaType:
             DataError: the file is damaged, or the sound has another rate or a NaN.
             RequestError: the bytes are no samples of the stated kind.
         """
-        from edgekit_runtime.preprocessing.wav import average_channels
-
         if self.name != _RAW_SOUND:
             return rules.load(bytes(data))
+        return rules.fit(*self.read_amplitudes(data))
+
+    def read_amplitudes(self, data: "bytes | memoryview") -> "tuple[Floats, int]":
+        """Return the amplitudes of a file or of raw samples, -1..1, float32 [frames], and the rate in Hz.
+
+        Raises:
+            DataError: the file is damaged.
+            RequestError: the bytes are no samples of the stated kind.
+        """
+        from edgekit_runtime.preprocessing.wav import average_channels, read_wav
+
+        if self.name != _RAW_SOUND:
+            return read_wav(bytes(data))
         form = self.parameters.get("format", "S16LE")
         if form not in _SOUND_DTYPES:
             raise RequestError(
@@ -115,7 +126,7 @@ class MediaType:
         samples = np.frombuffer(data, dtype).astype(np.float32)
         if form == "S16LE":
             samples /= 32768
-        return rules.fit(average_channels(samples, channels), rate)
+        return average_channels(samples, channels), rate
 
     def _take_size(self, name: str, most: int = _MAX_SIDE) -> int:
         text = self.parameters.get(name, "")

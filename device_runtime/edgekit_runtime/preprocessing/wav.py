@@ -57,6 +57,15 @@ def read_wav(source: Path | bytes, max_s: float | None = None) -> tuple[Floats, 
     return amplitudes, wav.rate
 
 
+def write_wav(amplitudes: Floats, rate: int) -> bytes:
+    """Return a WAV file of 16 bits with one channel; amplitudes beyond -1..1 are cut."""
+    sound = np.rint(np.clip(np.nan_to_num(amplitudes), -1, 1) * 32767).astype("<i2").tobytes()
+    form = struct.pack("<HHIIHH", _INTEGERS, 1, rate, 2 * rate, 2, 16)
+    parts = (b"WAVEfmt ", struct.pack("<I", len(form)), form, b"data", struct.pack("<I", len(sound)), sound)
+    content = b"".join(parts)
+    return b"RIFF" + struct.pack("<I", len(content)) + content
+
+
 class WavFile:
     """A WAV file that is read piece by piece.
 

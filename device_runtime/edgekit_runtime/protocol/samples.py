@@ -12,8 +12,8 @@ stands, so that estimates over samples are those over requests.
     write_sample(header, input, answer)   the plain file: header, the input as it came, the answer
     read_sample(data) -> Sample           the same, of foreign bytes
 
-A device stores and sends the plain file sealed for the public key of the order (HPKE, with the identifier
-of the sample as its additional data). Only the fleet can open it. It is uploaded with the device's
+A device stores and sends the plain file sealed for the public key of the order, so that only the fleet can
+open it: `encryption.key_wrapping.seal(plain, public_key, sample_info(id))`. It is uploaded with the device's
 certificate:
 
     HEAD /samples/ID    204, `Upload-Offset`: bytes that the manager has; 404 before the first
@@ -51,6 +51,8 @@ TRIGGERS: Final[Mapping[str, str]] = {
 MAX_ORDERS: Final = 16
 MAX_TRIGGERS: Final = 8
 MAX_SAMPLE_BYTES: Final = 16 << 20
+MAX_SEALED_BYTES: Final = MAX_SAMPLE_BYTES + (1 << 20)
+"""Of an input with its header, its answer, and what sealing adds."""
 SAMPLE_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _ORDER_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _MAX_HEADER_BYTES: Final = 64 << 10
@@ -181,6 +183,11 @@ class Sample:
     header: SampleHeader
     input: bytes
     answer: Mapping[str, Any] = field(default_factory=dict)
+
+
+def sample_info(sample_id: str) -> bytes:
+    """Return the `info` of HPKE, which binds a sealed file to its identifier."""
+    return b"edgekit sample 1\0" + sample_id.encode("ascii")
 
 
 def write_sample(sample: Sample) -> bytes:

@@ -6,17 +6,17 @@ from typing import Final, Literal, get_args
 
 from edgekit_runtime.errors import RequestError
 
-Scope = Literal["read", "release", "rollout", "evidence", "device", "admin"]
-"""`read`: all but users and tokens; `release`: make and withdraw releases; `rollout`: start and order
-rollouts; `evidence`: add evidence to a rollout that has declared a gate for it; `device`: invite, tag and
-revoke devices; `admin`: users, tokens, webhooks."""
+Scope = Literal["read", "release", "rollout", "evidence", "device", "sample", "admin"]
+"""`read`: all but users, tokens and samples; `release`: make and withdraw releases; `rollout`: start and
+order rollouts; `evidence`: add evidence to a rollout that has declared a gate for it; `device`: invite, tag
+and revoke devices; `sample`: order, see and delete samples; `admin`: users, tokens, webhooks."""
 
 Role = Literal["viewer", "operator", "admin"]
 
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 SCOPES_OF_ROLE: Final[Mapping[Role, frozenset[Scope]]] = {
     "viewer": frozenset({"read"}),
-    "operator": frozenset({"read", "release", "rollout", "evidence", "device"}),
+    "operator": frozenset({"read", "release", "rollout", "evidence", "device", "sample"}),
     "admin": frozenset(SCOPES),
 }
 

@@ -19,7 +19,7 @@ from edgekit_fleet.store.tables import AuditRow
 SECTION: Final = Section("Audit", "/audit", 60)
 _PAGE: Final = 60
 _DETAIL_CHARS: Final = 240
-_KINDS: Final = ("alarm.", "device.", "release.", "rollout.", "user.", "token.", "manager.")
+_KINDS: Final = ("alarm.", "device.", "release.", "rollout.", "sample.", "user.", "token.", "manager.")
 
 
 @dataclass(frozen=True, slots=True)

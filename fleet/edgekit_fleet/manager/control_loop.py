@@ -40,6 +40,7 @@ from edgekit_fleet.manager.publisher import Outgoing, Publisher
 from edgekit_fleet.manager.upkeep import FigureUpkeep, RepositoryUpkeep
 from edgekit_fleet.releases.manager_key import ManagerKey, check_newest
 from edgekit_fleet.releases.repository import TufRepository
+from edgekit_fleet.samples.vault import SampleVault
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetSettings
 from edgekit_fleet.store.future import CLOCK_STEP_S, forget_future
@@ -82,6 +83,7 @@ class ManagerParts:
         broker: our own broker, restarted when it ends; None if others run the broker.
         brokers: host and port of the broker, or of each node of a cluster.
         broker_folder: where a broker of ours reads which certificates are revoked.
+        vault: samples whose days it counts; None if another manager has them.
     """
 
     store: Store
@@ -93,6 +95,7 @@ class ManagerParts:
     shards: Shards
     brokers: tuple[tuple[str, int], ...]
     broker_folder: Path
+    vault: SampleVault | None = None
 
 
 class ControlLoop:
@@ -119,7 +122,7 @@ class ControlLoop:
         """
         self._parts = parts
         self._store, self.shards = parts.store, parts.shards
-        self._repository = RepositoryUpkeep(repository, parts.authority, parts.store)
+        self._repository = RepositoryUpkeep(repository, parts.authority, parts.store, parts.vault)
         self._has_run = False
         self._silent_until: dict[str, float] = {}  # devices whose messages the broker drops
         self._join()

@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Select, Text, cast, select, update
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.manager.inbox import DeviceIndex
+from edgekit_fleet.samples.orders import list_wishes
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import update_many
 from edgekit_fleet.store.due import mark_due
@@ -96,11 +97,14 @@ class Publisher:
         due = session.execute(self._select_due()).all()
         if not due:
             return []
-        models_of = _read_wanted(session, [row.device for row in due])
+        devices = [row.device for row in due]
+        models_of, wishes = _read_wanted(session, devices), list_wishes(session, devices, now)
         outgoing, changed, unchanged, life_s = [], [], [], self._life_s
         for row in due:
             content = models_of.get(row.device, [])
             parts = ",".join(f'"{part}":{getattr(row, part)}' for part in _PARTS)
+            if row.device in wishes:  # an agent before them would refuse the field
+                parts += f',"samples":{encode_json(wishes[row.device]).decode()}'
             digest = hashlib.sha256(f"{content}{parts}{row.decryption_key}".encode()).hexdigest()
             is_same = (digest, self._key_id) == (row.content_sha256, row.key_id)
             if is_same and self._life_s / 2 < row.expires_at - now <= self._longest_s:

@@ -1,4 +1,4 @@
-"""Work of the manager on slow clocks: the repository every ten minutes, old figures every hour."""
+"""Work of the manager on slow clocks: repository and samples every ten minutes, old figures every hour."""
 
 import asyncio
 import itertools
@@ -14,6 +14,8 @@ from edgekit_fleet.manager.expiry import Expiry, list_expiries
 from edgekit_fleet.manager.inbox import DeviceIndex
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.releases.withdrawn import list_withdrawn
+from edgekit_fleet.samples.deletion import delete_unwanted
+from edgekit_fleet.samples.vault import SampleVault
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.figures import forget_old_figures
 from edgekit_runtime.errors import ConfigError, OutputError, PackageError
@@ -26,11 +28,21 @@ _log = logging.getLogger(__name__)
 
 
 class RepositoryUpkeep:
-    """Signs and cleans the repository beside the turns, which send the heartbeat."""
+    """Signs and cleans the repository, and deletes old samples.
 
-    def __init__(self, repository: TufRepository | None, authority: Authority, store: Store) -> None:
-        """Begin nothing; without a repository, another manager has it."""
+    All of it beside the turns, which send the heartbeat.
+    """
+
+    def __init__(
+        self,
+        repository: TufRepository | None,
+        authority: Authority,
+        store: Store,
+        vault: SampleVault | None = None,
+    ) -> None:
+        """Begin nothing; without a repository or a vault, another manager has it."""
         self._repository, self._authority, self._store = repository, authority, store
+        self._vault = vault
         self._task: asyncio.Task[list[Expiry]] | None = None
         self._refreshed_at = self._cleaned_at = float("-inf")  # of the monotonic clock
 
@@ -65,6 +77,7 @@ class RepositoryUpkeep:
         except PackageError as error:  # also a missing key; devices report `stale` if nobody repairs it
             _log.error("the repository cannot be signed again: %s", error)
         self._refreshed_at = clock
+        await self._delete_samples(now)
         if clock - self._cleaned_at >= _CLEAN_S:
             await self._clean(repository, now)
         try:
@@ -72,6 +85,14 @@ class RepositoryUpkeep:
         except (PackageError, ConfigError) as error:
             _log.error("%s", error)
             return []
+
+    async def _delete_samples(self, now: float) -> None:
+        if self._vault is None:
+            return
+        try:
+            await asyncio.to_thread(delete_unwanted, self._store, self._vault, now)
+        except (OutputError, OSError) as error:
+            _log.error("samples are not deleted: %s; trying again", error)
 
     async def _clean(self, repository: TufRepository, now: float) -> None:
         try:

@@ -16,6 +16,7 @@ from edgekit_fleet.manager.control_loop import ControlLoop, Decide, ManagerParts
 from edgekit_fleet.releases.manager_key import ManagerKey
 from edgekit_fleet.releases.repository import TufRepository, open_repository
 from edgekit_fleet.rollouts.runner import RolloutRunner
+from edgekit_fleet.samples.vault import SampleVault
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings, split_address
 from edgekit_fleet.store.shards import Shards, check_free
@@ -117,6 +118,7 @@ def start(
             shards=shards,
             brokers=list_brokers(settings),
             broker_folder=folder.broker,
+            vault=None if joins else SampleVault(folder, settings),
         )
         yield RunningFleet(
             folder=folder,

@@ -93,6 +93,37 @@ class ArtifactStorage:
             first = str(cause).partition("\n")[0]
             raise OutputError(f"cannot delete {name} of {self.url}: {first}") from cause
 
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a file, or None if it is not there.
+
+        Raises:
+            OutputError: the storage cannot be reached or refuses; try again.
+        """
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            return bytes(obstore.get(self._store, name).bytes())
+        except FileNotFoundError:
+            return None
+        except (BaseError, OSError) as cause:
+            first = str(cause).partition("\n")[0]
+            raise OutputError(f"cannot read {name} of {self.url}: {first}") from cause
+
+    def write(self, name: str, content: bytes, cache: str) -> None:
+        """Store a file.
+
+        Raises:
+            OutputError: as from `read`.
+        """
+        from obstore.exceptions import BaseError
+
+        try:
+            self.put(name, content, cache)
+        except (BaseError, OSError) as cause:
+            first = str(cause).partition("\n")[0]
+            raise OutputError(f"cannot write {name} to {self.url}: {first}") from cause
+
     def put(self, name: str, content: bytes | Path, cache: str) -> None:
         import obstore
 

@@ -8,7 +8,8 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.store.database import insert_many
-from edgekit_fleet.store.tables import AttributeRow, DeviceRow
+from edgekit_fleet.store.due import mark_due
+from edgekit_fleet.store.tables import AttributeRow, DeviceRow, SampleOrderRow
 
 CHANGING: Final = frozenset(("battery", "boot", "clock", "free_bytes"))
 """Facts that change with nearly every report: nobody can search for them."""
@@ -56,6 +57,8 @@ def replace_attributes(session: Session, stable: Mapping[str, Mapping[str, str]]
         insert_many(
             session, AttributeRow, [row for name, own in tags for row in make_rows(name, stable[name], own)]
         )
+    if names and session.scalar(select(SampleOrderRow.id).limit(1)) is not None:
+        mark_due(session, names)  # an order may mean them now, or no longer
 
 
 def _clean(text: str, most: int) -> str:

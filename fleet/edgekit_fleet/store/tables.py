@@ -629,3 +629,74 @@ class SavedWindowRow(Table):
     window: Mapped[str] = mapped_column(String(16))
     created_at: Mapped[float]
     created_by: Mapped[str]
+
+
+class SampleSettingRow(Table):
+    """Whether the fleet collects samples from the field; there is no row before somebody decides it.
+
+    Attributes:
+        number: 1.
+        days: days for which samples are stored.
+        max_bytes: most bytes of all samples.
+        public_key: key for which devices seal samples, see `SampleOrder`.
+    """
+
+    __tablename__ = "sample_settings"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    is_on: Mapped[bool]
+    days: Mapped[float]
+    max_bytes: Mapped[int]
+    public_key: Mapped[str]
+    changed_at: Mapped[float]
+    changed_by: Mapped[str]
+
+
+class SampleOrderRow(Table):
+    """An order of samples, which goes to all devices that its selector means, also to new ones.
+
+    Attributes:
+        id, model, triggers, per_day, max_bytes, ends_at, window: see `SampleOrder`.
+        selector: devices that get the order, see `rollouts.selector`.
+        stopped_at: when somebody ended it early, or None.
+    """
+
+    __tablename__ = "sample_orders"
+
+    id: Mapped[str] = mapped_column(NAME, primary_key=True)
+    model: Mapped[str] = mapped_column(NAME)
+    selector: Mapped[str]
+    triggers: Mapped[list[Any]]
+    per_day: Mapped[float]
+    max_bytes: Mapped[int]
+    ends_at: Mapped[float] = mapped_column(index=True)
+    window: Mapped[str | None] = mapped_column(String(16))
+    created_at: Mapped[float]
+    created_by: Mapped[str]
+    stopped_at: Mapped[float | None]
+
+
+class SampleRow(Table):
+    """A sample that has come; its file is sealed.
+
+    Attributes:
+        id, order, model, version, probability, media_type, taken_at: see `SampleHeader`.
+        triggers: kinds of triggers with spaces between and around them.
+        size_bytes: size of the sealed file.
+        received_at: seconds since 1970.
+    """
+
+    __tablename__ = "samples"
+    __table_args__ = (Index(None, "received_at", "id"), Index(None, "device", "order"))
+
+    id: Mapped[str] = mapped_column(NAME, primary_key=True)
+    device: Mapped[str] = mapped_column(NAME, ForeignKey("devices.name"))
+    order: Mapped[str] = mapped_column(NAME)
+    model: Mapped[str] = mapped_column(NAME)
+    version: Mapped[str]
+    triggers: Mapped[str]
+    probability: Mapped[float]
+    media_type: Mapped[str]
+    size_bytes: Mapped[int]
+    taken_at: Mapped[float]
+    received_at: Mapped[float]

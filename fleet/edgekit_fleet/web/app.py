@@ -4,6 +4,7 @@
     POST /enrol, /renew          see `EnrolmentRequest`, `RenewalRequest`; the answer is an `Enrolment`
     GET  /artifacts/metadata/*   TUF metadata
     GET  /artifacts/targets/*    packages and deltas, with Range
+    PUT  /samples/ID             samples from the field, by the device's certificate; see `sample_uploads`
 
 Everything that a device fetches is signed, so files need no login.
 """
@@ -29,10 +30,12 @@ from edgekit_fleet.identity import enrolment
 from edgekit_fleet.identity.authority import Authority, SignedCertificate
 from edgekit_fleet.releases.artifact_storage import CHANGING, IMMUTABLE
 from edgekit_fleet.releases.manager_key import read_newest_root
+from edgekit_fleet.samples.vault import SampleVault
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import DeviceRow
 from edgekit_fleet.web.request_body import read_body
+from edgekit_fleet.web.sample_uploads import SampleUploads, UploadLimits
 from edgekit_runtime.agent.documents import Enrolment, EnrolmentRequest, PackageKey, RenewalRequest
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import from_plain, to_plain
@@ -193,8 +196,15 @@ def _count_certificate(session: Session, device: str) -> None:
         raise failure_limit.too_many("certificates")
 
 
-def make_app(store: Store, folder: FleetFolder, settings: FleetSettings, authority: Authority) -> Starlette:
+def make_app(
+    store: Store,
+    folder: FleetFolder,
+    settings: FleetSettings,
+    authority: Authority,
+    upload_limits: UploadLimits | None = None,
+) -> Starlette:
     pages = EnrolmentPages(store, folder, settings, authority)
+    uploads = SampleUploads(store, SampleVault(folder, settings), upload_limits or UploadLimits())
     for name in ("metadata", "targets"):
         make_folders(folder.repository / name)
     app = Starlette(
@@ -202,6 +212,7 @@ def make_app(store: Store, folder: FleetFolder, settings: FleetSettings, authori
             Route("/authority", pages.show_authority, methods=["GET"]),
             Route("/enrol", pages.enrol, methods=["POST"]),
             Route("/renew", pages.renew, methods=["POST"]),
+            Route("/samples/{id}", uploads.answer, methods=["HEAD", "PUT"]),
             Mount("/artifacts/metadata", _Artifacts(directory=folder.repository / "metadata")),
             Mount("/artifacts/targets", _Artifacts(directory=folder.repository / "targets")),
         ]

@@ -7,6 +7,7 @@ import functools
 import gc
 import random
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -28,6 +29,7 @@ from edgekit_fleet.identity.authority import TLS_1_2_CIPHERS, Authority
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.web.app import make_app
+from edgekit_fleet.web.sample_uploads import CERTIFICATE, UploadLimits
 from edgekit_runtime.errors import ConfigError, TransportError
 from edgekit_runtime.system.own_process import trim_memory
 
@@ -170,6 +172,8 @@ class _BoundedConnection(H11Protocol):
         self._begin_s = self.loop.time()
         self._address = find_network(self.client[0] if self.client else "")
         self._time_head()
+        if (tls := self.transport.get_extra_info("ssl_object")) is not None:
+            self.app_state = {CERTIFICATE: tls.getpeercert(binary_form=True)}
         if len(self.connections) >= self._limits.connections:
             self._make_room()
 
@@ -278,6 +282,7 @@ class WebServer:
         *,
         option: str,
         trusted_proxies: Sequence[str] = (),
+        client_authority: Path | None = None,
         limits: ConnectionLimits = DEFAULT_LIMITS,
     ) -> None:
         """Start the server.
@@ -289,6 +294,7 @@ class WebServer:
             pair: certificate and key, or None for plain HTTP.
             option: option of the command that sets the port, for messages.
             trusted_proxies: see `FleetSettings`.
+            client_authority: authority of the certificates that clients may show.
             limits: what clients may use up.
 
         Raises:
@@ -305,6 +311,8 @@ class WebServer:
             ssl_certfile=certificate,
             ssl_keyfile=key,
             ssl_ciphers=TLS_1_2_CIPHERS,
+            ssl_ca_certs=None if client_authority is None else str(client_authority),
+            ssl_cert_reqs=ssl.CERT_NONE if client_authority is None else ssl.CERT_OPTIONAL,
             http=functools.partial(_BoundedConnection, listener=self._socket),  # type: ignore[arg-type]
             log_config=None,
             access_log=False,
@@ -386,13 +394,14 @@ def serve_devices(
     authority: Authority,
     *,
     limits: ConnectionLimits = DEFAULT_LIMITS,
+    upload_limits: UploadLimits | None = None,
 ) -> WebServer:
-    """Return the running server of devices: enrolment, renewal, and the files that they fetch.
+    """Return the running server of devices: enrolment, renewal, files, samples that they send.
 
     Raises:
         TransportError: the port is taken or may not be used.
     """
-    app = make_app(store, folder, settings, authority)
+    app = make_app(store, folder, settings, authority, upload_limits)
     return WebServer(
         app,
         settings.host,
@@ -400,5 +409,6 @@ def serve_devices(
         authority.pair("server"),
         option="--web-port",
         trusted_proxies=settings.trusted_proxies,
+        client_authority=authority.certificate_path,
         limits=limits,
     )

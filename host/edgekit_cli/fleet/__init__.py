@@ -22,6 +22,7 @@ COMMANDS = {
     "device": "Show one device or its logs; tag it, configure it, or shut it out.",
     "tag": "Set tags of a device; asks where that changes what it gets.",
     "stream": "Say which cameras of a device run which models.",
+    "samples": "Collect requests from the field, for labels and for the next version.",
     "why": "Say in one sentence why a device runs what it runs.",
     "audit": "Show who did what, when.",
     "keys": "Exchange the keys that sign what devices may fetch.",

@@ -1,0 +1,193 @@
+"""Endpoints of samples from the field."""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from edgekit_fleet.access.principal import Principal
+from edgekit_fleet.api.endpoints.endpoint import DEFAULT_LIMIT, Fleet, Named, Nothing, PageLimit, endpoint
+from edgekit_fleet.operations import samples
+from edgekit_fleet.operations.samples import (
+    DEFAULT_DAYS,
+    DEFAULT_MAX_BYTES,
+    SampleChoice,
+    SampleOrderStatus,
+    SampleStatus,
+    SampleSummary,
+)
+from edgekit_fleet.samples.vault import SampleVault
+from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.protocol.samples import SampleTensor, SampleTrigger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchSamples:
+    """Whether devices may send samples.
+
+    Attributes:
+        days: days for which samples are stored.
+        max_bytes: most bytes of all samples.
+    """
+
+    is_on: bool
+    days: Annotated[float, Range(0.01, 3650)] = DEFAULT_DAYS
+    max_bytes: Annotated[int, Range(1, 1 << 50)] = DEFAULT_MAX_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartSamples:
+    """An order of samples.
+
+    Attributes:
+        model: name of the model.
+        selector: devices, such as `site=lyon`; new ones that match get the order, too.
+        triggers: reasons to keep a request.
+        per_day: most samples a day and device.
+        max_bytes: most bytes on a device that wait to be sent.
+        days: days until the order ends.
+        window: local time of day in which devices send, as `01:00-04:00`; any time by default.
+    """
+
+    model: str
+    selector: str
+    triggers: tuple[SampleTrigger, ...]
+    per_day: Annotated[float, Range(0.001, 10**6)] = 20.0
+    max_bytes: Annotated[int, Range(1, 1 << 40)] = 50 << 20
+    days: Annotated[float, Range(0.01, 3650)] = 14.0
+    window: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListSamples:
+    """Which samples to list; an empty field means all.
+
+    Attributes:
+        trigger: kind of a trigger that drew them.
+        limit: most of one page.
+        after: `next` of the page before.
+    """
+
+    model: str = ""
+    device: str = ""
+    version: str = ""
+    order: str = ""
+    trigger: str = ""
+    limit: PageLimit = DEFAULT_LIMIT
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleList:
+    """A page of samples, the newest first.
+
+    Attributes:
+        items: the samples.
+        next: `after` of the next page, or null on the last one.
+    """
+
+    items: tuple[SampleSummary, ...]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedSample:
+    """A sample.
+
+    Attributes:
+        summary: as in a list.
+        tensors: see `SampleHeader`.
+        content: the input as it came, in base64.
+        answer: what the version answered.
+    """
+
+    summary: SampleSummary
+    tensors: tuple[SampleTensor, ...]
+    content: str
+    answer: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletedSamples:
+    """How many samples were deleted."""
+
+    count: int
+
+
+def open_vault(fleet: Fleet) -> SampleVault:
+    return SampleVault(fleet.folder, fleet.settings)
+
+
+@endpoint("GET", "/samples/status", scope="read", summary="Return orders and counts of samples.")
+def get_sample_status(fleet: Fleet, _principal: Principal, _request: Nothing) -> SampleStatus:
+    return samples.read_status(fleet.store)
+
+
+@endpoint(
+    "POST", "/samples/setting", scope="admin", summary="Let the fleet collect samples from the field, or not."
+)
+def switch_samples(fleet: Fleet, principal: Principal, request: SwitchSamples) -> SampleStatus:
+    samples.switch(
+        fleet.store,
+        open_vault(fleet),
+        is_on=request.is_on,
+        days=request.days,
+        max_bytes=request.max_bytes,
+        actor=principal.name,
+    )
+    return samples.read_status(fleet.store)
+
+
+@endpoint(
+    "POST", "/samples/orders", scope="sample", summary="Order samples of a model from devices.", status=201
+)
+def start_samples(fleet: Fleet, principal: Principal, request: StartSamples) -> SampleOrderStatus:
+    return samples.start(
+        fleet.store,
+        model=request.model,
+        selector=request.selector,
+        triggers=request.triggers,
+        per_day=request.per_day,
+        max_bytes=request.max_bytes,
+        days=request.days,
+        window=request.window,
+        actor=principal.name,
+    )
+
+
+@endpoint("POST", "/samples/orders/{name}/stop", scope="sample", summary="End an order of samples.")
+def stop_samples(fleet: Fleet, principal: Principal, request: Named) -> SampleOrderStatus:
+    return samples.stop(fleet.store, request.name, actor=principal.name)
+
+
+@endpoint("GET", "/samples", scope="sample", summary="List samples, without what they hold.")
+def list_samples(fleet: Fleet, _principal: Principal, request: ListSamples) -> SampleList:
+    choice = SampleChoice(
+        model=request.model,
+        device=request.device,
+        version=request.version,
+        order=request.order,
+        trigger=request.trigger,
+    )
+    with fleet.store.snapshot() as session:
+        items, following = samples.page_samples(session, choice, after=request.after, limit=request.limit)
+    return SampleList(items=tuple(items), next=following)
+
+
+@endpoint(
+    "GET", "/samples/{name}", scope="sample", summary="Return a sample; the audit log says who read it."
+)
+def get_sample(fleet: Fleet, principal: Principal, request: Named) -> OpenedSample:
+    summary, sample = samples.read(fleet.store, open_vault(fleet), request.name, actor=principal.name)
+    return OpenedSample(
+        summary=summary,
+        tensors=sample.header.tensors,
+        content=base64.b64encode(sample.input).decode("ascii"),
+        answer=sample.answer,
+    )
+
+
+@endpoint("POST", "/samples/delete", scope="sample", summary="Delete the samples that all fields mean.")
+def delete_samples(fleet: Fleet, principal: Principal, request: SampleChoice) -> DeletedSamples:
+    count = samples.delete(fleet.store, open_vault(fleet), request, actor=principal.name)
+    return DeletedSamples(count=count)

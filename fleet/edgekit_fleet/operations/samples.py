@@ -1,0 +1,383 @@
+"""Samples from the field: switch on, order, stop, list, read, delete."""
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from sqlalchemy import ColumnElement, Select, and_, func, select, true, tuple_
+from sqlalchemy.orm import Session
+
+from edgekit_fleet.operations.saved import check_window
+from edgekit_fleet.rollouts.selector import parse_selector
+from edgekit_fleet.samples.deletion import delete_where
+from edgekit_fleet.samples.orders import SETTING, list_orders, mark_meant, read_order, read_setting
+from edgekit_fleet.samples.vault import SampleVault
+from edgekit_fleet.store import audit
+from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.tables import SampleOrderRow, SampleRow, SampleSettingRow
+from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
+from edgekit_runtime.errors import DataError, FleetError, NotFoundError, RequestError
+from edgekit_runtime.protocol.samples import MAX_ORDERS, TRIGGERS, Sample, SampleTrigger
+
+DEFAULT_DAYS: Final = 90.0
+DEFAULT_MAX_BYTES: Final = 20 << 30
+_DAY_S: Final = 86_400.0
+_MAX_NAME: Final = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleOrderStatus:
+    """An order of samples, and what has come of it.
+
+    Attributes:
+        id, model, selector, triggers, per_day, max_bytes, created_at, created_by, ends_at: see
+            `SampleOrderRow`.
+        state: `active`, `stopped` or `ended`.
+        samples: samples that are stored.
+    """
+
+    id: str
+    model: str
+    selector: str
+    triggers: tuple[SampleTrigger, ...]
+    per_day: float
+    max_bytes: int
+    created_at: float
+    created_by: str
+    ends_at: float
+    state: str
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleStatus:
+    """Whether the fleet collects samples, and what it has.
+
+    Attributes:
+        days, max_bytes: see `SampleSettingRow`.
+        samples, size_bytes: samples that are stored.
+        by_trigger: kind of trigger -> samples.
+        orders: the newest first.
+    """
+
+    is_on: bool
+    days: float
+    max_bytes: Annotated[int, Range(0, 1 << 50)]
+    samples: int
+    size_bytes: int
+    by_trigger: Mapping[str, int]
+    orders: tuple[SampleOrderStatus, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSummary:
+    """A sample in a list; see `SampleRow`."""
+
+    id: str
+    device: str
+    order: str
+    model: str
+    version: str
+    triggers: tuple[str, ...]
+    probability: float
+    media_type: str
+    size_bytes: int
+    taken_at: float
+    received_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleChoice:
+    """Which samples are meant; an empty field means all.
+
+    Attributes:
+        order: identifier of an order.
+        trigger: kind of a trigger that drew them.
+        older_than_days: that came before so many days.
+    """
+
+    ids: tuple[str, ...] = ()
+    model: str = ""
+    device: str = ""
+    version: str = ""
+    order: str = ""
+    trigger: str = ""
+    older_than_days: float = 0.0
+
+    @property
+    def is_all(self) -> bool:
+        return self == SampleChoice()
+
+    def condition(self) -> ColumnElement[bool]:
+        """Return the condition for a statement on `SampleRow`."""
+        equal = {
+            name: value for name in ("model", "device", "version", "order") if (value := getattr(self, name))
+        }
+        parts: list[ColumnElement[bool]] = [
+            getattr(SampleRow, name) == value for name, value in equal.items()
+        ]
+        if self.ids:
+            parts.append(SampleRow.id.in_(self.ids))
+        if self.trigger:
+            parts.append(SampleRow.triggers.contains(f" {self.trigger} ", autoescape=True))
+        if self.older_than_days > 0:
+            parts.append(SampleRow.received_at < time.time() - self.older_than_days * _DAY_S)
+        return and_(true(), *parts)
+
+
+def switch(store: Store, vault: SampleVault, *, is_on: bool, days: float, max_bytes: int, actor: str) -> None:
+    """Let the fleet collect samples, or end that; what is stored stays.
+
+    Args:
+        store: store of the fleet.
+        vault: it gets a key if it has none.
+        is_on: whether devices may send samples.
+        days: days for which samples are stored.
+        max_bytes: most bytes of all samples.
+        actor: who decides it.
+
+    Raises:
+        FleetError: this is a further manager.
+        OutputError: the key cannot be written.
+    """
+    public_key = vault.make_key()
+    with store.transaction() as session:
+        row = session.get(SampleSettingRow, SETTING)
+        if row is None:
+            row = SampleSettingRow(number=SETTING)
+            session.add(row)
+        row.is_on, row.days, row.max_bytes, row.public_key = is_on, days, max_bytes, public_key
+        row.changed_at, row.changed_by = time.time(), actor
+        audit.record(session, actor, f"sample.{'on' if is_on else 'off'}", "samples", days=days)
+        session.flush()
+        for order in list_orders(session, time.time()):
+            mark_meant(session, order)
+
+
+def parse_triggers(text: str) -> tuple[SampleTrigger, ...]:
+    """Return the triggers of a text such as `uncertain:0.1 or drift or random:5`.
+
+    The number is the threshold of `uncertain`, and of others the samples a day.
+
+    Raises:
+        FleetError: a trigger is unknown, twice there, or its number is none.
+    """
+    triggers = []
+    for part in text.split(" or "):
+        kind, sign, number = part.strip().partition(":")
+        if kind not in TRIGGERS:
+            raise FleetError(f"--when: there is no trigger {kind[:40]!r}, expected {', '.join(TRIGGERS)}")
+        name = "threshold" if kind == "uncertain" else "per_day"
+        try:
+            value = {name: float(number)} if sign else {}
+        except ValueError as cause:
+            raise FleetError(f"--when: {number[:40]!r} behind '{kind}:' is no number") from cause
+        triggers.append(from_plain(SampleTrigger, {"kind": kind, **value}, "--when", FleetError))
+    if len({trigger.kind for trigger in triggers}) < len(triggers):
+        raise FleetError("--when: a trigger stands there twice")
+    return tuple(triggers)
+
+
+def start(
+    store: Store,
+    *,
+    model: str,
+    selector: str,
+    triggers: tuple[SampleTrigger, ...],
+    per_day: float,
+    max_bytes: int,
+    days: float,
+    window: str | None = None,
+    actor: str,
+) -> SampleOrderStatus:
+    """Order samples of a model from the devices that a selector means, also from new ones.
+
+    Raises:
+        FleetError: the fleet collects no samples, the selector is malformed, or there are too many orders.
+    """
+    parse_selector(selector)
+    if window is not None:
+        check_window(window)
+    now = time.time()
+    if not model.isprintable() or not 0 < len(model) <= _MAX_NAME:
+        raise FleetError(f"there is no model {model[:40]!r}")
+    with store.transaction() as session:
+        setting = read_setting(session)
+        if setting is None:
+            raise FleetError(
+                "this fleet collects no samples; an administrator allows it: edgekit fleet samples on"
+            )
+        if len(list_orders(session, now)) >= MAX_ORDERS:
+            raise FleetError(f"{MAX_ORDERS} orders are active; stop one: edgekit fleet samples stop ORDER")
+        row = SampleOrderRow(
+            id=f"s-{secrets.token_hex(4)}",
+            model=model,
+            selector=selector,
+            triggers=to_plain(triggers),
+            per_day=per_day,
+            max_bytes=max_bytes,
+            ends_at=now + days * _DAY_S,
+            window=window,
+            created_at=now,
+            created_by=actor,
+        )
+        try:
+            order = read_order(row, setting.public_key)
+        except ValueError as cause:
+            raise FleetError(str(cause)) from cause
+        session.add(row)
+        session.flush()
+        devices = mark_meant(session, row)
+        detail = {name: value for name, value in to_plain(order).items() if name not in ("id", "public_key")}
+        audit.record(session, actor, "sample.start", row.id, selector=selector, devices=devices, **detail)
+        return _describe_order(row, {}, now)
+
+
+def stop(store: Store, order_id: str, *, actor: str) -> SampleOrderStatus:
+    """End an order; its samples stay.
+
+    Raises:
+        NotFoundError: there is no such order, or it was stopped.
+    """
+    with store.transaction() as session:
+        row = session.get(SampleOrderRow, order_id)
+        if row is None or row.stopped_at is not None:
+            raise NotFoundError(
+                f"no order '{order_id[:40]}' is active; `edgekit fleet samples status` lists them"
+            )
+        row.stopped_at = time.time()
+        mark_meant(session, row)
+        audit.record(session, actor, "sample.stop", row.id)
+        return _describe_order(row, _count_by(session, SampleRow.order), time.time())
+
+
+def read_status(store: Store) -> SampleStatus:
+    """Return whether the fleet collects samples, its orders, and counts."""
+    now = time.time()
+    with store.snapshot() as session:
+        setting = session.get(SampleSettingRow, SETTING)
+        counts = _count_by(session, SampleRow.order)
+        newest = select(SampleOrderRow).order_by(SampleOrderRow.created_at.desc()).limit(200)
+        return SampleStatus(
+            is_on=setting is not None and setting.is_on,
+            days=setting.days if setting is not None else DEFAULT_DAYS,
+            max_bytes=setting.max_bytes if setting is not None else DEFAULT_MAX_BYTES,
+            samples=sum(counts.values()),
+            size_bytes=session.scalar(select(func.coalesce(func.sum(SampleRow.size_bytes), 0))) or 0,
+            by_trigger=count_by_trigger(session, SampleChoice()),
+            orders=tuple(_describe_order(row, counts, now) for row in session.scalars(newest)),
+        )
+
+
+def count_by_trigger(session: Session, choice: SampleChoice) -> dict[str, int]:
+    """Return kind of trigger -> samples that it drew; of several each counts."""
+    counts = dict.fromkeys(TRIGGERS, 0)
+    statement = (
+        select(SampleRow.triggers, func.count()).where(choice.condition()).group_by(SampleRow.triggers)
+    )
+    for triggers, count in session.execute(statement):
+        for kind in triggers.split():
+            counts[kind] += count
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def page_samples(
+    session: Session, choice: SampleChoice, *, after: str = "", limit: int = 100
+) -> tuple[list[SampleSummary], str | None]:
+    """Return a page of samples, the newest first, and `after` of the next page, or None.
+
+    Raises:
+        NotFoundError: `after` is none of the samples any more.
+    """
+    statement: Select[Any] = select(SampleRow).where(choice.condition())
+    order = tuple_(SampleRow.received_at, SampleRow.id)
+    if after:
+        last = session.get(SampleRow, after)
+        if last is None:
+            raise NotFoundError(f"sample {after[:40]!r} is gone; begin with the first page")
+        statement = statement.where(order < tuple_(last.received_at, last.id))
+    statement = statement.order_by(SampleRow.received_at.desc(), SampleRow.id.desc()).limit(limit + 1)
+    rows = session.scalars(statement).all()
+    items = [_describe(row) for row in rows[:limit]]
+    return items, items[-1].id if len(rows) > limit else None
+
+
+def read(store: Store, vault: SampleVault, sample_id: str, *, actor: str) -> tuple[SampleSummary, Sample]:
+    """Return a sample, opened; the audit log says who read it.
+
+    Raises:
+        NotFoundError: there is no such sample.
+        RequestError: 422, its file is damaged.
+    """
+    with store.transaction() as session:
+        row = session.get(SampleRow, sample_id)
+        if row is None:
+            raise NotFoundError(f"there is no sample '{sample_id[:40]}'")
+        summary = _describe(row)
+        audit.record(session, actor, "sample.read", sample_id, device=row.device, model=row.model)
+    return summary, open_sample(vault, sample_id)
+
+
+def open_sample(vault: SampleVault, sample_id: str) -> Sample:
+    """Return a sample whose reading the audit log has.
+
+    Raises:
+        RequestError: 422, its file is damaged.
+    """
+    try:
+        return vault.read(sample_id)
+    except DataError as cause:
+        raise RequestError(422, str(cause)) from cause
+
+
+def delete(store: Store, vault: SampleVault, choice: SampleChoice, *, actor: str) -> int:
+    """Delete samples, files first; returns their number.
+
+    Raises:
+        FleetError: the choice means all samples of the fleet.
+        OutputError: a file cannot be deleted; those before it are gone.
+    """
+    if choice.is_all:
+        raise FleetError("say which samples: by ids, model, device, version, order, trigger or age")
+    detail = {name: value for name, value in to_plain(choice).items() if value and name != "ids"}
+    return delete_where(store, vault, choice.condition(), actor, **detail)
+
+
+def _count_by(session: Session, column: Any) -> dict[str, int]:
+    rows = session.execute(select(column, func.count()).group_by(column)).all()
+    return {str(name): int(count) for name, count in rows}
+
+
+def _describe_order(row: SampleOrderRow, counts: dict[str, int], now: float) -> SampleOrderStatus:
+    state = "stopped" if row.stopped_at is not None else "active" if now < row.ends_at else "ended"
+    return SampleOrderStatus(
+        id=row.id,
+        model=row.model,
+        selector=row.selector,
+        triggers=tuple(from_plain(SampleTrigger, trigger, row.id) for trigger in row.triggers),
+        per_day=row.per_day,
+        max_bytes=row.max_bytes,
+        created_at=row.created_at,
+        created_by=row.created_by,
+        ends_at=row.ends_at,
+        state=state,
+        samples=counts.get(row.id, 0),
+    )
+
+
+def _describe(row: SampleRow) -> SampleSummary:
+    return SampleSummary(
+        id=row.id,
+        device=row.device,
+        order=row.order,
+        model=row.model,
+        version=row.version,
+        triggers=tuple(row.triggers.split()),
+        probability=row.probability,
+        media_type=row.media_type,
+        size_bytes=row.size_bytes,
+        taken_at=row.taken_at,
+        received_at=row.received_at,
+    )

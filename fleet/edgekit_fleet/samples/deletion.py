@@ -1,0 +1,65 @@
+"""Deletes samples: their files first, so that none is left that no row names."""
+
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, delete, select
+
+from edgekit_fleet.samples.orders import SETTING
+from edgekit_fleet.samples.vault import SampleVault
+from edgekit_fleet.store import audit
+from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.tables import DeviceRow, SampleRow, SampleSettingRow
+
+_BATCH: Final = 200
+_DAY_S: Final = 86_400.0
+
+
+def delete_where(
+    store: Store, vault: SampleVault, condition: ColumnElement[bool], actor: str, **detail: Any
+) -> int:
+    """Delete the samples that meet a condition; returns their number.
+
+    Args:
+        store: store of the fleet.
+        vault: vault with the files.
+        condition: condition of a statement on `SampleRow`.
+        actor: who deletes them.
+        detail: further fields for the audit log.
+
+    Raises:
+        OutputError: a file cannot be deleted; those before it are gone.
+    """
+    total = 0
+    while True:
+        with store.snapshot() as session:
+            ids = session.scalars(select(SampleRow.id).where(condition).limit(_BATCH)).all()
+        if not ids:
+            return total
+        for sample_id in ids:
+            vault.remove(sample_id)
+        with store.transaction() as session:
+            session.execute(delete(SampleRow).where(SampleRow.id.in_(ids)))
+            audit.record(session, actor, "sample.delete", "samples", count=len(ids), ids=[*ids], **detail)
+        total += len(ids)
+
+
+def delete_unwanted(store: Store, vault: SampleVault, now: float) -> int:
+    """Delete samples past their days, and those of revoked devices; returns their number.
+
+    `now`: seconds since 1970.
+
+    Raises:
+        OutputError: a file cannot be deleted.
+    """
+    with store.snapshot() as session:
+        setting = session.get(SampleSettingRow, SETTING)
+        days = None if setting is None else setting.days
+    if days is None:
+        return 0
+    vault.forget_parts(now)
+    is_old = SampleRow.received_at < now - days * _DAY_S
+    is_revoked = SampleRow.device.in_(select(DeviceRow.name).where(DeviceRow.revoked_at.is_not(None)))
+    return sum(
+        delete_where(store, vault, condition, "manager", why=why)
+        for condition, why in ((is_old, f"older than {days:g} days"), (is_revoked, "revoked device"))
+    )

@@ -1,0 +1,74 @@
+"""Orders of samples that hold now, and the devices that they mean."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from edgekit_fleet.rollouts.selector import parse_selector
+from edgekit_fleet.rollouts.selector_sql import compile_selector
+from edgekit_fleet.store.due import mark_due
+from edgekit_fleet.store.tables import DeviceRow, SampleOrderRow, SampleSettingRow
+from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.protocol.samples import SampleOrder, SampleTrigger
+
+SETTING: Final = 1
+"""Number of the only row of `SampleSettingRow`."""
+
+
+def read_setting(session: Session) -> SampleSettingRow | None:
+    """Return the setting of a fleet that collects samples, or None."""
+    row = session.get(SampleSettingRow, SETTING)
+    return row if row is not None and row.is_on else None
+
+
+def list_orders(session: Session, since: float) -> list[SampleOrderRow]:
+    """Return the orders that were not stopped and end after `since`, in seconds since 1970."""
+    is_open = (SampleOrderRow.stopped_at.is_(None)) & (SampleOrderRow.ends_at > since)
+    return list(session.scalars(select(SampleOrderRow).where(is_open).order_by(SampleOrderRow.id)))
+
+
+def list_wishes(session: Session, devices: Sequence[str], now: float) -> dict[str, list[dict[str, Any]]]:
+    """Return device -> its orders as plain values, for its desired document; not those without any."""
+    setting = read_setting(session)
+    wishes: dict[str, list[dict[str, Any]]] = {}
+    for row in list_orders(session, now) if setting is not None else ():
+        order = to_plain(read_order(row, setting.public_key if setting is not None else ""))
+        for device in session.scalars(_select_meant(session, row).where(DeviceRow.name.in_(devices))):
+            wishes.setdefault(device, []).append(order)
+    return wishes
+
+
+def list_orders_of(session: Session, device: str, since: float) -> list[SampleOrderRow]:
+    """Return the orders for a device, see `list_orders`."""
+    return [
+        row
+        for row in list_orders(session, since)
+        if session.scalar(_select_meant(session, row).where(DeviceRow.name == device)) is not None
+    ]
+
+
+def mark_meant(session: Session, row: SampleOrderRow) -> int:
+    """Have the documents of the devices that an order means written again; returns their number."""
+    devices = session.scalars(_select_meant(session, row)).all()
+    mark_due(session, devices)
+    return len(devices)
+
+
+def read_order(row: SampleOrderRow, public_key: str) -> SampleOrder:
+    return SampleOrder(
+        id=row.id,
+        model=row.model,
+        triggers=tuple(from_plain(SampleTrigger, trigger, row.id) for trigger in row.triggers),
+        per_day=row.per_day,
+        max_bytes=row.max_bytes,
+        ends_at=row.ends_at,
+        window=row.window,
+        public_key=public_key,
+    )
+
+
+def _select_meant(session: Session, row: SampleOrderRow) -> Any:
+    condition = compile_selector(session, parse_selector(row.selector))
+    return select(DeviceRow.name).where(condition, DeviceRow.revoked_at.is_(None))

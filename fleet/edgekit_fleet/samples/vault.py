@@ -1,0 +1,167 @@
+"""The sealed samples of a fleet, and the key that opens them.
+
+Samples lie as devices have sealed them: in the bucket of the packages, or in the folder `samples` of the
+fleet. The private key lies among the keys of the fleet, so a copy of the bucket shows nothing.
+"""
+
+import base64
+import contextlib
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from edgekit_fleet.releases.artifact_storage import ArtifactStorage
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_runtime.errors import ConfigError, DataError, NotFoundError
+from edgekit_runtime.protocol.samples import SAMPLE_ID, Sample, read_sample, sample_info
+from edgekit_runtime.system.atomic_files import make_folders, write_atomically
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+_KEY: Final = "samples.pem"
+_PREFIX: Final = "samples"
+_CACHE: Final = "private, no-store"
+_PART_LIFE_S: Final = 7 * 86_400.0
+
+
+class SampleVault:
+    """Stores samples sealed, and opens them in memory alone.
+
+    Attributes:
+        incoming: folder of uploads that are not complete.
+    """
+
+    def __init__(self, folder: FleetFolder, settings: FleetSettings) -> None:
+        """Read nothing yet."""
+        self._folder, self._samples = folder, folder.path / _PREFIX
+        self.incoming = self._samples / "incoming"
+        is_bucket = settings.artifacts_storage and not settings.artifacts_storage.startswith("file:")
+        self._bucket_url = settings.artifacts_storage if is_bucket else ""
+
+    def make_key(self) -> str:
+        """Return the public key in base64; makes the pair if there is none.
+
+        Raises:
+            FleetError: this is a further manager, to which no device sends samples.
+            ConfigError: the private key cannot be read.
+            OutputError: it cannot be written.
+        """
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+        self._folder.check_repository()
+        path = self._folder.identity / _KEY
+        if not path.exists():
+            key = ec.generate_private_key(ec.SECP256R1())
+            make_folders(path.parent, 0o700)
+            with write_atomically(path, mode=0o600) as file:
+                file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        return base64.b64encode(self._point).decode("ascii")
+
+    def unseal(self, sample_id: str, sealed: bytes) -> Sample:
+        """Return the sample of a sealed file, which may be hostile.
+
+        Raises:
+            DataError: it was sealed for another key or under another identifier, or is damaged.
+            ConfigError: the private key cannot be read.
+        """
+        from edgekit_runtime.encryption.container import EncryptionError
+        from edgekit_runtime.encryption.key_wrapping import make_exchange, unseal
+
+        try:
+            plain = unseal(sealed, make_exchange(self._key), self._point, sample_info(sample_id))
+        except EncryptionError as cause:
+            raise DataError(
+                "the sample is not sealed for this fleet and identifier, or is damaged"
+            ) from cause
+        sample = read_sample(plain)
+        if sample.header.id != sample_id:
+            raise DataError(f"the sample states the identifier {sample.header.id}")
+        return sample
+
+    def put(self, sample_id: str, sealed: bytes) -> None:
+        """Store a sealed file; it is durable afterwards.
+
+        Raises:
+            OutputError: it cannot be written; try again.
+        """
+        if self._bucket_url:
+            self._bucket.write(self._name(sample_id), sealed, _CACHE)
+            return
+        path = self._path(sample_id)
+        make_folders(path.parent, 0o700)
+        with write_atomically(path, mode=0o600) as file:
+            file.write(sealed)
+
+    def read(self, sample_id: str) -> Sample:
+        """Return a sample.
+
+        Raises:
+            NotFoundError: its file is gone.
+            DataError: as from `unseal`.
+            OutputError: the bucket cannot be reached.
+        """
+        if self._bucket_url:
+            sealed = self._bucket.read(self._name(sample_id))
+        else:
+            try:
+                sealed = self._path(sample_id).read_bytes()
+            except FileNotFoundError:
+                sealed = None
+        if sealed is None:
+            raise NotFoundError(f"the file of sample {sample_id[:40]!r} is gone")
+        return self.unseal(sample_id, sealed)
+
+    def remove(self, sample_id: str) -> None:
+        """Delete the file of a sample, if it is there.
+
+        Raises:
+            OutputError: the bucket cannot be reached; try again.
+        """
+        if self._bucket_url:
+            self._bucket.remove(self._name(sample_id))
+        else:
+            self._path(sample_id).unlink(missing_ok=True)
+
+    def forget_parts(self, now: float) -> None:
+        """Delete uploads that no device has continued for a week; `now` is in seconds since 1970."""
+        for part in self.incoming.glob("*/*"):
+            with contextlib.suppress(FileNotFoundError):  # it was completed just now
+                if part.stat().st_mtime < now - _PART_LIFE_S:
+                    part.unlink()
+
+    @functools.cached_property
+    def _bucket(self) -> ArtifactStorage:
+        return ArtifactStorage(self._bucket_url)
+
+    @functools.cached_property
+    def _key(self) -> "EllipticCurvePrivateKey":
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        path = self._folder.identity / _KEY
+        try:
+            key = load_pem_private_key(path.read_bytes(), password=None)
+        except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as cause:
+            raise ConfigError(
+                f"{path}: cannot read a private key: {cause}; restore it from a backup"
+            ) from cause
+        if not isinstance(key, EllipticCurvePrivateKey):
+            raise ConfigError(f"{path}: is no key of P-256; restore it from a backup")
+        return key
+
+    @functools.cached_property
+    def _point(self) -> bytes:
+        from edgekit_runtime.encryption.key_wrapping import encode_point
+
+        return encode_point(self._key.public_key())
+
+    def _name(self, sample_id: str) -> str:
+        if SAMPLE_ID.fullmatch(sample_id) is None:
+            raise NotFoundError(f"there is no sample {sample_id[:40]!r}")
+        return f"{_PREFIX}/{sample_id[:2]}/{sample_id}"
+
+    def _path(self, sample_id: str) -> Path:
+        return self._folder.path / self._name(sample_id)

@@ -1,0 +1,273 @@
+"""`edgekit fleet samples`: requests from the field that devices keep and send."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from edgekit_cli.fleet.fleet_options import folder_and_json_options, format_time, print_json
+from edgekit_cli.fleet.fleet_server import connect
+from edgekit_cli.number_range import NumberRange
+
+if TYPE_CHECKING:
+    from edgekit_fleet.operations.samples import SampleOrderStatus, SampleStatus
+
+_RATE: Final = re.compile(r"([0-9.]+)/(day|hour)")
+
+
+@click.group("samples")
+def command() -> None:
+    """Collect requests of a model from devices, to label them and to judge the next version by them."""
+
+
+@command.command("on")
+@click.option("--days", type=NumberRange(min=0.01, max=3650), default=90, help="Samples are stored so long.")
+@click.option("--max-gb", type=NumberRange(min=0.001, max=10**5), default=20, help="Most of all samples.")
+@folder_and_json_options
+def switch_on(days: float, max_gb: float, path: Path | None, as_json: bool) -> None:
+    """Let devices send samples; without this none is ordered or taken."""
+    _switch(path, as_json=as_json, is_on=True, days=days, max_bytes=round(max_gb * 1e9))
+
+
+@command.command("off")
+@folder_and_json_options
+def switch_off(path: Path | None, as_json: bool) -> None:
+    """Take no more samples; those that are stored stay for their days."""
+    _switch(path, as_json=as_json, is_on=False)
+
+
+@command.command("start")
+@click.option("--model", required=True, help="Name of the model.")
+@click.option("--to", "selector", default="all", help='Devices, such as "site=lyon"; new ones, too.')
+@click.option(
+    "--when",
+    "triggers",
+    default="random",
+    help="Reasons to keep a request, joined by ' or ': uncertain[:THRESHOLD], disagreement, drift,"
+    " random[:PER_DAY], kept.",
+    show_default=True,
+)
+@click.option(
+    "--rate", default="20/day", help="Most samples of a device, N/day or N/hour.", show_default=True
+)
+@click.option(
+    "--max-mb",
+    type=NumberRange(min=0.001, max=10**6),
+    default=50,
+    help="Most on a device.",
+    show_default=True,
+)
+@click.option("--days", type=NumberRange(min=0.01, max=3650), default=14, help="Length.", show_default=True)
+@click.option("--window", help="Devices send in this local time, such as 01:00-04:00.  [default: any time]")
+@folder_and_json_options
+def start(
+    *,
+    model: str,
+    selector: str,
+    triggers: str,
+    rate: str,
+    max_mb: float,
+    days: float,
+    window: str | None,
+    path: Path | None,
+    as_json: bool,
+) -> None:
+    """Order samples of a model from devices."""
+    from edgekit_runtime.system.shown_text import clean
+
+    per_day = _read_rate(rate)
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.samples import StartSamples, start_samples
+        from edgekit_fleet.operations.samples import parse_triggers
+
+        request = StartSamples(
+            model=model,
+            selector=selector,
+            triggers=parse_triggers(triggers),
+            per_day=per_day,
+            max_bytes=round(max_mb * 1e6),
+            days=days,
+            window=window,
+        )
+        order = fleet.call(start_samples, request)
+    if as_json:
+        print_json(order)
+        return
+    click.echo(clean(_describe_order(order)))
+    click.echo(f"End it early: edgekit fleet samples stop {order.id}")
+
+
+@command.command("stop")
+@click.argument("order")
+@folder_and_json_options
+def stop(order: str, path: Path | None, as_json: bool) -> None:
+    """End the order ORDER; samples that have come stay."""
+    from edgekit_runtime.system.shown_text import clean
+
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.endpoint import Named
+        from edgekit_fleet.api.endpoints.samples import stop_samples
+
+        status = fleet.call(stop_samples, Named(name=order))
+    print_json(status) if as_json else click.echo(clean(_describe_order(status)))
+
+
+@command.command("status")
+@folder_and_json_options
+def show_status(path: Path | None, as_json: bool) -> None:
+    """Say whether samples are taken, what is ordered, and what has come."""
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.endpoint import Nothing
+        from edgekit_fleet.api.endpoints.samples import get_sample_status
+
+        status = fleet.call(get_sample_status, Nothing())
+    _show_status(status, as_json=as_json)
+
+
+@command.command("list")
+@click.option("--model", default="", help="Only of this model.")
+@click.option("--device", default="", help="Only of this device.")
+@click.option("--trigger", default="", help="Only those that this trigger drew.")
+@folder_and_json_options
+def list_command(model: str, device: str, trigger: str, path: Path | None, as_json: bool) -> None:
+    """List the samples that have come, the newest first."""
+    with connect(path) as fleet:
+        from edgekit_fleet.api.client import list_all
+        from edgekit_fleet.api.endpoints.samples import ListSamples, list_samples
+
+        choice = {"model": model, "device": device, "trigger": trigger}
+        items = list(list_all(fleet, list_samples, ListSamples, **choice))
+    if as_json:
+        print_json(items)
+        return
+    from edgekit_host.terminal import open_console, print_line, print_section
+
+    console = open_console()
+    if not items:
+        print_line(console, "There is no such sample.")
+        return
+    rows = [
+        (
+            item.id,
+            item.device,
+            f"{item.model} {item.version}",
+            ", ".join(item.triggers),
+            f"p {item.probability:.3g}",
+            item.media_type or "tensors",
+            f"{item.size_bytes / 1e3:.0f} kB",
+            format_time(item.received_at),
+        )
+        for item in items
+    ]
+    print_section(console, "Samples: device, model, triggers, probability, type, size, time", rows)
+
+
+@command.command("get")
+@click.option("--model", required=True, help="Name of the model.")
+@click.option("--device", default="", help="Only of this device.")
+@click.option("--trigger", default="", help="Only those that this trigger drew.")
+@click.option("--order", default="", help="Only of this order.")
+@click.option("-o", "--output", "folder", type=click.Path(path_type=Path, file_okay=False), required=True)
+@folder_and_json_options
+def get(
+    *, model: str, device: str, trigger: str, order: str, folder: Path, path: Path | None, as_json: bool
+) -> None:
+    """Write samples into a folder for `edgekit package`; what it has already is not fetched again.
+
+    People fill in the column `label` of its labels.csv; selection.csv has the probabilities of selection, by
+    which the packager weighs each sample.
+    """
+    from edgekit_runtime.system.shown_text import clean
+
+    with connect(path) as fleet:
+        from edgekit_fleet.api.field_folder import write_field_folder
+
+        count, faults = write_field_folder(
+            fleet, folder, model=model, device=device, trigger=trigger, order=order
+        )
+    if as_json:
+        print_json({"folder": str(folder), "new": count, "faults": faults})
+        return
+    for fault in faults:
+        click.echo(clean(f"left out: {fault}"), err=True)
+    click.echo(f"{count} new samples in {folder}")
+    if count:
+        click.echo(f"Fill in 'label' in {folder / 'labels.csv'}, then:")
+        click.echo(f"  edgekit package MODEL --calibration {folder} --eval {folder}")
+
+
+@command.command("delete")
+@click.argument("ids", nargs=-1)
+@click.option("--model", default="", help="All of this model.")
+@click.option("--device", default="", help="All of this device.")
+@click.option("--order", default="", help="All of this order.")
+@click.option("--older-than-days", type=NumberRange(min=0, max=3650), default=0, help="Those before.")
+@folder_and_json_options
+def delete(
+    *,
+    ids: tuple[str, ...],
+    model: str,
+    device: str,
+    order: str,
+    older_than_days: float,
+    path: Path | None,
+    as_json: bool,
+) -> None:
+    """Delete the samples IDS, or those that all options mean together; nothing brings them back."""
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.samples import delete_samples
+        from edgekit_fleet.operations.samples import SampleChoice
+
+        choice = SampleChoice(
+            ids=ids, model=model, device=device, order=order, older_than_days=older_than_days
+        )
+        count = fleet.call(delete_samples, choice).count
+    print_json({"deleted": count}) if as_json else click.echo(f"{count} samples are deleted")
+
+
+def _switch(path: Path | None, *, as_json: bool, is_on: bool, **changes: float) -> None:
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.samples import SwitchSamples, switch_samples
+
+        status = fleet.call(switch_samples, SwitchSamples(is_on=is_on, **changes))  # type: ignore[arg-type]
+    _show_status(status, as_json=as_json)
+
+
+def _read_rate(text: str) -> float:
+    match = _RATE.fullmatch(text)
+    try:
+        per_day = float(match[1]) * (24 if match[2] == "hour" else 1) if match is not None else 0.0
+    except ValueError:
+        per_day = 0.0
+    if not 0 < per_day <= 10**6:
+        raise click.UsageError(f"--rate {text!r}: expected N/day or N/hour, such as 20/day")
+    return per_day
+
+
+def _show_status(status: SampleStatus, *, as_json: bool) -> None:
+    from edgekit_runtime.system.shown_text import clean
+
+    if as_json:
+        print_json(status)
+        return
+    if status.is_on:
+        click.echo(f"This fleet takes samples, and stores them for {status.days:g} days.")
+    else:
+        click.echo("This fleet takes no samples; an administrator allows it: edgekit fleet samples on")
+    counts = ", ".join(f"{count} {kind}" for kind, count in status.by_trigger.items())
+    click.echo(
+        f"{status.samples} samples, {status.size_bytes / 1e6:.1f} of {status.max_bytes / 1e6:.0f} MB"
+        f"{f': {counts}' if counts else ''}"
+    )
+    for order in status.orders:
+        click.echo(clean(_describe_order(order)))
+
+
+def _describe_order(order: SampleOrderStatus) -> str:
+    triggers = " or ".join(trigger.kind for trigger in order.triggers)
+    rate = f"{order.per_day:g} a day and device, until {format_time(order.ends_at)}"
+    devices = f"{order.model} of {order.selector}"
+    return f"{order.id}  {order.state}  {devices}: {triggers}, {rate}; {order.samples} samples"
