@@ -244,3 +244,11 @@ def test_bucket_gets_all_files_and_says_how_long_they_may_be_cached(s3: str, tmp
     repository.remove_unused(NOW + 2 * DAY_S)
     assert {one["path"] for page in obstore.list(bucket) for one in page} == list_names(repository.folder)
     assert path not in list_names(repository.folder)
+
+
+def test_file_is_read_as_it_was_written_and_none_after_its_removal(tmp_path: Path) -> None:
+    storage = ArtifactStorage(f"file://{tmp_path / 'copy'}")
+    storage.write("samples/00/1", b"sealed", "no-store")
+    assert storage.read("samples/00/1") == b"sealed"
+    storage.remove("samples/00/1")
+    assert storage.read("samples/00/1") is None

@@ -27,7 +27,7 @@ def command() -> None:
     "scopes",
     multiple=True,
     required=True,
-    type=click.Choice(["read", "release", "rollout", "evidence", "device", "admin"]),
+    type=click.Choice(["read", "release", "rollout", "evidence", "device", "sample", "admin"]),
     help="What it may do; may be repeated.",
 )
 @click.option("--days", default=90.0, show_default=True, type=NumberRange(0.001, 3650), help="Validity.")

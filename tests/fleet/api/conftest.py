@@ -55,7 +55,9 @@ class Api:
             )
             session.flush()
             replace_attributes(session, {"d1": {}})
-        self.token = self.make_token("tests", "read", "release", "rollout", "evidence", "device", "admin")
+        self.token = self.make_token(
+            "tests", "read", "release", "rollout", "evidence", "device", "sample", "admin"
+        )
         app = join_apps(make_api(Fleet(self.folder, self.store)), Starlette())
         self.server = WebServer(app, "127.0.0.1", 0, None, option="--console-port")
         self.url = f"http://127.0.0.1:{self.server.port}"

@@ -87,7 +87,9 @@ class Client:
                         self.cookies[name] = morsel.value
         finally:
             connection.close()
-        text = (gzip.decompress(data) if found.get("content-encoding") == "gzip" else data).decode(errors="replace")
+        text = (gzip.decompress(data) if found.get("content-encoding") == "gzip" else data).decode(
+            errors="replace"
+        )
         return Answer(response.status, found, text)
 
 
